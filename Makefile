@@ -1,0 +1,48 @@
+# Everything needs only Python 3.11, make and a C compiler; `make setup` does the rest.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+SEED ?= 0
+STAMP := $(VENV)/.installed
+
+.PHONY: help setup demo test test-fast test-slow check format bench clean
+
+help:  ## Show what there is
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
+
+setup: $(STAMP)  ## Create .venv from the lock file
+
+$(STAMP): deploy/locks/cpu.txt pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --no-deps -r deploy/locks/cpu.txt
+	$(BIN)/pip install --quiet --no-deps --no-build-isolation --editable .
+	touch $(STAMP)
+
+demo: setup  ## Train the demo: warm start, then reinforcement (SEED=0)
+	$(BIN)/headway sft demo --replace --set seed=$(SEED) --set name=demo-$(SEED)
+	$(BIN)/headway run demo --replace --set seed=$(SEED) --set name=demo-$(SEED)
+
+test: setup  ## Fast and normal tests: Ray, vLLM and DeepSpeed included
+	$(BIN)/python -m pytest -m "not slow and not gpu"
+
+test-fast: setup  ## Pure logic only: no Ray, no vLLM, no DeepSpeed
+	$(BIN)/python -m pytest -m "not slow and not gpu and not ray and not vllm and not deepspeed"
+
+test-slow: setup  ## What takes minutes
+	$(BIN)/python -m pytest -m slow
+
+check: setup  ## Lint, formatting, types, import rules
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/python -m pytest -q tests/test_imports.py
+
+format: setup  ## Rewrite the code in the project's format
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: setup  ## Measure what a weight update costs; results in benchmarks/results/
+	$(BIN)/python benchmarks/update_pause.py
+
+clean:  ## Remove the environment and caches, not the runs
+	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis build *.egg-info

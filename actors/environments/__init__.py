@@ -1,0 +1,1 @@
+"""Placeholder until the package exports its names."""

@@ -1,0 +1,256 @@
+"""Generates with vLLM. The only file of the package that imports it, and not before `start`.
+
+One engine is one AsyncLLM with its worker processes. Weights come through the transfer backend
+"headway" (`weight_sync.vllm_plugin`), log-probabilities are those of the distribution that was
+sampled from, and the version of every token is the one that vLLM stamped on it.
+"""
+
+import asyncio
+import json
+import math
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Literal
+
+from actors.engine import Generation, SamplingParameters
+from actors.errors import ActorsError, EngineDied, EngineStale, InputError
+from queues.records import FinishReason
+from weight_sync.errors import LoadFailed
+from weight_sync.manifest import Signature
+from weight_sync.staging import StagedWeights
+
+WARM_UP_TOKENS = 8
+
+SHUTDOWN_SECONDS = 20.0
+"""What vLLM's processes get to end by themselves before they are killed."""
+
+
+class VllmEngine:
+    """A vLLM engine whose weights can be replaced in flight (a `RolloutEngine`).
+
+    Args:
+        model_path: Local folder or hub name; its weights give the shapes and the first values.
+        dtype: What the engine computes in.
+        max_model_len: Longest prompt plus continuation, in tokens.
+        max_num_seqs: Requests that run at once; the others queue.
+        cores: CPU cores, as "0" or "2-5"; None leaves the binding to vLLM.
+        kv_cache_gib: KV cache on a CPU, rounded up to whole GiB; None takes vLLM's default.
+        gpu_memory_utilization: Share of a GPU's memory for weights and KV cache.
+        tensor_parallel_size: GPUs, or CPU sockets, that share the model.
+        enforce_eager: No compilation; right on a CPU and for tiny models.
+        seed: Of sampling without a seed of its own.
+        update_mode: Freeze requests for a swap, or let the running ones finish first.
+        clear_cache: Recompute the KV cache after a swap instead of keeping it.
+        initial_version: Version of the weights in `model_path`; None leaves the engine STALE.
+    """
+
+    def __init__(
+        self,
+        model_path: str,
+        *,
+        dtype: str = "auto",
+        max_model_len: int,
+        max_num_seqs: int = 64,
+        cores: str | None = None,
+        kv_cache_gib: float | None = None,
+        gpu_memory_utilization: float = 0.9,
+        tensor_parallel_size: int = 1,
+        enforce_eager: bool = True,
+        seed: int = 0,
+        update_mode: Literal["in_flight", "between_requests"] = "in_flight",
+        clear_cache: bool = False,
+        initial_version: int | None = None,
+    ) -> None:
+        self._model_path = model_path
+        self._cores = cores
+        self._kv_cache_gib = kv_cache_gib
+        self._pause_mode = {"in_flight": "keep", "between_requests": "wait"}[update_mode]
+        self._clear_cache = clear_cache
+        self._version = initial_version
+        self._arguments = {
+            "model": model_path,
+            "dtype": dtype,
+            "max_model_len": max_model_len,
+            "max_num_seqs": max_num_seqs,
+            "gpu_memory_utilization": gpu_memory_utilization,
+            "tensor_parallel_size": tensor_parallel_size,
+            "enforce_eager": enforce_eager,
+            "seed": seed,
+        }
+        self._engine: Any = None
+
+    async def start(self) -> None:
+        """See `RolloutEngine.start`; takes half a minute, and generates a little to warm up.
+
+        Raises:
+            InputError: vLLM cannot load the model with these settings; says why.
+        """
+        self._set_environment()
+        from vllm import AsyncEngineArgs
+        from vllm.config.weight_transfer import WeightTransferConfig
+        from vllm.distributed.weight_transfer.base import WeightTransferInitRequest
+        from vllm.v1.engine.async_llm import AsyncLLM
+
+        try:
+            self._engine = AsyncLLM.from_engine_args(
+                AsyncEngineArgs(
+                    **self._arguments,
+                    weight_transfer_config=WeightTransferConfig(backend="headway"),
+                    logprobs_mode="processed_logprobs",
+                    disable_log_stats=True,
+                )
+            )
+        except (ValueError, OSError) as error:
+            raise InputError(f"vLLM cannot serve {self._model_path!r}: {error}") from error
+        except RuntimeError as error:
+            raise EngineDied(f"vLLM did not start for {self._model_path!r}: {error}") from error
+        try:
+            with _typed_errors():
+                await self._engine.init_weight_transfer_engine(WeightTransferInitRequest())
+                label = -1 if self._version is None else self._version
+                await self._engine.update_weight_version(str(label))
+                sampling = SamplingParameters(temperature=1.0, max_new_tokens=WARM_UP_TOKENS)
+                await self._generate("warm-up", [0], sampling, "warm-up")
+        except BaseException:
+            await self.close()
+            raise
+
+    def _set_environment(self) -> None:
+        """What vLLM reads when it is imported and when it starts its processes."""
+        os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
+        os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+        if self._cores is not None:
+            os.environ["VLLM_CPU_OMP_THREADS_BIND"] = self._cores
+        if self._kv_cache_gib is not None:
+            os.environ["VLLM_CPU_KVCACHE_SPACE"] = str(math.ceil(self._kv_cache_gib))
+
+    def inventory(self) -> Signature:
+        """Names and shapes of the weights in the model folder; any dtype is cast when loaded."""
+        from huggingface_hub import snapshot_download
+        from safetensors import safe_open
+
+        folder = Path(self._model_path)
+        if not folder.is_dir():
+            folder = Path(
+                snapshot_download(self._model_path, allow_patterns=["*.safetensors", "*.json"])
+            )
+        shapes: dict[str, tuple[str | None, tuple[int, ...]]] = {}
+        for file in sorted(folder.glob("*.safetensors")):
+            with safe_open(file, framework="numpy") as tensors:
+                for name in tensors.keys():  # noqa: SIM118  (not a dict)
+                    shapes[name] = (None, tuple(tensors.get_slice(name).get_shape()))
+        if not shapes:
+            raise InputError(f"{self._model_path!r} has no *.safetensors file")
+        if json.loads((folder / "config.json").read_text()).get("tie_word_embeddings"):
+            shapes.pop("lm_head.weight", None)
+        return shapes
+
+    async def generate(
+        self,
+        request_id: str,
+        prompt_ids: Sequence[int],
+        sampling: SamplingParameters,
+        *,
+        cache_salt: str,
+    ) -> Generation:
+        """See `RolloutEngine.generate`."""
+        if self._version is None:
+            raise EngineStale(f"{request_id}: no policy version has been loaded yet")
+        with _typed_errors():
+            return await self._generate(request_id, prompt_ids, sampling, cache_salt)
+
+    async def _generate(
+        self, request_id: str, prompt_ids: Sequence[int], sampling: SamplingParameters, salt: str
+    ) -> Generation:
+        from vllm import SamplingParams
+        from vllm.sampling_params import RequestOutputKind
+
+        stream = self._engine.generate(
+            {"prompt_token_ids": list(prompt_ids), "cache_salt": salt},
+            SamplingParams(
+                temperature=sampling.temperature,
+                top_p=sampling.top_p,
+                top_k=sampling.top_k,
+                seed=sampling.seed,
+                max_tokens=sampling.max_new_tokens,
+                logprobs=0,
+                flat_logprobs=True,
+                detokenize=False,
+                output_kind=RequestOutputKind.FINAL_ONLY,
+            ),
+            request_id,
+        )
+        output = await anext(stream)
+        await stream.aclose()
+        completion = output.outputs[0]
+        versions: list[int] = []
+        for span in completion.weight_versions or ():
+            versions += [int(span.version)] * (span.end - span.start)
+        if len(versions) != len(completion.token_ids):
+            raise ActorsError(
+                f"{request_id}: vLLM stamped {len(versions)} of {len(completion.token_ids)} tokens"
+            )
+        return Generation(
+            token_ids=list(completion.token_ids),
+            logprobs=list(completion.logprobs.logprobs),
+            versions=versions,
+            finish_reason=_FINISH_REASONS.get(completion.finish_reason, FinishReason.ERROR),
+        )
+
+    async def pause(self) -> None:
+        """See `UpdatableEngine.pause`."""
+        with _typed_errors():
+            await self._engine.pause_generation(
+                mode=self._pause_mode, clear_cache=self._clear_cache
+            )
+
+    async def load(self, weights: StagedWeights, version: int) -> None:
+        """See `UpdatableEngine.load`; the worker maps the staged memory, nothing is copied here."""
+        from vllm.distributed.weight_transfer.base import WeightTransferUpdateRequest
+        from vllm.v1.engine.exceptions import EngineDeadError
+
+        request = WeightTransferUpdateRequest(update_info={"manifest": weights.manifest.to_json()})
+        try:
+            await self._engine.start_weight_update()
+            await self._engine.update_weights(request)
+            await self._engine.finish_weight_update(weight_version=str(version))
+        except EngineDeadError as error:
+            raise EngineDied(f"vLLM died while loading version {version}") from error
+        except Exception as error:
+            if self._engine.errored:
+                raise EngineDied(f"vLLM died while loading version {version}: {error}") from error
+            raise LoadFailed(f"vLLM could not load version {version}: {error}") from error
+        self._version = version
+
+    async def resume(self) -> None:
+        """See `UpdatableEngine.resume`."""
+        with _typed_errors():
+            await self._engine.resume_generation()
+
+    async def close(self) -> None:
+        """See `RolloutEngine.close`."""
+        if self._engine is not None:
+            engine, self._engine = self._engine, None
+            await asyncio.to_thread(engine.shutdown, timeout=SHUTDOWN_SECONDS)
+
+
+_FINISH_REASONS = {
+    "stop": FinishReason.STOP,
+    "length": FinishReason.LENGTH,
+    "abort": FinishReason.ABORTED,
+}
+
+
+@contextmanager
+def _typed_errors() -> Iterator[None]:
+    """Turns vLLM's own errors into ours where they leave the adapter."""
+    from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
+
+    try:
+        yield
+    except EngineDeadError as error:
+        raise EngineDied("a process of the vLLM engine is gone") from error
+    except EngineGenerateError as error:
+        raise ActorsError(f"vLLM failed a request: {error.__cause__ or error}") from error

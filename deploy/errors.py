@@ -1,0 +1,31 @@
+"""Errors of the command line and the wiring.
+
+DeployError                  exit code 1
+├── InputError               exit code 2: a recipe, option or folder the user gave is wrong
+├── RunFailed                a process of the run died or raised
+└── Interrupted              exit code 130: stopped by the user, after a checkpoint
+"""
+
+from typing import ClassVar
+
+
+class DeployError(Exception):
+    """Root of every error that leaves this package."""
+
+    exit_code: ClassVar[int] = 1
+
+
+class InputError(DeployError, ValueError):
+    """Something the user gave cannot be used; names it, what is allowed, and where."""
+
+    exit_code: ClassVar[int] = 2
+
+
+class RunFailed(DeployError):
+    """A process of the run died or raised; names the process and the cause."""
+
+
+class Interrupted(DeployError):
+    """The user stopped the run; the newest checkpoint is named."""
+
+    exit_code: ClassVar[int] = 130

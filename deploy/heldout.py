@@ -1,0 +1,74 @@
+"""Held-out evaluation through the prompt queue: which versions, which problems, and the scores.
+
+All evaluations of a run are queued at its start; the broker leases each one as soon as an engine
+serves its version. Evaluation does not stop training: an engine may take a newer version half-way,
+so every score names the lowest and highest version that sampled it. At the first and the last
+version nothing else is trained, and both are the same.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from actors.config import HeldoutConfig
+from queues.protocols import PromptFeed
+from queues.records import Evaluation, Prompt
+
+GREEDY, SAMPLED = "greedy", "sampled"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Planned:
+    """One evaluation of a run."""
+
+    version: int
+    kind: str
+    temperature: float
+    size: int
+
+    @property
+    def name(self) -> str:
+        """Its name in the broker."""
+        return f"{self.kind}@{self.version}"
+
+
+def plan(config: HeldoutConfig, *, steps: int, temperature: float) -> list[Planned]:
+    """The evaluations of a run, by version: every `every` versions, and larger at both ends."""
+    versions = sorted({0, *range(config.every, steps, config.every), steps})
+    kinds = [(GREEDY, 0.0)] + ([(SAMPLED, temperature)] if config.sampled else [])
+    return [
+        Planned(
+            version=version,
+            kind=kind,
+            temperature=heat,
+            size=(config.final_size or config.size) if version in (0, steps) else config.size,
+        )
+        for version in versions
+        for kind, heat in kinds
+    ]
+
+
+async def queue_all(
+    feed: PromptFeed, planned: Sequence[Planned], prompts: Sequence[Prompt]
+) -> None:
+    """Queues every evaluation on the first `size` of the held-out prompts."""
+    for evaluation in planned:
+        await feed.evaluate(
+            evaluation.name,
+            prompts[: evaluation.size],
+            temperature=evaluation.temperature,
+            min_version=evaluation.version,
+        )
+
+
+async def outcome(feed: PromptFeed, planned: Planned) -> Evaluation:
+    """Waits for one evaluation; whoever calls it sets the deadline."""
+    while True:
+        found = await feed.evaluation(planned.name, timeout=10.0)
+        if found is not None:
+            return found
+
+
+def by_version(planned: Sequence[Planned]) -> Iterator[tuple[int, list[Planned]]]:
+    """The evaluations of each version, in order."""
+    for version in sorted({evaluation.version for evaluation in planned}):
+        yield version, [p for p in planned if p.version == version]

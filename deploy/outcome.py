@@ -1,0 +1,79 @@
+"""Tables that commands end with: what a run achieved, and its accounts."""
+
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from deploy.run_directory import RunDirectory
+from queues.accounts import Accounting
+
+
+def show(summary: dict[str, Any], directory: RunDirectory, console: Console) -> None:
+    """The figures of a finished run, and where the rest lies."""
+    table = Table(title=f"{summary['name']}: {summary['status']}", show_header=False)
+    for label, value in _figures(summary):
+        table.add_row(label, value)
+    console.print(table)
+    console.print(f"picture: {directory.picture}", soft_wrap=True)
+    console.print(f"figures: {directory.summary_file}", soft_wrap=True)
+
+
+def _figures(summary: dict[str, Any]) -> list[tuple[str, str]]:
+    rows = [
+        (f"held-out {label}", _change(summary[key]))
+        for label, key in (("greedy", "heldout"), ("sampled", "heldout_sampled"))
+        if summary[key]
+    ]
+    sync, idle = summary["weight_sync"], summary["idle_fraction"]
+    return [
+        *rows,
+        ("steps", f"{summary['version']} of {summary['steps']}"),
+        (
+            "seconds",
+            f"{summary['seconds']:.0f} (first step after "
+            f"{_number(summary['seconds_to_first_step'], '.0f')})",
+        ),
+        ("rollouts trained per second", _number(summary["samples_per_second"], ".1f")),
+        ("tokens trained", f"{summary['tokens_trained']:,}"),
+        ("largest lag trained", f"{summary['max_lag_trained']} (bound {summary['max_staleness']})"),
+        ("rollouts of several versions", f"{summary['multi_version_rollouts']:,}"),
+        ("effective sample size", _number(summary["ess_mean"], ".3f")),
+        ("|behaviour − learner| log-prob, same version", _mismatch(summary, "fresh")),
+        ("… across an update, KV kept", _mismatch(summary, "crossed")),
+        ("learner idle", _number(idle["learner"], ".0%")),
+        (
+            "weight updates",
+            f"{sync['updates']}, pause {_number(sync['pause_seconds_mean'], '.3f')} s,"
+            f" serving after {_number(sync['publish_to_serving_seconds_mean'], '.3f')} s",
+        ),
+        ("accounts", "balanced" if summary["accounting"].get("balanced") else "NOT BALANCED"),
+    ]
+
+
+def _change(series: list[dict[str, Any]]) -> str:
+    first, last = series[0], series[-1]
+    return f"{first['score']:.3f} → {last['score']:.3f} ({last['size']} problems)"
+
+
+def _mismatch(summary: dict[str, Any], kind: str) -> str:
+    figures = summary["mismatch"][kind]
+    value = _number(figures["mean_abs_logprob_difference"], ".1e")
+    return f"{value} over {figures['tokens']:,} tokens"
+
+
+def _number(value: float | None, form: str) -> str:
+    return "–" if value is None else format(value, form)
+
+
+def show_accounting(accounting: Accounting, console: Console) -> None:
+    """Every issued group by its state."""
+    table = Table("groups", "count", title="accounts")
+    for key, value in accounting.to_dict().items():
+        if isinstance(value, dict):
+            for reason, count in value.items():
+                table.add_row(f"{key}: {reason}", str(count))
+            table.add_row(key, str(sum(value.values())))
+        else:
+            table.add_row(key, str(value))
+    console.print(table)

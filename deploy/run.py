@@ -1,0 +1,223 @@
+"""One run, wired together: read this first.
+
+    feeder ─issue▶ broker ─lease▶ actors ─put▶ broker ─take▶ learner ─publish▶ broadcaster ─▶ actors
+      ▲              │                                         │ack
+      └────wanted────┘◀────────────────────────────────────────┘
+
+Every box but the feeder is a Ray actor. This process creates them, feeds prompts, follows what
+happens, and ends everything when the learner has trained its last batch and the last score is in,
+when one of them fails, or when the user says so. Nothing of the loop itself lives here: how far
+actors run ahead is decided by `queues.admission`, what a batch teaches by `learner`, how weights
+travel by `weight_sync`.
+"""
+
+import asyncio
+import signal
+import time
+from typing import Any
+
+from actors.ray_actor import create_actor
+from deploy import heldout
+from deploy.cluster import cluster
+from deploy.config import RunConfig
+from deploy.errors import Interrupted, RunFailed
+from deploy.inputs import Inputs
+from deploy.progress import Screen
+from deploy.recorder import Recorder
+from deploy.report import draw
+from deploy.run_directory import RunDirectory
+from deploy.summary import Record, summarise
+from deploy.tasks import all_or_first_error, named
+from learner.ray_group import create_learner
+from queues.errors import QueueClosed
+from queues.ray_broker import create_broker
+from weight_sync.ray_broadcaster import create_broadcaster
+
+CHECKPOINT_SECONDS = 15.0
+"""From the user's interrupt to the last checkpoint."""
+
+
+def run(
+    config: RunConfig, inputs: Inputs, directory: RunDirectory, screen: Screen
+) -> dict[str, Any]:
+    """Trains to the end of a recipe.
+
+    Returns:
+        The summary, which is also in the run's folder.
+
+    Raises:
+        RunFailed: A process of the run died or raised, or nothing moved before a deadline.
+        Interrupted: The user stopped it; a checkpoint was saved.
+    """
+    record = Record(
+        name=config.name,
+        steps=config.steps,
+        max_staleness=config.queues.max_staleness,
+        started_at=time.time(),
+    )
+    status = "failed"
+    screen.say("starting Ray")
+    try:
+        with cluster(config.deploy, directory.logs):
+            asyncio.run(Run(config, inputs, directory, screen, record).run())
+        status = "done"
+    except Interrupted:
+        status = "interrupted"
+        raise
+    finally:
+        summary = summarise(record, status=status, now=time.time())
+        directory.write_summary(summary)
+        draw(record, directory.picture)
+    return summary
+
+
+class Run:
+    """The processes of one run and the tasks that keep them going."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        inputs: Inputs,
+        directory: RunDirectory,
+        screen: Screen,
+        record: Record,
+    ) -> None:
+        self.config, self.inputs, self.directory = config, inputs, directory
+        self.screen, self.record = screen, record
+        self.learning: asyncio.Task[None] | None = None
+        self.broker = create_broker(
+            directory.path,
+            config=config.queues,
+            groups_per_batch=config.prompts.groups_per_batch,
+            group_size=config.prompts.group_size,
+            steps=config.steps,
+        )
+        self.broadcaster = create_broadcaster(
+            config.weight_sync.update_fraction,
+            config.actors.count,
+            permit_seconds=config.weight_sync.timeout_seconds,
+        )
+        self.learner = create_learner(config.objective)
+        self.actors = [
+            create_actor(
+                index,
+                config=config.actors,
+                weight_sync=config.weight_sync,
+                model_path=inputs.model_path,
+                seed=config.seed,
+                broker=self.broker,
+                broadcaster=self.broadcaster,
+            )
+            for index in range(config.actors.count)
+        ]
+        self.recorder = Recorder(
+            record,
+            directory,
+            screen,
+            broker=self.broker,
+            broadcaster=self.broadcaster,
+            actors=self.actors,
+            stall_seconds=config.deploy.stall_seconds,
+        )
+
+    async def run(self) -> None:
+        """Trains until the end, a failure, or the user's interrupt."""
+        interrupted = asyncio.Event()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            asyncio.get_running_loop().add_signal_handler(number, interrupted.set)
+        training = asyncio.create_task(self.train())
+        waiting = asyncio.create_task(interrupted.wait())
+        await asyncio.wait({training, waiting}, return_when=asyncio.FIRST_COMPLETED)
+        if training.done():
+            waiting.cancel()
+            return training.result()
+        self.screen.say("stopping: the learner ends its step and saves a checkpoint")
+        await self.stop_learner()
+        training.cancel()
+        raise Interrupted(f"stopped by the user at version {self.record.version}")
+
+    async def train(self) -> None:
+        """The whole run: start, learn, score."""
+        await self.start()
+        await heldout.queue_all(self.broker, self.inputs.evaluations, self.inputs.heldout)
+        self.learning = named("learner", self.learn())
+        with self.screen.bar(self.config.steps, "waiting for the first batch"):
+            await all_or_first_error(
+                [
+                    self.learning,
+                    *(named(f"actor-{i}", a.run.remote()) for i, a in enumerate(self.actors)),
+                    named("feeder", self.feed()),
+                    named("evaluation", self.collect_scores()),
+                    named("recorder", self.recorder.follow()),
+                ]
+            )
+        await self.recorder.conclude(status="done")
+
+    async def start(self) -> None:
+        """Loads the model in the learner and in every engine at once."""
+        config = self.config
+        self.screen.say(
+            f"the learner and {config.actors.count} actor(s) load {self.inputs.model_path}"
+        )
+        loading = {
+            "learner": self.learner.start.remote(
+                self.inputs.model_path,
+                seed=config.seed,
+                steps=config.steps,
+                temperature=config.actors.temperature,
+            ),
+            **{f"actor-{i}": actor.start.remote() for i, actor in enumerate(self.actors)},
+        }
+        tasks = [named(name, self.announce(name, ready)) for name, ready in loading.items()]
+        try:
+            async with asyncio.timeout(config.deploy.start_timeout_seconds):
+                await all_or_first_error(tasks)
+        except TimeoutError:
+            late = ", ".join(task.get_name() for task in tasks if task.cancelled())
+            raise RunFailed(
+                f"{late} did not start within deploy.start_timeout_seconds = "
+                f"{config.deploy.start_timeout_seconds:g}"
+            ) from None
+
+    async def announce(self, name: str, ready: Any) -> None:
+        """Says when a process is up."""
+        await ready
+        self.screen.say(f"{name} is ready")
+
+    async def learn(self) -> None:
+        """The learner, from its first publication to its last."""
+        await self.learner.run.remote(
+            self.broker,
+            self.broadcaster,
+            steps=self.config.steps,
+            checkpoints=str(self.directory.checkpoints),
+            bucket_bytes=self.config.weight_sync.bucket_bytes,
+        )
+
+    async def feed(self) -> None:
+        """Issues prompts as the broker wants them, once the initial policy is scored."""
+        for planned in self.inputs.evaluations:
+            if planned.version == 0:
+                await heldout.outcome(self.broker, planned)
+        source = self.inputs.source
+        while True:
+            try:
+                wanted = await self.broker.prompts_wanted(timeout=10.0)
+            except QueueClosed:
+                return
+            if wanted:
+                await self.broker.issue(source.next(wanted), cursor=source.cursor())
+
+    async def collect_scores(self) -> None:
+        """Records every held-out score when it is complete."""
+        for version, planned in heldout.by_version(self.inputs.evaluations):
+            scores = {p.kind: await heldout.outcome(self.broker, p) for p in planned}
+            self.record.add_scores(version, scores, now=time.time())
+            self.screen.score(version, {kind: score.score for kind, score in scores.items()})
+
+    async def stop_learner(self) -> None:
+        """Lets the learner end its step and save, if it has begun."""
+        if self.learning is not None:
+            await self.learner.stop.remote()
+            await asyncio.wait({self.learning}, timeout=CHECKPOINT_SECONDS)
+            await self.recorder.conclude(status="interrupted")

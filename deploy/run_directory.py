@@ -1,0 +1,120 @@
+"""The folder of one run: `runs/<name>/` and what lies where in it.
+
+recipe.json       the resolved recipe          metrics.jsonl   one row per trained batch
+ledger.sqlite     states, batches, accounts    swaps.jsonl     one row per weight update
+journal/          accepted rollouts            summary.json    figures of the run
+checkpoints/      v000060/ …                   report.png      the same as a picture
+logs/             output of every process
+"""
+
+import json
+import shutil
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, is_dataclass
+from pathlib import Path
+from typing import Any
+
+from deploy.config import RunConfig
+from deploy.errors import InputError
+
+
+@dataclass(frozen=True, slots=True)
+class RunDirectory:
+    """Paths of a run, and the small files that the driver writes."""
+
+    path: Path
+
+    @classmethod
+    def create(cls, config: RunConfig, *, replace: bool) -> "RunDirectory":
+        """Makes the folder and stores the resolved recipe in it.
+
+        Args:
+            config: The recipe; its name is the folder's.
+            replace: Delete a run of the same name first.
+
+        Raises:
+            InputError: There is a run of that name already, or the folder cannot be written.
+        """
+        directory = cls((config.deploy.runs_dir / config.name).absolute())
+        if directory.recipe_file.exists() and not replace:
+            raise InputError(
+                f"a run named {config.name!r} exists in {directory.path.parent}; choose another "
+                "name (--set name=…), or delete it with --replace"
+            )
+        if directory.path.exists() and not directory.recipe_file.exists():
+            raise InputError(
+                f"{directory.path} exists and is not a run folder; choose another name"
+            )
+        try:
+            if replace:
+                shutil.rmtree(directory.path, ignore_errors=True)
+            for folder in (directory.path, directory.checkpoints, directory.logs):
+                folder.mkdir(parents=True)
+            directory.recipe_file.write_text(config.model_dump_json(indent=2))
+        except OSError as error:
+            raise InputError(
+                f"the run folder {directory.path} cannot be written: {error}"
+            ) from None
+        return directory
+
+    @classmethod
+    def open(cls, run: str, runs_dir: Path = Path("runs")) -> "RunDirectory":
+        """An existing run, by its folder or by its name in `runs_dir`.
+
+        Raises:
+            InputError: There is none.
+        """
+        for path in (Path(run), runs_dir / run):
+            if cls(path.absolute()).recipe_file.exists():
+                return cls(path.absolute())
+        found = sorted(p.parent.name for p in runs_dir.glob("*/recipe.json"))
+        known = f"runs in {runs_dir}: {', '.join(found)}" if found else f"no runs in {runs_dir}"
+        raise InputError(f"no run {run!r}: neither a run folder nor a name ({known})")
+
+    def config(self) -> RunConfig:
+        """The recipe that the run was started with."""
+        return RunConfig.model_validate_json(self.recipe_file.read_text())
+
+    @property
+    def recipe_file(self) -> Path:
+        """The resolved recipe, as JSON."""
+        return self.path / "recipe.json"
+
+    @property
+    def checkpoints(self) -> Path:
+        """Folder of checkpoint folders."""
+        return self.path / "checkpoints"
+
+    @property
+    def logs(self) -> Path:
+        """Output of the run's processes."""
+        return self.path / "logs"
+
+    @property
+    def summary_file(self) -> Path:
+        """Figures of the run; see `deploy.summary`."""
+        return self.path / "summary.json"
+
+    @property
+    def picture(self) -> Path:
+        """Reward and throughput over the run; see `deploy.report`."""
+        return self.path / "report.png"
+
+    def append(self, name: str, rows: Iterable[Any]) -> None:
+        """Adds rows to a JSON-lines file of the run."""
+        with (self.path / name).open("a") as file:
+            for row in rows:
+                file.write(json.dumps(asdict(row) if is_dataclass(row) else row) + "\n")  # type: ignore[arg-type]
+
+    def rows(self, name: str) -> list[dict[str, Any]]:
+        """The rows of a JSON-lines file of the run; none if it was not begun."""
+        path = self.path / name
+        if not path.exists():
+            return []
+        return [json.loads(line) for line in path.read_text().splitlines()]
+
+    def write_summary(self, summary: Mapping[str, Any]) -> None:
+        """Replaces `summary.json` at once."""
+        temporary = self.summary_file.with_suffix(".tmp")
+        temporary.write_text(json.dumps(summary, indent=2))
+        temporary.replace(self.summary_file)

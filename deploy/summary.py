@@ -1,0 +1,168 @@
+"""Figures of a run from what it recorded: `summary.json` (DESIGN section 10), pure functions."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import fmean
+from typing import Any
+
+from deploy.heldout import GREEDY
+from queues.records import Evaluation
+
+Row = Mapping[str, Any]
+
+
+@dataclass(slots=True)
+class Record:
+    """What the driver has gathered of a run so far."""
+
+    name: str
+    steps: int
+    max_staleness: int
+    started_at: float
+    """Epoch seconds when the command began."""
+    batches: list[Row] = field(default_factory=list)
+    """Statistics of each trained batch with its `version` (the one it was trained at)."""
+    swaps: list[Row] = field(default_factory=list)
+    """Swap reports."""
+    heldout: list[Row] = field(default_factory=list)
+    """Greedy evaluations: version, seconds, score, versions."""
+    heldout_sampled: list[Row] = field(default_factory=list)
+    """Evaluations at the training temperature."""
+    actors: list[Row] = field(default_factory=list)
+    """The newest statistics of each actor."""
+    accounting: Row = field(default_factory=dict)
+
+    @property
+    def version(self) -> int:
+        """Batches trained."""
+        return len(self.batches)
+
+    def add_scores(self, version: int, scores: Mapping[str, Evaluation], *, now: float) -> None:
+        """Adds the held-out scores of a version; `now` in epoch seconds."""
+        for kind, result in scores.items():
+            series = self.heldout if kind == GREEDY else self.heldout_sampled
+            series.append(
+                {
+                    "version": version,
+                    "seconds": now - self.started_at,
+                    "score": result.score,
+                    "size": result.count,
+                    "failed": result.failed,
+                    "sampled_by": [result.lowest_version, result.highest_version],
+                }
+            )
+
+
+def summarise(record: Record, *, status: str, now: float) -> dict[str, Any]:
+    """The content of `summary.json`.
+
+    Args:
+        record: The run so far.
+        status: running, done, failed or interrupted.
+        now: Epoch seconds.
+    """
+    batches = record.batches
+    first = batches[0]["step_finished_at"] if batches else None
+    return {
+        "name": record.name,
+        "status": status,
+        "version": record.version,
+        "steps": record.steps,
+        "optimizer_steps": sum(row["optimizer_steps"] for row in batches),
+        "seconds": now - record.started_at,
+        "seconds_to_first_step": None if first is None else first - record.started_at,
+        "tokens_generated": sum(row["tokens_generated"] for row in record.actors),
+        "tokens_trained": sum(row["tokens_trained"] for row in batches),
+        "rollouts_trained": sum(row["rollouts_trained"] for row in batches),
+        "samples_per_second": samples_per_second(batches),
+        "heldout": record.heldout,
+        "heldout_sampled": record.heldout_sampled,
+        "max_staleness": record.max_staleness,
+        "max_lag_trained": max((row["max_lag"] for row in batches), default=None),
+        "lag_histogram": _lags(batches),
+        "ess_mean": _mean(row["ess"] for row in batches),
+        "mismatch": {kind: _mismatch(batches, kind) for kind in ("fresh", "crossed", "stale")},
+        "multi_version_rollouts": sum(row["multi_version_rollouts"] for row in batches),
+        "idle_fraction": {
+            "learner": learner_idle(batches),
+            "actors": _mean(row["idle_fraction"] for row in record.actors),
+        },
+        "weight_sync": weight_sync(record.swaps),
+        "overlap": overlap(batches, record.swaps),
+        "accounting": record.accounting,
+    }
+
+
+def samples_per_second(batches: Sequence[Row]) -> float | None:
+    """Rollouts trained per second, from the first step's end to the last one's."""
+    if len(batches) < 2:
+        return None
+    seconds = batches[-1]["step_finished_at"] - batches[0]["step_finished_at"]
+    return float(sum(row["rollouts_trained"] for row in batches[1:]) / seconds)
+
+
+def learner_idle(batches: Sequence[Row]) -> float | None:
+    """Share of the time, from the second batch on, in which the learner waited for a batch."""
+    if len(batches) < 2:
+        return None
+    waits = sum(row["wait_finished_at"] - row["wait_started_at"] for row in batches[1:])
+    return float(waits / (batches[-1]["step_finished_at"] - batches[0]["step_finished_at"]))
+
+
+def weight_sync(swaps: Sequence[Row]) -> dict[str, Any]:
+    """Means over the successful updates in flight; the first one of an engine is left out.
+
+    The first version reaches an engine that generates nothing yet.
+    """
+    done = [row for row in swaps if row["error"] is None and row["version"] > 0]
+    return {
+        "updates": len(done),
+        "failed": sum(row["error"] is not None for row in swaps),
+        "pause_seconds_mean": _mean(
+            row["pause_seconds"] + row["load_seconds"] + row["resume_seconds"] for row in done
+        ),
+        "publish_to_serving_seconds_mean": _mean(
+            row["swap_finished_at"] - row["published_at"] for row in done
+        ),
+        "bytes_mean": _mean(row["bytes"] for row in done),
+    }
+
+
+def overlap(batches: Sequence[Row], swaps: Sequence[Row]) -> dict[str, int]:
+    """How many updates reached an engine only after the learner had begun its next step.
+
+    `queue_ready` counts the updates whose next batch was there when the version was published;
+    in the others the learner waited for rollouts, not for the update.
+    """
+    next_step = {row["version"]: row["step_started_at"] for row in batches}
+    ready = {row["version"]: row["wait_finished_at"] - row["wait_started_at"] for row in batches}
+    done = [row for row in swaps if row["error"] is None and row["version"] in next_step]
+    waited_little = [row for row in done if row["version"] and ready[row["version"]] < 0.01]
+    return {
+        "updates": len(done),
+        "learner_ahead": sum(row["swap_finished_at"] > next_step[row["version"]] for row in done),
+        "queue_ready": len(waited_little),
+        "queue_ready_and_learner_ahead": sum(
+            row["swap_finished_at"] > next_step[row["version"]] for row in waited_little
+        ),
+    }
+
+
+def _lags(batches: Sequence[Row]) -> dict[str, int]:
+    counts: Counter[str] = Counter()
+    for row in batches:
+        counts.update(row["lag_histogram"])
+    return {lag: counts[lag] for lag in sorted(counts, key=int)}
+
+
+def _mismatch(batches: Sequence[Row], kind: str) -> dict[str, Any]:
+    """Mean |log current − log behaviour| over all tokens of one origin."""
+    tokens = sum(row[f"tokens_{kind}"] for row in batches)
+    total = sum(row[f"tokens_{kind}"] * (row[f"mismatch_{kind}"] or 0.0) for row in batches)
+    return {"tokens": tokens, "mean_abs_logprob_difference": total / tokens if tokens else None}
+
+
+def _mean(values: Any) -> float | None:
+    present = [value for value in values if value is not None]
+    return fmean(present) if present else None

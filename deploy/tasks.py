@@ -1,0 +1,59 @@
+"""Tasks of a run by name: all must end well, and the first that does not names itself."""
+
+import asyncio
+from collections.abc import Awaitable, Iterable
+from typing import Any
+
+from ray.exceptions import ActorDiedError, RayActorError, RayTaskError
+
+from deploy.errors import DeployError, RunFailed
+
+
+def named(name: str, work: Awaitable[Any]) -> "asyncio.Task[Any]":
+    """A task whose failure says which part of the run it was.
+
+    Errors of ours keep their exit code, whichever process raised them.
+    """
+    return asyncio.create_task(_explained(name, work), name=name)
+
+
+async def _explained(name: str, work: Awaitable[Any]) -> Any:
+    try:
+        return await work
+    except DeployError:
+        raise
+    except RayTaskError as error:
+        raise explain(name, error.cause or error) from error
+    except (ActorDiedError, RayActorError) as error:
+        raise RunFailed(f"the process of {name} died: {_first_line(error)}") from error
+    except Exception as error:
+        raise explain(name, error) from error
+
+
+def explain(name: str, cause: BaseException) -> DeployError:
+    """The error as the command line reports it."""
+    failure = RunFailed(f"{name}: {cause}" if _ours(cause) else f"{name}: {cause!r}")
+    failure.exit_code = getattr(cause, "exit_code", 1)  # type: ignore[misc]
+    return failure
+
+
+def _ours(cause: BaseException) -> bool:
+    return hasattr(cause, "exit_code")
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
+async def all_or_first_error(tasks: Iterable["asyncio.Task[Any]"]) -> None:
+    """Waits for all tasks; at the first failure cancels the others and raises it."""
+    pending = set(tasks)
+    try:
+        while pending:
+            done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+    finally:
+        for task in pending:
+            task.cancel()
+        await asyncio.gather(*pending, return_exceptions=True)

@@ -1,0 +1,66 @@
+"""Learning: advantages, policy losses, corrections, aggregation and packing as pure functions.
+
+The names below are the public interface; they are imported when first used, so that
+`learner.config` is read without loading torch. The processes that train with them are
+`learner.update`, `learner.deepspeed_engine` and `learner.learner`.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from learner.advantages import Advantages as Advantages
+    from learner.advantages import advantage as advantage
+    from learner.advantages import compute_advantages as compute_advantages
+    from learner.aggregation import token_weights as token_weights
+    from learner.corrections import Correction as Correction
+    from learner.corrections import importance_weights as importance_weights
+    from learner.losses import LossInputs as LossInputs
+    from learner.losses import TokenLoss as TokenLoss
+    from learner.losses import policy_loss as policy_loss
+    from learner.losses import policy_loss_function as policy_loss_function
+    from learner.offpolicyness import effective_sample_size as effective_sample_size
+    from learner.packing import balance as balance
+    from learner.packing import pack as pack
+
+_HOMES = {
+    "Advantages": "learner.advantages",
+    "Correction": "learner.corrections",
+    "LossInputs": "learner.losses",
+    "TokenLoss": "learner.losses",
+    "advantage": "learner.advantages",
+    "balance": "learner.packing",
+    "compute_advantages": "learner.advantages",
+    "effective_sample_size": "learner.offpolicyness",
+    "importance_weights": "learner.corrections",
+    "pack": "learner.packing",
+    "policy_loss": "learner.losses",
+    "policy_loss_function": "learner.losses",
+    "token_weights": "learner.aggregation",
+}
+
+__all__ = [
+    "Advantages",
+    "Correction",
+    "LossInputs",
+    "TokenLoss",
+    "advantage",
+    "balance",
+    "compute_advantages",
+    "effective_sample_size",
+    "importance_weights",
+    "pack",
+    "policy_loss",
+    "policy_loss_function",
+    "token_weights",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,18 @@
+"""Dr. GRPO: centred within the group, not scaled (Liu et al. 2025, arXiv 2503.20783, §3).
+
+The other half of the method is the aggregation `fixed_length`.
+"""
+
+from torch import Tensor
+
+from learner.advantages.estimator import GroupedRewards, advantage
+
+
+@advantage("dr_grpo")
+def dr_grpo(batch: GroupedRewards) -> Tensor:
+    """A_i = R_i − μ_g.
+
+    Returns:
+        [R] float64.
+    """
+    return batch.centred

@@ -1,0 +1,50 @@
+"""REINFORCE with a baseline over the whole batch, or a running one (Williams 1992)."""
+
+from typing import Literal
+
+from torch import Tensor
+
+from learner.advantages.estimator import GroupedRewards, advantage
+from learner.advantages.rloo import rloo
+from learner.errors import InputError
+
+
+@advantage("reinforce")
+def reinforce(
+    batch: GroupedRewards,
+    *,
+    baseline: Literal["mean", "leave_one_out", "ema"] = "mean",
+    decay: float = 0.95,
+) -> Tensor:
+    """A_i = R_i − b; groups are ignored.
+
+    mean           b = mean of the batch
+    leave_one_out  b = mean of the other rollouts of the batch (unbiased)
+    ema            b = bias-corrected exponential mean of the mean rewards of earlier batches, 0 in
+                   the first; kept in `batch.state` as `ema` and `ema_weight`
+                   (m ← d·m + (1 − d)·mean R, w ← d·w + (1 − d), b = m / w)
+
+    Returns:
+        [R] float64.
+
+    Raises:
+        InputError: An unknown baseline, or leave_one_out of a batch of one.
+    """
+    match baseline:
+        case "mean":
+            return batch.as_one_group().centred
+        case "leave_one_out":
+            return rloo(batch.as_one_group())
+        case "ema":
+            return batch.rewards - _advance(batch, decay)
+        case _:
+            raise InputError(f"baseline {baseline!r} is not one of 'mean', 'leave_one_out', 'ema'")
+
+
+def _advance(batch: GroupedRewards, decay: float) -> float:
+    """The baseline before this batch; takes the batch into the running mean."""
+    total, weight = batch.state.get("ema", 0.0), batch.state.get("ema_weight", 0.0)
+    if batch.rewards.numel():
+        batch.state["ema"] = decay * total + (1 - decay) * float(batch.rewards.mean())
+        batch.state["ema_weight"] = decay * weight + (1 - decay)
+    return total / weight if weight else 0.0

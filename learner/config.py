@@ -1,0 +1,185 @@
+"""Settings of the learner: the sections `[model]`, `[learner]` and `[sft]` of a recipe.
+
+Validated without importing torch; what only the model on disk can tell is checked in `model`.
+"""
+
+from typing import Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+ADVANTAGES = ("reinforce", "rloo", "grpo", "dr_grpo")
+LOSSES = ("reinforce", "ppo", "grpo", "cispo")
+CORRECTIONS = ("none", "tis")
+AGGREGATIONS = ("token_mean", "sequence_mean", "prompt_mean", "fixed_length")
+
+RATIO_LOSSES = frozenset({"ppo", "grpo", "cispo"})
+"""Losses whose own ratio is to the behaviour policy when no proximal policy is recomputed."""
+
+Dtype = Literal["float32", "bfloat16"]
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+
+class TinyModelConfig(_Section):
+    """A Qwen3 with random weights and one token per character, built from scratch."""
+
+    characters: str = Field(min_length=1)
+    """Every character of the task; each becomes one token after <pad>, <eos>, <bos>."""
+    hidden_size: int = Field(default=128, ge=8)
+    layers: int = Field(default=3, ge=1)
+    intermediate_size: int = Field(default=320, ge=8)
+    heads: int = Field(default=4, ge=1)
+    kv_heads: int = Field(default=2, ge=1)
+    head_dim: int = Field(default=32, ge=8)
+    initializer_range: float = Field(default=0.06, gt=0)
+    """Standard deviation of the initial weights; tiny models learn far faster above 0.02."""
+    context: int = Field(default=512, ge=16)
+    """Longest sequence in tokens."""
+
+    @model_validator(mode="after")
+    def _heads_divide(self) -> Self:
+        if self.heads % self.kv_heads:
+            raise ValueError(
+                f"heads ({self.heads}) must be a multiple of kv_heads ({self.kv_heads})"
+            )
+        if len(set(self.characters)) != len(self.characters):
+            raise ValueError("characters must not repeat")
+        return self
+
+
+class ModelConfig(_Section):
+    """Where the initial weights come from: a folder or hub name, or `[model.tiny]`."""
+
+    path: str | None = None
+    """A local folder with config.json, safetensors and tokenizer, or a name on the hub."""
+    tiny: TinyModelConfig | None = None
+
+    @model_validator(mode="after")
+    def _one_origin(self) -> Self:
+        if (self.path is None) == (self.tiny is None):
+            raise ValueError('give either path = "folder or hub name", or a [model.tiny] section')
+        return self
+
+
+class ScheduleConfig(_Section):
+    """Learning rate over optimizer steps."""
+
+    kind: Literal["constant", "linear", "cosine"] = "constant"
+    """After the warm-up: constant, or a linear or cosine decay to `final_fraction`."""
+    warmup_steps: int = Field(default=0, ge=0)
+    """Optimizer steps over which the rate rises linearly from 0 to its full value."""
+    decay_from: float = Field(default=0.0, ge=0, lt=1)
+    """Share of all steps after which a linear or cosine decay begins."""
+    final_fraction: float = Field(default=0.0, ge=0, le=1)
+    """Rate at the last step, as a fraction of the full rate."""
+
+
+class OptimizerConfig(_Section):
+    """AdamW for every parameter, or Muon for the matrices inside the layers."""
+
+    optimizer: Literal["adamw", "muon"] = "adamw"
+    """`muon` orthogonalises the updates of 2-D weights inside layers; the rest stays AdamW."""
+    learning_rate: float = Field(default=1e-6, gt=0)
+    """Full rate of AdamW."""
+    muon_learning_rate: float = Field(default=0.02, gt=0)
+    """Full rate of Muon; without effect under `adamw`."""
+    betas: tuple[float, float] = (0.9, 0.95)
+    weight_decay: float = Field(default=0.0, ge=0)
+    gradient_clipping: float = Field(default=1.0, ge=0)
+    """Largest global gradient norm; 0 switches clipping off."""
+    schedule: ScheduleConfig = ScheduleConfig()
+
+
+class LearnerConfig(OptimizerConfig):
+    """The learner group: parallelism, objective, optimizer, checkpoints."""
+
+    ranks: int = Field(default=1, ge=1, le=1)
+    """Learner processes."""
+    zero_stage: int = Field(default=1, ge=0, le=2)
+    """DeepSpeed ZeRO stage."""
+    dtype: Dtype = "float32"
+    attention: Literal["sdpa", "eager", "flash_attention_2"] = "sdpa"
+    cores: str | None = None
+    """CPU cores to run on, as "1" or "2-5"; None leaves it to the system."""
+    threads: int | None = Field(default=None, ge=1)
+    """Torch threads; None takes the number of cores given in `cores`, else torch's own choice."""
+    gpus: float = Field(default=0.0, ge=0)
+    """GPUs of each rank."""
+
+    advantage: str = "grpo"
+    """One of reinforce, rloo, grpo, dr_grpo, or "module:function"."""
+    advantage_options: dict[str, Any] = {}
+    loss: str = "cispo"
+    """One of reinforce, ppo (= grpo), cispo, or "module:function"."""
+    loss_options: dict[str, Any] = {}
+    correction: str = "none"
+    """Importance weights on top of the loss: none or tis, or "module:function"."""
+    correction_options: dict[str, Any] = {}
+    aggregation: Literal["token_mean", "sequence_mean", "prompt_mean", "fixed_length"] = (
+        "token_mean"
+    )
+    fixed_length: int | None = Field(default=None, ge=1)
+    """Tokens that `fixed_length` divides every rollout by; None takes actors.max_new_tokens."""
+    minibatches: int = Field(default=1, ge=1, le=1)
+    """Optimizer steps per batch and epoch."""
+    epochs: int = Field(default=1, ge=1, le=1)
+    """Passes over each batch."""
+    microbatch_tokens: int = Field(default=2048, ge=16)
+    """Capacity of one packed row in tokens; a longer sequence gets a row of its own."""
+    logprob_chunk: int = Field(default=1024, ge=1)
+    """Positions whose logits are held at once while log-probabilities are computed."""
+
+    checkpoint_every: int = Field(default=50, ge=1)
+    """Batches between checkpoints; the last version is always saved."""
+
+    @field_validator("advantage", "loss", "correction")
+    @classmethod
+    def _known_or_dotted(cls, value: str, info: Any) -> str:
+        known = {"advantage": ADVANTAGES, "loss": LOSSES, "correction": CORRECTIONS}[
+            info.field_name
+        ]
+        if value not in known and ":" not in value:
+            allowed = ", ".join(known)
+            raise ValueError(
+                f'{value!r} is not one of {allowed}, nor a dotted path "module:function"'
+            )
+        return value
+
+    @model_validator(mode="after")
+    def _counts_importance_once(self) -> Self:
+        if self.loss in RATIO_LOSSES and self.correction != "none":
+            raise ValueError(
+                f"loss {self.loss!r} already weighs by current/behaviour policy, so correction "
+                f'{self.correction!r} would count it twice; use correction = "none", or loss = '
+                '"reinforce"'
+            )
+        return self
+
+    @property
+    def corrects_off_policyness(self) -> bool:
+        """Whether the objective accounts for rollouts sampled by another policy."""
+        return self.loss in RATIO_LOSSES or self.correction != "none" or ":" in self.loss
+
+
+class SftConfig(OptimizerConfig):
+    """Supervised warm start on demonstrations: `headway sft RECIPE`."""
+
+    demonstrations: str
+    """A source of (prompt, completion) pairs: a JSONL file with the fields prompt and completion,
+    or the name or dotted path of a prompt source that has worked examples."""
+    options: dict[str, Any] = {}
+    """Passed to the source."""
+    examples: int = Field(default=60_000, ge=1)
+    """Demonstrations drawn from a source (a file is read whole)."""
+    steps: int = Field(default=1000, ge=1)
+    batch_tokens: int = Field(default=1024, ge=16)
+    """Least tokens of one optimizer step, prompts included."""
+    microbatch_tokens: int = Field(default=512, ge=16)
+    """Capacity of one packed row in tokens."""
+    zero_stage: int = Field(default=0, ge=0, le=2)
+    dtype: Dtype = "float32"
+    attention: Literal["sdpa", "eager", "flash_attention_2"] = "sdpa"
+    threads: int | None = Field(default=None, ge=1)
+    logprob_chunk: int = Field(default=1024, ge=1)

@@ -1,0 +1,24 @@
+"""Errors of the learner.
+
+LearnerError                 exit code 1
+├── InputError               exit code 2: a setting, model or demonstration the user gave is wrong
+└── TrainingDiverged         the loss or the gradient is not finite; nothing is published
+"""
+
+from typing import ClassVar
+
+
+class LearnerError(Exception):
+    """Root of every error that leaves this package."""
+
+    exit_code: ClassVar[int] = 1
+
+
+class InputError(LearnerError, ValueError):
+    """A setting, model folder or demonstration that cannot be used; says what would be."""
+
+    exit_code: ClassVar[int] = 2
+
+
+class TrainingDiverged(LearnerError):
+    """A loss or gradient norm is NaN or infinite; the weights must not be published."""

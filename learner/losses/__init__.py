@@ -1,0 +1,20 @@
+"""Policy losses: one idea a file, found by name.
+
+`inputs` says what each is given and returns; none reduces over tokens (`learner.aggregation`).
+"""
+
+from learner.losses import cispo, ppo, reinforce
+from learner.losses.catalogue import LOSSES, PolicyLoss, policy_loss, policy_loss_function
+from learner.losses.inputs import LossInputs, TokenLoss
+
+__all__ = [
+    "LOSSES",
+    "LossInputs",
+    "PolicyLoss",
+    "TokenLoss",
+    "cispo",
+    "policy_loss",
+    "policy_loss_function",
+    "ppo",
+    "reinforce",
+]

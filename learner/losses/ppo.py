@@ -1,0 +1,58 @@
+"""PPO's clipped surrogate, which GRPO shares.
+
+Schulman et al. 2017 (arXiv 1707.06347, eq. 7); clip-higher: DAPO (arXiv 2503.14476);
+dual clip: Ye et al. 2019 (arXiv 1912.09729).
+"""
+
+import torch
+
+from learner.errors import InputError
+from learner.losses.catalogue import policy_loss_function
+from learner.losses.inputs import LossInputs, TokenLoss
+
+
+@policy_loss_function("ppo", "grpo", owns_is=True)
+def ppo(
+    inputs: LossInputs,
+    *,
+    clip_low: float = 0.2,
+    clip_high: float = 0.2,
+    dual_clip: float | None = None,
+) -> TokenLoss:
+    """ℓ_t = max(−A·r, −A·clip(r, 1 − clip_low, 1 + clip_high)); for A < 0 at most −dual_clip·A.
+
+    r is current / anchor. The gradient is 0 where the clip is active.
+
+    Args:
+        inputs: One packed row.
+        clip_low: ε below 1.
+        clip_high: ε above 1.
+        dual_clip: An absolute bound of the ratio where A < 0, above 1 + clip_high; None: off.
+
+    Returns:
+        Stats count tokens: `clip_low` (A < 0 and r too small), `clip_high` (A > 0 and r too large),
+        `dual_clip`.
+
+    Raises:
+        InputError: Bounds out of order.
+    """
+    if not (0 <= clip_low <= 1 and clip_high >= 0):
+        raise InputError(
+            f"ppo needs 0 <= clip_low <= 1 and clip_high >= 0, found {clip_low} and {clip_high}"
+        )
+    if dual_clip is not None and dual_clip <= 1 + clip_high:
+        raise InputError(
+            f"dual_clip must be above 1 + clip_high = {1 + clip_high}, found {dual_clip}"
+        )
+    ratio, advantages = inputs.log_ratio.exp(), inputs.advantages
+    low, high = 1 - clip_low, 1 + clip_high
+    per_token = torch.maximum(-advantages * ratio, -advantages * ratio.clamp(low, high))
+    stats = {
+        "clip_low": (inputs.trained & (advantages < 0) & (ratio < low)).sum(),
+        "clip_high": (inputs.trained & (advantages > 0) & (ratio > high)).sum(),
+    }
+    if dual_clip is not None:
+        active = inputs.trained & (advantages < 0) & (ratio > dual_clip)
+        per_token = torch.where(active, -dual_clip * advantages, per_token)
+        stats["dual_clip"] = active.sum()
+    return TokenLoss(torch.where(inputs.trained, per_token, 0.0), stats)

@@ -1,0 +1,150 @@
+"""Policies: building a tiny one from scratch, loading one, log-probabilities of packed rows.
+
+Leaves out how a policy is trained (`deepspeed_engine`) and where it is saved (`checkpoint`).
+"""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from learner.config import TinyModelConfig
+from learner.errors import InputError
+from learner.logprobs import chunked_logprobs
+
+SPECIAL_TOKENS = ("<pad>", "<eos>", "<bos>")
+
+POSITION_BLIND = frozenset({"mamba", "mamba2", "qwen3_next", "qwen3_5", "rwkv", "falcon_mamba"})
+"""Model types whose layers carry state across a packed row whatever position_ids say."""
+
+
+def build_tiny(config: TinyModelConfig, folder: Path, *, seed: int) -> None:
+    """Writes a Qwen3 with random weights and its character tokenizer into a folder.
+
+    Args:
+        config: Sizes and characters.
+        folder: Created if missing; holds config.json, model.safetensors and the tokenizer.
+        seed: Of the initial weights.
+    """
+    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+
+    vocabulary = {token: i for i, token in enumerate([*SPECIAL_TOKENS, *config.characters])}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<pad>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
+    tokenizer.decoder = decoders.Fuse()
+    PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        pad_token="<pad>",
+        eos_token="<eos>",
+        bos_token="<bos>",
+        unk_token="<pad>",
+        model_max_length=config.context,
+    ).save_pretrained(folder)
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        model = Qwen3ForCausalLM(
+            Qwen3Config(
+                vocab_size=len(vocabulary),
+                hidden_size=config.hidden_size,
+                intermediate_size=config.intermediate_size,
+                num_hidden_layers=config.layers,
+                num_attention_heads=config.heads,
+                num_key_value_heads=config.kv_heads,
+                head_dim=config.head_dim,
+                max_position_embeddings=config.context,
+                initializer_range=config.initializer_range,
+                tie_word_embeddings=True,
+                pad_token_id=0,
+                eos_token_id=1,
+                bos_token_id=2,
+            )
+        )
+    model.to(torch.float32).save_pretrained(folder)
+
+
+def load_tokenizer(path: str) -> Any:
+    """The tokenizer of a model folder or hub name.
+
+    Raises:
+        InputError: It cannot be loaded, or has no end-of-sequence token.
+    """
+    from transformers import AutoTokenizer
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(path)
+    except (OSError, ValueError, KeyError) as error:
+        raise InputError(f"no tokenizer can be loaded from {path!r}: {error}") from error
+    if tokenizer.eos_token_id is None:
+        raise InputError(
+            f"the tokenizer in {path!r} has no end-of-sequence token, so no rollout could end"
+        )
+    return tokenizer
+
+
+class Policy(nn.Module):
+    """A causal language model that answers with log-probabilities of packed rows."""
+
+    def __init__(self, model: Any, *, chunk: int) -> None:
+        super().__init__()
+        self.model = model
+        self.chunk = chunk
+
+    def forward(
+        self, token_ids: Tensor, position_ids: Tensor, temperature: float
+    ) -> tuple[Tensor, Tensor]:
+        """Log-probability of every token given those before it in its sequence.
+
+        Args:
+            token_ids: [N] int64, the sequences of one row, one after the other.
+            position_ids: [N] int64, restarting at 0 with every sequence.
+            temperature: Divides the logits, as the engine does when it samples.
+
+        Returns:
+            Log-probabilities [N] float32 with gradient, entries of first tokens 0; and the
+            entropy of the distribution each token was drawn from, [N] float32, detached.
+        """
+        hidden = self.model.base_model(
+            input_ids=token_ids[None], position_ids=position_ids[None], use_cache=False
+        ).last_hidden_state[0]
+        logprobs, entropy = chunked_logprobs(
+            hidden[:-1],
+            self.model.get_output_embeddings().weight,
+            token_ids[1:],
+            temperature=temperature,
+            chunk=self.chunk,
+        )
+        follows = (position_ids[1:] > 0).to(logprobs.dtype)
+        pad = (1, 0)
+        return (
+            nn.functional.pad(logprobs * follows, pad),
+            nn.functional.pad(entropy * follows, pad),
+        )
+
+
+def load_policy(path: str, *, dtype: str, attention: str, chunk: int) -> Policy:
+    """Loads a causal language model for training on packed rows.
+
+    Raises:
+        InputError: The folder holds no model that can be loaded, or one that cannot be packed.
+    """
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    try:
+        config = AutoConfig.from_pretrained(path)
+        if config.model_type in POSITION_BLIND:
+            raise InputError(
+                f"{path!r} is a {config.model_type} model: its layers ignore position_ids, so "
+                "packed sequences would see each other; models with plain attention can be trained"
+            )
+        model = AutoModelForCausalLM.from_pretrained(
+            path, dtype=getattr(torch, dtype), attn_implementation=attention
+        )
+    except (OSError, ValueError, KeyError) as error:
+        if isinstance(error, InputError):
+            raise
+        raise InputError(
+            f"no causal language model can be loaded from {path!r}: {error}"
+        ) from error
+    return Policy(model, chunk=chunk)

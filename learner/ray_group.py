@@ -1,0 +1,121 @@
+"""The learner as a Ray actor: one rank on DeepSpeed, fed by the broker, publishing to actors."""
+
+import asyncio
+import os
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import ray
+
+from learner.config import LearnerConfig
+from learner.errors import LearnerError
+
+
+def cores_of(text: str) -> set[int]:
+    """Core numbers of a list such as "0,2-5"."""
+    cores: set[int] = set()
+    for part in text.split(","):
+        first, _, last = part.partition("-")
+        cores.update(range(int(first), int(last or first) + 1))
+    return cores
+
+
+class LearnerActor:
+    """Loads the policy in `start`, trains in `run`. Created by `create_learner`."""
+
+    def __init__(self, config: LearnerConfig) -> None:
+        self._config = config
+        self._stop = asyncio.Event()
+        if config.cores is not None:
+            for task in os.listdir("/proc/self/task"):
+                os.sched_setaffinity(int(task), cores_of(config.cores))
+
+    async def start(self, model_path: str, *, seed: int, steps: int, temperature: float) -> None:
+        """Loads model and optimizer.
+
+        Raises:
+            InputError: The model cannot be trained.
+        """
+        await asyncio.to_thread(self._load, model_path, seed, steps, temperature)
+
+    def _load(self, model_path: str, seed: int, steps: int, temperature: float) -> None:
+        import torch
+
+        from learner.deepspeed_engine import DeepSpeedEngine
+        from learner.model import load_policy
+        from learner.update import Updater
+
+        config = self._config
+        torch.manual_seed(seed)
+        policy = load_policy(
+            model_path,
+            dtype=config.dtype,
+            attention=config.attention,
+            chunk=config.logprob_chunk,
+        )
+        self._engine = DeepSpeedEngine(
+            policy,
+            config,
+            model_path=model_path,
+            zero_stage=config.zero_stage,
+            dtype=config.dtype,
+            total_steps=steps,
+            temperature=temperature,
+        )
+        self._updater = Updater(self._engine, config)
+
+    async def run(
+        self, broker: Any, broadcaster: Any, *, steps: int, checkpoints: str, bucket_bytes: int
+    ) -> int:
+        """Trains to the last step or to `stop`; the version reached, its weights published."""
+        from learner.learner import Learner
+        from weight_sync.publisher import Publisher
+        from weight_sync.transports.shared_memory import SharedMemoryTransport
+
+        publisher = Publisher(SharedMemoryTransport(), broadcaster.announce, bucket_bytes)
+        learner = Learner(
+            self._updater,
+            broker,
+            publisher.publish,
+            steps=steps,
+            save=partial(self._save, broker, Path(checkpoints)),
+            checkpoint_every=self._config.checkpoint_every,
+            poll_seconds=2.0,
+        )
+        version = await learner.run(self._stop)
+        await asyncio.to_thread(publisher.flush, 60.0)
+        self._publisher = publisher
+        return version
+
+    async def _save(self, broker: Any, root: Path, version: int) -> None:
+        from learner.checkpoint import save_checkpoint
+
+        state = {"advantage_state": self._updater.advantage_state}
+        path = await asyncio.to_thread(save_checkpoint, self._engine, root, version, state)
+        await broker.commit_checkpoint(version, str(path))
+
+    async def stop(self) -> None:
+        """Ends `run` at the next batch boundary, with a checkpoint."""
+        self._stop.set()
+
+
+def create_learner(config: LearnerConfig) -> Any:
+    """Starts the learner's process on the cluster; returns its Ray handle.
+
+    Raises:
+        LearnerError: The cluster is smaller than what `config` asks for.
+    """
+    threads = config.threads or (len(cores_of(config.cores)) if config.cores else 1)
+    available = ray.cluster_resources()
+    if config.gpus > available.get("GPU", 0):
+        raise LearnerError(
+            f"learner.gpus = {config.gpus:g}, but the cluster has {available.get('GPU', 0):g}"
+        )
+    remote = ray.remote(LearnerActor).options(
+        num_cpus=threads,
+        num_gpus=config.gpus,
+        max_concurrency=8,
+        runtime_env={"env_vars": {"OMP_NUM_THREADS": str(threads)}},
+    )
+    return remote.remote(config)

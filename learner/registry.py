@@ -1,0 +1,87 @@
+"""Named functions that a recipe chooses by name, and user code extends by "module:function".
+
+Holds no algorithm. Built-in entries register themselves when their package is imported.
+"""
+
+import difflib
+import importlib
+import inspect
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Generic, TypeVar
+
+from learner.errors import InputError
+
+T = TypeVar("T")
+
+
+class Registry(Generic[T]):
+    """Entries of one kind by name.
+
+    Example:
+        >>> shapes: Registry[int] = Registry("shape", int)
+        >>> shapes.add("square", 4)
+        >>> shapes["square"]
+        4
+    """
+
+    def __init__(self, kind: str, entry_type: type[T]) -> None:
+        self._kind = kind
+        self._entry_type = entry_type
+        self._entries: dict[str, T] = {}
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(sorted(self._entries))
+
+    def add(self, name: str, entry: T) -> None:
+        """Makes `entry` known as `name`.
+
+        Raises:
+            InputError: The name is taken.
+        """
+        if name in self._entries:
+            raise InputError(f"{self._kind} {name!r} is already registered")
+        self._entries[name] = entry
+
+    def __getitem__(self, name: str) -> T:
+        """The entry of a registered name, or of a path "module:function" to a decorated function.
+
+        Raises:
+            InputError: There is none; names the nearest.
+        """
+        if name in self._entries:
+            return self._entries[name]
+        if ":" in name:
+            return self._load(name)
+        near = difflib.get_close_matches(name, self._entries, n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        raise InputError(
+            f"unknown {self._kind} {name!r}: expected one of {', '.join(self)}, "
+            f'or a path "module:function"{hint}'
+        )
+
+    def _load(self, path: str) -> T:
+        module, _, attribute = path.partition(":")
+        try:
+            entry = getattr(importlib.import_module(module), attribute)
+        except (ImportError, AttributeError, ValueError) as error:
+            raise InputError(f"cannot load {self._kind} {path!r}: {error}") from error
+        if not isinstance(entry, self._entry_type):
+            raise InputError(
+                f"{path!r} is a {type(entry).__name__}, not a registered {self._kind}; "
+                "put the decorator on it"
+            )
+        return entry
+
+
+def options_of(function: Callable[..., Any]) -> list[str]:
+    """The keyword-only parameters of a registered function: its options."""
+    parameters = inspect.signature(function).parameters.values()
+    return [item.name for item in parameters if item.kind is item.KEYWORD_ONLY]
+
+
+def refuse_unknown_options(what: str, given: Iterable[str], known: Iterable[str]) -> None:
+    """Raises InputError where an option is not among those known."""
+    unknown = sorted(set(given) - set(known))
+    if unknown:
+        allowed = ", ".join(sorted(known)) or "none"
+        raise InputError(f"{what} has no option {', '.join(unknown)}; its options: {allowed}")

@@ -1,0 +1,138 @@
+"""The accounts of a run: is every issued group in exactly one state?
+
+Read from the ledger alone and without writing to it, so `headway inspect` works on a run that is
+going on as well as on one whose processes are all dead.
+"""
+
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from queues.errors import InputError, LedgerError
+from queues.groups import State, StateCounts
+from queues.journal import read_group
+from queues.ledger import Counts, count_rows
+from queues.ledger_tables import FILE_NAME, JOURNAL_NAME, check_schema_version
+from queues.records import Purpose
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Accounting:
+    """Where the train groups of a run are.
+
+    issued = queued + leased + ready + taken + trained + Σ dropped + Σ failed
+    """
+
+    issued: int
+    """Counted as they were issued, not by adding up the states."""
+    queued: int
+    leased: int
+    ready: int
+    taken: int
+    trained: int
+    dropped: dict[str, int]
+    """By reason."""
+    failed: dict[str, int]
+    """By reason."""
+    trained_twice: int
+    duplicates: int
+    """Results that were refused: of lost leases, or of groups that have one."""
+    balanced: bool
+    """The states add up to what was issued, and agree with the recorded batches and, in a running
+    broker, with its memory."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """As `headway inspect --json` prints it."""
+        return asdict(self)
+
+
+def read_accounting(run_directory: Path) -> Accounting:
+    """The accounts of a run, dead or alive.
+
+    Raises:
+        InputError: There is no run in the directory.
+        LedgerError: Its ledger cannot be read.
+    """
+    with _open(run_directory) as database:
+        return account(count_rows(database))
+
+
+def export_parquet(run_directory: Path, file: Path) -> int:
+    """Write every journaled rollout of a run to Parquet; returns the number of rows.
+
+    Columns are those of `queues.schema.SCHEMA`, `state` and `trained_version` (null: untrained).
+
+    Raises:
+        InputError: There is no run in the directory, or the file cannot be written.
+        LedgerError: The ledger cannot be read.
+        JournalError: A journaled group cannot be read back.
+    """
+    from queues.schema import write_parquet  # the accounts themselves do without Arrow
+
+    journal = run_directory / JOURNAL_NAME
+    with _open(run_directory) as database:
+        rows = database.execute(
+            "SELECT segment, offset, state, trained_version FROM results"
+            " JOIN groups USING (group_id) WHERE segment IS NOT NULL ORDER BY segment, offset"
+        )
+        groups = (
+            (read_group(journal, segment, offset), state, trained_version)
+            for segment, offset, state, trained_version in rows
+        )
+        try:
+            return write_parquet(groups, file)
+        except OSError as error:
+            raise InputError(f"{file}: cannot be written: {error}") from error
+
+
+def account(counts: Counts, memory: StateCounts | None = None) -> Accounting:
+    """The accounts from the counted rows, held against a running broker's memory if given."""
+    states = {state: _by_reason(counts.states, state) for state in State}
+    totals = {state: sum(reasons.values()) for state, reasons in states.items()}
+    return Accounting(
+        issued=counts.issued,
+        queued=totals[State.QUEUED],
+        leased=totals[State.LEASED],
+        ready=totals[State.READY],
+        taken=totals[State.TAKEN],
+        trained=totals[State.TRAINED],
+        dropped=states[State.DROPPED],
+        failed=states[State.FAILED],
+        trained_twice=counts.trained_twice,
+        duplicates=counts.duplicates,
+        balanced=(
+            counts.issued == sum(totals.values())
+            and counts.in_batches == {False: totals[State.TAKEN], True: totals[State.TRAINED]}
+            and counts.trained_twice == 0
+            and (memory is None or memory == counts.states)
+        ),
+    )
+
+
+def _by_reason(states: StateCounts, wanted: State) -> dict[str, int]:
+    return {
+        reason: count
+        for (purpose, state, reason), count in states.items()
+        if purpose is Purpose.TRAIN and state is wanted
+    }
+
+
+@contextmanager
+def _open(run_directory: Path) -> Iterator[sqlite3.Connection]:
+    """The ledger, read-only, as it is at one moment."""
+    path = run_directory / FILE_NAME
+    if not path.is_file():
+        raise InputError(f"{run_directory}: no {FILE_NAME} here, so it is not the folder of a run")
+    try:
+        database = sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)
+        try:
+            check_schema_version(database, path)
+            database.execute("BEGIN")
+            yield database
+        finally:
+            database.close()
+    except sqlite3.Error as error:
+        raise LedgerError(f"{path}: cannot be read: {error}") from error

@@ -1,0 +1,45 @@
+"""Section `[queues]` of a recipe. Imports neither pyarrow nor Ray: `headway validate` loads it."""
+
+from typing import Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+
+class QueuesConfig(BaseModel):
+    """How far actors may run ahead, how groups are redelivered, and how durable results are."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    max_staleness: int = Field(default=2, ge=0)
+    """η: the largest lag, in policy versions, of a token that is trained. 0 is synchronous
+    training. It is also the back-pressure: at most (η + 1) · groups_per_batch groups are live."""
+    on_overdue: Literal["wait"] = "wait"
+    """What the learner does about a straggler that is due: it waits, so that nothing is discarded
+    and no token exceeds `max_staleness`."""
+    allow_uncorrected: bool = False
+    """Allow max_staleness > 0 with a loss that corrects for neither staleness nor the engine."""
+    lease_seconds: float = Field(default=60.0, gt=0)
+    """A lease without a heartbeat for this long is void, and its group is redelivered."""
+    heartbeat_seconds: float = Field(default=5.0, gt=0)
+    """How often a worker renews its leases."""
+    max_attempts: int = Field(default=3, ge=1)
+    """Deliveries of a group, the first included, before it counts as failed."""
+    queued_batches: int = Field(default=2, ge=1)
+    """Batches of prompts kept waiting for their first lease."""
+    synchronous: Literal["full", "normal"] = "full"
+    """Durability of the ledger: `full` survives the loss of power, `normal` only that of
+    processes."""
+    commit_interval_seconds: float = Field(default=0.005, ge=0, le=0.1)
+    """How long a commit waits for other changes to join it."""
+    segment_bytes: int = Field(default=256 * 2**20, ge=1)
+    """A journal segment that has reached this size is closed and the next one begun."""
+
+    @model_validator(mode="after")
+    def _leases_outlive_heartbeats(self) -> Self:
+        if self.lease_seconds < 2 * self.heartbeat_seconds:
+            raise ValueError(
+                f"lease_seconds = {self.lease_seconds:g} must be at least twice heartbeat_seconds"
+                f" = {self.heartbeat_seconds:g}: one late heartbeat would void leases of live"
+                " workers, and their groups would be generated again and again"
+            )
+        return self

@@ -1,0 +1,70 @@
+"""Held-out evaluations on their way: what has been scored so far.
+
+They go through leases and puts like training groups, but are outside admission and the training
+accounts.
+"""
+
+import time
+from dataclasses import dataclass
+
+from queues.records import Evaluation, Summary
+
+
+@dataclass(slots=True, kw_only=True)
+class EvaluationRun:
+    """One evaluation; made when it is queued, and again from the ledger."""
+
+    name: str
+    count: int
+    temperature: float
+    min_version: int
+    scored: int = 0
+    failed: int = 0
+    rewards: float = 0.0
+    """Sum over the scored prompts."""
+    tokens: int = 0
+    lowest_version: int | None = None
+    highest_version: int | None = None
+    started_at: float | None = None
+    """Epoch seconds of the first lease."""
+    finished_at: float | None = None
+    """Epoch seconds of the latest result."""
+
+    @property
+    def finished(self) -> bool:
+        """Whether every prompt is scored or failed."""
+        return self.scored + self.failed == self.count
+
+    def start(self) -> None:
+        """A prompt was leased."""
+        if self.started_at is None:
+            self.started_at = time.time()
+
+    def score(self, result: Summary) -> None:
+        """One more prompt is scored."""
+        self.scored += 1
+        self.finished_at = time.time()
+        self.rewards += result.reward
+        self.tokens += result.tokens
+        oldest = (self.lowest_version, result.oldest_version)
+        newest = (self.highest_version, result.newest_version)
+        self.lowest_version = min((v for v in oldest if v is not None), default=None)
+        self.highest_version = max((v for v in newest if v is not None), default=None)
+
+    def fail(self) -> None:
+        """One more prompt used up its attempts."""
+        self.failed += 1
+        self.finished_at = time.time()
+
+    def outcome(self) -> Evaluation:
+        """The result of a finished evaluation."""
+        return Evaluation(
+            name=self.name,
+            count=self.count,
+            failed=self.failed,
+            score=self.rewards / self.scored if self.scored else None,
+            lowest_version=self.lowest_version,
+            highest_version=self.highest_version,
+            tokens=self.tokens,
+            seconds=(self.finished_at or 0.0) - (self.started_at or 0.0),
+        )

@@ -1,0 +1,125 @@
+"""Accepted groups on disk: numbered segments of checksummed frames, only ever appended to.
+
+    frame = length u32 · xxh3_64 u64 · payload (an Arrow IPC stream)      little-endian
+
+A frame counts once the ledger has committed its (segment, offset). What follows the last committed
+frame, whole or torn, is garbage that nobody refers to. A journal that is opened again begins a new
+segment, so no old byte is ever touched. Blocking; used by one thread (`queues.writer`), readable
+from any.
+"""
+
+import os
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO, NamedTuple
+
+import xxhash
+
+from queues.errors import JournalError
+
+_HEADER = struct.Struct("<IQ")
+_LARGEST = 2**32 - 1
+
+
+class Location(NamedTuple):
+    """Where a payload lies."""
+
+    segment: int
+    offset: int
+    """Of the frame, header included."""
+    length: int
+    """Of the payload."""
+
+
+class Journal:
+    """The writing end."""
+
+    def __init__(self, directory: Path, *, segment_bytes: int) -> None:
+        self.directory = directory
+        self._segment_bytes = segment_bytes
+        self._file: BinaryIO | None = None
+        self._dirty = False
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+            self._segment = max((int(path.stem) for path in directory.glob("*.segment")), default=0)
+        except (OSError, ValueError) as error:
+            raise JournalError(f"{directory}: cannot be opened: {error}") from error
+
+    def append(self, payload: bytes) -> Location:
+        """Write a frame; it is durable only after `sync`."""
+        if len(payload) > _LARGEST:
+            raise JournalError(f"payload of {len(payload)} bytes, at most {_LARGEST} fit a frame")
+        if self._file is None or self._file.tell() >= self._segment_bytes:
+            self._begin_segment()
+        assert self._file is not None
+        offset = self._file.tell()
+        self._file.write(_HEADER.pack(len(payload), xxhash.xxh3_64_intdigest(payload)))
+        self._file.write(payload)
+        self._dirty = True
+        return Location(self._segment, offset, len(payload))
+
+    def sync(self) -> None:
+        """Make every frame so far survive the loss of power (fdatasync)."""
+        if self._file is not None and self._dirty:
+            self._file.flush()
+            os.fdatasync(self._file.fileno())
+            self._dirty = False
+
+    def close(self) -> None:
+        """Sync and close; appending again begins a new segment."""
+        if self._file is not None:
+            self.sync()
+            self._file.close()
+            self._file = None
+
+    def _begin_segment(self) -> None:
+        self.close()
+        self._segment += 1
+        self._file = _path(self.directory, self._segment).open("xb")
+        directory = os.open(self.directory, os.O_RDONLY)
+        try:
+            os.fsync(directory)
+        finally:
+            os.close(directory)
+
+
+def read_group(directory: Path, segment: int, offset: int) -> bytes:
+    """The payload of one frame, verified.
+
+    Raises:
+        JournalError: The segment or frame is missing, truncated or damaged.
+    """
+    path = _path(directory, segment)
+    try:
+        with path.open("rb") as file:
+            file.seek(offset)
+            payload = _read_frame(file)
+    except OSError as error:
+        raise JournalError(f"{path}: cannot be read: {error}") from error
+    if payload is None:
+        raise JournalError(f"{path}: the frame at byte {offset} is truncated or damaged")
+    return payload
+
+
+def frames(directory: Path, segment: int) -> Iterator[tuple[int, bytes]]:
+    """Offset and payload of a segment's frames, up to the first that is truncated or damaged."""
+    with _path(directory, segment).open("rb") as file:
+        offset = 0
+        while (payload := _read_frame(file)) is not None:
+            yield offset, payload
+            offset = file.tell()
+
+
+def _path(directory: Path, segment: int) -> Path:
+    return directory / f"{segment:08d}.segment"
+
+
+def _read_frame(file: BinaryIO) -> bytes | None:
+    header = file.read(_HEADER.size)
+    if len(header) < _HEADER.size:
+        return None
+    length, checksum = _HEADER.unpack(header)
+    payload = file.read(length)
+    whole = len(payload) == length and xxhash.xxh3_64_intdigest(payload) == checksum
+    return payload if whole else None

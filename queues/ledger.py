@@ -1,0 +1,336 @@
+"""The run's books: one SQLite database (WAL) in which every change of state is a row.
+
+The ledger records what the broker decided; it decides nothing. All methods block and belong to one
+thread (`queues.writer`), inside a transaction that the writer begins and commits; only opening,
+`remember`, `load` and `close` are called outside it. `queues.accounts` reads a run from elsewhere.
+"""
+
+import fcntl
+import json
+import sqlite3
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+from queues.errors import InputError, LedgerError
+from queues.evaluations import EvaluationRun
+from queues.groups import FINAL, Group, State, StateCounts
+from queues.journal import Location
+from queues.ledger_tables import FILE_NAME, LOCK_NAME, check_schema_version, create_tables
+from queues.records import Lease, Prompt, Purpose, Summary
+
+
+class Counts(NamedTuple):
+    """What counting the rows gives."""
+
+    states: StateCounts
+    issued: int
+    """Train groups, counted when they were issued."""
+    duplicates: int
+    in_batches: Mapping[bool, int]
+    """Members of batches, by whether the batch is acknowledged."""
+    trained_twice: int
+
+
+Row = sqlite3.Row
+
+
+class Snapshot(NamedTuple):
+    """What a broker needs to go on where the last one stopped."""
+
+    groups: Sequence[Row]
+    """Those not in a final state, in the order of their issue, with `accepted_at` and `batch`."""
+    finished: StateCounts
+    evaluations: Sequence[Row]
+    """With their `scored`, `failed`, `rewards`, `tokens`, `lowest_version`, `highest_version`."""
+    batches: Sequence[Row]
+    meta: Mapping[str, str]
+    next_number: int
+
+
+class Ledger:
+    """The writing end; one for a run at a time.
+
+    Raises:
+        LedgerError: The database cannot be opened, is another broker's, or of another version.
+    """
+
+    def __init__(self, directory: Path, *, synchronous: Literal["full", "normal"]) -> None:
+        path = directory / FILE_NAME
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+            self._lock = (directory / LOCK_NAME).open("w")
+            # Opened in the thread that recovers, used in the writer's from then on.
+            self._database = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+        except (OSError, sqlite3.Error) as error:
+            raise LedgerError(f"{path}: cannot be opened: {error}") from error
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self._database.row_factory = sqlite3.Row
+            self._execute("PRAGMA journal_mode = WAL")
+            self._execute(f"PRAGMA synchronous = {synchronous.upper()}")
+            self._execute("PRAGMA foreign_keys = ON")
+            create_tables(self._database)
+            check_schema_version(self._database, path)
+        except BlockingIOError as error:
+            self.close()
+            raise LedgerError(f"{path}: another broker of this run is alive") from error
+        except sqlite3.Error as error:
+            self.close()
+            raise LedgerError(f"{path}: not a ledger: {error}") from error
+        except LedgerError:
+            self.close()
+            raise
+
+    def begin(self) -> None:
+        """Begin the transaction that all changes are part of."""
+        self._execute("BEGIN IMMEDIATE")
+
+    def commit(self) -> None:
+        """Make all changes since `begin` durable."""
+        self._execute("COMMIT")
+
+    def rollback(self) -> None:
+        """Forget all changes since `begin`."""
+        if self._database.in_transaction:
+            self._execute("ROLLBACK")
+
+    def close(self) -> None:
+        """Close the database; another broker may go on."""
+        self._database.close()
+        self._lock.close()
+
+    # --- prompts
+
+    def issue(
+        self, groups: Sequence[Group], texts: Sequence[str], cursor: str, *, last: bool
+    ) -> None:
+        """Record train groups, their prompts as JSON, the source's cursor and whether it ended."""
+        self._insert_groups(groups, texts)
+        self._count("issued", len(groups))
+        self._execute("INSERT OR REPLACE INTO meta VALUES ('cursor', ?)", (cursor,))
+        if last:
+            self.remember("ended", "true")
+
+    def evaluate(self, run: EvaluationRun, groups: Sequence[Group], texts: Sequence[str]) -> None:
+        """Record an evaluation, its groups and their prompts as JSON."""
+        self._execute(
+            "INSERT INTO evaluations (name, temperature, min_version, count) VALUES (?, ?, ?, ?)",
+            (run.name, run.temperature, run.min_version, run.count),
+        )
+        self._insert_groups(groups, texts)
+
+    # --- leases and results
+
+    def lease(self, engine_id: str, leases: Sequence[Lease]) -> None:
+        """Record leases, and when the first of an evaluation was."""
+        self._database.executemany(
+            "UPDATE groups SET state = 'leased', attempt = ?, engine_id = ?, start_version = ?,"
+            " deadline_version = ? WHERE group_id = ?",
+            [
+                (x.attempt, engine_id, x.start_version, x.deadline_version, x.group_id)
+                for x in leases
+            ],
+        )
+        self._database.executemany(
+            "UPDATE evaluations SET started_at = coalesce(started_at, ?)"
+            " WHERE name = (SELECT evaluation FROM groups WHERE group_id = ?)",
+            [(time.time(), x.group_id) for x in leases if x.purpose is Purpose.EVALUATE],
+        )
+
+    def redeliver(self, group_id: str, error: str) -> None:
+        """Record that a lease was given back or lost."""
+        self._execute(
+            "UPDATE groups SET state = 'queued', error = ? WHERE group_id = ?", (error, group_id)
+        )
+
+    def fail(self, group_id: str, reason: str, error: str) -> None:
+        """Record that a group used up its attempts."""
+        self._execute(
+            "UPDATE groups SET state = 'failed', reason = ?, error = ? WHERE group_id = ?",
+            (reason, error, group_id),
+        )
+        self._advance_evaluation(group_id)
+
+    def accept(self, result: Summary, location: Location | None) -> None:
+        """Record the one result of a group: journaled and ready, or (no location) scored."""
+        state = State.SCORED if location is None else State.READY
+        self._execute(
+            "INSERT INTO results VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            (
+                result.group_id,
+                result.attempt,
+                *(location or (None, None, None)),
+                result.rollouts,
+                result.tokens,
+                result.reward,
+                result.oldest_version,
+                result.newest_version,
+                time.time(),
+            ),
+        )
+        self._execute("UPDATE groups SET state = ? WHERE group_id = ?", (state, result.group_id))
+        self._advance_evaluation(result.group_id)
+
+    def refuse(self, group_id: str) -> State | None:
+        """Count a put that was not accepted; returns the group's state, None if it is unknown."""
+        row = self._execute("SELECT state FROM groups WHERE group_id = ?", (group_id,)).fetchone()
+        if row is None:
+            return None
+        self._count("duplicates", 1)
+        return State(row["state"])
+
+    # --- batches
+
+    def take(self, version: int, group_ids: Sequence[str]) -> list[Location]:
+        """Record the composition of a batch; returns where its groups lie."""
+        self._execute(
+            "INSERT INTO batches (version, taken_at) VALUES (?, ?)", (version, time.time())
+        )
+        self._database.executemany(
+            "INSERT INTO batch_groups (version, position, group_id) VALUES (?, ?, ?)",
+            [(version, position, group_id) for position, group_id in enumerate(group_ids)],
+        )
+        self._update_batch("state = 'taken'", version)
+        return self.locations(version)
+
+    def locations(self, version: int) -> list[Location]:
+        """Where the groups of a recorded batch lie, in its order."""
+        rows = self._execute(
+            "SELECT segment, offset, length FROM batch_groups JOIN results USING (group_id)"
+            " WHERE version = ? ORDER BY position",
+            (version,),
+        )
+        return [Location(*row) for row in rows]
+
+    def ack(self, version: int, statistics: str) -> Counts:
+        """Record that a batch is trained; returns the counts after it."""
+        self._execute(
+            "UPDATE batches SET acked_at = ?, statistics = ? WHERE version = ?",
+            (time.time(), statistics, version),
+        )
+        self._update_batch("state = 'trained', trained_version = :version", version)
+        return self.counts()
+
+    def commit_checkpoint(self, version: int, path: str) -> None:
+        """Record a complete checkpoint."""
+        self._execute(
+            "INSERT OR REPLACE INTO checkpoints VALUES (?, ?, ?)", (version, path, time.time())
+        )
+
+    # --- books
+
+    def remember(self, key: str, value: str) -> str:
+        """Keep a fact of the run, unless it is known; returns the known one."""
+        self._execute("INSERT OR IGNORE INTO meta VALUES (?, ?)", (key, value))
+        known: str = self._execute("SELECT value FROM meta WHERE key = ?", (key,)).fetchone()[0]
+        return known
+
+    def counts(self) -> Counts:
+        """Count the rows."""
+        return count_rows(self._database)
+
+    def load(self) -> Snapshot:
+        """Everything that a new broker goes on from; its predecessor's leases are void."""
+        self._execute("UPDATE groups SET state = 'queued' WHERE state = 'leased'")
+        final = ", ".join(f"'{state}'" for state in FINAL)
+        groups = self._execute(
+            "SELECT groups.*, accepted_at, version AS batch FROM groups"
+            " LEFT JOIN results USING (group_id) LEFT JOIN batch_groups USING (group_id)"
+            f" WHERE state NOT IN ({final}) ORDER BY batch, position, number"
+        )
+        evaluations = self._execute(
+            "SELECT evaluations.*, count(accepted_at) AS scored, sum(state = 'failed') AS failed,"
+            " sum(reward) AS rewards, sum(tokens) AS tokens,"
+            " min(oldest_version) AS lowest_version, max(newest_version) AS highest_version"
+            " FROM evaluations JOIN groups ON evaluation = name LEFT JOIN results USING (group_id)"
+            " GROUP BY name"
+        )
+        (last_number,) = self._execute("SELECT coalesce(max(number), 0) FROM groups").fetchone()
+        return Snapshot(
+            groups=groups.fetchall(),
+            finished={key: n for key, n in self.counts().states.items() if key[1] in FINAL},
+            evaluations=evaluations.fetchall(),
+            batches=self._execute("SELECT * FROM batches ORDER BY version").fetchall(),
+            meta=dict(self._execute("SELECT key, value FROM meta").fetchall()),
+            next_number=last_number + 1,
+        )
+
+    def _insert_groups(self, groups: Sequence[Group], texts: Sequence[str]) -> None:
+        now = time.time()
+        self._database.executemany(
+            "INSERT INTO groups (number, group_id, prompt_id, purpose, evaluation, prompt, state,"
+            " issued_at) VALUES (?, ?, ?, ?, ?, ?, 'queued', ?)",
+            [
+                (x.number, x.group_id, x.prompt.prompt_id, x.purpose, x.evaluation, text, now)
+                for x, text in zip(groups, texts, strict=True)
+            ],
+        )
+
+    def _advance_evaluation(self, group_id: str) -> None:
+        self._execute(
+            "UPDATE evaluations SET finished_at = ?"
+            " WHERE name = (SELECT evaluation FROM groups WHERE group_id = ?)",
+            (time.time(), group_id),
+        )
+
+    def _update_batch(self, change: str, version: int) -> None:
+        self._execute(
+            f"UPDATE groups SET {change} WHERE group_id IN"
+            " (SELECT group_id FROM batch_groups WHERE version = :version)",
+            {"version": version},
+        )
+
+    def _count(self, name: str, change: int) -> None:
+        self._execute("UPDATE counters SET value = value + ? WHERE name = ?", (change, name))
+
+    def _execute(self, sql: str, values: Sequence[Any] | Mapping[str, Any] = ()) -> sqlite3.Cursor:
+        return self._database.execute(sql, values)
+
+
+def dump_prompt(prompt: Prompt) -> str:
+    """The prompt as JSON.
+
+    Raises:
+        InputError: Its metadata is not JSON.
+    """
+    try:
+        return json.dumps(asdict(prompt))
+    except (TypeError, ValueError) as error:
+        raise InputError(f"prompt {prompt.prompt_id!r}: metadata is not JSON: {error}") from error
+
+
+def load_prompt(text: str) -> Prompt:
+    """The prompt that `dump_prompt` wrote."""
+    return Prompt(**json.loads(text))
+
+
+def count_rows(database: sqlite3.Connection) -> Counts:
+    """Count the rows of a ledger; in one transaction where consistency matters."""
+    states = {
+        (Purpose(purpose), State(state), reason): count
+        for purpose, state, reason, count in database.execute(
+            "SELECT purpose, state, reason, count(*) FROM groups GROUP BY purpose, state, reason"
+        )
+    }
+    counters = dict(database.execute("SELECT name, value FROM counters").fetchall())
+    in_batches = {False: 0, True: 0} | {
+        bool(acked): count
+        for acked, count in database.execute(
+            "SELECT acked_at IS NOT NULL, count(*) FROM batch_groups JOIN batches USING (version)"
+            " GROUP BY 1"
+        )
+    }
+    (trained_twice,) = database.execute(
+        "SELECT count(*) - count(DISTINCT group_id) FROM batch_groups JOIN batches USING (version)"
+        " WHERE acked_at IS NOT NULL"
+    ).fetchone()
+    return Counts(
+        states=states,
+        issued=counters["issued"],
+        duplicates=counters["duplicates"],
+        in_batches=in_batches,
+        trained_twice=trained_twice,
+    )

@@ -1,0 +1,56 @@
+"""The line of groups that wait for a lease: evaluations first, then training, oldest issue first.
+
+A redelivered group goes to the front: it has waited longest. Who may lease how many is decided by
+`queues.admission`.
+"""
+
+from collections import deque
+
+from queues.groups import Group
+
+
+class PromptQueue:
+    """Queued groups in the order of their leases."""
+
+    def __init__(self) -> None:
+        self._train: deque[Group] = deque()
+        self._evaluations: dict[str, tuple[int, deque[Group]]] = {}
+
+    def __len__(self) -> int:
+        """Train groups that wait."""
+        return len(self._train)
+
+    def open_evaluation(self, name: str, min_version: int) -> None:
+        """Groups of this evaluation go to engines that serve `min_version` or later."""
+        self._evaluations[name] = (min_version, deque())
+
+    def close_evaluation(self, name: str) -> None:
+        """The evaluation is finished; none of its groups waits."""
+        del self._evaluations[name]
+
+    def append(self, group: Group) -> None:
+        """A new group joins the end of its line."""
+        self._line(group).append(group)
+
+    def redeliver(self, group: Group) -> None:
+        """A group that was leased before goes to the front of its line."""
+        self._line(group).appendleft(group)
+
+    def pop_train(self, limit: int) -> list[Group]:
+        """Up to `limit` train groups leave the line."""
+        return _pop(self._train, limit)
+
+    def pop_evaluations(self, limit: int, engine_version: int) -> list[Group]:
+        """Up to `limit` evaluation groups that an engine of this version may score."""
+        groups: list[Group] = []
+        for min_version, line in self._evaluations.values():
+            if min_version <= engine_version:
+                groups += _pop(line, limit - len(groups))
+        return groups
+
+    def _line(self, group: Group) -> deque[Group]:
+        return self._train if group.evaluation is None else self._evaluations[group.evaluation][1]
+
+
+def _pop(line: deque[Group], limit: int) -> list[Group]:
+    return [line.popleft() for _ in range(min(limit, len(line)))]

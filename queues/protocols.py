@@ -1,0 +1,65 @@
+"""The broker as its three kinds of callers see it.
+
+`Broker` (in this process) and `BrokerClient` (over Ray) satisfy all three; one contract test-suite
+runs against both. Every `timeout` is in seconds and ends a long poll without an error.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+from queues.records import Batch, Evaluation, Lease, Prompt, PutStatus
+
+
+class PromptFeed(Protocol):
+    """What the feeder of prompts calls."""
+
+    async def prompts_wanted(self, timeout: float) -> int:
+        """How many train prompts to issue now; 0 at the timeout."""
+
+    async def issue(self, prompts: Sequence[Prompt], *, cursor: str, last: bool = False) -> None:
+        """Queue prompts for training, in one transaction with the source's cursor."""
+
+    async def cursor(self) -> str | None:
+        """The cursor of the last `issue`."""
+
+    async def evaluate(
+        self, name: str, prompts: Sequence[Prompt], *, temperature: float, min_version: int
+    ) -> None:
+        """Queue an evaluation."""
+
+    async def evaluation(self, name: str, timeout: float) -> Evaluation | None:
+        """The outcome; None while unfinished at the timeout."""
+
+
+class WorkQueue(Protocol):
+    """What a rollout worker calls."""
+
+    async def serving(self, engine_id: str, version: int) -> None:
+        """The engine now samples from this policy version."""
+
+    async def lease(self, engine_id: str, limit: int, timeout: float) -> list[Lease]:
+        """At most `limit` groups to generate; empty at the timeout."""
+
+    async def heartbeat(self, engine_id: str, held: Sequence[tuple[str, int]]) -> list[str]:
+        """Renew leases (group id, attempt); returns the ids that are lost and must be aborted."""
+
+    async def put(self, engine_id: str, payload: bytes) -> PutStatus:
+        """Deliver a finished group, made by `queues.schema.encode`; durable when accepted."""
+
+    async def fail(
+        self, engine_id: str, group_id: str, attempt: int, *, reason: str, error: str
+    ) -> None:
+        """Give a group back."""
+
+
+class BatchQueue(Protocol):
+    """What the learner calls."""
+
+    async def take(self, version: int, timeout: float) -> Batch | None:
+        """The batch to train at `version`; the same one when asked again; None at the timeout."""
+
+    async def ack(self, version: int, statistics: Mapping[str, Any]) -> None:
+        """The batch is trained: the learner is at version + 1."""
+
+    async def commit_checkpoint(self, version: int, path: str) -> None:
+        """A checkpoint of `version` is complete on disk at `path`."""

@@ -1,0 +1,160 @@
+"""The broker as a Ray actor, and a client with the same methods.
+
+The actor is `Broker` itself: Ray runs its coroutines concurrently in one event loop, which is what
+it is written for. Payloads travel through Ray's object store. The actor stays on the node that
+made it, since the ledger lies on that node's disk, and Ray never restarts it by itself: engines
+would have to report their versions again, so a supervisor decides.
+"""
+
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Concatenate, ParamSpec, TypeVar
+
+import ray
+from ray.exceptions import RayActorError, RayError, RayTaskError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from queues.accounts import Accounting
+from queues.broker import Broker
+from queues.config import QueuesConfig
+from queues.errors import BrokerLostError, QueuesError
+from queues.records import Batch, Evaluation, Lease, Prompt, PutStatus
+from queues.status import BrokerStatus
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+MAX_CONCURRENCY = 10_000
+"""Long polls that may be open at once."""
+
+
+def create_broker(
+    directory: Path, *, config: QueuesConfig, groups_per_batch: int, group_size: int, steps: int
+) -> "BrokerClient":
+    """Start the broker of a run on this node; arguments as of `Broker`.
+
+    Raises:
+        QueuesError: What `Broker` raises, e.g. InputError or LedgerError.
+    """
+    here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+    actor = (
+        ray.remote(Broker)
+        .options(
+            num_cpus=0, max_restarts=0, max_concurrency=MAX_CONCURRENCY, scheduling_strategy=here
+        )
+        .remote(
+            directory,
+            config=config,
+            groups_per_batch=groups_per_batch,
+            group_size=group_size,
+            steps=steps,
+        )
+    )
+    try:
+        ray.get(actor.__ray_ready__.remote())
+    except RayError as error:
+        raise _translate(error) from error
+    return BrokerClient(actor)
+
+
+class BrokerClient:
+    """`Broker`'s methods, called over Ray; can be sent to other Ray actors.
+
+    Every method raises what the broker raised, or BrokerLostError where it cannot be reached.
+    """
+
+    def __init__(self, actor: Any) -> None:
+        self._actor = actor
+
+    async def prompts_wanted(self, timeout: float) -> int:
+        """See `Broker.prompts_wanted`."""
+        return await self._call(Broker.prompts_wanted, timeout)
+
+    async def issue(self, prompts: Sequence[Prompt], *, cursor: str, last: bool = False) -> None:
+        """See `Broker.issue`."""
+        await self._call(Broker.issue, prompts, cursor=cursor, last=last)
+
+    async def cursor(self) -> str | None:
+        """See `Broker.cursor`."""
+        return await self._call(Broker.cursor)
+
+    async def evaluate(
+        self, name: str, prompts: Sequence[Prompt], *, temperature: float, min_version: int
+    ) -> None:
+        """See `Broker.evaluate`."""
+        await self._call(
+            Broker.evaluate, name, prompts, temperature=temperature, min_version=min_version
+        )
+
+    async def evaluation(self, name: str, timeout: float) -> Evaluation | None:
+        """See `Broker.evaluation`."""
+        return await self._call(Broker.evaluation, name, timeout)
+
+    async def serving(self, engine_id: str, version: int) -> None:
+        """See `Broker.serving`."""
+        await self._call(Broker.serving, engine_id, version)
+
+    async def lease(self, engine_id: str, limit: int, timeout: float) -> list[Lease]:
+        """See `Broker.lease`."""
+        return await self._call(Broker.lease, engine_id, limit, timeout)
+
+    async def heartbeat(self, engine_id: str, held: Sequence[tuple[str, int]]) -> list[str]:
+        """See `Broker.heartbeat`."""
+        return await self._call(Broker.heartbeat, engine_id, held)
+
+    async def put(self, engine_id: str, payload: bytes) -> PutStatus:
+        """See `Broker.put`."""
+        return await self._call(Broker.put, engine_id, payload)
+
+    async def fail(
+        self, engine_id: str, group_id: str, attempt: int, *, reason: str, error: str
+    ) -> None:
+        """See `Broker.fail`."""
+        await self._call(Broker.fail, engine_id, group_id, attempt, reason=reason, error=error)
+
+    async def take(self, version: int, timeout: float) -> Batch | None:
+        """See `Broker.take`."""
+        return await self._call(Broker.take, version, timeout)
+
+    async def ack(self, version: int, statistics: Mapping[str, Any]) -> None:
+        """See `Broker.ack`."""
+        await self._call(Broker.ack, version, statistics)
+
+    async def commit_checkpoint(self, version: int, path: str) -> None:
+        """See `Broker.commit_checkpoint`."""
+        await self._call(Broker.commit_checkpoint, version, path)
+
+    async def accounting(self) -> Accounting:
+        """See `Broker.accounting`."""
+        return await self._call(Broker.accounting)
+
+    async def status(self, after: int = -1) -> BrokerStatus:
+        """See `Broker.status`."""
+        return await self._call(Broker.status, after)
+
+    async def close(self) -> None:
+        """See `Broker.close`; the actor itself lives until its handles are gone."""
+        await self._call(Broker.close)
+
+    async def _call(
+        self,
+        method: Callable[Concatenate[Broker, P], Coroutine[Any, Any, T]],
+        *args: P.args,
+        **options: P.kwargs,
+    ) -> T:
+        try:
+            answer: T = await getattr(self._actor, method.__name__).remote(*args, **options)
+        except RayError as error:
+            raise _translate(error) from error
+        return answer
+
+
+def _translate(error: RayError) -> Exception:
+    """Our own exception inside Ray's, or BrokerLostError; a bug in the broker stays as it is."""
+    cause: Any = error.cause if isinstance(error, RayTaskError) else error.__cause__
+    if isinstance(cause, QueuesError):
+        return cause
+    if isinstance(error, RayActorError):
+        return BrokerLostError(f"the broker's process is gone: {error}")
+    foreign: Exception = error
+    return foreign

@@ -1,0 +1,103 @@
+"""A book from a ledger: how a broker goes on after its predecessor, however that ended.
+
+Accepted groups are ready, a taken batch is taken, evaluations go on. Leases are void, since their
+holders hold them from a broker that is gone: those groups stand at the front of the line, and their
+next lease has a higher attempt, so late results of the old ones are refused.
+"""
+
+import json
+import time
+
+from queues.book import BATCHES_KEPT, BatchRecord, Book
+from queues.errors import InputError
+from queues.evaluations import EvaluationRun
+from queues.groups import Group, Groups, State
+from queues.ledger import Ledger, Row, Snapshot, load_prompt
+
+
+def recover(ledger: Ledger, book: Book) -> None:
+    """Fill a new book with what the ledger says.
+
+    Raises:
+        InputError: The run was begun with another groups_per_batch or group_size.
+    """
+    _check_shape(ledger, book)
+    snapshot = ledger.load()
+    book.groups = Groups(finished=snapshot.finished)
+    book.cursor = snapshot.meta.get("cursor")
+    book.ended = "ended" in snapshot.meta
+    book.next_number = snapshot.next_number
+    acked = [row for row in snapshot.batches if row["acked_at"] is not None]
+    book.version = len(acked)
+    book.batches.extend(_batch(row) for row in acked[-BATCHES_KEPT:])
+    for row in snapshot.evaluations:
+        run = book.evaluations[row["name"]] = _evaluation(row)
+        if not run.finished:
+            book.prompts.open_evaluation(run.name, run.min_version)
+    _place_groups(snapshot, book)
+
+
+def _check_shape(ledger: Ledger, book: Book) -> None:
+    shape = {"groups_per_batch": book.bounds.groups_per_batch, "group_size": book.group_size}
+    for name, value in shape.items():
+        begun_with = ledger.remember(name, str(value))
+        if begun_with != str(value):
+            raise InputError(f"{name} = {value}, but this run was begun with {begun_with}")
+
+
+def _place_groups(snapshot: Snapshot, book: Book) -> None:
+    redelivered = []
+    age = time.monotonic() - time.time()  # from epoch to monotonic seconds
+    for row in snapshot.groups:
+        group = _group(row)
+        if group.state is State.READY:
+            group.due, group.ready_at = row["deadline_version"], row["accepted_at"] + age
+            book.results.add(group)
+        elif group.state is State.TAKEN:
+            group.due = row["batch"]
+            book.taken.append(group)
+        elif group.attempt:
+            redelivered.append(group)
+        else:
+            book.prompts.append(group)
+        book.groups.add(group)
+    for group in reversed(redelivered):
+        book.prompts.redeliver(group)
+
+
+def _group(row: Row) -> Group:
+    return Group(
+        number=row["number"],
+        group_id=row["group_id"],
+        prompt=load_prompt(row["prompt"]),
+        evaluation=row["evaluation"],
+        state=State(row["state"]),
+        attempt=row["attempt"],
+        engine_id=row["engine_id"],
+        start_version=row["start_version"],
+    )
+
+
+def _batch(row: Row) -> BatchRecord:
+    return BatchRecord(
+        version=row["version"],
+        acked_at=row["acked_at"],
+        statistics=json.loads(row["statistics"]),
+    )
+
+
+def _evaluation(row: Row) -> EvaluationRun:
+    return EvaluationRun(
+        name=row["name"],
+        count=row["count"],
+        temperature=row["temperature"],
+        min_version=row["min_version"],
+        scored=row["scored"],
+        failed=row["failed"],
+        rewards=row["rewards"] or 0.0,
+        tokens=row["tokens"] or 0,
+        lowest_version=row["lowest_version"],
+        highest_version=row["highest_version"],
+        started_at=row["started_at"],
+        finished_at=row["finished_at"],
+    )

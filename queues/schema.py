@@ -1,0 +1,281 @@
+"""Rollout groups as Arrow: a record batch of G rows, an IPC stream on the wire and in the journal.
+
+Validation happens in two places with the same checks: `encode` refuses to write what `decode`
+would refuse to read. Columns are checked as arrays, not row by row. What a group may do next is
+not decided here (`queues.broker`), nor where its bytes lie (`queues.journal`).
+"""
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from queues.errors import SchemaError
+from queues.records import FinishReason, Rollout, RolloutGroup, Summary
+
+SCHEMA_VERSION = 1
+VERSION_KEY = b"headway.schema_version"
+LOGPROB_TOLERANCE = 1e-4
+"""Log-probabilities may exceed 0 by this much: engines round."""
+
+_TIMESTAMP = pa.timestamp("us", tz="UTC")
+SCHEMA = pa.schema(
+    [
+        pa.field(name, kind, nullable=False)
+        for name, kind in (
+            ("prompt_id", pa.string()),
+            ("group_id", pa.string()),
+            ("attempt", pa.int32()),
+            ("sample_index", pa.int32()),
+            ("token_ids", pa.list_(pa.int32())),
+            ("prompt_length", pa.int32()),
+            ("loss_mask", pa.list_(pa.bool_())),
+            ("behavior_logprobs", pa.list_(pa.float32())),
+            ("versions", pa.list_(pa.int32())),
+            ("reward", pa.float64()),
+            ("reward_parts", pa.map_(pa.string(), pa.float64())),
+            ("finish_reason", pa.string()),
+            ("turns", pa.int32()),
+            ("environment", pa.string()),
+            ("engine_id", pa.string()),
+            ("created_at", _TIMESTAMP),
+            ("finished_at", _TIMESTAMP),
+            ("metadata", pa.string()),
+        )
+    ],
+    metadata={VERSION_KEY: str(SCHEMA_VERSION).encode()},
+)
+_GROUP_COLUMNS = ("group_id", "prompt_id", "attempt")
+_TOKEN_COLUMNS = ("loss_mask", "behavior_logprobs", "versions")
+
+
+def encode(group: RolloutGroup) -> bytes:
+    """The group as an Arrow IPC stream.
+
+    Raises:
+        SchemaError: The group breaks the schema; the message starts with the field's name.
+    """
+    rows = [_row(group, rollout) for rollout in group.rollouts]
+    columns = []
+    for field in SCHEMA:
+        try:
+            columns.append(pa.array([row[field.name] for row in rows], type=field.type))
+        except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
+            raise SchemaError(f"{field.name}: not {field.type}: {error}") from error
+    batch = pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
+    _validate(batch)
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, SCHEMA) as writer:
+        writer.write_batch(batch)
+    return bytes(sink.getvalue())
+
+
+def decode(payload: bytes) -> RolloutGroup:
+    """The group in a payload that `encode` made.
+
+    Raises:
+        SchemaError: Not such a payload, another schema version, or values out of range.
+    """
+    batch = read_batch(payload)
+    rows = batch.to_pylist(maps_as_pydicts="strict")
+    return RolloutGroup(
+        **{name: rows[0][name] for name in _GROUP_COLUMNS},
+        rollouts=[_rollout(row) for row in rows],
+    )
+
+
+def read_batch(payload: bytes) -> pa.RecordBatch:
+    """The validated record batch in a payload; raises as `decode` does."""
+    try:
+        with pa.ipc.open_stream(payload) as reader:
+            _check_schema(reader.schema)
+            batches = list(reader)
+    except (pa.ArrowException, OSError) as error:
+        raise SchemaError(f"payload: not an Arrow IPC stream: {error}") from error
+    if len(batches) != 1:
+        raise SchemaError(f"payload: {len(batches)} record batches, must be 1, a whole group")
+    _validate(batches[0])
+    return batches[0]
+
+
+def summarize(payload: bytes) -> Summary:
+    """Validate a payload and say what is in it, without making a Python object of every token."""
+    batch = read_batch(payload)
+    sampled = _flat(batch, "loss_mask")
+    versions = _flat(batch, "versions")[sampled]
+    return Summary(
+        **{name: batch.column(name)[0].as_py() for name in _GROUP_COLUMNS},
+        rollouts=batch.num_rows,
+        tokens=int(sampled.sum()),
+        reward=float(batch.column("reward").to_numpy().mean()),
+        oldest_version=int(versions.min()) if versions.size else None,
+        newest_version=int(versions.max()) if versions.size else None,
+    )
+
+
+def write_parquet(groups: Iterable[tuple[bytes, str, int | None]], file: Path) -> int:
+    """Write groups to Parquet, one row per rollout.
+
+    Args:
+        groups: Payload, state, and the version whose batch trained it (None: untrained).
+        file: Replaced if it exists.
+
+    Returns:
+        The number of rows.
+    """
+    schema = SCHEMA.append(pa.field("state", pa.string(), nullable=False)).append(
+        pa.field("trained_version", pa.int32())
+    )
+    rows = 0
+    with pq.ParquetWriter(file, schema) as writer:
+        for payload, state, trained_version in groups:
+            batch = read_batch(payload)
+            count = batch.num_rows
+            columns = [
+                *batch.columns,
+                pa.array([state] * count, pa.string()),
+                pa.array([trained_version] * count, pa.int32()),
+            ]
+            writer.write_batch(pa.RecordBatch.from_arrays(columns, schema=schema))
+            rows += count
+    return rows
+
+
+def _row(group: RolloutGroup, rollout: Rollout) -> dict[str, Any]:
+    values: dict[str, Any] = {name: getattr(group, name) for name in _GROUP_COLUMNS}
+    values |= {name: getattr(rollout, name) for name in SCHEMA.names if name not in values}
+    for name in ("created_at", "finished_at"):
+        if values[name].tzinfo is None:
+            raise SchemaError(f"{name}: {values[name]} has no time zone, must be in UTC")
+    values["finish_reason"] = str(rollout.finish_reason)
+    values["reward_parts"] = dict(rollout.reward_parts)
+    try:
+        values["metadata"] = json.dumps(dict(rollout.metadata))
+    except (TypeError, ValueError) as error:
+        raise SchemaError(f"metadata: not JSON: {error}") from error
+    return values
+
+
+def _rollout(row: dict[str, Any]) -> Rollout:
+    for name in _GROUP_COLUMNS:
+        del row[name]
+    row["finish_reason"] = FinishReason(row["finish_reason"])
+    row["metadata"] = json.loads(row["metadata"])
+    return Rollout(**row)
+
+
+def _check_schema(schema: pa.Schema) -> None:
+    found = (schema.metadata or {}).get(VERSION_KEY, b"none").decode(errors="replace")
+    if found != str(SCHEMA_VERSION):
+        raise SchemaError(f"{VERSION_KEY.decode()}: found {found}, must be {SCHEMA_VERSION}")
+    for field in SCHEMA:
+        if field.name not in schema.names:
+            raise SchemaError(f"{field.name}: column is missing")
+        if schema.field(field.name).type != field.type:
+            raise SchemaError(
+                f"{field.name}: found {schema.field(field.name).type}, must be {field.type}"
+            )
+    if schema.names != SCHEMA.names:
+        extra = sorted(set(schema.names) - set(SCHEMA.names))
+        raise SchemaError(f"{', '.join(extra) or 'columns'}: unknown or out of order")
+
+
+def _validate(batch: pa.RecordBatch) -> None:
+    if batch.num_rows == 0:
+        raise SchemaError("rollouts: none, must be at least 1")
+    try:
+        batch.validate(full=True)
+    except pa.ArrowException as error:
+        raise SchemaError(f"payload: damaged: {error}") from error
+    for name in SCHEMA.names:
+        _validate_no_nulls(name, batch.column(name))
+    _validate_group(batch)
+    _validate_tokens(batch)
+    _validate_rows(batch)
+
+
+def _validate_no_nulls(name: str, column: Any) -> None:
+    inner = column.flatten() if pa.types.is_list(column.type) else column
+    if pa.types.is_map(column.type):
+        inner = column.items
+    _require(name, column.null_count == 0 and inner.null_count == 0, "must not be null")
+
+
+def _validate_group(batch: pa.RecordBatch) -> None:
+    for name in _GROUP_COLUMNS:
+        _require(name, len(batch.column(name).unique()) == 1, "must be one for the whole group")
+    _require("attempt", batch.column("attempt")[0].as_py() >= 1, "must be at least 1")
+    index = batch.column("sample_index").to_numpy()
+    _require("sample_index", bool((index >= 0).all()), "must not be negative")
+    _require("sample_index", len(np.unique(index)) == len(index), "must differ within the group")
+
+
+def _validate_tokens(batch: pa.RecordBatch) -> None:
+    lengths = _lengths(batch, "token_ids")
+    for name in _TOKEN_COLUMNS:
+        wrong = np.flatnonzero(_lengths(batch, name) != lengths)
+        if wrong.size:
+            row = wrong[0]
+            raise SchemaError(
+                f"{name}: row {row} has {_lengths(batch, name)[row]} entries, must be"
+                f" {lengths[row]}, the length of token_ids"
+            )
+    prompt = batch.column("prompt_length").to_numpy()
+    inside = (prompt >= 1) & (prompt <= lengths)
+    _require("prompt_length", bool(inside.all()), "must be from 1 to the length of token_ids")
+
+    mask = _flat(batch, "loss_mask")
+    position = np.arange(lengths.sum()) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+    in_prompt = position < np.repeat(prompt, lengths)
+    logprobs = _flat(batch, "behavior_logprobs")
+    versions = _flat(batch, "versions")
+    _require("token_ids", bool((_flat(batch, "token_ids") >= 0).all()), "must not be negative")
+    _require("loss_mask", not (mask & in_prompt).any(), "must be false in the prompt")
+    _require("behavior_logprobs", bool(np.isfinite(logprobs).all()), "must be finite")
+    _require("behavior_logprobs", bool((logprobs <= LOGPROB_TOLERANCE).all()), "must not exceed 0")
+    _require("behavior_logprobs", not logprobs[~mask].any(), "must be 0 where not sampled")
+    _require("versions", bool((versions[mask] >= 0).all()), "must not be negative where sampled")
+    _require("versions", bool((versions[~mask] == -1).all()), "must be -1 where not sampled")
+
+
+def _validate_rows(batch: pa.RecordBatch) -> None:
+    finite = bool(np.isfinite(batch.column("reward").to_numpy()).all())
+    _require("reward", finite, "must be finite")
+    parts = np.asarray(batch.column("reward_parts").items)
+    _require("reward_parts", bool(np.isfinite(parts).all()), "must be finite")
+    _require("turns", bool((batch.column("turns").to_numpy() >= 1).all()), "must be at least 1")
+    reasons = set(batch.column("finish_reason").to_pylist())
+    unknown = sorted(reasons - set(FinishReason))
+    _require("finish_reason", not unknown, f"{unknown} must be of {[*map(str, FinishReason)]}")
+    spans = (
+        batch.column("finished_at").cast(pa.int64()).to_numpy()
+        - batch.column("created_at").cast(pa.int64()).to_numpy()
+    )
+    _require("finished_at", bool((spans >= 0).all()), "must not be before created_at")
+    for text in batch.column("metadata").to_pylist():
+        try:
+            is_object = isinstance(json.loads(text), dict)
+        except ValueError:
+            is_object = False
+        _require("metadata", is_object, f"must be a JSON object, found {text[:80]!r}")
+
+
+def _require(name: str, holds: bool, rule: str) -> None:
+    if not holds:
+        raise SchemaError(f"{name}: {rule}")
+
+
+def _lengths(batch: pa.RecordBatch, name: str) -> npt.NDArray[np.int64]:
+    """Entries per row of a list column [R], int64."""
+    return np.asarray(batch.column(name).value_lengths(), dtype=np.int64)
+
+
+def _flat(batch: pa.RecordBatch, name: str) -> npt.NDArray[Any]:
+    """All entries of a list column, row after row [sum of lengths]."""
+    values: npt.NDArray[Any] = batch.column(name).flatten().to_numpy(zero_copy_only=False)
+    return values

@@ -1,0 +1,50 @@
+"""What a running broker shows of itself, for `headway top` and for metrics."""
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from queues.book import BatchRecord, Book
+from queues.groups import State
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BrokerStatus:
+    """One moment of a broker; made by `Broker.status`, for whoever watches the run."""
+
+    version: int
+    """Batches trained."""
+    steps: int
+    depth: Mapping[str, int]
+    """Train groups by state."""
+    oldest_ready_seconds: float
+    """How long the oldest ready group has waited; 0 where none is ready."""
+    live: int
+    """Train groups leased, ready or taken."""
+    window: int
+    """How many may be live."""
+    engines: Mapping[str, int]
+    """The version that each engine serves."""
+    waits_for: Mapping[str, str | None]
+    """Leased groups that are due, so that the learner waits for them, and who holds each."""
+    evaluations: Sequence[str]
+    """Names of the unfinished ones."""
+    batches: Sequence[BatchRecord]
+    """The newest ones after the version asked for, oldest first."""
+
+
+def status_of(book: Book, after: int) -> BrokerStatus:
+    """This moment of a book, with the newest batches trained later than version `after`."""
+    since = book.results.oldest_since()
+    return BrokerStatus(
+        version=book.version,
+        steps=book.bounds.steps,
+        depth={str(state): book.groups.train(state) for state in State if state != State.SCORED},
+        oldest_ready_seconds=0.0 if since is None else time.monotonic() - since,
+        live=book.groups.live,
+        window=book.bounds.window(book.version),
+        engines=dict(book.engines),
+        waits_for={group.group_id: group.engine_id for group in book.waits_for()},
+        evaluations=[run.name for run in book.evaluations.values() if not run.finished],
+        batches=[batch for batch in book.batches if batch.version > after],
+    )

@@ -1,0 +1,115 @@
+"""The one thread that touches the disk: changes that arrive together share one commit.
+
+    event loop ──submit──▶ line ──▶ thread:  begin · every change in the line · fdatasync of the
+        ▲                                    journal · commit of the ledger
+        └────────── futures resolve ────────┘
+
+Changes are committed in the order of their submission. So memory may be ahead of the disk by the
+commits on their way, and an answer that awaits its own future also waits for all earlier changes.
+If the disk fails, nothing more is committed or answered: the broker has to be started again from
+what is on disk.
+"""
+
+import asyncio
+import contextlib
+import queue
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from queues.errors import LedgerError, QueueClosed
+from queues.journal import Journal
+from queues.ledger import Ledger
+
+T = TypeVar("T")
+Change = tuple[Callable[[], Any], "asyncio.Future[Any]"]
+
+
+class Writer:
+    """Owns ledger and journal from its construction on."""
+
+    def __init__(self, ledger: Ledger, journal: Journal, *, interval: float) -> None:
+        self._ledger = ledger
+        self._journal = journal
+        self._interval = interval
+        self._line: queue.SimpleQueue[Change | None] = queue.SimpleQueue()
+        self._closed = False
+        self._failure: LedgerError | None = None
+        self._thread = threading.Thread(target=self._run, name="ledger-writer", daemon=True)
+        self._thread.start()
+
+    def submit(self, change: Callable[[], T]) -> "asyncio.Future[T]":
+        """Run `change` in the thread; the future has its result once it is durable.
+
+        Raises:
+            QueueClosed: The writer is closed.
+            LedgerError: An earlier commit failed.
+        """
+        if self._failure is not None:
+            raise self._failure
+        if self._closed:
+            raise QueueClosed("the broker is closed")
+        future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        self._line.put((change, future))
+        return future
+
+    async def close(self) -> None:
+        """Commit what was submitted, then close ledger and journal."""
+        if not self._closed:
+            self._closed = True
+            self._line.put(None)
+        await asyncio.to_thread(self._thread.join)
+
+    def _run(self) -> None:
+        open_ = True
+        while open_:
+            changes, open_ = self._gather()
+            if changes:
+                self._commit(changes)
+        with contextlib.suppress(OSError):  # after a failed commit the disk may refuse this too
+            self._journal.close()
+        self._ledger.close()
+
+    def _gather(self) -> tuple[list[Change], bool]:
+        """The changes of the next commit, and whether more may follow."""
+        change = self._line.get()
+        changes: list[Change] = []
+        until = time.monotonic() + self._interval
+        while change is not None:
+            changes.append(change)
+            try:
+                change = self._line.get(timeout=max(0.0, until - time.monotonic()))
+            except queue.Empty:
+                return changes, True
+        return changes, False
+
+    def _commit(self, changes: list[Change]) -> None:
+        try:
+            if self._failure is not None:
+                raise self._failure
+            self._ledger.begin()
+            results = [change() for change, _ in changes]
+            self._journal.sync()
+            self._ledger.commit()
+        except Exception as error:  # noqa: BLE001  (whatever it is, nobody may be told "durable")
+            self._failure = LedgerError(f"the commit failed, nothing more is accepted: {error!r}")
+            self._failure.__cause__ = error
+            with contextlib.suppress(Exception):
+                self._ledger.rollback()
+            for _, future in changes:
+                _resolve(future, asyncio.Future.set_exception, self._failure)
+        else:
+            for (_, future), result in zip(changes, results, strict=True):
+                _resolve(future, asyncio.Future.set_result, result)
+
+
+def _resolve(
+    future: "asyncio.Future[Any]", set_: Callable[["asyncio.Future[Any]", Any], None], value: Any
+) -> None:
+    def deliver() -> None:
+        if not future.done():
+            set_(future, value)
+
+    with contextlib.suppress(RuntimeError):  # the event loop ended before its broker was closed
+        future.get_loop().call_soon_threadsafe(deliver)

@@ -1,0 +1,311 @@
+"""What every rollout engine promises, run against each implementation."""
+
+import asyncio
+import contextlib
+import multiprocessing
+import os
+import signal
+
+import pytest
+import torch
+
+from actors.engine import SamplingParameters
+from actors.errors import EngineDied, EngineStale
+from actors.scripted_engine import ScriptedEngine
+from queues.records import FinishReason
+from weight_sync.errors import LoadFailed
+from weight_sync.manifest import Manifest
+from weight_sync.publisher import Publisher
+from weight_sync.staging import StagedWeights, stage
+from weight_sync.transports.shared_memory import SharedMemoryTransport
+
+PROMPT = [3, 13, 4, 17]
+VOCABULARY = 64
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory):
+    """A tiny Qwen3 on disk and in memory; it never ends a sequence by itself."""
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    folder = tmp_path_factory.mktemp("model")
+    torch.manual_seed(0)
+    model = Qwen3ForCausalLM(
+        Qwen3Config(
+            vocab_size=VOCABULARY,
+            hidden_size=64,
+            intermediate_size=128,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            head_dim=32,
+            max_position_embeddings=512,
+            initializer_range=0.2,
+            tie_word_embeddings=True,
+            eos_token_id=None,
+            bos_token_id=None,
+        )
+    ).to(torch.float32)
+    model.save_pretrained(folder)
+    model.eval()
+    return folder, model
+
+
+class Bench:
+    """One started engine, the weights it takes, and a loop that outlives the single test."""
+
+    def __init__(self, engine, model, *, real: bool) -> None:
+        self.engine = engine
+        self.model = model
+        self.real = real
+        self.version = 0
+        self.runner = asyncio.Runner()
+        self.runner.run(engine.start())
+
+    def run(self, coroutine):
+        return self.runner.run(asyncio.wait_for(coroutine, 120))
+
+    def weights(self) -> dict[str, torch.Tensor]:
+        return {name: p.detach() for name, p in self.model.named_parameters()}
+
+    def perturb(self) -> None:
+        """Another policy, clearly different, in the model that is compared with."""
+        torch.manual_seed(self.version)
+        with torch.no_grad():
+            for parameter in self.model.parameters():
+                parameter.add_(0.05 * torch.randn_like(parameter))
+
+    async def update(self, weights: dict[str, torch.Tensor] | None = None) -> int:
+        with staged(self.version + 1, weights or self.weights()) as held:
+            await self.engine.pause()
+            await self.engine.load(held, self.version + 1)
+            await self.engine.resume()
+        self.version += 1
+        return self.version
+
+    async def generate(self, request: str = "r", tokens: int = 32, **sampling):
+        return await self.engine.generate(
+            request,
+            PROMPT,
+            SamplingParameters(**{"temperature": 1.0, "max_new_tokens": tokens, **sampling}),
+            cache_salt=str(self.version),
+        )
+
+
+@contextlib.contextmanager
+def staged(version: int, weights: dict[str, torch.Tensor]):
+    """A verified version, as a receiver would hold it."""
+    manifests: list[Manifest] = []
+    transport = SharedMemoryTransport()
+    with Publisher(transport, manifests.append, bucket_bytes=65536) as publisher:
+        publisher.publish(version, weights.items())
+        publisher.flush(60)
+        held: StagedWeights = stage(manifests[0], transport)
+    try:
+        yield held
+    finally:
+        held.close()
+
+
+@pytest.fixture(scope="module", params=["scripted", pytest.param("vllm", marks=pytest.mark.vllm)])
+def bench(request, model):
+    folder, torch_model = model
+    if request.param == "scripted":
+        shapes = {name: tuple(p.shape) for name, p in torch_model.named_parameters()}
+        engine = ScriptedEngine(
+            shapes,
+            vocabulary=VOCABULARY,
+            median_length=10_000,
+            tokens_per_second=1000,
+            initial_version=0,
+        )
+    else:
+        os.environ["HF_HUB_OFFLINE"] = "1"
+        from actors.vllm_engine import VllmEngine
+
+        engine = VllmEngine(
+            str(folder),
+            dtype="float32",
+            max_model_len=512,
+            kv_cache_gib=1,
+            cores="0",
+            initial_version=0,
+        )
+    made = Bench(engine, torch_model, real=request.param == "vllm")
+    yield made
+    made.runner.run(engine.close())
+    made.runner.close()
+    assert not multiprocessing.active_children()
+
+
+def forward_logprobs(model, token_ids: list[int]) -> torch.Tensor:
+    """Log-probabilities of the continuation of PROMPT by a plain forward pass."""
+    ids = torch.tensor([PROMPT + token_ids])
+    with torch.no_grad():
+        logits = model(input_ids=ids, use_cache=False).logits[0].float()
+    logprobs = torch.log_softmax(logits[len(PROMPT) - 1 : -1], -1)
+    return logprobs.gather(1, torch.tensor(token_ids)[:, None])[:, 0]
+
+
+def test_every_sampled_token_has_a_logprob_and_a_version(bench: Bench) -> None:
+    done = bench.run(bench.generate(tokens=32))
+    assert len(done.token_ids) == len(done.logprobs) == len(done.versions) == 32
+    assert set(done.versions) == {bench.version}
+    assert all(type(token) is int and 0 <= token < VOCABULARY for token in done.token_ids)
+    assert all(type(value) is float and value <= 0 for value in done.logprobs)
+    assert done.finish_reason is FinishReason.LENGTH
+
+
+def test_a_seed_repeats_the_tokens_and_another_seed_does_not(bench: Bench) -> None:
+    async def three():
+        return await asyncio.gather(
+            bench.generate("a", seed=7), bench.generate("b", seed=7), bench.generate("c", seed=8)
+        )
+
+    one, same, other = bench.run(three())
+    assert one.token_ids == same.token_ids != other.token_ids
+
+
+def test_tokens_after_an_update_carry_its_version_and_come_from_its_weights(bench: Bench) -> None:
+    bench.perturb()
+    version = bench.run(bench.update())
+    done = bench.run(bench.generate(tokens=64))
+    assert set(done.versions) == {version}
+    if bench.real:
+        expected = forward_logprobs(bench.model, done.token_ids)
+        torch.testing.assert_close(torch.tensor(done.logprobs), expected, atol=1e-3, rtol=0)
+
+
+def test_an_update_in_the_middle_of_a_request_leaves_tokens_of_both_versions(bench: Bench) -> None:
+    async def crossing():
+        request = asyncio.create_task(bench.generate(tokens=400))
+        for _ in range(2):
+            await asyncio.sleep(0.06)
+            await bench.update()
+        return await request
+
+    before = bench.version
+    done = bench.run(crossing())
+    assert len(done.versions) == 400
+    assert done.versions == sorted(done.versions)
+    assert set(done.versions) == {before, before + 1, before + 2}
+
+
+def test_no_token_is_sampled_while_paused(bench: Bench) -> None:
+    async def frozen():
+        request = asyncio.create_task(bench.generate(tokens=200))
+        await asyncio.sleep(0.02)
+        await bench.engine.pause()
+        await bench.engine.pause()
+        late = asyncio.create_task(bench.generate("late", tokens=4))
+        finished, _ = await asyncio.wait([request, late], timeout=0.7)
+        await bench.engine.resume()
+        return finished, await request, await late
+
+    finished, one, two = bench.run(frozen())
+    assert not finished
+    assert (len(one.token_ids), len(two.token_ids)) == (200, 4)
+
+
+@pytest.mark.parametrize("fault", ["foreign", "missing", "shape"])
+def test_a_failed_load_leaves_no_trace_once_a_full_load_succeeds(bench: Bench, fault: str) -> None:
+    old = {name: weight.clone() for name, weight in bench.weights().items()}
+    bad = {name: weight + 1 for name, weight in old.items()}
+    last = next(reversed(bad))
+    name = "model.layers.1.self_attn.q_norm.weight"
+    if fault == "foreign":
+        bad["model.layers.1.nobody.weight"] = torch.ones(3)
+    elif fault == "missing":
+        del bad[name if name in bad else last]
+    else:
+        bad["model.layers.1.self_attn.v_proj.weight"] = torch.ones(7, 5)
+
+    async def fail_then_repair():
+        request = asyncio.create_task(bench.generate(tokens=300))
+        await asyncio.sleep(0.05)
+        await bench.engine.pause()
+        with staged(bench.version + 1, bad) as held, pytest.raises(LoadFailed):
+            await bench.engine.load(held, bench.version + 1)
+        finished, _ = await asyncio.wait([request], timeout=0.3)
+        assert not finished
+        bench.version += 1
+        await bench.update()
+        await request
+        return await bench.generate("after", tokens=48), await request
+
+    before = bench.version
+    after, through = bench.run(fail_then_repair())
+    assert set(through.versions) == {before, before + 2}
+    assert set(after.versions) == {before + 2}
+    if bench.real:
+        expected = forward_logprobs(bench.model, after.token_ids)
+        torch.testing.assert_close(torch.tensor(after.logprobs), expected, atol=1e-3, rtol=0)
+
+
+def test_cancelling_a_call_ends_its_request_and_no_other(bench: Bench) -> None:
+    async def cancel_one():
+        doomed = asyncio.create_task(bench.generate("doomed", tokens=400))
+        other = asyncio.create_task(bench.generate("other", tokens=40))
+        await asyncio.sleep(0.02)
+        doomed.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await doomed
+        return await other, await bench.generate("doomed", tokens=3)
+
+    other, again = bench.run(cancel_one())
+    assert (len(other.token_ids), len(again.token_ids)) == (40, 3)
+
+
+def test_the_inventory_names_exactly_the_weights_that_are_published(bench: Bench) -> None:
+    shapes = {name: shape for name, (_, shape) in bench.engine.inventory().items()}
+    assert shapes == {name: tuple(weight.shape) for name, weight in bench.weights().items()}
+
+
+@pytest.mark.vllm
+def test_a_request_that_outruns_the_engine_dies_with_a_typed_error(model) -> None:
+    """Also: an engine without a version serves nothing, and a closed one leaves no process."""
+    os.environ["HF_HUB_OFFLINE"] = "1"
+    from actors.vllm_engine import VllmEngine
+
+    folder, torch_model = model
+    engine = VllmEngine(str(folder), dtype="float32", max_model_len=512, kv_cache_gib=1)
+    bench = Bench(engine, torch_model, real=True)
+
+    async def kill():
+        with pytest.raises(EngineStale):
+            await bench.generate()
+        await bench.update()
+        request = asyncio.create_task(bench.generate(tokens=400))
+        await asyncio.sleep(0.05)
+        (core,) = multiprocessing.active_children()
+        os.kill(core.pid, signal.SIGKILL)
+        with pytest.raises(EngineDied):
+            await request
+        with pytest.raises(EngineDied):
+            await bench.generate()
+        with pytest.raises(EngineDied):
+            await bench.engine.pause()
+        with staged(9, bench.weights()) as held, pytest.raises(EngineDied):
+            await engine.load(held, 9)
+
+    bench.run(kill())
+    bench.runner.run(engine.close())
+    bench.runner.close()
+    assert not multiprocessing.active_children()
+
+
+def test_a_stale_scripted_engine_serves_nothing_before_its_first_version() -> None:
+    async def stale() -> None:
+        engine = ScriptedEngine({"w": (2,)})
+        await engine.start()
+        sampling = SamplingParameters(temperature=1.0, max_new_tokens=4)
+        with pytest.raises(EngineStale, match="no policy version"):
+            await engine.generate("r", PROMPT, sampling, cache_salt="")
+        with staged(3, {"w": torch.ones(2)}) as held:
+            await engine.pause()
+            await engine.load(held, 3)
+            await engine.resume()
+        done = await engine.generate("r", PROMPT, sampling, cache_salt="")
+        assert done.versions == [3, 3, 3, 3]
+
+    asyncio.run(stale())

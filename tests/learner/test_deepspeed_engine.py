@@ -1,0 +1,132 @@
+"""The real engine against plain torch: same gradient, same steps, whatever the ZeRO stage."""
+
+import pytest
+import torch
+
+from learner.config import OptimizerConfig, ScheduleConfig, TinyModelConfig
+from learner.errors import TrainingDiverged
+from learner.model import build_tiny, load_policy
+from learner.schedule import rate_factor
+
+pytestmark = pytest.mark.deepspeed
+
+ROWS = [[5, 9, 4, 7, 1], [3, 8, 8, 1], [6, 4, 1]]
+CONFIG = OptimizerConfig(
+    learning_rate=3e-3,
+    weight_decay=0.1,
+    gradient_clipping=0.5,
+    schedule=ScheduleConfig(kind="linear", warmup_steps=2),
+)
+STEPS = 4
+
+
+@pytest.fixture(scope="module")
+def model_path(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("model")
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "heads": 2, "head_dim": 16, "layers": 2}
+    build_tiny(TinyModelConfig(characters="0123456789+=", **sizes), folder, seed=3)
+    return str(folder)
+
+
+def policy(model_path):
+    return load_policy(model_path, dtype="float32", attention="sdpa", chunk=4)
+
+
+def microbatches():
+    for row in ROWS:
+        yield torch.tensor(row), torch.arange(len(row))
+
+
+def loss_of(logprobs, step):
+    return -(logprobs.sum() * 0.1 * (1 + step))
+
+
+@pytest.fixture(scope="module")
+def reference(model_path):
+    """Weights and gradient norms of the same steps in plain torch."""
+    model = policy(model_path)
+    optimizer = torch.optim.AdamW(
+        model.parameters(), lr=CONFIG.learning_rate, betas=CONFIG.betas, weight_decay=0.1
+    )
+    norms = []
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        for token_ids, position_ids in microbatches():
+            loss_of(model(token_ids, position_ids, 0.7)[0], step).backward()
+        norms.append(float(torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)))
+        for group in optimizer.param_groups:
+            group["lr"] = CONFIG.learning_rate * rate_factor(CONFIG.schedule, step, STEPS)
+        optimizer.step()
+    return dict(model.model.named_parameters()), norms
+
+
+def make_engine(model_path, zero_stage, config=CONFIG):
+    from learner.deepspeed_engine import DeepSpeedEngine
+
+    return DeepSpeedEngine(
+        policy(model_path),
+        config,
+        model_path=model_path,
+        zero_stage=zero_stage,
+        dtype="float32",
+        total_steps=STEPS,
+        temperature=0.7,
+    )
+
+
+@pytest.mark.parametrize("zero_stage", [0, 1, 2])
+def test_steps_equal_those_of_plain_torch_at_every_zero_stage(model_path, reference, zero_stage):
+    weights, norms = reference
+    engine = make_engine(model_path, zero_stage)
+    try:
+        for step in range(STEPS):
+            for token_ids, position_ids in microbatches():
+                engine.backward(loss_of(engine.forward(token_ids, position_ids)[0], step))
+            assert engine.step() == pytest.approx(norms[step], rel=1e-4)
+        trained = dict(engine.weights())
+    finally:
+        engine.close()
+    assert trained.keys() == weights.keys()
+    for name, tensor in trained.items():
+        torch.testing.assert_close(tensor, weights[name].detach(), rtol=1e-4, atol=2e-6)
+
+
+def test_a_saved_policy_loads_with_the_same_weights(model_path, tmp_path):
+    engine = make_engine(model_path, 1)
+    try:
+        engine.backward(loss_of(engine.forward(*next(microbatches()))[0], 0))
+        engine.step()
+        engine.save(tmp_path / "saved")
+        trained = {name: tensor.clone() for name, tensor in engine.weights()}
+    finally:
+        engine.close()
+    loaded = dict(policy(str(tmp_path / "saved")).model.named_parameters())
+    assert loaded.keys() == trained.keys()
+    for name, tensor in trained.items():
+        assert torch.equal(tensor, loaded[name])
+    assert (tmp_path / "saved" / "tokenizer.json").exists()
+    assert (tmp_path / "saved" / "optimizer" / "state").is_dir()
+
+
+def test_muon_changes_inner_matrices_by_its_own_rate(model_path):
+    before = {name: t.clone() for name, t in policy(model_path).model.named_parameters()}
+    config = OptimizerConfig(optimizer="muon", muon_learning_rate=0.02, learning_rate=1e-4)
+    engine = make_engine(model_path, 0, config)
+    try:
+        engine.backward(loss_of(engine.forward(*next(microbatches()))[0], 0))
+        engine.step()
+        change = {n: float((t - before[n]).abs().max().detach()) for n, t in engine.weights()}
+    finally:
+        engine.close()
+    assert change["model.embed_tokens.weight"] == pytest.approx(1e-4, rel=0.1)
+    assert change["model.layers.0.mlp.up_proj.weight"] > 1e-3
+
+
+def test_a_loss_that_is_not_finite_raises_before_any_step(model_path):
+    engine = make_engine(model_path, 0)
+    try:
+        logprobs, _ = engine.forward(*next(microbatches()))
+        with pytest.raises(TrainingDiverged, match="optimizer step 0"):
+            engine.backward(logprobs.sum() * float("nan"))
+    finally:
+        engine.close()

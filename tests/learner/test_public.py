@@ -1,0 +1,45 @@
+"""The public names of the package, and what importing it must not load."""
+
+import subprocess
+import sys
+
+import pytest
+
+import learner
+
+
+def test_the_public_names_are_these():
+    assert learner.__all__ == [
+        "Advantages",
+        "Correction",
+        "LossInputs",
+        "TokenLoss",
+        "advantage",
+        "balance",
+        "compute_advantages",
+        "effective_sample_size",
+        "importance_weights",
+        "pack",
+        "policy_loss",
+        "policy_loss_function",
+        "token_weights",
+    ]
+    assert learner.__all__ == sorted(learner.__all__)
+
+
+@pytest.mark.parametrize("name", learner.__all__)
+def test_every_public_name_resolves(name):
+    assert getattr(learner, name).__name__ == name
+    assert name in dir(learner)
+
+
+def test_other_names_are_refused():
+    with pytest.raises(AttributeError, match="has no attribute 'packs'"):
+        _ = learner.packs
+
+
+def test_configuration_and_errors_load_without_torch():
+    heavy = "{'torch', 'ray', 'deepspeed', 'transformers', 'pyarrow', 'vllm'}"
+    code = f"import sys, learner.config, learner.errors; print(sorted({heavy} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

@@ -1,0 +1,214 @@
+"""One batch through an engine: invariances of the gradient, statistics, refusals."""
+
+import json
+import math
+
+import pytest
+import torch
+from rollouts import PlainEngine, group, random_groups, rollout
+
+from learner.config import LearnerConfig
+from learner.errors import InputError
+from learner.update import Updater
+
+
+def train(groups, *, version=0, **settings):
+    """The gradient and the statistics of one update."""
+    engine = PlainEngine()
+    updater = Updater(engine, LearnerConfig(**{"microbatch_tokens": 64, **settings}))
+    statistics = updater.update(groups, version)
+    return engine.gradient, statistics
+
+
+def on_policy(groups):
+    """The same groups with the behaviour log-probs of the engine's own weights."""
+    policy = PlainEngine().policy
+    replaced = []
+    for item in groups:
+        rollouts = []
+        for one in item.rollouts:
+            ids = torch.tensor(list(one.token_ids))
+            scores = policy(ids, torch.arange(len(ids)))[0][one.prompt_length :].tolist()
+            rollouts.append(
+                rollout(ids.tolist(), reward=one.reward, logprobs=scores, index=one.sample_index)
+            )
+        replaced.append(group(item.group_id, rollouts))
+    return replaced
+
+
+@pytest.mark.parametrize("loss", ["ppo", "cispo", "reinforce"])
+@pytest.mark.parametrize(
+    "aggregation", ["token_mean", "sequence_mean", "prompt_mean", "fixed_length"]
+)
+def test_the_gradient_does_not_depend_on_packing_or_micro_batching(loss, aggregation):
+    groups = random_groups()
+    settings = {"loss": loss, "aggregation": aggregation, "fixed_length": 12}
+    whole, one = train(groups, **settings, microbatch_tokens=10_000)
+    for capacity in (16, 24, 50):
+        gradient, many = train(groups, **settings, microbatch_tokens=capacity)
+        torch.testing.assert_close(gradient, whole, atol=1e-9, rtol=1e-9)
+        assert many["loss"] == pytest.approx(one["loss"], abs=1e-9)
+        assert many["ess"] == pytest.approx(one["ess"])
+        assert many["fractions"] == pytest.approx(one["fractions"])
+        assert many["microbatches"] > one["microbatches"] == 1
+
+
+def test_the_gradient_does_not_depend_on_the_order_of_groups():
+    groups = random_groups()
+    torch.testing.assert_close(train(groups)[0], train(groups[::-1])[0], atol=1e-9, rtol=1e-9)
+
+
+def test_the_gradient_is_that_of_the_formula():
+    groups = random_groups(count=1)
+    engine = PlainEngine()
+    rewards = torch.tensor([one.reward for one in groups[0].rollouts], dtype=torch.float64)
+    advantages = (rewards - rewards.mean()) / (rewards.std() + 1e-6)
+    total, tokens = torch.zeros((), dtype=torch.float64), 0
+    for one, advantage in zip(groups[0].rollouts, advantages, strict=True):
+        ids = torch.tensor(list(one.token_ids))
+        logprobs = engine.policy(ids, torch.arange(len(ids)))[0][2:]
+        ratio = (logprobs.detach() - torch.tensor(list(one.behavior_logprobs))[2:]).exp()
+        total = total - (ratio.clamp(max=5.0) * advantage * logprobs).sum()
+        tokens += len(logprobs)
+    (total / tokens).backward()
+    engine.step()
+    torch.testing.assert_close(train(groups)[0], engine.gradient, atol=1e-6, rtol=1e-6)
+
+
+@pytest.mark.parametrize("loss", ["ppo", "grpo", "cispo"])
+def test_on_policy_every_loss_has_the_gradient_of_reinforce(loss):
+    groups = on_policy(random_groups())
+    expected, _ = train(groups, loss="reinforce")
+    gradient, statistics = train(groups, loss=loss)
+    assert gradient.norm() > 1e-3
+    torch.testing.assert_close(gradient, expected, atol=1e-6, rtol=1e-6)
+    assert statistics["ess"] == pytest.approx(1.0)
+    assert statistics["mismatch_fresh"] < 1e-6
+
+
+def test_truncated_weights_on_reinforce_equal_capped_weights():
+    groups = random_groups()
+    one, _ = train(groups, loss="reinforce", correction="tis", correction_options={"cap": 2.0})
+    other, statistics = train(groups, loss="cispo", loss_options={"cap_high": 2.0})
+    torch.testing.assert_close(one, other, atol=1e-9, rtol=1e-9)
+    assert statistics["fractions"]["capped"] > 0
+
+
+def test_a_batch_with_equal_rewards_has_a_zero_gradient():
+    groups = [group("a", [rollout([1, 2, 3, 4], reward=0.3, index=i) for i in range(4)])]
+    gradient, statistics = train(groups)
+    assert gradient.abs().max() == 0
+    assert statistics["tied_groups"] == 1
+
+
+def test_a_batch_that_is_masked_out_is_finite_and_leaves_the_weights():
+    groups = [group("a", [rollout([1, 2, 3], reward=math.nan)])]
+    gradient, statistics = train(groups)
+    assert gradient.abs().max() == 0
+    assert (statistics["loss"], statistics["tokens_trained"]) == (0.0, 0)
+    assert statistics["ess"] is None
+    assert statistics["max_lag"] is None
+    assert statistics["unscored"] == 1
+
+
+def test_the_loss_falls_on_the_batch_that_was_trained():
+    engine = PlainEngine(learning_rate=0.5)
+    updater = Updater(engine, LearnerConfig(loss="reinforce"))
+    groups = on_policy(random_groups())
+    losses = [updater.update(groups, 0)["loss"] for _ in range(3)]
+    assert losses[0] > losses[1] > losses[2]
+
+
+def test_statistics_describe_the_batch():
+    groups = [
+        group(
+            "a",
+            [
+                rollout([1, 2, 3, 4], reward=1.0, versions=5, index=0),
+                rollout([1, 2, 3, 4, 5], reward=0.0, versions=[4, 5, 5], index=1),
+            ],
+        ),
+        group(
+            "b",
+            [
+                rollout([1, 2, 3], reward=1.0, versions=3, index=0),
+                rollout([1, 2, 3], reward=1.0, versions=5, index=1),
+            ],
+        ),
+    ]
+    _, found = train(groups, version=5, microbatch_tokens=16)
+    assert json.loads(json.dumps(found)) == found
+    assert found["reward_mean"] == 0.75
+    assert (found["groups"], found["tied_groups"]) == (2, 1)
+    assert found["tokens_trained"] == 7
+    assert found["rollouts_trained"] == 4
+    assert found["response_length_mean"] == 7 / 4
+    assert found["multi_version_rollouts"] == 1
+    assert found["lag_histogram"] == {"0": 5, "1": 1, "2": 1}
+    assert found["max_lag"] == 2
+    assert found["lag_mean"] == pytest.approx(3 / 7)
+    assert (found["tokens_fresh"], found["tokens_crossed"], found["tokens_stale"]) == (3, 3, 1)
+    assert found["optimizer_steps"] == 1
+    assert found["microbatches"] == 1
+    assert found["pack_efficiency"] == 15 / 16
+    assert 0 < found["entropy_mean"] <= math.log(11)
+    assert 0 < found["ess"] <= 1
+    assert found["grad_norm"] > 0
+
+
+def test_mismatch_is_measured_apart_by_origin():
+    fresh = on_policy(random_groups(count=1))[0]
+    stale = group("b", [rollout([1, 2, 3], reward=1.0, versions=-0, logprobs=-9.0)])
+    _, found = train([fresh, stale], version=0)
+    assert found["mismatch_stale"] is None
+    moved = group("b", [rollout([1, 2, 3], reward=1.0, versions=1, logprobs=-9.0)])
+    stamped = group(
+        "a",
+        [
+            rollout(
+                list(one.token_ids),
+                versions=2,
+                reward=one.reward,
+                index=one.sample_index,
+                logprobs=list(one.behavior_logprobs)[2:],
+            )
+            for one in fresh.rollouts
+        ],
+    )
+    _, found = train([stamped, moved], version=2)
+    assert found["mismatch_fresh"] < 1e-6
+    assert found["mismatch_stale"] > 1
+    assert found["mismatch_crossed"] is None
+
+
+def test_the_running_baseline_survives_between_batches():
+    updater = Updater(
+        PlainEngine(),
+        LearnerConfig(advantage="reinforce", advantage_options={"baseline": "ema"}),
+    )
+    updater.update(random_groups(), 0)
+    assert updater.advantage_state["ema_weight"] == pytest.approx(0.05)
+    updater.update(random_groups(), 1)
+    assert updater.advantage_state["ema_weight"] == pytest.approx(0.0975)
+
+
+def test_a_loss_with_its_own_ratio_under_a_correction_is_refused():
+    config = LearnerConfig(loss="reinforce", correction="tis").model_copy(update={"loss": "ppo"})
+    with pytest.raises(InputError, match="count that twice"):
+        Updater(PlainEngine(), config)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"advantage_options": {"eps": 1}}, "no option eps; its options: epsilon"),
+        ({"loss": "ppo", "loss_options": {"clip": 0.2}}, "no option clip"),
+        ({"loss_options": {"cap_high": "5"}}, "the objective cannot be computed"),
+        ({"loss": "reinforce", "correction": "tis", "correction_options": {"cap": -1}}, "cap > 0"),
+        ({"aggregation": "fixed_length"}, "fixed_length needs max_length"),
+        ({"loss": "no_module:loss"}, "cannot load loss"),
+    ],
+)
+def test_a_wrong_setting_is_refused_before_anything_is_trained(settings, message):
+    with pytest.raises(InputError, match=message):
+        Updater(PlainEngine(), LearnerConfig(**settings))

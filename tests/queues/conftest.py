@@ -1,0 +1,115 @@
+"""Groups, payloads and brokers for the tests of `queues`."""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from queues.broker import Broker
+from queues.config import QueuesConfig
+from queues.records import FinishReason, Lease, Prompt, Rollout, RolloutGroup
+from queues.schema import encode
+
+BEGIN = datetime(2026, 1, 2, 3, 4, 5, 678, tzinfo=UTC)
+CONFIG: dict[str, Any] = {
+    "max_staleness": 1,
+    "lease_seconds": 30.0,
+    "heartbeat_seconds": 1.0,
+    "max_attempts": 2,
+    "synchronous": "normal",
+    "commit_interval_seconds": 0.0,
+}
+
+
+def make_prompts(count: int, first: int = 0) -> list[Prompt]:
+    return [
+        Prompt(prompt_id=f"sums/0/{index}", text=f"{index}+1=", answer=str(index + 1))
+        for index in range(first, first + count)
+    ]
+
+
+def make_rollout(index: int = 0, versions: Sequence[int] = (0, 0), **changes: Any) -> Rollout:
+    """Three prompt tokens, then one sampled token per version."""
+    sampled = len(versions)
+    values: dict[str, Any] = {
+        "sample_index": index,
+        "token_ids": list(range(3 + sampled)),
+        "prompt_length": 3,
+        "loss_mask": [False] * 3 + [True] * sampled,
+        "behavior_logprobs": [0.0] * 3 + [-0.5] * sampled,
+        "versions": [-1] * 3 + list(versions),
+        "reward": 1.0,
+        "reward_parts": {"exact": 1.0},
+        "finish_reason": FinishReason.STOP,
+        "turns": 1,
+        "environment": "single_turn",
+        "engine_id": "engine-0",
+        "created_at": BEGIN,
+        "finished_at": BEGIN + timedelta(seconds=1),
+        "metadata": {"seed": 7},
+    }
+    return Rollout(**(values | changes))
+
+
+def make_group(size: int = 2, **changes: Any) -> RolloutGroup:
+    values: dict[str, Any] = {
+        "group_id": "g00000001",
+        "prompt_id": "sums/0/0",
+        "attempt": 1,
+        "rollouts": [make_rollout(index) for index in range(size)],
+    }
+    return RolloutGroup(**(values | changes))
+
+
+def answer(lease: Lease, *, reward: float = 1.0, version: int | None = None) -> bytes:
+    """The payload of a finished group: what a worker puts for a lease."""
+    versions = [lease.start_version if version is None else version] * 2
+    rollouts = [
+        make_rollout(index, versions, reward=reward + index) for index in range(lease.group_size)
+    ]
+    return encode(
+        RolloutGroup(
+            group_id=lease.group_id,
+            prompt_id=lease.prompt.prompt_id,
+            attempt=lease.attempt,
+            rollouts=rollouts,
+        )
+    )
+
+
+def make_broker(directory: Path, **changes: Any) -> Broker:
+    """A broker of 2 groups of 2 rollouts a batch; `changes` to its arguments or its config."""
+    shape: dict[str, Any] = {"groups_per_batch": 2, "group_size": 2, "steps": 3}
+    shape |= {name: changes.pop(name) for name in list(changes) if name in shape}
+    return Broker(directory, config=QueuesConfig(**(CONFIG | changes)), **shape)
+
+
+@pytest.fixture(scope="session")
+def ray_cluster() -> Iterator[None]:
+    ray = pytest.importorskip("ray")
+    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
+    yield
+    ray.shutdown()
+
+
+@pytest.fixture(params=["in_process", pytest.param("ray", marks=pytest.mark.ray)])
+def connect(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[..., Any]:
+    """Makes the broker under test: in this process, or a client of one in a Ray actor."""
+    if request.param == "in_process":
+        return lambda **changes: make_broker(tmp_path, **changes)
+    request.getfixturevalue("ray_cluster")
+    from queues.ray_broker import create_broker
+
+    def create(**changes: Any) -> Any:
+        shape: dict[str, Any] = {"groups_per_batch": 2, "group_size": 2, "steps": 3}
+        shape |= {name: changes.pop(name) for name in list(changes) if name in shape}
+        return create_broker(tmp_path, config=QueuesConfig(**(CONFIG | changes)), **shape)
+
+    return create
+
+
+def is_close(left: float, right: float) -> bool:
+    return math.isclose(left, right, rel_tol=1e-6)

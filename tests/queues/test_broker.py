@@ -1,0 +1,391 @@
+"""The broker's contract: one suite against `Broker` and against `BrokerClient` over Ray."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from queues.errors import InputError, ProtocolError, QueueClosed, SchemaError
+from queues.records import Purpose, PutStatus
+from queues.schema import decode
+from tests.queues.conftest import answer, make_prompts
+
+Connect = Callable[..., Any]
+WAIT = 10.0
+
+
+def play(broker: Any, scenario: Callable[[Any], Awaitable[None]]) -> None:
+    """Run a scenario, and close the broker whatever happens."""
+
+    async def main() -> None:
+        try:
+            async with asyncio.timeout(60):
+                await scenario(broker)
+        finally:
+            await broker.close()
+
+    asyncio.run(main())
+
+
+async def generate(broker: Any, limit: int, engine: str = "a") -> None:
+    """Lease up to `limit` groups and put a result for each."""
+    for lease in await broker.lease(engine, limit, WAIT):
+        assert await broker.put(engine, answer(lease)) is PutStatus.ACCEPTED
+
+
+async def train(broker: Any, version: int) -> None:
+    assert await broker.take(version, WAIT) is not None
+    await broker.ack(version, {"loss": 0.5})
+
+
+def test_a_run_trains_every_step_from_prompts_to_acknowledgement(connect: Connect) -> None:
+    async def feed(broker: Any) -> int:
+        issued = 0
+        try:
+            while True:
+                wanted = await broker.prompts_wanted(0.5)
+                await broker.issue(make_prompts(wanted, issued), cursor=str(issued + wanted))
+                issued += wanted
+        except QueueClosed:
+            return issued
+
+    async def work(broker: Any) -> list[tuple[int, int | None]]:
+        leased = []
+        try:
+            while True:
+                for lease in await broker.lease("a", 2, 0.5):
+                    leased.append((lease.start_version, lease.deadline_version))
+                    await broker.put("a", answer(lease))
+        except QueueClosed:
+            return leased
+
+    async def learn(broker: Any) -> list[list[str]]:
+        batches = []
+        await broker.serving("a", 0)
+        for version in range(3):
+            batch = await broker.take(version, WAIT)
+            batches.append([decode(payload).group_id for payload in batch.payloads])
+            await broker.serving("a", version + 1)
+            await broker.ack(version, {"loss": 0.5})
+        with pytest.raises(QueueClosed):
+            await broker.take(3, WAIT)
+        return batches
+
+    async def scenario(broker: Any) -> None:
+        issued, leased, batches = await asyncio.gather(feed(broker), work(broker), learn(broker))
+        assert issued == 6
+        assert len(leased) == 6
+        assert all(deadline == start + 1 for start, deadline in leased)
+        assert sorted(sum(batches, [])) == [f"g{number:08d}" for number in range(1, 7)]
+        assert (await broker.accounting()).to_dict() == {
+            "issued": 6, "queued": 0, "leased": 0, "ready": 0, "taken": 0, "trained": 6,
+            "dropped": {}, "failed": {}, "trained_twice": 0, "duplicates": 0, "balanced": True,
+        }  # fmt: skip
+        status = await broker.status(after=0)
+        assert (status.version, status.steps, status.live, status.window) == (3, 3, 0, 0)
+        assert [batch.version for batch in status.batches] == [1, 2]
+        assert status.batches[0].statistics == {"loss": 0.5}
+
+    play(connect(), scenario)
+
+
+def test_prompts_are_wanted_up_to_two_batches_and_never_beyond_the_last_step(
+    connect: Connect,
+) -> None:
+    async def scenario(broker: Any) -> None:
+        assert await broker.prompts_wanted(0) == 4
+        await broker.issue(make_prompts(4), cursor="4")
+        assert await broker.cursor() == "4"
+        assert await broker.prompts_wanted(0) == 0
+        await broker.serving("a", 0)
+        await generate(broker, 3)
+        assert await broker.prompts_wanted(0) == 2, "6 groups are all that 3 steps can train"
+        await broker.issue(make_prompts(2, 4), cursor="6")
+        await generate(broker, 1)
+        await train(broker, 0)
+        assert await broker.prompts_wanted(0) == 0
+
+    play(connect(), scenario)
+
+
+def test_an_engine_without_weights_leases_nothing(connect: Connect) -> None:
+    async def scenario(broker: Any) -> None:
+        await broker.issue(make_prompts(4), cursor="4")
+        assert await broker.lease("a", 4, 0.05) == []
+        await broker.serving("a", 0)
+        assert len(await broker.lease("a", 4, 0.05)) == 4
+
+    play(connect(), scenario)
+
+
+def test_admission_bounds_what_is_live_and_an_update_opens_it(connect: Connect) -> None:
+    async def scenario(broker: Any) -> None:
+        await broker.issue(make_prompts(6), cursor="6")
+        await broker.serving("a", 0)
+        await generate(broker, 6)
+        status = await broker.status()
+        assert (status.live, status.window, status.depth["queued"]) == (4, 4, 2)
+        waiting = asyncio.create_task(broker.lease("a", 6, WAIT))
+        await train(broker, 0)
+        await asyncio.sleep(0)
+        assert not waiting.done(), "version 0 is now too old for any place that is left"
+        await broker.serving("a", 1)
+        assert [lease.start_version for lease in await waiting] == [1, 1]
+
+    play(connect(), scenario)
+
+
+def test_the_learner_waits_for_the_group_that_is_due(connect: Connect) -> None:
+    async def scenario(broker: Any) -> None:
+        await broker.issue(make_prompts(6), cursor="6")
+        await broker.serving("a", 0)
+        straggler, *others = await broker.lease("a", 4, WAIT)
+        for lease in others[:2]:
+            await broker.put("a", answer(lease))
+        await train(broker, 0)
+        await broker.serving("a", 1)
+        for lease in [others[2], *await broker.lease("a", 4, WAIT)]:
+            await broker.put("a", answer(lease))
+        assert await broker.take(1, 0.05) is None
+        assert (await broker.status()).waits_for == {straggler.group_id: "a"}
+        late = asyncio.create_task(broker.take(1, WAIT))
+        await broker.put("a", answer(straggler))
+        batch = await late
+        assert {decode(payload).group_id for payload in batch.payloads} == {
+            straggler.group_id,
+            others[2].group_id,
+        }
+
+    play(connect(), scenario)
+
+
+def test_take_is_idempotent_and_keeps_to_the_order_of_versions(connect: Connect) -> None:
+    async def scenario(broker: Any) -> None:
+        await broker.issue(make_prompts(4), cursor="4")
+        await broker.serving("a", 0)
+        await generate(broker, 4)
+        first = await broker.take(0, WAIT)
+        assert await broker.take(0, WAIT) == first
+        for version in (1, -1):
+            with pytest.raises(ProtocolError, match=f"batch {version}"):
+                await broker.take(version, WAIT)
+        with pytest.raises(ProtocolError, match="batch 1 is not taken"):
+            await broker.ack(1, {})
+        await broker.ack(0, {})
+        await broker.ack(0, {})
+        assert await broker.take(0, WAIT) == first, "a rollback trains the recorded batch again"
+        assert (await broker.status()).version == 1
+
+    play(connect(), scenario)
+
+
+def test_a_group_has_one_accepted_result_and_the_rest_is_counted(connect: Connect) -> None:
+    async def scenario(broker: Any) -> None:
+        await broker.issue(make_prompts(2), cursor="2")
+        await broker.serving("a", 0)
+        await broker.serving("b", 0)
+        first, second = await broker.lease("a", 2, WAIT)
+        assert await broker.put("b", answer(first)) is PutStatus.FENCED
+        assert await broker.put("a", answer(first)) is PutStatus.ACCEPTED
+        assert await broker.put("a", answer(first)) is PutStatus.DUPLICATE
+        await broker.fail("a", second.group_id, second.attempt, reason="reward", error="boom")
+        assert await broker.put("a", answer(second)) is PutStatus.FENCED
+        (again,) = await broker.lease("b", 2, WAIT)
+        assert (again.group_id, again.attempt) == (second.group_id, 2)
+        assert await broker.put("a", answer(second)) is PutStatus.FENCED
+        assert await broker.put("b", answer(again)) is PutStatus.ACCEPTED
+        await train(broker, 0)
+        assert await broker.put("a", answer(first)) is PutStatus.DUPLICATE
+        accounting = await broker.accounting()
+        assert (accounting.trained, accounting.duplicates, accounting.balanced) == (2, 5, True)
+
+    play(connect(), scenario)
+
+
+def test_a_result_that_was_not_leased_is_refused_and_the_lease_stays(connect: Connect) -> None:
+    async def scenario(broker: Any) -> None:
+        await broker.issue(make_prompts(1), cursor="1")
+        await broker.serving("a", 1)
+        (lease,) = await broker.lease("a", 1, WAIT)
+        with pytest.raises(SchemaError, match="versions: a token .* is of version 0"):
+            await broker.put("a", answer(lease, version=0))
+        with pytest.raises(SchemaError, match="payload: not an Arrow IPC stream"):
+            await broker.put("a", b"nonsense")
+        assert await broker.put("a", answer(lease)) is PutStatus.ACCEPTED
+
+    play(connect(), scenario)
+
+
+def test_a_failed_group_goes_to_the_front_and_fails_after_its_attempts(connect: Connect) -> None:
+    async def scenario(broker: Any) -> None:
+        await broker.issue(make_prompts(3), cursor="3")
+        await broker.serving("a", 0)
+        first, *_ = await broker.lease("a", 2, WAIT)
+        await broker.fail("a", first.group_id, 1, reason="timeout", error="too long")
+        await broker.fail("a", first.group_id, 1, reason="timeout", error="too long")
+        (again,) = await broker.lease("a", 1, WAIT)
+        assert (again.group_id, again.attempt) == (first.group_id, 2)
+        await broker.fail("a", first.group_id, 2, reason="timeout", error="too long")
+        accounting = await broker.accounting()
+        assert accounting.failed == {"timeout": 1}
+        assert (accounting.queued, accounting.leased, accounting.balanced) == (1, 1, True)
+
+    play(connect(), scenario)
+
+
+def test_a_lease_without_heartbeat_is_lost_and_one_with_it_is_kept(connect: Connect) -> None:
+    async def scenario(broker: Any) -> None:
+        await broker.issue(make_prompts(2), cursor="2")
+        await broker.serving("a", 0)
+        await broker.serving("b", 0)
+        kept, lost = await broker.lease("a", 2, WAIT)
+
+        async def beat() -> None:
+            while await broker.heartbeat("a", [(kept.group_id, 1)]) == []:
+                await asyncio.sleep(0.02)
+
+        beating = asyncio.create_task(beat())
+        (again,) = await broker.lease("b", 2, WAIT)
+        assert (again.group_id, again.attempt) == (lost.group_id, 2)
+        assert not beating.done()
+        held = [(kept.group_id, 1), (lost.group_id, 1)]
+        assert await broker.heartbeat("a", held) == [lost.group_id]
+        beating.cancel()
+
+    play(connect(lease_seconds=0.4, heartbeat_seconds=0.1), scenario)
+
+
+def test_versions_of_an_engine_never_go_backwards(connect: Connect) -> None:
+    async def scenario(broker: Any) -> None:
+        await broker.serving("a", 2)
+        with pytest.raises(ProtocolError, match="'a' reports version 1 after 2"):
+            await broker.serving("a", 1)
+
+    play(connect(), scenario)
+
+
+def test_an_evaluation_is_scored_and_stays_out_of_the_accounts(connect: Connect) -> None:
+    async def scenario(broker: Any) -> None:
+        await broker.issue(make_prompts(2), cursor="2")
+        prompts = make_prompts(3, 100)
+        await broker.evaluate("heldout/1", prompts, temperature=0.0, min_version=1)
+        await broker.evaluate("heldout/1", prompts, temperature=0.0, min_version=1)
+        await broker.serving("old", 0)
+        (train_lease,) = await broker.lease("old", 1, WAIT)
+        assert train_lease.purpose is Purpose.TRAIN
+        await broker.serving("new", 1)
+        leases = await broker.lease("new", 3, WAIT)
+        assert [lease.prompt for lease in leases] == prompts
+        assert all(
+            (x.purpose, x.group_size, x.temperature, x.deadline_version)
+            == (Purpose.EVALUATE, 1, 0.0, None)
+            for x in leases
+        )
+        first, second, third = leases
+        assert await broker.put("new", answer(first, reward=0.0)) is PutStatus.ACCEPTED
+        assert await broker.evaluation("heldout/1", 0.0) is None
+        await broker.fail("new", second.group_id, 1, reason="lost", error="preempted")
+        (second,) = await broker.lease("new", 1, WAIT)
+        await broker.put("new", answer(second, reward=1.0, version=2))
+        for attempt in (1, 2):
+            await broker.fail("new", third.group_id, attempt, reason="lost", error="preempted")
+            if attempt == 1:
+                await broker.lease("new", 1, WAIT)
+        outcome = await broker.evaluation("heldout/1", WAIT)
+        assert (outcome.count, outcome.failed, outcome.score) == (3, 1, 0.5)
+        assert (outcome.lowest_version, outcome.highest_version, outcome.tokens) == (1, 2, 4)
+        assert 0 < outcome.seconds < 60
+        accounting = await broker.accounting()
+        assert (accounting.issued, accounting.leased, accounting.balanced) == (2, 1, True)
+        assert (await broker.status()).live == 1
+        with pytest.raises(ProtocolError, match="known are \\['heldout/1'\\]"):
+            await broker.evaluation("heldout/2", 0.0)
+
+    play(connect(), scenario)
+
+
+def test_workers_stay_for_the_evaluation_of_the_last_version(connect: Connect) -> None:
+    async def scenario(broker: Any) -> None:
+        await broker.issue(make_prompts(2), cursor="2")
+        await broker.evaluate("last", make_prompts(1, 9), temperature=0.0, min_version=1)
+        await broker.serving("a", 0)
+        await generate(broker, 2)
+        await train(broker, 0)
+        with pytest.raises(QueueClosed):
+            await broker.prompts_wanted(WAIT)
+        assert await broker.lease("a", 1, 0.05) == []
+        waiting = asyncio.create_task(broker.lease("a", 1, WAIT))
+        await broker.serving("a", 1)
+        (lease,) = await waiting
+        waiting = asyncio.create_task(broker.lease("a", 1, WAIT))
+        await broker.put("a", answer(lease))
+        with pytest.raises(QueueClosed):
+            await waiting
+        with pytest.raises(QueueClosed, match="after the end"):
+            await broker.evaluate("late", make_prompts(1, 9), temperature=0.0, min_version=1)
+        assert (await broker.evaluation("last", 0.0)).score == 1.0
+
+    play(connect(steps=1), scenario)
+
+
+def test_the_last_batch_of_a_finite_source_is_short(connect: Connect) -> None:
+    async def scenario(broker: Any) -> None:
+        await broker.issue(make_prompts(3), cursor="3", last=True)
+        with pytest.raises(QueueClosed):
+            await broker.prompts_wanted(WAIT)
+        await broker.serving("a", 0)
+        await generate(broker, 3)
+        assert len((await broker.take(0, WAIT)).payloads) == 2
+        await broker.ack(0, {})
+        assert len((await broker.take(1, WAIT)).payloads) == 1
+        with pytest.raises(ProtocolError, match="last prompts"):
+            await broker.issue(make_prompts(1, 3), cursor="4")
+        await broker.ack(1, {})
+        for call in (broker.take(2, WAIT), broker.lease("a", 1, WAIT)):
+            with pytest.raises(QueueClosed):
+                await call
+
+    play(connect(), scenario)
+
+
+def test_closing_ends_every_long_poll(connect: Connect) -> None:
+    async def scenario(broker: Any) -> None:
+        await broker.issue(make_prompts(6), cursor="6")
+        await broker.evaluate("e", make_prompts(1, 9), temperature=0.0, min_version=5)
+        calls = [
+            asyncio.ensure_future(call)
+            for call in (
+                broker.prompts_wanted(WAIT),
+                broker.lease("a", 1, WAIT),
+                broker.take(0, WAIT),
+                broker.evaluation("e", WAIT),
+            )
+        ]
+        await broker.serving("b", 0)
+        await broker.close()
+        await broker.close()
+        ended = await asyncio.gather(*calls, return_exceptions=True)
+        assert [type(end) for end in ended] == [QueueClosed] * 4
+        for call in (broker.accounting(), broker.heartbeat("a", []), broker.lease("a", 1, 0)):
+            with pytest.raises(QueueClosed):
+                await call
+
+    play(connect(), scenario)
+
+
+def test_errors_of_callers_name_what_is_allowed(connect: Connect) -> None:
+    async def scenario(broker: Any) -> None:
+        with pytest.raises(ProtocolError, match="limit = 0 must be at least 1"):
+            await broker.lease("a", 0, WAIT)
+        with pytest.raises(InputError, match="'e' has no prompts"):
+            await broker.evaluate("e", [], temperature=0.0, min_version=0)
+        await broker.issue(make_prompts(2), cursor="2")
+        await broker.serving("a", 0)
+        await generate(broker, 2)
+        await broker.take(0, WAIT)
+        with pytest.raises(InputError, match="statistics of batch 0 are not JSON"):
+            await broker.ack(0, {"loss": object()})
+        await broker.commit_checkpoint(0, "checkpoints/0")
+
+    play(connect(), scenario)

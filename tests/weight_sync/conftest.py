@@ -1,0 +1,81 @@
+"""Small models, an engine that records what is done to it, and a run wired in one process."""
+
+import asyncio
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+
+from weight_sync.errors import LoadFailed
+from weight_sync.manifest import Manifest
+from weight_sync.publisher import Publisher
+from weight_sync.staging import StagedWeights
+from weight_sync.transports.shared_memory import SharedMemoryTransport
+
+
+def make_weights(seed: int, dtype: torch.dtype = torch.float32) -> dict[str, torch.Tensor]:
+    """Five tensors of odd sizes, a scalar among them."""
+    generator = torch.Generator().manual_seed(seed)
+    shapes = {"embed": (31, 7), "q": (7, 7), "scale": (), "norm": (7,), "head": (3, 31, 5)}
+    return {
+        name: torch.randn(shape, generator=generator).to(dtype) for name, shape in shapes.items()
+    }
+
+
+class RecordingEngine:
+    """Keeps the weights it is given and every call; fails the next loads on demand."""
+
+    def __init__(self) -> None:
+        self.events: list[str] = []
+        self.weights: dict[str, torch.Tensor] = {}
+        self.failing_loads = 0
+        self.error: Exception | None = None
+        self.hold: asyncio.Event | None = None
+
+    async def pause(self) -> None:
+        self.events.append("pause")
+
+    async def load(self, weights: StagedWeights, version: int) -> None:
+        self.events.append(f"load {version}")
+        if self.hold is not None:
+            await self.hold.wait()
+        if self.error is not None:
+            raise self.error
+        if self.failing_loads:
+            self.failing_loads -= 1
+            raise LoadFailed("injected")
+        self.weights = {name: tensor.clone() for name, tensor in weights.tensors()}
+
+    async def resume(self) -> None:
+        self.events.append("resume")
+
+
+@pytest.fixture
+def engine() -> RecordingEngine:
+    return RecordingEngine()
+
+
+@pytest.fixture
+def transport() -> Iterator[SharedMemoryTransport]:
+    transport = SharedMemoryTransport()
+    yield transport
+    transport.close()
+
+
+@pytest.fixture
+def weights() -> Callable[..., dict[str, torch.Tensor]]:
+    return make_weights
+
+
+@pytest.fixture
+def published(transport: SharedMemoryTransport) -> Callable[..., Manifest]:
+    """Publishes one version of `make_weights` and returns its manifest."""
+    manifests: list[Manifest] = []
+    publisher = Publisher(transport, manifests.append, bucket_bytes=1024)
+
+    def publish(version: int, dtype: torch.dtype = torch.float32) -> Manifest:
+        publisher.publish(version, make_weights(version, dtype).items())
+        publisher.flush(30)
+        return manifests[-1]
+
+    return publish

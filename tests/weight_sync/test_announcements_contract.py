@@ -1,0 +1,190 @@
+"""What receivers may rely on, in-process and over Ray."""
+
+import asyncio
+import math
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from weight_sync.announcements import SwapReport
+from weight_sync.broadcaster import Broadcaster
+from weight_sync.errors import InputError, VersionOrderError
+from weight_sync.manifest import Bucket, Manifest, TensorSpec
+
+
+def manifest(version: int) -> Manifest:
+    return Manifest(
+        version=version,
+        codec="full",
+        tensors=(TensorSpec(name="a", dtype="float32", shape=(), bucket=0, offset=0, nbytes=4),),
+        buckets=(Bucket(nbytes=4, checksum="0" * 32, location=""),),
+        created_at=0.0,
+    )
+
+
+def report(engine_id: str, version: int) -> SwapReport:
+    return SwapReport(
+        engine_id=engine_id,
+        version=version,
+        published_at=1.0,
+        staged_at=2.0,
+        pause_seconds=0.1,
+        load_seconds=0.2,
+        resume_seconds=0.3,
+        swap_started_at=3.0,
+        swap_finished_at=4.0,
+        bytes=5,
+    )
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    import ray
+
+    ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False)
+    yield
+    ray.shutdown()
+
+
+@pytest.fixture(params=["process", pytest.param("ray", marks=pytest.mark.ray)])
+def make(request) -> Callable:
+    """A context manager that yields a broadcaster; used inside a running loop."""
+    if request.param == "ray":
+        request.getfixturevalue("cluster")
+
+    @asynccontextmanager
+    async def build(fraction: float, engines: int, **options: float) -> AsyncIterator:
+        if request.param == "process":
+            yield Broadcaster(fraction, engines, **options)
+            return
+        import ray
+
+        from weight_sync.ray_broadcaster import create_broadcaster
+
+        client = create_broadcaster(fraction, engines, **options)
+        yield client
+        ray.kill(client.actor)
+
+    return build
+
+
+def test_newest_skips_versions_in_between_and_answers_none_at_its_deadline(make) -> None:
+    async def run() -> None:
+        async with make(1.0, 1) as broadcaster:
+            assert await broadcaster.newest(-1, 0.02) is None
+            for version in (0, 1, 4):
+                await broadcaster.announce(manifest(version))
+            assert await broadcaster.newest(-1, 5.0) == manifest(4)
+            assert (await broadcaster.newest(3, 5.0)).version == 4
+            assert await broadcaster.newest(4, 0.02) is None
+
+    asyncio.run(run())
+
+
+def test_an_announcement_wakes_every_waiting_receiver(make) -> None:
+    async def run() -> None:
+        async with make(1.0, 3) as broadcaster:
+            waiting = [asyncio.ensure_future(broadcaster.newest(-1, 20.0)) for _ in range(3)]
+            await asyncio.sleep(0.05)
+            await broadcaster.announce(manifest(2))
+            assert [found.version for found in await asyncio.gather(*waiting)] == [2, 2, 2]
+
+    asyncio.run(run())
+
+
+def test_an_older_version_is_refused_and_the_newest_may_move(make) -> None:
+    async def run() -> None:
+        async with make(1.0, 1) as broadcaster:
+            await broadcaster.announce(manifest(3))
+            with pytest.raises(VersionOrderError, match="version 2 was announced after 3"):
+                await broadcaster.announce(manifest(2))
+            await broadcaster.announce(manifest(3))
+            assert (await broadcaster.newest(2, 5.0)).version == 3
+
+    asyncio.run(run())
+
+
+def test_a_permit_comes_back_with_the_report_of_its_holder(make) -> None:
+    async def run() -> None:
+        async with make(0.25, 4) as broadcaster:
+            assert await broadcaster.acquire_swap("a", 5.0)
+            assert await broadcaster.acquire_swap("a", 5.0)
+            assert not await broadcaster.acquire_swap("b", 0.02)
+            waiting = asyncio.ensure_future(broadcaster.acquire_swap("b", 20.0))
+            await asyncio.sleep(0.05)
+            assert not waiting.done()
+            await broadcaster.report(report("a", 1))
+            assert await waiting
+            assert await broadcaster.reports(0) == [report("a", 1)]
+
+    asyncio.run(run())
+
+
+def test_the_permit_of_a_dead_holder_expires_while_another_waits(make) -> None:
+    async def run() -> float:
+        async with make(0.25, 4, permit_seconds=0.3) as broadcaster:
+            assert await broadcaster.acquire_swap("dead", 5.0)
+            begin = time.monotonic()
+            assert await broadcaster.acquire_swap("b", 20.0)
+            return time.monotonic() - begin
+
+    assert 0.2 < asyncio.run(run()) < 10
+
+
+def test_no_more_than_the_fraction_holds_permits_under_contention(make) -> None:
+    holding: set[str] = set()
+    most = 0
+
+    async def engine(broadcaster, name: str) -> None:
+        nonlocal most
+        for version in range(3):
+            assert await broadcaster.acquire_swap(name, 30.0)
+            holding.add(name)
+            most = max(most, len(holding))
+            await asyncio.sleep(0.002)
+            holding.discard(name)
+            await broadcaster.report(report(name, version))
+
+    async def run() -> int:
+        async with make(0.5, 5) as broadcaster:
+            await asyncio.gather(*(engine(broadcaster, f"e{i}") for i in range(5)))
+            return len(await broadcaster.reports(0))
+
+    assert asyncio.run(run()) == 15
+    assert most == 2
+
+
+@given(
+    fraction=st.floats(0, 1, exclude_min=True, allow_subnormal=False),
+    engines=st.integers(1, 500),
+)
+def test_at_least_one_and_at_most_the_fraction_may_swap(fraction: float, engines: int) -> None:
+    permits = Broadcaster(fraction, engines).permits
+    assert permits == max(1, math.floor(fraction * engines))
+
+
+@pytest.mark.parametrize(("fraction", "engines"), [(0.0, 1), (1.1, 1), (0.5, 0)])
+def test_a_broadcaster_that_could_never_grant_is_refused(fraction: float, engines: int) -> None:
+    with pytest.raises(InputError, match="update_fraction is"):
+        Broadcaster(fraction, engines)
+
+
+@pytest.mark.ray
+def test_a_dead_broadcaster_is_named_by_an_error_of_ours(cluster) -> None:
+    import ray
+
+    from weight_sync.errors import BroadcasterDied
+    from weight_sync.ray_broadcaster import create_broadcaster
+
+    async def run() -> None:
+        client = create_broadcaster(1.0, 1)
+        assert await client.newest(-1, 0.01) is None
+        ray.kill(client.actor)
+        with pytest.raises(BroadcasterDied):
+            await client.newest(-1, 5.0)
+
+    asyncio.run(run())

@@ -1,0 +1,38 @@
+"""The section `[weight_sync]` of a recipe."""
+
+import pytest
+from pydantic import ValidationError
+
+from weight_sync.config import WeightSyncConfig
+
+
+def test_defaults_swap_a_quarter_of_the_engines_in_flight() -> None:
+    config = WeightSyncConfig()
+    assert (config.transport, config.codec, config.update_mode) == (
+        "shared_memory",
+        "full",
+        "in_flight",
+    )
+    assert (config.update_fraction, config.clear_cache, config.bucket_bytes) == (0.25, False, 2**26)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("update_fraction", 0),
+        ("update_fraction", 1.5),
+        ("bucket_bytes", 16),
+        ("timeout_seconds", 0),
+        ("transport", "nccl"),
+        ("codec", "delta"),
+        ("update_mode", "never"),
+        ("buckets", 3),
+    ],
+)
+def test_what_cannot_work_is_refused_by_name(key: str, value: object) -> None:
+    with pytest.raises(ValidationError, match=key):
+        WeightSyncConfig(**{key: value})
+
+
+def test_every_field_is_documented() -> None:
+    assert all(field.description for field in WeightSyncConfig.model_fields.values())

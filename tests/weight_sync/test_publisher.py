@@ -1,0 +1,181 @@
+"""Publishing copies first, announces last, and never goes backwards."""
+
+import asyncio
+import os
+import threading
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from weight_sync.errors import (
+    DeadlineExceeded,
+    ManifestError,
+    PublishFailed,
+    StagingError,
+    VersionOrderError,
+)
+from weight_sync.manifest import Bucket, Manifest
+from weight_sync.publisher import Publisher
+from weight_sync.staging import stage
+from weight_sync.transports.shared_memory import SharedMemoryTransport
+
+
+@pytest.fixture
+def manifests() -> list[Manifest]:
+    return []
+
+
+@pytest.fixture
+def publisher(transport, manifests) -> Iterator[Publisher]:
+    with Publisher(transport, manifests.append, bucket_bytes=1024) as publisher:
+        yield publisher
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
+def test_staged_tensors_equal_the_published_ones_bit_by_bit(
+    publisher, transport, manifests, weights, dtype
+) -> None:
+    expected = weights(0, dtype)
+    publisher.publish(0, expected.items())
+    publisher.flush(30)
+    assert len(manifests[0].buckets) > 1
+    staged = stage(manifests[0], transport)
+    found = dict(staged.tensors())
+    assert list(found) == list(expected)
+    for name, tensor in expected.items():
+        assert (found[name].dtype, found[name].shape) == (dtype, tensor.shape)
+        assert torch.equal(found[name], tensor)
+    staged.close()
+    assert torch.equal(found["embed"], expected["embed"])
+
+
+def test_views_that_are_not_contiguous_arrive_in_their_own_order(
+    publisher, transport, manifests
+) -> None:
+    base = torch.arange(24.0).reshape(4, 6)
+    publisher.publish(0, [("t", base.T), ("s", base[:, ::2]), ("p", torch.nn.Parameter(base))])
+    publisher.flush(30)
+    staged = stage(manifests[0], transport)
+    found = dict(staged.tensors())
+    assert torch.equal(found["t"], base.T)
+    assert torch.equal(found["s"], base[:, ::2])
+    assert torch.equal(found["p"], base)
+    staged.close()
+
+
+def test_the_weights_may_change_as_soon_as_publish_returns(transport, weights) -> None:
+    may_write = threading.Event()
+    manifests: list[Manifest] = []
+
+    class SlowTransport(SharedMemoryTransport):
+        def write(self, version, nbytes, pieces) -> Bucket:
+            assert may_write.wait(30)
+            return super().write(version, nbytes, pieces)
+
+    with Publisher(SlowTransport(), manifests.append) as publisher:
+        tensors = weights(0)
+        publisher.publish(0, tensors.items())
+        for tensor in tensors.values():
+            tensor.fill_(-1)
+        may_write.set()
+        publisher.flush(30)
+        staged = stage(manifests[0], transport)
+        expected = weights(0)
+        for name, tensor in staged.tensors():
+            assert torch.equal(tensor, expected[name])
+        staged.close()
+
+
+def test_every_version_is_announced_in_order_and_complete(transport, weights) -> None:
+    seen: list[int] = []
+
+    def announce(manifest: Manifest) -> None:
+        stage(manifest, transport).close()
+        seen.append(manifest.version)
+
+    with Publisher(transport, announce) as publisher:
+        for version in (0, 1, 2, 5):
+            publisher.publish(version, weights(version).items())
+        publisher.flush(30)
+    assert seen == [0, 1, 2, 5]
+
+
+def test_an_asynchronous_announcement_is_awaited(transport, weights) -> None:
+    seen: list[int] = []
+
+    async def announce(manifest: Manifest) -> None:
+        await asyncio.sleep(0)
+        seen.append(manifest.version)
+
+    with Publisher(transport, announce) as publisher:
+        publisher.publish(0, weights(0).items())
+        publisher.flush(30)
+    assert seen == [0]
+
+
+@pytest.mark.parametrize("version", [4, 3, 0])
+def test_versions_only_grow(publisher, weights, manifests, version) -> None:
+    publisher.publish(4, weights(4).items())
+    with pytest.raises(VersionOrderError, match=f"version {version} cannot follow version 4"):
+        publisher.publish(version, weights(0).items())
+    publisher.publish(5, weights(5).items())
+    publisher.flush(30)
+    assert [manifest.version for manifest in manifests] == [4, 5]
+
+
+def test_a_failed_announcement_is_raised_at_the_next_call_once(transport, weights) -> None:
+    answers = iter([ConnectionError("nobody there"), None])
+
+    def announce(manifest: Manifest) -> None:
+        if error := next(answers):
+            raise error
+
+    with Publisher(transport, announce) as publisher:
+        publisher.publish(0, weights(0).items())
+        with pytest.raises(PublishFailed, match="version 0 failed: nobody there"):
+            publisher.publish(1, weights(1).items())
+        publisher.publish(1, weights(1).items())
+        publisher.flush(30)
+
+
+def test_a_timeout_inside_the_background_is_a_failure_not_a_deadline(transport, weights) -> None:
+    def announce(manifest: Manifest) -> None:
+        raise TimeoutError("slow broadcaster")
+
+    with Publisher(transport, announce) as publisher:
+        publisher.publish(0, weights(0).items())
+        with pytest.raises(PublishFailed, match="slow broadcaster"):
+            publisher.flush(30)
+
+
+def test_a_publish_that_hangs_is_named_at_its_deadline(transport, weights) -> None:
+    release = threading.Event()
+    with Publisher(transport, lambda manifest: release.wait(30) and None) as publisher:
+        publisher.publish(0, weights(0).items())
+        with pytest.raises(DeadlineExceeded, match=r"version 0 was not announced within 0.05 s"):
+            publisher.flush(0.05)
+        release.set()
+        publisher.flush(30)
+
+
+def test_a_name_twice_or_a_strange_dtype_is_refused(publisher) -> None:
+    publisher.publish(0, [("a", torch.ones(1)), ("b", torch.ones(2)), ("a", torch.ones(1))])
+    with pytest.raises(PublishFailed, match="'a' is published twice") as caught:
+        publisher.flush(30)
+    assert isinstance(caught.value.__cause__, ManifestError)
+    publisher.publish(1, [("a", torch.ones(1, dtype=torch.int32))])
+    with pytest.raises(PublishFailed, match="dtype 'int32'"):
+        publisher.flush(30)
+
+
+def test_only_the_newest_version_is_kept(publisher, transport, weights, manifests) -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    for version in range(4):
+        publisher.publish(version, weights(version).items())
+        publisher.flush(30)
+    assert len(os.listdir("/proc/self/fd")) == before + len(manifests[-1].buckets)
+    staged = stage(manifests[-1], transport)
+    staged.close()
+    with pytest.raises(StagingError):  # its descriptors are gone, or belong to a newer version
+        stage(manifests[0], transport)

@@ -1,0 +1,27 @@
+"""Settings of weight synchronisation: the section `[weight_sync]` of a recipe."""
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class WeightSyncConfig(BaseModel):
+    """How a new policy version reaches the engines."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    transport: Literal["shared_memory"] = "shared_memory"
+    """How the bytes travel; `shared_memory` needs learner and engines on one node."""
+    codec: Literal["full"] = "full"
+    """What is sent: every tensor, whole."""
+    update_mode: Literal["in_flight", "between_requests"] = "in_flight"
+    """Swap while requests are frozen half-way, or after the running ones have finished."""
+    clear_cache: bool = False
+    """Recompute the KV cache of frozen requests with the new weights instead of keeping it."""
+    update_fraction: float = Field(default=0.25, gt=0, le=1)
+    """Largest share of the engines that swaps at the same time; at least one always may."""
+    bucket_bytes: int = Field(default=64 * 2**20, ge=4096)
+    """Size of one piece of a version; a larger tensor gets a piece of its own."""
+    timeout_seconds: float = Field(default=60.0, gt=0)
+    """Deadline of each step of a swap (stage, pause, load, resume) and of a publish; also how
+    long a swap permit outlives a holder that died."""

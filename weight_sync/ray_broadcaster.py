@@ -1,0 +1,84 @@
+"""The broadcaster as a Ray actor, and its client. The only file of the package that needs Ray."""
+
+import asyncio
+from typing import Any
+
+import ray
+import ray.exceptions
+
+from weight_sync.announcements import SwapReport
+from weight_sync.broadcaster import Broadcaster
+from weight_sync.errors import BroadcasterDied
+from weight_sync.manifest import Manifest
+
+ANSWER_SECONDS = 30.0
+"""How long a call may take beyond the wait that it asks for."""
+
+
+def create_broadcaster(
+    update_fraction: float,
+    engines: int,
+    *,
+    permit_seconds: float = 60.0,
+    **options: Any,
+) -> "BroadcasterClient":
+    """Starts a broadcaster on the cluster.
+
+    Args:
+        update_fraction: Largest share of engines that swaps at once.
+        engines: How many engines receive.
+        permit_seconds: How long a permit outlives a silent holder.
+        **options: Ray actor options such as `name` or `scheduling_strategy`.
+    """
+    waiting_calls = 4 * engines + 64
+    remote = ray.remote(Broadcaster).options(
+        **{"num_cpus": 0, "max_concurrency": waiting_calls, **options}
+    )
+    return BroadcasterClient(remote.remote(update_fraction, engines, permit_seconds=permit_seconds))
+
+
+class BroadcasterClient:
+    """The methods of `Broadcaster` from any process of the cluster; can be sent to others.
+
+    Every method raises BroadcasterDied when the actor is gone or does not answer in time.
+    """
+
+    def __init__(self, actor: Any) -> None:
+        self.actor = actor
+
+    async def announce(self, manifest: Manifest) -> None:
+        """See `Broadcaster.announce`; may be awaited in any event loop, a publisher's included."""
+        await _answer(self.actor.announce.remote(manifest))
+
+    async def newest(self, after: int, timeout: float) -> Manifest | None:
+        """See `Announcements.newest`."""
+        found: Manifest | None = await _answer(self.actor.newest.remote(after, timeout), timeout)
+        return found
+
+    async def acquire_swap(self, engine_id: str, timeout: float) -> bool:
+        """See `Announcements.acquire_swap`."""
+        return bool(await _answer(self.actor.acquire_swap.remote(engine_id, timeout), timeout))
+
+    async def report(self, report: SwapReport) -> None:
+        """See `Announcements.report`."""
+        await _answer(self.actor.report.remote(report))
+
+    async def reports(self, since: int) -> list[SwapReport]:
+        """See `Broadcaster.reports`."""
+        reports: list[SwapReport] = await _answer(self.actor.reports.remote(since))
+        return reports
+
+
+async def _answer(call: Any, timeout: float = 0.0) -> Any:
+    """What a call returns, or raises in terms of this package."""
+    try:
+        async with asyncio.timeout(timeout + ANSWER_SECONDS):
+            return await call
+    except ray.exceptions.RayTaskError as error:
+        raise error.cause from error
+    except ray.exceptions.RayError as error:
+        raise BroadcasterDied(f"the broadcaster is gone: {error}") from error
+    except TimeoutError as error:
+        raise BroadcasterDied(
+            f"the broadcaster did not answer within {timeout + ANSWER_SECONDS} s"
+        ) from error

@@ -1,0 +1,226 @@
+"""Brings every new version into one engine.
+
+    newest ─▶ check against the engine's tensors ─▶ stage: open and verify    engine generates
+           ─▶ permit                                                          engine generates
+           ─▶ pause ─▶ load ─▶ resume                                         engine stands still
+           ─▶ report, which gives the permit back ─▶ on_version               engine generates
+
+Who waits on whom: `newest` on the publisher; the permit on other engines' reports, or on the
+expiry of a dead one's. The newest version wins, those in between are skipped. What fails before
+the pause leaves the engine serving what it served. A load that fails leaves it paused, and the
+loop loads again, the same version or a newer one, until one succeeds.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from weight_sync.announcements import Announcements, SwapReport
+from weight_sync.engine import UpdatableEngine
+from weight_sync.errors import (
+    DeadlineExceeded,
+    IncompatibleWeights,
+    LoadFailed,
+    StagingError,
+    VersionOrderError,
+)
+from weight_sync.manifest import Manifest, Signature, check_signature
+from weight_sync.staging import StagedWeights, stage
+from weight_sync.transport import Transport
+
+logger = logging.getLogger(__name__)
+
+POLL_SECONDS = 1.0
+"""Longest wait for a version or a permit before `stop` is looked at again."""
+
+
+@dataclass(slots=True)
+class _Attempt:
+    """Times of one attempt, filled as it proceeds."""
+
+    staged_at: float | None = None
+    started_at: float | None = None
+    finished_at: float | None = None
+    pause: float = 0.0
+    load: float = 0.0
+    resume: float = 0.0
+
+
+class Receiver:
+    """Keeps one engine at the newest version.
+
+    Args:
+        engine_id: Name in permits and reports.
+        engine: What is updated; nobody else may pause it.
+        announcements: Versions, permits, reports.
+        transport: Opens buckets.
+        expected: Dtypes and shapes that the engine takes; None learns them from the first version
+            that loads. Dtypes are learned from it in any case.
+        on_version: Awaited with each version once the engine serves it.
+        timeout: Deadline in seconds of staging, and of pause, load and resume together.
+        retry_seconds: Wait before a version that failed is tried again, doubled up to 32 times as
+            long while it keeps failing; a newer version ends the wait.
+    """
+
+    def __init__(
+        self,
+        engine_id: str,
+        engine: UpdatableEngine,
+        announcements: Announcements,
+        transport: Transport,
+        *,
+        expected: Signature | None = None,
+        on_version: Callable[[int], Awaitable[None]] | None = None,
+        timeout: float = 60.0,
+        retry_seconds: float = 1.0,
+    ) -> None:
+        self.engine_id = engine_id
+        self.version: int | None = None
+        """What the engine serves. None: STALE, it has not been given any version yet."""
+        self.paused = False
+        """Whether a failed load keeps the engine paused."""
+        self._engine = engine
+        self._announcements = announcements
+        self._transport = transport
+        self._expected = expected
+        self._on_version = on_version
+        self._timeout = timeout
+        self._retry_seconds = retry_seconds
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Follows the announcements until `stop` is set; a swap that has begun is finished.
+
+        Raises:
+            DeadlineExceeded: A swap hung; the state of the engine is unknown.
+            Exception: Whatever the engine raised other than `LoadFailed`; it is beyond repair.
+        """
+        failed, failures, retry_at = -1, 0, 0.0
+        while not stop.is_set():
+            served = -1 if self.version is None else self.version
+            waits = time.monotonic() < retry_at
+            manifest = await self._announcements.newest(
+                failed if waits else served,
+                min(POLL_SECONDS, retry_at - time.monotonic()) if waits else POLL_SECONDS,
+            )
+            if manifest is None:
+                continue
+            report = await self.update(manifest, stop)
+            if report is not None and report.error:
+                retry_at = time.monotonic() + self._retry_seconds * 2 ** min(failures, 5)
+                failed, failures = manifest.version, failures + 1
+            elif report is not None:
+                failures, retry_at = 0, 0.0
+
+    async def update(
+        self, manifest: Manifest, stop: asyncio.Event | None = None
+    ) -> SwapReport | None:
+        """Verifies one version, then swaps it in; what failed and may be retried is reported.
+
+        Returns:
+            The report, or None if a newer version or `stop` came before the permit.
+        """
+        attempt = _Attempt()
+        try:
+            staged = await self._stage(manifest)
+        except (StagingError, IncompatibleWeights, VersionOrderError) as error:
+            return await self._report(manifest, attempt, error)
+        attempt.staged_at = time.time()
+        try:
+            if not await self._permitted(manifest.version, stop):
+                return None
+            try:
+                await self._swap(staged, attempt)
+            except LoadFailed as error:
+                return await self._report(manifest, attempt, error)
+            except BaseException as error:
+                await self._report(manifest, attempt, error)
+                raise
+        finally:
+            staged.close()
+        self.version = manifest.version
+        self._expected = manifest.signature
+        report = await self._report(manifest, attempt, None)
+        if self._on_version is not None:
+            await self._on_version(manifest.version)
+        return report
+
+    async def _stage(self, manifest: Manifest) -> StagedWeights:
+        """Everything that can be refused without touching the engine."""
+        if self.version is not None and manifest.version <= self.version:
+            raise VersionOrderError(
+                f"version {manifest.version} was offered to {self.engine_id}, which serves "
+                f"{self.version} already"
+            )
+        if self._expected is not None:
+            check_signature(manifest, self._expected)
+        try:
+            async with asyncio.timeout(self._timeout):
+                return await asyncio.to_thread(stage, manifest, self._transport)
+        except TimeoutError:
+            raise StagingError(
+                f"version {manifest.version} was not verified within {self._timeout} s"
+            ) from None
+
+    async def _permitted(self, version: int, stop: asyncio.Event | None) -> bool:
+        """Waits for a permit; False if a newer version or `stop` came first."""
+        while not await self._announcements.acquire_swap(self.engine_id, POLL_SECONDS):
+            if stop is not None and stop.is_set():
+                return False
+            if await self._announcements.newest(version, 0.0) is not None:
+                return False
+        return True
+
+    async def _swap(self, staged: StagedWeights, attempt: _Attempt) -> None:
+        """Pause, load, resume; timed, under one deadline."""
+        attempt.started_at = time.time()
+        version = staged.manifest.version
+        try:
+            async with asyncio.timeout(self._timeout):
+                begin = time.perf_counter()
+                if not self.paused:
+                    await self._engine.pause()
+                    self.paused = True
+                paused = time.perf_counter()
+                attempt.pause = paused - begin
+                try:
+                    await self._engine.load(staged, version)
+                finally:
+                    loaded = time.perf_counter()
+                    attempt.load = loaded - paused
+                await self._engine.resume()
+                self.paused = False
+                attempt.resume = time.perf_counter() - loaded
+        except TimeoutError as error:
+            if isinstance(error, DeadlineExceeded):
+                raise
+            raise DeadlineExceeded(
+                f"{self.engine_id} did not take version {version} within {self._timeout} s "
+                f"(paused after {attempt.pause:.3f} s, loading took {attempt.load:.3f} s)"
+            ) from error
+        attempt.finished_at = time.time()
+
+    async def _report(
+        self, manifest: Manifest, attempt: _Attempt, error: BaseException | None
+    ) -> SwapReport:
+        """Records an attempt and gives its permit back."""
+        report = SwapReport(
+            engine_id=self.engine_id,
+            version=manifest.version,
+            published_at=manifest.created_at,
+            staged_at=attempt.staged_at,
+            pause_seconds=attempt.pause,
+            load_seconds=attempt.load,
+            resume_seconds=attempt.resume,
+            swap_started_at=attempt.started_at,
+            swap_finished_at=attempt.finished_at,
+            bytes=manifest.nbytes,
+            error=None if error is None else f"{type(error).__name__}: {error}",
+        )
+        if report.error:
+            logger.warning(
+                "%s did not take version %d: %s", self.engine_id, report.version, report.error
+            )
+        await self._announcements.report(report)
+        return report

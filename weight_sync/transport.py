@@ -1,0 +1,59 @@
+"""The seam between a version's bytes and the way they travel.
+
+A transport keeps buckets readable for other processes and verifies what it reads. It knows
+nothing of tensors, versions' meaning or engines. `tests/weight_sync/test_transport_contract.py`
+is run against every implementation.
+"""
+
+from collections.abc import Iterable
+from typing import Protocol
+
+from weight_sync.manifest import Bucket
+
+
+class StagedBucket(Protocol):
+    """A verified bucket that stays readable, whatever its publisher does, until closed."""
+
+    @property
+    def bucket(self) -> Bucket:
+        """The bucket with a location that is valid as long as this object is open."""
+        ...
+
+    @property
+    def memory(self) -> memoryview:
+        """All bytes of the bucket, not copied; writing to it changes nobody else's."""
+        ...
+
+    def close(self) -> None:
+        """Gives the bytes back; views of `memory` that still exist stay valid."""
+        ...
+
+
+class Transport(Protocol):
+    """Moves buckets from one publisher to many receivers."""
+
+    def write(self, version: int, nbytes: int, pieces: Iterable[tuple[int, memoryview]]) -> Bucket:
+        """Stores one bucket of a version; it can be opened as soon as this returns.
+
+        Args:
+            version: What `retire` groups by.
+            nbytes: Size of the bucket; bytes that no piece covers are 0.
+            pieces: Offset and contents, ascending and without overlap.
+        """
+        ...
+
+    def retire(self, before: int) -> None:
+        """Publisher: forgets all versions below `before`; staged buckets are not affected."""
+        ...
+
+    def open(self, bucket: Bucket) -> StagedBucket:
+        """Receiver: fetches and verifies one bucket.
+
+        Raises:
+            StagingError: It is gone, of another size, could still change, or its checksum differs.
+        """
+        ...
+
+    def close(self) -> None:
+        """Publisher: forgets every version."""
+        ...

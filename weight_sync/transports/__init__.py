@@ -1,0 +1,1 @@
+"""Implementations of `weight_sync.transport.Transport`, one a file."""
