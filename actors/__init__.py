@@ -1,1 +1,4 @@
-"""Placeholder until the package exports its names."""
+"""What generates: prompt sources, engines, environments, rewards, and the worker that joins them.
+
+Importing the package, or `actors.config`, loads no engine, tokenizer or task library.
+"""

@@ -3,7 +3,12 @@
 ActorsError                  exit code 1
 ├── InputError               exit code 2: a setting, model, source or reward the user gave is wrong
 ├── EngineStale              the engine has no weights of any policy version yet
-└── EngineDied               a process of the engine is gone, and with it every running request
+├── EngineDied               a process of the engine is gone, and with it every running request
+└── RolloutFailed            one rollout has no result: its group is given back to the broker
+    ├── PromptRefused        the prompt cannot be sampled from: empty, or longer than the context
+    ├── EnvironmentFailed    the environment raised, or answered with something else than a Turn
+    ├── RewardFailed         a reward raised, timed out or returned no finite number
+    └── RolloutTimeout       the whole rollout took longer than its deadline
 """
 
 from typing import ClassVar
@@ -27,3 +32,34 @@ class EngineStale(ActorsError):
 
 class EngineDied(ActorsError):
     """A process of the engine is gone; the engine has to be built again."""
+
+
+class RolloutFailed(ActorsError):
+    """The engine gave one rollout no result; it lives, and other rollouts go on."""
+
+    reason: ClassVar[str] = "engine"
+    """What the group is counted under if no further attempt succeeds."""
+
+
+class PromptRefused(RolloutFailed):
+    """The prompt has no token, or leaves no room for an answer; names it and the limit."""
+
+    reason: ClassVar[str] = "prompt"
+
+
+class EnvironmentFailed(RolloutFailed):
+    """The environment broke its contract; names it and the prompt."""
+
+    reason: ClassVar[str] = "environment"
+
+
+class RewardFailed(RolloutFailed):
+    """A reward gave no score; names it and the prompt. It never counts as 0."""
+
+    reason: ClassVar[str] = "reward"
+
+
+class RolloutTimeout(RolloutFailed):
+    """The rollout did not end within `actors.rollout_timeout_seconds`."""
+
+    reason: ClassVar[str] = "timeout"

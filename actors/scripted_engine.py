@@ -77,6 +77,7 @@ class ScriptedEngine:
         cache_salt: str,
     ) -> Generation:
         """See `RolloutEngine.generate`; without a seed the request id stands for one."""
+        self._check_open()
         if self._version is None:
             raise EngineStale(f"{request_id}: no policy version has been loaded yet")
         origin = f"{list(prompt_ids)}|{request_id if sampling.seed is None else sampling.seed}"
@@ -89,8 +90,7 @@ class ScriptedEngine:
         while len(token_ids) < count:
             await asyncio.sleep(0 if rate is None else burst / rate)
             await self._runs.wait()
-            if self._closed:
-                raise EngineDied(f"{request_id}: the engine was closed")
+            self._check_open()
             for position in range(len(token_ids), min(len(token_ids) + burst, count)):
                 token_ids.append(self._token(origin, position, length))
                 versions.append(self._version)
@@ -103,6 +103,7 @@ class ScriptedEngine:
 
     async def pause(self) -> None:
         """See `UpdatableEngine.pause`."""
+        self._check_open()
         self._runs.clear()
 
     async def load(self, weights: StagedWeights, version: int) -> None:
@@ -124,6 +125,10 @@ class ScriptedEngine:
         """See `RolloutEngine.close`."""
         self._closed = True
         self._runs.set()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise EngineDied("the engine was closed")
 
     def _length(self, origin: str) -> int:
         """Lognormal, by Box and Muller from two hashes; the end-of-sequence token included."""

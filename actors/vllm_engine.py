@@ -7,6 +7,7 @@ sampled from, and the version of every token is the one that vLLM stamped on it.
 
 import asyncio
 import json
+import logging
 import math
 import os
 from collections.abc import Iterator, Sequence
@@ -165,10 +166,11 @@ class VllmEngine:
         self, request_id: str, prompt_ids: Sequence[int], sampling: SamplingParameters, salt: str
     ) -> Generation:
         from vllm import SamplingParams
+        from vllm.inputs import tokens_input
         from vllm.sampling_params import RequestOutputKind
 
         stream = self._engine.generate(
-            {"prompt_token_ids": list(prompt_ids), "cache_salt": salt},
+            tokens_input(list(prompt_ids), cache_salt=salt),
             SamplingParams(
                 temperature=sampling.temperature,
                 top_p=sampling.top_p,
@@ -233,7 +235,11 @@ class VllmEngine:
         """See `RolloutEngine.close`."""
         if self._engine is not None:
             engine, self._engine = self._engine, None
+            log = logging.getLogger("vllm")
+            level = log.level
+            log.setLevel(logging.CRITICAL)  # it calls its own shutdown an engine failure
             await asyncio.to_thread(engine.shutdown, timeout=SHUTDOWN_SECONDS)
+            log.setLevel(level)
 
 
 _FINISH_REASONS = {
@@ -246,11 +252,14 @@ _FINISH_REASONS = {
 @contextmanager
 def _typed_errors() -> Iterator[None]:
     """Turns vLLM's own errors into ours where they leave the adapter."""
+    from vllm.exceptions import VLLMClientError
     from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
     try:
         yield
     except EngineDeadError as error:
         raise EngineDied("a process of the vLLM engine is gone") from error
+    except (VLLMClientError, ValueError) as error:
+        raise InputError(f"vLLM refused a request: {error}") from error
     except EngineGenerateError as error:
         raise ActorsError(f"vLLM failed a request: {error.__cause__ or error}") from error

@@ -1,4 +1,6 @@
-"""How long does a weight update stop generation? In one run, with requests running throughout:
+"""Measures how long a weight update stops generation.
+
+In one run, with requests running throughout:
 
 1. vLLM's own pause and resume with nothing in between,
 2. the bare load of the same weights by vLLM's calls, inside a pause that is not counted,
@@ -30,19 +32,33 @@ from safetensors.torch import load_file
 
 from actors.engine import SamplingParameters
 from actors.vllm_engine import VllmEngine
-from weight_sync import Broadcaster, Publisher, Receiver, SharedMemoryTransport
+from weight_sync import (
+    Broadcaster,
+    Manifest,
+    Publisher,
+    Receiver,
+    SharedMemoryTransport,
+    SwapReport,
+)
 from weight_sync.staging import StagedWeights, stage
 
 RESULTS = Path(__file__).parent / "results"
 
+VOCABULARY = 1024
+
 
 def build_model(folder: Path, *, hidden: int, layers: int) -> int:
     """Writes a Qwen3 with random weights that never ends a sequence; its parameter count."""
-    from transformers import Qwen3Config, Qwen3ForCausalLM
+    from tokenizers import Tokenizer, models
+    from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
+    words = {str(token): token for token in range(VOCABULARY)} | {"<eos>": VOCABULARY}
+    PreTrainedTokenizerFast(  # its <eos> is outside of what the model samples
+        tokenizer_object=Tokenizer(models.WordLevel(words, unk_token="0")), eos_token="<eos>"
+    ).save_pretrained(folder)
     model = Qwen3ForCausalLM(
         Qwen3Config(
-            vocab_size=1024,
+            vocab_size=VOCABULARY,
             hidden_size=hidden,
             intermediate_size=3 * hidden,
             num_hidden_layers=layers,
@@ -78,6 +94,7 @@ class Load:
             self.crossed += len(set(done.versions)) > 1
 
     async def stop(self) -> None:
+        """Cancels every request."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -91,7 +108,7 @@ class Updates:
         self.broadcaster = Broadcaster(0.25, 1)
         loop = asyncio.get_running_loop()
 
-        def announce(manifest) -> None:
+        def announce(manifest: Manifest) -> None:
             asyncio.run_coroutine_threadsafe(self.broadcaster.announce(manifest), loop).result(60)
 
         self._weights = weights
@@ -101,7 +118,7 @@ class Updates:
         self._receiving = asyncio.create_task(receiver.run(self._stop))
         self._reports = 0
 
-    async def update(self, version: int):
+    async def update(self, version: int) -> tuple[SwapReport, float]:
         """Publishes slightly different weights and waits until the engine serves them."""
         tensors = [(n, w + 1e-4 * torch.randn_like(w)) for n, w in self._weights.items()]
         begin = time.perf_counter()
@@ -118,10 +135,12 @@ class Updates:
         return report, publish_seconds
 
     async def staged(self) -> StagedWeights:
+        """The newest version once more, to be loaded by hand."""
         manifest = await self.broadcaster.newest(-1, 1.0)
         return stage(manifest, self.transport)
 
     async def stop(self) -> None:
+        """Ends receiver and publisher."""
         self._stop.set()
         await self._receiving
         self._publisher.close()
@@ -135,7 +154,7 @@ async def empty_pause(engine: VllmEngine) -> float:
 
 
 async def bare_load(engine: VllmEngine, updates: Updates, version: int) -> float:
-    """vLLM's start, update and finish of weights that the engine has already."""
+    """Seconds of vLLM's start, update and finish of weights that the engine has already."""
     staged = await updates.staged()
     await engine.pause()
     begin = time.perf_counter()
@@ -203,6 +222,9 @@ def environment() -> dict:
     commit = subprocess.run(
         ["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False
     ).stdout.strip()
+    changes = subprocess.run(
+        ["git", "status", "--porcelain"], capture_output=True, text=True, check=False
+    ).stdout.strip()
     model = [
         line for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line
     ]
@@ -211,6 +233,7 @@ def environment() -> dict:
     return {
         "command": " ".join(sys.argv),
         "commit": commit or None,
+        "uncommitted_changes": bool(changes),
         "time": datetime.now(UTC).isoformat(timespec="seconds"),
         "machine": {
             "cpu": model[0].split(":")[1].strip() if model else platform.processor(),

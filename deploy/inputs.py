@@ -17,7 +17,8 @@ class Inputs:
 
     model_path: str
     source: PromptSource
-    heldout: list[Prompt]
+    problems: list[Prompt]
+    """Held-out, as many as the largest evaluation needs."""
     evaluations: list[heldout.Planned]
 
 

@@ -139,7 +139,7 @@ class Run:
     async def train(self) -> None:
         """The whole run: start, learn, score."""
         await self.start()
-        await heldout.queue_all(self.broker, self.inputs.evaluations, self.inputs.heldout)
+        await heldout.queue_all(self.broker, self.inputs.evaluations, self.inputs.problems)
         self.learning = named("learner", self.learn())
         with self.screen.bar(self.config.steps, "waiting for the first batch"):
             await all_or_first_error(

@@ -1,7 +1,7 @@
 """The broker as a Ray actor, and a client with the same methods.
 
 The actor is `Broker` itself: Ray runs its coroutines concurrently in one event loop, which is what
-it is written for. Payloads travel through Ray's object store. The actor stays on the node that
+it was written for. Payloads travel through Ray's object store. The actor stays on the node that
 made it, since the ledger lies on that node's disk, and Ray never restarts it by itself: engines
 would have to report their versions again, so a supervisor decides.
 """
@@ -38,7 +38,7 @@ def create_broker(
     """
     here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
     actor = (
-        ray.remote(Broker)
+        ray.remote(_BrokerActor)
         .options(
             num_cpus=0, max_restarts=0, max_concurrency=MAX_CONCURRENCY, scheduling_strategy=here
         )
@@ -51,10 +51,26 @@ def create_broker(
         )
     )
     try:
-        ray.get(actor.__ray_ready__.remote())
+        ray.get(actor.opened.remote())
     except RayError as error:
         raise _translate(error) from error
     return BrokerClient(actor)
+
+
+class _BrokerActor(Broker):
+    """The broker; keeps what its constructor refuses, which Ray would turn into text."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        self._refusal: QueuesError | None = None
+        try:
+            super().__init__(*args, **options)
+        except QueuesError as error:
+            self._refusal = error
+
+    async def opened(self) -> None:
+        """Raise what the constructor refused."""
+        if self._refusal is not None:
+            raise self._refusal
 
 
 class BrokerClient:

@@ -7,6 +7,7 @@ not decided here (`queues.broker`), nor where its bytes lie (`queues.journal`).
 
 import json
 from collections.abc import Iterable
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +51,8 @@ SCHEMA = pa.schema(
     ],
     metadata={VERSION_KEY: str(SCHEMA_VERSION).encode()},
 )
+_LATEST = int(datetime(9999, 12, 31, tzinfo=UTC).timestamp()) * 10**6
+"""In microseconds; Python's datetime ends there."""
 _GROUP_COLUMNS = ("group_id", "prompt_id", "attempt")
 _TOKEN_COLUMNS = ("loss_mask", "behavior_logprobs", "versions")
 
@@ -95,7 +98,7 @@ def read_batch(payload: bytes) -> pa.RecordBatch:
         with pa.ipc.open_stream(payload) as reader:
             _check_schema(reader.schema)
             batches = list(reader)
-    except (pa.ArrowException, OSError) as error:
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         raise SchemaError(f"payload: not an Arrow IPC stream: {error}") from error
     if len(batches) != 1:
         raise SchemaError(f"payload: {len(batches)} record batches, must be 1, a whole group")
@@ -246,17 +249,20 @@ def _validate_tokens(batch: pa.RecordBatch) -> None:
 def _validate_rows(batch: pa.RecordBatch) -> None:
     finite = bool(np.isfinite(batch.column("reward").to_numpy()).all())
     _require("reward", finite, "must be finite")
-    parts = np.asarray(batch.column("reward_parts").items)
-    _require("reward_parts", bool(np.isfinite(parts).all()), "must be finite")
+    parts = batch.column("reward_parts")
+    _require("reward_parts", bool(np.isfinite(np.asarray(parts.items)).all()), "must be finite")
+    unique = all(len(dict(row)) == len(row) for row in parts.to_pylist())
+    _require("reward_parts", unique, "must have different keys")
     _require("turns", bool((batch.column("turns").to_numpy() >= 1).all()), "must be at least 1")
     reasons = set(batch.column("finish_reason").to_pylist())
     unknown = sorted(reasons - set(FinishReason))
     _require("finish_reason", not unknown, f"{unknown} must be of {[*map(str, FinishReason)]}")
-    spans = (
-        batch.column("finished_at").cast(pa.int64()).to_numpy()
-        - batch.column("created_at").cast(pa.int64()).to_numpy()
+    created, finished = (
+        batch.column(name).cast(pa.int64()).to_numpy() for name in ("created_at", "finished_at")
     )
-    _require("finished_at", bool((spans >= 0).all()), "must not be before created_at")
+    _require("created_at", bool((created >= 0).all()), "must not be before 1970")
+    _require("finished_at", bool((finished >= created).all()), "must not be before created_at")
+    _require("finished_at", bool((finished <= _LATEST).all()), "must not be after 9999")
     for text in batch.column("metadata").to_pylist():
         try:
             is_object = isinstance(json.loads(text), dict)

@@ -23,5 +23,6 @@ class WeightSyncConfig(BaseModel):
     bucket_bytes: int = Field(default=64 * 2**20, ge=4096)
     """Size of one piece of a version; a larger tensor gets a piece of its own."""
     timeout_seconds: float = Field(default=60.0, gt=0)
-    """Deadline of each step of a swap (stage, pause, load, resume) and of a publish; also how
-    long a swap permit outlives a holder that died."""
+    """Deadline of staging, of a swap (pause, load and resume together) and of a publish; also how
+    long a swap permit outlives a holder that died. With `between_requests` the pause lasts as
+    long as the longest running request, and this must exceed it."""

@@ -47,6 +47,7 @@ class StagedWeightsEngine(WeightTransferEngine[NoInitInfo, ManifestInfo]):
 
     def init_transfer_engine(self, init_info: NoInitInfo) -> None:
         """Nothing to connect to."""
+        self._tied: list[Any] = []
 
     def start_weight_update(self) -> None:
         """Makes every layer ready for loading, and forgets what a failed update left behind."""
@@ -73,7 +74,7 @@ class StagedWeightsEngine(WeightTransferEngine[NoInitInfo, ManifestInfo]):
         manifest = Manifest.from_json(update_info.manifest)
         memories = [map_verified(bucket) for bucket in manifest.buckets]
         self.model.load_weights(tensor_views(manifest.tensors, memories))
-        skipped = _layers_without_weights(self.model)
+        self._tied, skipped = _layers_without_weights(self.model)
         if skipped:
             raise LoadFailed(
                 f"version {manifest.version} has no weights for {len(skipped)} layers "
@@ -88,23 +89,29 @@ class StagedWeightsEngine(WeightTransferEngine[NoInitInfo, ManifestInfo]):
             layerwise.finalize_layerwise_reload(self.model, self.model_config)
         finally:
             layerwise.logger.setLevel(before)
+        if self.device.type == "cpu":  # vLLM's packed copy of a tied weight is still the old one
+            for layer in self._tied:
+                layer.quant_method.process_weights_after_loading(layer)
 
     def shutdown(self) -> None:
         """Nothing is held between updates."""
 
 
-def _layers_without_weights(model: torch.nn.Module) -> list[str]:
-    """Layers of which not one element was loaded, tied ones and attention scales aside."""
-    loaded = {id(parameter) for parameter in model.parameters()}
-    skipped = []
+def _layers_without_weights(model: torch.nn.Module) -> tuple[list[Any], list[str]]:
+    """Layers of which not one element was loaded: the tied ones, and the names of the others."""
+    updated = {id(parameter) for parameter in model.parameters()}
+    untouched: list[tuple[str, torch.nn.Module, set[int]]] = []
     for name, layer in model.named_modules():
         info = layerwise.get_layerwise_info(layer)
-        if not info.can_load() or info.load_numel or layerwise.is_deferred_attention_layer(layer):
+        if not info.can_load() or layerwise.is_deferred_attention_layer(layer):
             continue
-        parameters, _ = info.kernel_tensors
-        if any(id(parameter) not in loaded for parameter in parameters.values()):
-            skipped.append(name)
-    return skipped
+        parameters = {id(parameter) for parameter in info.kernel_tensors[0].values()}
+        if info.load_numel:
+            updated |= parameters
+        elif parameters:
+            untouched.append((name, layer, parameters))
+    tied = [layer for _, layer, parameters in untouched if parameters <= updated]
+    return tied, [name for name, _, parameters in untouched if not parameters <= updated]
 
 
 def register() -> None:

@@ -1,1 +1,1 @@
-"""Placeholder until the package exports its names."""
+"""What a policy talks to: environments, found by name or dotted path in `environment`."""

@@ -1,1 +1,5 @@
-"""Placeholder until the package exports its names."""
+"""What scores rollouts: rewards by name or dotted path, added up."""
+
+from actors.rewards.rewards import Rewards, Score, load_rewards
+
+__all__ = ["Rewards", "Score", "load_rewards"]

@@ -1,1 +1,1 @@
-"""Placeholder until the package exports its names."""
+"""Where prompts come from: one source a file, found by name or dotted path in `source`."""

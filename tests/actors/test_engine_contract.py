@@ -1,110 +1,24 @@
 """What every rollout engine promises, run against each implementation."""
 
 import asyncio
-import contextlib
 import multiprocessing
 import os
 import signal
 
 import pytest
 import torch
+from engine_bench import VOCABULARY, Bench, build_model, forward_logprobs, staged
 
-from actors.engine import SamplingParameters
-from actors.errors import EngineDied, EngineStale
+from actors.errors import EngineDied
 from actors.scripted_engine import ScriptedEngine
 from queues.records import FinishReason
 from weight_sync.errors import LoadFailed
-from weight_sync.manifest import Manifest
-from weight_sync.publisher import Publisher
-from weight_sync.staging import StagedWeights, stage
-from weight_sync.transports.shared_memory import SharedMemoryTransport
-
-PROMPT = [3, 13, 4, 17]
-VOCABULARY = 64
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory):
-    """A tiny Qwen3 on disk and in memory; it never ends a sequence by itself."""
-    from transformers import Qwen3Config, Qwen3ForCausalLM
-
     folder = tmp_path_factory.mktemp("model")
-    torch.manual_seed(0)
-    model = Qwen3ForCausalLM(
-        Qwen3Config(
-            vocab_size=VOCABULARY,
-            hidden_size=64,
-            intermediate_size=128,
-            num_hidden_layers=2,
-            num_attention_heads=4,
-            num_key_value_heads=2,
-            head_dim=32,
-            max_position_embeddings=512,
-            initializer_range=0.2,
-            tie_word_embeddings=True,
-            eos_token_id=None,
-            bos_token_id=None,
-        )
-    ).to(torch.float32)
-    model.save_pretrained(folder)
-    model.eval()
-    return folder, model
-
-
-class Bench:
-    """One started engine, the weights it takes, and a loop that outlives the single test."""
-
-    def __init__(self, engine, model, *, real: bool) -> None:
-        self.engine = engine
-        self.model = model
-        self.real = real
-        self.version = 0
-        self.runner = asyncio.Runner()
-        self.runner.run(engine.start())
-
-    def run(self, coroutine):
-        return self.runner.run(asyncio.wait_for(coroutine, 120))
-
-    def weights(self) -> dict[str, torch.Tensor]:
-        return {name: p.detach() for name, p in self.model.named_parameters()}
-
-    def perturb(self) -> None:
-        """Another policy, clearly different, in the model that is compared with."""
-        torch.manual_seed(self.version)
-        with torch.no_grad():
-            for parameter in self.model.parameters():
-                parameter.add_(0.05 * torch.randn_like(parameter))
-
-    async def update(self, weights: dict[str, torch.Tensor] | None = None) -> int:
-        with staged(self.version + 1, weights or self.weights()) as held:
-            await self.engine.pause()
-            await self.engine.load(held, self.version + 1)
-            await self.engine.resume()
-        self.version += 1
-        return self.version
-
-    async def generate(self, request: str = "r", tokens: int = 32, **sampling):
-        return await self.engine.generate(
-            request,
-            PROMPT,
-            SamplingParameters(**{"temperature": 1.0, "max_new_tokens": tokens, **sampling}),
-            cache_salt=str(self.version),
-        )
-
-
-@contextlib.contextmanager
-def staged(version: int, weights: dict[str, torch.Tensor]):
-    """A verified version, as a receiver would hold it."""
-    manifests: list[Manifest] = []
-    transport = SharedMemoryTransport()
-    with Publisher(transport, manifests.append, bucket_bytes=65536) as publisher:
-        publisher.publish(version, weights.items())
-        publisher.flush(60)
-        held: StagedWeights = stage(manifests[0], transport)
-    try:
-        yield held
-    finally:
-        held.close()
+    return folder, build_model(folder)
 
 
 @pytest.fixture(scope="module", params=["scripted", pytest.param("vllm", marks=pytest.mark.vllm)])
@@ -117,7 +31,6 @@ def bench(request, model):
             vocabulary=VOCABULARY,
             median_length=10_000,
             tokens_per_second=1000,
-            initial_version=0,
         )
     else:
         os.environ["HF_HUB_OFFLINE"] = "1"
@@ -129,22 +42,12 @@ def bench(request, model):
             max_model_len=512,
             kv_cache_gib=1,
             cores="0",
-            initial_version=0,
         )
     made = Bench(engine, torch_model, real=request.param == "vllm")
     yield made
     made.runner.run(engine.close())
     made.runner.close()
     assert not multiprocessing.active_children()
-
-
-def forward_logprobs(model, token_ids: list[int]) -> torch.Tensor:
-    """Log-probabilities of the continuation of PROMPT by a plain forward pass."""
-    ids = torch.tensor([PROMPT + token_ids])
-    with torch.no_grad():
-        logits = model(input_ids=ids, use_cache=False).logits[0].float()
-    logprobs = torch.log_softmax(logits[len(PROMPT) - 1 : -1], -1)
-    return logprobs.gather(1, torch.tensor(token_ids)[:, None])[:, 0]
 
 
 def test_every_sampled_token_has_a_logprob_and_a_version(bench: Bench) -> None:
@@ -261,51 +164,22 @@ def test_the_inventory_names_exactly_the_weights_that_are_published(bench: Bench
     assert shapes == {name: tuple(weight.shape) for name, weight in bench.weights().items()}
 
 
-@pytest.mark.vllm
-def test_a_request_that_outruns_the_engine_dies_with_a_typed_error(model) -> None:
-    """Also: an engine without a version serves nothing, and a closed one leaves no process."""
-    os.environ["HF_HUB_OFFLINE"] = "1"
-    from actors.vllm_engine import VllmEngine
+def test_requests_of_an_engine_that_ends_fail_with_a_typed_error(bench: Bench) -> None:
+    """Last in this file: nothing runs on the engine afterwards."""
 
-    folder, torch_model = model
-    engine = VllmEngine(str(folder), dtype="float32", max_model_len=512, kv_cache_gib=1)
-    bench = Bench(engine, torch_model, real=True)
-
-    async def kill():
-        with pytest.raises(EngineStale):
-            await bench.generate()
-        await bench.update()
+    async def end():
         request = asyncio.create_task(bench.generate(tokens=400))
         await asyncio.sleep(0.05)
-        (core,) = multiprocessing.active_children()
-        os.kill(core.pid, signal.SIGKILL)
+        if bench.real:
+            (core,) = multiprocessing.active_children()
+            os.kill(core.pid, signal.SIGKILL)
+        else:
+            await bench.engine.close()
         with pytest.raises(EngineDied):
             await request
         with pytest.raises(EngineDied):
             await bench.generate()
         with pytest.raises(EngineDied):
-            await bench.engine.pause()
-        with staged(9, bench.weights()) as held, pytest.raises(EngineDied):
-            await engine.load(held, 9)
+            await bench.update()
 
-    bench.run(kill())
-    bench.runner.run(engine.close())
-    bench.runner.close()
-    assert not multiprocessing.active_children()
-
-
-def test_a_stale_scripted_engine_serves_nothing_before_its_first_version() -> None:
-    async def stale() -> None:
-        engine = ScriptedEngine({"w": (2,)})
-        await engine.start()
-        sampling = SamplingParameters(temperature=1.0, max_new_tokens=4)
-        with pytest.raises(EngineStale, match="no policy version"):
-            await engine.generate("r", PROMPT, sampling, cache_salt="")
-        with staged(3, {"w": torch.ones(2)}) as held:
-            await engine.pause()
-            await engine.load(held, 3)
-            await engine.resume()
-        done = await engine.generate("r", PROMPT, sampling, cache_salt="")
-        assert done.versions == [3, 3, 3, 3]
-
-    asyncio.run(stale())
+    bench.run(end())

@@ -1,6 +1,5 @@
 """Groups, payloads and brokers for the tests of `queues`."""
 
-import math
 from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -31,16 +30,16 @@ def make_prompts(count: int, first: int = 0) -> list[Prompt]:
     ]
 
 
-def make_rollout(index: int = 0, versions: Sequence[int] = (0, 0), **changes: Any) -> Rollout:
-    """Three prompt tokens, then one sampled token per version."""
-    sampled = len(versions)
+def make_rollout(index: int = 0, sampled: Sequence[int] = (0, 0), **changes: Any) -> Rollout:
+    """Three prompt tokens, then one sampled token per version in `sampled`."""
+    count = len(sampled)
     values: dict[str, Any] = {
         "sample_index": index,
-        "token_ids": list(range(3 + sampled)),
+        "token_ids": list(range(3 + count)),
         "prompt_length": 3,
-        "loss_mask": [False] * 3 + [True] * sampled,
-        "behavior_logprobs": [0.0] * 3 + [-0.5] * sampled,
-        "versions": [-1] * 3 + list(versions),
+        "loss_mask": [False] * 3 + [True] * count,
+        "behavior_logprobs": [0.0] * 3 + [-0.5] * count,
+        "versions": [-1] * 3 + list(sampled),
         "reward": 1.0,
         "reward_parts": {"exact": 1.0},
         "finish_reason": FinishReason.STOP,
@@ -109,7 +108,3 @@ def connect(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[..., Any
         return create_broker(tmp_path, config=QueuesConfig(**(CONFIG | changes)), **shape)
 
     return create
-
-
-def is_close(left: float, right: float) -> bool:
-    return math.isclose(left, right, rel_tol=1e-6)

@@ -36,10 +36,17 @@ def test_feasible_is_its_definition(due: dict[int, int], version: int, size: int
     assert feasible(due, version=version, groups_per_batch=size) == expected
 
 
-@given(DUE, st.integers(0, 11), st.integers(0, 12), BOUNDS)
+@given(
+    st.dictionaries(st.integers(-1, 6), st.integers(1, 5), max_size=4),
+    st.integers(0, 11), st.integers(-4, 1), BOUNDS,
+)  # fmt: skip
+@settings(max_examples=500)
 def test_as_many_leases_are_allowed_as_can_be_granted_one_by_one(
-    due: dict[int, int], version: int, start: int, bounds: Bounds
+    due_from_now: dict[int, int], version: int, behind: int, bounds: Bounds
 ) -> None:
+    due = {version + date: count for date, count in due_from_now.items()}
+    start = version + behind
+
     def may_lease(state: Counter[int]) -> bool:
         state = state + Counter([start + bounds.max_staleness])
         most = min(bounds.max_staleness + 1, bounds.steps - version) * bounds.groups_per_batch
@@ -111,6 +118,8 @@ def test_bounds_that_would_deadlock_are_refused(name: str, value: int) -> None:
 
 @dataclass
 class Engine:
+    """An engine with free slots, which gets its weights late."""
+
     slots: int
     update_seconds: float
     version: int = 0
@@ -237,9 +246,7 @@ class Run:
 def test_a_run_trains_all_its_batches_within_the_bound_and_discards_nothing(
     seed: int, max_staleness: int, groups_per_batch: int, steps: int
 ) -> None:
-    bounds = Bounds(
-        max_staleness=max_staleness, groups_per_batch=groups_per_batch, steps=steps
-    )
+    bounds = Bounds(max_staleness=max_staleness, groups_per_batch=groups_per_batch, steps=steps)
     run = Run(bounds, seed)
     run.run()
     groups = [group for batch in run.trained for group in batch]

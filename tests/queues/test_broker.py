@@ -1,6 +1,7 @@
 """The broker's contract: one suite against `Broker` and against `BrokerClient` over Ray."""
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -39,45 +40,51 @@ async def train(broker: Any, version: int) -> None:
     await broker.ack(version, {"loss": 0.5})
 
 
+async def feed(broker: Any) -> int:
+    """Issue what is wanted until nothing more is; returns how many."""
+    issued = 0
+    with contextlib.suppress(QueueClosed):
+        while True:
+            wanted = await broker.prompts_wanted(0.5)
+            await broker.issue(make_prompts(wanted, issued), cursor=str(issued + wanted))
+            issued += wanted
+    return issued
+
+
+async def work(broker: Any) -> list[tuple[int, int | None]]:
+    """Put a result for every lease until the run is over; returns start and deadline of each."""
+    leased = []
+    with contextlib.suppress(QueueClosed):
+        while True:
+            for lease in await broker.lease("a", 2, 0.5):
+                leased.append((lease.start_version, lease.deadline_version))
+                await broker.put("a", answer(lease))
+    return leased
+
+
+async def learn(broker: Any, steps: int) -> list[list[str]]:
+    """Train every batch; returns the group ids of each."""
+    batches = []
+    await broker.serving("a", 0)
+    for version in range(steps):
+        batch = await broker.take(version, WAIT)
+        batches.append([decode(payload).group_id for payload in batch.payloads])
+        await broker.serving("a", version + 1)
+        await broker.ack(version, {"loss": 0.5})
+    with pytest.raises(QueueClosed):
+        await broker.take(steps, WAIT)
+    return batches
+
+
 def test_a_run_trains_every_step_from_prompts_to_acknowledgement(connect: Connect) -> None:
-    async def feed(broker: Any) -> int:
-        issued = 0
-        try:
-            while True:
-                wanted = await broker.prompts_wanted(0.5)
-                await broker.issue(make_prompts(wanted, issued), cursor=str(issued + wanted))
-                issued += wanted
-        except QueueClosed:
-            return issued
-
-    async def work(broker: Any) -> list[tuple[int, int | None]]:
-        leased = []
-        try:
-            while True:
-                for lease in await broker.lease("a", 2, 0.5):
-                    leased.append((lease.start_version, lease.deadline_version))
-                    await broker.put("a", answer(lease))
-        except QueueClosed:
-            return leased
-
-    async def learn(broker: Any) -> list[list[str]]:
-        batches = []
-        await broker.serving("a", 0)
-        for version in range(3):
-            batch = await broker.take(version, WAIT)
-            batches.append([decode(payload).group_id for payload in batch.payloads])
-            await broker.serving("a", version + 1)
-            await broker.ack(version, {"loss": 0.5})
-        with pytest.raises(QueueClosed):
-            await broker.take(3, WAIT)
-        return batches
-
     async def scenario(broker: Any) -> None:
-        issued, leased, batches = await asyncio.gather(feed(broker), work(broker), learn(broker))
+        issued, leased, batches = await asyncio.gather(feed(broker), work(broker), learn(broker, 3))
         assert issued == 6
         assert len(leased) == 6
         assert all(deadline == start + 1 for start, deadline in leased)
-        assert sorted(sum(batches, [])) == [f"g{number:08d}" for number in range(1, 7)]
+        assert sorted(group for batch in batches for group in batch) == [
+            f"g{number:08d}" for number in range(1, 7)
+        ]
         assert (await broker.accounting()).to_dict() == {
             "issued": 6, "queued": 0, "leased": 0, "ready": 0, "taken": 0, "trained": 6,
             "dropped": {}, "failed": {}, "trained_twice": 0, "duplicates": 0, "balanced": True,
@@ -208,7 +215,7 @@ def test_a_result_that_was_not_leased_is_refused_and_the_lease_stays(connect: Co
         await broker.issue(make_prompts(1), cursor="1")
         await broker.serving("a", 1)
         (lease,) = await broker.lease("a", 1, WAIT)
-        with pytest.raises(SchemaError, match="versions: a token .* is of version 0"):
+        with pytest.raises(SchemaError, match=r"versions: a token .* is of version 0"):
             await broker.put("a", answer(lease, version=0))
         with pytest.raises(SchemaError, match="payload: not an Arrow IPC stream"):
             await broker.put("a", b"nonsense")

@@ -18,8 +18,8 @@ def swap(version: int) -> list[str]:
     return ["pause", f"load {version}", "resume"]
 
 
-def with_tensor(manifest: Manifest, name: str, **changes: object) -> Manifest:
-    tensors = [replace(s, **changes) if s.name == name else s for s in manifest.tensors]
+def with_tensor(manifest: Manifest, found: str, /, **changes: object) -> Manifest:
+    tensors = [replace(s, **changes) if s.name == found else s for s in manifest.tensors]
     return replace(manifest, tensors=tuple(tensors))
 
 
@@ -165,7 +165,7 @@ def test_a_swap_that_hangs_is_named_at_its_deadline(engine, transport, published
     async def run():
         engine.hold = asyncio.Event()
         _, _, update = serve(engine, transport, published(2), timeout=0.1)
-        with pytest.raises(DeadlineExceeded, match="e0 did not take version 2 within 0.1 s"):
+        with pytest.raises(DeadlineExceeded, match=r"e0 did not take version 2 within 0\.1 s"):
             await update
 
     asyncio.run(run())
@@ -193,7 +193,7 @@ async def follow(receiver: Receiver, broadcaster: Broadcaster, attempts: int) ->
     stop = asyncio.Event()
     running = asyncio.create_task(receiver.run(stop))
     async with asyncio.timeout(30):
-        while len(await broadcaster.reports(0)) < attempts and not running.done():
+        while len(await broadcaster.reports(0)) < attempts and not running.done():  # noqa: ASYNC110
             await asyncio.sleep(0.005)
     stop.set()
     async with asyncio.timeout(30):

@@ -1,0 +1,156 @@
+"""Settings of the actors: the sections `[actors]`, `[prompts]` and `[heldout]` of a recipe.
+
+Imports no torch, vLLM, Ray, transformers or task library: `headway validate` loads it. What needs
+the model, a file or a task is checked when the run starts.
+"""
+
+from typing import Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+REWARDS = ("exact_match", "last_answer", "math_verify", "reasoning_gym")
+ENVIRONMENTS = ("single_turn",)
+SOURCES = ("files", "lettered_chain_sum", "reasoning_gym:TASK")
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+
+class ActorsConfig(_Section):
+    """Rollout actors: their engines, how they sample, and what scores them."""
+
+    count: int = Field(default=1, ge=1)
+    """Actors, each with an engine of its own."""
+    engine: Literal["vllm", "scripted"] = "vllm"
+    """`scripted` needs no model and learns nothing: it is for tests and for load."""
+    environment: str = "single_turn"
+    """`single_turn`, or the dotted path "module:Class" of an environment."""
+    reward: tuple[str, ...] = ("reasoning_gym",)
+    """Rewards, added up: exact_match, last_answer, math_verify, reasoning_gym, or dotted paths
+    "module:function" of score(prompt, completion, answer, metadata) -> float | dict[str, float]."""
+
+    temperature: float = Field(default=1.0, gt=0)
+    """Of training rollouts. The learner divides its logits by it too."""
+    top_p: float = Field(default=1.0, gt=0, le=1)
+    """Sample from the most probable tokens that reach this mass; 1 is the whole distribution."""
+    top_k: int = Field(default=-1, ge=-1)
+    """Sample from the k most probable tokens; −1 is no limit."""
+    max_new_tokens: int = Field(default=64, ge=1)
+    """Most tokens that the policy samples in one rollout, over all of its turns."""
+    max_model_len: int | None = Field(default=None, ge=2)
+    """Longest rollout in tokens, its prompt included; None takes the context of the model."""
+    chat_template: bool | Literal["auto"] = "auto"
+    """Render prompts with the tokenizer's chat template; `auto`: if it has one."""
+    max_concurrent_rollouts: int = Field(default=128, ge=1)
+    """Rollouts that one engine generates at once; at least prompts.group_size."""
+    reward_timeout_seconds: float = Field(default=30.0, gt=0)
+    """Deadline of each reward of a rollout; past it the rollout has failed."""
+    rollout_timeout_seconds: float = Field(default=1800.0, gt=0)
+    """Deadline of a whole rollout, rewards included; past it the rollout has failed."""
+
+    dtype: Literal["float32", "bfloat16", "auto"] = "auto"
+    """What the engine computes in; `auto` is what the model folder says."""
+    cores: tuple[str, ...] | None = None
+    """CPU cores of each engine, one entry per actor, as "0" or "2-5"; None leaves the binding to
+    vLLM, which would put several engines on the same cores."""
+    kv_cache_gib: float | None = Field(default=None, gt=0)
+    """KV cache of an engine on a CPU; None takes vLLM's default."""
+    gpu_memory_utilization: float = Field(default=0.9, gt=0, le=1)
+    """Share of a GPU's memory for weights and KV cache."""
+    tensor_parallel_size: int = Field(default=1, ge=1)
+    """GPUs, or CPU sockets, that share the model of one engine."""
+    enforce_eager: bool = True
+    """No compilation: right on a CPU and for tiny models, slower on a GPU."""
+    cpus: float = Field(default=1.0, ge=0)
+    """CPUs that Ray reserves for each actor."""
+    gpus: float = Field(default=0.0, ge=0)
+    """GPUs that Ray reserves for each actor."""
+    scripted_options: dict[str, Any] = {}
+    """Keywords of the scripted engine, such as tokens_per_second and median_length."""
+
+    @field_validator("reward")
+    @classmethod
+    def _rewards_are_known(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for name in value:
+            _known_or_dotted(name, REWARDS, "module:function")
+        if not value or len(set(value)) != len(value):
+            raise ValueError(f"{list(value)} must name at least one reward, and none twice")
+        return value
+
+    @field_validator("environment")
+    @classmethod
+    def _environment_is_known(cls, value: str) -> str:
+        return _known_or_dotted(value, ENVIRONMENTS, "module:Class")
+
+    @field_validator("top_k")
+    @classmethod
+    def _top_k_is_not_zero(cls, value: int) -> int:
+        if value == 0:
+            raise ValueError("0 leaves no token to sample; -1 is no limit")
+        return value
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Self:
+        if self.cores is not None and len(self.cores) != self.count:
+            raise ValueError(
+                f"actors.cores has {len(self.cores)} entries for actors.count = {self.count}; "
+                "give one list of cores per actor"
+            )
+        if self.max_model_len is not None and self.max_model_len <= self.max_new_tokens:
+            raise ValueError(
+                f"actors.max_model_len = {self.max_model_len} must exceed actors.max_new_tokens = "
+                f"{self.max_new_tokens}: the prompt needs room too"
+            )
+        if self.scripted_options and self.engine != "scripted":
+            raise ValueError(
+                f'actors.scripted_options has no effect with actors.engine = "{self.engine}"'
+            )
+        return self
+
+
+class PromptsConfig(_Section):
+    """Where prompts come from, and how many make a batch."""
+
+    source: str
+    """`files`, `lettered_chain_sum`, `reasoning_gym:TASK`, or the dotted path "module:Class"."""
+    source_options: dict[str, Any] = {}
+    """Keywords of the source: of `files` path and heldout_path, of reasoning-gym the task's."""
+    groups_per_batch: int = Field(default=16, ge=1)
+    """B: groups that are trained at one version."""
+    group_size: int = Field(default=8, ge=1)
+    """G: rollouts of one prompt."""
+
+    @field_validator("source")
+    @classmethod
+    def _source_is_known(cls, value: str) -> str:
+        return _known_or_dotted(value, SOURCES, "module:Class")
+
+
+class HeldoutConfig(_Section):
+    """Evaluation on problems that are never trained."""
+
+    source: str | None = None
+    """As prompts.source; None takes the held-out problems of the training source, which it then
+    never draws."""
+    source_options: dict[str, Any] = {}
+    """Keywords of `source`; empty takes prompts.source_options."""
+    size: int = Field(default=500, ge=1)
+    """Problems of an evaluation."""
+    every: int = Field(default=10, ge=1)
+    """Versions between evaluations; the initial and the last version are always evaluated."""
+    final_size: int | None = Field(default=None, ge=1)
+    """Problems at the initial and at the last version; None takes `size`."""
+    sampled: bool = False
+    """Evaluate at actors.temperature too, not only greedily."""
+
+    @field_validator("source")
+    @classmethod
+    def _source_is_known(cls, value: str | None) -> str | None:
+        return None if value is None else _known_or_dotted(value, SOURCES, "module:Class")
+
+
+def _known_or_dotted(name: str, known: tuple[str, ...], dotted: str) -> str:
+    if name not in known and not all(name.partition(":")):
+        raise ValueError(f'{name!r} is not one of {", ".join(known)}, nor a dotted path "{dotted}"')
+    return name

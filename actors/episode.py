@@ -1,0 +1,191 @@
+"""One rollout: the policy and its environment take turns, and rewards judge the end.
+
+    environment.reset ─▶ ids of the prompt ─▶ engine.generate ─▶ environment.step ─▶ rewards
+                                                    ▲                   │ not done
+                                                    └── injected ids ◀──┘
+
+What the environment says is in the context and out of the loss: mask false, version −1,
+log-probability 0. All that was sampled keeps the engine's ids, log-probabilities and versions.
+"""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+from actors.engine import Generation, RolloutEngine, SamplingParameters
+from actors.environments.environment import Environment, Message, Turn
+from actors.errors import (
+    ActorsError,
+    EngineDied,
+    EngineStale,
+    EnvironmentFailed,
+    PromptRefused,
+    RolloutFailed,
+    RolloutTimeout,
+)
+from actors.rendering import Renderer
+from actors.rewards import Rewards
+from actors.user_code import call
+from queues.records import FinishReason, Lease, Rollout
+
+
+@dataclass(slots=True)
+class Transcript:
+    """The tokens of a rollout so far; all lists have one length."""
+
+    token_ids: list[int] = field(default_factory=list)
+    loss_mask: list[bool] = field(default_factory=list)
+    behavior_logprobs: list[float] = field(default_factory=list)
+    versions: list[int] = field(default_factory=list)
+
+    @property
+    def sampled(self) -> int:
+        """Tokens that the policy sampled."""
+        return sum(self.loss_mask)
+
+    def inject(self, token_ids: Sequence[int]) -> None:
+        """Appends tokens that the policy did not sample."""
+        count = len(token_ids)
+        self.token_ids += token_ids
+        self.loss_mask += [False] * count
+        self.behavior_logprobs += [0.0] * count
+        self.versions += [-1] * count
+
+    def sample(self, generation: Generation) -> None:
+        """Appends tokens that the policy sampled."""
+        self.token_ids += generation.token_ids
+        self.loss_mask += [True] * len(generation.token_ids)
+        self.behavior_logprobs += generation.logprobs
+        self.versions += generation.versions
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EpisodeRunner:
+    """Turns leases into rollouts; the same for all rollouts of an actor."""
+
+    engine_id: str
+    engine: RolloutEngine
+    renderer: Renderer
+    environment: str
+    """Name in the records."""
+    new_environment: Callable[[], Environment]
+    rewards: Rewards
+    sampling: SamplingParameters
+    """Temperature where the lease gives none; `max_new_tokens` is for all turns of a rollout."""
+    max_model_len: int
+    """Longest rollout in tokens."""
+    timeout: float
+    """Deadline of a rollout in seconds."""
+
+    async def run(self, lease: Lease, sample_index: int) -> Rollout:
+        """Samples and scores one rollout of a group.
+
+        Raises:
+            RolloutFailed: There is no result; its class says why.
+            EngineDied: Nor will there be one for any other rollout.
+        """
+        try:
+            async with asyncio.timeout(self.timeout) as deadline:
+                return await self._play(lease, sample_index)
+        except TimeoutError as error:
+            if not deadline.expired():
+                raise
+            raise RolloutTimeout(
+                f"rollout {sample_index} of prompt {lease.prompt.prompt_id!r} took longer than "
+                f"{self.timeout:g} s"
+            ) from error
+
+    async def _play(self, lease: Lease, sample_index: int) -> Rollout:
+        created_at = datetime.now(UTC)
+        environment = self.new_environment()
+        messages = await self._ask(lease, environment.reset, lease.prompt)
+        transcript = Transcript()
+        transcript.inject(self.renderer.prompt(messages))
+        prompt_length = len(transcript.token_ids)
+        self._check_prompt(lease, prompt_length)
+        given, turns = 0.0, 0
+        while True:
+            turns += 1
+            request_id = f"{lease.group_id}/{lease.attempt}/{sample_index}/{turns}"
+            generation = await self._generate(lease, request_id, transcript)
+            transcript.sample(generation)
+            reply = self.renderer.text(generation.token_ids)
+            turn = await self._ask(lease, environment.step, Message("assistant", reply))
+            if not isinstance(turn, Turn):
+                raise EnvironmentFailed(
+                    f"environment {self.environment!r} answered {turn!r}, must be a Turn"
+                )
+            given += turn.reward
+            if turn.done or generation.finish_reason is FinishReason.LENGTH:
+                finish_reason = generation.finish_reason
+                break
+            transcript.inject(self.renderer.continuation(turn.messages))
+            if self._room(transcript) < 1:
+                finish_reason = FinishReason.LENGTH
+                break
+        score = await self.rewards.score(lease.prompt, reply, finish_reason)
+        parts = {"environment": given, **score.parts} if given else score.parts
+        return Rollout(
+            sample_index=sample_index,
+            token_ids=transcript.token_ids,
+            prompt_length=prompt_length,
+            loss_mask=transcript.loss_mask,
+            behavior_logprobs=transcript.behavior_logprobs,
+            versions=transcript.versions,
+            reward=score.total + given,
+            reward_parts=parts,
+            finish_reason=finish_reason,
+            turns=turns,
+            environment=self.environment,
+            engine_id=self.engine_id,
+            created_at=created_at,
+            finished_at=datetime.now(UTC),
+        )
+
+    def _check_prompt(self, lease: Lease, length: int) -> None:
+        if not 1 <= length < self.max_model_len:
+            raise PromptRefused(
+                f"prompt {lease.prompt.prompt_id!r} has {length} tokens, must have from 1 to "
+                f"{self.max_model_len - 1}, one less than actors.max_model_len"
+            )
+
+    def _room(self, transcript: Transcript) -> int:
+        """Tokens that may still be sampled."""
+        return min(
+            self.sampling.max_new_tokens - transcript.sampled,
+            self.max_model_len - len(transcript.token_ids),
+        )
+
+    async def _generate(self, lease: Lease, request_id: str, transcript: Transcript) -> Generation:
+        heat = self.sampling.temperature if lease.temperature is None else lease.temperature
+        sampling = SamplingParameters(
+            temperature=heat,
+            max_new_tokens=self._room(transcript),
+            top_p=self.sampling.top_p,
+            top_k=self.sampling.top_k,
+        )
+        try:
+            generation = await self.engine.generate(
+                request_id, transcript.token_ids, sampling, cache_salt=str(lease.start_version)
+            )
+        except (EngineDied, EngineStale):
+            raise
+        except ActorsError as error:
+            raise RolloutFailed(f"request {request_id}: {error}") from error
+        if generation.finish_reason not in (FinishReason.STOP, FinishReason.LENGTH):
+            raise RolloutFailed(
+                f"request {request_id} ended as {generation.finish_reason} after "
+                f"{len(generation.token_ids)} tokens"
+            )
+        return generation
+
+    async def _ask(self, lease: Lease, method: Callable[..., Any], argument: Any) -> Any:
+        try:
+            return await call(method, argument)
+        except Exception as error:
+            raise EnvironmentFailed(
+                f"environment {self.environment!r} raised {error!r} on prompt "
+                f"{lease.prompt.prompt_id!r}"
+            ) from error

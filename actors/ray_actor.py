@@ -1,0 +1,214 @@
+"""A rollout actor as a process of Ray: builds the parts of one engine and runs them.
+
+    broadcaster ─▶ Receiver ─▶ engine ◀─ EpisodeRunner ◀─ RolloutWorker ◀─▶ broker
+                      └────────── on_version ──────────────▶┘
+
+The only file of the package that imports Ray. Ray never restarts the actor by itself: it would come
+back without weights and without its calls.
+"""
+
+import asyncio
+from typing import Any
+
+import ray
+
+from actors.config import ActorsConfig
+from actors.engine import RolloutEngine, SamplingParameters
+from actors.environments.environment import load_environment
+from actors.episode import EpisodeRunner
+from actors.errors import InputError
+from actors.failures import gravest
+from actors.model_folder import context_length, load_tokenizer, weight_shapes
+from actors.rendering import Renderer
+from actors.rewards import load_rewards
+from actors.rollout_worker import RolloutWorker
+from queues.protocols import WorkQueue
+from weight_sync.announcements import Announcements
+from weight_sync.config import WeightSyncConfig
+from weight_sync.receiver import Receiver
+from weight_sync.transports.shared_memory import SharedMemoryTransport
+
+MAX_CONCURRENCY = 16
+"""Calls that may be open at once: start, run, stop, and statistics by several."""
+
+
+def create_actor(
+    index: int,
+    *,
+    config: ActorsConfig,
+    weight_sync: WeightSyncConfig,
+    model_path: str,
+    seed: int,
+    group_size: int,
+    heartbeat_seconds: float,
+    broker: WorkQueue,
+    broadcaster: Announcements,
+    **options: Any,
+) -> Any:
+    """Starts the process of a rollout actor on the cluster.
+
+    Args:
+        index: Number among the actors, from 0.
+        config: Section `[actors]`.
+        weight_sync: Section `[weight_sync]`.
+        model_path: Local folder or hub name.
+        seed: Of the run.
+        group_size: Rollouts of a training group.
+        heartbeat_seconds: How often leases are renewed.
+        broker: A client that can be sent to other processes.
+        broadcaster: Likewise.
+        **options: Ray actor options such as `scheduling_strategy`.
+
+    Returns:
+        A Ray handle with the methods of `RolloutActor`.
+    """
+    remote = ray.remote(RolloutActor).options(
+        **{
+            "num_cpus": config.cpus,
+            "num_gpus": config.gpus,
+            "max_restarts": 0,
+            "max_concurrency": MAX_CONCURRENCY,
+            **options,
+        }
+    )
+    return remote.remote(
+        index,
+        config=config,
+        weight_sync=weight_sync,
+        model_path=model_path,
+        seed=seed,
+        group_size=group_size,
+        heartbeat_seconds=heartbeat_seconds,
+        broker=broker,
+        broadcaster=broadcaster,
+    )
+
+
+class RolloutActor:
+    """One engine with everything that keeps it busy and up to date; arguments as `create_actor`."""
+
+    def __init__(
+        self,
+        index: int,
+        *,
+        config: ActorsConfig,
+        weight_sync: WeightSyncConfig,
+        model_path: str,
+        seed: int,
+        group_size: int,
+        heartbeat_seconds: float,
+        broker: WorkQueue,
+        broadcaster: Announcements,
+    ) -> None:
+        engine_id = f"engine-{index}"
+        tokenizer = load_tokenizer(model_path)
+        max_model_len = config.max_model_len or context_length(model_path)
+        self._stop = asyncio.Event()
+        self._engine = build_engine(
+            index, config, weight_sync, model_path, seed, max_model_len, tokenizer
+        )
+        episodes = EpisodeRunner(
+            engine_id=engine_id,
+            engine=self._engine,
+            renderer=Renderer(tokenizer, config.chat_template),
+            environment=config.environment,
+            new_environment=load_environment(config.environment),
+            rewards=load_rewards(config.reward, timeout=config.reward_timeout_seconds),
+            sampling=SamplingParameters(
+                temperature=config.temperature,
+                max_new_tokens=config.max_new_tokens,
+                top_p=config.top_p,
+                top_k=config.top_k,
+            ),
+            max_model_len=max_model_len,
+            timeout=config.rollout_timeout_seconds,
+        )
+        self._worker = RolloutWorker(
+            engine_id,
+            broker,
+            episodes.run,
+            max_concurrent_rollouts=config.max_concurrent_rollouts,
+            group_size=group_size,
+            heartbeat_seconds=heartbeat_seconds,
+        )
+        self._receiver = Receiver(
+            engine_id,
+            self._engine,
+            broadcaster,
+            SharedMemoryTransport(),
+            expected=self._engine.inventory(),
+            on_version=self._worker.on_version,
+            timeout=weight_sync.timeout_seconds,
+        )
+
+    async def start(self) -> None:
+        """Loads the model; the engine is STALE until the first version comes."""
+        await self._engine.start()
+
+    async def run(self) -> None:
+        """Follows the weights and works until `stop`, or until the run is over.
+
+        Raises:
+            EngineDied: The engine is gone.
+            QueuesError: The broker is.
+            WeightSyncError: An update left the engine in an unknown state.
+        """
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._receiver.run(self._stop))
+                await self._worker.run(self._stop)
+                self._stop.set()
+        except BaseExceptionGroup as errors:
+            raise gravest(errors) from errors
+        finally:
+            await self._engine.close()
+
+    async def statistics(self) -> dict[str, Any]:
+        """See `RolloutWorker.statistics`."""
+        return self._worker.statistics()
+
+    async def stop(self) -> None:
+        """Ends `run` within seconds; what is running is aborted."""
+        self._stop.set()
+
+
+def build_engine(
+    index: int,
+    config: ActorsConfig,
+    weight_sync: WeightSyncConfig,
+    model_path: str,
+    seed: int,
+    max_model_len: int,
+    tokenizer: Any,
+) -> RolloutEngine:
+    """The engine of one actor, not started.
+
+    Raises:
+        InputError: Options that the scripted engine does not have.
+    """
+    if config.engine == "scripted":
+        from actors.scripted_engine import ScriptedEngine
+
+        options = {"vocabulary": len(tokenizer), "eos_token_id": tokenizer.eos_token_id}
+        try:
+            return ScriptedEngine(
+                weight_shapes(model_path), **{**options, **config.scripted_options}
+            )
+        except TypeError as error:
+            raise InputError(f"actors.scripted_options: {error}") from error
+    from actors.vllm_engine import VllmEngine
+
+    return VllmEngine(
+        model_path,
+        dtype=config.dtype,
+        max_model_len=max_model_len,
+        max_num_seqs=config.max_concurrent_rollouts,
+        cores=config.cores[index] if config.cores else None,
+        kv_cache_gib=config.kv_cache_gib,
+        gpu_memory_utilization=config.gpu_memory_utilization,
+        tensor_parallel_size=config.tensor_parallel_size,
+        enforce_eager=config.enforce_eager,
+        seed=seed * config.count + index,
+        update_mode=weight_sync.update_mode,
+        clear_cache=weight_sync.clear_cache,
+    )

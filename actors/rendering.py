@@ -1,0 +1,79 @@
+"""Messages to token ids, and sampled token ids to text.
+
+What the policy sampled is never rendered again: a conversation grows by the ids of new messages,
+which are appended to the ids that are there. Leaves out tools and images.
+"""
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+from actors.environments.environment import Message
+from actors.errors import InputError
+
+
+class Renderer:
+    """A tokenizer and a way to write conversations with it.
+
+    Args:
+        tokenizer: Of transformers.
+        chat_template: Whether to use the tokenizer's; "auto": if it has one. Without, messages are
+            the plain text of their contents, and nothing is added to it.
+
+    Raises:
+        InputError: A chat template is asked for and the tokenizer has none.
+    """
+
+    def __init__(self, tokenizer: Any, chat_template: bool | Literal["auto"] = "auto") -> None:
+        has_template = tokenizer.chat_template is not None
+        if chat_template is True and not has_template:
+            raise InputError(
+                "actors.chat_template = true, but the tokenizer has no chat template; "
+                'use false or "auto"'
+            )
+        self._tokenizer = tokenizer
+        self._templated = has_template and chat_template is not False
+
+    def prompt(self, messages: Sequence[Message]) -> list[int]:
+        """Ids of the messages that begin a conversation, up to where the policy speaks."""
+        if self._templated:
+            return self._encode(self._template(messages, speaks=True))
+        return self._encode("".join(message.content for message in messages))
+
+    def continuation(self, messages: Sequence[Message]) -> list[int]:
+        """Ids to append after a message that the policy ended with its end-of-sequence token.
+
+        Raises:
+            InputError: The chat template writes earlier messages differently once later ones
+                follow, so that nothing can be appended.
+        """
+        if not self._templated:
+            return self._encode("".join(message.content for message in messages))
+        before = [Message("user", "-"), Message("assistant", "-")]
+        start = self._template(before, speaks=False)
+        whole = self._template([*before, *messages], speaks=True)
+        if not whole.startswith(start):
+            raise InputError(
+                "the chat template rewrites earlier messages, so that a conversation of several "
+                "turns cannot be continued; use actors.chat_template = false"
+            )
+        ended, found, _ = start.rpartition(self._tokenizer.eos_token)
+        return self._encode(whole[len(ended) + len(found) :] if found else whole[len(start) :])
+
+    def text(self, token_ids: Sequence[int]) -> str:
+        """What the policy wrote, without end-of-sequence and other special tokens."""
+        text: str = self._tokenizer.decode(
+            list(token_ids), skip_special_tokens=True, clean_up_tokenization_spaces=False
+        )
+        return text
+
+    def _template(self, messages: Sequence[Message], *, speaks: bool) -> str:
+        text: str = self._tokenizer.apply_chat_template(
+            [{"role": message.role, "content": message.content} for message in messages],
+            tokenize=False,
+            add_generation_prompt=speaks,
+        )
+        return text
+
+    def _encode(self, text: str) -> list[int]:
+        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False)
+        return ids

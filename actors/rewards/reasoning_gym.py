@@ -1,0 +1,34 @@
+"""The verifier of the reasoning-gym task that a prompt came from."""
+
+import ast
+import json
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any
+
+
+def reasoning_gym(
+    prompt: str, completion: str, answer: str | None, metadata: Mapping[str, Any]
+) -> float:
+    """The task's own score, in most tasks from 0 to 1.
+
+    Judged is what stands in <answer>…</answer>, or without such tags the whole completion.
+
+    Raises:
+        ValueError: The prompt is not from a reasoning_gym source.
+    """
+    from reasoning_gym.utils import extract_answer
+
+    if "task" not in metadata or "entry" not in metadata:
+        raise ValueError("the prompt is not from a source reasoning_gym:TASK")
+    judged = extract_answer(completion) or completion.strip()
+    task = _task(metadata["task"], json.dumps(metadata["options"]))
+    return float(task.score_answer(judged, ast.literal_eval(metadata["entry"])))
+
+
+@lru_cache(maxsize=64)
+def _task(name: str, options: str) -> Any:
+    """A data set of the task, for its verifier alone."""
+    import reasoning_gym
+
+    return reasoning_gym.create_dataset(name, seed=0, size=1, **json.loads(options))

@@ -1,0 +1,146 @@
+"""Prompts of the procedural tasks of reasoning-gym, with what its verifiers need to score them.
+
+reasoning-gym seeds item i of a data set with `seed + i`, so two data sets whose seeds are closer
+than their sizes share problems. Here every split of every run has 10^8 seeds of its own, and an
+epoch is the data set of the next `EPOCH` of them. A problem may still come up under two seeds, so
+the training split also leaves out every prompt whose text is held out.
+"""
+
+import json
+from typing import Any
+
+import reasoning_gym
+
+from actors.errors import InputError
+from actors.sources.source import Split
+from queues.records import Prompt
+
+SPACING = 10**8
+"""Seeds of one split of one run; the held-out problems have the first of them."""
+EPOCH = 10_000
+"""Items of one data set; a few tasks build all of them at once."""
+PATIENCE = 1000
+"""Known problems in a row after which the task counts as exhausted."""
+
+
+class ReasoningGymSource:
+    """Problems of one task (a `PromptSource`).
+
+    Args:
+        task: Name in reasoning-gym, as "chain_sum".
+        options: Keywords of the task's configuration, without size and seed.
+        seed: Of the run.
+        split: Which problems to draw.
+        heldout_size: Distinct held-out problems.
+
+    Raises:
+        InputError: No such task, options that it refuses, or fewer problems than are asked for.
+    """
+
+    def __init__(
+        self,
+        task: str,
+        *,
+        options: dict[str, Any],
+        seed: int,
+        split: Split = "train",
+        heldout_size: int = 0,
+    ) -> None:
+        reserved = {"size", "seed"} & options.keys()
+        if reserved:
+            raise InputError(
+                f"reasoning_gym:{task}: {' and '.join(sorted(reserved))} cannot be options; "
+                "the seed of the recipe decides, and the source is endless"
+            )
+        self._task = task
+        self._options = options
+        self._train = split == "train"
+        self._epoch: tuple[int, Any] | None = None
+        self._place = 0
+        self._heldout: list[Prompt] = []
+        self._first_seed, self._label = 0, f"{task}_heldout"
+        self._hold_out(heldout_size)
+        if self._train:
+            self._first_seed, self._label = SPACING * (seed + 1), task
+        self._known = {prompt.text for prompt in self._heldout}
+        self._place = 0
+
+    def next(self, count: int) -> list[Prompt]:
+        """See `PromptSource.next`; the held-out split starts over when it is used up.
+
+        Raises:
+            InputError: Next to every problem of the task is held out.
+        """
+        if self._train:
+            return [self._unknown(self._known) for _ in range(count)]
+        start, self._place = self._place, self._place + count
+        return [self._heldout[place % len(self._heldout)] for place in range(start, start + count)]
+
+    def cursor(self) -> str:
+        """See `PromptSource.cursor`."""
+        return json.dumps({"place": self._place})
+
+    def restore(self, cursor: str) -> None:
+        """See `PromptSource.restore`."""
+        self._place = json.loads(cursor)["place"]
+
+    def _hold_out(self, size: int) -> None:
+        """Draws the first `size` distinct problems of the held-out seeds."""
+        texts: set[str] = set()
+        for _ in range(size):
+            prompt = self._unknown(texts)
+            texts.add(prompt.text)
+            self._heldout.append(prompt)
+        if not self._train and not size:
+            raise InputError(f"reasoning_gym:{self._task}: the held-out split needs a size above 0")
+
+    def _unknown(self, known: set[str]) -> Prompt:
+        """The next problem with a text that is not among `known`."""
+        for _ in range(PATIENCE):
+            epoch, index = divmod(self._place, EPOCH)
+            self._place += 1
+            entry = self._data(epoch)[index]
+            if entry["question"] not in known:
+                return self._prompt(entry, f"{self._label}/{epoch}/{index}")
+        raise InputError(
+            f"reasoning_gym:{self._task} with options {self._options} has too few different "
+            f"problems: {len(known)} are held out, and the last {PATIENCE} were all among them; "
+            "hold out fewer, or make the task larger"
+        )
+
+    def _data(self, epoch: int) -> Any:
+        """The data set of an epoch."""
+        if self._epoch is None or self._epoch[0] != epoch:
+            first = self._first_seed + epoch * EPOCH
+            try:
+                data = reasoning_gym.create_dataset(
+                    self._task, seed=first, size=EPOCH, **self._options
+                )
+            except (ValueError, TypeError, AssertionError) as error:
+                raise InputError(
+                    f"reasoning_gym:{self._task} with options {self._options}: {error}"
+                ) from error
+            self._epoch = (epoch, data)
+        return self._epoch[1]
+
+    def _prompt(self, entry: dict[str, Any], prompt_id: str) -> Prompt:
+        answer = entry.get("answer")
+        return Prompt(
+            prompt_id=prompt_id,
+            text=entry["question"],
+            answer=None if answer is None else str(answer),
+            metadata={"task": self._task, "options": self._options, "entry": repr(_plain(entry))},
+        )
+
+
+def _plain(value: Any) -> Any:
+    """The same value of Python's own types only, so that `ast.literal_eval` reads its repr back.
+
+    JSON would turn the tuples that verifiers compare into lists.
+    """
+    if isinstance(value, dict):
+        return {_plain(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple, set, frozenset)):
+        kind = next(kind for kind in (list, tuple, set, frozenset) if isinstance(value, kind))
+        return kind(_plain(item) for item in value)
+    return str(value) if isinstance(value, str) else value

@@ -1,0 +1,117 @@
+"""A tiny model, an engine under test that serves it, and plain forward passes to compare with."""
+
+import asyncio
+import contextlib
+from pathlib import Path
+
+import pytest
+import torch
+
+from actors.engine import SamplingParameters
+from actors.errors import EngineStale
+from weight_sync.manifest import Manifest
+from weight_sync.publisher import Publisher
+from weight_sync.staging import StagedWeights, stage
+from weight_sync.transports.shared_memory import SharedMemoryTransport
+
+PROMPT = [3, 13, 4, 17]
+VOCABULARY = 50
+
+
+def build_model(folder: Path):
+    """A tiny Qwen3 on disk and in memory; its tokenizer's <eos> is outside of what it samples."""
+    from tokenizers import Tokenizer, models
+    from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+
+    torch.manual_seed(0)
+    model = Qwen3ForCausalLM(
+        Qwen3Config(
+            vocab_size=VOCABULARY,
+            hidden_size=64,
+            intermediate_size=128,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            head_dim=32,
+            max_position_embeddings=512,
+            initializer_range=0.2,
+            tie_word_embeddings=True,
+            eos_token_id=None,
+            bos_token_id=None,
+        )
+    ).to(torch.float32)
+    model.save_pretrained(folder)
+    model.eval()
+    words = {str(token): token for token in range(VOCABULARY)} | {"<eos>": VOCABULARY}
+    PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer(models.WordLevel(words, unk_token="0")), eos_token="<eos>"
+    ).save_pretrained(folder)
+    return model
+
+
+class Bench:
+    """One started engine, the weights it takes, and a loop that outlives the single test."""
+
+    def __init__(self, engine, model, *, real: bool) -> None:
+        self.engine = engine
+        self.model = model
+        self.real = real
+        self.version = -1
+        self.runner = asyncio.Runner()
+        self.runner.run(engine.start())
+        with pytest.raises(EngineStale, match="no policy version"):
+            self.run(self.generate())
+        self.run(self.update())
+
+    def run(self, coroutine):
+        return self.runner.run(asyncio.wait_for(coroutine, 120))
+
+    def weights(self) -> dict[str, torch.Tensor]:
+        return {name: p.detach() for name, p in self.model.named_parameters()}
+
+    def perturb(self) -> None:
+        """Another policy, clearly different, in the model that is compared with."""
+        torch.manual_seed(self.version)
+        with torch.no_grad():
+            for parameter in self.model.parameters():
+                parameter.add_(0.05 * torch.randn_like(parameter))
+
+    async def update(self, weights: dict[str, torch.Tensor] | None = None) -> int:
+        with staged(self.version + 1, weights or self.weights()) as held:
+            await self.engine.pause()
+            await self.engine.load(held, self.version + 1)
+            await self.engine.resume()
+        self.version += 1
+        return self.version
+
+    async def generate(self, request: str = "r", tokens: int = 32, **sampling):
+        return await self.engine.generate(
+            request,
+            PROMPT,
+            SamplingParameters(**{"temperature": 1.0, "max_new_tokens": tokens, **sampling}),
+            cache_salt=str(self.version),
+        )
+
+
+@contextlib.contextmanager
+def staged(version: int, weights: dict[str, torch.Tensor]):
+    """A verified version, as a receiver would hold it."""
+    manifests: list[Manifest] = []
+    transport = SharedMemoryTransport()
+    with Publisher(transport, manifests.append, bucket_bytes=65536) as publisher:
+        publisher.publish(version, weights.items())
+        publisher.flush(60)
+        held: StagedWeights = stage(manifests[0], transport)
+    try:
+        yield held
+    finally:
+        held.close()
+
+
+def forward_logprobs(model, token_ids: list[int]) -> torch.Tensor:
+    """Log-probabilities of the continuation of PROMPT by a plain forward pass."""
+    ids = torch.tensor([PROMPT + token_ids])
+    with torch.no_grad():
+        logits = model(input_ids=ids, use_cache=False).logits[0].float()
+    logprobs = torch.log_softmax(logits[len(PROMPT) - 1 : -1], -1)
+    return logprobs.gather(1, torch.tensor(token_ids)[:, None])[:, 0]

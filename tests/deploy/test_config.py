@@ -1,0 +1,86 @@
+"""Recipes: what is composed, what is refused, and how the refusal reads."""
+
+import pytest
+
+from deploy.config import SHIPPED_RECIPES, load_recipe
+from deploy.errors import InputError
+
+
+def refusal(recipe, *overrides):
+    with pytest.raises(InputError) as caught:
+        load_recipe(recipe, overrides)
+    assert caught.value.exit_code == 2
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("recipe", sorted(p.stem for p in SHIPPED_RECIPES.glob("*.toml")))
+def test_every_shipped_recipe_is_valid(recipe):
+    assert load_recipe(recipe).steps > 0
+
+
+def test_overrides_change_typed_values_and_plain_strings():
+    config = load_recipe(
+        "demo", ["learner.learning_rate=2e-5", "name=other", "actors.cores=['3']", "steps=7"]
+    )
+    assert (config.learner.learning_rate, config.name, config.steps) == (2e-5, "other", 7)
+    assert config.actors.cores == ("3",)
+
+
+@pytest.mark.parametrize(
+    ("override", "expected"),
+    [
+        ("learner.lerning_rate=1", "lerning_rate: unknown key; did you mean 'learning_rate'?"),
+        ("queues.zzz=1", "queues.zzz: unknown key; valid keys are max_staleness"),
+        ("steps=0", "steps = 0: Input should be greater than or equal to 1"),
+        ("steps=many", "steps = 'many': Input should be a valid integer"),
+        ("learner.loss=pppo", "learner.loss = 'pppo': 'pppo' is not one of reinforce, ppo, grpo"),
+        ("learner.zero_stage=5", "learner.zero_stage = 5"),
+        ("name=a/b", "name = 'a/b'"),
+        ("prompts.group_size=1", "prompts.group_size must be at least 2, not 1"),
+        ("actors.top_p=0.9", "actors.top_p = 0.9"),
+        ("learner.correction=tis", "would count it twice"),
+        ("model.path=x", "give either path"),
+        ("model.tiny.kv_heads=3", "heads (4) must be a multiple of kv_heads (3)"),
+        ("steps", "write key=value"),
+        ("steps.deep=1", "'steps' is a value, not a section"),
+    ],
+)
+def test_bad_values_are_named_with_what_is_allowed(override, expected):
+    assert expected in refusal("demo", override)
+
+
+def test_staleness_without_correction_is_refused_with_the_settings_that_allow_it():
+    text = refusal("demo", "learner.loss=reinforce", "learner.loss_options={}")
+    assert "queues.max_staleness = 2" in text
+    assert 'learner.correction = "tis"' in text
+    assert "queues.allow_uncorrected" in text
+
+
+@pytest.mark.parametrize(
+    "allowed",
+    ["learner.correction=tis", "queues.max_staleness=0", "queues.allow_uncorrected=true"],
+)
+def test_each_setting_that_the_refusal_names_is_accepted(allowed):
+    load_recipe("demo", ["learner.loss=reinforce", "learner.loss_options={}", allowed])
+
+
+def test_every_problem_of_a_recipe_is_reported_at_once():
+    text = refusal("demo", "steps=0", "queues.max_staleness=-1", "learner.epocs=1")
+    assert [line.split(":")[0].split(" ")[2] for line in text.splitlines()[1:]] == [
+        "steps",
+        "queues.max_staleness",
+        "learner.epocs",
+    ]
+
+
+def test_a_recipe_that_is_missing_or_not_toml_is_named(tmp_path):
+    assert "neither a file nor one of demo" in refusal("nothing")
+    broken = tmp_path / "broken.toml"
+    broken.write_text("name = ")
+    assert "is not TOML" in refusal(str(broken))
+    assert "cannot be read" in refusal(str(tmp_path))
+
+
+def test_fixed_length_defaults_to_the_longest_completion():
+    assert load_recipe("demo").objective.fixed_length == 160
+    assert load_recipe("demo", ["learner.fixed_length=7"]).objective.fixed_length == 7

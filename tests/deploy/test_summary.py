@@ -1,0 +1,113 @@
+"""Figures of a run from hand-made rows."""
+
+import pytest
+
+from deploy.summary import Record, overlap, summarise
+
+
+def batch(version, *, start, end, wait, lags, rollouts=4):
+    tokens = sum(lags.values())
+    return {
+        "version": version,
+        "wait_started_at": start - wait,
+        "wait_finished_at": start,
+        "step_started_at": start,
+        "step_finished_at": end,
+        "published_at": end,
+        "optimizer_steps": 1,
+        "tokens_trained": tokens,
+        "rollouts_trained": rollouts,
+        "multi_version_rollouts": 1,
+        "max_lag": max(int(lag) for lag in lags),
+        "lag_mean": 0.0,
+        "lag_histogram": lags,
+        "ess": 0.5 + version / 10,
+        "reward_mean": 0.5,
+        "tokens_fresh": 10 * version,
+        "mismatch_fresh": 1e-6 if version else None,
+        "tokens_crossed": 5,
+        "mismatch_crossed": 1e-3,
+        "tokens_stale": 0,
+        "mismatch_stale": None,
+    }
+
+
+def swap(version, *, published, started, finished, error=None):
+    return {
+        "engine_id": "actor-0",
+        "version": version,
+        "published_at": published,
+        "swap_started_at": started,
+        "swap_finished_at": finished,
+        "pause_seconds": 0.01,
+        "load_seconds": 0.02,
+        "resume_seconds": 0.03,
+        "bytes": 1000,
+        "error": error,
+    }
+
+
+BATCHES = [
+    batch(0, start=10, end=12, wait=5, lags={"0": 8}),
+    batch(1, start=12, end=15, wait=0, lags={"0": 2, "1": 6}),
+    batch(2, start=16, end=18, wait=1, lags={"2": 8}),
+]
+SWAPS = [
+    swap(0, published=9, started=9.2, finished=9.3),
+    swap(1, published=12, started=12.2, finished=12.5),
+    swap(2, published=15, started=15.2, finished=15.4),
+    swap(3, published=18, started=18.2, finished=18.4, error="LoadFailed"),
+]
+
+
+def record(batches=BATCHES, swaps=SWAPS):
+    return Record(
+        name="x",
+        steps=3,
+        max_staleness=2,
+        started_at=1.0,
+        batches=list(batches),
+        swaps=list(swaps),
+        actors=[{"tokens_generated": 30, "idle_fraction": 0.25}],
+        accounting={"balanced": True},
+    )
+
+
+def test_figures_of_a_finished_run():
+    summary = summarise(record(), status="done", now=21.0)
+    assert summary["seconds"] == 20.0
+    assert summary["seconds_to_first_step"] == 11.0
+    assert summary["samples_per_second"] == pytest.approx(8 / 6)
+    assert (summary["tokens_trained"], summary["tokens_generated"]) == (24, 30)
+    assert summary["max_lag_trained"] == 2
+    assert summary["lag_histogram"] == {"0": 10, "1": 6, "2": 8}
+    assert summary["ess_mean"] == pytest.approx(0.6)
+    assert summary["idle_fraction"] == {"learner": pytest.approx(1 / 6), "actors": 0.25}
+    assert summary["mismatch"]["fresh"] == {
+        "tokens": 30,
+        "mean_abs_logprob_difference": pytest.approx(1e-6),
+    }
+    assert summary["mismatch"]["stale"] == {"tokens": 0, "mean_abs_logprob_difference": None}
+
+
+def test_weight_sync_counts_successful_updates_after_the_first_version():
+    figures = summarise(record(), status="done", now=21.0)["weight_sync"]
+    assert (figures["updates"], figures["failed"]) == (2, 1)
+    assert figures["pause_seconds_mean"] == pytest.approx(0.06)
+    assert figures["publish_to_serving_seconds_mean"] == pytest.approx(0.45)
+
+
+def test_overlap_counts_updates_that_arrived_after_the_next_step_had_begun():
+    assert overlap(BATCHES, SWAPS) == {
+        "updates": 3,
+        "learner_ahead": 1,
+        "queue_ready": 1,
+        "queue_ready_and_learner_ahead": 1,
+    }
+
+
+def test_a_run_that_trained_nothing_has_a_summary_too():
+    summary = summarise(record([], []), status="failed", now=2.0)
+    assert summary["version"] == 0
+    assert summary["samples_per_second"] is None
+    assert summary["max_lag_trained"] is None

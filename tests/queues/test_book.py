@@ -1,0 +1,142 @@
+"""The book under random play: one state per group, always feasible, lines in their order."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from queues.admission import Bounds, feasible
+from queues.book import BatchRecord, Book
+from queues.errors import QueueClosed
+from queues.evaluations import EvaluationRun
+from queues.groups import Group, State
+from queues.prompt_queue import PromptQueue
+from queues.records import Purpose, Summary
+from queues.results_queue import ResultsQueue
+from tests.queues.conftest import make_prompts
+
+
+def make_book(**changes: int) -> Book:
+    numbers = {"max_staleness": 1, "groups_per_batch": 2, "steps": 5} | changes
+    return Book(bounds=Bounds(**numbers), group_size=2, queued_batches=2, max_attempts=2)
+
+
+def make_group(number: int, evaluation: str | None = None) -> Group:
+    return Group(
+        number=number, group_id=f"g{number}", prompt=make_prompts(1)[0], evaluation=evaluation
+    )
+
+
+def result(group: Group) -> Summary:
+    return Summary(
+        group_id=group.group_id, prompt_id=group.prompt.prompt_id, attempt=group.attempt,
+        rollouts=2 if group.evaluation is None else 1, tokens=4, reward=0.5,
+        oldest_version=group.start_version, newest_version=group.start_version,
+    )  # fmt: skip
+
+
+def check(book: Book, issued: int) -> None:
+    """Every invariant, recounted from the groups themselves."""
+    groups = list(book.groups.in_flight.values())
+    live = [group for group in groups if group.due is not None]
+    train = sum(n for (purpose, _, _), n in book.groups.counts.items() if purpose == "train")
+    assert train == issued
+    for state in (State.QUEUED, State.LEASED, State.READY, State.TAKEN):
+        found = [x for x in groups if x.state is state and x.purpose is Purpose.TRAIN]
+        assert book.groups.train(state) == len(found)
+    assert book.groups.live == len(live)
+    assert len(live) <= book.bounds.window(book.version)
+    assert len(book.prompts) == book.groups.train(State.QUEUED)
+    assert len(book.results) == book.groups.train(State.READY)
+    assert feasible(
+        book.groups.due, version=book.version, groups_per_batch=book.bounds.groups_per_batch
+    )
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 5), st.integers(0, 3)), max_size=150),
+    st.integers(0, 3), st.integers(1, 4), st.integers(1, 6),
+)  # fmt: skip
+@settings(max_examples=60, deadline=None)
+def test_every_group_is_in_one_state_whatever_happens(
+    moves: list[tuple[int, int]], max_staleness: int, groups_per_batch: int, steps: int
+) -> None:
+    book = make_book(max_staleness=max_staleness, groups_per_batch=groups_per_batch, steps=steps)
+    book.evaluate(EvaluationRun(name="e", count=3, temperature=0.0, min_version=1), make_prompts(3))
+    issued, lags = 0, []
+    for move, number in moves:
+        leased = book.groups.leased()
+        if move == 0 and not book.training_over and (wanted := book.wanted()) is not None:
+            issued += len(book.issue(make_prompts(wanted)))
+        elif move == 1:
+            engine = f"engine-{number % 2}"
+            if number < 2:
+                book.serving(engine, max(book.version, book.engines.get(engine, 0)))
+            if not book.over:
+                book.lease(engine, 2, expires=0.0)
+        elif move == 2 and leased:
+            group = leased[number % len(leased)]
+            book.accept(group, result(group), now=0.0)
+        elif move == 3 and leased:
+            book.give_back(leased[number % len(leased)], "unlucky")
+        elif move == 4 and not book.training_over and not book.taken:
+            book.take(book.version)
+            lags += [book.version - group.start_version for group in book.taken]
+        elif move == 5 and book.taken:
+            book.ack(BatchRecord(version=book.version, acked_at=0.0, statistics={}))
+        check(book, issued)
+    assert all(lag <= max_staleness for lag in lags)
+
+
+def test_the_line_serves_evaluations_first_and_redelivered_groups_before_new_ones() -> None:
+    line = PromptQueue()
+    line.open_evaluation("early", min_version=1)
+    line.open_evaluation("late", min_version=5)
+    for group in (make_group(1), make_group(2), make_group(3, "late"), make_group(4, "early")):
+        line.append(group)
+    again = make_group(5)
+    line.redeliver(again)
+    assert len(line) == 3
+    assert line.pop_evaluations(9, engine_version=0) == []
+    assert [group.number for group in line.pop_evaluations(9, engine_version=4)] == [4]
+    assert [group.number for group in line.pop_train(2)] == [5, 1]
+    assert [group.number for group in line.pop_evaluations(9, engine_version=5)] == [3]
+    assert [group.number for group in line.pop_train(9)] == [2]
+
+
+def test_results_leave_by_deadline_and_then_by_arrival() -> None:
+    results = ResultsQueue()
+    assert results.oldest_since() is None
+    for number, due in enumerate([4, 3, 4, 2, 3]):
+        group = make_group(number)
+        group.due, group.ready_at = due, 10.0 + number
+        results.add(group)
+    assert results.deadlines() == [2, 3, 3, 4, 4]
+    assert results.oldest_since() == 10.0
+    assert [group.number for group in results.pop(4)] == [3, 1, 4, 0]
+    assert [group.number for group in results.pop(4)] == [2]
+
+
+def test_an_evaluation_without_a_single_result_has_no_score() -> None:
+    book = make_book()
+    run = EvaluationRun(name="e", count=1, temperature=0.0, min_version=0)
+    (group,) = book.evaluate(run, make_prompts(1))
+    book.serving("a", 0)
+    for state in (State.QUEUED, State.FAILED):
+        book.lease("a", 1, expires=0.0)
+        assert book.give_back(group, "lost") is state
+    outcome = run.outcome()
+    assert (outcome.score, outcome.failed, outcome.lowest_version) == (None, 1, None)
+    assert outcome.seconds >= 0
+
+
+def test_a_finite_source_whose_groups_all_fail_ends_the_run() -> None:
+    book = make_book()
+    (group,) = book.issue(make_prompts(1))
+    book.ended = True
+    book.serving("a", 0)
+    for _ in range(2):
+        book.lease("a", 1, expires=0.0)
+        book.give_back(group, "lost")
+    assert book.over
+    with pytest.raises(QueueClosed):
+        book.take(0)

@@ -1,0 +1,39 @@
+"""Section [queues]: what it allows, and that what would not work is refused with the reason."""
+
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from queues.config import QueuesConfig
+
+
+def test_the_defaults_are_those_of_the_design() -> None:
+    config = QueuesConfig()
+    assert (config.max_staleness, config.on_overdue, config.synchronous) == (2, "wait", "full")
+    assert config.commit_interval_seconds <= 0.1
+    assert not config.allow_uncorrected
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"max_staleness": -1}, "max_staleness"),
+        ({"on_overdue": "panic"}, "on_overdue"),
+        ({"commit_interval_seconds": 0.2}, "commit_interval_seconds"),
+        ({"max_attempts": 0}, "max_attempts"),
+        ({"queued_batches": 0}, "queued_batches"),
+        ({"staleness": 2}, "staleness\n.*Extra inputs are not permitted"),
+        ({"lease_seconds": 5, "heartbeat_seconds": 3}, "lease_seconds = 5 must be at least twice"),
+    ],
+)
+def test_what_would_not_work_is_refused(values: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
+        QueuesConfig(**values)
+
+
+def test_every_field_is_documented() -> None:
+    undocumented = [
+        name for name, field in QueuesConfig.model_fields.items() if not field.description
+    ]
+    assert undocumented == []

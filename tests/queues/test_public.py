@@ -1,0 +1,71 @@
+"""The package's surface: its names, what importing them costs, its errors."""
+
+import inspect
+import subprocess
+import sys
+
+import pytest
+
+import queues
+from queues import errors
+from queues.broker import Broker
+from queues.protocols import BatchQueue, PromptFeed, WorkQueue
+from queues.ray_broker import BrokerClient
+
+
+def test_the_public_names_are_these() -> None:
+    assert sorted(queues.__all__) == queues.__all__ == dir(queues)
+    assert queues.__all__ == [
+        "Accounting", "AccountingError", "Batch", "BatchQueue", "BatchRecord", "Broker",
+        "BrokerClient", "BrokerLostError", "BrokerStatus", "Evaluation", "FinishReason",
+        "InputError", "JournalError", "Lease", "LedgerError", "Prompt", "PromptFeed",
+        "ProtocolError", "Purpose", "PutStatus", "QueueClosed", "QueuesConfig", "QueuesError",
+        "Rollout", "RolloutGroup", "SchemaError", "WorkQueue", "create_broker", "decode", "encode",
+        "export_parquet", "read_accounting",
+    ]  # fmt: skip
+
+
+def test_every_public_name_is_there_and_others_are_not() -> None:
+    assert all(getattr(queues, name).__name__ == name for name in queues.__all__)
+    with pytest.raises(AttributeError, match="no attribute 'utils'"):
+        _ = queues.utils
+
+
+@pytest.mark.parametrize(
+    ("statement", "absent"),
+    [
+        ("import queues.config, queues.errors, queues.records", "pyarrow ray numpy torch"),
+        ("from queues import QueuesConfig, Prompt, WorkQueue", "pyarrow ray numpy torch"),
+        ("from queues import read_accounting", "pyarrow ray torch"),
+        ("from queues import Broker", "ray torch"),
+    ],
+)
+def test_a_name_loads_no_more_than_it_needs(statement: str, absent: str) -> None:
+    check = f"import sys; {statement}; print(*(set('{absent}'.split()) & set(sys.modules)))"
+    loaded = subprocess.run(
+        [sys.executable, "-c", check], capture_output=True, text=True, check=True
+    )
+    assert loaded.stdout.strip() == ""
+
+
+def test_only_bad_input_exits_with_2() -> None:
+    ours = [x for _, x in inspect.getmembers(errors, inspect.isclass)]
+    assert all(issubclass(x, errors.QueuesError) for x in ours)
+    assert [x.__name__ for x in ours if x.exit_code == 2] == ["InputError"]
+    assert all(x.__name__ in errors.__doc__ for x in ours)
+
+
+@pytest.mark.parametrize("protocol", [PromptFeed, WorkQueue, BatchQueue])
+def test_broker_and_client_have_the_methods_of_the_protocols(protocol: type) -> None:
+    for name, method in inspect.getmembers(protocol, inspect.iscoroutinefunction):
+        expected = inspect.signature(method)
+        assert inspect.signature(getattr(Broker, name)) == expected
+        assert inspect.signature(getattr(BrokerClient, name)) == expected
+
+
+def test_the_client_has_every_method_of_the_broker() -> None:
+    def surface(owner: type) -> dict[str, inspect.Signature]:
+        members = inspect.getmembers(owner, inspect.iscoroutinefunction)
+        return {name: inspect.signature(x) for name, x in members if not name.startswith("_")}
+
+    assert surface(BrokerClient) == surface(Broker)

@@ -1,0 +1,64 @@
+"""What only the broker in a Ray actor has to do; its contract is in test_broker."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from queues.config import QueuesConfig
+from queues.errors import BrokerLostError, InputError
+from queues.records import PutStatus
+from tests.queues.conftest import CONFIG, answer, make_prompts
+
+pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_cluster")]
+SHAPE = {"groups_per_batch": 2, "group_size": 2, "steps": 3}
+
+
+def test_what_the_constructor_refuses_is_raised_as_it_is(tmp_path: Path) -> None:
+    from queues.ray_broker import create_broker
+
+    with pytest.raises(InputError, match="steps = 0 must be at least 1"):
+        create_broker(tmp_path, config=QueuesConfig(), **(SHAPE | {"steps": 0}))
+
+
+def test_a_dead_broker_is_named_and_its_run_goes_on_in_a_new_one(tmp_path: Path) -> None:
+    import ray
+
+    from queues.ray_broker import create_broker
+
+    async def main() -> None:
+        client = create_broker(tmp_path, config=QueuesConfig(**CONFIG), **SHAPE)
+        await client.issue(make_prompts(2), cursor="2")
+        await client.serving("a", 0)
+        lease, lost = await client.lease("a", 2, 10.0)
+        assert await client.put("a", answer(lease)) is PutStatus.ACCEPTED
+        ray.kill(client._actor)
+        with pytest.raises(BrokerLostError, match="process is gone"):
+            await client.status()
+
+        again = create_broker(tmp_path, config=QueuesConfig(**CONFIG), **SHAPE)
+        await again.serving("b", 0)
+        (redelivered,) = await again.lease("b", 2, 10.0)
+        assert (redelivered.group_id, redelivered.attempt) == (lost.group_id, 2)
+        assert await again.put("b", answer(redelivered)) is PutStatus.ACCEPTED
+        assert len((await again.take(0, 10.0)).payloads) == 2
+        await again.close()
+
+    asyncio.run(main())
+
+
+def test_a_client_can_be_sent_to_other_actors(tmp_path: Path) -> None:
+    import ray
+
+    from queues.ray_broker import BrokerClient, create_broker
+
+    @ray.remote
+    class Feeder:
+        async def feed(self, broker: BrokerClient) -> str | None:
+            await broker.issue(make_prompts(1), cursor="sent")
+            return await broker.cursor()
+
+    client = create_broker(tmp_path, config=QueuesConfig(**CONFIG), **SHAPE)
+    assert ray.get(Feeder.remote().feed.remote(client)) == "sent"
+    assert asyncio.run(client.cursor()) == "sent"
+    asyncio.run(client.close())

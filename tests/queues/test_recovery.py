@@ -1,0 +1,275 @@
+"""A broker that is killed at any moment: what was answered survives, and nothing is done twice."""
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from queues.accounts import export_parquet, read_accounting
+from queues.broker import Broker
+from queues.errors import InputError, LedgerError, QueueClosed
+from queues.records import PutStatus
+from queues.schema import decode
+from tests.queues.conftest import answer, make_broker, make_prompts
+
+WAIT = 10.0
+
+# A broker that works until it is killed, and says what it was answered.
+WORKER = """
+import asyncio, json, sys
+from pathlib import Path
+from tests.queues.conftest import answer, make_broker, make_prompts
+
+def say(*words):
+    print(json.dumps(words), flush=True)
+
+async def main():
+    broker = make_broker(Path(sys.argv[1]), max_staleness=2, steps=1000, synchronous="full")
+    await broker.serving("a", 0)
+
+    async def feed():
+        issued = 0
+        while True:
+            wanted = await broker.prompts_wanted(1.0)
+            await broker.issue(make_prompts(wanted, issued), cursor=str(issued + wanted))
+            issued += wanted
+            say("cursor", str(issued))
+
+    async def work():
+        while True:
+            for lease in await broker.lease("a", 1, 1.0):
+                await broker.put("a", answer(lease))
+                say("put", lease.group_id)
+
+    async def learn():
+        for version in range(1000):
+            batch = None
+            while batch is None:
+                batch = await broker.take(version, 1.0)
+            say("take", version, [payload.hex() for payload in batch.payloads])
+            await broker.serving("a", version + 1)
+            await broker.ack(version, {"step": version})
+            say("ack", version)
+
+    await asyncio.gather(feed(), work(), work(), work(), learn())
+
+asyncio.run(main())
+"""
+
+
+def run_until(directory: Path, enough: int, killed_after: str) -> list[list]:
+    """What a broker answered until it was killed, right after the `enough`-th such answer."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", WORKER, str(directory)],
+        stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": os.getcwd()},
+    )  # fmt: skip
+    assert process.stdout is not None
+    heard, left = [], enough
+    for line in process.stdout:
+        heard.append(json.loads(line))
+        left -= heard[-1][0] == killed_after
+        if not left:
+            break
+    process.send_signal(signal.SIGKILL)
+    heard += [json.loads(line) for line in process.stdout if line.endswith("\n")]
+    assert process.wait() == -signal.SIGKILL
+    process.stdout.close()
+    return heard
+
+
+@pytest.mark.parametrize(("enough", "killed_after"), [(5, "put"), (3, "take"), (3, "ack")])
+def test_nothing_that_was_answered_is_lost_by_sigkill(
+    tmp_path: Path, enough: int, killed_after: str
+) -> None:
+    heard = run_until(tmp_path, enough, killed_after)
+    accepted = {words[1] for words in heard if words[0] == "put"}
+    taken = {words[1]: words[2] for words in heard if words[0] == "take"}
+    acked = [words[1] for words in heard if words[0] == "ack"]
+    cursor = [words[1] for words in heard if words[0] == "cursor"][-1]
+
+    dead = read_accounting(tmp_path)
+    assert dead.balanced
+    assert dead.ready + dead.taken + dead.trained >= len(accepted)
+    assert dead.trained >= 2 * len(acked)
+
+    async def resume() -> None:
+        broker = make_broker(tmp_path, max_staleness=2, steps=1000)
+        alive = await broker.accounting()
+        assert alive.balanced
+        assert alive.leased == 0
+        assert alive.queued == dead.queued + dead.leased
+        assert (alive.ready, alive.taken, alive.trained) == (dead.ready, dead.taken, dead.trained)
+        assert int(await broker.cursor()) >= int(cursor)
+        for version, payloads in taken.items():
+            batch = await broker.take(version, WAIT)
+            assert [payload.hex() for payload in batch.payloads] == payloads
+        version = (await broker.status()).version
+        assert version >= len(acked)
+        seen = set()
+        for known in range(version):
+            seen |= {decode(x).group_id for x in (await broker.take(known, WAIT)).payloads}
+        await broker.serving("b", version)
+        for _ in range(4):
+            wanted = await broker.prompts_wanted(0.0)
+            await broker.issue(make_prompts(wanted, 10**6), cursor="new")
+            for lease in await broker.lease("b", 10, 0.0):
+                assert await broker.put("b", answer(lease)) is PutStatus.ACCEPTED
+            batch = await broker.take(version, WAIT)
+            groups = {decode(payload).group_id for payload in batch.payloads}
+            assert not groups & seen, "no group is trained twice"
+            seen |= groups
+            await broker.ack(version, {})
+            version += 1
+            await broker.serving("b", version)
+        assert accepted <= seen | ready_groups(tmp_path)
+        final = await broker.accounting()
+        assert (final.balanced, final.trained_twice) == (True, 0)
+        await broker.close()
+
+    asyncio.run(resume())
+
+
+def ready_groups(directory: Path) -> set[str]:
+    import pyarrow.parquet as pq
+
+    export_parquet(directory, directory / "all.parquet")
+    rows = pq.read_table(directory / "all.parquet").to_pylist()
+    return {row["group_id"] for row in rows if row["state"] == "ready"}
+
+
+def test_leases_are_void_and_their_groups_stand_at_the_front(tmp_path: Path) -> None:
+    async def before() -> list:
+        broker = make_broker(tmp_path)
+        await broker.issue(make_prompts(4), cursor="4")
+        await broker.serving("a", 0)
+        leases = await broker.lease("a", 3, WAIT)
+        await broker.put("a", answer(leases[1]))
+        await broker.close()
+        return leases
+
+    async def after(leases: list) -> None:
+        broker = make_broker(tmp_path)
+        await broker.serving("b", 0)
+        again = await broker.lease("b", 2, WAIT)
+        assert [(x.group_id, x.attempt) for x in again] == [
+            (leases[0].group_id, 2),
+            (leases[2].group_id, 2),
+        ]
+        assert await broker.put("a", answer(leases[0])) is PutStatus.FENCED
+        assert await broker.put("a", answer(leases[1])) is PutStatus.DUPLICATE
+        assert await broker.put("b", answer(again[0])) is PutStatus.ACCEPTED
+        await broker.issue(make_prompts(1, 4), cursor="5")
+        batch = await broker.take(0, WAIT)
+        ready = [leases[1].group_id, leases[0].group_id]
+        assert [decode(payload).group_id for payload in batch.payloads] == ready, "by arrival"
+        await broker.close()
+
+    asyncio.run(after(asyncio.run(before())))
+
+
+def test_a_taken_batch_is_returned_again_and_its_places_stay_taken(tmp_path: Path) -> None:
+    async def before() -> tuple:
+        broker = make_broker(tmp_path, max_staleness=0)
+        await broker.issue(make_prompts(4), cursor="4")
+        await broker.serving("a", 0)
+        for lease in await broker.lease("a", 4, WAIT):
+            await broker.put("a", answer(lease))
+        batch = await broker.take(0, WAIT)
+        await broker.close()
+        return batch
+
+    async def after(batch: tuple) -> None:
+        broker = make_broker(tmp_path, max_staleness=0)
+        await broker.serving("a", 1)
+        assert await broker.lease("a", 4, 0.0) == []
+        assert await broker.take(0, WAIT) == batch
+        await broker.ack(0, {"loss": 1.0})
+        assert len(await broker.lease("a", 4, WAIT)) == 2
+        await broker.close()
+
+    async def later() -> None:
+        broker = make_broker(tmp_path, max_staleness=0)
+        status = await broker.status()
+        assert (status.version, status.live) == (1, 0)
+        assert status.batches[0].statistics == {"loss": 1.0}
+        await broker.close()
+
+    asyncio.run(after(asyncio.run(before())))
+    asyncio.run(later())
+
+
+def test_evaluations_go_on(tmp_path: Path) -> None:
+    async def before() -> None:
+        broker = make_broker(tmp_path)
+        await broker.evaluate("e", make_prompts(3), temperature=0.5, min_version=1)
+        await broker.evaluate("done", make_prompts(1), temperature=0.5, min_version=0)
+        await broker.serving("a", 0)
+        (lease,) = await broker.lease("a", 1, WAIT)
+        await broker.put("a", answer(lease, reward=0.25))
+        await broker.serving("a", 1)
+        first, _ = await broker.lease("a", 2, WAIT)
+        await broker.put("a", answer(first, reward=1.0))
+        await broker.close()
+
+    async def after() -> None:
+        broker = make_broker(tmp_path)
+        assert (await broker.evaluation("done", 0.0)).score == 0.25
+        await broker.serving("a", 1)
+        second, third = await broker.lease("a", 9, WAIT)
+        assert (second.attempt, third.attempt, third.temperature) == (2, 1, 0.5)
+        await broker.put("a", answer(second, reward=0.0, version=3))
+        await broker.put("a", answer(third, reward=0.5))
+        outcome = await broker.evaluation("e", WAIT)
+        assert (outcome.count, outcome.score, outcome.tokens) == (3, 0.5, 6)
+        assert (outcome.lowest_version, outcome.highest_version) == (1, 3)
+        await broker.close()
+
+    asyncio.run(before())
+    asyncio.run(after())
+
+
+def test_the_end_of_the_source_and_failures_are_remembered(tmp_path: Path) -> None:
+    async def before() -> None:
+        broker = make_broker(tmp_path, max_attempts=1)
+        await broker.issue(make_prompts(2), cursor="2", last=True)
+        await broker.serving("a", 0)
+        lease, other = await broker.lease("a", 2, WAIT)
+        await broker.fail("a", lease.group_id, 1, reason="reward", error="\udcff raised")
+        await broker.put("a", answer(other))
+        await broker.close()
+
+    async def after() -> None:
+        broker = make_broker(tmp_path, max_attempts=1)
+        with pytest.raises(QueueClosed):
+            await broker.prompts_wanted(WAIT)
+        assert len((await broker.take(0, WAIT)).payloads) == 1
+        await broker.ack(0, {})
+        accounting = await broker.accounting()
+        assert (accounting.trained, accounting.failed) == (1, {"reward": 1})
+        assert accounting.balanced
+        await broker.close()
+
+    asyncio.run(before())
+    asyncio.run(after())
+
+
+def test_a_run_goes_on_only_with_the_shape_that_it_was_begun_with(tmp_path: Path) -> None:
+    asyncio.run(make_broker(tmp_path).close())
+    with pytest.raises(InputError, match="group_size = 3, but this run was begun with 2"):
+        make_broker(tmp_path, group_size=3)
+    with pytest.raises(InputError, match="groups_per_batch = 1, but"):
+        make_broker(tmp_path, groups_per_batch=1)
+    asyncio.run(make_broker(tmp_path, steps=9, max_staleness=0).close())
+
+
+def test_a_run_has_one_broker_at_a_time(tmp_path: Path) -> None:
+    broker: Broker = make_broker(tmp_path)
+    with pytest.raises(LedgerError, match="another broker of this run is alive"):
+        make_broker(tmp_path)
+    asyncio.run(broker.close())
+    asyncio.run(make_broker(tmp_path).close())

@@ -1,0 +1,223 @@
+"""The Arrow schema: what goes in comes out, and what is wrong is refused by its field's name."""
+
+import contextlib
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from queues.errors import SchemaError
+from queues.records import FinishReason, Rollout, RolloutGroup, Summary
+from queues.schema import SCHEMA, decode, encode, summarize, write_parquet
+from tests.queues.conftest import BEGIN, make_group, make_rollout
+
+FINITE = st.floats(allow_nan=False, allow_infinity=False)
+JSON = st.dictionaries(st.text(), st.one_of(st.integers(), st.text(), st.none()), max_size=3)
+
+
+@st.composite
+def rollouts(draw: st.DrawFn, index: int) -> Rollout:
+    prompt = draw(st.integers(1, 5))
+    mask = [False] * prompt + draw(st.lists(st.booleans(), max_size=8))
+    logprob = st.floats(-50, 0, width=32)
+    return make_rollout(
+        index,
+        token_ids=[draw(st.integers(0, 2**31 - 1)) for _ in mask],
+        prompt_length=prompt,
+        loss_mask=mask,
+        behavior_logprobs=[draw(logprob) if sampled else 0.0 for sampled in mask],
+        versions=[draw(st.integers(0, 2**31 - 1)) if sampled else -1 for sampled in mask],
+        reward=draw(FINITE),
+        reward_parts=draw(st.dictionaries(st.text(), FINITE, max_size=3)),
+        finish_reason=draw(st.sampled_from(FinishReason)),
+        turns=draw(st.integers(1, 9)),
+        metadata=draw(JSON),
+    )
+
+
+@st.composite
+def groups(draw: st.DrawFn) -> RolloutGroup:
+    return RolloutGroup(
+        group_id=draw(st.text()),
+        prompt_id=draw(st.text()),
+        attempt=draw(st.integers(1, 9)),
+        rollouts=[draw(rollouts(index)) for index in range(draw(st.integers(1, 3)))],
+    )
+
+
+@given(groups())
+@settings(max_examples=50, deadline=None)
+def test_a_group_survives_the_wire_unchanged(group: RolloutGroup) -> None:
+    assert decode(encode(group)) == group
+
+
+def test_columns_are_those_of_the_design_in_its_order() -> None:
+    assert [f"{field.name} {field.type}" for field in SCHEMA] == [
+        "prompt_id string",
+        "group_id string",
+        "attempt int32",
+        "sample_index int32",
+        "token_ids list<item: int32>",
+        "prompt_length int32",
+        "loss_mask list<item: bool>",
+        "behavior_logprobs list<item: float>",
+        "versions list<item: int32>",
+        "reward double",
+        "reward_parts map<string, double>",
+        "finish_reason string",
+        "turns int32",
+        "environment string",
+        "engine_id string",
+        "created_at timestamp[us, tz=UTC]",
+        "finished_at timestamp[us, tz=UTC]",
+        "metadata string",
+    ]
+    assert SCHEMA.metadata == {b"headway.schema_version": b"1"}
+
+
+def test_a_summary_counts_sampled_tokens_and_spans_their_versions() -> None:
+    group = make_group(
+        rollouts=[
+            make_rollout(0, sampled=[4, 5, 5], reward=0.0),
+            make_rollout(1, sampled=[3], reward=1.0),
+        ]
+    )
+    assert summarize(encode(group)) == Summary(
+        group_id="g00000001", prompt_id="sums/0/0", attempt=1, rollouts=2, tokens=4, reward=0.5,
+        oldest_version=3, newest_version=5,
+    )  # fmt: skip
+    nothing = summarize(encode(make_group(rollouts=[make_rollout(0, sampled=[])])))
+    assert (nothing.tokens, nothing.oldest_version, nothing.newest_version) == (0, None, None)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"loss_mask": [False] * 4}, "loss_mask: row 1 has 4 entries, must be 5"),
+        ({"behavior_logprobs": [0.0] * 6}, "behavior_logprobs: row 1 has 6 entries, must be 5"),
+        ({"versions": []}, "versions: row 1 has 0 entries, must be 5"),
+        ({"token_ids": [0, 1, 2, 3, -4]}, "token_ids: must not be negative"),
+        ({"token_ids": [0, 1, 2, 3, 2**31]}, "token_ids: not list"),
+        ({"token_ids": [0, 1, 2, 3, None]}, "token_ids: must not be null"),
+        ({"prompt_length": 0}, "prompt_length: must be from 1 to the length of token_ids"),
+        ({"prompt_length": 6}, "prompt_length: must be from 1 to the length of token_ids"),
+        ({"prompt_length": 4}, "loss_mask: must be false in the prompt"),
+        ({"behavior_logprobs": [0, 0, 0, -1, 0.01]}, "behavior_logprobs: must not exceed 0"),
+        ({"behavior_logprobs": [0, 0, 0, -1, float("nan")]}, "behavior_logprobs: must be finite"),
+        ({"behavior_logprobs": [-1, 0, 0, -1, -1]}, "behavior_logprobs: must be 0 where not"),
+        ({"versions": [-1, -1, -1, 0, -1]}, "versions: must not be negative where sampled"),
+        ({"versions": [-1, -1, 0, 0, 0]}, "versions: must be -1 where not sampled"),
+        ({"reward": float("inf")}, "reward: must be finite"),
+        ({"reward": None}, "reward: must not be null"),
+        ({"reward_parts": {"a": float("nan")}}, "reward_parts: must be finite"),
+        ({"reward_parts": {"a": None}}, "reward_parts: must not be null"),
+        ({"finish_reason": "bored"}, "finish_reason: .*'bored'.* must be of"),
+        ({"turns": 0}, "turns: must be at least 1"),
+        ({"sample_index": 0}, "sample_index: must differ within the group"),
+        ({"sample_index": -1}, "sample_index: must not be negative"),
+        ({"created_at": datetime(2026, 1, 1)}, "created_at: .* has no time zone"),
+        ({"finished_at": BEGIN - timedelta(1)}, "finished_at: must not be before created_at"),
+        ({"metadata": {"a": object()}}, "metadata: not JSON"),
+        ({"engine_id": 3}, "engine_id: not string"),
+    ],
+)
+def test_a_rollout_out_of_range_is_refused(changes: dict[str, Any], message: str) -> None:
+    wrong = replace(make_rollout(1), **changes)
+    with pytest.raises(SchemaError, match=f"^{message}"):
+        encode(make_group(rollouts=[make_rollout(0), wrong]))
+
+
+def test_a_group_out_of_range_is_refused() -> None:
+    with pytest.raises(SchemaError, match=r"^attempt: must be at least 1"):
+        encode(make_group(attempt=0))
+    with pytest.raises(SchemaError, match=r"^rollouts: none"):
+        encode(make_group(rollouts=[]))
+
+
+def payload_of(batches: list[pa.RecordBatch], schema: pa.Schema) -> bytes:
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, schema) as writer:
+        for batch in batches:
+            writer.write_batch(batch)
+    return bytes(sink.getvalue())
+
+
+def rewritten(change: str, metadata: dict[bytes, bytes] | None = None) -> bytes:
+    """The payload of a good group with one column changed behind `encode`'s back."""
+    (batch,) = pa.ipc.open_stream(encode(make_group()))
+    table = pa.Table.from_batches([batch])
+    if change == "drop":
+        table = table.drop_columns(["turns"])
+    elif change == "retype":
+        table = table.set_column(12, "turns", table["turns"].cast(pa.int64()))
+    elif change == "add":
+        table = table.append_column("mood", pa.array(["fine", "fine"]))
+    elif change == "mix":
+        table = table.set_column(1, "group_id", pa.array(["g1", "g2"]))
+    elif change == "metadata":
+        table = table.set_column(17, "metadata", pa.array(["{}", "[]"]))
+    table = table.replace_schema_metadata(SCHEMA.metadata if metadata is None else metadata)
+    return payload_of(table.to_batches(), table.schema)
+
+
+@pytest.mark.parametrize(
+    ("payload", "message"),
+    [
+        (b"", "payload: not an Arrow IPC stream"),
+        (b"\x00" * 100, "payload: not an Arrow IPC stream"),
+        (encode(make_group())[:-200], "payload: not an Arrow IPC stream"),
+        (payload_of([], SCHEMA), "payload: 0 record batches, must be 1"),
+        (rewritten("drop"), "turns: column is missing"),
+        (rewritten("retype"), "turns: found int64, must be int32"),
+        (rewritten("add"), "mood: unknown"),
+        (rewritten("mix"), "group_id: must be one for the whole group"),
+        (rewritten("metadata"), r"metadata: must be a JSON object, found '\[\]'"),
+        (rewritten("", {}), "headway.schema_version: found none, must be 1"),
+        (rewritten("", {b"headway.schema_version": b"2"}), "headway.schema_version: found 2"),
+    ],
+)
+def test_a_foreign_payload_is_refused(payload: bytes, message: str) -> None:
+    for read in (decode, summarize):
+        with pytest.raises(SchemaError, match=f"^{message}"):
+            read(payload)
+
+
+@given(st.integers(0, 10_000), st.binary(min_size=1, max_size=8))
+@settings(max_examples=200, deadline=None)
+def test_a_damaged_payload_never_raises_anything_but_a_schema_error(at: int, noise: bytes) -> None:
+    payload = bytearray(encode(make_group()))
+    at %= len(payload)
+    payload[at : at + len(noise)] = noise
+    with contextlib.suppress(SchemaError):
+        decode(bytes(payload))
+
+
+def test_numpy_values_are_taken_as_plain_ones() -> None:
+    rollout = make_rollout(0, reward=np.float32(0.5), token_ids=np.arange(5, dtype=np.int64))
+    read = decode(encode(make_group(rollouts=[rollout]))).rollouts[0]
+    assert (read.reward, read.token_ids) == (0.5, [0, 1, 2, 3, 4])
+
+
+def test_times_come_back_in_utc() -> None:
+    read = decode(encode(make_group())).rollouts[0]
+    assert read.created_at == BEGIN
+    assert read.created_at.utcoffset() == datetime.now(UTC).utcoffset()
+
+
+def test_parquet_has_a_row_per_rollout_with_its_state(tmp_path: Path) -> None:
+    first, second = encode(make_group(2)), encode(make_group(1, group_id="g00000002"))
+    file = tmp_path / "rollouts.parquet"
+    assert write_parquet([(first, "trained", 4), (second, "ready", None)], file) == 3
+    table = pq.read_table(file)
+    assert table.column_names == [*SCHEMA.names, "state", "trained_version"]
+    assert table["group_id"].to_pylist() == ["g00000001", "g00000001", "g00000002"]
+    assert table["state"].to_pylist() == ["trained", "trained", "ready"]
+    assert table["trained_version"].to_pylist() == [4, 4, None]
+    assert table["token_ids"].to_pylist()[2] == [0, 1, 2, 3, 4]
