@@ -20,7 +20,7 @@ def load_dotted(path: str, *, setting: str, known: tuple[str, ...]) -> Any:
     module_name, _, attribute = path.partition(":")
     if not module_name or not attribute:
         raise InputError(
-            f'{setting} = {path!r} is not one of {", ".join(known)}, nor a dotted path '
+            f"{setting} = {path!r} is not one of {', '.join(known)}, nor a dotted path "
             '"module:attribute"'
         )
     try:

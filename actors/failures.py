@@ -1,8 +1,7 @@
 """Which of several errors of concurrent tasks is the one to report."""
 
-from queues.errors import QueueClosed
-
 from actors.errors import RolloutFailed
+from queues.errors import QueueClosed
 
 
 def gravest(errors: BaseExceptionGroup[BaseException]) -> BaseException:

@@ -105,6 +105,8 @@ class Run:
                 weight_sync=config.weight_sync,
                 model_path=inputs.model_path,
                 seed=config.seed,
+                group_size=config.prompts.group_size,
+                heartbeat_seconds=config.queues.heartbeat_seconds,
                 broker=self.broker,
                 broadcaster=self.broadcaster,
             )

@@ -142,6 +142,10 @@ class Broker:
         """
         if not prompts:
             raise InputError(f"evaluate: {name!r} has no prompts, must have at least 1")
+        if min_version > (steps := self._book.bounds.steps):
+            raise InputError(
+                f"evaluate: {name!r} wants min_version = {min_version}, but the last is {steps}"
+            )
         if name in self._book.evaluations:
             return
         if self._book.over:

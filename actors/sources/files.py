@@ -110,7 +110,11 @@ def _hold_out(lines: list[Prompt], size: int) -> list[Prompt]:
             f"{size} prompts cannot be held out of {len(distinct)} different ones; "
             "lower heldout.size and heldout.final_size"
         )
-    return sorted(distinct.values(), key=lambda line: xxhash.xxh3_64_intdigest(line.text))[:size]
+    return sorted(distinct.values(), key=_hash)[:size]
+
+
+def _hash(line: Prompt) -> int:
+    return xxhash.xxh3_64_intdigest(line.text.encode())
 
 
 def _read(path: Path) -> list[Prompt]:

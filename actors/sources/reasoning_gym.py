@@ -55,13 +55,14 @@ class ReasoningGymSource:
         self._task = task
         self._options = options
         self._train = split == "train"
-        self._epoch: tuple[int, Any] | None = None
+        self._opened: tuple[int, Any] | None = None
         self._place = 0
         self._heldout: list[Prompt] = []
         self._first_seed, self._label = 0, f"{task}_heldout"
         self._hold_out(heldout_size)
         if self._train:
             self._first_seed, self._label = SPACING * (seed + 1), task
+            self._data(self._first_seed)
         self._known = {prompt.text for prompt in self._heldout}
         self._place = 0
 
@@ -99,7 +100,7 @@ class ReasoningGymSource:
         for _ in range(PATIENCE):
             epoch, index = divmod(self._place, EPOCH)
             self._place += 1
-            entry = self._data(epoch)[index]
+            entry = self._data(self._first_seed + epoch * EPOCH)[index]
             if entry["question"] not in known:
                 return self._prompt(entry, f"{self._label}/{epoch}/{index}")
         raise InputError(
@@ -108,20 +109,19 @@ class ReasoningGymSource:
             "hold out fewer, or make the task larger"
         )
 
-    def _data(self, epoch: int) -> Any:
-        """The data set of an epoch."""
-        if self._epoch is None or self._epoch[0] != epoch:
-            first = self._first_seed + epoch * EPOCH
+    def _data(self, seed: int) -> Any:
+        """The data set of an epoch, whose first item has this seed."""
+        if self._opened is None or self._opened[0] != seed:
             try:
                 data = reasoning_gym.create_dataset(
-                    self._task, seed=first, size=EPOCH, **self._options
+                    self._task, seed=seed, size=EPOCH, **self._options
                 )
             except (ValueError, TypeError, AssertionError) as error:
                 raise InputError(
                     f"reasoning_gym:{self._task} with options {self._options}: {error}"
                 ) from error
-            self._epoch = (epoch, data)
-        return self._epoch[1]
+            self._opened = (seed, data)
+        return self._opened[1]
 
     def _prompt(self, entry: dict[str, Any], prompt_id: str) -> Prompt:
         answer = entry.get("answer")

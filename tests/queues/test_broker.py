@@ -249,7 +249,7 @@ def test_a_lease_without_heartbeat_is_lost_and_one_with_it_is_kept(connect: Conn
         kept, lost = await broker.lease("a", 2, WAIT)
 
         async def beat() -> None:
-            while await broker.heartbeat("a", [(kept.group_id, 1)]) == []:
+            while await broker.heartbeat("a", [(kept.group_id, 1)]) == []:  # noqa: ASYNC110
                 await asyncio.sleep(0.02)
 
         beating = asyncio.create_task(beat())
@@ -359,7 +359,7 @@ def test_the_last_batch_of_a_finite_source_is_short(connect: Connect) -> None:
 def test_closing_ends_every_long_poll(connect: Connect) -> None:
     async def scenario(broker: Any) -> None:
         await broker.issue(make_prompts(6), cursor="6")
-        await broker.evaluate("e", make_prompts(1, 9), temperature=0.0, min_version=5)
+        await broker.evaluate("e", make_prompts(1, 9), temperature=0.0, min_version=3)
         calls = [
             asyncio.ensure_future(call)
             for call in (
@@ -387,6 +387,8 @@ def test_errors_of_callers_name_what_is_allowed(connect: Connect) -> None:
             await broker.lease("a", 0, WAIT)
         with pytest.raises(InputError, match="'e' has no prompts"):
             await broker.evaluate("e", [], temperature=0.0, min_version=0)
+        with pytest.raises(InputError, match="min_version = 4, but the last is 3"):
+            await broker.evaluate("e", make_prompts(1), temperature=0.0, min_version=4)
         await broker.issue(make_prompts(2), cursor="2")
         await broker.serving("a", 0)
         await generate(broker, 2)

@@ -65,7 +65,7 @@ def test_a_slow_disk_holds_up_nobody_who_does_not_wait_for_it(
         lease, other = await broker.lease("a", 2, WAIT)
         slow.set()
         put = asyncio.create_task(broker.put("a", answer(lease)))
-        while (await broker.status()).depth["ready"] == 0:
+        while (await broker.status()).depth["ready"] == 0:  # noqa: ASYNC110
             await asyncio.sleep(0.001)
         assert await broker.heartbeat("a", [(other.group_id, 1)]) == []
         assert await broker.take(0, 0.0) is None

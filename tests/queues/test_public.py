@@ -55,17 +55,23 @@ def test_only_bad_input_exits_with_2() -> None:
     assert all(x.__name__ in errors.__doc__ for x in ours)
 
 
+def surface(owner: type) -> dict[str, list[str]]:
+    """Public coroutine methods with their parameters, less the one that Ray adds."""
+    return {
+        name: [
+            str(parameter)
+            for parameter in inspect.signature(method).parameters.values()
+            if not parameter.name.startswith("_ray")
+        ]
+        for name, method in inspect.getmembers(owner, inspect.iscoroutinefunction)
+        if not name.startswith("_")
+    }
+
+
 @pytest.mark.parametrize("protocol", [PromptFeed, WorkQueue, BatchQueue])
-def test_broker_and_client_have_the_methods_of_the_protocols(protocol: type) -> None:
-    for name, method in inspect.getmembers(protocol, inspect.iscoroutinefunction):
-        expected = inspect.signature(method)
-        assert inspect.signature(getattr(Broker, name)) == expected
-        assert inspect.signature(getattr(BrokerClient, name)) == expected
+def test_the_broker_has_the_methods_of_the_protocols(protocol: type) -> None:
+    assert {name: surface(Broker)[name] for name in surface(protocol)} == surface(protocol)
 
 
 def test_the_client_has_every_method_of_the_broker() -> None:
-    def surface(owner: type) -> dict[str, inspect.Signature]:
-        members = inspect.getmembers(owner, inspect.iscoroutinefunction)
-        return {name: inspect.signature(x) for name, x in members if not name.startswith("_")}
-
     assert surface(BrokerClient) == surface(Broker)

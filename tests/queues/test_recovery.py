@@ -66,8 +66,10 @@ def run_until(directory: Path, enough: int, killed_after: str) -> list[list]:
     """What a broker answered until it was killed, right after the `enough`-th such answer."""
     process = subprocess.Popen(
         [sys.executable, "-c", WORKER, str(directory)],
-        stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": os.getcwd()},
-    )  # fmt: skip
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+    )
     assert process.stdout is not None
     heard, left = [], enough
     for line in process.stdout:

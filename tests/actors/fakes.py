@@ -1,0 +1,137 @@
+"""Engines and brokers of a few lines, for what the real ones cannot be made to do."""
+
+import asyncio
+from datetime import UTC, datetime
+
+from characters import character_tokenizer
+
+from actors.engine import Generation
+from actors.environments.environment import load_environment
+from actors.episode import EpisodeRunner
+from actors.rendering import Renderer
+from actors.rewards import load_rewards
+from queues.records import FinishReason, Lease, Prompt, Purpose, PutStatus, Rollout
+
+EOS = 1
+
+
+def lease(group="g1", *, attempt=1, size=2, start=3, temperature=None, **prompt) -> Lease:
+    values = {"prompt_id": "sums/0/1", "text": "3+4=", "answer": "7", **prompt}
+    return Lease(
+        group_id=group,
+        attempt=attempt,
+        prompt=Prompt(**values),
+        group_size=size,
+        purpose=Purpose.TRAIN,
+        temperature=temperature,
+        start_version=start,
+        deadline_version=start + 2,
+    )
+
+
+def rollout(of: Lease, index: int, *, version: int = 3) -> Rollout:
+    now = datetime.now(UTC)
+    return Rollout(
+        sample_index=index,
+        token_ids=[5, 6, 7],
+        prompt_length=1,
+        loss_mask=[False, True, True],
+        behavior_logprobs=[0.0, -0.5, -0.25],
+        versions=[-1, version, version],
+        reward=1.0,
+        reward_parts={"exact_match": 1.0},
+        finish_reason=FinishReason.STOP,
+        turns=1,
+        environment="single_turn",
+        engine_id="engine-0",
+        created_at=now,
+        finished_at=now,
+    )
+
+
+class Recited:
+    """An engine that says its lines in turn, and remembers what it was asked."""
+
+    def __init__(self, *lines, version=3):
+        self.tokenizer = character_tokenizer()
+        self.lines, self.version, self.requests = list(lines), version, []
+
+    async def generate(self, request_id, prompt_ids, sampling, *, cache_salt):
+        self.requests.append((request_id, list(prompt_ids), sampling, cache_salt))
+        line = self.lines.pop(0)
+        if isinstance(line, Exception):
+            raise line
+        if isinstance(line, FinishReason):
+            return Generation(token_ids=[], logprobs=[], versions=[], finish_reason=line)
+        ids = self.tokenizer.encode(line, add_special_tokens=False)
+        reason = FinishReason.STOP
+        if len(ids) + 1 > sampling.max_new_tokens:
+            ids, reason = ids[: sampling.max_new_tokens], FinishReason.LENGTH
+        else:
+            ids = [*ids, EOS]
+        return Generation(
+            token_ids=ids,
+            logprobs=[-0.5] * len(ids),
+            versions=[self.version] * len(ids),
+            finish_reason=reason,
+        )
+
+
+def episodes(engine, sampling, *, environment="single_turn", rewards=("last_answer",), **changes):
+    settings = {"max_model_len": 200, "timeout": 5.0, **changes}
+    return EpisodeRunner(
+        engine_id="engine-0",
+        engine=engine,
+        renderer=Renderer(character_tokenizer()),
+        environment=environment,
+        new_environment=load_environment(environment),
+        rewards=load_rewards(rewards),
+        sampling=sampling,
+        **settings,
+    )
+
+
+class Desk:
+    """A broker that hands out given leases and writes down every call."""
+
+    def __init__(self, *leases):
+        self.leases, self.events = list(leases), []
+        self.changed = asyncio.Condition()
+        self.lost = []
+        self.errors = {}
+        """Raised by the method of that name."""
+
+    async def note(self, *event):
+        async with self.changed:
+            self.events.append(event)
+            self.changed.notify_all()
+        if error := self.errors.get(event[0]):
+            raise error
+
+    async def until(self, happened):
+        async with asyncio.timeout(10), self.changed:
+            await self.changed.wait_for(lambda: happened(self.events))
+
+    def of(self, kind):
+        return [event[1:] for event in self.events if event[0] == kind]
+
+    async def serving(self, engine_id, version):
+        await self.note("serving", version)
+
+    async def lease(self, engine_id, limit, timeout):
+        await self.note("lease", limit)
+        granted, self.leases = self.leases[:limit], self.leases[limit:]
+        if not granted:
+            await asyncio.sleep(0.001)  # a long poll that found nothing
+        return granted
+
+    async def heartbeat(self, engine_id, held):
+        await self.note("heartbeat", sorted(held))
+        return self.lost
+
+    async def put(self, engine_id, payload):
+        await self.note("put", payload)
+        return PutStatus.ACCEPTED
+
+    async def fail(self, engine_id, group_id, attempt, *, reason, error):
+        await self.note("fail", group_id, attempt, reason, error)

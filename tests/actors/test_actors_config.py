@@ -1,0 +1,54 @@
+"""Settings that are refused, and what loading them costs."""
+
+import subprocess
+import sys
+
+import pytest
+from pydantic import ValidationError
+
+from actors.config import ActorsConfig, HeldoutConfig, PromptsConfig
+
+
+@pytest.mark.parametrize(
+    ("section", "settings", "message"),
+    [
+        (ActorsConfig, {"temprature": 1.0}, "temprature"),
+        (ActorsConfig, {"temperature": 0.0}, "greater than 0"),
+        (ActorsConfig, {"reward": ["exact"]}, "exact_match, last_answer, math_verify"),
+        (ActorsConfig, {"reward": []}, "at least one"),
+        (ActorsConfig, {"reward": ["exact_match", "exact_match"]}, "none twice"),
+        (ActorsConfig, {"environment": "tools"}, "single_turn"),
+        (ActorsConfig, {"top_k": 0}, "-1 is no limit"),
+        (ActorsConfig, {"count": 2, "cores": ["0"]}, "1 entries for actors.count = 2"),
+        (ActorsConfig, {"max_model_len": 64, "max_new_tokens": 64}, "the prompt needs room too"),
+        (ActorsConfig, {"scripted_options": {"median_length": 3}}, "no effect"),
+        (PromptsConfig, {"source": "file"}, "files, lettered_chain_sum"),
+        (PromptsConfig, {"source": "files", "group_size": 0}, "greater than or equal to 1"),
+        (HeldoutConfig, {"source": "my_module:"}, "dotted path"),
+        (HeldoutConfig, {"size": 0}, "greater than or equal to 1"),
+    ],
+)
+def test_a_wrong_setting_is_refused_with_what_is_allowed(section, settings, message):
+    with pytest.raises(ValidationError, match=message):
+        section(**settings)
+
+
+def test_dotted_paths_and_known_names_are_accepted():
+    config = ActorsConfig(reward=["math_verify", "my_module:score"], environment="my_module:World")
+    assert config.reward == ("math_verify", "my_module:score")
+    assert PromptsConfig(source="reasoning_gym:chain_sum").group_size == 8
+    assert HeldoutConfig().source is None
+
+
+@pytest.mark.parametrize("section", [ActorsConfig, PromptsConfig, HeldoutConfig])
+def test_every_setting_is_documented(section):
+    assert all(field.description for field in section.model_fields.values())
+
+
+def test_the_settings_load_no_heavy_library():
+    program = (
+        "import sys, actors.config\n"
+        "heavy = {'torch', 'vllm', 'ray', 'transformers', 'reasoning_gym', 'pyarrow'}\n"
+        "assert not heavy & set(sys.modules), heavy & set(sys.modules)\n"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)

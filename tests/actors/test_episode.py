@@ -1,0 +1,148 @@
+"""One rollout: what is recorded of it, and how it fails."""
+
+import asyncio
+
+import pytest
+from fakes import EOS, Recited, episodes, lease
+
+from actors.engine import SamplingParameters
+from actors.environments.environment import load_environment
+from actors.errors import (
+    ActorsError,
+    EngineDied,
+    EngineStale,
+    EnvironmentFailed,
+    InputError,
+    PromptRefused,
+    RewardFailed,
+    RolloutFailed,
+    RolloutTimeout,
+)
+from queues.records import FinishReason, RolloutGroup
+from queues.schema import decode, encode
+
+SAMPLING = SamplingParameters(temperature=0.7, max_new_tokens=40, top_p=0.9, top_k=5)
+
+
+def play(engine, *, of=None, sampling=SAMPLING, **settings):
+    return asyncio.run(episodes(engine, sampling, **settings).run(of or lease(), 1))
+
+
+def ids(text):
+    return Recited().tokenizer.encode(text, add_special_tokens=False)
+
+
+def test_a_rollout_keeps_what_the_engine_sampled_after_the_prompt():
+    rollout = play(Recited("b=7"))
+    sampled = [*ids("b=7"), EOS]
+    assert rollout.token_ids == ids("3+4=") + sampled
+    assert rollout.prompt_length == 4
+    assert rollout.loss_mask == [False] * 4 + [True] * 4
+    assert rollout.behavior_logprobs == [0.0] * 4 + [-0.5] * 4
+    assert rollout.versions == [-1] * 4 + [3] * 4
+    assert (rollout.reward, rollout.reward_parts) == (1.0, {"last_answer": 1.0})
+    assert (rollout.sample_index, rollout.turns) == (1, 1)
+    assert rollout.finish_reason is FinishReason.STOP
+    assert (rollout.environment, rollout.engine_id) == ("single_turn", "engine-0")
+    assert rollout.created_at <= rollout.finished_at
+
+
+def test_the_engine_is_asked_as_the_configuration_and_the_lease_say():
+    engine = Recited("=7", "=7")
+    play(engine, of=lease("g9", attempt=2, start=6))
+    play(engine, of=lease(temperature=0.0))
+    (first_id, prompt, first, salt), (second_id, _, second, _) = engine.requests
+    assert (first_id, prompt, salt) == ("g9/2/1/1", ids("3+4="), "6")
+    assert first == SAMPLING
+    assert second.temperature == 0.0
+    assert first_id != second_id
+
+
+def test_what_was_cut_off_says_so_and_earns_nothing():
+    rollout = play(Recited("b3+4=7"), sampling=SamplingParameters(temperature=1, max_new_tokens=6))
+    assert rollout.finish_reason is FinishReason.LENGTH
+    assert rollout.token_ids == ids("3+4=b3+4=7")
+    assert rollout.reward == 0.0
+
+
+def test_a_prompt_and_its_answer_fit_into_the_context():
+    engine = Recited("aaaaaaaa")
+    rollout = play(engine, max_model_len=7)
+    assert engine.requests[0][2].max_new_tokens == 3
+    assert len(rollout.token_ids) == 7
+
+
+def test_what_the_environment_says_is_in_the_context_and_out_of_the_loss():
+    engine = Recited("a", "b=2")
+    rollout = play(engine, of=lease(answer="2"), environment="user_module:Countdown")
+    first, between, second = [*ids("a"), EOS], ids("left 1"), [*ids("b=2"), EOS]
+    assert rollout.token_ids == ids("3+4=") + first + between + second
+    assert rollout.loss_mask == [False] * 4 + [True] * 2 + [False] * 6 + [True] * 4
+    assert rollout.versions == [-1] * 4 + [3] * 2 + [-1] * 6 + [3] * 4
+    assert [lp for lp in rollout.behavior_logprobs if lp] == [-0.5] * 6
+    assert engine.requests[1][1] == ids("3+4=") + first + between
+    assert engine.requests[1][2].max_new_tokens == SAMPLING.max_new_tokens - 2
+    assert rollout.turns == 2
+    assert rollout.reward == 2.0
+    assert rollout.reward_parts == {"environment": 1.0, "last_answer": 1.0}
+
+
+def test_a_conversation_ends_when_no_token_may_be_sampled_any_more():
+    sampling = SamplingParameters(temperature=1, max_new_tokens=4)
+    engine = Recited("a", "b", "c")
+    rollout = play(
+        engine, of=lease(answer="9"), sampling=sampling, environment="user_module:Countdown"
+    )
+    assert rollout.turns == 2
+    assert rollout.finish_reason is FinishReason.LENGTH
+
+
+def test_rollouts_of_every_kind_pass_the_schema():
+    rollouts = [
+        play(Recited("=7")),
+        play(Recited("a", "b=2"), of=lease(answer="2"), environment="user_module:Countdown"),
+    ]
+    for rollout in rollouts:
+        group = RolloutGroup(group_id="g", prompt_id="p", attempt=1, rollouts=[rollout])
+        assert decode(encode(group)).rollouts[0].token_ids == rollout.token_ids
+
+
+@pytest.mark.parametrize(
+    ("line", "settings", "kind", "reason"),
+    [
+        (ActorsError("no luck"), {}, RolloutFailed, "engine"),
+        (FinishReason.ABORTED, {}, RolloutFailed, "engine"),
+        ("=7", {"max_model_len": 4}, PromptRefused, "prompt"),
+        ("=7", {"of": lease(text="")}, PromptRefused, "prompt"),
+        ("=7", {"environment": "user_module:Broken"}, EnvironmentFailed, "environment"),
+        ("=7", {"environment": "user_module:Mute"}, EnvironmentFailed, "environment"),
+        ("=7", {"rewards": ["user_module:raises"]}, RewardFailed, "reward"),
+        ("=7", {"rewards": ["user_module:hangs_politely"], "timeout": 0.05}, RolloutTimeout,
+         "timeout"),
+    ],
+)  # fmt: skip
+def test_a_rollout_without_a_result_says_why(line, settings, kind, reason):
+    with pytest.raises(RolloutFailed) as caught:
+        play(Recited(line), **settings)
+    assert type(caught.value) is kind
+    assert caught.value.reason == reason
+    assert (
+        "sums/0/1" in str(caught.value)
+        or "g1/1/1/1" in str(caught.value)
+        or reason in str(caught.value)
+    )
+
+
+@pytest.mark.parametrize("error", [EngineDied("gone"), EngineStale("not yet")])
+def test_an_engine_that_is_gone_is_not_the_fault_of_one_rollout(error):
+    with pytest.raises(type(error)):
+        play(Recited(error))
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [("user_module:length", "missing: reset, step"), ("tools", "single_turn")],
+)
+def test_an_environment_without_its_methods_is_an_input_error(name, message):
+    with pytest.raises(InputError, match=message):
+        load_environment(name)

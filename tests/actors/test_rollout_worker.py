@@ -1,0 +1,330 @@
+"""The worker's loop: against a broker that records every call, and against the real one."""
+
+import asyncio
+import contextlib
+
+import pytest
+from characters import character_tokenizer
+from fakes import Desk, episodes, lease, rollout
+
+from actors.engine import SamplingParameters
+from actors.errors import EngineDied, InputError, RewardFailed
+from actors.occupancy import Occupancy
+from actors.rollout_worker import RolloutWorker
+from actors.scripted_engine import ScriptedEngine
+from queues.broker import Broker
+from queues.config import QueuesConfig
+from queues.errors import BrokerLostError, QueueClosed
+from queues.records import Prompt
+from queues.schema import decode
+
+
+class Stage:
+    """Episodes that end when they are told to."""
+
+    def __init__(self):
+        self.begun, self.ended, self.aborted = [], asyncio.Event(), []
+        self.errors = {}
+
+    async def run(self, of, index):
+        self.begun.append((of.group_id, index))
+        if error := self.errors.get((of.group_id, index)):
+            raise error
+        try:
+            await self.ended.wait()
+        except asyncio.CancelledError:
+            self.aborted.append((of.group_id, index))
+            raise
+        return rollout(of, index)
+
+
+def build(desk, stage, *, slots=4, size=2, heartbeat=60.0):
+    return RolloutWorker(
+        "engine-0",
+        desk,
+        stage.run,
+        max_concurrent_rollouts=slots,
+        group_size=size,
+        heartbeat_seconds=heartbeat,
+    )
+
+
+@contextlib.asynccontextmanager
+async def working(worker):
+    """The worker at work; stopped at the end, when it must leave in time."""
+    stop = asyncio.Event()
+    task = asyncio.create_task(worker.run(stop))
+    yield task
+    stop.set()
+    async with asyncio.timeout(10):
+        await task
+
+
+def test_nothing_is_leased_before_the_first_weights():
+    async def scenario():
+        desk = Desk(lease())
+        worker = build(desk, Stage())
+        async with working(worker):
+            for _ in range(20):
+                await asyncio.sleep(0)
+            assert desk.events == []
+            await worker.on_version(0)
+            await desk.until(lambda events: ("lease", 2) in events)
+        assert desk.events[0] == ("serving", 0)
+        assert worker.statistics()["idle_seconds"]["first_weights"] > 0
+
+    asyncio.run(scenario())
+
+
+def test_a_group_runs_all_its_rollouts_at_once_and_is_put_once():
+    async def scenario():
+        desk, stage = Desk(lease("g1", size=2, attempt=3)), Stage()
+        worker = build(desk, stage)
+        async with working(worker):
+            await worker.on_version(3)
+            await desk.until(lambda events: len(events) > 3)
+            assert stage.begun == [("g1", 0), ("g1", 1)]
+            assert worker.statistics()["running_rollouts"] == 2
+            stage.ended.set()
+            await desk.until(lambda events: events[-1][0] == "put" or desk.of("put"))
+        [(payload,)] = desk.of("put")
+        group = decode(payload)
+        assert (group.group_id, group.prompt_id, group.attempt) == ("g1", "sums/0/1", 3)
+        assert [r.sample_index for r in group.rollouts] == [0, 1]
+        statistics = worker.statistics()
+        assert statistics["tokens_generated"] == 4
+        assert statistics["rollouts"] == 2
+        assert statistics["groups"] == {"accepted": 1}
+        assert statistics["running_rollouts"] == 0
+        assert statistics["version"] == 3
+
+    asyncio.run(scenario())
+
+
+def test_leases_are_asked_for_as_many_groups_as_have_room():
+    async def scenario():
+        desk, stage = Desk(*(lease(f"g{i}") for i in range(5))), Stage()
+        worker = build(desk, stage, slots=7, size=2)
+        async with working(worker):
+            await worker.on_version(0)
+            await desk.until(lambda events: desk.of("lease"))
+            for _ in range(20):
+                await asyncio.sleep(0)
+            assert desk.of("lease") == [(3,)]
+            assert len(stage.begun) == 6
+            stage.ended.set()
+            await desk.until(lambda events: len(desk.of("put")) == 5)
+        assert max(limit for (limit,) in desk.of("lease")) == 3
+
+    asyncio.run(scenario())
+
+
+def test_a_failed_rollout_gives_the_group_back_and_aborts_its_siblings():
+    async def scenario():
+        desk, stage = Desk(lease("bad"), lease("good")), Stage()
+        stage.errors["bad", 1] = RewardFailed("reward 'x' of prompt 'sums/0/1' raised")
+        worker = build(desk, stage)
+        async with working(worker):
+            await worker.on_version(0)
+            await desk.until(lambda events: desk.of("fail"))
+            stage.ended.set()
+            await desk.until(lambda events: desk.of("put"))
+        assert desk.of("fail") == [("bad", 1, "reward", "reward 'x' of prompt 'sums/0/1' raised")]
+        assert stage.aborted == [("bad", 0)]
+        assert decode(desk.of("put")[0][0]).group_id == "good"
+        assert worker.statistics()["groups"] == {"failed": 1, "accepted": 1}
+
+    asyncio.run(scenario())
+
+
+def test_a_rollout_that_the_schema_refuses_fails_its_group():
+    async def scenario():
+        desk = Desk(lease("odd", size=1))
+
+        async def episode(of, index):
+            return rollout(of, index, version=-5)
+
+        worker = RolloutWorker(
+            "engine-0", desk, episode,
+            max_concurrent_rollouts=1, group_size=1, heartbeat_seconds=60,
+        )  # fmt: skip
+        async with working(worker):
+            await worker.on_version(0)
+            await desk.until(lambda events: desk.of("fail"))
+        [(group_id, attempt, reason, error)] = desk.of("fail")
+        assert (group_id, attempt, reason) == ("odd", 1, "schema")
+        assert error.startswith("versions: ")
+        assert desk.of("put") == []
+
+    asyncio.run(scenario())
+
+
+def test_heartbeats_renew_what_is_held_and_lost_groups_are_aborted():
+    async def scenario():
+        desk, stage = Desk(lease("kept"), lease("lost", attempt=2)), Stage()
+        worker = build(desk, stage, heartbeat=0.01)
+        async with working(worker):
+            await worker.on_version(0)
+            await desk.until(lambda events: desk.of("heartbeat"))
+            assert desk.of("heartbeat")[0] == ([("kept", 1), ("lost", 2)],)
+            desk.lost = ["lost"]
+            await desk.until(lambda events: ("heartbeat", [("kept", 1)]) in events)
+            assert stage.aborted == [("lost", 0), ("lost", 1)]
+            stage.ended.set()
+            await desk.until(lambda events: desk.of("put"))
+        assert desk.of("fail") == []
+        assert worker.statistics()["groups"] == {"aborted": 1, "accepted": 1}
+
+    asyncio.run(scenario())
+
+
+def test_stop_aborts_what_is_running():
+    async def scenario():
+        desk, stage = Desk(lease("g1")), Stage()
+        worker = build(desk, stage)
+        async with working(worker):
+            await worker.on_version(0)
+            await desk.until(lambda events: len(events) > 3)
+        assert stage.aborted == [("g1", 0), ("g1", 1)]
+        assert desk.of("put") == desk.of("fail") == []
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("method", ["lease", "put", "heartbeat"])
+def test_the_end_of_the_run_ends_the_worker_without_an_error(method):
+    async def scenario():
+        desk, stage = Desk(lease("g1")), Stage()
+        desk.errors[method] = QueueClosed("the run is over")
+        if method == "put":
+            stage.ended.set()
+        worker = build(desk, stage, heartbeat=0.01)
+        await worker.on_version(0)
+        async with asyncio.timeout(10):
+            await worker.run(asyncio.Event())
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("error", [EngineDied("gone"), ZeroDivisionError("a bug")])
+def test_a_dead_engine_or_a_bug_ends_the_worker_with_that_error(error):
+    async def scenario():
+        desk, stage = Desk(lease("g1"), lease("g2")), Stage()
+        stage.errors["g1", 0] = RewardFailed("less grave")
+        stage.errors["g1", 1] = error
+        worker = build(desk, stage)
+        await worker.on_version(0)
+        async with asyncio.timeout(10):
+            await worker.run(asyncio.Event())
+
+    with pytest.raises(type(error), match=str(error)):
+        asyncio.run(scenario())
+
+
+def test_a_lost_broker_ends_the_worker_with_that_error():
+    async def scenario():
+        desk = Desk()
+        desk.errors["lease"] = BrokerLostError("gone")
+        worker = build(desk, Stage())
+        await worker.on_version(0)
+        await worker.run(asyncio.Event())
+
+    with pytest.raises(BrokerLostError):
+        asyncio.run(scenario())
+
+
+def test_a_worker_without_room_for_one_group_is_refused():
+    with pytest.raises(InputError, match="max_concurrent_rollouts = 4 must be at least"):
+        build(None, Stage(), slots=4, size=8)
+
+
+def test_occupancy_tells_waiting_for_weights_from_waiting_for_leases():
+    now = [0.0]
+    occupancy = Occupancy(clock=lambda: now[0])
+
+    def wait(seconds):
+        now[0] += seconds
+
+    wait(5)
+    occupancy.serve()
+    wait(1)
+    occupancy.change(+8)
+    wait(2)
+    occupancy.change(-4)
+    wait(4)
+    occupancy.change(-4)
+    wait(3)
+    occupancy.settle()
+    assert occupancy.idle_seconds == {"first_weights": 5.0, "leases": 4.0}
+    assert occupancy.serving_seconds == 10.0
+    assert occupancy.idle_fraction == 0.4
+    assert occupancy.mean_running == (8 * 2 + 4 * 4) / 10
+
+
+@pytest.mark.parametrize("staleness", [0, 2])
+def test_workers_broker_and_learner_train_every_group_within_the_bound(tmp_path, staleness):
+    """Three batches end to end, in one process, with a version that moves while it generates."""
+    batch, size, steps = 3, 2, 4
+    trained = []
+
+    async def scenario():
+        broker = Broker(
+            tmp_path,
+            config=QueuesConfig(max_staleness=staleness, synchronous="normal"),
+            groups_per_batch=batch,
+            group_size=size,
+            steps=steps,
+        )
+        engine = ScriptedEngine(
+            {}, vocabulary=40, median_length=12, length_sigma=0.7, initial_version=0
+        )
+        await engine.start()
+        runner = episodes(engine, SamplingParameters(temperature=1.0, max_new_tokens=30))
+        worker = RolloutWorker(
+            "engine-0",
+            broker,
+            runner.run,
+            max_concurrent_rollouts=6,
+            group_size=size,
+            heartbeat_seconds=1.0,
+        )
+        prompts = [
+            Prompt(prompt_id=f"sums/0/{i}", text=f"{i}+1=", answer=str(i + 1)) for i in range(12)
+        ]
+
+        async def learn():
+            for version in range(steps):
+                taken = await broker.take(version, 10.0)
+                groups = [decode(payload) for payload in taken.payloads]
+                trained.extend((version, group) for group in groups)
+                engine._version = version + 1
+                await worker.on_version(version + 1)
+                await broker.ack(version, {})
+
+        await broker.issue(prompts, cursor="{}")
+        await broker.evaluate("greedy", prompts[:5], temperature=0.0, min_version=0)
+        await worker.on_version(0)
+        async with asyncio.timeout(30), asyncio.TaskGroup() as tasks:
+            tasks.create_task(learn())
+            tasks.create_task(worker.run(asyncio.Event()))
+        accounts = await broker.accounting()
+        evaluation = await broker.evaluation("greedy", 1.0)
+        await broker.close()
+        return accounts, evaluation, worker.statistics()
+
+    accounts, evaluation, statistics = asyncio.run(scenario())
+    assert accounts.trained == batch * steps
+    assert accounts.balanced
+    assert (evaluation.count, evaluation.failed) == (5, 0)
+    assert statistics["groups"] == {"accepted": batch * steps + 5}
+    assert sorted(g.prompt_id for _, g in trained) == sorted(f"sums/0/{i}" for i in range(12))
+    for version, group in trained:
+        assert [r.sample_index for r in group.rollouts] == [0, 1]
+        sampled = [v for r in group.rollouts for v in r.versions if v >= 0]
+        assert version - min(sampled) <= staleness
+    tokens = sum(sum(r.loss_mask) for _, g in trained for r in g.rollouts)
+    assert statistics["tokens_generated"] == tokens + evaluation.tokens
+
+
+def test_character_tokens_of_the_scripted_engine_are_text():
+    assert len(character_tokenizer()) >= 40

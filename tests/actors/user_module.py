@@ -1,0 +1,106 @@
+"""What a user might name by a dotted path in a recipe: good ones and bad ones."""
+
+import asyncio
+import threading
+
+from actors.environments.environment import Message, Turn
+from queues.records import Prompt
+
+BLOCKED = threading.Event()
+
+
+def length(prompt, completion, answer, metadata):
+    return len(completion)
+
+
+async def patient(prompt, completion, answer, metadata):
+    await asyncio.sleep(0)
+    return 0.25
+
+
+def several(prompt, completion, answer, metadata):
+    return {"form": 0.5, "content": 1}
+
+
+def raises(prompt, completion, answer, metadata):
+    raise ZeroDivisionError("by nothing")
+
+
+def stops(prompt, completion, answer, metadata):
+    raise StopIteration
+
+
+def not_a_number(prompt, completion, answer, metadata):
+    return float("nan")
+
+
+def none(prompt, completion, answer, metadata):
+    return None
+
+
+def text(prompt, completion, answer, metadata):
+    return {"form": "good"}
+
+
+def nothing(prompt, completion, answer, metadata):
+    return {}
+
+
+def hangs(prompt, completion, answer, metadata):
+    BLOCKED.wait()
+
+
+async def hangs_politely(prompt, completion, answer, metadata):
+    await asyncio.Event().wait()
+
+
+def reason(prompt, completion, answer, metadata):
+    return 1.0 if metadata["finish_reason"] == "stop" else 0.0
+
+
+CONSTANT = 3
+
+
+class Countdown:
+    """Asks `answer` times, and pays 0.5 for every reply."""
+
+    def reset(self, prompt):
+        self.left = int(prompt.answer)
+        return [Message("user", prompt.text)]
+
+    def step(self, message):
+        self.left -= 1
+        return Turn([Message("user", f"left {self.left}")], 0.5, done=self.left == 0)
+
+
+class Broken:
+    """Cannot begin."""
+
+    def reset(self, prompt):
+        raise OSError("no such world")
+
+    def step(self, message):
+        return None
+
+
+class Mute(Countdown):
+    """Answers with something else than a Turn."""
+
+    def step(self, message):
+        return "done"
+
+
+class Threes:
+    """The smallest prompt source."""
+
+    def __init__(self, *, options, seed, split, heldout_size):
+        self.arguments = (options, seed, split, heldout_size)
+
+    def next(self, count):
+        return [Prompt(prompt_id="threes/0/0", text="3", answer="3")] * count
+
+    def cursor(self):
+        return "{}"
+
+    def restore(self, cursor):
+        pass
