@@ -9,6 +9,7 @@ log-probability 0. All that was sampled keeps the engine's ids, log-probabilitie
 """
 
 import asyncio
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -100,9 +101,10 @@ class EpisodeRunner:
     async def _play(self, lease: Lease, sample_index: int) -> Rollout:
         created_at = datetime.now(UTC)
         environment = self.new_environment()
-        messages = await self._ask(lease, environment.reset, lease.prompt)
+        opening = Turn(await self._ask(lease, environment.reset, lease.prompt), 0.0, done=False)
+        self._check_turn(lease, opening)
         transcript = Transcript()
-        transcript.inject(self.renderer.prompt(messages))
+        transcript.inject(self.renderer.prompt(opening.messages))
         prompt_length = len(transcript.token_ids)
         self._check_prompt(lease, prompt_length)
         given, turns = 0.0, 0
@@ -113,10 +115,7 @@ class EpisodeRunner:
             transcript.sample(generation)
             reply = self.renderer.text(generation.token_ids)
             turn = await self._ask(lease, environment.step, Message("assistant", reply))
-            if not isinstance(turn, Turn):
-                raise EnvironmentFailed(
-                    f"environment {self.environment!r} answered {turn!r}, must be a Turn"
-                )
+            self._check_turn(lease, turn)
             given += turn.reward
             if turn.done or generation.finish_reason is FinishReason.LENGTH:
                 finish_reason = generation.finish_reason
@@ -149,6 +148,19 @@ class EpisodeRunner:
             raise PromptRefused(
                 f"prompt {lease.prompt.prompt_id!r} has {length} tokens, must have from 1 to "
                 f"{self.max_model_len - 1}, one less than actors.max_model_len"
+            )
+
+    def _check_turn(self, lease: Lease, turn: Any) -> None:
+        sound = (
+            isinstance(turn, Turn)
+            and math.isfinite(turn.reward)
+            and isinstance(turn.messages, Sequence)
+            and all(isinstance(message, Message) for message in turn.messages)
+        )
+        if not sound:
+            raise EnvironmentFailed(
+                f"environment {self.environment!r} answered {turn!r} on prompt "
+                f"{lease.prompt.prompt_id!r}, must be a Turn of messages and a finite reward"
             )
 
     def _room(self, transcript: Transcript) -> int:

@@ -22,6 +22,7 @@ from actors.model_folder import context_length, load_tokenizer, weight_shapes
 from actors.rendering import Renderer
 from actors.rewards import load_rewards
 from actors.rollout_worker import RolloutWorker
+from queues.errors import QueueClosed
 from queues.protocols import WorkQueue
 from weight_sync.announcements import Announcements
 from weight_sync.config import WeightSyncConfig
@@ -159,7 +160,9 @@ class RolloutActor:
                 await self._worker.run(self._stop)
                 self._stop.set()
         except BaseExceptionGroup as errors:
-            raise gravest(errors) from errors
+            error = gravest(errors)
+            if not isinstance(error, QueueClosed):  # the broker left while a version arrived
+                raise error from errors
         finally:
             await self._engine.close()
 

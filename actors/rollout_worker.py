@@ -1,6 +1,6 @@
 """The loop of an actor: leases groups, has their rollouts run, and puts the results.
 
-    first weights ─▶ lease as many groups as there is room for ─▶ one task a group:
+    first weights ─▶ lease for as many rollouts as have room ─▶ one task a group:
                                                                   its rollouts at once ─▶ put
                                                                         └─ one failed ──▶ fail
     every few seconds: heartbeat of all groups held ─▶ abort those that are no longer ours
@@ -95,7 +95,7 @@ class RolloutWorker:
                 ]
                 while not stop.is_set():
                     room = self._room()
-                    if room == 0:
+                    if room < self._group_size:
                         self._changed.clear()
                         await self._changed.wait()
                         continue
@@ -126,10 +126,8 @@ class RolloutWorker:
         }
 
     def _room(self) -> int:
-        """Groups that may be leased now."""
-        if self.version is None:
-            return 0
-        return (self._slots - self._occupancy.running) // self._group_size
+        """Rollouts that may begin now."""
+        return 0 if self.version is None else self._slots - self._occupancy.running
 
     def _begin(self, lease: Lease, tasks: asyncio.TaskGroup) -> None:
         self._occupancy.change(lease.group_size)

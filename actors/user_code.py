@@ -39,4 +39,4 @@ async def call(function: Callable[..., Any], *arguments: Any) -> Any:
     result, error = await ended
     if error is not None:
         raise error
-    return result
+    return await result if inspect.isawaitable(result) else result

@@ -11,6 +11,9 @@ from queues.records import Evaluation
 
 Row = Mapping[str, Any]
 
+READY_SECONDS = 0.1
+"""A learner that waited less for its batch found it ready: this is the time of asking."""
+
 
 @dataclass(slots=True)
 class Record:
@@ -138,7 +141,7 @@ def overlap(batches: Sequence[Row], swaps: Sequence[Row]) -> dict[str, int]:
     next_step = {row["version"]: row["step_started_at"] for row in batches}
     ready = {row["version"]: row["wait_finished_at"] - row["wait_started_at"] for row in batches}
     done = [row for row in swaps if row["error"] is None and row["version"] in next_step]
-    waited_little = [row for row in done if row["version"] and ready[row["version"]] < 0.01]
+    waited_little = [row for row in done if row["version"] and ready[row["version"]] < READY_SECONDS]
     return {
         "updates": len(done),
         "learner_ahead": sum(row["swap_finished_at"] > next_step[row["version"]] for row in done),

@@ -60,6 +60,24 @@ def read_accounting(run_directory: Path) -> Accounting:
         return account(count_rows(database))
 
 
+def newest_checkpoint(run_directory: Path) -> tuple[int, Path] | None:
+    """Version and folder of a run's newest committed checkpoint, of a run dead or alive.
+
+    Only folders that are there count; None where no checkpoint has one. A recorded path that is
+    relative begins at the run's folder.
+
+    Raises:
+        InputError: There is no run in the directory.
+        LedgerError: Its ledger cannot be read.
+    """
+    with _open(run_directory) as database:
+        rows = database.execute("SELECT version, path FROM checkpoints ORDER BY version DESC")
+        for version, path in rows:
+            if (folder := run_directory / path).is_dir():
+                return version, folder
+    return None
+
+
 def export_parquet(run_directory: Path, file: Path) -> int:
     """Write every journaled rollout of a run to Parquet; returns the number of rows.
 

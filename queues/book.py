@@ -105,10 +105,10 @@ class Book:
             raise QueueClosed("prompts_wanted: no more prompts will be wanted")
         size = self.bounds.groups_per_batch
         queued, line = len(self.prompts), self.queued_batches * size
-        room = (self.bounds.steps - self.version) * size - self.groups.live - queued
-        wanted = min(line - queued, room)
+        trainable = (self.bounds.steps - self.version) * size - self.groups.live - queued
+        wanted = min(line - queued, trainable)
         # Half a line at a time, rather than one prompt for each lease: every issue is a commit.
-        return wanted if wanted > 0 and wanted >= min((line + 1) // 2, room) else None
+        return wanted if wanted > 0 and wanted >= min((line + 1) // 2, trainable) else None
 
     # --- leases and results
 
@@ -122,8 +122,10 @@ class Book:
             )
         self.engines[engine_id] = version
 
-    def lease(self, engine_id: str, limit: int, *, expires: float) -> list[Lease]:
+    def lease(self, engine_id: str, room: int, *, expires: float) -> list[Lease]:
         """Lease what this engine may generate now: evaluations first, then training.
+
+        The leased groups have at most `room` rollouts together.
 
         Raises:
             QueueClosed: Nothing will ever be leased again.
@@ -136,8 +138,8 @@ class Book:
         allowed = leases_allowed(
             self.groups.due, version=self.version, start_version=version, bounds=self.bounds
         )
-        groups = self.prompts.pop_evaluations(limit, version)
-        groups += self.prompts.pop_train(min(limit - len(groups), allowed))
+        groups = self.prompts.pop_evaluations(room, version)  # of 1 rollout each
+        groups += self.prompts.pop_train(min((room - len(groups)) // self.group_size, allowed))
         return [self._lease(group, engine_id, version, expires) for group in groups]
 
     def accept(self, group: Group, result: Summary, *, now: float) -> None:

@@ -35,6 +35,7 @@ from queues.groups import Group, State
 from queues.journal import Journal, Location, read_group
 from queues.ledger import Ledger, dump_prompt
 from queues.ledger_tables import JOURNAL_NAME
+from queues.long_polls import LongPolls
 from queues.records import Batch, Evaluation, Lease, Prompt, PutStatus
 from queues.recovery import recover
 from queues.status import BrokerStatus, status_of
@@ -89,9 +90,9 @@ class Broker:
         self._writer = Writer(self._ledger, self._journal, interval=config.commit_interval_seconds)
         self._closed = False
         self._expiry: asyncio.Task[None] | None = None
-        self._work = asyncio.Condition()
-        self._progress = asyncio.Condition()
-        self._room = asyncio.Condition()
+        self._work = LongPolls(self._check_open)
+        self._progress = LongPolls(self._check_open)
+        self._line = LongPolls(self._check_open)
 
     # --- the feeder
 
@@ -103,7 +104,7 @@ class Broker:
         Raises:
             QueueClosed: None will be wanted any more.
         """
-        return await self._poll(self._room, self._book.wanted, timeout) or 0
+        return await self._line.until(self._book.wanted, timeout) or 0
 
     async def issue(self, prompts: Sequence[Prompt], *, cursor: str, last: bool = False) -> None:
         """Queue prompts for training, in one transaction with the source's cursor.
@@ -121,7 +122,7 @@ class Broker:
         book.cursor, book.ended = cursor, last
         await self._durable(
             partial(self._ledger.issue, groups, texts, cursor, last=last),
-            self._work, *((self._progress, self._room) if last else ()),
+            self._work, *((self._progress, self._line) if last else ()),
         )  # fmt: skip
 
     async def cursor(self) -> str | None:
@@ -164,9 +165,7 @@ class Broker:
             raise ProtocolError(
                 f"evaluation: {name!r} was not queued; known are {[*self._book.evaluations]}"
             )
-        return await self._poll(
-            self._progress, lambda: run.outcome() if run.finished else None, timeout
-        )
+        return await self._progress.until(lambda: run.outcome() if run.finished else None, timeout)
 
     # --- the rollout worker
 
@@ -174,34 +173,40 @@ class Broker:
         """The engine samples from this policy version from now on, never again from an older."""
         self._check_open()
         self._book.serving(engine_id, version)
-        await self._wake(self._work)
+        await self._work.wake()
 
-    async def lease(self, engine_id: str, limit: int, timeout: float) -> list[Lease]:
-        """At most `limit` groups to generate; long-polls, empty at the timeout.
+    async def lease(self, engine_id: str, room: int, timeout: float) -> list[Lease]:
+        """Groups to generate; long-polls, empty at the timeout.
 
         Evaluations come first, then what admission allows at the version that the engine last
         reported. An engine that has reported none gets nothing.
 
+        Args:
+            engine_id: Who generates them.
+            room: Rollouts that the engine has room for: an evaluation takes 1, a train group
+                `group_size`.
+            timeout: Seconds.
+
         Raises:
             QueueClosed: The run is over.
         """
-        if limit < 1:
-            raise ProtocolError(f"lease: limit = {limit} must be at least 1")
+        if room < 1:
+            raise ProtocolError(f"lease: room = {room} must be at least 1")
 
         def decide() -> tuple[list[Lease], asyncio.Future[None]] | None:
             expires = time.monotonic() + self._lease_seconds
-            leases = self._book.lease(engine_id, limit, expires=expires)
+            leases = self._book.lease(engine_id, room, expires=expires)
             if not leases:
                 return None
             return leases, self._writer.submit(partial(self._ledger.lease, engine_id, leases))
 
-        decided = await self._poll(self._work, decide, timeout)
+        decided = await self._work.until(decide, timeout)
         if decided is None:
             return []
         leases, durable = decided
         if self._expiry is None or self._expiry.done():
             self._expiry = asyncio.create_task(self._expire_leases())
-        await self._wake(self._room)
+        await self._line.wake()
         await durable
         return leases
 
@@ -274,7 +279,7 @@ class Broker:
                 return None
             return self._writer.submit(partial(self._ledger.take, version, group_ids))
 
-        recorded = await self._poll(self._progress, decide, timeout)
+        recorded = await self._progress.until(decide, timeout)
         if recorded is None:
             return None
         payloads = await asyncio.to_thread(self._read, await recorded)
@@ -304,7 +309,7 @@ class Broker:
         self._book.ack(record)
         memory = dict(self._book.groups.counts)
         counts = await self._durable(
-            partial(self._ledger.ack, version, text), self._work, self._progress, self._room
+            partial(self._ledger.ack, version, text), self._work, self._progress, self._line
         )
         if not account(counts, memory).balanced:
             raise AccountingError(
@@ -332,7 +337,8 @@ class Broker:
         self._closed = True
         if self._expiry is not None:
             self._expiry.cancel()
-        await self._wake(self._work, self._progress, self._room)
+        for polls in (self._work, self._progress, self._line):
+            await polls.wake()
         await self._writer.close()
 
     # --- inside
@@ -341,29 +347,11 @@ class Broker:
         if self._closed:
             raise QueueClosed("the broker is closed")
 
-    async def _poll(
-        self, changed: asyncio.Condition, decide: Callable[[], T | None], timeout: float
-    ) -> T | None:
-        """What `decide` returns, asked again after every change until it is not None."""
-        try:
-            async with asyncio.timeout(timeout), changed:
-                while True:
-                    self._check_open()
-                    if (decided := decide()) is not None:
-                        return decided
-                    await changed.wait()
-        except TimeoutError:
-            return None
-
-    async def _wake(self, *conditions: asyncio.Condition) -> None:
-        for changed in conditions:
-            async with changed:
-                changed.notify_all()
-
-    async def _durable(self, change: Callable[[], T], *wakes: asyncio.Condition) -> T:
+    async def _durable(self, change: Callable[[], T], *wakes: LongPolls) -> T:
         """Submit a change that the book has made, wake who waits for it, and wait for the disk."""
         durable = self._writer.submit(change)
-        await self._wake(*wakes)
+        for polls in wakes:
+            await polls.wake()
         return await durable
 
     async def _refuse(self, group_id: str) -> PutStatus:
@@ -390,7 +378,7 @@ class Broker:
             for change in records:
                 change()
 
-        await self._durable(record, self._work, self._progress, self._room)
+        await self._durable(record, self._work, self._progress, self._line)
 
     async def _expire_leases(self) -> None:
         """Give back what is leased by workers that are not heard of; ends with the last lease."""

@@ -37,8 +37,8 @@ class WorkQueue(Protocol):
     async def serving(self, engine_id: str, version: int) -> None:
         """The engine now samples from this policy version."""
 
-    async def lease(self, engine_id: str, limit: int, timeout: float) -> list[Lease]:
-        """At most `limit` groups to generate; empty at the timeout."""
+    async def lease(self, engine_id: str, room: int, timeout: float) -> list[Lease]:
+        """Groups to generate, of at most `room` rollouts together; empty at the timeout."""
 
     async def heartbeat(self, engine_id: str, held: Sequence[tuple[str, int]]) -> list[str]:
         """Renew leases (group id, attempt); returns the ids that are lost and must be aborted."""

@@ -110,9 +110,9 @@ class BrokerClient:
         """See `Broker.serving`."""
         await self._call(Broker.serving, engine_id, version)
 
-    async def lease(self, engine_id: str, limit: int, timeout: float) -> list[Lease]:
+    async def lease(self, engine_id: str, room: int, timeout: float) -> list[Lease]:
         """See `Broker.lease`."""
-        return await self._call(Broker.lease, engine_id, limit, timeout)
+        return await self._call(Broker.lease, engine_id, room, timeout)
 
     async def heartbeat(self, engine_id: str, held: Sequence[tuple[str, int]]) -> list[str]:
         """See `Broker.heartbeat`."""

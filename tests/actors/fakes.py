@@ -120,7 +120,10 @@ class Desk:
 
     async def lease(self, engine_id, limit, timeout):
         await self.note("lease", limit)
-        granted, self.leases = self.leases[:limit], self.leases[limit:]
+        granted = []
+        while self.leases and self.leases[0].group_size <= limit:
+            limit -= self.leases[0].group_size
+            granted.append(self.leases.pop(0))
         if not granted:
             await asyncio.sleep(0.001)  # a long poll that found nothing
         return granted

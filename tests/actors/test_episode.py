@@ -116,6 +116,8 @@ def test_rollouts_of_every_kind_pass_the_schema():
         ("=7", {"of": lease(text="")}, PromptRefused, "prompt"),
         ("=7", {"environment": "user_module:Broken"}, EnvironmentFailed, "environment"),
         ("=7", {"environment": "user_module:Mute"}, EnvironmentFailed, "environment"),
+        ("=7", {"environment": "user_module:Wordy"}, EnvironmentFailed, "environment"),
+        ("=7", {"environment": "user_module:Priceless"}, EnvironmentFailed, "environment"),
         ("=7", {"rewards": ["user_module:raises"]}, RewardFailed, "reward"),
         ("=7", {"rewards": ["user_module:hangs_politely"], "timeout": 0.05}, RolloutTimeout,
          "timeout"),
@@ -126,11 +128,8 @@ def test_a_rollout_without_a_result_says_why(line, settings, kind, reason):
         play(Recited(line), **settings)
     assert type(caught.value) is kind
     assert caught.value.reason == reason
-    assert (
-        "sums/0/1" in str(caught.value)
-        or "g1/1/1/1" in str(caught.value)
-        or reason in str(caught.value)
-    )
+    place = "request g1/1/1/1" if kind is RolloutFailed else "prompt 'sums/0/1'"
+    assert place in str(caught.value)
 
 
 @pytest.mark.parametrize("error", [EngineDied("gone"), EngineStale("not yet")])

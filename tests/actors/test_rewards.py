@@ -121,6 +121,10 @@ def test_a_reward_that_hangs_times_out_while_others_are_scored(reward):
     assert scored.total == 5.0
 
 
+def test_a_plain_function_may_return_a_coroutine():
+    assert score(["user_module:delegates"], "7").total == 0.25
+
+
 def test_rewards_see_whether_the_policy_ended_the_completion():
     for reason, expected in ((FinishReason.STOP, 1.0), (FinishReason.LENGTH, 0.0)):
         assert score(["user_module:reason"], "7", reason=reason).total == expected

@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 
 import pytest
-from characters import character_tokenizer
 from fakes import Desk, episodes, lease, rollout
 
 from actors.engine import SamplingParameters
@@ -69,7 +68,7 @@ def test_nothing_is_leased_before_the_first_weights():
                 await asyncio.sleep(0)
             assert desk.events == []
             await worker.on_version(0)
-            await desk.until(lambda events: ("lease", 2) in events)
+            await desk.until(lambda events: ("lease", 4) in events)
         assert desk.events[0] == ("serving", 0)
         assert worker.statistics()["idle_seconds"]["first_weights"] > 0
 
@@ -86,7 +85,7 @@ def test_a_group_runs_all_its_rollouts_at_once_and_is_put_once():
             assert stage.begun == [("g1", 0), ("g1", 1)]
             assert worker.statistics()["running_rollouts"] == 2
             stage.ended.set()
-            await desk.until(lambda events: events[-1][0] == "put" or desk.of("put"))
+            await desk.until(lambda events: desk.of("put"))
         [(payload,)] = desk.of("put")
         group = decode(payload)
         assert (group.group_id, group.prompt_id, group.attempt) == ("g1", "sums/0/1", 3)
@@ -101,7 +100,7 @@ def test_a_group_runs_all_its_rollouts_at_once_and_is_put_once():
     asyncio.run(scenario())
 
 
-def test_leases_are_asked_for_as_many_groups_as_have_room():
+def test_leases_are_asked_for_as_many_rollouts_as_have_room():
     async def scenario():
         desk, stage = Desk(*(lease(f"g{i}") for i in range(5))), Stage()
         worker = build(desk, stage, slots=7, size=2)
@@ -110,11 +109,11 @@ def test_leases_are_asked_for_as_many_groups_as_have_room():
             await desk.until(lambda events: desk.of("lease"))
             for _ in range(20):
                 await asyncio.sleep(0)
-            assert desk.of("lease") == [(3,)]
+            assert desk.of("lease") == [(7,)]
             assert len(stage.begun) == 6
             stage.ended.set()
             await desk.until(lambda events: len(desk.of("put")) == 5)
-        assert max(limit for (limit,) in desk.of("lease")) == 3
+        assert all(2 <= limit <= 7 for (limit,) in desk.of("lease"))
 
     asyncio.run(scenario())
 
@@ -169,7 +168,7 @@ def test_heartbeats_renew_what_is_held_and_lost_groups_are_aborted():
             assert desk.of("heartbeat")[0] == ([("kept", 1), ("lost", 2)],)
             desk.lost = ["lost"]
             await desk.until(lambda events: ("heartbeat", [("kept", 1)]) in events)
-            assert stage.aborted == [("lost", 0), ("lost", 1)]
+            assert sorted(stage.aborted) == [("lost", 0), ("lost", 1)]
             stage.ended.set()
             await desk.until(lambda events: desk.of("put"))
         assert desk.of("fail") == []
@@ -185,7 +184,7 @@ def test_stop_aborts_what_is_running():
         async with working(worker):
             await worker.on_version(0)
             await desk.until(lambda events: len(events) > 3)
-        assert stage.aborted == [("g1", 0), ("g1", 1)]
+        assert sorted(stage.aborted) == [("g1", 0), ("g1", 1)]
         assert desk.of("put") == desk.of("fail") == []
 
     asyncio.run(scenario())
@@ -324,7 +323,3 @@ def test_workers_broker_and_learner_train_every_group_within_the_bound(tmp_path,
         assert version - min(sampled) <= staleness
     tokens = sum(sum(r.loss_mask) for _, g in trained for r in g.rollouts)
     assert statistics["tokens_generated"] == tokens + evaluation.tokens
-
-
-def test_character_tokens_of_the_scripted_engine_are_text():
-    assert len(character_tokenizer()) >= 40

@@ -2,10 +2,12 @@
 
 import asyncio
 import threading
+from pathlib import Path
 
 from actors.environments.environment import Message, Turn
 from queues.records import Prompt
 
+HERE = Path(__file__).parent
 BLOCKED = threading.Event()
 
 
@@ -50,6 +52,10 @@ def hangs(prompt, completion, answer, metadata):
     BLOCKED.wait()
 
 
+def delegates(prompt, completion, answer, metadata):
+    return patient(prompt, completion, answer, metadata)
+
+
 async def hangs_politely(prompt, completion, answer, metadata):
     await asyncio.Event().wait()
 
@@ -88,6 +94,20 @@ class Mute(Countdown):
 
     def step(self, message):
         return "done"
+
+
+class Wordy(Mute):
+    """Begins with text in place of messages."""
+
+    def reset(self, prompt):
+        return prompt.text
+
+
+class Priceless(Countdown):
+    """Pays what is no number."""
+
+    def step(self, message):
+        return Turn([], float("inf"), done=True)
 
 
 class Threes:

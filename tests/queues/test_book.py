@@ -72,7 +72,8 @@ def test_every_group_is_in_one_state_whatever_happens(
             if number < 2:
                 book.serving(engine, max(book.version, book.engines.get(engine, 0)))
             if not book.over:
-                book.lease(engine, 2, expires=0.0)
+                leases = book.lease(engine, 5, expires=0.0)
+                assert sum(lease.group_size for lease in leases) <= 5
         elif move == 2 and leased:
             group = leased[number % len(leased)]
             book.accept(group, result(group), now=0.0)
@@ -135,7 +136,7 @@ def test_a_finite_source_whose_groups_all_fail_ends_the_run() -> None:
     book.ended = True
     book.serving("a", 0)
     for _ in range(2):
-        book.lease("a", 1, expires=0.0)
+        book.lease("a", 2, expires=0.0)
         book.give_back(group, "lost")
     assert book.over
     with pytest.raises(QueueClosed):

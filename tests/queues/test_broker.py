@@ -29,9 +29,9 @@ def play(broker: Any, scenario: Callable[[Any], Awaitable[None]]) -> None:
     asyncio.run(main())
 
 
-async def generate(broker: Any, limit: int, engine: str = "a") -> None:
-    """Lease up to `limit` groups and put a result for each."""
-    for lease in await broker.lease(engine, limit, WAIT):
+async def generate(broker: Any, groups: int, engine: str = "a") -> None:
+    """Lease with room for this many train groups, and put a result for each."""
+    for lease in await broker.lease(engine, 2 * groups, WAIT):
         assert await broker.put(engine, answer(lease)) is PutStatus.ACCEPTED
 
 
@@ -56,7 +56,7 @@ async def work(broker: Any) -> list[tuple[int, int | None]]:
     leased = []
     with contextlib.suppress(QueueClosed):
         while True:
-            for lease in await broker.lease("a", 2, 0.5):
+            for lease in await broker.lease("a", 4, 0.5):
                 leased.append((lease.start_version, lease.deadline_version))
                 await broker.put("a", answer(lease))
     return leased
@@ -119,9 +119,9 @@ def test_prompts_are_wanted_up_to_two_batches_and_never_beyond_the_last_step(
 def test_an_engine_without_weights_leases_nothing(connect: Connect) -> None:
     async def scenario(broker: Any) -> None:
         await broker.issue(make_prompts(4), cursor="4")
-        assert await broker.lease("a", 4, 0.05) == []
+        assert await broker.lease("a", 8, 0.05) == []
         await broker.serving("a", 0)
-        assert len(await broker.lease("a", 4, 0.05)) == 4
+        assert len(await broker.lease("a", 8, 0.05)) == 4
 
     play(connect(), scenario)
 
@@ -133,7 +133,7 @@ def test_admission_bounds_what_is_live_and_an_update_opens_it(connect: Connect) 
         await generate(broker, 6)
         status = await broker.status()
         assert (status.live, status.window, status.depth["queued"]) == (4, 4, 2)
-        waiting = asyncio.create_task(broker.lease("a", 6, WAIT))
+        waiting = asyncio.create_task(broker.lease("a", 12, WAIT))
         await train(broker, 0)
         await asyncio.sleep(0)
         assert not waiting.done(), "version 0 is now too old for any place that is left"
@@ -147,12 +147,12 @@ def test_the_learner_waits_for_the_group_that_is_due(connect: Connect) -> None:
     async def scenario(broker: Any) -> None:
         await broker.issue(make_prompts(6), cursor="6")
         await broker.serving("a", 0)
-        straggler, *others = await broker.lease("a", 4, WAIT)
+        straggler, *others = await broker.lease("a", 8, WAIT)
         for lease in others[:2]:
             await broker.put("a", answer(lease))
         await train(broker, 0)
         await broker.serving("a", 1)
-        for lease in [others[2], *await broker.lease("a", 4, WAIT)]:
+        for lease in [others[2], *await broker.lease("a", 8, WAIT)]:
             await broker.put("a", answer(lease))
         assert await broker.take(1, 0.05) is None
         assert (await broker.status()).waits_for == {straggler.group_id: "a"}
@@ -192,13 +192,13 @@ def test_a_group_has_one_accepted_result_and_the_rest_is_counted(connect: Connec
         await broker.issue(make_prompts(2), cursor="2")
         await broker.serving("a", 0)
         await broker.serving("b", 0)
-        first, second = await broker.lease("a", 2, WAIT)
+        first, second = await broker.lease("a", 4, WAIT)
         assert await broker.put("b", answer(first)) is PutStatus.FENCED
         assert await broker.put("a", answer(first)) is PutStatus.ACCEPTED
         assert await broker.put("a", answer(first)) is PutStatus.DUPLICATE
         await broker.fail("a", second.group_id, second.attempt, reason="reward", error="boom")
         assert await broker.put("a", answer(second)) is PutStatus.FENCED
-        (again,) = await broker.lease("b", 2, WAIT)
+        (again,) = await broker.lease("b", 4, WAIT)
         assert (again.group_id, again.attempt) == (second.group_id, 2)
         assert await broker.put("a", answer(second)) is PutStatus.FENCED
         assert await broker.put("b", answer(again)) is PutStatus.ACCEPTED
@@ -214,7 +214,7 @@ def test_a_result_that_was_not_leased_is_refused_and_the_lease_stays(connect: Co
     async def scenario(broker: Any) -> None:
         await broker.issue(make_prompts(1), cursor="1")
         await broker.serving("a", 1)
-        (lease,) = await broker.lease("a", 1, WAIT)
+        (lease,) = await broker.lease("a", 2, WAIT)
         with pytest.raises(SchemaError, match=r"versions: a token .* is of version 0"):
             await broker.put("a", answer(lease, version=0))
         with pytest.raises(SchemaError, match="payload: not an Arrow IPC stream"):
@@ -228,10 +228,10 @@ def test_a_failed_group_goes_to_the_front_and_fails_after_its_attempts(connect: 
     async def scenario(broker: Any) -> None:
         await broker.issue(make_prompts(3), cursor="3")
         await broker.serving("a", 0)
-        first, *_ = await broker.lease("a", 2, WAIT)
+        first, *_ = await broker.lease("a", 4, WAIT)
         await broker.fail("a", first.group_id, 1, reason="timeout", error="too long")
         await broker.fail("a", first.group_id, 1, reason="timeout", error="too long")
-        (again,) = await broker.lease("a", 1, WAIT)
+        (again,) = await broker.lease("a", 2, WAIT)
         assert (again.group_id, again.attempt) == (first.group_id, 2)
         await broker.fail("a", first.group_id, 2, reason="timeout", error="too long")
         accounting = await broker.accounting()
@@ -246,14 +246,14 @@ def test_a_lease_without_heartbeat_is_lost_and_one_with_it_is_kept(connect: Conn
         await broker.issue(make_prompts(2), cursor="2")
         await broker.serving("a", 0)
         await broker.serving("b", 0)
-        kept, lost = await broker.lease("a", 2, WAIT)
+        kept, lost = await broker.lease("a", 4, WAIT)
 
         async def beat() -> None:
             while await broker.heartbeat("a", [(kept.group_id, 1)]) == []:  # noqa: ASYNC110
                 await asyncio.sleep(0.02)
 
         beating = asyncio.create_task(beat())
-        (again,) = await broker.lease("b", 2, WAIT)
+        (again,) = await broker.lease("b", 4, WAIT)
         assert (again.group_id, again.attempt) == (lost.group_id, 2)
         assert not beating.done()
         held = [(kept.group_id, 1), (lost.group_id, 1)]
@@ -279,7 +279,7 @@ def test_an_evaluation_is_scored_and_stays_out_of_the_accounts(connect: Connect)
         await broker.evaluate("heldout/1", prompts, temperature=0.0, min_version=1)
         await broker.evaluate("heldout/1", prompts, temperature=0.0, min_version=1)
         await broker.serving("old", 0)
-        (train_lease,) = await broker.lease("old", 1, WAIT)
+        (train_lease,) = await broker.lease("old", 2, WAIT)
         assert train_lease.purpose is Purpose.TRAIN
         await broker.serving("new", 1)
         leases = await broker.lease("new", 3, WAIT)
@@ -308,6 +308,27 @@ def test_an_evaluation_is_scored_and_stays_out_of_the_accounts(connect: Connect)
         assert (await broker.status()).live == 1
         with pytest.raises(ProtocolError, match="known are \\['heldout/1'\\]"):
             await broker.evaluation("heldout/2", 0.0)
+
+    play(connect(), scenario)
+
+
+def test_evaluations_take_their_place_in_the_room_and_train_groups_what_fits_in_the_rest(
+    connect: Connect,
+) -> None:
+    async def scenario(broker: Any) -> None:
+        await broker.issue(make_prompts(4), cursor="4")
+        await broker.evaluate("one", make_prompts(1, 9), temperature=0.0, min_version=0)
+        await broker.serving("a", 0)
+        leases = await broker.lease("a", 5, WAIT)
+        assert [lease.group_size for lease in leases] == [1, 2, 2]
+        await broker.evaluate("many", make_prompts(6, 10), temperature=0.0, min_version=0)
+        leases = await broker.lease("a", 5, WAIT)
+        assert [lease.purpose for lease in leases] == [Purpose.EVALUATE] * 5
+        leases = await broker.lease("a", 2, WAIT)
+        assert [lease.group_size for lease in leases] == [1], "the rest is too small for a group"
+        assert await broker.lease("a", 1, 0.05) == []
+        leases = await broker.lease("a", 9, WAIT)
+        assert [lease.group_size for lease in leases] == [2, 2]
 
     play(connect(), scenario)
 
@@ -383,7 +404,7 @@ def test_closing_ends_every_long_poll(connect: Connect) -> None:
 
 def test_errors_of_callers_name_what_is_allowed(connect: Connect) -> None:
     async def scenario(broker: Any) -> None:
-        with pytest.raises(ProtocolError, match="limit = 0 must be at least 1"):
+        with pytest.raises(ProtocolError, match="room = 0 must be at least 1"):
             await broker.lease("a", 0, WAIT)
         with pytest.raises(InputError, match="'e' has no prompts"):
             await broker.evaluate("e", [], temperature=0.0, min_version=0)

@@ -3,11 +3,12 @@
 import asyncio
 import sqlite3
 import threading
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from queues.accounts import export_parquet, read_accounting
+from queues.accounts import export_parquet, newest_checkpoint, read_accounting
 from queues.errors import AccountingError, InputError, LedgerError
 from queues.journal import Journal
 from queues.ledger import Ledger
@@ -35,7 +36,7 @@ def test_puts_that_arrive_together_share_one_commit(
         broker = make_broker(tmp_path, groups_per_batch=8, commit_interval_seconds=0.1)
         await broker.issue(make_prompts(16), cursor="16")
         await broker.serving("a", 0)
-        payloads = [answer(lease) for lease in await broker.lease("a", 16, WAIT)]
+        payloads = [answer(lease) for lease in await broker.lease("a", 32, WAIT)]
         events.clear()
         await asyncio.gather(*(broker.put("a", payload) for payload in payloads))
         puts = events[:]
@@ -62,7 +63,7 @@ def test_a_slow_disk_holds_up_nobody_who_does_not_wait_for_it(
         broker = make_broker(tmp_path)
         await broker.issue(make_prompts(2), cursor="2")
         await broker.serving("a", 0)
-        lease, other = await broker.lease("a", 2, WAIT)
+        lease, other = await broker.lease("a", 4, WAIT)
         slow.set()
         put = asyncio.create_task(broker.put("a", answer(lease)))
         while (await broker.status()).depth["ready"] == 0:  # noqa: ASYNC110
@@ -87,7 +88,7 @@ def test_after_a_failed_commit_nothing_is_accepted_any_more(
         broker = make_broker(tmp_path)
         await broker.issue(make_prompts(4), cursor="4")
         await broker.serving("a", 0)
-        lease, other = await broker.lease("a", 2, WAIT)
+        lease, other = await broker.lease("a", 4, WAIT)
         assert await broker.put("a", answer(lease)) is PutStatus.ACCEPTED
         with monkeypatch.context() as broken:
             broken.setattr(Journal, "sync", full)
@@ -122,7 +123,7 @@ async def half_a_run(directory: Path):
     broker = make_broker(directory)
     await broker.issue(make_prompts(6), cursor="6")
     await broker.serving("a", 0)
-    leases = await broker.lease("a", 4, WAIT)
+    leases = await broker.lease("a", 8, WAIT)
     for lease in leases[:3]:
         await broker.put("a", answer(lease))
     await broker.take(0, WAIT)
@@ -183,7 +184,7 @@ def test_an_acknowledgement_stops_the_run_when_memory_and_ledger_disagree(tmp_pa
     async def main() -> None:
         broker = await half_a_run(tmp_path)
         await broker.serving("a", 1)
-        (lease,) = await broker.lease("a", 1, WAIT)
+        (lease,) = await broker.lease("a", 2, WAIT)
         await broker.put("a", answer(lease))
         # A ledger that adds up, but says of a queued group that it is leased.
         tamper(tmp_path, "UPDATE groups SET state = 'leased' WHERE number = 6")
@@ -191,7 +192,7 @@ def test_an_acknowledgement_stops_the_run_when_memory_and_ledger_disagree(tmp_pa
         assert not (await broker.accounting()).balanced
         straggler = (await broker.status()).waits_for
         await broker.fail("a", *straggler, 1, reason="late", error="late")
-        (again, *_) = await broker.lease("a", 1, WAIT)
+        (again, *_) = await broker.lease("a", 2, WAIT)
         await broker.put("a", answer(again))
         assert await broker.take(1, WAIT) is not None
         with pytest.raises(AccountingError, match="after batch 1 the groups do not add up"):
@@ -220,8 +221,40 @@ def test_export_has_every_journaled_rollout_with_its_state(tmp_path: Path) -> No
     assert table["trained_version"].to_pylist() == [0] * 4 + [None] * 2
 
 
+def test_the_newest_checkpoint_is_the_newest_committed_one_that_is_still_there(
+    tmp_path: Path,
+) -> None:
+    def folder(version: int) -> Path:
+        return tmp_path / "checkpoints" / f"v{version:06d}"
+
+    async def main() -> None:
+        broker = make_broker(tmp_path)
+        assert newest_checkpoint(tmp_path) is None
+        for version in (9, 10, 11):
+            folder(version).mkdir(parents=True)
+        for version in (10, 9):
+            await broker.commit_checkpoint(version, str(folder(version)))
+        assert newest_checkpoint(tmp_path) == (10, folder(10)), "11 was not committed"
+        await broker.close()
+
+    asyncio.run(main())
+    ledger = (tmp_path / FILE_NAME).read_bytes()
+    assert newest_checkpoint(tmp_path) == (10, folder(10))
+    folder(10).rmdir()
+    assert newest_checkpoint(tmp_path) == (9, folder(9))
+    folder(9).rmdir()
+    assert newest_checkpoint(tmp_path) is None
+    assert (tmp_path / FILE_NAME).read_bytes() == ledger
+
+    tamper(tmp_path, "UPDATE checkpoints SET path = 'checkpoints/moved' WHERE version = 9")
+    moved = tmp_path / "checkpoints" / "moved"
+    moved.mkdir()
+    assert newest_checkpoint(tmp_path) == (9, moved), "relative to the run"
+
+
 def test_what_is_not_a_run_is_refused_by_name(tmp_path: Path) -> None:
-    for read in (read_accounting, lambda path: export_parquet(path, tmp_path / "x")):
+    export = partial(export_parquet, file=tmp_path / "x")
+    for read in (read_accounting, newest_checkpoint, export):
         with pytest.raises(InputError, match=r"no ledger\.sqlite here"):
             read(tmp_path)
     (tmp_path / FILE_NAME).write_bytes(b"not a database" * 100)

@@ -30,7 +30,7 @@ def test_a_dead_broker_is_named_and_its_run_goes_on_in_a_new_one(tmp_path: Path)
         client = create_broker(tmp_path, config=QueuesConfig(**CONFIG), **SHAPE)
         await client.issue(make_prompts(2), cursor="2")
         await client.serving("a", 0)
-        lease, lost = await client.lease("a", 2, 10.0)
+        lease, lost = await client.lease("a", 4, 10.0)
         assert await client.put("a", answer(lease)) is PutStatus.ACCEPTED
         ray.kill(client._actor)
         with pytest.raises(BrokerLostError, match="process is gone"):
@@ -38,7 +38,7 @@ def test_a_dead_broker_is_named_and_its_run_goes_on_in_a_new_one(tmp_path: Path)
 
         again = create_broker(tmp_path, config=QueuesConfig(**CONFIG), **SHAPE)
         await again.serving("b", 0)
-        (redelivered,) = await again.lease("b", 2, 10.0)
+        (redelivered,) = await again.lease("b", 4, 10.0)
         assert (redelivered.group_id, redelivered.attempt) == (lost.group_id, 2)
         assert await again.put("b", answer(redelivered)) is PutStatus.ACCEPTED
         assert len((await again.take(0, 10.0)).payloads) == 2

@@ -42,7 +42,7 @@ async def main():
 
     async def work():
         while True:
-            for lease in await broker.lease("a", 1, 1.0):
+            for lease in await broker.lease("a", 2, 1.0):
                 await broker.put("a", answer(lease))
                 say("put", lease.group_id)
 
@@ -119,7 +119,7 @@ def test_nothing_that_was_answered_is_lost_by_sigkill(
         for _ in range(4):
             wanted = await broker.prompts_wanted(0.0)
             await broker.issue(make_prompts(wanted, 10**6), cursor="new")
-            for lease in await broker.lease("b", 10, 0.0):
+            for lease in await broker.lease("b", 20, 0.0):
                 assert await broker.put("b", answer(lease)) is PutStatus.ACCEPTED
             batch = await broker.take(version, WAIT)
             groups = {decode(payload).group_id for payload in batch.payloads}
@@ -149,7 +149,7 @@ def test_leases_are_void_and_their_groups_stand_at_the_front(tmp_path: Path) -> 
         broker = make_broker(tmp_path)
         await broker.issue(make_prompts(4), cursor="4")
         await broker.serving("a", 0)
-        leases = await broker.lease("a", 3, WAIT)
+        leases = await broker.lease("a", 6, WAIT)
         await broker.put("a", answer(leases[1]))
         await broker.close()
         return leases
@@ -157,7 +157,7 @@ def test_leases_are_void_and_their_groups_stand_at_the_front(tmp_path: Path) -> 
     async def after(leases: list) -> None:
         broker = make_broker(tmp_path)
         await broker.serving("b", 0)
-        again = await broker.lease("b", 2, WAIT)
+        again = await broker.lease("b", 4, WAIT)
         assert [(x.group_id, x.attempt) for x in again] == [
             (leases[0].group_id, 2),
             (leases[2].group_id, 2),
@@ -179,7 +179,7 @@ def test_a_taken_batch_is_returned_again_and_its_places_stay_taken(tmp_path: Pat
         broker = make_broker(tmp_path, max_staleness=0)
         await broker.issue(make_prompts(4), cursor="4")
         await broker.serving("a", 0)
-        for lease in await broker.lease("a", 4, WAIT):
+        for lease in await broker.lease("a", 8, WAIT):
             await broker.put("a", answer(lease))
         batch = await broker.take(0, WAIT)
         await broker.close()
@@ -188,10 +188,10 @@ def test_a_taken_batch_is_returned_again_and_its_places_stay_taken(tmp_path: Pat
     async def after(batch: tuple) -> None:
         broker = make_broker(tmp_path, max_staleness=0)
         await broker.serving("a", 1)
-        assert await broker.lease("a", 4, 0.0) == []
+        assert await broker.lease("a", 8, 0.0) == []
         assert await broker.take(0, WAIT) == batch
         await broker.ack(0, {"loss": 1.0})
-        assert len(await broker.lease("a", 4, WAIT)) == 2
+        assert len(await broker.lease("a", 8, WAIT)) == 2
         await broker.close()
 
     async def later() -> None:
@@ -240,7 +240,7 @@ def test_the_end_of_the_source_and_failures_are_remembered(tmp_path: Path) -> No
         broker = make_broker(tmp_path, max_attempts=1)
         await broker.issue(make_prompts(2), cursor="2", last=True)
         await broker.serving("a", 0)
-        lease, other = await broker.lease("a", 2, WAIT)
+        lease, other = await broker.lease("a", 4, WAIT)
         await broker.fail("a", lease.group_id, 1, reason="reward", error="\udcff raised")
         await broker.put("a", answer(other))
         await broker.close()

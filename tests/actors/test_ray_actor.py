@@ -1,0 +1,218 @@
+"""The actor as a process: weights come in, groups go out, and it leaves when the run is over."""
+
+import asyncio
+import contextlib
+import json
+
+import pytest
+import torch
+import user_module
+from characters import character_tokenizer
+from fakes import Desk, lease
+from safetensors.torch import save_file
+
+from actors.config import ActorsConfig
+from actors.errors import EngineDied, InputError
+from actors.model_folder import context_length, load_tokenizer, weight_shapes
+from actors.ray_actor import RolloutActor, create_actor
+from queues.config import QueuesConfig
+from queues.errors import QueueClosed
+from queues.records import Prompt
+from queues.schema import decode
+from weight_sync.broadcaster import Broadcaster
+from weight_sync.config import WeightSyncConfig
+from weight_sync.publisher import Publisher
+from weight_sync.transports.shared_memory import SharedMemoryTransport
+
+CONTEXT = 64
+PAD, EOS = 0, 1
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A model folder that a scripted engine can pretend to serve."""
+    path = tmp_path / "model"
+    character_tokenizer().save_pretrained(path)
+    save_file({"layer.weight": torch.ones(3, 2), "lm_head.weight": torch.ones(4)},
+              path / "model.safetensors")  # fmt: skip
+    config = {
+        "model_type": "qwen3", "max_position_embeddings": CONTEXT, "tie_word_embeddings": True,
+    }  # fmt: skip
+    (path / "config.json").write_text(json.dumps(config))
+    return str(path)
+
+
+@pytest.fixture
+def cluster():
+    import ray
+
+    ours = not ray.is_initialized()
+    if ours:
+        ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False)
+    yield
+    if ours:
+        ray.shutdown()
+
+
+def test_a_model_folder_tells_its_context_and_the_weights_that_are_published(folder):
+    assert context_length(folder) == CONTEXT
+    assert weight_shapes(folder) == {"layer.weight": (3, 2)}
+    assert load_tokenizer(folder).eos_token == "<eos>"
+
+
+@pytest.mark.parametrize("read", [context_length, load_tokenizer, weight_shapes])
+def test_a_folder_that_is_no_model_is_an_input_error(tmp_path, monkeypatch, read):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    with pytest.raises(InputError, match="model"):
+        read(str(tmp_path))
+
+
+def build(folder, work, broadcaster, **scripted):
+    """An actor in this process, that is, its class without Ray."""
+    return RolloutActor(
+        0,
+        config=ActorsConfig(
+            engine="scripted", reward=["user_module:length"], scripted_options=scripted
+        ),
+        weight_sync=WeightSyncConfig(),
+        model_path=folder,
+        seed=0,
+        group_size=2,
+        heartbeat_seconds=60.0,
+        broker=work,
+        broadcaster=broadcaster,
+    )
+
+
+@contextlib.contextmanager
+def published(broadcaster):
+    """Version 0 of the weights, announced and readable."""
+    loop = asyncio.get_running_loop()
+
+    def announce(manifest):
+        asyncio.run_coroutine_threadsafe(broadcaster.announce(manifest), loop)
+
+    with Publisher(SharedMemoryTransport(), announce) as publisher:
+        publisher.publish(0, [("layer.weight", torch.ones(3, 2))])
+        yield
+
+
+def test_an_actor_whose_broker_leaves_while_a_version_arrives_ends_without_an_error(folder):
+    async def scenario():
+        desk, broadcaster = Desk(), Broadcaster(1.0, 1)
+        desk.errors["serving"] = QueueClosed("the run is over")
+        actor = build(folder, desk, broadcaster)
+        await actor.start()
+        with published(broadcaster):
+            await asyncio.wait_for(actor.run(), 10)
+        assert desk.events == [("serving", 0)]
+
+    asyncio.run(scenario())
+
+
+def test_an_actor_whose_engine_dies_ends_with_that_error(folder):
+    async def scenario():
+        desk, broadcaster = Desk(lease("g1")), Broadcaster(1.0, 1)
+        actor = build(folder, desk, broadcaster, tokens_per_second=10.0)
+        await actor.start()
+        with published(broadcaster):
+            running = asyncio.create_task(actor.run())
+            await desk.until(lambda events: len(desk.of("lease")) > 1)
+            await actor._engine.close()
+            with pytest.raises(EngineDied):
+                await asyncio.wait_for(running, 10)
+        assert desk.of("fail") == desk.of("put") == []
+
+    asyncio.run(scenario())
+
+
+def test_an_actor_leaves_when_it_is_told_to_and_can_still_be_asked(folder):
+    async def scenario():
+        desk, broadcaster = Desk(lease("g1")), Broadcaster(1.0, 1)
+        actor = build(folder, desk, broadcaster, tokens_per_second=10.0)
+        await actor.start()
+        with published(broadcaster):
+            running = asyncio.create_task(actor.run())
+            await desk.until(lambda events: len(desk.of("lease")) > 1)
+            await actor.stop()
+            await asyncio.wait_for(running, 10)
+        return await actor.statistics()
+
+    statistics = asyncio.run(scenario())
+    assert statistics["version"] == 0
+    assert statistics["groups"] == {"aborted": 1}
+    assert statistics["running_rollouts"] == 0
+
+
+def test_an_option_that_the_scripted_engine_lacks_is_an_input_error(folder):
+    with pytest.raises(InputError, match="speed"):
+        build(folder, Desk(), None, speed=3)
+
+
+@pytest.mark.ray
+@pytest.mark.usefixtures("cluster")
+def test_an_actor_generates_what_the_broker_leases_with_the_weights_it_was_sent(tmp_path, folder):
+    from queues.ray_broker import create_broker
+    from weight_sync.ray_broadcaster import create_broadcaster
+
+    steps, batch, size = 2, 2, 3
+    broker = create_broker(
+        tmp_path / "run",
+        config=QueuesConfig(max_staleness=1, synchronous="normal"),
+        groups_per_batch=batch,
+        group_size=size,
+        steps=steps,
+    )
+    broadcaster = create_broadcaster(1.0, 1)
+    actor = create_actor(
+        0,
+        config=ActorsConfig(
+            engine="scripted",
+            reward=["user_module:length"],
+            max_new_tokens=20,
+            cpus=0,
+            scripted_options={"median_length": 8.0, "vocabulary": 30},
+        ),
+        weight_sync=WeightSyncConfig(),
+        model_path=folder,
+        seed=0,
+        group_size=size,
+        heartbeat_seconds=1.0,
+        broker=broker,
+        broadcaster=broadcaster,
+        runtime_env={"env_vars": {"PYTHONPATH": str(user_module.HERE)}},
+    )
+    transport = SharedMemoryTransport()
+    publisher = Publisher(transport, broadcaster.announce)
+
+    async def scenario():
+        await actor.start.remote()
+        before = await actor.statistics.remote()
+        running = asyncio.ensure_future(actor.run.remote())
+        prompts = [Prompt(prompt_id=f"sums/0/{i}", text=f"{i}+1=") for i in range(4)]
+        await broker.issue(prompts, cursor="{}")
+        groups = []
+        for version in range(steps):
+            publisher.publish(version, [("layer.weight", torch.full((3, 2), float(version)))])
+            taken = await broker.take(version, 60.0)
+            groups += [decode(payload) for payload in taken.payloads]
+            await broker.ack(version, {})
+        await running
+        return before, groups, await actor.statistics.remote(), await broker.accounting()
+
+    before, groups, after, accounts = asyncio.run(asyncio.wait_for(scenario(), 120))
+    publisher.close()
+    assert before["version"] is None
+    assert before["tokens_generated"] == 0
+    assert sorted(group.prompt_id for group in groups) == [f"sums/0/{i}" for i in range(4)]
+    for group in groups:
+        for rollout in group.rollouts:
+            assert set(rollout.versions[rollout.prompt_length :]) <= {0, 1}
+            sampled = rollout.token_ids[rollout.prompt_length :]
+            assert rollout.reward == sum(token not in (PAD, EOS) for token in sampled)
+            assert rollout.engine_id == "engine-0"
+    tokens = sum(sum(rollout.loss_mask) for group in groups for rollout in group.rollouts)
+    assert after["tokens_generated"] == tokens
+    assert after["groups"] == {"accepted": batch * steps}
+    assert 0 <= after["idle_fraction"] <= 1
+    assert (accounts.trained, accounts.balanced) == (batch * steps, True)
