@@ -6,17 +6,16 @@ sampled from, and the version of every token is the one that vLLM stamped on it.
 """
 
 import asyncio
-import json
 import logging
 import math
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any, Literal
 
 from actors.engine import Generation, SamplingParameters
 from actors.errors import ActorsError, EngineDied, EngineStale, InputError
+from actors.model_folder import weight_shapes
 from queues.records import FinishReason
 from weight_sync.errors import LoadFailed
 from weight_sync.manifest import Signature
@@ -129,24 +128,8 @@ class VllmEngine:
 
     def inventory(self) -> Signature:
         """Names and shapes of the weights in the model folder; any dtype is cast when loaded."""
-        from huggingface_hub import snapshot_download
-        from safetensors import safe_open
-
-        folder = Path(self._model_path)
-        if not folder.is_dir():
-            folder = Path(
-                snapshot_download(self._model_path, allow_patterns=["*.safetensors", "*.json"])
-            )
-        shapes: dict[str, tuple[str | None, tuple[int, ...]]] = {}
-        for file in sorted(folder.glob("*.safetensors")):
-            with safe_open(file, framework="numpy") as tensors:
-                for name in tensors.keys():  # noqa: SIM118  (not a dict)
-                    shapes[name] = (None, tuple(tensors.get_slice(name).get_shape()))
-        if not shapes:
-            raise InputError(f"{self._model_path!r} has no *.safetensors file")
-        if json.loads((folder / "config.json").read_text()).get("tie_word_embeddings"):
-            shapes.pop("lm_head.weight", None)
-        return shapes
+        shapes = weight_shapes(self._model_path)
+        return {name: (None, shape) for name, shape in shapes.items()}
 
     async def generate(
         self,

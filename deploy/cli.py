@@ -1,9 +1,12 @@
-"""The command `headway`. Each command parses its recipe before it loads anything heavy.
+"""The command `headway`. Each command checks its recipe before it loads anything heavy.
+
+Modules of the user's are found in the folder that the command runs in, after everything installed.
 
 Exit codes: 0 done, 1 failed at run time, 2 bad input, 130 interrupted after a checkpoint.
 """
 
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -11,7 +14,6 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from deploy.config import load_recipe
 from deploy.shadowing import check_not_shadowed
 
 app = typer.Typer(
@@ -33,6 +35,8 @@ RunsDir = Annotated[Path, typer.Option(help="Folder of run folders.")]
 @app.command()
 def run(recipe: Recipe, overrides: Overrides = [], *, replace: Replace = False) -> None:  # noqa: B006
     """Train a recipe to its end."""
+    from deploy.config import load_recipe
+
     config = load_recipe(recipe, overrides)
     from deploy.inputs import load_inputs
     from deploy.outcome import show
@@ -49,6 +53,8 @@ def run(recipe: Recipe, overrides: Overrides = [], *, replace: Replace = False) 
 @app.command()
 def sft(recipe: Recipe, overrides: Overrides = [], *, replace: Replace = False) -> None:  # noqa: B006
     """Make the warm start of a recipe: supervised learning on its demonstrations."""
+    from deploy.config import load_recipe
+
     config = load_recipe(recipe, overrides)
     from deploy.progress import Screen
     from deploy.warm_start import warm_start
@@ -61,6 +67,8 @@ def sft(recipe: Recipe, overrides: Overrides = [], *, replace: Replace = False) 
 @app.command()
 def validate(recipe: Recipe, overrides: Overrides = []) -> None:  # noqa: B006
     """Check a recipe and print it with every default filled in."""
+    from deploy.config import load_recipe
+
     config = load_recipe(recipe, overrides)
     typer.echo(config.model_dump_json(indent=2))
 
@@ -109,6 +117,7 @@ def main() -> Any:
     """Runs the command line; errors of ours become one message and their exit code."""
     try:
         check_not_shadowed()
+        sys.path.append(os.getcwd())
         return app(standalone_mode=True)
     except Exception as error:
         code = getattr(error, "exit_code", None)

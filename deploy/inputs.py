@@ -41,7 +41,7 @@ def load_inputs(config: RunConfig) -> Inputs:
         options=prompts.source_options,
         seed=config.seed,
         split="train",
-        heldout_size=size,
+        heldout_size=0 if config.heldout and config.heldout.source else size,
     )
     problems: list[Prompt] = []
     if config.heldout:

@@ -141,7 +141,9 @@ def overlap(batches: Sequence[Row], swaps: Sequence[Row]) -> dict[str, int]:
     next_step = {row["version"]: row["step_started_at"] for row in batches}
     ready = {row["version"]: row["wait_finished_at"] - row["wait_started_at"] for row in batches}
     done = [row for row in swaps if row["error"] is None and row["version"] in next_step]
-    waited_little = [row for row in done if row["version"] and ready[row["version"]] < READY_SECONDS]
+    waited_little = [
+        row for row in done if row["version"] and ready[row["version"]] < READY_SECONDS
+    ]
     return {
         "updates": len(done),
         "learner_ahead": sum(row["swap_finished_at"] > next_step[row["version"]] for row in done),

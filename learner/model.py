@@ -27,6 +27,7 @@ def build_tiny(config: TinyModelConfig, folder: Path, *, seed: int) -> None:
         folder: Created if missing; holds config.json, model.safetensors and the tokenizer.
         seed: Of the initial weights.
     """
+    _quiet()
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
@@ -62,6 +63,13 @@ def build_tiny(config: TinyModelConfig, folder: Path, *, seed: int) -> None:
             )
         )
     model.to(torch.float32).save_pretrained(folder)
+
+
+def _quiet() -> None:
+    """Keeps transformers' progress bars out of ours."""
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
 
 
 def load_tokenizer(path: str) -> Any:
@@ -129,6 +137,7 @@ def load_policy(path: str, *, dtype: str, attention: str, chunk: int) -> Policy:
     Raises:
         InputError: The folder holds no model that can be loaded, or one that cannot be packed.
     """
+    _quiet()
     from transformers import AutoConfig, AutoModelForCausalLM
 
     try:

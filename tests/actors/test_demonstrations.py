@@ -1,0 +1,102 @@
+"""Demonstrations for a warm start: from the demo's source and from files."""
+
+from itertools import islice
+
+import pytest
+
+from actors.errors import InputError
+from actors.sources.demonstrations import load_demonstrations
+from actors.sources.lettered_chain_sum import CHARACTERS, LetteredChainSum
+
+
+def load(name, seed=0, **options):
+    return load_demonstrations(name, options=options, seed=seed, heldout_size=100)
+
+
+def value(prompt):
+    """The result of `a3b+5c-7=`: every letter gone, the rest is arithmetic."""
+    return eval("".join(c for c in prompt[:-1] if not c.isalpha()))  # noqa: S307
+
+
+def test_every_demonstration_is_right_and_a_share_of_them_is_worked():
+    pairs = list(islice(load("lettered_chain_sum", worked_share=0.4), 2000))
+    for prompt, completion in pairs:
+        assert int(completion.rsplit("=", 1)[1]) == value(prompt)
+        assert set(prompt + completion) <= set(CHARACTERS)
+    worked = [completion for _, completion in pairs if not completion.startswith("=")]
+    assert 0.36 < len(worked) / len(pairs) < 0.44
+
+
+def test_a_worked_answer_adds_one_term_at_a_time():
+    pairs = dict(islice(load("lettered_chain_sum", worked_share=1.0), 500))
+    for prompt, completion in pairs.items():
+        steps = completion.split(",")
+        assert len(steps) == sum(c.isalpha() for c in prompt) - 1
+        for step in steps:
+            left, right = step[1:].split("=")
+            assert eval(left) == int(right)  # noqa: S307
+
+
+def test_demonstrations_and_training_never_show_a_held_out_problem():
+    heldout = {p.text for p in LetteredChainSum(seed=0, split="heldout", heldout_size=300).next(300)}
+    assert len(heldout) == 300
+    for seed in (0, 1):
+        source = LetteredChainSum(seed=seed, heldout_size=300)
+        training = {prompt.text for prompt in source.next(5000)}
+        shown = {prompt for prompt, _ in islice(source.demonstrations(), 5000)}
+        assert not heldout & (training | shown)
+
+
+def test_held_out_problems_are_the_same_for_every_seed_and_training_ones_are_not():
+    heldout = [LetteredChainSum(seed=s, split="heldout", heldout_size=50).next(50) for s in (0, 7)]
+    assert heldout[0] == heldout[1]
+    training = [[p.text for p in LetteredChainSum(seed=s).next(200)] for s in (0, 7)]
+    assert len(set(training[0]) & set(training[1])) < 40
+
+
+def test_a_restored_source_continues_with_the_same_prompts():
+    source = LetteredChainSum(seed=3, heldout_size=50)
+    source.next(70)
+    cursor = source.cursor()
+    other = LetteredChainSum(seed=3, heldout_size=50)
+    other.restore(cursor)
+    assert other.next(50) == source.next(50)
+
+
+def test_lengths_are_heavy_tailed():
+    terms = [sum(c.isalpha() for c in p.text) for p in LetteredChainSum(seed=0).next(4000)]
+    assert (min(terms), max(terms)) == (3, 18)
+    assert 0.2 < terms.count(3) / len(terms) < 0.26
+    assert 0.04 < sum(n >= 14 for n in terms) / len(terms) < 0.1
+
+
+def test_a_file_is_shuffled_anew_every_epoch_and_never_ends(tmp_path):
+    path = tmp_path / "pairs.jsonl"
+    path.write_text("".join(f'{{"prompt": "{i}", "completion": "{i}"}}\n' for i in range(50)))
+    pairs = list(islice(load(str(path)), 100))
+    assert sorted(pairs[:50]) == sorted(pairs[50:])
+    assert pairs[:50] != pairs[50:]
+    assert pairs == list(islice(load(str(path)), 100))
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        ("", "no demonstrations"),
+        ("{", "pairs.jsonl:1: expected an object"),
+        ('{"prompt": "a", "completion": "b"}\n{"prompt": "a"}', "pairs.jsonl:2: expected an object"),
+        ('{"prompt": "a", "completion": ""}', "completion not empty"),
+        ('{"prompt": 3, "completion": "b"}', "must be strings"),
+    ],
+)
+def test_a_malformed_file_is_refused_with_its_line(tmp_path, content, expected):
+    path = tmp_path / "pairs.jsonl"
+    path.write_text(content)
+    with pytest.raises(InputError, match="pairs.jsonl") as caught:
+        load(str(path))
+    assert expected in str(caught.value)
+
+
+def test_a_source_without_worked_examples_is_refused():
+    with pytest.raises(InputError, match="has no worked examples"):
+        load("reasoning_gym:chain_sum")
