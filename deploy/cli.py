@@ -119,6 +119,8 @@ def main() -> Any:
         check_not_shadowed()
         sys.path.append(os.getcwd())
         return app(standalone_mode=True)
+    except KeyboardInterrupt:
+        sys.exit(130)
     except Exception as error:
         code = getattr(error, "exit_code", None)
         if code is None:

@@ -9,39 +9,57 @@ from pathlib import Path
 
 import ray
 
-from deploy.config import DeployConfig
+from deploy.config import RunConfig
 from deploy.errors import InputError
+from learner.ray_group import threads_of
 
 
 @contextmanager
-def cluster(config: DeployConfig, logs: Path) -> Iterator[None]:
+def cluster(config: RunConfig, logs: Path) -> Iterator[None]:
     """Connects to Ray for the block; a cluster that was started here ends with it.
 
     Args:
-        config: Address, or `local`.
+        config: The recipe: the cluster's address, or `local`, and what its processes need.
         logs: Where the output of the processes is copied to at the end.
 
     Raises:
-        InputError: No cluster answers at the address.
+        InputError: No cluster answers at the address, or it is too small.
     """
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-    local = config.ray_address == "local"
+    address = config.deploy.ray_address
+    local = address == "local"
     try:
         context = ray.init(
-            address=config.ray_address,
-            include_dashboard=None if not local else False,
+            address=address,
+            include_dashboard=False if local else None,
             log_to_driver=False,
             logging_level=logging.ERROR,
-            configure_logging=True,
         )
     except (ConnectionError, RuntimeError, ValueError) as error:
-        raise InputError(f"deploy.ray_address = {config.ray_address!r}: {error}") from None
-    session = Path(context.address_info["session_dir"]) / "logs"
+        raise InputError(f"deploy.ray_address = {address!r}: {error}") from None
     try:
+        _check_resources(config)
         yield
     finally:
         ray.shutdown()
         if local:
-            for file in session.glob("worker-*"):
+            for file in (Path(context.address_info["session_dir"]) / "logs").glob("worker-*"):
                 if file.stat().st_size:
                     shutil.copy(file, logs)
+
+
+def _check_resources(config: RunConfig) -> None:
+    """Compares what the processes reserve with what the cluster has in all."""
+    actors, learner = config.actors, config.learner
+    needed = {
+        "CPU": threads_of(learner) + actors.count * actors.cpus,
+        "GPU": learner.gpus + actors.count * actors.gpus,
+    }
+    there = ray.cluster_resources()
+    for kind, amount in needed.items():
+        if amount > there.get(kind, 0.0):
+            raise InputError(
+                f"the learner and {actors.count} actor(s) reserve {amount:g} {kind}, but the Ray "
+                f"cluster at {config.deploy.ray_address!r} has {there.get(kind, 0.0):g}; lower "
+                f"actors.count, actors.{kind.lower()}s, or the learner's"
+            )

@@ -26,6 +26,7 @@ def _figures(summary: dict[str, Any]) -> list[tuple[str, str]]:
         if summary[key]
     ]
     sync, idle = summary["weight_sync"], summary["idle_fraction"]
+    overlap = summary["overlap"]
     return [
         *rows,
         ("steps", f"{summary['version']} of {summary['steps']}"),
@@ -41,11 +42,20 @@ def _figures(summary: dict[str, Any]) -> list[tuple[str, str]]:
         ("effective sample size", _number(summary["ess_mean"], ".3f")),
         ("|behaviour − learner| log-prob, same version", _mismatch(summary, "fresh")),
         ("… across an update, KV kept", _mismatch(summary, "crossed")),
-        ("learner idle", _number(idle["learner"], ".0%")),
+        (
+            "idle",
+            f"learner {_number(idle['learner'], '.0%')}, actors {_number(idle['actors'], '.0%')}",
+        ),
         (
             "weight updates",
             f"{sync['updates']}, pause {_number(sync['pause_seconds_mean'], '.3f')} s,"
             f" serving after {_number(sync['publish_to_serving_seconds_mean'], '.3f')} s",
+        ),
+        (
+            "next step began before the update was served",
+            f"{overlap['learner_ahead']} of {overlap['updates']} times, "
+            f"{overlap['queue_ready_and_learner_ahead']} of {overlap['queue_ready']} "
+            "where its batch was ready",
         ),
         ("accounts", "balanced" if summary["accounting"].get("balanced") else "NOT BALANCED"),
     ]

@@ -34,22 +34,26 @@ class Recorder:
         broadcaster: BroadcasterClient,
         actors: list[Any],
         stall_seconds: float,
+        checkpoint_every: int,
     ) -> None:
         self._record, self._directory, self._screen = record, directory, screen
         self._broker, self._broadcaster, self._actors = broker, broadcaster, actors
-        self._stall_seconds = stall_seconds
+        self._stall_seconds, self._checkpoint_every = stall_seconds, checkpoint_every
         self._moved_at = time.monotonic()
         self._moving: object = None
 
     async def follow(self) -> None:
-        """Gathers until the last batch is trained.
+        """Gathers until the last batch is trained, with a summary at every checkpoint.
 
         Raises:
             RunFailed: Neither a batch nor an evaluation ended for `stall_seconds`.
         """
         while self._record.version < self._record.steps:
             await asyncio.sleep(POLL_SECONDS)
+            checkpoints = self._record.version // self._checkpoint_every
             status = await self.gather()
+            if self._record.version // self._checkpoint_every > checkpoints:
+                await self.conclude(status="running")
             self._check_movement(status)
 
     async def gather(self) -> BrokerStatus:

@@ -58,7 +58,7 @@ def run(
     status = "failed"
     screen.say("starting Ray")
     try:
-        with cluster(config.deploy, directory.logs):
+        with cluster(config, directory.logs):
             asyncio.run(Run(config, inputs, directory, screen, record).run())
         status = "done"
     except Interrupted:
@@ -120,6 +120,7 @@ class Run:
             broadcaster=self.broadcaster,
             actors=self.actors,
             stall_seconds=config.deploy.stall_seconds,
+            checkpoint_every=config.learner.checkpoint_every,
         )
 
     async def run(self) -> None:

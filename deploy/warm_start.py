@@ -76,7 +76,7 @@ def _train(
     screen.say(f"supervised warm start: {sft.steps} steps on a model of {parameters:,} parameters")
     with screen.bar(sft.steps, "the first step"):
         train_supervised(engine, examples, sft, screen.supervised)
-    engine.save(partial)
+    engine.save_model(partial)
     engine.close()
     shutil.rmtree(folder, ignore_errors=True)
     partial.rename(folder)

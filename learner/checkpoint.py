@@ -13,6 +13,7 @@ from typing import Any
 
 from learner.engine import TrainEngine
 
+OPTIMIZER_FOLDER = "optimizer"
 STATE_FILE = "state.json"
 """Beside the weights: the version, and what the updater carries between batches."""
 
@@ -40,7 +41,8 @@ def save_checkpoint(
     temporary = root / f".{final.name}.tmp"
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir(parents=True)
-    engine.save(temporary)
+    engine.save_model(temporary)
+    engine.save_optimizer(temporary / OPTIMIZER_FOLDER)
     (temporary / STATE_FILE).write_text(json.dumps({"version": version, **state}))
     for path in [*temporary.rglob("*"), temporary]:
         _sync(path)

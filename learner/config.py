@@ -101,10 +101,10 @@ class LearnerConfig(OptimizerConfig):
     """DeepSpeed ZeRO stage."""
     dtype: Dtype = "float32"
     attention: Literal["sdpa", "eager", "flash_attention_2"] = "sdpa"
-    cores: str | None = None
-    """CPU cores to run on, as "1" or "2-5"; None leaves it to the system."""
+    cores: str | None = Field(default=None, pattern=r"^\d+(-\d+)?(,\d+(-\d+)?)*$")
+    """CPU cores to run on, as "1" or "2-5,8"; None leaves it to the system."""
     threads: int | None = Field(default=None, ge=1)
-    """Torch threads; None takes the number of cores given in `cores`, else torch's own choice."""
+    """Torch threads of a rank; None takes the number of cores given in `cores`, else 1."""
     gpus: float = Field(default=0.0, ge=0)
     """GPUs of each rank."""
 

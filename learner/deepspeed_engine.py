@@ -52,7 +52,7 @@ def _optimizer(config: OptimizerConfig, policy: Policy) -> dict[str, Any]:
     shared = {
         "betas": list(config.betas),
         "weight_decay": config.weight_decay,
-        "torch_adam": not torch.cuda.is_available(),
+        "torch_adam": True,  # DeepSpeed's own is compiled at first use, and needs a toolchain
     }
     if config.optimizer == "muon":
         rates = {"muon_lr": config.muon_learning_rate, "adam_lr": config.learning_rate}
@@ -148,11 +148,14 @@ class DeepSpeedEngine:
         for name, parameter in self._engine.module.model.named_parameters():
             yield name, parameter.detach()
 
-    def save(self, folder: Path) -> None:
-        """See `TrainEngine.save`; a folder that transformers loads, with `optimizer/` inside."""
+    def save_model(self, folder: Path) -> None:
+        """See `TrainEngine.save_model`."""
         self._engine.module.model.save_pretrained(folder)
         load_tokenizer(self._model_path).save_pretrained(folder)
-        self._engine.save_checkpoint(str(folder / "optimizer"), tag="state")
+
+    def save_optimizer(self, folder: Path) -> None:
+        """See `TrainEngine.save_optimizer`; in DeepSpeed's own format."""
+        self._engine.save_checkpoint(str(folder), tag="state")
 
     def close(self) -> None:
         """See `TrainEngine.close`; the process stays in its group, which DeepSpeed joins once."""

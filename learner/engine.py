@@ -33,8 +33,12 @@ class TrainEngine(Protocol):
         """Names and tensors of the policy as in its model folder; views, not copies."""
         ...
 
-    def save(self, folder: Path) -> None:
-        """Writes the policy for transformers, and the optimizer's state beside it."""
+    def save_model(self, folder: Path) -> None:
+        """Writes the policy and its tokenizer as a folder that transformers loads."""
+        ...
+
+    def save_optimizer(self, folder: Path) -> None:
+        """Writes what else is needed to go on training."""
         ...
 
     def close(self) -> None:

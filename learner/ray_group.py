@@ -9,7 +9,6 @@ from typing import Any
 import ray
 
 from learner.config import LearnerConfig
-from learner.errors import LearnerError
 
 
 def cores_of(text: str) -> set[int]:
@@ -100,18 +99,14 @@ class LearnerActor:
         self._stop.set()
 
 
-def create_learner(config: LearnerConfig) -> Any:
-    """Starts the learner's process on the cluster; returns its Ray handle.
+def threads_of(config: LearnerConfig) -> int:
+    """Torch threads of one rank, which is also the number of CPUs it reserves."""
+    return config.threads or (len(cores_of(config.cores)) if config.cores else 1)
 
-    Raises:
-        LearnerError: The cluster is smaller than what `config` asks for.
-    """
-    threads = config.threads or (len(cores_of(config.cores)) if config.cores else 1)
-    available = ray.cluster_resources()
-    if config.gpus > available.get("GPU", 0):
-        raise LearnerError(
-            f"learner.gpus = {config.gpus:g}, but the cluster has {available.get('GPU', 0):g}"
-        )
+
+def create_learner(config: LearnerConfig) -> Any:
+    """Starts the learner's process on the cluster; returns its Ray handle."""
+    threads = threads_of(config)
     remote = ray.remote(LearnerActor).options(
         num_cpus=threads,
         num_gpus=config.gpus,

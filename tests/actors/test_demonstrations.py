@@ -15,7 +15,7 @@ def load(name, seed=0, **options):
 
 def value(prompt):
     """The result of `a3b+5c-7=`: every letter gone, the rest is arithmetic."""
-    return eval("".join(c for c in prompt[:-1] if not c.isalpha()))  # noqa: S307
+    return eval("".join(c for c in prompt[:-1] if not c.isalpha()))
 
 
 def test_every_demonstration_is_right_and_a_share_of_them_is_worked():
@@ -34,11 +34,13 @@ def test_a_worked_answer_adds_one_term_at_a_time():
         assert len(steps) == sum(c.isalpha() for c in prompt) - 1
         for step in steps:
             left, right = step[1:].split("=")
-            assert eval(left) == int(right)  # noqa: S307
+            assert eval(left) == int(right)
 
 
 def test_demonstrations_and_training_never_show_a_held_out_problem():
-    heldout = {p.text for p in LetteredChainSum(seed=0, split="heldout", heldout_size=300).next(300)}
+    heldout = {
+        p.text for p in LetteredChainSum(seed=0, split="heldout", heldout_size=300).next(300)
+    }
     assert len(heldout) == 300
     for seed in (0, 1):
         source = LetteredChainSum(seed=seed, heldout_size=300)
@@ -84,7 +86,10 @@ def test_a_file_is_shuffled_anew_every_epoch_and_never_ends(tmp_path):
     [
         ("", "no demonstrations"),
         ("{", "pairs.jsonl:1: expected an object"),
-        ('{"prompt": "a", "completion": "b"}\n{"prompt": "a"}', "pairs.jsonl:2: expected an object"),
+        (
+            '{"prompt": "a", "completion": "b"}\n{"prompt": "a"}',
+            "pairs.jsonl:2: expected an object",
+        ),
         ('{"prompt": "a", "completion": ""}', "completion not empty"),
         ('{"prompt": 3, "completion": "b"}', "must be strings"),
     ],
@@ -92,7 +97,7 @@ def test_a_file_is_shuffled_anew_every_epoch_and_never_ends(tmp_path):
 def test_a_malformed_file_is_refused_with_its_line(tmp_path, content, expected):
     path = tmp_path / "pairs.jsonl"
     path.write_text(content)
-    with pytest.raises(InputError, match="pairs.jsonl") as caught:
+    with pytest.raises(InputError, match=r"pairs\.jsonl") as caught:
         load(str(path))
     assert expected in str(caught.value)
 

@@ -114,8 +114,5 @@ class PlainEngine:
     def weights(self):
         yield from self.policy.named_parameters()
 
-    def save(self, folder):
-        torch.save(self.policy.state_dict(), folder / "policy.pt")
-
     def close(self):
         pass

@@ -11,8 +11,12 @@ class Engine:
     def __init__(self, *, fail=False):
         self.fail = fail
 
-    def save(self, folder):
+    def save_model(self, folder):
         (folder / "model.safetensors").write_text("weights")
+
+    def save_optimizer(self, folder):
+        folder.mkdir()
+        (folder / "moments").write_text("moments")
         if self.fail:
             raise OSError("No space left on device")
 
@@ -21,6 +25,7 @@ def test_a_checkpoint_holds_the_engine_and_the_state(tmp_path):
     folder = save_checkpoint(Engine(), tmp_path, 60, {"advantage_state": {"ema": 0.5}})
     assert folder == checkpoint_path(tmp_path, 60) == tmp_path / "v000060"
     assert (folder / "model.safetensors").read_text() == "weights"
+    assert (folder / "optimizer" / "moments").read_text() == "moments"
     state = json.loads((folder / "state.json").read_text())
     assert state == {"version": 60, "advantage_state": {"ema": 0.5}}
 

@@ -96,7 +96,8 @@ def test_a_saved_policy_loads_with_the_same_weights(model_path, tmp_path):
     try:
         engine.backward(loss_of(engine.forward(*next(microbatches()))[0], 0))
         engine.step()
-        engine.save(tmp_path / "saved")
+        engine.save_model(tmp_path / "saved")
+        engine.save_optimizer(tmp_path / "saved" / "optimizer")
         trained = {name: tensor.clone() for name, tensor in engine.weights()}
     finally:
         engine.close()

@@ -1,0 +1,67 @@
+"""A whole run on real parts: vLLM generates while DeepSpeed trains."""
+
+import json
+import shutil
+
+import pyarrow.parquet
+import pytest
+
+pytestmark = [pytest.mark.ray, pytest.mark.deepspeed, pytest.mark.vllm]
+
+
+@pytest.fixture(scope="module")
+def run(headway):
+    """Summary, journal and weight updates of a run whose rollouts outlast several updates."""
+    runs = headway.folder / "runs"
+    shutil.copytree(runs / "small-sft", runs / "real-sft")
+    result = headway.recipe(
+        "run",
+        "name=real",
+        "steps=8",
+        "heldout.every=8",
+        "actors.engine=vllm",
+        "actors.max_new_tokens=160",
+        timeout=280,
+    )
+    assert result.returncode == 0, result.stdout + result.stderr
+    exported = headway("inspect", "real", "--parquet", "real.parquet")
+    assert exported.returncode == 0, exported.stderr
+    rows = pyarrow.parquet.read_table(headway.folder / "real.parquet").to_pylist()
+    swaps = [json.loads(line) for line in (runs / "real" / "swaps.jsonl").read_text().splitlines()]
+    return json.loads((runs / "real" / "summary.json").read_text()), rows, swaps
+
+
+def sampled_versions(row):
+    return [v for v, mask in zip(row["versions"], row["loss_mask"], strict=True) if mask]
+
+
+def test_no_trained_token_is_older_than_the_bound(run):
+    summary, rows, _ = run
+    trained = [row for row in rows if row["state"] == "trained"]
+    assert len(trained) == summary["rollouts_trained"] == 8 * 2 * 2
+    lags = [row["trained_version"] - v for row in trained for v in sampled_versions(row)]
+    assert min(lags) >= 0
+    assert max(lags) == summary["max_lag_trained"] <= 2
+
+
+def test_rollouts_cross_updates_and_their_versions_never_go_backwards(run):
+    summary, rows, _ = run
+    spans = [sampled_versions(row) for row in rows]
+    assert all(versions == sorted(versions) for versions in spans)
+    crossed = sum(len(set(versions)) > 1 for versions in spans)
+    assert crossed >= summary["multi_version_rollouts"] > 0
+
+
+def test_engine_and_learner_agree_on_rollouts_of_the_version_being_trained(run):
+    fresh = run[0]["mismatch"]["fresh"]
+    assert fresh["tokens"] > 0
+    assert fresh["mean_abs_logprob_difference"] < 1e-3
+
+
+def test_every_update_succeeds_and_reaches_the_engine_in_order(run):
+    summary, _, swaps = run
+    assert summary["weight_sync"]["failed"] == 0
+    versions = [swap["version"] for swap in swaps]
+    assert versions == sorted(set(versions))
+    assert (versions[0], versions[-1]) == (0, 8)
+    assert summary["heldout"][-1]["sampled_by"] == [8, 8]
