@@ -4,13 +4,16 @@ Imports no torch, vLLM, Ray, transformers or task library: `headway validate` lo
 the model, a file or a task is checked when the run starts.
 """
 
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 REWARDS = ("exact_match", "last_answer", "math_verify", "reasoning_gym")
 ENVIRONMENTS = ("single_turn",)
 SOURCES = ("files", "lettered_chain_sum", "reasoning_gym:TASK")
+
+Cores = Annotated[str, Field(pattern=r"^\d+(-\d+)?(,\d+(-\d+)?)*$")]
+"""CPU cores, as "0", "2-5" or "2-5,8"."""
 
 
 class _Section(BaseModel):
@@ -51,8 +54,8 @@ class ActorsConfig(_Section):
 
     dtype: Literal["float32", "bfloat16", "auto"] = "auto"
     """What the engine computes in; `auto` is what the model folder says."""
-    cores: tuple[str, ...] | None = None
-    """CPU cores of each engine, one entry per actor, as "0" or "2-5"; None leaves the binding to
+    cores: tuple[Cores, ...] | None = None
+    """CPU cores of each engine, one entry per actor, as "0" or "2-5,8"; None leaves the binding to
     vLLM, which would put several engines on the same cores."""
     kv_cache_gib: float | None = Field(default=None, gt=0)
     """KV cache of an engine on a CPU; None takes vLLM's default."""
@@ -65,7 +68,7 @@ class ActorsConfig(_Section):
     cpus: float = Field(default=1.0, ge=0)
     """CPUs that Ray reserves for each actor."""
     gpus: float = Field(default=0.0, ge=0)
-    """GPUs that Ray reserves for each actor."""
+    """GPUs that Ray reserves for each actor: none, or tensor_parallel_size."""
     scripted_options: dict[str, Any] = {}
     """Keywords of the scripted engine, such as tokens_per_second and median_length."""
 
@@ -96,6 +99,12 @@ class ActorsConfig(_Section):
             raise ValueError(
                 f"actors.cores has {len(self.cores)} entries for actors.count = {self.count}; "
                 "give one list of cores per actor"
+            )
+        if self.gpus > 0 and self.gpus != self.tensor_parallel_size:
+            raise ValueError(
+                f"actors.gpus = {self.gpus:g} must equal actors.tensor_parallel_size = "
+                f"{self.tensor_parallel_size}: an engine uses one whole GPU per rank, and sees "
+                "only those that Ray reserves"
             )
         if self.max_model_len is not None and self.max_model_len <= self.max_new_tokens:
             raise ValueError(

@@ -37,6 +37,9 @@ class Generation:
     versions: list[int]
     """Policy version that sampled the token, as stamped by the engine; never decreases."""
     finish_reason: FinishReason
+    cache_salt: str
+    """The one that was given; else it names the version that the engine prefilled the prompt with.
+    """
 
 
 class RolloutEngine(UpdatableEngine, Protocol):
@@ -56,15 +59,20 @@ class RolloutEngine(UpdatableEngine, Protocol):
         prompt_ids: Sequence[int],
         sampling: SamplingParameters,
         *,
-        cache_salt: str,
+        cache_salt: str | None = None,
     ) -> Generation:
         """Samples one continuation; cancelling the call aborts the request.
+
+        Nothing begins while the engine is paused: a request that comes during a pause, or whose
+        first token was not sampled before it, is sampled wholly by the version that resumes.
 
         Args:
             request_id: Unique among the running requests.
             prompt_ids: Token ids, at least one.
             sampling: How to sample.
-            cache_salt: Requests with different salts share no cached state.
+            cache_salt: Requests with different salts share no cached state. A continuation is
+                given the salt of the rollout's first request, which has None: the version that
+                prefills it.
 
         Raises:
             EngineStale: No version was loaded yet.

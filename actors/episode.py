@@ -9,7 +9,6 @@ log-probability 0. All that was sampled keeps the engine's ids, log-probabilitie
 """
 
 import asyncio
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -26,6 +25,7 @@ from actors.errors import (
     RolloutFailed,
     RolloutTimeout,
 )
+from actors.finite import is_finite
 from actors.rendering import Renderer
 from actors.rewards import Rewards
 from actors.user_code import call
@@ -40,6 +40,8 @@ class Transcript:
     loss_mask: list[bool] = field(default_factory=list)
     behavior_logprobs: list[float] = field(default_factory=list)
     versions: list[int] = field(default_factory=list)
+    cache_salt: str | None = None
+    """Of the first request, and so of all; its cached state is this rollout's own past."""
 
     @property
     def sampled(self) -> int:
@@ -60,6 +62,7 @@ class Transcript:
         self.loss_mask += [True] * len(generation.token_ids)
         self.behavior_logprobs += generation.logprobs
         self.versions += generation.versions
+        self.cache_salt = generation.cache_salt
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,7 +119,7 @@ class EpisodeRunner:
             reply = self.renderer.text(generation.token_ids)
             turn = await self._ask(lease, environment.step, Message("assistant", reply))
             self._check_turn(lease, turn)
-            given += turn.reward
+            given += float(turn.reward)
             if turn.done or generation.finish_reason is FinishReason.LENGTH:
                 finish_reason = generation.finish_reason
                 break
@@ -153,9 +156,12 @@ class EpisodeRunner:
     def _check_turn(self, lease: Lease, turn: Any) -> None:
         sound = (
             isinstance(turn, Turn)
-            and math.isfinite(turn.reward)
+            and is_finite(turn.reward)
             and isinstance(turn.messages, Sequence)
-            and all(isinstance(message, Message) for message in turn.messages)
+            and all(
+                isinstance(message, Message) and isinstance(message.content, str)
+                for message in turn.messages
+            )
         )
         if not sound:
             raise EnvironmentFailed(
@@ -180,7 +186,7 @@ class EpisodeRunner:
         )
         try:
             generation = await self.engine.generate(
-                request_id, transcript.token_ids, sampling, cache_salt=str(lease.start_version)
+                request_id, transcript.token_ids, sampling, cache_salt=transcript.cache_salt
             )
         except (EngineDied, EngineStale):
             raise

@@ -15,6 +15,7 @@ class Occupancy:
         self._clock = clock
         self._since = clock()
         self._serving = False
+        self._frozen = False
         self.running = 0
         """Rollouts that are running."""
         self.idle_seconds = {"first_weights": 0.0, "leases": 0.0}
@@ -33,8 +34,15 @@ class Occupancy:
         self.settle()
         self.running += rollouts
 
+    def freeze(self) -> None:
+        """Nothing that happens from now on counts: the work is over."""
+        self.settle()
+        self._frozen = True
+
     def settle(self) -> None:
         """Counts the time since the last call."""
+        if self._frozen:
+            return
         now = self._clock()
         passed, self._since = now - self._since, now
         self._rollout_seconds += passed * self.running

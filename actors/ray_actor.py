@@ -8,6 +8,7 @@ back without weights and without its calls.
 """
 
 import asyncio
+from dataclasses import dataclass
 from typing import Any
 
 import ray
@@ -16,12 +17,13 @@ from actors.config import ActorsConfig
 from actors.engine import RolloutEngine, SamplingParameters
 from actors.environments.environment import load_environment
 from actors.episode import EpisodeRunner
-from actors.errors import InputError
+from actors.errors import ActorsError, InputError
 from actors.failures import gravest
 from actors.model_folder import context_length, load_tokenizer, weight_shapes
 from actors.rendering import Renderer
 from actors.rewards import load_rewards
 from actors.rollout_worker import RolloutWorker
+from actors.tally import Tally
 from queues.errors import QueueClosed
 from queues.protocols import WorkQueue
 from weight_sync.announcements import Announcements
@@ -85,8 +87,20 @@ def create_actor(
     )
 
 
+@dataclass(frozen=True, slots=True)
+class _Parts:
+    """What an actor consists of once it was built."""
+
+    engine: RolloutEngine
+    worker: RolloutWorker
+    receiver: Receiver
+
+
 class RolloutActor:
-    """One engine with everything that keeps it busy and up to date; arguments as `create_actor`."""
+    """One engine with everything that keeps it busy and up to date; arguments as `create_actor`.
+
+    The constructor only keeps them: what raises there reaches nobody as what it is.
+    """
 
     def __init__(
         self,
@@ -101,16 +115,78 @@ class RolloutActor:
         broker: WorkQueue,
         broadcaster: Announcements,
     ) -> None:
-        engine_id = f"engine-{index}"
-        tokenizer = load_tokenizer(model_path)
-        max_model_len = config.max_model_len or context_length(model_path)
+        self._index = index
+        self._config = config
+        self._weight_sync = weight_sync
+        self._model_path = model_path
+        self._seed = seed
+        self._group_size = group_size
+        self._heartbeat_seconds = heartbeat_seconds
+        self._broker = broker
+        self._broadcaster = broadcaster
+        self._tally = Tally(f"engine-{index}")
         self._stop = asyncio.Event()
-        self._engine = build_engine(
-            index, config, weight_sync, model_path, seed, max_model_len, tokenizer
+        self._parts: _Parts | None = None
+
+    async def start(self) -> None:
+        """Builds the parts and loads the model; the engine is STALE until the first version comes.
+
+        Raises:
+            InputError: A setting, the model, or code of the user's cannot be used.
+            EngineDied: The engine did not start.
+        """
+        parts = await asyncio.to_thread(self._build)
+        await parts.engine.start()
+        self._parts = parts
+
+    async def run(self) -> None:
+        """Follows the weights and works until `stop`, or until the run is over.
+
+        Raises:
+            EngineDied: The engine is gone.
+            QueuesError: The broker is.
+            WeightSyncError: The engine cannot take the weights, or was left in an unknown state.
+        """
+        if self._parts is None:
+            raise ActorsError(f"{self._tally.engine_id} was told to run before it had started")
+        parts = self._parts
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(parts.receiver.run(self._stop))
+                await parts.worker.run(self._stop)
+                self._stop.set()
+        except BaseExceptionGroup as errors:
+            error = gravest(errors)
+            if not isinstance(error, QueueClosed):  # the broker left while a version arrived
+                raise error from errors
+        finally:
+            await parts.engine.close()
+
+    async def statistics(self) -> dict[str, Any]:
+        """See `Tally.statistics`; answers at any time."""
+        return self._tally.statistics()
+
+    async def stop(self) -> None:
+        """Ends `run` within seconds, even one that has not begun; what is running is aborted."""
+        self._stop.set()
+
+    def _build(self) -> _Parts:
+        """Everything but the running engine; blocks while it reads the model folder."""
+        config = self._config
+        tokenizer = load_tokenizer(self._model_path)
+        max_model_len = config.max_model_len or context_length(self._model_path)
+        engine = build_engine(
+            self._index,
+            config,
+            self._weight_sync,
+            self._model_path,
+            self._seed,
+            max_model_len,
+            tokenizer,
         )
         episodes = EpisodeRunner(
-            engine_id=engine_id,
-            engine=self._engine,
+            engine_id=self._tally.engine_id,
+            engine=engine,
             renderer=Renderer(tokenizer, config.chat_template),
             environment=config.environment,
             new_environment=load_environment(config.environment),
@@ -124,55 +200,24 @@ class RolloutActor:
             max_model_len=max_model_len,
             timeout=config.rollout_timeout_seconds,
         )
-        self._worker = RolloutWorker(
-            engine_id,
-            broker,
+        worker = RolloutWorker(
+            self._tally,
+            self._broker,
             episodes.run,
             max_concurrent_rollouts=config.max_concurrent_rollouts,
-            group_size=group_size,
-            heartbeat_seconds=heartbeat_seconds,
+            group_size=self._group_size,
+            heartbeat_seconds=self._heartbeat_seconds,
         )
-        self._receiver = Receiver(
-            engine_id,
-            self._engine,
-            broadcaster,
+        receiver = Receiver(
+            self._tally.engine_id,
+            engine,
+            self._broadcaster,
             SharedMemoryTransport(),
-            expected=self._engine.inventory(),
-            on_version=self._worker.on_version,
-            timeout=weight_sync.timeout_seconds,
+            expected=engine.inventory(),
+            on_version=worker.on_version,
+            timeout=self._weight_sync.timeout_seconds,
         )
-
-    async def start(self) -> None:
-        """Loads the model; the engine is STALE until the first version comes."""
-        await self._engine.start()
-
-    async def run(self) -> None:
-        """Follows the weights and works until `stop`, or until the run is over.
-
-        Raises:
-            EngineDied: The engine is gone.
-            QueuesError: The broker is.
-            WeightSyncError: An update left the engine in an unknown state.
-        """
-        try:
-            async with asyncio.TaskGroup() as tasks:
-                tasks.create_task(self._receiver.run(self._stop))
-                await self._worker.run(self._stop)
-                self._stop.set()
-        except BaseExceptionGroup as errors:
-            error = gravest(errors)
-            if not isinstance(error, QueueClosed):  # the broker left while a version arrived
-                raise error from errors
-        finally:
-            await self._engine.close()
-
-    async def statistics(self) -> dict[str, Any]:
-        """See `RolloutWorker.statistics`."""
-        return self._worker.statistics()
-
-    async def stop(self) -> None:
-        """Ends `run` within seconds; what is running is aborted."""
-        self._stop.set()
+        return _Parts(engine, worker, receiver)
 
 
 def build_engine(

@@ -12,13 +12,11 @@ expire. An engine that died, or a broker that is lost, ends it with that error.
 """
 
 import asyncio
-from collections import Counter
 from collections.abc import Awaitable, Callable
-from typing import Any
 
 from actors.errors import InputError, RolloutFailed
 from actors.failures import gravest
-from actors.occupancy import Occupancy
+from actors.tally import Tally
 from queues.errors import QueueClosed, SchemaError
 from queues.protocols import WorkQueue
 from queues.records import Lease, PutStatus, Rollout, RolloutGroup
@@ -32,7 +30,7 @@ class RolloutWorker:
     """Keeps one engine full of rollouts.
 
     Args:
-        engine_id: Holder of the leases.
+        tally: Counts what is done; its engine holds the leases.
         work: The broker.
         run_episode: Makes one rollout of a lease, given the sample's index.
         max_concurrent_rollouts: Room, in rollouts; groups begin and end as a whole.
@@ -45,7 +43,7 @@ class RolloutWorker:
 
     def __init__(
         self,
-        engine_id: str,
+        tally: Tally,
         work: WorkQueue,
         run_episode: Callable[[Lease, int], Awaitable[Rollout]],
         *,
@@ -58,9 +56,9 @@ class RolloutWorker:
                 f"actors.max_concurrent_rollouts = {max_concurrent_rollouts} must be at least "
                 f"prompts.group_size = {group_size}: no group could ever be leased"
             )
-        self.engine_id = engine_id
-        self.version: int | None = None
-        """What the engine serves; None before the first weights."""
+        self._tally = tally
+        self._engine_id = tally.engine_id
+        self._occupancy = tally.occupancy
         self._work = work
         self._run_episode = run_episode
         self._slots = max_concurrent_rollouts
@@ -68,15 +66,11 @@ class RolloutWorker:
         self._heartbeat_seconds = heartbeat_seconds
         self._held: dict[tuple[str, int], asyncio.Task[None]] = {}
         self._changed = asyncio.Event()
-        self._occupancy = Occupancy()
-        self._tokens = 0
-        self._rollouts = 0
-        self._groups: Counter[str] = Counter()
 
     async def on_version(self, version: int) -> None:
         """The engine serves this version from now on."""
-        await self._work.serving(self.engine_id, version)
-        self.version = version
+        await self._work.serving(self._engine_id, version)
+        self._tally.version = version
         self._occupancy.serve()
         self._changed.set()
 
@@ -99,7 +93,7 @@ class RolloutWorker:
                         self._changed.clear()
                         await self._changed.wait()
                         continue
-                    for lease in await self._work.lease(self.engine_id, room, POLL_SECONDS):
+                    for lease in await self._work.lease(self._engine_id, room, POLL_SECONDS):
                         self._begin(lease, tasks)
                 for task in (*background, *self._held.values()):
                     task.cancel()
@@ -107,27 +101,12 @@ class RolloutWorker:
             error = gravest(errors)
             if not isinstance(error, QueueClosed):
                 raise error from errors
-
-    def statistics(self) -> dict[str, Any]:
-        """What it did so far, as JSON; tokens are those of rollouts that came to their end."""
-        occupancy = self._occupancy
-        occupancy.settle()
-        return {
-            "engine_id": self.engine_id,
-            "version": self.version,
-            "tokens_generated": self._tokens,
-            "rollouts": self._rollouts,
-            "groups": dict(self._groups),
-            "running_rollouts": occupancy.running,
-            "mean_running_rollouts": occupancy.mean_running,
-            "serving_seconds": occupancy.serving_seconds,
-            "idle_seconds": dict(occupancy.idle_seconds),
-            "idle_fraction": occupancy.idle_fraction,
-        }
+        finally:
+            self._occupancy.freeze()
 
     def _room(self) -> int:
         """Rollouts that may begin now."""
-        return 0 if self.version is None else self._slots - self._occupancy.running
+        return 0 if self._tally.version is None else self._slots - self._occupancy.running
 
     def _begin(self, lease: Lease, tasks: asyncio.TaskGroup) -> None:
         self._occupancy.change(lease.group_size)
@@ -149,18 +128,18 @@ class RolloutWorker:
                 attempt=lease.attempt,
                 rollouts=await self._sample(lease),
             )
-            status = await self._work.put(self.engine_id, encode(group))
+            status = await self._work.put(self._engine_id, encode(group))
         except (RolloutFailed, SchemaError) as error:
             reason = error.reason if isinstance(error, RolloutFailed) else "schema"
-            self._groups["failed"] += 1
+            self._tally.groups["failed"] += 1
             await self._work.fail(
-                self.engine_id, lease.group_id, lease.attempt, reason=reason, error=str(error)
+                self._engine_id, lease.group_id, lease.attempt, reason=reason, error=str(error)
             )
         except asyncio.CancelledError:
-            self._groups["aborted"] += 1
+            self._tally.groups["aborted"] += 1
             raise
         else:
-            self._groups[PutStatus(status).value] += 1
+            self._tally.groups[PutStatus(status).value] += 1
 
     async def _sample(self, lease: Lease) -> list[Rollout]:
         """All rollouts of a group; the first that fails aborts the others."""
@@ -176,8 +155,8 @@ class RolloutWorker:
 
     async def _episode(self, lease: Lease, index: int) -> Rollout:
         rollout = await self._run_episode(lease, index)
-        self._tokens += sum(rollout.loss_mask)
-        self._rollouts += 1
+        self._tally.tokens += sum(rollout.loss_mask)
+        self._tally.rollouts += 1
         return rollout
 
     async def _heartbeat(self) -> None:
@@ -186,7 +165,7 @@ class RolloutWorker:
             await asyncio.sleep(self._heartbeat_seconds)
             if not self._held:
                 continue
-            for group_id in await self._work.heartbeat(self.engine_id, list(self._held)):
+            for group_id in await self._work.heartbeat(self._engine_id, list(self._held)):
                 for key, task in list(self._held.items()):
                     if key[0] == group_id:
                         task.cancel()

@@ -74,7 +74,7 @@ class ScriptedEngine:
         prompt_ids: Sequence[int],
         sampling: SamplingParameters,
         *,
-        cache_salt: str,
+        cache_salt: str | None = None,
     ) -> Generation:
         """See `RolloutEngine.generate`; without a seed the request id stands for one."""
         self._check_open()
@@ -99,6 +99,7 @@ class ScriptedEngine:
             logprobs=[-_unit(f"{origin}|{position}|logprob") for position in range(count)],
             versions=versions,
             finish_reason=FinishReason.STOP if length == count else FinishReason.LENGTH,
+            cache_salt=str(versions[0]) if cache_salt is None else cache_salt,
         )
 
     async def pause(self) -> None:

@@ -80,6 +80,13 @@ class VllmEngine:
             "seed": seed,
         }
         self._engine: Any = None
+        self._admits = asyncio.Event()
+        """Cleared while the engine is paused: requests wait here and not in vLLM's queue."""
+        self._admits.set()
+        self._unstarted: set[str] = set()
+        """Requests without a token whose salt names the version that they were admitted under."""
+        self._recalled: set[str] = set()
+        """Those of them that a pause took back; they are admitted again after it."""
 
     async def start(self) -> None:
         """See `RolloutEngine.start`; takes half a minute, and generates a little to warm up.
@@ -112,7 +119,7 @@ class VllmEngine:
                 label = -1 if self._version is None else self._version
                 await self._engine.update_weight_version(str(label))
                 sampling = SamplingParameters(temperature=1.0, max_new_tokens=WARM_UP_TOKENS)
-                await self._generate("warm-up", [0], sampling, "warm-up")
+                await self._sample("warm-up", [0], sampling, "warm-up")
         except BaseException:
             await self.close()
             raise
@@ -137,17 +144,40 @@ class VllmEngine:
         prompt_ids: Sequence[int],
         sampling: SamplingParameters,
         *,
-        cache_salt: str,
+        cache_salt: str | None = None,
     ) -> Generation:
         """See `RolloutEngine.generate`."""
         if self._version is None:
             raise EngineStale(f"{request_id}: no policy version has been loaded yet")
         with _typed_errors():
-            return await self._generate(request_id, prompt_ids, sampling, cache_salt)
+            if cache_salt is not None:
+                await self._admitted()
+                return await self._sample(request_id, prompt_ids, sampling, cache_salt)
+            while True:
+                await self._admitted()
+                self._unstarted.add(request_id)
+                try:
+                    done = await self._sample(request_id, prompt_ids, sampling, str(self._version))
+                    if (
+                        request_id not in self._recalled
+                        or done.finish_reason is not FinishReason.ABORTED
+                    ):
+                        return done
+                finally:
+                    self._unstarted.discard(request_id)
+                    self._recalled.discard(request_id)
 
-    async def _generate(
+    async def _admitted(self) -> None:
+        """Returns while the engine is not paused."""
+        while not self._admits.is_set():  # it may be paused again before a waiter wakes
+            await self._admits.wait()
+        if self._engine is None:
+            raise EngineDied("the engine was closed")
+
+    async def _sample(
         self, request_id: str, prompt_ids: Sequence[int], sampling: SamplingParameters, salt: str
     ) -> Generation:
+        """One request of vLLM, which has it before anything else can run here."""
         from vllm import SamplingParams
         from vllm.inputs import tokens_input
         from vllm.sampling_params import RequestOutputKind
@@ -163,33 +193,43 @@ class VllmEngine:
                 logprobs=0,
                 flat_logprobs=True,
                 detokenize=False,
-                output_kind=RequestOutputKind.FINAL_ONLY,
+                output_kind=RequestOutputKind.DELTA,
+                stream_interval=sampling.max_new_tokens,  # the first token, then all others
             ),
             request_id,
         )
-        output = await anext(stream)
-        await stream.aclose()
-        completion = output.outputs[0]
+        token_ids: list[int] = []
+        logprobs: list[float] = []
+        async for output in stream:
+            self._unstarted.discard(request_id)
+            completion = output.outputs[0]
+            token_ids += completion.token_ids
+            logprobs += completion.logprobs.logprobs
         versions: list[int] = []
         for span in completion.weight_versions or ():
             versions += [int(span.version)] * (span.end - span.start)
-        if len(versions) != len(completion.token_ids):
+        if len(versions) != len(token_ids):
             raise ActorsError(
-                f"{request_id}: vLLM stamped {len(versions)} of {len(completion.token_ids)} tokens"
+                f"{request_id}: vLLM stamped {len(versions)} of {len(token_ids)} tokens"
             )
         return Generation(
-            token_ids=list(completion.token_ids),
-            logprobs=list(completion.logprobs.logprobs),
+            token_ids=token_ids,
+            logprobs=logprobs,
             versions=versions,
             finish_reason=_FINISH_REASONS.get(completion.finish_reason, FinishReason.ERROR),
+            cache_salt=salt,
         )
 
     async def pause(self) -> None:
-        """See `UpdatableEngine.pause`."""
+        """See `UpdatableEngine.pause`; takes requests back that have not begun."""
+        self._admits.clear()
         with _typed_errors():
             await self._engine.pause_generation(
                 mode=self._pause_mode, clear_cache=self._clear_cache
             )
+            recalled, self._unstarted = self._unstarted, set()
+            self._recalled |= recalled
+            await self._engine.abort(recalled)
 
     async def load(self, weights: StagedWeights, version: int) -> None:
         """See `UpdatableEngine.load`; the worker maps the staged memory, nothing is copied here."""
@@ -213,11 +253,13 @@ class VllmEngine:
         """See `UpdatableEngine.resume`."""
         with _typed_errors():
             await self._engine.resume_generation()
+        self._admits.set()
 
     async def close(self) -> None:
         """See `RolloutEngine.close`."""
         if self._engine is not None:
             engine, self._engine = self._engine, None
+            self._admits.set()
             log = logging.getLogger("vllm")
             level = log.level
             log.setLevel(logging.CRITICAL)  # it calls its own shutdown an engine failure

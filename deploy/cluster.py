@@ -25,7 +25,7 @@ def cluster(config: RunConfig, logs: Path) -> Iterator[None]:
     Raises:
         InputError: No cluster answers at the address, or it is too small.
     """
-    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "1")
     address = config.deploy.ray_address
     local = address == "local"
     try:

@@ -28,12 +28,20 @@ class DeployConfig(BaseModel):
 
     ray_address: str = "local"
     """`local` starts a cluster on this machine for the run; else an address, or `auto`."""
+    metrics_port: int = Field(default=0, ge=0, le=0)
+    """Port of a metrics endpoint; 0 is none, which is all there is so far."""
     runs_dir: Path = Path("runs")
     """Folder of run folders, relative to where the command runs."""
-    start_timeout_seconds: float = Field(default=300, gt=0)
-    """Deadline for every process to be up and the first weights to be served."""
-    stall_seconds: float = Field(default=300, gt=0)
-    """A run in which no batch is trained for so long is ended, naming who waits for what."""
+    start_timeout_seconds: float = Field(default=600, gt=0)
+    """Deadline for every process to have loaded the model."""
+    stall_seconds: float = Field(default=900, gt=0)
+    """A run in which for so long no batch is trained and no result accepted is ended, naming who
+    waits for what. It must exceed the longest step and the longest rollout."""
+    checkpoint_seconds: float = Field(default=15, gt=0)
+    """After an interrupt: how long the learner may take to end its step and save a checkpoint."""
+    max_failed_groups: int = Field(default=64, ge=0)
+    """Groups that may fail for good, by a reward that raises or a prompt that does not fit, before
+    the run is ended with their last error."""
 
 
 class RunConfig(BaseModel):
@@ -76,6 +84,16 @@ class RunConfig(BaseModel):
                 f"actors.top_p = {self.actors.top_p} and actors.top_k = {self.actors.top_k} "
                 "renormalise the behaviour policy, so its ratio to the learner's is wrong; use "
                 "top_p = 1.0 and top_k = -1 with an importance-weighted loss"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _a_group_has_room(self) -> Self:
+        room, size = self.actors.max_concurrent_rollouts, self.prompts.group_size
+        if room < size:
+            raise ValueError(
+                f"actors.max_concurrent_rollouts = {room} must be at least prompts.group_size = "
+                f"{size}: no group could ever be leased"
             )
         return self
 

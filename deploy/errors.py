@@ -6,6 +6,7 @@ DeployError                  exit code 1
 └── Interrupted              exit code 130: stopped by the user, after a checkpoint
 """
 
+from pathlib import Path
 from typing import ClassVar
 
 
@@ -23,6 +24,11 @@ class InputError(DeployError, ValueError):
 
 class RunFailed(DeployError):
     """A process of the run died or raised; names the process and the cause."""
+
+    def add_logs(self, folder: Path) -> None:
+        """Says where the output of the processes is, unless the user's input is to blame."""
+        if self.exit_code == 1:
+            self.args = (f"{self}\nthe output of every process is in {folder}",)
 
 
 class Interrupted(DeployError):

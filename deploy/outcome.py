@@ -63,7 +63,8 @@ def _figures(summary: dict[str, Any]) -> list[tuple[str, str]]:
 
 def _change(series: list[dict[str, Any]]) -> str:
     first, last = series[0], series[-1]
-    return f"{first['score']:.3f} → {last['score']:.3f} ({last['size']} problems)"
+    scores = f"{_number(first['score'], '.3f')} → {_number(last['score'], '.3f')}"
+    return f"{scores} ({last['size']} problems)"
 
 
 def _mismatch(summary: dict[str, Any], kind: str) -> str:

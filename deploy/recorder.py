@@ -1,6 +1,7 @@
-"""Follows a run: gathers what its processes report, writes it down, and notices when nothing moves.
+"""Follows a run: gathers what its processes report, writes it down, and ends one that goes wrong.
 
-Leaves out what the figures mean (`summary`) and how they look (`progress`, `report`).
+Goes wrong: nothing moves for too long, too many groups fail for good, or a token older than the
+bound was trained. Leaves out what the figures mean (`summary`) and how they look (`progress`).
 """
 
 import asyncio
@@ -8,15 +9,18 @@ import time
 from dataclasses import asdict
 from typing import Any
 
+from deploy.config import RunConfig
 from deploy.errors import RunFailed
 from deploy.progress import Screen
 from deploy.run_directory import RunDirectory
-from deploy.summary import Record, summarise
+from deploy.summary import Record, Row, summarise
 from queues.ray_broker import BrokerClient
 from queues.status import BrokerStatus
 from weight_sync.ray_broadcaster import BroadcasterClient
 
 POLL_SECONDS = 0.5
+ANSWER_SECONDS = 30.0
+"""Deadline of an actor's answer about itself."""
 RECENT = 10
 """Batches that the shown tokens per second are taken over."""
 
@@ -26,6 +30,7 @@ class Recorder:
 
     def __init__(
         self,
+        config: RunConfig,
         record: Record,
         directory: RunDirectory,
         screen: Screen,
@@ -33,30 +38,35 @@ class Recorder:
         broker: BrokerClient,
         broadcaster: BroadcasterClient,
         actors: list[Any],
-        stall_seconds: float,
-        checkpoint_every: int,
     ) -> None:
-        self._record, self._directory, self._screen = record, directory, screen
+        self._config, self._record = config, record
+        self._directory, self._screen = directory, screen
         self._broker, self._broadcaster, self._actors = broker, broadcaster, actors
-        self._stall_seconds, self._checkpoint_every = stall_seconds, checkpoint_every
         self._moved_at = time.monotonic()
         self._moving: object = None
 
     async def follow(self) -> None:
-        """Gathers until the last batch is trained, with a summary at every checkpoint.
+        """Gathers until it is cancelled, with a summary at every checkpoint.
 
         Raises:
-            RunFailed: Neither a batch nor an evaluation ended for `stall_seconds`.
+            RunFailed: The run goes wrong; says how.
         """
-        while self._record.version < self._record.steps:
+        every = self._config.learner.checkpoint_every
+        while True:
             await asyncio.sleep(POLL_SECONDS)
-            checkpoints = self._record.version // self._checkpoint_every
-            status = await self.gather()
-            if self._record.version // self._checkpoint_every > checkpoints:
-                await self.conclude(status="running")
+            checkpoints = self._record.version // every
+            status = await self._gather()
+            if self._record.version // every > checkpoints:
+                await self._summarise("running")
+            self._check_failures(status)
             self._check_movement(status)
 
-    async def gather(self) -> BrokerStatus:
+    async def conclude(self, status: str) -> None:
+        """Gathers for the last time; to be called when `follow` has ended."""
+        await self._gather()
+        await self._summarise(status)
+
+    async def _gather(self) -> BrokerStatus:
         """Takes everything that was reported since the last call."""
         record = self._record
         status = await self._broker.status(after=record.version - 1)
@@ -66,29 +76,54 @@ class Recorder:
         record.swaps.extend(swaps)
         self._directory.append("metrics.jsonl", batches)
         self._directory.append("swaps.jsonl", swaps)
+        self._check_lags(batches)
         if batches:
             self._screen.batch(batches[-1], tokens_per_second=self._tokens_per_second())
         return status
 
-    async def conclude(self, *, status: str) -> dict[str, Any]:
-        """Gathers once more, with actors and accounts, and writes `summary.json`."""
-        await self.gather()
-        self._record.actors = await asyncio.gather(*[a.statistics.remote() for a in self._actors])
+    async def _summarise(self, status: str) -> None:
+        """Asks the actors and the accounts, and writes `summary.json`."""
+        async with asyncio.timeout(ANSWER_SECONDS):
+            asked = [actor.statistics.remote() for actor in self._actors]
+            self._record.actors = await asyncio.gather(*asked)
         self._record.accounting = (await self._broker.accounting()).to_dict()
-        summary = summarise(self._record, status=status, now=time.time())
-        self._directory.write_summary(summary)
-        return summary
+        self._directory.write_summary(summarise(self._record, status=status, now=time.time()))
+
+    def _check_lags(self, batches: list[dict[str, Any]]) -> None:
+        for row in batches:
+            if (row["max_lag"] or 0) > self._record.max_staleness:
+                raise RunFailed(
+                    f"batch {row['version']} trained a token of lag {row['max_lag']}, above "
+                    f"queues.max_staleness = {self._record.max_staleness}"
+                )
+
+    def _check_failures(self, status: BrokerStatus) -> None:
+        failed, allowed = status.depth["failed"], self._config.deploy.max_failed_groups
+        if failed > allowed:
+            raise RunFailed(
+                f"{failed} groups failed for good, more than deploy.max_failed_groups = {allowed}; "
+                f"the last failure: {status.last_error}"
+            )
 
     def _check_movement(self, status: BrokerStatus) -> None:
-        moving = (status.version, status.depth["ready"], tuple(status.evaluations))
+        moving = (status.version, status.accepted)
         if moving != self._moving:
             self._moving, self._moved_at = moving, time.monotonic()
-        elif time.monotonic() - self._moved_at > self._stall_seconds:
-            raise RunFailed(
-                f"nothing moved for deploy.stall_seconds = {self._stall_seconds:g}: version "
-                f"{status.version}, groups {dict(status.depth)}, engines {dict(status.engines)}, "
-                f"the learner waits for {list(status.waits_for)}"
-            )
+        elif time.monotonic() - self._moved_at > self._config.deploy.stall_seconds:
+            raise RunFailed(self._explain_stall(status))
+
+    def _explain_stall(self, status: BrokerStatus) -> str:
+        failed_swaps: list[Row] = [row for row in self._record.swaps if row["error"]]
+        parts = [
+            f"nothing moved for deploy.stall_seconds = {self._config.deploy.stall_seconds:g}",
+            f"version {status.version}, groups {dict(status.depth)}, engines serve "
+            f"{dict(status.engines)}",
+            f"unfinished evaluations: {', '.join(status.evaluations) or 'none'}",
+            f"the learner waits for {', '.join(status.waits_for) or 'nobody in particular'}",
+            f"last failure: {status.last_error or 'none'}",
+            f"last failed weight update: {failed_swaps[-1]['error'] if failed_swaps else 'none'}",
+        ]
+        return "; ".join(parts)
 
     def _tokens_per_second(self) -> float | None:
         recent = self._record.batches[-RECENT:]

@@ -46,7 +46,7 @@ def _reward(axes: "Axes", record: Record) -> None:
             axes.plot(
                 [r["version"] for r in series], [r["score"] for r in series], "o-", label=label
             )
-    axes.set(title="Reward", xlabel="policy version", ylim=(0, None))
+    axes.set(title="Reward", xlabel="policy version")
     axes.legend(loc="lower right")
 
 
@@ -84,9 +84,9 @@ def _timeline(axes: "Axes", batches: Sequence[Row], swaps: Sequence[Row]) -> Non
         return
     begin, end = batches[0]["step_started_at"], batches[-1]["published_at"]
     for row in batches:
-        axes.barh(
-            0, row["step_finished_at"] - row["step_started_at"], left=row["step_started_at"] - begin
-        )
+        seconds = row["step_finished_at"] - row["step_started_at"]
+        left = row["step_started_at"] - begin
+        axes.barh(0, seconds, left=left, color="tab:blue", edgecolor="white")
     engines = sorted({swap["engine_id"] for swap in swaps})
     for place, engine in enumerate(engines, 1):
         for swap in swaps:

@@ -14,7 +14,11 @@ travel by `weight_sync`.
 import asyncio
 import signal
 import time
+from contextlib import suppress
 from typing import Any
+
+import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from actors.ray_actor import create_actor
 from deploy import heldout
@@ -29,12 +33,10 @@ from deploy.run_directory import RunDirectory
 from deploy.summary import Record, summarise
 from deploy.tasks import all_or_first_error, named
 from learner.ray_group import create_learner
-from queues.errors import QueueClosed
+from queues.accounts import newest_checkpoint, read_accounting
+from queues.errors import QueueClosed, QueuesError
 from queues.ray_broker import create_broker
 from weight_sync.ray_broadcaster import create_broadcaster
-
-CHECKPOINT_SECONDS = 15.0
-"""From the user's interrupt to the last checkpoint."""
 
 
 def run(
@@ -47,7 +49,7 @@ def run(
 
     Raises:
         RunFailed: A process of the run died or raised, or nothing moved before a deadline.
-        Interrupted: The user stopped it; a checkpoint was saved.
+        Interrupted: The user stopped it; names the newest checkpoint.
     """
     record = Record(
         name=config.name,
@@ -64,7 +66,12 @@ def run(
     except Interrupted:
         status = "interrupted"
         raise
+    except RunFailed as error:
+        error.add_logs(directory.logs)
+        raise
     finally:
+        if directory.ledger.exists():
+            record.accounting = read_accounting(directory.path).to_dict()
         summary = summarise(record, status=status, now=time.time())
         directory.write_summary(summary)
         draw(record, directory.picture)
@@ -97,7 +104,8 @@ class Run:
             config.actors.count,
             permit_seconds=config.weight_sync.timeout_seconds,
         )
-        self.learner = create_learner(config.objective)
+        here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+        self.learner = create_learner(config.objective, scheduling_strategy=here)
         self.actors = [
             create_actor(
                 index,
@@ -109,18 +117,18 @@ class Run:
                 heartbeat_seconds=config.queues.heartbeat_seconds,
                 broker=self.broker,
                 broadcaster=self.broadcaster,
+                scheduling_strategy=here,
             )
             for index in range(config.actors.count)
         ]
         self.recorder = Recorder(
+            config,
             record,
             directory,
             screen,
             broker=self.broker,
             broadcaster=self.broadcaster,
             actors=self.actors,
-            stall_seconds=config.deploy.stall_seconds,
-            checkpoint_every=config.learner.checkpoint_every,
         )
 
     async def run(self) -> None:
@@ -131,13 +139,14 @@ class Run:
         training = asyncio.create_task(self.train())
         waiting = asyncio.create_task(interrupted.wait())
         await asyncio.wait({training, waiting}, return_when=asyncio.FIRST_COMPLETED)
-        if training.done():
-            waiting.cancel()
-            return training.result()
-        self.screen.say("stopping: the learner ends its step and saves a checkpoint")
-        await self.stop_learner()
-        training.cancel()
-        raise Interrupted(f"stopped by the user at version {self.record.version}")
+        if not training.done():
+            await self.interrupt(training)
+        waiting.cancel()
+        try:
+            await training
+        finally:
+            with suppress(QueuesError):
+                await self.broker.close()
 
     async def train(self) -> None:
         """The whole run: start, learn, score."""
@@ -151,10 +160,10 @@ class Run:
                     *(named(f"actor-{i}", a.run.remote()) for i, a in enumerate(self.actors)),
                     named("feeder", self.feed()),
                     named("evaluation", self.collect_scores()),
-                    named("recorder", self.recorder.follow()),
-                ]
+                ],
+                meanwhile=[named("recorder", self.recorder.follow())],
             )
-        await self.recorder.conclude(status="done")
+        await self.recorder.conclude("done")
 
     async def start(self) -> None:
         """Loads the model in the learner and in every engine at once."""
@@ -194,7 +203,7 @@ class Run:
             self.broadcaster,
             steps=self.config.steps,
             checkpoints=str(self.directory.checkpoints),
-            bucket_bytes=self.config.weight_sync.bucket_bytes,
+            weight_sync=self.config.weight_sync,
         )
 
     async def feed(self) -> None:
@@ -218,9 +227,21 @@ class Run:
             self.record.add_scores(version, scores, now=time.time())
             self.screen.score(version, {kind: score.score for kind, score in scores.items()})
 
-    async def stop_learner(self) -> None:
-        """Lets the learner end its step and save, if it has begun."""
+    async def interrupt(self, training: "asyncio.Task[None]") -> None:
+        """Lets the learner end its step and save, and ends everything else.
+
+        Raises:
+            Interrupted: Always; names the newest checkpoint.
+        """
         if self.learning is not None:
-            await self.learner.stop.remote()
-            await asyncio.wait({self.learning}, timeout=CHECKPOINT_SECONDS)
-            await self.recorder.conclude(status="interrupted")
+            self.screen.say("stopping: the learner ends its step and saves a checkpoint")
+            self.learner.stop.remote()
+            await asyncio.wait({self.learning}, timeout=self.config.deploy.checkpoint_seconds)
+        training.cancel()
+        await asyncio.wait({training})
+        if self.learning is not None:
+            await self.recorder.conclude("interrupted")
+        await self.broker.close()
+        saved = newest_checkpoint(self.directory.path)
+        where = f"version {saved[0]} is in {saved[1]}" if saved else "no checkpoint was saved yet"
+        raise Interrupted(f"stopped by the user; {where}")

@@ -16,6 +16,7 @@ from typing import Any
 
 from deploy.config import RunConfig
 from deploy.errors import InputError
+from queues.accounts import is_open
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,9 +34,12 @@ class RunDirectory:
             replace: Delete a run of the same name first.
 
         Raises:
-            InputError: There is a run of that name already, or the folder cannot be written.
+            InputError: There is a run of that name already, or it is still going on, or the folder
+                cannot be written.
         """
         directory = cls((config.deploy.runs_dir / config.name).absolute())
+        if is_open(directory.path):
+            raise InputError(f"a run named {config.name!r} is going on; choose another name")
         if directory.recipe_file.exists() and not replace:
             raise InputError(
                 f"a run named {config.name!r} exists in {directory.path.parent}; choose another "
@@ -79,6 +83,11 @@ class RunDirectory:
     def recipe_file(self) -> Path:
         """The resolved recipe, as JSON."""
         return self.path / "recipe.json"
+
+    @property
+    def ledger(self) -> Path:
+        """The broker's database; what is in it, `queues.accounts` reads."""
+        return self.path / "ledger.sqlite"
 
     @property
     def checkpoints(self) -> Path:

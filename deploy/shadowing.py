@@ -11,11 +11,20 @@ PACKAGES = ("actors", "learner", "queues", "weight_sync")
 def check_not_shadowed() -> None:
     """Compares where each package is found with where this one is.
 
+    Ray puts the folder that a command runs in first on the path of its workers, so a folder there
+    counts even where this process still finds the right one.
+
     Raises:
         InputError: Another folder is imported in place of one of ours.
     """
     ours = Path(__file__).resolve().parent.parent
     for name in PACKAGES:
+        local = [path for path in (Path.cwd() / name, Path.cwd() / f"{name}.py") if path.exists()]
+        if local and Path.cwd().resolve() != ours:
+            raise InputError(
+                f"{local[0]} hides Headway's package {name!r} from the processes of a run; rename "
+                "it, or run headway from another folder"
+            )
         spec = importlib.util.find_spec(name)
         origin = None if spec is None or spec.origin is None else Path(spec.origin).resolve()
         if origin is None or origin.parent.parent != ours:

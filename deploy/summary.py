@@ -1,4 +1,4 @@
-"""Figures of a run from what it recorded: `summary.json` (DESIGN section 10), pure functions."""
+"""Figures of a run from what it recorded: `summary.json`, as pure functions."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence

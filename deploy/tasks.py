@@ -45,11 +45,19 @@ def _first_line(error: BaseException) -> str:
     return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
-async def all_or_first_error(tasks: Iterable["asyncio.Task[Any]"]) -> None:
-    """Waits for all tasks; at the first failure cancels the others and raises it."""
-    pending = set(tasks)
+async def all_or_first_error(
+    tasks: Iterable["asyncio.Task[Any]"], *, meanwhile: Iterable["asyncio.Task[Any]"] = ()
+) -> None:
+    """Waits for all tasks; at the first failure cancels the others and raises it.
+
+    Args:
+        tasks: Each has to end well.
+        meanwhile: Run as long as any of `tasks` does, and may fail like them.
+    """
+    needed, extra = set(tasks), set(meanwhile)
+    pending = needed | extra
     try:
-        while pending:
+        while needed & pending:
             done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
                 task.result()

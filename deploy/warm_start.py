@@ -5,9 +5,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from actors.sources.demonstrations import load_demonstrations
-from deploy import heldout
 from deploy.config import RunConfig
 from deploy.errors import InputError
+from deploy.inputs import ORIGIN_FILE, load_heldout, warm_start_origin
 from deploy.progress import Screen
 from learner.config import SftConfig
 
@@ -27,16 +27,12 @@ def warm_start(config: RunConfig, screen: Screen, *, replace: bool) -> Path:
     folder = config.warm_start
     if folder.exists() and not replace:
         raise InputError(f"{folder} exists; choose another name, or delete it with --replace")
-    planned = (
-        heldout.plan(config.heldout, steps=config.steps, temperature=config.actors.temperature)
-        if config.heldout
-        else []
-    )
+    _, problems = load_heldout(config)
     pairs = load_demonstrations(
         config.sft.demonstrations,
         options=config.sft.options,
         seed=config.seed,
-        heldout_size=max((p.size for p in planned), default=0),
+        heldout=frozenset(problem.text for problem in problems),
     )
     screen.say("loading torch and DeepSpeed")
     _train(config, config.sft, pairs, screen)
@@ -78,5 +74,6 @@ def _train(
         train_supervised(engine, examples, sft, screen.supervised)
     engine.save_model(partial)
     engine.close()
+    (partial / ORIGIN_FILE).write_text(warm_start_origin(config))
     shutil.rmtree(folder, ignore_errors=True)
     partial.rename(folder)

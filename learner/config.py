@@ -170,9 +170,7 @@ class SftConfig(OptimizerConfig):
     """A source of (prompt, completion) pairs: a JSONL file with the fields prompt and completion,
     or the name or dotted path of a prompt source that has worked examples."""
     options: dict[str, Any] = {}
-    """Passed to the source."""
-    examples: int = Field(default=60_000, ge=1)
-    """Demonstrations drawn from a source (a file is read whole)."""
+    """Keywords of the source's `demonstrations`."""
     steps: int = Field(default=1000, ge=1)
     batch_tokens: int = Field(default=1024, ge=16)
     """Least tokens of one optimizer step, prompts included."""

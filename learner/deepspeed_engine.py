@@ -17,21 +17,19 @@ from torch import Tensor
 
 from learner.config import OptimizerConfig
 from learner.errors import TrainingDiverged
-from learner.model import Policy, load_tokenizer
+from learner.model import Policy, check_packing, load_tokenizer
 from learner.schedule import rate_factor
 
 
-def _join_group(rank: int, ranks: int, address: str | None) -> None:
-    """Joins the process group of the learner; a single rank listens on a free local port."""
+def _join_group() -> None:
+    """Makes a process group of this one rank, on a free local port."""
     if dist.is_initialized():
         return
-    host, port = ("127.0.0.1", "0") if address is None else address.rsplit(":", 1)
-    if address is None:
-        with socket.socket() as probe:
-            probe.bind((host, 0))
-            port = str(probe.getsockname()[1])
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
     os.environ.update(
-        MASTER_ADDR=host, MASTER_PORT=port, RANK=str(rank), WORLD_SIZE=str(ranks), LOCAL_RANK="0"
+        MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), RANK="0", WORLD_SIZE="1", LOCAL_RANK="0"
     )
     if torch.cuda.is_available():
         deepspeed.init_distributed(dist_backend="nccl", verbose=False)
@@ -73,11 +71,8 @@ class DeepSpeedEngine:
         dtype: str,
         total_steps: int,
         temperature: float = 1.0,
-        rank: int = 0,
-        ranks: int = 1,
-        address: str | None = None,
     ) -> None:
-        _join_group(rank, ranks, address)
+        _join_group()
         self._config = config
         self._model_path = model_path
         self._temperature = temperature
@@ -92,19 +87,14 @@ class DeepSpeedEngine:
                 "zero_optimization": {"stage": zero_stage},
                 "gradient_clipping": config.gradient_clipping or math.inf,
                 "bf16": {"enabled": dtype == "bfloat16"},
+                "data_types": {"grad_accum_dtype": "fp32"},
                 "optimizer": _optimizer(config, policy),
             },
         )
         if zero_stage == 0 and dtype == "float32":
             self._engine.clip_fp32_gradients = self._clip  # DeepSpeed's own forgets the norm
         self._full_rates = [group["lr"] for group in self._optimizer.param_groups]
-        self._ranks = ranks
-
-    @property
-    def learning_rate(self) -> float:
-        """Rate of the next optimizer step (of AdamW, where Muon has its own)."""
-        factor = rate_factor(self._config.schedule, self._steps_taken, self._total_steps)
-        return self._config.learning_rate * factor
+        check_packing(self.forward, dtype=dtype)
 
     def forward(self, token_ids: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
         """See `TrainEngine.forward`."""
@@ -115,12 +105,12 @@ class DeepSpeedEngine:
         return logprobs, entropy
 
     def backward(self, loss: Tensor) -> None:
-        """See `TrainEngine.backward`; undoes DeepSpeed's average over ranks."""
+        """See `TrainEngine.backward`."""
         if not torch.isfinite(loss):
             raise TrainingDiverged(
                 f"the loss is {loss.item()} before optimizer step {self._steps_taken}"
             )
-        self._engine.backward(loss * self._ranks, scale_wrt_gas=False)
+        self._engine.backward(loss, scale_wrt_gas=False)
 
     def step(self) -> float:
         """See `TrainEngine.step`."""

@@ -52,7 +52,7 @@ class Learner:
         save: Callable[[int], Awaitable[None]],
         checkpoint_every: int,
         start_version: int = 0,
-        poll_seconds: float = 10.0,
+        poll_seconds: float = 2.0,
     ) -> None:
         """Takes its collaborators.
 

@@ -3,6 +3,7 @@
 Leaves out how a policy is trained (`deepspeed_engine`) and where it is saved (`checkpoint`).
 """
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,11 @@ from learner.logprobs import chunked_logprobs
 
 SPECIAL_TOKENS = ("<pad>", "<eos>", "<bos>")
 
-POSITION_BLIND = frozenset({"mamba", "mamba2", "qwen3_next", "qwen3_5", "rwkv", "falcon_mamba"})
-"""Model types whose layers carry state across a packed row whatever position_ids say."""
+RESHAPED_LOGITS = ("final_logit_softcapping", "logit_scale", "logits_scaling")
+"""Settings of models whose logits are not plainly hidden states times the output embedding."""
+
+PACKING_TOLERANCE = {"float32": 1e-3, "bfloat16": 0.25}
+"""Largest difference in a log-probability that rounding explains."""
 
 
 def build_tiny(config: TinyModelConfig, folder: Path, *, seed: int) -> None:
@@ -123,11 +127,11 @@ class Policy(nn.Module):
             temperature=temperature,
             chunk=self.chunk,
         )
-        follows = (position_ids[1:] > 0).to(logprobs.dtype)
-        pad = (1, 0)
+        follows = position_ids[1:] > 0
+        pad = nn.functional.pad
         return (
-            nn.functional.pad(logprobs * follows, pad),
-            nn.functional.pad(entropy * follows, pad),
+            pad(torch.where(follows, logprobs, 0.0), (1, 0)),
+            pad(torch.where(follows, entropy, 0.0), (1, 0)),
         )
 
 
@@ -142,18 +146,42 @@ def load_policy(path: str, *, dtype: str, attention: str, chunk: int) -> Policy:
 
     try:
         config = AutoConfig.from_pretrained(path)
-        if config.model_type in POSITION_BLIND:
-            raise InputError(
-                f"{path!r} is a {config.model_type} model: its layers ignore position_ids, so "
-                "packed sequences would see each other; models with plain attention can be trained"
-            )
         model = AutoModelForCausalLM.from_pretrained(
             path, dtype=getattr(torch, dtype), attn_implementation=attention
         )
-    except (OSError, ValueError, KeyError) as error:
-        if isinstance(error, InputError):
-            raise
+    except (ImportError, OSError, ValueError, KeyError) as error:
+        raise InputError(f"no language model can be loaded from {path!r}: {error}") from error
+    reshaped = [name for name in RESHAPED_LOGITS if getattr(config, name, None) not in (None, 1.0)]
+    if reshaped or getattr(model.get_output_embeddings(), "bias", None) is not None:
         raise InputError(
-            f"no causal language model can be loaded from {path!r}: {error}"
-        ) from error
+            f"{path!r} changes its logits after the output embedding "
+            f"({', '.join(reshaped) or 'a bias'}), which log-probabilities here leave out"
+        )
     return Policy(model, chunk=chunk)
+
+
+@torch.no_grad()
+def check_packing(
+    forward: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]], *, dtype: str
+) -> None:
+    """Compares two short sequences in one row with each alone.
+
+    Args:
+        forward: Log-probabilities of a row; see `TrainEngine.forward`.
+        dtype: That the policy computes in.
+
+    Raises:
+        InputError: The sequences see each other: linear attention, convolutions, or an attention
+            implementation that ignores where position_ids restart.
+    """
+    sequences = [torch.tensor([5, 3, 7, 4]), torch.tensor([4, 7, 3, 5, 6])]
+    places = [torch.arange(len(sequence)) for sequence in sequences]
+    packed, _ = forward(torch.cat(sequences), torch.cat(places))
+    alone = torch.cat([forward(*row)[0] for row in zip(sequences, places, strict=True)])
+    difference = float((packed - alone).abs().max())
+    if difference > PACKING_TOLERANCE[dtype]:
+        raise InputError(
+            f"sequences packed into one row see each other (log-probabilities differ by "
+            f"{difference:.3g}): this model's layers ignore position_ids, as linear attention and "
+            "convolutions do; only models with plain attention can be trained"
+        )

@@ -8,7 +8,13 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from queues.accounts import Accounting, export_parquet, newest_checkpoint, read_accounting
+    from queues.accounts import (
+        Accounting,
+        export_parquet,
+        is_open,
+        newest_checkpoint,
+        read_accounting,
+    )
     from queues.book import BatchRecord
     from queues.broker import Broker
     from queues.config import QueuesConfig
@@ -71,12 +77,13 @@ __all__ = [
     "decode",
     "encode",
     "export_parquet",
+    "is_open",
     "newest_checkpoint",
     "read_accounting",
 ]
 
 _MODULES = {
-    "accounts": ("Accounting", "export_parquet", "newest_checkpoint", "read_accounting"),
+    "accounts": ("Accounting", "export_parquet", "is_open", "newest_checkpoint", "read_accounting"),
     "book": ("BatchRecord",),
     "broker": ("Broker",),
     "config": ("QueuesConfig",),

@@ -4,6 +4,7 @@ Read from the ledger alone and without writing to it, so `headway inspect` works
 going on as well as on one whose processes are all dead.
 """
 
+import fcntl
 import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,7 +16,7 @@ from queues.errors import InputError, LedgerError
 from queues.groups import State, StateCounts
 from queues.journal import read_group
 from queues.ledger import Counts, count_rows
-from queues.ledger_tables import FILE_NAME, JOURNAL_NAME, check_schema_version
+from queues.ledger_tables import FILE_NAME, JOURNAL_NAME, LOCK_NAME, check_schema_version
 from queues.records import Purpose
 
 
@@ -58,6 +59,28 @@ def read_accounting(run_directory: Path) -> Accounting:
     """
     with _open(run_directory) as database:
         return account(count_rows(database))
+
+
+def is_open(run_directory: Path) -> bool:
+    """Whether a living broker holds the run; False where there is none, or no such folder.
+
+    The lock is tried for an instant, so a broker that opens the run in that very instant is refused
+    as if another were alive.
+
+    Raises:
+        LedgerError: The lock cannot be tried.
+    """
+    path = run_directory / LOCK_NAME
+    try:
+        with path.open("rb") as lock:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError as error:
+        raise LedgerError(f"{path}: cannot be tried: {error}") from error
+    return False
 
 
 def newest_checkpoint(run_directory: Path) -> tuple[int, Path] | None:

@@ -19,6 +19,8 @@ from queues.records import Lease, Prompt, Summary
 from queues.results_queue import ResultsQueue
 
 BATCHES_KEPT = 100
+UNREACHABLE = "version_not_reached"
+"""Why groups fail whose evaluation wants a version after the last one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +61,8 @@ class Book:
     """Where the source of prompts goes on."""
     ended: bool = False
     """The source has no more prompts."""
+    last_error: str | None = None
+    """The latest failed attempt, for whoever watches the run."""
 
     @property
     def training_over(self) -> bool:
@@ -165,11 +169,18 @@ class Book:
             self.groups.move(group, State.QUEUED)
             self.prompts.redeliver(group)
             return State.QUEUED
-        self.groups.move(group, State.FAILED, reason=reason)
-        if (run := self._evaluation(group)) is not None:
-            run.fail()
-            self._close_evaluation(run)
+        self._fail(group, reason)
         return State.FAILED
+
+    def settle(self) -> list[Group]:
+        """Once training is over: fail what waits for a version that will never come.
+
+        Those are evaluations; without it the run would wait for them and never end.
+        """
+        groups = self.prompts.pop_unreachable(self.version) if self.training_over else []
+        for group in groups:
+            self._fail(group, UNREACHABLE)
+        return groups
 
     # --- batches
 
@@ -217,6 +228,12 @@ class Book:
         self.batches.append(record)
 
     # --- inside
+
+    def _fail(self, group: Group, reason: str) -> None:
+        self.groups.move(group, State.FAILED, reason=reason)
+        if (run := self._evaluation(group)) is not None:
+            run.fail()
+            self._close_evaluation(run)
 
     def _choose(self) -> Choice:
         leased = Counter(group.due for group in self.groups.leased() if group.due is not None)

@@ -27,11 +27,11 @@ from typing import Any, TypeVar
 from queues import schema
 from queues.accounts import Accounting, account
 from queues.admission import Bounds
-from queues.book import BatchRecord, Book
+from queues.book import UNREACHABLE, BatchRecord, Book
 from queues.config import QueuesConfig
-from queues.errors import AccountingError, InputError, ProtocolError, QueueClosed
+from queues.errors import AccountingError, InputError, LedgerError, ProtocolError, QueueClosed
 from queues.evaluations import EvaluationRun
-from queues.groups import Group, State
+from queues.groups import ACCEPTED, Group, State
 from queues.journal import Journal, Location, read_group
 from queues.ledger import Ledger, dump_prompt
 from queues.ledger_tables import JOURNAL_NAME
@@ -49,7 +49,8 @@ class Broker:
     """Hosts the prompt queue and the results queue of one run; see `queues.protocols`.
 
     All calls belong to one event loop. After `close` they raise QueueClosed, and after a failed
-    commit LedgerError.
+    commit, or when leases cannot expire any more, LedgerError. Only `status` and `cursor`, which
+    read the memory, go on answering.
 
     Args:
         directory: The run's folder, on a local disk; holds `ledger.sqlite` and `journal/`. A run
@@ -89,6 +90,7 @@ class Broker:
             raise
         self._writer = Writer(self._ledger, self._journal, interval=config.commit_interval_seconds)
         self._closed = False
+        self._failure: LedgerError | None = None
         self._expiry: asyncio.Task[None] | None = None
         self._work = LongPolls(self._check_open)
         self._progress = LongPolls(self._check_open)
@@ -112,8 +114,11 @@ class Broker:
         Args:
             prompts: A group is made of each.
             cursor: Where the source goes on after them.
-            last: The source has ended; only then may the last batch be short.
+            last: The source has ended; only then may the last batch be short. If that ends training
+                before its last step, evaluations of versions that were not reached end without a
+                score, all their prompts failed.
         """
+        self._check_open()
         book = self._book
         if book.ended:
             raise ProtocolError("issue: the last prompts were issued before")
@@ -141,6 +146,7 @@ class Broker:
         Raises:
             QueueClosed: The run is over.
         """
+        self._check_open()
         if not prompts:
             raise InputError(f"evaluate: {name!r} has no prompts, must have at least 1")
         if min_version > (steps := self._book.bounds.steps):
@@ -205,7 +211,7 @@ class Broker:
             return []
         leases, durable = decided
         if self._expiry is None or self._expiry.done():
-            self._expiry = asyncio.create_task(self._expire_leases())
+            self._expiry = asyncio.create_task(self._watch_leases())
         await self._line.wake()
         await durable
         return leases
@@ -233,6 +239,7 @@ class Broker:
             ProtocolError: The group was never issued.
         """
         result = await asyncio.to_thread(schema.summarize, payload)
+        self._check_open()
         group = self._book.groups.in_flight.get(result.group_id)
         if group is None or not group.is_leased_to(engine_id, result.attempt):
             return await self._refuse(result.group_id)
@@ -318,13 +325,21 @@ class Broker:
             )
 
     async def commit_checkpoint(self, version: int, path: str) -> None:
-        """A checkpoint of `version` is complete on disk at `path`."""
+        """A checkpoint of `version` is complete on disk at `path`.
+
+        Args:
+            version: Batches trained in it.
+            path: Its folder, relative to the run's, so that a run that is moved or copied keeps its
+                checkpoints. An absolute path is kept as it is.
+        """
+        self._check_open()
         await self._durable(partial(self._ledger.commit_checkpoint, version, path))
 
     # --- anyone
 
     async def accounting(self) -> Accounting:
         """The accounts: the ledger's rows, counted, held against the broker's memory."""
+        self._check_open()
         memory = dict(self._book.groups.counts)
         return account(await self._writer.submit(self._ledger.counts), memory)
 
@@ -333,23 +348,46 @@ class Broker:
         return status_of(self._book, after)
 
     async def close(self) -> None:
-        """End every long poll with QueueClosed, and the writing of the ledger."""
+        """End every long poll with QueueClosed, and the writing of the ledger.
+
+        Afterwards `ledger.sqlite` is the whole ledger, without its -wal file.
+        """
         self._closed = True
         if self._expiry is not None:
             self._expiry.cancel()
-        for polls in (self._work, self._progress, self._line):
-            await polls.wake()
+        await self._wake_all()
         await self._writer.close()
 
     # --- inside
 
     def _check_open(self) -> None:
+        failure = self._failure or self._writer.failure
+        if failure is not None:
+            raise failure
         if self._closed:
             raise QueueClosed("the broker is closed")
 
+    async def _wake_all(self) -> None:
+        for polls in (self._work, self._progress, self._line):
+            await polls.wake()
+
     async def _durable(self, change: Callable[[], T], *wakes: LongPolls) -> T:
-        """Submit a change that the book has made, wake who waits for it, and wait for the disk."""
-        durable = self._writer.submit(change)
+        """Submit a change that the book has made, wake who waits for it, and wait for the disk.
+
+        What can never be evaluated after it is settled in the same transaction.
+        """
+        settled = self._book.settle()
+        error = f"training ended at version {self._book.version}"
+        for name in {group.evaluation for group in settled}:
+            log.warning("evaluation %s: %s: %s", name, UNREACHABLE, error)
+
+        def record() -> T:
+            result = change()
+            for group in settled:
+                self._ledger.fail(group.group_id, UNREACHABLE, error)
+            return result
+
+        durable = self._writer.submit(record)
         for polls in wakes:
             await polls.wake()
         return await durable
@@ -358,17 +396,17 @@ class Broker:
         state = await self._writer.submit(partial(self._ledger.refuse, group_id))
         if state is None:
             raise ProtocolError(f"put: group {group_id!r} was never issued")
-        has_result = state in (State.READY, State.TAKEN, State.TRAINED, State.SCORED)
-        return PutStatus.DUPLICATE if has_result else PutStatus.FENCED
+        return PutStatus.DUPLICATE if state in ACCEPTED else PutStatus.FENCED
 
     async def _give_back(self, groups: Sequence[Group], reason: str, error: str) -> None:
         records: list[Callable[[], None]] = []
         for group in groups:
             state = self._book.give_back(group, reason)
-            log.warning(
-                "group %s, attempt %d by %s: %s: %s; now %s",
-                group.group_id, group.attempt, group.engine_id, reason, error, state,
-            )  # fmt: skip
+            self._book.last_error = (
+                f"group {group.group_id} (prompt {group.prompt.prompt_id}), attempt"
+                f" {group.attempt} by {group.engine_id}: {reason}: {error}"
+            )
+            log.warning("%s; now %s", self._book.last_error, state)
             if state is State.FAILED:
                 records.append(partial(self._ledger.fail, group.group_id, reason, error))
             else:
@@ -379,6 +417,16 @@ class Broker:
                 change()
 
         await self._durable(record, self._work, self._progress, self._line)
+
+    async def _watch_leases(self) -> None:
+        """Expire leases; if that fails, nobody may go on waiting for groups that are lost."""
+        try:
+            await self._expire_leases()
+        except Exception as error:
+            log.exception("leases cannot expire any more")
+            self._failure = LedgerError(f"leases cannot expire, nothing more is served: {error!r}")
+            self._failure.__cause__ = error
+            await self._wake_all()
 
     async def _expire_leases(self) -> None:
         """Give back what is leased by workers that are not heard of; ends with the last lease."""

@@ -8,7 +8,7 @@
     ├── JournalError               a frame that cannot be read back
     ├── LedgerError                the ledger cannot be opened, read or written
     │   └── AccountingError        a group is in no state, or in two
-    └── BrokerLostError            the process of the broker is gone or cannot be reached
+    └── BrokerLostError            the process of the broker is gone, or it does not answer
 
 Messages say what was found, what is allowed, and where.
 """
@@ -51,4 +51,4 @@ class AccountingError(LedgerError):
 
 
 class BrokerLostError(QueuesError):
-    """The broker's process died or cannot be reached."""
+    """The broker's process died, cannot be reached or does not answer in time."""

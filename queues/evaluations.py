@@ -52,12 +52,13 @@ class EvaluationRun:
         self.highest_version = max((v for v in newest if v is not None), default=None)
 
     def fail(self) -> None:
-        """One more prompt used up its attempts."""
+        """One more prompt used up its attempts, or wants a version that will never come."""
         self.failed += 1
         self.finished_at = time.time()
 
     def outcome(self) -> Evaluation:
-        """The result of a finished evaluation."""
+        """The result of a finished evaluation; 0 seconds where nothing was ever leased."""
+        finished_at = self.finished_at or 0.0
         return Evaluation(
             name=self.name,
             count=self.count,
@@ -66,5 +67,5 @@ class EvaluationRun:
             lowest_version=self.lowest_version,
             highest_version=self.highest_version,
             tokens=self.tokens,
-            seconds=(self.finished_at or 0.0) - (self.started_at or 0.0),
+            seconds=finished_at - (self.started_at or finished_at),
         )

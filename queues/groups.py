@@ -4,8 +4,9 @@
        ▲               │
        └───redeliver───┴──▶ failed
 
-Evaluation groups go queued ─▶ leased ─▶ scored or failed, and are counted apart. Groups in a final
-state are only counted. Which move is allowed is the caller's decision (`queues.broker`); what is
+Evaluation groups go queued ─▶ leased ─▶ scored or failed, and are counted apart; those that want a
+version which training never reached go from queued to failed. Groups in a final state are only
+counted. Which move is allowed is the caller's decision (`queues.broker`); what is
 durable is the ledger's.
 """
 
@@ -35,6 +36,8 @@ class State(StrEnum):
 
 
 FINAL = frozenset({State.TRAINED, State.DROPPED, State.FAILED, State.SCORED})
+ACCEPTED = frozenset({State.READY, State.TAKEN, State.TRAINED, State.SCORED})
+"""The states of groups that have their one accepted result."""
 
 StateCounts = Mapping[tuple[Purpose, State, str], int]
 """Number of groups by purpose, state and reason; the reason is "" where there is none."""
@@ -112,6 +115,11 @@ class Groups:
             for (purpose, found, _), count in self.counts.items()
             if purpose is Purpose.TRAIN and found is state
         )
+
+    @property
+    def accepted(self) -> int:
+        """Number of results accepted so far, evaluations included; it never falls."""
+        return sum(count for (_, state, _), count in self.counts.items() if state in ACCEPTED)
 
     @property
     def live(self) -> int:

@@ -2,7 +2,8 @@
 
 The ledger records what the broker decided; it decides nothing. All methods block and belong to one
 thread (`queues.writer`), inside a transaction that the writer begins and commits; only opening,
-`remember`, `load` and `close` are called outside it. `queues.accounts` reads a run from elsewhere.
+`remember`, `load`, `checkpoint` and `close` are called outside it. `queues.accounts` reads a run
+from elsewhere.
 """
 
 import fcntl
@@ -97,6 +98,21 @@ class Ledger:
         if self._database.in_transaction:
             self._execute("ROLLBACK")
 
+    def checkpoint(self) -> None:
+        """Move everything into `ledger.sqlite`, so that this file alone is the whole ledger.
+
+        SQLite does so by itself only when nobody else has the database open.
+
+        Raises:
+            LedgerError: A reader held the write-ahead log for as long as SQLite waits (5 s).
+        """
+        try:
+            busy, *_ = self._execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+        except sqlite3.Error as error:
+            raise LedgerError(f"{FILE_NAME}: no checkpoint of its -wal file: {error}") from error
+        if busy:
+            raise LedgerError(f"{FILE_NAME}: its -wal file is held by a reader, copy it as well")
+
     def close(self) -> None:
         """Close the database; another broker may go on."""
         self._database.close()
@@ -147,7 +163,7 @@ class Ledger:
         )
 
     def fail(self, group_id: str, reason: str, error: str) -> None:
-        """Record that a group used up its attempts."""
+        """Record that a group used up its attempts, or waits for what will never come."""
         self._execute(
             "UPDATE groups SET state = 'failed', reason = ?, error = ? WHERE group_id = ?",
             (reason, error, group_id),

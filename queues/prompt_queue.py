@@ -48,6 +48,14 @@ class PromptQueue:
                 groups += _pop(line, limit - len(groups))
         return groups
 
+    def pop_unreachable(self, last_version: int) -> list[Group]:
+        """All groups leave whose evaluation wants a version after the last one."""
+        groups: list[Group] = []
+        for min_version, line in self._evaluations.values():
+            if min_version > last_version:
+                groups += _pop(line, len(line))
+        return groups
+
     def _line(self, group: Group) -> deque[Group]:
         return self._train if group.evaluation is None else self._evaluations[group.evaluation][1]
 

@@ -62,4 +62,4 @@ class BatchQueue(Protocol):
         """The batch is trained: the learner is at version + 1."""
 
     async def commit_checkpoint(self, version: int, path: str) -> None:
-        """A checkpoint of `version` is complete on disk at `path`."""
+        """A checkpoint of `version` is complete at `path`, relative to the run's folder."""

@@ -4,14 +4,17 @@ The actor is `Broker` itself: Ray runs its coroutines concurrently in one event 
 it was written for. Payloads travel through Ray's object store. The actor stays on the node that
 made it, since the ledger lies on that node's disk, and Ray never restarts it by itself: engines
 would have to report their versions again, so a supervisor decides.
+
+Every call ends: a broker that does not answer in time counts as lost.
 """
 
+import asyncio
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import ray
-from ray.exceptions import RayActorError, RayError, RayTaskError
+from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from queues.accounts import Accounting
@@ -26,6 +29,10 @@ T = TypeVar("T")
 
 MAX_CONCURRENCY = 10_000
 """Long polls that may be open at once."""
+ANSWER_SECONDS = 30.0
+"""How long a call may take beyond the wait that it asks for."""
+START_SECONDS = 120.0
+"""How long the broker may take to start: a new process, and a long ledger to recover."""
 
 
 def create_broker(
@@ -34,7 +41,8 @@ def create_broker(
     """Start the broker of a run on this node; arguments as of `Broker`.
 
     Raises:
-        QueuesError: What `Broker` raises, e.g. InputError or LedgerError.
+        QueuesError: What `Broker` raises, e.g. InputError or LedgerError; BrokerLostError where it
+            does not start within START_SECONDS.
     """
     here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
     actor = (
@@ -51,7 +59,12 @@ def create_broker(
         )
     )
     try:
-        ray.get(actor.opened.remote())
+        ray.get(actor.opened.remote(), timeout=START_SECONDS)
+    except GetTimeoutError as error:
+        ray.kill(actor)
+        raise BrokerLostError(
+            f"create_broker: the broker did not start within {START_SECONDS:g} s"
+        ) from error
     except RayError as error:
         raise _translate(error) from error
     return BrokerClient(actor)
@@ -76,7 +89,12 @@ class _BrokerActor(Broker):
 class BrokerClient:
     """`Broker`'s methods, called over Ray; can be sent to other Ray actors.
 
-    Every method raises what the broker raised, or BrokerLostError where it cannot be reached.
+    Every method raises what the broker raised, or BrokerLostError where it cannot be reached or
+    does not answer within ANSWER_SECONDS (long polls: beyond their own timeout).
+
+    A call that is given up or cancelled may still take effect in the broker. Nothing is lost by it:
+    a lease whose answer nobody received gets no heartbeat, so it expires and is redelivered; a put
+    that was accepted is answered `duplicate` when repeated, and a take is the same when repeated.
     """
 
     def __init__(self, actor: Any) -> None:
@@ -84,7 +102,7 @@ class BrokerClient:
 
     async def prompts_wanted(self, timeout: float) -> int:
         """See `Broker.prompts_wanted`."""
-        return await self._call(Broker.prompts_wanted, timeout)
+        return await self._poll(timeout, Broker.prompts_wanted, timeout)
 
     async def issue(self, prompts: Sequence[Prompt], *, cursor: str, last: bool = False) -> None:
         """See `Broker.issue`."""
@@ -104,7 +122,7 @@ class BrokerClient:
 
     async def evaluation(self, name: str, timeout: float) -> Evaluation | None:
         """See `Broker.evaluation`."""
-        return await self._call(Broker.evaluation, name, timeout)
+        return await self._poll(timeout, Broker.evaluation, name, timeout)
 
     async def serving(self, engine_id: str, version: int) -> None:
         """See `Broker.serving`."""
@@ -112,7 +130,7 @@ class BrokerClient:
 
     async def lease(self, engine_id: str, room: int, timeout: float) -> list[Lease]:
         """See `Broker.lease`."""
-        return await self._call(Broker.lease, engine_id, room, timeout)
+        return await self._poll(timeout, Broker.lease, engine_id, room, timeout)
 
     async def heartbeat(self, engine_id: str, held: Sequence[tuple[str, int]]) -> list[str]:
         """See `Broker.heartbeat`."""
@@ -130,7 +148,7 @@ class BrokerClient:
 
     async def take(self, version: int, timeout: float) -> Batch | None:
         """See `Broker.take`."""
-        return await self._call(Broker.take, version, timeout)
+        return await self._poll(timeout, Broker.take, version, timeout)
 
     async def ack(self, version: int, statistics: Mapping[str, Any]) -> None:
         """See `Broker.ack`."""
@@ -158,10 +176,26 @@ class BrokerClient:
         *args: P.args,
         **options: P.kwargs,
     ) -> T:
+        return await self._poll(0.0, method, *args, **options)
+
+    async def _poll(
+        self,
+        wait: float,
+        method: Callable[Concatenate[Broker, P], Coroutine[Any, Any, T]],
+        *args: P.args,
+        **options: P.kwargs,
+    ) -> T:
+        """What a call returns or raises that waits for up to `wait` seconds by itself."""
+        name, seconds = method.__name__, wait + ANSWER_SECONDS
         try:
-            answer: T = await getattr(self._actor, method.__name__).remote(*args, **options)
+            async with asyncio.timeout(seconds):
+                answer: T = await getattr(self._actor, name).remote(*args, **options)
         except RayError as error:
             raise _translate(error) from error
+        except TimeoutError as error:
+            raise BrokerLostError(
+                f"{name}: the broker did not answer within {seconds:g} s"
+            ) from error
         return answer
 
 

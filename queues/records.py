@@ -155,4 +155,4 @@ class Evaluation:
     tokens: int
     """Sampled tokens."""
     seconds: float
-    """From the first lease to the last result."""
+    """From the first lease to the last result; 0 where nothing was leased."""

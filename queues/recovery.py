@@ -8,7 +8,7 @@ next lease has a higher attempt, so late results of the old ones are refused.
 import json
 import time
 
-from queues.book import BATCHES_KEPT, BatchRecord, Book
+from queues.book import BATCHES_KEPT, UNREACHABLE, BatchRecord, Book
 from queues.errors import InputError
 from queues.evaluations import EvaluationRun
 from queues.groups import Group, Groups, State
@@ -35,6 +35,10 @@ def recover(ledger: Ledger, book: Book) -> None:
         if not run.finished:
             book.prompts.open_evaluation(run.name, run.min_version)
     _place_groups(snapshot, book)
+    ledger.begin()
+    for group in book.settle():  # a run that is gone on with may have fewer steps
+        ledger.fail(group.group_id, UNREACHABLE, f"training ended at version {book.version}")
+    ledger.commit()
 
 
 def _check_shape(ledger: Ledger, book: Book) -> None:

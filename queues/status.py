@@ -29,6 +29,12 @@ class BrokerStatus:
     """Leased groups that are due, so that the learner waits for them, and who holds each."""
     evaluations: Sequence[str]
     """Names of the unfinished ones."""
+    accepted: int
+    """Results accepted in the whole run, evaluations included; with `version`, what shows that the
+    run moves."""
+    last_error: str | None
+    """The latest failed attempt: which group and prompt, by whom, the reason and the text of the
+    error. None where none has failed since the broker began."""
     batches: Sequence[BatchRecord]
     """The newest ones after the version asked for, oldest first."""
 
@@ -46,5 +52,7 @@ def status_of(book: Book, after: int) -> BrokerStatus:
         engines=dict(book.engines),
         waits_for={group.group_id: group.engine_id for group in book.waits_for()},
         evaluations=[run.name for run in book.evaluations.values() if not run.finished],
+        accepted=book.groups.accepted,
+        last_error=book.last_error,
         batches=[batch for batch in book.batches if batch.version > after],
     )

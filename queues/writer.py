@@ -12,6 +12,7 @@ what is on disk.
 
 import asyncio
 import contextlib
+import logging
 import queue
 import threading
 import time
@@ -22,6 +23,7 @@ from queues.errors import LedgerError, QueueClosed
 from queues.journal import Journal
 from queues.ledger import Ledger
 
+log = logging.getLogger(__name__)
 T = TypeVar("T")
 Change = tuple[Callable[[], Any], "asyncio.Future[Any]"]
 
@@ -35,7 +37,8 @@ class Writer:
         self._interval = interval
         self._line: queue.SimpleQueue[Change | None] = queue.SimpleQueue()
         self._closed = False
-        self._failure: LedgerError | None = None
+        self.failure: LedgerError | None = None
+        """Why nothing more is committed; set in the thread."""
         self._thread = threading.Thread(target=self._run, name="ledger-writer", daemon=True)
         self._thread.start()
 
@@ -46,8 +49,8 @@ class Writer:
             QueueClosed: The writer is closed.
             LedgerError: An earlier commit failed.
         """
-        if self._failure is not None:
-            raise self._failure
+        if self.failure is not None:
+            raise self.failure
         if self._closed:
             raise QueueClosed("the broker is closed")
         future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
@@ -55,7 +58,7 @@ class Writer:
         return future
 
     async def close(self) -> None:
-        """Commit what was submitted, then close ledger and journal."""
+        """Commit what was submitted, then close ledger and journal, the ledger in one file."""
         if not self._closed:
             self._closed = True
             self._line.put(None)
@@ -69,6 +72,10 @@ class Writer:
                 self._commit(changes)
         with contextlib.suppress(OSError):  # after a failed commit the disk may refuse this too
             self._journal.close()
+        try:
+            self._ledger.checkpoint()
+        except LedgerError as error:
+            log.warning("closing the ledger: %s", error)
         self._ledger.close()
 
     def _gather(self) -> tuple[list[Change], bool]:
@@ -86,19 +93,19 @@ class Writer:
 
     def _commit(self, changes: list[Change]) -> None:
         try:
-            if self._failure is not None:
-                raise self._failure
+            if self.failure is not None:
+                raise self.failure
             self._ledger.begin()
             results = [change() for change, _ in changes]
             self._journal.sync()
             self._ledger.commit()
         except Exception as error:  # noqa: BLE001  (whatever it is, nobody may be told "durable")
-            self._failure = LedgerError(f"the commit failed, nothing more is accepted: {error!r}")
-            self._failure.__cause__ = error
+            self.failure = LedgerError(f"the commit failed, nothing more is accepted: {error!r}")
+            self.failure.__cause__ = error
             with contextlib.suppress(Exception):
                 self._ledger.rollback()
             for _, future in changes:
-                _resolve(future, asyncio.Future.set_exception, self._failure)
+                _resolve(future, asyncio.Future.set_exception, self.failure)
         else:
             for (_, future), result in zip(changes, results, strict=True):
                 _resolve(future, asyncio.Future.set_result, result)

@@ -7,8 +7,9 @@
 
 Who waits on whom: `newest` on the publisher; the permit on other engines' reports, or on the
 expiry of a dead one's. The newest version wins, those in between are skipped. What fails before
-the pause leaves the engine serving what it served. A load that fails leaves it paused, and the
-loop loads again, the same version or a newer one, until one succeeds.
+the pause leaves the engine serving what it served; if that is nothing and the weights are those of
+another model, the loop ends. A load that fails leaves it paused, and the loop loads again, the same
+version or a newer one, until one succeeds.
 """
 
 import asyncio
@@ -93,6 +94,7 @@ class Receiver:
         """Follows the announcements until `stop` is set; a swap that has begun is finished.
 
         Raises:
+            IncompatibleWeights: The first version is of another model; no later one would fit.
             DeadlineExceeded: A swap hung; the state of the engine is unknown.
             Exception: Whatever the engine raised other than `LoadFailed`; it is beyond repair.
         """
@@ -120,12 +122,18 @@ class Receiver:
 
         Returns:
             The report, or None if a newer version or `stop` came before the permit.
+
+        Raises:
+            IncompatibleWeights: The engine serves nothing yet, and cannot take these.
         """
         attempt = _Attempt()
         try:
             staged = await self._stage(manifest)
         except (StagingError, IncompatibleWeights, VersionOrderError) as error:
-            return await self._report(manifest, attempt, error)
+            report = await self._report(manifest, attempt, error)
+            if self.version is None and isinstance(error, IncompatibleWeights):
+                raise
+            return report
         attempt.staged_at = time.time()
         try:
             if not await self._permitted(manifest.version, stop):
@@ -155,13 +163,20 @@ class Receiver:
             )
         if self._expected is not None:
             check_signature(manifest, self._expected)
+        staging = asyncio.get_running_loop().run_in_executor(None, stage, manifest, self._transport)
         try:
             async with asyncio.timeout(self._timeout):
-                return await asyncio.to_thread(stage, manifest, self._transport)
+                try:
+                    return await asyncio.shield(staging)
+                except asyncio.CancelledError:  # the deadline's own too: the thread goes on
+                    staging.add_done_callback(_give_back)
+                    raise
         except TimeoutError:
             raise StagingError(
                 f"version {manifest.version} was not verified within {self._timeout} s"
             ) from None
+        finally:
+            del staging  # its error would refer to this frame, and so keep the buckets open
 
     async def _permitted(self, version: int, stop: asyncio.Event | None) -> bool:
         """Waits for a permit; False if a newer version or `stop` came first."""
@@ -224,3 +239,9 @@ class Receiver:
             )
         await self._announcements.report(report)
         return report
+
+
+def _give_back(staging: asyncio.Future[StagedWeights]) -> None:
+    """Closes what a thread staged after nobody waited for it any more."""
+    if not staging.cancelled() and staging.exception() is None:
+        staging.result().close()

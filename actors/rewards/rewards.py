@@ -6,14 +6,13 @@ run in this process, and one that neither returns nor can be cancelled goes on i
 """
 
 import asyncio
-import math
 from collections.abc import Callable, Mapping, Sequence
-from numbers import Real
 from typing import Any, NamedTuple
 
 from actors.config import REWARDS
 from actors.dotted_path import load_dotted
 from actors.errors import InputError, RewardFailed
+from actors.finite import is_finite
 from actors.user_code import call
 from queues.records import FinishReason, Prompt
 
@@ -105,6 +104,6 @@ def _parts(name: str, found: Any, place: str) -> dict[str, float]:
     if isinstance(found, Mapping) and found:
         named = {f"{name}/{key}": value for key, value in found.items()}
     for key, value in named.items():
-        if not isinstance(value, Real) or not math.isfinite(value):
+        if not is_finite(value):
             raise RewardFailed(f"{place} returned {value!r} for {key!r}, must be a finite number")
     return {key: float(value) for key, value in named.items()}

@@ -16,6 +16,8 @@ from weight_sync.transports.shared_memory import SharedMemoryTransport
 
 PROMPT = [3, 13, 4, 17]
 VOCABULARY = 50
+LONG_PROMPT = [(7 * i + i // 5) % VOCABULARY for i in range(300)]
+"""Long enough for vLLM to keep its first blocks in the prefix cache."""
 
 
 def build_model(folder: Path):
@@ -84,12 +86,14 @@ class Bench:
         self.version += 1
         return self.version
 
-    async def generate(self, request: str = "r", tokens: int = 32, **sampling):
+    async def generate(
+        self, request: str = "r", tokens: int = 32, *, prompt=PROMPT, salt=None, **sampling
+    ):
         return await self.engine.generate(
             request,
-            PROMPT,
+            prompt,
             SamplingParameters(**{"temperature": 1.0, "max_new_tokens": tokens, **sampling}),
-            cache_salt=str(self.version),
+            cache_salt=salt,
         )
 
 
@@ -108,10 +112,10 @@ def staged(version: int, weights: dict[str, torch.Tensor]):
         held.close()
 
 
-def forward_logprobs(model, token_ids: list[int]) -> torch.Tensor:
-    """Log-probabilities of the continuation of PROMPT by a plain forward pass."""
-    ids = torch.tensor([PROMPT + token_ids])
+def forward_logprobs(model, token_ids: list[int], prompt: list[int] = PROMPT) -> torch.Tensor:
+    """Log-probabilities of the continuation of a prompt by a plain forward pass."""
+    ids = torch.tensor([prompt + token_ids])
     with torch.no_grad():
         logits = model(input_ids=ids, use_cache=False).logits[0].float()
-    logprobs = torch.log_softmax(logits[len(PROMPT) - 1 : -1], -1)
+    logprobs = torch.log_softmax(logits[len(prompt) - 1 : -1], -1)
     return logprobs.gather(1, torch.tensor(token_ids)[:, None])[:, 0]

@@ -56,13 +56,16 @@ class Recited:
         self.tokenizer = character_tokenizer()
         self.lines, self.version, self.requests = list(lines), version, []
 
-    async def generate(self, request_id, prompt_ids, sampling, *, cache_salt):
+    async def generate(self, request_id, prompt_ids, sampling, *, cache_salt=None):
         self.requests.append((request_id, list(prompt_ids), sampling, cache_salt))
+        salt = str(self.version) if cache_salt is None else cache_salt
         line = self.lines.pop(0)
         if isinstance(line, Exception):
             raise line
         if isinstance(line, FinishReason):
-            return Generation(token_ids=[], logprobs=[], versions=[], finish_reason=line)
+            return Generation(
+                token_ids=[], logprobs=[], versions=[], finish_reason=line, cache_salt=salt
+            )
         ids = self.tokenizer.encode(line, add_special_tokens=False)
         reason = FinishReason.STOP
         if len(ids) + 1 > sampling.max_new_tokens:
@@ -74,6 +77,7 @@ class Recited:
             logprobs=[-0.5] * len(ids),
             versions=[self.version] * len(ids),
             finish_reason=reason,
+            cache_salt=salt,
         )
 
 

@@ -20,6 +20,10 @@ from actors.config import ActorsConfig, HeldoutConfig, PromptsConfig
         (ActorsConfig, {"environment": "tools"}, "single_turn"),
         (ActorsConfig, {"top_k": 0}, "-1 is no limit"),
         (ActorsConfig, {"count": 2, "cores": ["0"]}, "1 entries for actors.count = 2"),
+        (ActorsConfig, {"cores": ["all"]}, "cores.0"),
+        (ActorsConfig, {"cores": ["0-"]}, "cores.0"),
+        (ActorsConfig, {"gpus": 1, "tensor_parallel_size": 2}, "gpus = 1 must equal .* = 2"),
+        (ActorsConfig, {"gpus": 0.5}, "gpus = 0.5 must equal .* = 1"),
         (ActorsConfig, {"max_model_len": 64, "max_new_tokens": 64}, "the prompt needs room too"),
         (ActorsConfig, {"scripted_options": {"median_length": 3}}, "no effect"),
         (PromptsConfig, {"source": "file"}, "files, lettered_chain_sum"),
@@ -36,6 +40,9 @@ def test_a_wrong_setting_is_refused_with_what_is_allowed(section, settings, mess
 def test_dotted_paths_and_known_names_are_accepted():
     config = ActorsConfig(reward=["math_verify", "my_module:score"], environment="my_module:World")
     assert config.reward == ("math_verify", "my_module:score")
+    assert ActorsConfig(cores=["0,2-5"]).cores == ("0,2-5",)
+    assert ActorsConfig(gpus=2, tensor_parallel_size=2).gpus == 2
+    assert ActorsConfig(tensor_parallel_size=2).gpus == 0
     assert PromptsConfig(source="reasoning_gym:chain_sum").group_size == 8
     assert HeldoutConfig().source is None
 

@@ -9,8 +9,8 @@ from actors.sources.demonstrations import load_demonstrations
 from actors.sources.lettered_chain_sum import CHARACTERS, LetteredChainSum
 
 
-def load(name, seed=0, **options):
-    return load_demonstrations(name, options=options, seed=seed, heldout_size=100)
+def load(name, seed=0, heldout=frozenset(), **options):
+    return load_demonstrations(name, options=options, seed=seed, heldout=heldout)
 
 
 def value(prompt):
@@ -79,6 +79,36 @@ def test_a_file_is_shuffled_anew_every_epoch_and_never_ends(tmp_path):
     assert sorted(pairs[:50]) == sorted(pairs[50:])
     assert pairs[:50] != pairs[50:]
     assert pairs == list(islice(load(str(path)), 100))
+
+
+def test_a_file_shows_no_held_out_prompt(tmp_path):
+    path = tmp_path / "pairs.jsonl"
+    path.write_text("".join(f'{{"prompt": "{i}", "completion": "x"}}\n' for i in range(5)))
+    shown = [prompt for prompt, _ in islice(load(str(path), heldout=frozenset("024")), 4)]
+    assert sorted(shown) == ["1", "1", "3", "3"]
+    with pytest.raises(InputError, match="every prompt is held out"):
+        load(str(path), heldout=frozenset("01234"))
+
+
+def test_a_source_shows_no_held_out_prompt_and_holds_out_as_many_itself():
+    pairs = list(islice(load("user_module:Shown", heldout=frozenset("024"), first=0), 9))
+    assert pairs == [(digit, "3") for digit in "135678913"]
+    with pytest.raises(InputError, match="10000 prompts in a row were held out"):
+        next(load("user_module:Shown", heldout=frozenset("0123456789"), first=0))
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("lettered_chain_sum", {"worked_shar": 1}, "no option worked_shar; known: worked_share"),
+        ("user_module:Shown", {"first": 0, "last": 3}, "no option last; known: first, step"),
+        ("user_module:Shown", {}, "'first'"),
+        ("pairs.jsonl", {"worked_share": 1}, "no option worked_share; known: none"),
+    ],
+)
+def test_an_option_that_the_demonstrations_lack_is_named(name, options, message):
+    with pytest.raises(InputError, match=message):
+        load(name, **options)
 
 
 @pytest.mark.parametrize(

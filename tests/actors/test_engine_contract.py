@@ -7,12 +7,15 @@ import signal
 
 import pytest
 import torch
-from engine_bench import VOCABULARY, Bench, build_model, forward_logprobs, staged
+from engine_bench import LONG_PROMPT, VOCABULARY, Bench, build_model, forward_logprobs, staged
 
 from actors.errors import EngineDied
 from actors.scripted_engine import ScriptedEngine
 from queues.records import FinishReason
 from weight_sync.errors import LoadFailed
+
+SLOTS = 4
+"""Requests that vLLM runs at once; what is more waits in its queue."""
 
 
 @pytest.fixture(scope="module")
@@ -40,6 +43,7 @@ def bench(request, model):
             str(folder),
             dtype="float32",
             max_model_len=512,
+            max_num_seqs=SLOTS,
             kv_cache_gib=1,
             cores="0",
         )
@@ -108,6 +112,74 @@ def test_no_token_is_sampled_while_paused(bench: Bench) -> None:
     finished, one, two = bench.run(frozen())
     assert not finished
     assert (len(one.token_ids), len(two.token_ids)) == (200, 4)
+
+
+def test_a_request_begun_during_a_pause_is_sampled_wholly_by_the_new_version(bench: Bench) -> None:
+    async def begin_paused():
+        version = bench.version + 1
+        with staged(version, bench.weights()) as held:
+            await bench.engine.pause()
+            first = asyncio.create_task(bench.generate("first", tokens=40))
+            later = asyncio.create_task(bench.generate("later", tokens=40, salt="a turn before"))
+            await asyncio.sleep(0.05)
+            await bench.engine.load(held, version)
+            await asyncio.sleep(0.05)
+            await bench.engine.resume()
+        bench.version = version
+        return await first, await later
+
+    first, later = bench.run(begin_paused())
+    assert set(first.versions) == set(later.versions) == {bench.version}
+    assert (first.cache_salt, later.cache_salt) == (str(bench.version), "a turn before")
+
+
+def test_the_salt_of_a_request_names_the_version_that_prefilled_it(bench: Bench) -> None:
+    """Twice as many requests as run at once: those in vLLM's queue begin after the update."""
+
+    async def crossing():
+        await bench.generate("cached", tokens=1, prompt=LONG_PROMPT)
+        requests = [
+            asyncio.create_task(bench.generate(f"r{i}", tokens=150, prompt=LONG_PROMPT))
+            for i in range(2 * SLOTS)
+        ]
+        await asyncio.sleep(0.08)
+        bench.perturb()
+        await bench.update()
+        return await asyncio.gather(*requests)
+
+    before = bench.version
+    done = bench.run(crossing())
+    assert all(one.cache_salt == str(one.versions[0]) for one in done)
+    assert all(len(one.token_ids) == 150 for one in done)
+    assert done[0].versions[0] == before
+    if bench.real:
+        queued = [one for one in done if one.versions[0] > before]
+        assert len(queued) >= SLOTS
+        for one in queued:
+            expected = forward_logprobs(bench.model, one.token_ids, LONG_PROMPT)
+            torch.testing.assert_close(torch.tensor(one.logprobs), expected, atol=1e-3, rtol=0)
+
+
+def test_a_cached_prompt_is_prefilled_anew_after_an_update(bench: Bench) -> None:
+    """What the old salt still finds shows that there was something to keep apart."""
+
+    async def again():
+        old = await bench.generate("old", tokens=32, prompt=LONG_PROMPT)
+        bench.perturb()
+        await bench.update()
+        new = await bench.generate("new", tokens=32, prompt=LONG_PROMPT)
+        stale = await bench.generate("stale", tokens=32, prompt=LONG_PROMPT, salt=old.cache_salt)
+        return new, stale
+
+    new, stale = bench.run(again())
+    assert set(new.versions) == set(stale.versions) == {bench.version}
+    assert int(new.cache_salt) == int(stale.cache_salt) + 1 == bench.version
+    if bench.real:
+        expected, apart = (
+            forward_logprobs(bench.model, done.token_ids, LONG_PROMPT) for done in (new, stale)
+        )
+        torch.testing.assert_close(torch.tensor(new.logprobs), expected, atol=1e-3, rtol=0)
+        assert (torch.tensor(stale.logprobs) - apart).abs().max() > 0.05
 
 
 @pytest.mark.parametrize("fault", ["foreign", "missing", "shape"])

@@ -49,10 +49,10 @@ def test_a_rollout_keeps_what_the_engine_sampled_after_the_prompt():
 
 def test_the_engine_is_asked_as_the_configuration_and_the_lease_say():
     engine = Recited("=7", "=7")
-    play(engine, of=lease("g9", attempt=2, start=6))
+    play(engine, of=lease("g9", attempt=2))
     play(engine, of=lease(temperature=0.0))
     (first_id, prompt, first, salt), (second_id, _, second, _) = engine.requests
-    assert (first_id, prompt, salt) == ("g9/2/1/1", ids("3+4="), "6")
+    assert (first_id, prompt, salt) == ("g9/2/1/1", ids("3+4="), None)
     assert first == SAMPLING
     assert second.temperature == 0.0
     assert first_id != second_id
@@ -87,6 +87,12 @@ def test_what_the_environment_says_is_in_the_context_and_out_of_the_loss():
     assert rollout.reward_parts == {"environment": 1.0, "last_answer": 1.0}
 
 
+def test_every_turn_is_salted_with_the_version_that_the_first_one_began_at():
+    engine = Recited("a", "b", "c=3", version=6)
+    play(engine, of=lease(answer="3", start=5), environment="user_module:Countdown")
+    assert [salt for _, _, _, salt in engine.requests] == [None, "6", "6"]
+
+
 def test_a_conversation_ends_when_no_token_may_be_sampled_any_more():
     sampling = SamplingParameters(temperature=1, max_new_tokens=4)
     engine = Recited("a", "b", "c")
@@ -118,6 +124,9 @@ def test_rollouts_of_every_kind_pass_the_schema():
         ("=7", {"environment": "user_module:Mute"}, EnvironmentFailed, "environment"),
         ("=7", {"environment": "user_module:Wordy"}, EnvironmentFailed, "environment"),
         ("=7", {"environment": "user_module:Priceless"}, EnvironmentFailed, "environment"),
+        ("=7", {"environment": "user_module:Unpaid"}, EnvironmentFailed, "environment"),
+        ("=7", {"environment": "user_module:Boundless"}, EnvironmentFailed, "environment"),
+        ("=7", {"environment": "user_module:Wordless"}, EnvironmentFailed, "environment"),
         ("=7", {"rewards": ["user_module:raises"]}, RewardFailed, "reward"),
         ("=7", {"rewards": ["user_module:hangs_politely"], "timeout": 0.05}, RolloutTimeout,
          "timeout"),

@@ -12,7 +12,7 @@ from fakes import Desk, lease
 from safetensors.torch import save_file
 
 from actors.config import ActorsConfig
-from actors.errors import EngineDied, InputError
+from actors.errors import ActorsError, EngineDied, InputError
 from actors.model_folder import context_length, load_tokenizer, weight_shapes
 from actors.ray_actor import RolloutActor, create_actor
 from queues.config import QueuesConfig
@@ -67,13 +67,12 @@ def test_a_folder_that_is_no_model_is_an_input_error(tmp_path, monkeypatch, read
         read(str(tmp_path))
 
 
-def build(folder, work, broadcaster, **scripted):
+def build(folder, work, broadcaster, *, changes=None, **scripted):
     """An actor in this process, that is, its class without Ray."""
+    settings = {"engine": "scripted", "reward": ["user_module:length"], **(changes or {})}
     return RolloutActor(
         0,
-        config=ActorsConfig(
-            engine="scripted", reward=["user_module:length"], scripted_options=scripted
-        ),
+        config=ActorsConfig(scripted_options=scripted, **settings),
         weight_sync=WeightSyncConfig(),
         model_path=folder,
         seed=0,
@@ -118,7 +117,7 @@ def test_an_actor_whose_engine_dies_ends_with_that_error(folder):
         with published(broadcaster):
             running = asyncio.create_task(actor.run())
             await desk.until(lambda events: len(desk.of("lease")) > 1)
-            await actor._engine.close()
+            await actor._parts.engine.close()
             with pytest.raises(EngineDied):
                 await asyncio.wait_for(running, 10)
         assert desk.of("fail") == desk.of("put") == []
@@ -144,9 +143,70 @@ def test_an_actor_leaves_when_it_is_told_to_and_can_still_be_asked(folder):
     assert statistics["running_rollouts"] == 0
 
 
+MISTAKES = {
+    "no room for a group": ({"max_concurrent_rollouts": 1}, "max_concurrent_rollouts = 1"),
+    "no environment": ({"environment": "user_module:World"}, "has no 'World'"),
+    "no reward": ({"reward": ["user_module:score"]}, "has no 'score'"),
+    "no chat template": ({"chat_template": True}, "no chat template"),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_what_the_user_got_wrong_is_said_by_start_as_an_input_error(folder, mistake):
+    changes, message = MISTAKES[mistake]
+    actor = build(folder, Desk(), None, changes=changes)
+    with pytest.raises(InputError, match=message):
+        asyncio.run(actor.start())
+
+
 def test_an_option_that_the_scripted_engine_lacks_is_an_input_error(folder):
+    actor = build(folder, Desk(), None, speed=3)
     with pytest.raises(InputError, match="speed"):
-        build(folder, Desk(), None, speed=3)
+        asyncio.run(actor.start())
+
+
+def test_an_actor_can_be_asked_and_stopped_before_it_has_started(folder):
+    async def scenario():
+        desk = Desk(lease("g1"))
+        actor = build(folder, desk, Broadcaster(1.0, 1))
+        with pytest.raises(ActorsError, match="before it had started"):
+            await actor.run()
+        before = await actor.statistics()
+        await actor.stop()
+        await actor.start()
+        await asyncio.wait_for(actor.run(), 10)
+        assert desk.events == []
+        assert before["version"] is None
+        assert before.keys() == (await actor.statistics()).keys()
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.ray
+@pytest.mark.usefixtures("cluster")
+def test_an_input_error_crosses_the_process_boundary_as_such(tmp_path):
+    actor = create_actor(
+        0,
+        config=ActorsConfig(engine="scripted", cpus=0),
+        weight_sync=WeightSyncConfig(),
+        model_path=str(tmp_path),
+        seed=0,
+        group_size=2,
+        heartbeat_seconds=1.0,
+        broker=None,
+        broadcaster=None,
+        runtime_env={"env_vars": {"HF_HUB_OFFLINE": "1"}},
+    )
+
+    async def scenario():
+        before = await actor.statistics.remote()
+        with pytest.raises(InputError, match="has no tokenizer"):
+            await actor.start.remote()
+        await actor.stop.remote()
+        return before, await actor.statistics.remote()
+
+    before, after = asyncio.run(asyncio.wait_for(scenario(), 120))
+    assert before["engine_id"] == after["engine_id"] == "engine-0"
 
 
 @pytest.mark.ray

@@ -11,6 +11,7 @@ from actors.errors import EngineDied, InputError, RewardFailed
 from actors.occupancy import Occupancy
 from actors.rollout_worker import RolloutWorker
 from actors.scripted_engine import ScriptedEngine
+from actors.tally import Tally
 from queues.broker import Broker
 from queues.config import QueuesConfig
 from queues.errors import BrokerLostError, QueueClosed
@@ -37,9 +38,16 @@ class Stage:
         return rollout(of, index)
 
 
+class Counted(RolloutWorker):
+    """A worker that can be asked for its tally."""
+
+    def statistics(self):
+        return self._tally.statistics()
+
+
 def build(desk, stage, *, slots=4, size=2, heartbeat=60.0):
-    return RolloutWorker(
-        "engine-0",
+    return Counted(
+        Tally("engine-0"),
         desk,
         stage.run,
         max_concurrent_rollouts=slots,
@@ -144,7 +152,7 @@ def test_a_rollout_that_the_schema_refuses_fails_its_group():
             return rollout(of, index, version=-5)
 
         worker = RolloutWorker(
-            "engine-0", desk, episode,
+            Tally("engine-0"), desk, episode,
             max_concurrent_rollouts=1, group_size=1, heartbeat_seconds=60,
         )  # fmt: skip
         async with working(worker):
@@ -253,11 +261,25 @@ def test_occupancy_tells_waiting_for_weights_from_waiting_for_leases():
     wait(4)
     occupancy.change(-4)
     wait(3)
+    occupancy.freeze()
+    wait(100)
     occupancy.settle()
     assert occupancy.idle_seconds == {"first_weights": 5.0, "leases": 4.0}
     assert occupancy.serving_seconds == 10.0
     assert occupancy.idle_fraction == 0.4
     assert occupancy.mean_running == (8 * 2 + 4 * 4) / 10
+
+
+def test_what_comes_after_the_run_does_not_count_as_idle():
+    async def scenario():
+        worker = build(Desk(), Stage())
+        async with working(worker):
+            await worker.on_version(0)
+        after = worker.statistics()
+        await asyncio.sleep(0.02)
+        assert worker.statistics() == after
+
+    asyncio.run(scenario())
 
 
 @pytest.mark.parametrize("staleness", [0, 2])
@@ -279,8 +301,8 @@ def test_workers_broker_and_learner_train_every_group_within_the_bound(tmp_path,
         )
         await engine.start()
         runner = episodes(engine, SamplingParameters(temperature=1.0, max_new_tokens=30))
-        worker = RolloutWorker(
-            "engine-0",
+        worker = Counted(
+            Tally("engine-0"),
             broker,
             runner.run,
             max_concurrent_rollouts=6,

@@ -110,6 +110,47 @@ class Priceless(Countdown):
         return Turn([], float("inf"), done=True)
 
 
+class Unpaid(Countdown):
+    """Pays nothing at all."""
+
+    def step(self, message):
+        return Turn([], None, done=True)
+
+
+class Boundless(Countdown):
+    """Pays more than a float can hold."""
+
+    def step(self, message):
+        return Turn([], 10**400, done=True)
+
+
+class Wordless(Countdown):
+    """Begins with a message that has no text."""
+
+    def reset(self, prompt):
+        return [Message("user", None)]
+
+
+class Shown:
+    """A source with worked examples of its own, held-out ones among them."""
+
+    def __init__(self, *, options, seed, split, heldout_size):
+        self.heldout_size = heldout_size
+
+    def next(self, count):
+        return [Prompt(prompt_id=f"shown/0/{i}", text=str(i)) for i in range(count)]
+
+    def cursor(self):
+        return "{}"
+
+    def restore(self, cursor):
+        pass
+
+    def demonstrations(self, *, first, step=1):
+        for number in range(first, 10**9, step):
+            yield str(number % 10), str(self.heldout_size)
+
+
 class Threes:
     """The smallest prompt source."""
 

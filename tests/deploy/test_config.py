@@ -36,6 +36,7 @@ def test_overrides_change_typed_values_and_plain_strings():
         ("learner.loss=pppo", "learner.loss = 'pppo': 'pppo' is not one of reinforce, ppo, grpo"),
         ("learner.zero_stage=5", "learner.zero_stage = 5"),
         ("name=a/b", "name = 'a/b'"),
+        ("actors.max_concurrent_rollouts=4", "= 4 must be at least prompts.group_size = 8"),
         ("prompts.group_size=1", "prompts.group_size must be at least 2, not 1"),
         ("actors.top_p=0.9", "actors.top_p = 0.9"),
         ("learner.correction=tis", "would count it twice"),

@@ -115,7 +115,9 @@ def test_training_and_held_out_problems_are_disjoint(finished):
     folder, _ = finished
     with sqlite3.connect(folder / "ledger.sqlite") as ledger:
         rows = ledger.execute("SELECT evaluation, prompt FROM groups").fetchall()
-    texts = {kind: {json.loads(p)["text"] for e, p in rows if bool(e) is kind} for kind in (0, 1)}
+    texts = {False: set(), True: set()}
+    for evaluation, prompt in rows:
+        texts[evaluation is not None].add(json.loads(prompt)["text"])
     assert texts[False]
     assert len(texts[True]) == 6
     assert not texts[False] & texts[True]

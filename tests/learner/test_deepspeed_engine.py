@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from learner.config import OptimizerConfig, ScheduleConfig, TinyModelConfig
-from learner.errors import TrainingDiverged
-from learner.model import build_tiny, load_policy
+from learner.errors import InputError, TrainingDiverged
+from learner.model import build_tiny, check_packing, load_policy
 from learner.schedule import rate_factor
 
 pytestmark = pytest.mark.deepspeed
@@ -60,15 +60,15 @@ def reference(model_path):
     return dict(model.model.named_parameters()), norms
 
 
-def make_engine(model_path, zero_stage, config=CONFIG):
+def make_engine(model_path, zero_stage, config=CONFIG, dtype="float32"):
     from learner.deepspeed_engine import DeepSpeedEngine
 
     return DeepSpeedEngine(
-        policy(model_path),
+        load_policy(model_path, dtype=dtype, attention="sdpa", chunk=4),
         config,
         model_path=model_path,
         zero_stage=zero_stage,
-        dtype="float32",
+        dtype=dtype,
         total_steps=STEPS,
         temperature=0.7,
     )
@@ -121,6 +121,33 @@ def test_muon_changes_inner_matrices_by_its_own_rate(model_path):
         engine.close()
     assert change["model.embed_tokens.weight"] == pytest.approx(1e-4, rel=0.1)
     assert change["model.layers.0.mlp.up_proj.weight"] > 1e-3
+
+
+@pytest.mark.parametrize("zero_stage", [1, 2])
+def test_many_micro_batches_in_bfloat16_add_up_in_float32(model_path, zero_stage):
+    norms = []
+    for count in (1, 1024):
+        engine = make_engine(model_path, zero_stage, dtype="bfloat16")
+        try:
+            for _ in range(count):
+                logprobs, _ = engine.forward(*next(microbatches()))
+                engine.backward(logprobs.sum() / count)
+            norms.append(engine.step())
+        finally:
+            engine.close()
+    assert norms[1] == pytest.approx(norms[0], rel=0.02)
+
+
+class Blind(torch.nn.Module):
+    """Log-probabilities from a running sum over the whole row, as linear attention would give."""
+
+    def __call__(self, token_ids, position_ids):
+        return -token_ids.cumsum(0) / 10, torch.zeros(len(token_ids))
+
+
+def test_a_model_whose_packed_sequences_see_each_other_is_refused():
+    with pytest.raises(InputError, match="see each other"):
+        check_packing(Blind(), dtype="float32")
 
 
 def test_a_loss_that_is_not_finite_raises_before_any_step(model_path):

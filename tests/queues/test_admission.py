@@ -22,7 +22,7 @@ BOUNDS = st.builds(
 
 
 def feasible_by_definition(due: dict[int, int], version: int, size: int) -> bool:
-    """Section 5 of the design, word for word, over every date."""
+    """What `queues.admission` calls feasible, word for word, over every date."""
     return all(
         sum(count for date, count in due.items() if date <= d) <= (d - version + 1) * size
         for d in range(version - 1, version + 30)

@@ -377,6 +377,68 @@ def test_the_last_batch_of_a_finite_source_is_short(connect: Connect) -> None:
     play(connect(), scenario)
 
 
+def test_evaluations_of_versions_that_are_never_reached_do_not_hold_the_end(
+    connect: Connect,
+) -> None:
+    async def scenario(broker: Any) -> None:
+        for version in (1, 2, 3):
+            await broker.evaluate(
+                f"v{version}", make_prompts(2, 10), temperature=0.0, min_version=version
+            )
+        await broker.issue(make_prompts(2), cursor="2", last=True)
+        await broker.serving("a", 0)
+        await generate(broker, 2)
+        await broker.take(0, WAIT)
+        waiting = asyncio.ensure_future(broker.evaluation("v3", WAIT))
+        await asyncio.sleep(0)
+        await broker.ack(0, {})
+        never = [await waiting, await broker.evaluation("v2", 0.0)]
+        assert [(x.name, x.count, x.failed, x.score) for x in never] == [
+            ("v3", 2, 2, None),
+            ("v2", 2, 2, None),
+        ]
+        assert [x.seconds for x in never] == [0.0, 0.0], "they never began"
+        with pytest.raises(QueueClosed):
+            await broker.take(1, WAIT)
+        assert (await broker.status()).evaluations == ["v1"], "the last version is evaluated"
+        await broker.evaluate("late", make_prompts(1, 20), temperature=0.0, min_version=2)
+        assert (await broker.evaluation("late", 0.0)).failed == 1
+        await broker.serving("a", 1)
+        for lease in await broker.lease("a", 4, WAIT):
+            await broker.put("a", answer(lease))
+        assert (await broker.evaluation("v1", 0.0)).score == 1.0
+        with pytest.raises(QueueClosed):
+            await broker.lease("a", 4, WAIT)
+        accounting = await broker.accounting()
+        assert (accounting.issued, accounting.failed, accounting.balanced) == (2, {}, True)
+
+    play(connect(), scenario)
+
+
+def test_status_counts_what_was_accepted_and_names_the_last_failure(connect: Connect) -> None:
+    async def scenario(broker: Any) -> None:
+        await broker.issue(make_prompts(2), cursor="2")
+        await broker.evaluate("e", make_prompts(1, 9), temperature=0.0, min_version=0)
+        await broker.serving("a", 0)
+        status = await broker.status()
+        assert (status.accepted, status.last_error) == (0, None)
+        evaluated, first, second = await broker.lease("a", 5, WAIT)
+        seen = []
+        for lease in (evaluated, first):
+            await broker.put("a", answer(lease))
+            seen.append((await broker.status()).accepted)
+        await broker.fail("a", second.group_id, 1, reason="reward", error="ValueError: no number")
+        assert (await broker.status()).last_error == (
+            "group g00000002 (prompt sums/0/1), attempt 1 by a: reward: ValueError: no number"
+        )
+        await generate(broker, 1)
+        await train(broker, 0)
+        seen.append((await broker.status()).accepted)
+        assert seen == [1, 2, 3], "training takes nothing from it"
+
+    play(connect(), scenario)
+
+
 def test_closing_ends_every_long_poll(connect: Connect) -> None:
     async def scenario(broker: Any) -> None:
         await broker.issue(make_prompts(6), cursor="6")

@@ -8,7 +8,7 @@ from pydantic import ValidationError
 from queues.config import QueuesConfig
 
 
-def test_the_defaults_are_those_of_the_design() -> None:
+def test_the_defaults_are_these() -> None:
     config = QueuesConfig()
     assert (config.max_staleness, config.on_overdue, config.synchronous) == (2, "wait", "full")
     assert config.commit_interval_seconds <= 0.1

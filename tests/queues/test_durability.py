@@ -1,6 +1,7 @@
 """Writer, ledger and accounts: grouped commits, a free event loop, books that can be wrong."""
 
 import asyncio
+import shutil
 import sqlite3
 import threading
 from functools import partial
@@ -8,8 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from queues.accounts import export_parquet, newest_checkpoint, read_accounting
+from queues.accounts import Accounting, export_parquet, newest_checkpoint, read_accounting
+from queues.book import Book
 from queues.errors import AccountingError, InputError, LedgerError
+from queues.groups import State
 from queues.journal import Journal
 from queues.ledger import Ledger
 from queues.ledger_tables import FILE_NAME
@@ -94,8 +97,13 @@ def test_after_a_failed_commit_nothing_is_accepted_any_more(
             broken.setattr(Journal, "sync", full)
             with pytest.raises(LedgerError, match="No space left on device"):
                 await broker.put("a", answer(other))
-        with pytest.raises(LedgerError, match="nothing more is accepted"):
-            await broker.issue(make_prompts(1, 9), cursor="5")
+        for call in (
+            broker.issue(make_prompts(1, 9), cursor="5"),
+            broker.take(0, WAIT),
+            broker.heartbeat("a", []),
+        ):
+            with pytest.raises(LedgerError, match="nothing more is accepted"):
+                await call
         await broker.close()
         again = make_broker(tmp_path)
         accounting = await again.accounting()
@@ -103,6 +111,39 @@ def test_after_a_failed_commit_nothing_is_accepted_any_more(
         await again.close()
 
     asyncio.run(main())
+
+
+def test_leases_that_cannot_expire_stop_the_broker(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(*_: object) -> State:
+        raise AssertionError("a bug")
+
+    async def main() -> None:
+        broker = make_broker(tmp_path, lease_seconds=0.2, heartbeat_seconds=0.05)
+        await broker.issue(make_prompts(2), cursor="2")
+        await broker.serving("a", 0)
+        lease, _ = await broker.lease("a", 4, WAIT)
+        monkeypatch.setattr(Book, "give_back", broken)
+        why = r"leases cannot expire, nothing more is served: AssertionError\('a bug'\)"
+        with pytest.raises(LedgerError, match=why):
+            await broker.take(0, WAIT)
+        for call in (
+            broker.put("a", answer(lease)),
+            broker.heartbeat("a", []),
+            broker.issue(make_prompts(1, 2), cursor="3"),
+            broker.prompts_wanted(WAIT),
+            broker.lease("a", 4, WAIT),
+            broker.accounting(),
+        ):
+            with pytest.raises(LedgerError, match=why):
+                await call
+        await broker.close()
+
+    asyncio.run(main())
+    assert "leases cannot expire any more" in caplog.text
+    assert "a bug" in caplog.text
+    assert read_accounting(tmp_path).leased == 2
 
 
 def test_metadata_that_is_not_json_is_refused_before_anything_is_issued(tmp_path: Path) -> None:
@@ -151,6 +192,49 @@ def test_the_accounts_are_read_while_the_broker_writes(tmp_path: Path) -> None:
         assert read_accounting(tmp_path) == accounting
 
     asyncio.run(main())
+
+
+def test_the_ledger_is_one_file_once_the_broker_is_closed(tmp_path: Path) -> None:
+    run, copy = tmp_path / "run", tmp_path / "copy"
+
+    async def main() -> Accounting:
+        broker = await half_a_run(run)
+        # Somebody looks on, so SQLite itself would leave the last changes in the -wal file.
+        onlooker = sqlite3.connect(run / FILE_NAME)
+        onlooker.execute("SELECT count(*) FROM groups").fetchall()
+        accounting = await broker.accounting()
+        await broker.close()
+        wal = run / f"{FILE_NAME}-wal"
+        assert not wal.exists() or not wal.stat().st_size
+        copy.mkdir()
+        shutil.copy(run / FILE_NAME, copy)
+        onlooker.close()
+        return accounting
+
+    accounting = asyncio.run(main())
+    assert (accounting.issued, accounting.trained, accounting.leased) == (6, 2, 1)
+    assert read_accounting(copy) == accounting
+
+
+def test_a_reader_in_the_middle_of_its_reading_does_not_keep_the_broker_from_closing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    impatient = partial(sqlite3.connect, timeout=0.05)
+
+    async def main() -> None:
+        with monkeypatch.context() as patched:
+            patched.setattr("queues.ledger.sqlite3.connect", impatient)
+            broker = await half_a_run(tmp_path)
+        reader = sqlite3.connect(tmp_path / FILE_NAME, isolation_level=None)
+        reader.execute("BEGIN")
+        reader.execute("SELECT count(*) FROM groups").fetchall()
+        await broker.issue(make_prompts(1, 6), cursor="7")
+        await broker.close()
+        reader.close()
+
+    asyncio.run(main())
+    assert "its -wal file is held by a reader" in caplog.text
+    assert read_accounting(tmp_path).issued == 7
 
 
 @pytest.mark.parametrize(
@@ -246,10 +330,20 @@ def test_the_newest_checkpoint_is_the_newest_committed_one_that_is_still_there(
     assert newest_checkpoint(tmp_path) is None
     assert (tmp_path / FILE_NAME).read_bytes() == ledger
 
-    tamper(tmp_path, "UPDATE checkpoints SET path = 'checkpoints/moved' WHERE version = 9")
-    moved = tmp_path / "checkpoints" / "moved"
-    moved.mkdir()
-    assert newest_checkpoint(tmp_path) == (9, moved), "relative to the run"
+
+def test_a_checkpoint_moves_with_its_run(tmp_path: Path) -> None:
+    run, moved = tmp_path / "run", tmp_path / "moved"
+
+    async def main() -> None:
+        broker = make_broker(run)
+        (run / "checkpoints" / "v000003").mkdir(parents=True)
+        await broker.commit_checkpoint(3, "checkpoints/v000003")
+        assert newest_checkpoint(run) == (3, run / "checkpoints" / "v000003")
+        await broker.close()
+
+    asyncio.run(main())
+    run.rename(moved)
+    assert newest_checkpoint(moved) == (3, moved / "checkpoints" / "v000003")
 
 
 def test_what_is_not_a_run_is_refused_by_name(tmp_path: Path) -> None:

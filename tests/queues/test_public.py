@@ -21,7 +21,7 @@ def test_the_public_names_are_these() -> None:
         "InputError", "JournalError", "Lease", "LedgerError", "Prompt", "PromptFeed",
         "ProtocolError", "Purpose", "PutStatus", "QueueClosed", "QueuesConfig", "QueuesError",
         "Rollout", "RolloutGroup", "SchemaError", "WorkQueue", "create_broker", "decode", "encode",
-        "export_parquet", "newest_checkpoint", "read_accounting",
+        "export_parquet", "is_open", "newest_checkpoint", "read_accounting",
     ]  # fmt: skip
 
 

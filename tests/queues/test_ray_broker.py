@@ -47,6 +47,69 @@ def test_a_dead_broker_is_named_and_its_run_goes_on_in_a_new_one(tmp_path: Path)
     asyncio.run(main())
 
 
+def test_a_broker_that_does_not_answer_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    import ray
+
+    from queues import ray_broker
+
+    @ray.remote
+    class Mute:
+        """Answers late, and a status at once."""
+
+        async def take(self, version: int, timeout: float) -> None:
+            await asyncio.sleep(timeout + 1.5)
+
+        async def ack(self, version: int, statistics: dict[str, float]) -> None:
+            await asyncio.sleep(1.5)
+
+        async def cursor(self) -> str:
+            return "here"
+
+    async def main() -> None:
+        client = ray_broker.BrokerClient(Mute.options(max_concurrency=9, num_cpus=0).remote())
+        assert await client.cursor() == "here"
+        monkeypatch.setattr(ray_broker, "ANSWER_SECONDS", 0.5)
+        with pytest.raises(BrokerLostError, match=r"take: the broker did not answer within 0\.8 s"):
+            await client.take(0, 0.3)
+        with pytest.raises(BrokerLostError, match=r"ack: the broker did not answer within 0\.5 s"):
+            await client.ack(0, {})
+        await asyncio.sleep(2.0)
+        assert await client.cursor() == "here", "late answers disturb nobody"
+
+    asyncio.run(main())
+
+
+def test_a_broker_that_does_not_start_is_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from queues import ray_broker
+
+    monkeypatch.setattr(ray_broker, "START_SECONDS", 0.0)
+    with pytest.raises(BrokerLostError, match="did not start within 0 s"):
+        ray_broker.create_broker(tmp_path, config=QueuesConfig(**CONFIG), **SHAPE)
+
+
+def test_a_lease_whose_answer_nobody_received_is_redelivered(tmp_path: Path) -> None:
+    from queues.ray_broker import create_broker
+
+    async def main() -> None:
+        config = QueuesConfig(**(CONFIG | {"lease_seconds": 1.0, "heartbeat_seconds": 0.2}))
+        client = create_broker(tmp_path, config=config, **SHAPE)
+        await client.serving("a", 0)
+        asking = asyncio.create_task(client.lease("a", 2, 30.0))
+        await asyncio.sleep(0.2)
+        asking.cancel()
+        await client.issue(make_prompts(1), cursor="1")
+        while not (await client.status()).depth["leased"]:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        (again,) = await client.lease("a", 2, 10.0)
+        assert again.attempt == 2
+        assert await client.put("a", answer(again)) is PutStatus.ACCEPTED
+        await client.close()
+
+    asyncio.run(main())
+
+
 def test_a_client_can_be_sent_to_other_actors(tmp_path: Path) -> None:
     import ray
 

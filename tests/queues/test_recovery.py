@@ -4,15 +4,17 @@ import asyncio
 import json
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from queues.accounts import export_parquet, read_accounting
+from queues.accounts import export_parquet, is_open, read_accounting
 from queues.broker import Broker
 from queues.errors import InputError, LedgerError, QueueClosed
+from queues.ledger_tables import FILE_NAME, LOCK_NAME
 from queues.records import PutStatus
 from queues.schema import decode
 from tests.queues.conftest import answer, make_broker, make_prompts
@@ -235,6 +237,76 @@ def test_evaluations_go_on(tmp_path: Path) -> None:
     asyncio.run(after())
 
 
+def test_evaluations_that_were_never_reached_stay_settled(tmp_path: Path) -> None:
+    async def before() -> None:
+        broker = make_broker(tmp_path)
+        await broker.evaluate("ended", make_prompts(1), temperature=0.0, min_version=1)
+        await broker.issue([], cursor="0", last=True)
+        await broker.close()
+
+    async def after() -> None:
+        broker = make_broker(tmp_path)
+        outcome = await broker.evaluation("ended", 0.0)
+        assert (outcome.failed, outcome.score) == (1, None)
+        assert (await broker.accounting()).balanced
+        await broker.close()
+
+    asyncio.run(before())
+    database = sqlite3.connect(tmp_path / FILE_NAME)
+    rows = database.execute("SELECT state, reason, error FROM groups").fetchall()
+    database.close()
+    assert rows == [("failed", "version_not_reached", "training ended at version 0")]
+    asyncio.run(after())
+
+
+def test_a_run_that_goes_on_with_fewer_steps_ends_without_the_later_evaluations(
+    tmp_path: Path,
+) -> None:
+    async def before() -> None:
+        broker = make_broker(tmp_path)
+        await broker.evaluate("third", make_prompts(1), temperature=0.0, min_version=3)
+        await broker.issue(make_prompts(2), cursor="2")
+        await broker.serving("a", 0)
+        for lease in await broker.lease("a", 4, WAIT):
+            await broker.put("a", answer(lease))
+        await broker.take(0, WAIT)
+        await broker.ack(0, {})
+        await broker.close()
+
+    async def after() -> None:
+        broker = make_broker(tmp_path, steps=1)
+        assert (await broker.evaluation("third", 0.0)).failed == 1
+        assert (await broker.accounting()).balanced
+        with pytest.raises(QueueClosed):
+            await broker.lease("a", 1, WAIT)
+        await broker.close()
+
+    asyncio.run(before())
+    asyncio.run(after())
+
+
+def test_what_was_accepted_is_counted_over_the_whole_run(tmp_path: Path) -> None:
+    async def before() -> None:
+        broker = make_broker(tmp_path)
+        await broker.issue(make_prompts(2), cursor="2")
+        await broker.evaluate("e", make_prompts(1, 9), temperature=0.0, min_version=0)
+        await broker.serving("a", 0)
+        for lease in await broker.lease("a", 5, WAIT):
+            await broker.put("a", answer(lease))
+        await broker.take(0, WAIT)
+        await broker.ack(0, {})
+        await broker.close()
+
+    async def after() -> None:
+        broker = make_broker(tmp_path)
+        status = await broker.status()
+        assert (status.accepted, status.last_error) == (3, None)
+        await broker.close()
+
+    asyncio.run(before())
+    asyncio.run(after())
+
+
 def test_the_end_of_the_source_and_failures_are_remembered(tmp_path: Path) -> None:
     async def before() -> None:
         broker = make_broker(tmp_path, max_attempts=1)
@@ -275,3 +347,32 @@ def test_a_run_has_one_broker_at_a_time(tmp_path: Path) -> None:
         make_broker(tmp_path)
     asyncio.run(broker.close())
     asyncio.run(make_broker(tmp_path).close())
+
+
+def test_a_run_is_open_as_long_as_its_broker_lives(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    assert not is_open(run)
+    broker: Broker = make_broker(run)
+    assert is_open(run)
+    assert is_open(run), "asking changes nothing"
+    asyncio.run(broker.close())
+    assert not is_open(run)
+    assert (run / LOCK_NAME).exists(), "the file says nothing, its lock does"
+
+
+def test_a_run_whose_broker_was_killed_is_not_open(tmp_path: Path) -> None:
+    open_it = (
+        "import sys, time; from pathlib import Path; from tests.queues.conftest import make_broker;"
+        "broker = make_broker(Path(sys.argv[1])); print('open', flush=True); time.sleep(60)"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", open_it, str(tmp_path)],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "open\n"
+        assert is_open(tmp_path)
+        process.kill()
+    assert not is_open(tmp_path)

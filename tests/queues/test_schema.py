@@ -58,7 +58,7 @@ def test_a_group_survives_the_wire_unchanged(group: RolloutGroup) -> None:
     assert decode(encode(group)) == group
 
 
-def test_columns_are_those_of_the_design_in_its_order() -> None:
+def test_columns_are_these_in_this_order() -> None:
     assert [f"{field.name} {field.type}" for field in SCHEMA] == [
         "prompt_id string",
         "group_id string",

@@ -3,13 +3,14 @@
 import asyncio
 import os
 import re
+import threading
 from dataclasses import replace
 
 import pytest
 import torch
 
 from weight_sync.broadcaster import Broadcaster
-from weight_sync.errors import DeadlineExceeded
+from weight_sync.errors import DeadlineExceeded, IncompatibleWeights
 from weight_sync.manifest import Manifest
 from weight_sync.receiver import Receiver
 
@@ -109,15 +110,50 @@ def test_a_first_version_is_held_against_what_the_engine_expects(
     engine, transport, published
 ) -> None:
     async def run(expected):
-        _, _, update = serve(engine, transport, published_once, expected=expected)
-        return await update
+        _, broadcaster, update = serve(engine, transport, published_once, expected=expected)
+        return await asyncio.gather(update, return_exceptions=True), await broadcaster.reports(0)
 
     published_once = published(0)
     good = {name: (None, shape) for name, (_, shape) in published_once.signature.items()}
-    refused = asyncio.run(run(good | {"bias": (None, (7,))}))
+    [error], [refused] = asyncio.run(run(good | {"bias": (None, (7,))}))
+    assert isinstance(error, IncompatibleWeights)
     assert "lacks 1 that it needs (bias)" in refused.error
     assert engine.events == []
-    assert asyncio.run(run(good)).error is None
+    [taken], reports = asyncio.run(run(good))
+    assert (taken.error, reports) == (None, [taken])
+
+
+def test_the_loop_ends_when_the_first_version_is_of_another_model(
+    engine, transport, published
+) -> None:
+    async def run():
+        broadcaster = Broadcaster(1.0, 1)
+        await broadcaster.announce(published(0))
+        receiver = Receiver("e0", engine, broadcaster, transport, expected={"q": (None, (7, 7))})
+        async with asyncio.timeout(10):
+            await receiver.run(asyncio.Event())
+
+    with pytest.raises(IncompatibleWeights, match="does not know"):
+        asyncio.run(run())
+    assert engine.events == []
+
+
+def test_the_loop_goes_on_when_a_later_version_is_of_another_model(
+    engine, transport, published
+) -> None:
+    async def run():
+        broadcaster = Broadcaster(1.0, 1)
+        await broadcaster.announce(published(0))
+        receiver = Receiver("e0", engine, broadcaster, transport, retry_seconds=0.01)
+        await follow(receiver, broadcaster, 1)
+        await broadcaster.announce(with_tensor(published(1), "q", shape=(49,)))
+        await follow(receiver, broadcaster, 2)
+        await broadcaster.announce(published(2))
+        while receiver.version != 2:
+            await follow(receiver, broadcaster, len(await broadcaster.reports(0)) + 1)
+
+    asyncio.run(run())
+    assert engine.events == swap(0) + swap(2)
 
 
 def test_a_failed_load_stays_paused_until_a_full_load_succeeds(
@@ -185,6 +221,40 @@ def test_staged_memory_is_given_back_whatever_happens(engine, transport, publish
 
     loop_descriptors = 3
     assert asyncio.run(run()) <= before + loop_descriptors
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+@pytest.mark.parametrize("left_by", ["deadline", "cancellation"])
+def test_what_was_staged_too_late_is_given_back_when_its_thread_ends(
+    engine, transport, published, left_by: str
+) -> None:
+    manifest = published(0)
+    before = len(os.listdir("/proc/self/fd"))
+    opens = threading.Event()
+
+    class Slow:
+        def open(self, bucket):
+            opens.wait(30)
+            return transport.open(bucket)
+
+    async def run():
+        _, _, update = serve(
+            engine, Slow(), manifest, timeout=0.05 if left_by == "deadline" else 30
+        )
+        task = asyncio.create_task(update)
+        await asyncio.sleep(0.02)
+        if left_by == "cancellation":
+            task.cancel()
+        [outcome] = await asyncio.gather(task, return_exceptions=True)
+        opens.set()
+        return outcome
+
+    outcome = asyncio.run(run())
+    if left_by == "deadline":
+        assert "not verified within 0.05 s" in outcome.error
+    else:
+        assert isinstance(outcome, asyncio.CancelledError)
+    assert engine.events == []
     assert len(os.listdir("/proc/self/fd")) == before
 
 

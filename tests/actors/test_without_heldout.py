@@ -1,0 +1,68 @@
+"""A source less the held-out prompts."""
+
+import pytest
+
+from actors.errors import InputError
+from actors.sources.lettered_chain_sum import LetteredChainSum
+from actors.sources.without_heldout import PATIENCE, WithoutHeldout
+from queues.records import Prompt
+
+
+class Digits:
+    """0 to 9, over and over."""
+
+    def __init__(self):
+        self.place = 0
+        self.asked = []
+
+    def next(self, count):
+        self.asked.append(count)
+        start, self.place = self.place, self.place + count
+        return [
+            Prompt(prompt_id=f"digits/0/{i}", text=str(i % 10)) for i in range(start, self.place)
+        ]
+
+    def cursor(self):
+        return str(self.place)
+
+    def restore(self, cursor):
+        self.place = int(cursor)
+
+
+def texts(prompts):
+    return "".join(prompt.text for prompt in prompts)
+
+
+def test_prompts_with_a_held_out_text_are_skipped_and_made_up_for():
+    source = WithoutHeldout(Digits(), frozenset("0489"))
+    assert texts(source.next(8)) == "12356712"
+    assert texts(source.next(1)) == "3"
+
+
+def test_without_held_out_prompts_the_source_is_asked_once():
+    digits = Digits()
+    assert texts(WithoutHeldout(digits, frozenset()).next(12)) == "012345678901"
+    assert digits.asked == [12]
+
+
+def test_a_restored_source_continues_with_the_same_prompts():
+    heldout = frozenset(p.text for p in LetteredChainSum(seed=1).next(30))
+    source, other = (WithoutHeldout(LetteredChainSum(seed=1), heldout) for _ in range(2))
+    source.next(20)
+    other.restore(source.cursor())
+    assert (following := other.next(25)) == source.next(25)
+    assert not heldout & {prompt.text for prompt in following}
+
+
+def test_a_source_of_which_everything_is_held_out_is_refused():
+    digits = Digits()
+    with pytest.raises(InputError, match=f"{PATIENCE} prompts in a row were held out"):
+        WithoutHeldout(digits, frozenset("0123456789")).next(7)
+    assert PATIENCE <= digits.place < PATIENCE + 7
+
+
+def test_a_source_that_ends_is_refused():
+    digits = Digits()
+    digits.next = lambda count: []
+    with pytest.raises(InputError, match="must be endless"):
+        WithoutHeldout(digits, frozenset()).next(1)

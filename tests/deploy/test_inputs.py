@@ -1,0 +1,93 @@
+"""What a run starts from: found, checked and disjoint before anything is written."""
+
+import json
+
+import pytest
+
+from deploy.config import load_recipe
+from deploy.errors import InputError
+from deploy.inputs import ORIGIN_FILE, load_inputs, model_path, warm_start_origin
+
+
+def recipe(tmp_path, *overrides):
+    return load_recipe("demo", [f"deploy.runs_dir={tmp_path}", *overrides])
+
+
+def make_warm_start(config):
+    config.warm_start.mkdir(parents=True)
+    (config.warm_start / "config.json").write_text("{}")
+    (config.warm_start / ORIGIN_FILE).write_text(warm_start_origin(config))
+
+
+def write_lines(path, texts):
+    path.write_text("".join(json.dumps({"prompt": t, "answer": "1"}) + "\n" for t in texts))
+
+
+def test_a_recipe_with_a_warm_start_asks_for_it_first(tmp_path):
+    with pytest.raises(InputError, match="run `headway sft`"):
+        load_inputs(recipe(tmp_path))
+
+
+@pytest.mark.parametrize("changed", ["seed=1", "sft.steps=9", "model.tiny.layers=2"])
+def test_a_warm_start_of_other_settings_is_refused(tmp_path, changed):
+    config = recipe(tmp_path)
+    make_warm_start(config)
+    assert model_path(config) == str(config.warm_start)
+    with pytest.raises(InputError, match="made with another seed"):
+        model_path(recipe(tmp_path, changed))
+
+
+@pytest.mark.parametrize("unrelated", ["steps=9", "learner.learning_rate=1e-5"])
+def test_settings_that_a_warm_start_does_not_depend_on_may_change(tmp_path, unrelated):
+    make_warm_start(recipe(tmp_path))
+    model_path(recipe(tmp_path, unrelated))
+
+
+@pytest.mark.parametrize(
+    ("override", "expected"),
+    [
+        ("actors.reward=['nothing:score']", "cannot import nothing"),
+        ("actors.environment=nothing:World", "cannot import nothing"),
+        ("prompts.source=nothing:Source", "cannot import nothing"),
+        ("prompts.source_options={terms=3}", "takes no options"),
+        ("prompts.source=reasoning_gym:chain_summ", "chain_summ"),
+    ],
+)
+def test_what_cannot_be_loaded_is_named(tmp_path, override, expected):
+    config = recipe(tmp_path, override)
+    make_warm_start(config)
+    with pytest.raises(ValueError, match=expected) as caught:
+        load_inputs(config)
+    assert caught.value.exit_code == 2
+
+
+def test_held_out_problems_of_another_source_are_never_trained(tmp_path):
+    write_lines(tmp_path / "train.jsonl", [f"p{i}" for i in range(20)])
+    write_lines(tmp_path / "test.jsonl", [f"p{i}" for i in range(0, 20, 4)])
+    config = recipe(
+        tmp_path,
+        "prompts.source=files",
+        f"prompts.source_options={{path='{tmp_path / 'train.jsonl'}'}}",
+        "heldout.source=files",
+        f"heldout.source_options={{path='{tmp_path / 'test.jsonl'}'}}",
+        "heldout.size=5",
+        "heldout.final_size=5",
+    )
+    make_warm_start(config)
+    inputs = load_inputs(config)
+    problems = {prompt.text for prompt in inputs.problems}
+    assert problems == {"p0", "p4", "p8", "p12", "p16"}
+    drawn = {prompt.text for prompt in inputs.source.next(60)}
+    assert drawn == {f"p{i}" for i in range(20)} - problems
+
+
+def test_a_missing_model_folder_is_named_and_a_home_folder_is_expanded(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    path = tmp_path / "plain.toml"
+    path.write_text('name = "x"\nsteps = 1\n[model]\npath = "~/m"\n[prompts]\nsource = "files"\n')
+    config = load_recipe(str(path))
+    with pytest.raises(InputError, match=r"model.path = '~/m': no config.json there"):
+        model_path(config)
+    (tmp_path / "m").mkdir()
+    (tmp_path / "m" / "config.json").write_text("{}")
+    assert model_path(config) == str(tmp_path / "m")
