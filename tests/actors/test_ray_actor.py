@@ -42,18 +42,6 @@ def folder(tmp_path):
     return str(path)
 
 
-@pytest.fixture
-def cluster():
-    import ray
-
-    ours = not ray.is_initialized()
-    if ours:
-        ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False)
-    yield
-    if ours:
-        ray.shutdown()
-
-
 def test_a_model_folder_tells_its_context_and_the_weights_that_are_published(folder):
     assert context_length(folder) == CONTEXT
     assert weight_shapes(folder) == {"layer.weight": (3, 2)}
@@ -183,7 +171,7 @@ def test_an_actor_can_be_asked_and_stopped_before_it_has_started(folder):
 
 
 @pytest.mark.ray
-@pytest.mark.usefixtures("cluster")
+@pytest.mark.usefixtures("ray_cluster")
 def test_an_input_error_crosses_the_process_boundary_as_such(tmp_path):
     actor = create_actor(
         0,
@@ -210,7 +198,7 @@ def test_an_input_error_crosses_the_process_boundary_as_such(tmp_path):
 
 
 @pytest.mark.ray
-@pytest.mark.usefixtures("cluster")
+@pytest.mark.usefixtures("ray_cluster")
 def test_an_actor_generates_what_the_broker_leases_with_the_weights_it_was_sent(tmp_path, folder):
     from queues.ray_broker import create_broker
     from weight_sync.ray_broadcaster import create_broadcaster

@@ -1,6 +1,6 @@
 """Groups, payloads and brokers for the tests of `queues`."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -84,14 +84,6 @@ def make_broker(directory: Path, **changes: Any) -> Broker:
     shape: dict[str, Any] = {"groups_per_batch": 2, "group_size": 2, "steps": 3}
     shape |= {name: changes.pop(name) for name in list(changes) if name in shape}
     return Broker(directory, config=QueuesConfig(**(CONFIG | changes)), **shape)
-
-
-@pytest.fixture(scope="session")
-def ray_cluster() -> Iterator[None]:
-    ray = pytest.importorskip("ray")
-    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
-    yield
-    ray.shutdown()
 
 
 @pytest.fixture(params=["in_process", pytest.param("ray", marks=pytest.mark.ray)])

@@ -41,20 +41,11 @@ def report(engine_id: str, version: int) -> SwapReport:
     )
 
 
-@pytest.fixture(scope="module")
-def cluster():
-    import ray
-
-    ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False)
-    yield
-    ray.shutdown()
-
-
 @pytest.fixture(params=["process", pytest.param("ray", marks=pytest.mark.ray)])
 def make(request) -> Callable:
     """A context manager that yields a broadcaster; used inside a running loop."""
     if request.param == "ray":
-        request.getfixturevalue("cluster")
+        request.getfixturevalue("ray_cluster")
 
     @asynccontextmanager
     async def build(fraction: float, engines: int, **options: float) -> AsyncIterator:
@@ -174,7 +165,7 @@ def test_a_broadcaster_that_could_never_grant_is_refused(fraction: float, engine
 
 
 @pytest.mark.ray
-def test_a_dead_broadcaster_is_named_by_an_error_of_ours(cluster) -> None:
+def test_a_dead_broadcaster_is_named_by_an_error_of_ours(ray_cluster) -> None:
     import ray
 
     from weight_sync.errors import BroadcasterDied
