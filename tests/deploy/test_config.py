@@ -62,7 +62,8 @@ def test_staleness_without_correction_is_refused_with_the_settings_that_allow_it
     ["learner.correction=tis", "queues.max_staleness=0", "queues.allow_uncorrected=true"],
 )
 def test_each_setting_that_the_refusal_names_is_accepted(allowed):
-    load_recipe("demo", ["learner.loss=reinforce", "learner.loss_options={}", allowed])
+    config = load_recipe("demo", ["learner.loss=reinforce", "learner.loss_options={}", allowed])
+    assert config.learner.loss == "reinforce"
 
 
 def test_every_problem_of_a_recipe_is_reported_at_once():

@@ -39,8 +39,9 @@ def test_a_warm_start_of_other_settings_is_refused(tmp_path, changed):
 
 @pytest.mark.parametrize("unrelated", ["steps=9", "learner.learning_rate=1e-5"])
 def test_settings_that_a_warm_start_does_not_depend_on_may_change(tmp_path, unrelated):
-    make_warm_start(recipe(tmp_path))
-    model_path(recipe(tmp_path, unrelated))
+    config = recipe(tmp_path)
+    make_warm_start(config)
+    assert model_path(recipe(tmp_path, unrelated)) == str(config.warm_start)
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,8 @@ async def fail(error):
 
 
 def outcome(*needed, meanwhile=()):
+    """The tasks that were cancelled, by name, when all is over."""
+
     async def run():
         tasks = [named(f"part-{i}", work()) for i, work in enumerate(needed)]
         extra = [named("watcher", work()) for work in meanwhile]
@@ -26,8 +28,9 @@ def outcome(*needed, meanwhile=()):
                 await all_or_first_error(tasks, meanwhile=extra)
             finally:
                 assert all(task.done() for task in [*tasks, *extra])
+        return [task.get_name() for task in [*tasks, *extra] if task.cancelled()]
 
-    asyncio.run(run())
+    return asyncio.run(run())
 
 
 async def quick():
@@ -35,7 +38,7 @@ async def quick():
 
 
 def test_it_ends_when_all_needed_tasks_have_and_takes_the_others_with_it():
-    outcome(quick, quick, meanwhile=[forever])
+    assert outcome(quick, quick, meanwhile=[forever]) == ["watcher"]
 
 
 def test_the_first_failure_names_its_task_and_cancels_the_rest():
