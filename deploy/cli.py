@@ -23,6 +23,21 @@ app = typer.Typer(
     add_completion=False,
 )
 
+
+@app.callback(invoke_without_command=True)
+def version(
+    show: Annotated[
+        bool, typer.Option("--version", help="Print the version.", is_eager=True)
+    ] = False,
+) -> None:
+    """Asynchronous reinforcement learning of language models, with bounded staleness."""
+    if show:
+        from importlib.metadata import version as installed
+
+        typer.echo(installed("headway-rl"))
+        raise typer.Exit
+
+
 Recipe = Annotated[str, typer.Argument(help="A TOML file, or the name of a shipped recipe.")]
 Overrides = Annotated[
     list[str], typer.Option("--set", metavar="KEY=VALUE", help="Change one key; may be repeated.")

@@ -11,6 +11,7 @@ from actors.sources.without_heldout import WithoutHeldout
 from deploy import heldout
 from deploy.config import RunConfig
 from deploy.errors import InputError
+from learner.update import check_objective
 from queues.records import Prompt
 
 ORIGIN_FILE = "origin.json"
@@ -32,8 +33,10 @@ def load_inputs(config: RunConfig) -> Inputs:
     """Finds the model and opens the sources.
 
     Raises:
-        InputError: Of this package or of `actors`: what is missing, and what would provide it.
+        InputError: Of this package, `actors` or `learner`: what is missing or cannot be used, and
+            what would do.
     """
+    check_objective(config.objective)
     load_rewards(config.actors.reward)
     load_environment(config.actors.environment)
     evaluations, problems = load_heldout(config)
@@ -67,7 +70,7 @@ def load_heldout(config: RunConfig) -> tuple[list[heldout.Planned], list[Prompt]
     source = load_source(
         named, options=options, seed=config.seed, split="heldout", heldout_size=size
     )
-    return planned, source.next(size)
+    return planned, WithoutHeldout(source, frozenset()).next(size)
 
 
 def warm_start_origin(config: RunConfig) -> str:

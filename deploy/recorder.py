@@ -58,7 +58,8 @@ class Recorder:
             status = await self._gather()
             if self._record.version // every > checkpoints:
                 await self._summarise("running")
-            self._check_failures(status)
+            if status.version < status.steps:
+                self._check_failures(status)
             self._check_movement(status)
 
     async def conclude(self, status: str) -> None:

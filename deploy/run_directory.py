@@ -31,7 +31,8 @@ class RunDirectory:
 
         Args:
             config: The recipe; its name is the folder's.
-            replace: Delete a run of the same name first.
+            replace: Delete a run of the same name first; one that ended before its first batch
+                has nothing to lose and always gives way.
 
         Raises:
             InputError: There is a run of that name already, or it is still going on, or the folder
@@ -40,6 +41,7 @@ class RunDirectory:
         directory = cls((config.deploy.runs_dir / config.name).absolute())
         if is_open(directory.path):
             raise InputError(f"a run named {config.name!r} is going on; choose another name")
+        replace = replace or directory.trained_nothing()
         if directory.recipe_file.exists() and not replace:
             raise InputError(
                 f"a run named {config.name!r} exists in {directory.path.parent}; choose another "
@@ -78,6 +80,12 @@ class RunDirectory:
     def config(self) -> RunConfig:
         """The recipe that the run was started with."""
         return RunConfig.model_validate_json(self.recipe_file.read_text())
+
+    def trained_nothing(self) -> bool:
+        """Whether a run ended here before its first batch."""
+        return (
+            self.summary_file.exists() and not json.loads(self.summary_file.read_text())["version"]
+        )
 
     @property
     def recipe_file(self) -> Path:

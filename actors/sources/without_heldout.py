@@ -24,7 +24,7 @@ class WithoutHeldout:
         """See `PromptSource.next`.
 
         Raises:
-            InputError: Next to every prompt of the source is held out.
+            InputError: Next to every prompt of the source is held out, or it gives no prompts.
         """
         kept: list[Prompt] = []
         in_a_row = 0
@@ -33,6 +33,11 @@ class WithoutHeldout:
             if not drawn:
                 raise InputError("prompts.source gave no prompt; a source must be endless")
             for prompt in drawn:
+                if not isinstance(prompt, Prompt):
+                    raise InputError(
+                        f"prompts.source gave {prompt!r}, a {type(prompt).__name__}; a source "
+                        "must give queues.records.Prompt"
+                    )
                 if prompt.text not in self._texts:
                     kept.append(prompt)
                     in_a_row = 0

@@ -51,6 +51,7 @@ def test_settings_that_a_warm_start_does_not_depend_on_may_change(tmp_path, unre
         ("actors.environment=nothing:World", "cannot import nothing"),
         ("prompts.source=nothing:Source", "cannot import nothing"),
         ("prompts.source_options={terms=3}", "takes no options"),
+        ("learner.loss_options={cap=3}", "cispo.* has no option cap"),
         ("prompts.source=reasoning_gym:chain_summ", "chain_summ"),
     ],
 )

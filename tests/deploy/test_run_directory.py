@@ -25,6 +25,16 @@ def test_a_second_run_of_the_same_name_is_refused_and_leaves_the_first_alone(con
     assert RunDirectory.create(config, replace=True).rows("metrics.jsonl") == []
 
 
+def test_a_run_that_ended_before_its_first_batch_gives_way(config):
+    for version, gives_way in ((0, True), (1, False)):
+        RunDirectory.create(config, replace=True).write_summary({"version": version})
+        if gives_way:
+            assert not RunDirectory.create(config, replace=False).summary_file.exists()
+        else:
+            with pytest.raises(InputError, match="exists"):
+                RunDirectory.create(config, replace=False)
+
+
 def test_a_folder_that_is_not_a_run_is_never_replaced(config, tmp_path):
     (tmp_path / "first").mkdir()
     (tmp_path / "first" / "thesis.txt").write_text("years of work")
