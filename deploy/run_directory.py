@@ -123,13 +123,6 @@ class RunDirectory:
             for row in rows:
                 file.write(json.dumps(asdict(row) if is_dataclass(row) else row) + "\n")  # type: ignore[arg-type]
 
-    def rows(self, name: str) -> list[dict[str, Any]]:
-        """The rows of a JSON-lines file of the run; none if it was not begun."""
-        path = self.path / name
-        if not path.exists():
-            return []
-        return [json.loads(line) for line in path.read_text().splitlines()]
-
     def write_summary(self, summary: Mapping[str, Any]) -> None:
         """Replaces `summary.json` at once."""
         temporary = self.summary_file.with_suffix(".tmp")

@@ -209,6 +209,7 @@ def test_the_end_of_the_run_ends_the_worker_without_an_error(method):
         await worker.on_version(0)
         async with asyncio.timeout(10):
             await worker.run(asyncio.Event())
+        assert not desk.of("fail")
 
     asyncio.run(scenario())
 
