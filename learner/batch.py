@@ -1,11 +1,12 @@
-"""From the rollout groups of one batch to packed micro-batches of tensors.
+"""From the rollout groups of one batch to minibatches and packed rows of tensors.
 
-Advantages and token weights are computed here, over the whole batch, so that how it is cut into
-micro-batches changes nothing. No model is involved.
+Advantages are computed over the whole batch and token weights over each minibatch, so that how it
+is cut into rows changes nothing. No model is involved.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from typing import Any, Self
 
 import torch
@@ -14,7 +15,6 @@ from torch import Tensor
 from learner.advantages import Advantages, compute_advantages
 from learner.aggregation import token_weights
 from learner.errors import LearnerError
-from learner.packing import pack
 from queues.records import Rollout, RolloutGroup
 
 
@@ -30,15 +30,20 @@ class MicroBatch:
     behavior_logprobs: Tensor  # [N] float32, 0 where not sampled
     versions: Tensor  # [N] int64, −1 where not sampled
     advantages: Tensor  # [N] float32
-    token_weights: Tensor  # [N] float32, loss = Σ weights · per_token over the whole batch
+    token_weights: Tensor  # [N] float32, loss = Σ weights · per_token over the minibatch
+    proximal_logprobs: Tensor | None = None  # [N] float32, where the proximal policy is computed
 
     def to(self, device: torch.device) -> Self:
         """The same row on another device."""
-        return type(self)(**{f.name: getattr(self, f.name).to(device) for f in fields(self)})
+        return self._each(lambda column: column.to(device))
 
     def take(self, indices: Tensor) -> Self:
         """The tokens at `indices` [M]; whole sequences, in order, make a valid row."""
-        return type(self)(**{f.name: getattr(self, f.name)[indices] for f in fields(self)})
+        return self._each(lambda column: column[indices])
+
+    def _each(self, change: Callable[[Tensor], Tensor]) -> Self:
+        columns = {f.name: getattr(self, f.name) for f in fields(self)}
+        return replace(self, **{k: change(v) for k, v in columns.items() if v is not None})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,15 +58,84 @@ class TrainBatch:
     """[R] float64."""
     advantages: Advantages
     """Of the R rollouts."""
+    groups: int
+    """Groups that the batch was built of."""
+    aggregation: str
+    """Mode of the token weights."""
+    fixed_length: int | None
+    """Their `max_length`."""
 
-    def microbatches(self, capacity: int) -> Iterator[MicroBatch]:
-        """Packed rows of at most `capacity` tokens; a longer sequence has one of its own."""
-        starts = [0]
-        for length in self.lengths:
-            starts.append(starts[-1] + length)
-        for row in pack(self.lengths, capacity):
-            spans = [torch.arange(starts[i], starts[i + 1]) for i in row]
-            yield self.tokens.take(torch.cat(spans))
+    def positions(self, row: Sequence[int]) -> Tensor:
+        """Where the tokens of some rollouts are in `tokens`, [M] int64."""
+        ends = torch.tensor(self.lengths).cumsum(0).tolist()
+        spans = [torch.arange(ends[i] - self.lengths[i], ends[i]) for i in row]
+        return torch.cat(spans) if spans else torch.empty(0, dtype=torch.int64)
+
+    def row(self, indices: Sequence[int]) -> MicroBatch:
+        """The packed row of some rollouts; of none: a short dummy that trains nothing."""
+        if indices:
+            return self.tokens.take(self.positions(indices))
+        dummy = self.tokens.take(torch.arange(min(2, self.lengths[0])))
+        return replace(
+            dummy,
+            mask=torch.zeros_like(dummy.mask),
+            token_weights=torch.zeros_like(dummy.token_weights),
+        )
+
+    def minibatch(self, groups: Sequence[int]) -> Self:
+        """The part of the batch that some groups (indices) are, with its own token weights."""
+        wanted = torch.tensor(sorted(groups))
+        of_rollout = self.tokens.group_ids[self._firsts()]
+        chosen = torch.isin(of_rollout, wanted).nonzero().flatten()
+        tokens = self.tokens.take(self.positions(chosen.tolist()))
+        part = replace(
+            self,
+            tokens=tokens,
+            lengths=[self.lengths[i] for i in chosen.tolist()],
+            rewards=self.rewards[chosen],
+            advantages=replace(
+                self.advantages,
+                values=self.advantages.values[chosen],
+                keep=self.advantages.keep[chosen],
+            ),
+            groups=len(wanted),
+        )
+        return part._weighed()
+
+    def _firsts(self) -> Tensor:
+        lengths = torch.tensor(self.lengths)
+        return lengths.cumsum(0) - lengths
+
+    def _weighed(self) -> Self:
+        tokens = self.tokens
+        weights = token_weights(
+            self.aggregation,
+            tokens.mask,
+            tokens.sequence_ids,
+            tokens.group_ids,
+            max_length=self.fixed_length,
+        )
+        return replace(self, tokens=replace(tokens, token_weights=weights))
+
+
+def split_groups(groups: int, minibatches: int, *, version: int, epoch: int) -> list[list[int]]:
+    """Shares whole groups out over the minibatches of one epoch, in a shuffled order.
+
+    Args:
+        groups: Number of groups of the batch.
+        minibatches: Wanted parts; where there are fewer groups, each is a part.
+        version: Being trained; with `epoch` it seeds the shuffle, so that training a batch again
+            is the same.
+        epoch: From 0.
+
+    Returns:
+        Parts of ascending indices whose sizes differ by at most one; each index once.
+    """
+    parts = min(minibatches, groups)
+    order = list(range(groups))
+    if parts > 1:
+        random.Random(f"{version}/{epoch}").shuffle(order)
+    return [sorted(order[part::parts]) for part in range(parts)]
 
 
 def build_batch(
@@ -118,11 +192,17 @@ def build_batch(
         behavior_logprobs=_column(rollouts, "behavior_logprobs", torch.float32),
         versions=_column(rollouts, "versions", torch.int64),
         advantages=advantages.values[sequence_ids],
-        token_weights=token_weights(
-            aggregation, mask, sequence_ids, group_ids, max_length=fixed_length
-        ),
+        token_weights=torch.zeros(len(mask)),
     )
-    return TrainBatch(tokens=tokens, lengths=lengths, rewards=rewards, advantages=advantages)
+    return TrainBatch(
+        tokens=tokens,
+        lengths=lengths,
+        rewards=rewards,
+        advantages=advantages,
+        groups=len(groups),
+        aggregation=aggregation,
+        fixed_length=fixed_length,
+    )._weighed()
 
 
 def _check(groups: Sequence[RolloutGroup]) -> None:

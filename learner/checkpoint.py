@@ -1,21 +1,51 @@
 """Checkpoints: a complete folder appears at once, or not at all.
 
-Written into a temporary folder, synced, renamed, and only then committed by the caller (a row in
-the broker's ledger). A folder without its row is garbage.
+    prepare ─▶ every rank writes its part ─▶ finish: state, rename ─▶ commit ─▶ prune
+               and syncs it                   and sync of the parent
+
+Rank 0 prepares, finishes and prunes; the commit is the caller's (a row in the broker's ledger). A
+folder without its row is garbage.
 """
 
 import json
 import os
+import random
 import shutil
+import time
 from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from learner.engine import TrainEngine
+import numpy as np
+import torch
 
-OPTIMIZER_FOLDER = "optimizer"
+from learner.engine import TrainEngine
+from learner.errors import InputError
+
 STATE_FILE = "state.json"
-"""Beside the weights: the version, and what the updater carries between batches."""
+RANDOM_FOLDER = "optimizer/random"
+"""Beside the optimizer's state, which an export of the model leaves out as a whole."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class State:
+    """What a checkpoint says of itself, in `state.json`."""
+
+    version: int
+    saved_at: float
+    """Seconds since the epoch."""
+    optimizer_steps: int
+    """Steps taken since version 0."""
+    ranks: int
+    """Processes that wrote it, and that it can be loaded by."""
+    zero_stage: int
+    dtype: str
+    cursor: str | None
+    """Of the prompt source, as of the last issue; None before the first."""
+    advantage_state: dict[str, float] = field(default_factory=dict)
+    totals: dict[str, int] = field(default_factory=dict)
+    """Rollouts and tokens trained since version 0."""
 
 
 def checkpoint_path(root: Path, version: int) -> Path:
@@ -23,33 +53,128 @@ def checkpoint_path(root: Path, version: int) -> Path:
     return root / f"v{version:06d}"
 
 
-def save_checkpoint(
-    engine: TrainEngine, root: Path, version: int, state: Mapping[str, Any]
-) -> Path:
-    """Saves model, tokenizer, optimizer and state of a version, durably.
+def prepare(root: Path, version: int) -> Path:
+    """Makes the temporary folder of a version, and removes what a killed process left behind.
 
     Args:
-        engine: What is saved.
         root: Folder of all checkpoints; created if missing.
-        version: Names the folder; one that exists is replaced.
-        state: JSON-serialisable.
-
-    Returns:
-        The finished folder.
+        version: Names the folder.
     """
-    final = checkpoint_path(root, version)
-    temporary = root / f".{final.name}.tmp"
-    shutil.rmtree(temporary, ignore_errors=True)
-    temporary.mkdir(parents=True)
-    engine.save_model(temporary)
-    engine.save_optimizer(temporary / OPTIMIZER_FOLDER)
-    (temporary / STATE_FILE).write_text(json.dumps({"version": version, **state}))
+    root.mkdir(parents=True, exist_ok=True)
+    for leftover in [*root.glob(".v*.tmp"), *root.glob(".v*.old")]:
+        shutil.rmtree(leftover)
+    temporary = root / f".{checkpoint_path(root, version).name}.tmp"
+    temporary.mkdir()
+    return temporary
+
+
+def write_part(engine: TrainEngine, temporary: Path) -> None:
+    """Writes this rank's part of a checkpoint and its random state, durably. Collective."""
+    engine.save(temporary)
+    folder = temporary / RANDOM_FOLDER
+    folder.mkdir(parents=True, exist_ok=True)
+    torch.save(_random_state(), folder / f"rank-{engine.rank}.pt")
+    engine.sum_over_ranks(torch.zeros(1))  # a barrier: no file appears while others are synced
     for path in [*temporary.rglob("*"), temporary]:
         _sync(path)
-    shutil.rmtree(final, ignore_errors=True)
+
+
+def finish(root: Path, state: State) -> Path:
+    """Completes the folder of a version, when every rank has written its part.
+
+    Returns:
+        The finished folder; one that existed is replaced.
+    """
+    final = checkpoint_path(root, state.version)
+    temporary = root / f".{final.name}.tmp"
+    file = temporary / STATE_FILE
+    file.write_text(json.dumps(asdict(state), indent=1))
+    _sync(file)
+    _sync(temporary)
+    _remove(final)
     temporary.rename(final)
     _sync(root)
     return final
+
+
+def read_state(folder: Path) -> State:
+    """What a checkpoint says of itself.
+
+    Raises:
+        InputError: There is no checkpoint, or not one of this program.
+    """
+    try:
+        return State(**json.loads((folder / STATE_FILE).read_text()))
+    except (OSError, ValueError, TypeError) as error:
+        raise InputError(f"no checkpoint can be read from {folder}: {error}") from error
+
+
+def load(engine: TrainEngine, folder: Path, *, zero_stage: int, dtype: str) -> State:
+    """Goes on from a checkpoint, exactly as if training had not been interrupted. Collective.
+
+    Args:
+        engine: Of the same model; its weights and optimizer are replaced.
+        folder: As `finish` returned it.
+        zero_stage: Of the engine.
+        dtype: Of the engine.
+
+    Raises:
+        InputError: No checkpoint, or one of other ranks, ZeRO stage or dtype.
+    """
+    state = read_state(folder)
+    here = {"ranks": engine.ranks, "zero_stage": zero_stage, "dtype": dtype}
+    for name, value in here.items():
+        if (saved := getattr(state, name)) != value:
+            raise InputError(
+                f"the checkpoint {folder} was saved with learner.{name} = {saved!r} and cannot be "
+                f"loaded with {value!r}; set learner.{name} = {saved!r}"
+            )
+    engine.load(folder)
+    file = folder / RANDOM_FOLDER / f"rank-{engine.rank}.pt"
+    _set_random_state(torch.load(file, weights_only=True))
+    return state
+
+
+def expired(
+    saved_at: Mapping[int, float], *, newest: int, keep: int, keep_seconds: float, now: float
+) -> list[int]:
+    """The versions whose checkpoints are to be removed, ascending.
+
+    Args:
+        saved_at: Seconds since the epoch, by version.
+        newest: The version committed last. Later ones have no row: they are garbage.
+        keep: So many of the newest are kept, `newest` included.
+        keep_seconds: Younger ones are kept too.
+        now: Seconds since the epoch.
+
+    Example:
+        >>> expired({10: 0.0, 20: 50.0, 30: 90.0}, newest=30, keep=1, keep_seconds=60, now=100.0)
+        [10]
+    """
+    committed = sorted((version for version in saved_at if version <= newest), reverse=True)
+    old = [v for v in committed[keep:] if now - saved_at[v] >= keep_seconds]
+    return sorted([*old, *(version for version in saved_at if version > newest)])
+
+
+def prune(root: Path, *, newest: int, keep: int, keep_seconds: float) -> None:
+    """Removes the checkpoints that `expired` names; to be called after the commit of `newest`."""
+    saved_at = {}
+    for folder in root.glob("v*"):
+        if (folder / STATE_FILE).exists():
+            state = read_state(folder)
+            saved_at[state.version] = state.saved_at
+    for version in expired(
+        saved_at, newest=newest, keep=keep, keep_seconds=keep_seconds, now=time.time()
+    ):
+        _remove(checkpoint_path(root, version))
+
+
+def _remove(folder: Path) -> None:
+    """Renames first, so that no half of a folder is ever seen under its name."""
+    if folder.exists():
+        old = folder.with_name(f".{folder.name}.old")
+        folder.rename(old)
+        shutil.rmtree(old)
 
 
 def _sync(path: Path) -> None:
@@ -58,3 +183,24 @@ def _sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def _random_state() -> dict[str, Any]:
+    version, words, gauss = random.getstate()
+    name, keys, *rest = np.random.get_state(legacy=True)
+    return {
+        "torch": torch.get_rng_state(),
+        "cuda": torch.cuda.get_rng_state() if torch.cuda.is_available() else None,
+        "python": [version, list(words), gauss],
+        "numpy": [name, torch.from_numpy(np.array(keys)), *rest],
+    }
+
+
+def _set_random_state(state: Mapping[str, Any]) -> None:
+    torch.set_rng_state(state["torch"])
+    if state["cuda"] is not None:
+        torch.cuda.set_rng_state(state["cuda"])
+    version, words, gauss = state["python"]
+    random.setstate((version, tuple(words), gauss))
+    name, keys, *rest = state["numpy"]
+    np.random.set_state((name, keys.numpy(), *rest))

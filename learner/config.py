@@ -3,7 +3,8 @@
 Validated without importing torch; what only the model on disk can tell is checked in `model`.
 """
 
-from typing import Any, Literal, Self
+import difflib
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
@@ -17,9 +18,13 @@ RATIO_LOSSES = frozenset({"ppo", "grpo", "cispo"})
 
 Dtype = Literal["float32", "bfloat16"]
 
+Beta = Annotated[float, Field(ge=0, lt=1)]
+
 
 class _Section(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False
+    )
 
 
 class TinyModelConfig(_Section):
@@ -85,7 +90,8 @@ class OptimizerConfig(_Section):
     """Full rate of AdamW."""
     muon_learning_rate: float = Field(default=0.02, gt=0)
     """Full rate of Muon; without effect under `adamw`."""
-    betas: tuple[float, float] = (0.9, 0.95)
+    betas: tuple[Beta, Beta] = (0.9, 0.95)
+    """Shares of the running means of gradient and squared gradient that a step keeps."""
     weight_decay: float = Field(default=0.0, ge=0)
     gradient_clipping: float = Field(default=1.0, ge=0)
     """Largest global gradient norm; 0 switches clipping off."""
@@ -95,16 +101,22 @@ class OptimizerConfig(_Section):
 class LearnerConfig(OptimizerConfig):
     """The learner group: parallelism, objective, optimizer, checkpoints."""
 
-    ranks: int = Field(default=1, ge=1, le=1)
-    """Learner processes."""
-    zero_stage: int = Field(default=1, ge=0, le=2)
-    """DeepSpeed ZeRO stage."""
+    ranks: int = Field(default=1, ge=1)
+    """Learner processes, which share every batch."""
+    zero_stage: int = Field(default=1, ge=0, le=3)
+    """DeepSpeed ZeRO; shared out over ranks: 1 the optimizer's state, 2 gradients, 3 weights."""
     dtype: Dtype = "float32"
+    """Of weights and activations; gradients and the optimizer's weights are float32 always."""
+    activation_checkpointing: bool = False
+    """Keep only the inputs of layers and compute their insides again in the backward pass."""
+    offload_optimizer: bool = False
+    """Keep the optimizer's state in host memory and step there; needs zero_stage >= 1."""
     attention: Literal["sdpa", "eager", "flash_attention_2"] = "sdpa"
     cores: str | None = Field(default=None, pattern=r"^\d+(-\d+)?(,\d+(-\d+)?)*$")
-    """CPU cores to run on, as "1" or "2-5,8"; None leaves it to the system."""
+    """CPU cores of all ranks together, as "1" or "2-5,8"; None leaves it to the system. Shared
+    equally; where there are fewer cores than ranks, every rank uses them all."""
     threads: int | None = Field(default=None, ge=1)
-    """Torch threads of a rank; None takes the number of cores given in `cores`, else 1."""
+    """Torch threads of a rank; None takes the number of its cores, else 1."""
     gpus: float = Field(default=0.0, ge=0)
     """GPUs of each rank."""
 
@@ -122,10 +134,17 @@ class LearnerConfig(OptimizerConfig):
     )
     fixed_length: int | None = Field(default=None, ge=1)
     """Tokens that `fixed_length` divides every rollout by; None takes actors.max_new_tokens."""
-    minibatches: int = Field(default=1, ge=1, le=1)
-    """Optimizer steps per batch and epoch."""
-    epochs: int = Field(default=1, ge=1, le=1)
-    """Passes over each batch."""
+    minibatches: int = Field(default=1, ge=1)
+    """Optimizer steps per batch and epoch; whole groups are split into as many parts."""
+    epochs: int = Field(default=1, ge=1)
+    """Passes over each batch, each in another order."""
+    recompute_proximal: bool | None = None
+    """Compute log-probabilities with the weights at the start of each batch, the proximal policy;
+    None: where a batch takes more than one optimizer step. The objective is then decoupled (Hilton
+    et al. 2021, AReaL): a loss with a ratio of its own (ppo, cispo) compares with the proximal
+    policy, so that it limits the steps within the batch, and `correction` weighs by proximal /
+    behaviour policy, for staleness and the engine. Without a correction nothing does, so
+    max_staleness > 0 is refused. false: the ratio is to the behaviour policy throughout."""
     microbatch_tokens: int = Field(default=2048, ge=16)
     """Capacity of one packed row in tokens; a longer sequence gets a row of its own."""
     logprob_chunk: int = Field(default=1024, ge=1)
@@ -133,6 +152,10 @@ class LearnerConfig(OptimizerConfig):
 
     checkpoint_every: int = Field(default=50, ge=1)
     """Batches between checkpoints; the last version is always saved."""
+    keep_checkpoints: int = Field(default=2, ge=1)
+    """So many of the newest checkpoints are always kept."""
+    keep_checkpoint_hours: float = Field(default=0.0, ge=0)
+    """Older ones are kept too while they are younger than this."""
 
     @field_validator("advantage", "loss", "correction")
     @classmethod
@@ -140,27 +163,67 @@ class LearnerConfig(OptimizerConfig):
         known = {"advantage": ADVANTAGES, "loss": LOSSES, "correction": CORRECTIONS}[
             info.field_name
         ]
-        if value not in known and ":" not in value:
+        if value not in known and not all(value.partition(":")):
             allowed = ", ".join(known)
+            close = difflib.get_close_matches(value, known, n=1)
+            hint = f"; did you mean {close[0]!r}?" if close else ""
             raise ValueError(
-                f'{value!r} is not one of {allowed}, nor a dotted path "module:function"'
+                f'{value!r} is not one of {allowed}, nor a dotted path "module:function"{hint}'
             )
         return value
 
     @model_validator(mode="after")
     def _counts_importance_once(self) -> Self:
-        if self.loss in RATIO_LOSSES and self.correction != "none":
+        if self.loss in RATIO_LOSSES and self.correction != "none" and not self.uses_proximal:
             raise ValueError(
                 f"loss {self.loss!r} already weighs by current/behaviour policy, so correction "
                 f'{self.correction!r} would count it twice; use correction = "none", or loss = '
-                '"reinforce"'
+                '"reinforce", or recompute_proximal = true'
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _deepspeed_can(self) -> Self:
+        _check_dtype(self.dtype, self.zero_stage)
+        if self.offload_optimizer and self.zero_stage == 0:
+            raise ValueError(
+                "offload_optimizer = true needs zero_stage 1, 2 or 3, not 0: DeepSpeed offloads "
+                "only what ZeRO manages"
+            )
+        if self.optimizer == "muon" and (self.zero_stage == 3 or self.offload_optimizer):
+            raise ValueError(
+                f'optimizer = "muon" with zero_stage = {self.zero_stage} and offload_optimizer = '
+                f"{str(self.offload_optimizer).lower()}: it needs whole gradient matrices on the "
+                "device; use zero_stage 0, 1 or 2 without offload_optimizer, or adamw"
             )
         return self
 
     @property
+    def steps_per_batch(self) -> int:
+        """Optimizer steps that a batch takes."""
+        return self.minibatches * self.epochs
+
+    @property
+    def uses_proximal(self) -> bool:
+        """Whether the proximal policy is computed at the start of each batch."""
+        if self.recompute_proximal is None:
+            return self.steps_per_batch > 1
+        return self.recompute_proximal
+
+    @property
     def corrects_off_policyness(self) -> bool:
         """Whether the objective accounts for rollouts sampled by another policy."""
-        return self.loss in RATIO_LOSSES or self.correction != "none" or ":" in self.loss
+        own_ratio = self.loss in RATIO_LOSSES and not self.uses_proximal
+        return own_ratio or self.correction != "none" or ":" in self.loss
+
+
+def _check_dtype(dtype: Dtype, zero_stage: int) -> None:
+    """Refuses what DeepSpeed cannot do: float32 gradients of bfloat16 weights without ZeRO."""
+    if dtype == "bfloat16" and zero_stage == 0:
+        raise ValueError(
+            'dtype = "bfloat16" needs zero_stage >= 1, not 0: only ZeRO keeps float32 gradients '
+            "and weights beside them"
+        )
 
 
 class SftConfig(OptimizerConfig):
@@ -181,3 +244,8 @@ class SftConfig(OptimizerConfig):
     attention: Literal["sdpa", "eager", "flash_attention_2"] = "sdpa"
     threads: int | None = Field(default=None, ge=1)
     logprob_chunk: int = Field(default=1024, ge=1)
+
+    @model_validator(mode="after")
+    def _deepspeed_can(self) -> Self:
+        _check_dtype(self.dtype, self.zero_stage)
+        return self

@@ -1,11 +1,11 @@
 """Trains a policy with DeepSpeed: ZeRO, gradient clipping, schedule, optimizer state.
 
-The only file that imports deepspeed. One process is one rank; who starts it is `ray_group`.
+The only file that imports deepspeed. One process is one rank; who starts it is `ray_group`, how
+ranks meet is `rendezvous`.
 """
 
 import math
 import os
-import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,26 +18,25 @@ from torch import Tensor
 from learner.config import OptimizerConfig
 from learner.errors import TrainingDiverged
 from learner.model import Policy, check_packing, load_tokenizer
+from learner.rendezvous import join_alone
 from learner.schedule import rate_factor
 
+OPTIMIZER_FOLDER = "optimizer"
+GATHER_BYTES = 64 * 2**20
+"""Weights that ZeRO 3 gathers at once, at least one tensor."""
+PERSISTENT_ELEMENTS = 10_000
+"""Under ZeRO 3: tensors with fewer elements stay whole on every rank."""
 
-def _join_group() -> None:
-    """Makes a process group of this one rank, on a free local port."""
-    if dist.is_initialized():
-        return
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    os.environ.update(
-        MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), RANK="0", WORLD_SIZE="1", LOCAL_RANK="0"
-    )
-    if torch.cuda.is_available():
-        deepspeed.init_distributed(dist_backend="nccl", verbose=False)
-        return
-    # Without a GPU these would compile C++ for a minute before the first step.
-    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
-    torch._dynamo.config.disable = True
-    deepspeed.init_distributed(dist_backend="gloo", verbose=False)
+
+def _prepare() -> None:
+    """Joins a group, alone unless `rendezvous.join` was called before, and tells DeepSpeed."""
+    join_alone()
+    os.environ["LOCAL_RANK"] = "0"  # a rank sees no device but its own
+    if not torch.cuda.is_available():
+        # Without a GPU these would compile C++ for a minute before the first step.
+        deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+        torch._dynamo.config.disable = True
+    deepspeed.init_distributed(dist_backend=dist.get_backend(), verbose=False)
 
 
 def _optimizer(config: OptimizerConfig, policy: Policy) -> dict[str, Any]:
@@ -58,6 +57,16 @@ def _optimizer(config: OptimizerConfig, policy: Policy) -> dict[str, Any]:
     return {"type": "AdamW", "params": {"lr": config.learning_rate, **shared}}
 
 
+def _zero(stage: int, *, offload: bool) -> dict[str, Any]:
+    """DeepSpeed's section on ZeRO."""
+    section: dict[str, Any] = {"stage": stage}
+    if stage == 3:
+        section["stage3_param_persistence_threshold"] = PERSISTENT_ELEMENTS
+    if offload:
+        section["offload_optimizer"] = {"device": "cpu"}
+    return section
+
+
 class DeepSpeedEngine:
     """A policy, its gradients and its optimizer under DeepSpeed (a `TrainEngine`)."""
 
@@ -71,26 +80,36 @@ class DeepSpeedEngine:
         dtype: str,
         total_steps: int,
         temperature: float = 1.0,
+        offload_optimizer: bool = False,
     ) -> None:
-        _join_group()
+        _prepare()
+        self.rank, self.ranks = dist.get_rank(), dist.get_world_size()
         self._config = config
         self._model_path = model_path
         self._temperature = temperature
         self._total_steps = total_steps
-        self._steps_taken = 0
+        self._zero_stage = zero_stage
+        self.steps_taken = 0
+        optimizer = _optimizer(config, policy)
         self._engine, self._optimizer, _, _ = deepspeed.initialize(
             model=policy,
             config={
                 "train_micro_batch_size_per_gpu": 1,
                 "gradient_accumulation_steps": 1,
                 "managed_gradient_accumulation": False,
-                "zero_optimization": {"stage": zero_stage},
+                "zero_optimization": _zero(zero_stage, offload=offload_optimizer),
+                "zero_force_ds_cpu_optimizer": False,
                 "gradient_clipping": config.gradient_clipping or math.inf,
                 "bf16": {"enabled": dtype == "bfloat16"},
                 "data_types": {"grad_accum_dtype": "fp32"},
-                "optimizer": _optimizer(config, policy),
+                "optimizer": optimizer,
             },
         )
+        if zero_stage == 3:
+            # The forward pass applies the output embedding outside of the module that owns it.
+            deepspeed.zero.register_external_parameter(
+                policy, policy.model.get_output_embeddings().weight
+            )
         if zero_stage == 0 and dtype == "float32":
             self._engine.clip_fp32_gradients = self._clip  # DeepSpeed's own forgets the norm
         self._full_rates = [group["lr"] for group in self._optimizer.param_groups]
@@ -105,25 +124,22 @@ class DeepSpeedEngine:
         return logprobs, entropy
 
     def backward(self, loss: Tensor) -> None:
-        """See `TrainEngine.backward`."""
-        if not torch.isfinite(loss):
-            raise TrainingDiverged(
-                f"the loss is {loss.item()} before optimizer step {self._steps_taken}"
-            )
-        self._engine.backward(loss, scale_wrt_gas=False)
+        """See `TrainEngine.backward`; undoes that DeepSpeed takes the mean over ranks."""
+        self._engine.backward(loss * self.ranks, scale_wrt_gas=False)
 
     def step(self) -> float:
         """See `TrainEngine.step`."""
-        factor = rate_factor(self._config.schedule, self._steps_taken, self._total_steps)
+        factor = rate_factor(self._config.schedule, self.steps_taken, self._total_steps)
         for group, rate in zip(self._optimizer.param_groups, self._full_rates, strict=True):
             group["lr"] = rate * factor
         self._engine.step()
         norm = float(self._engine.get_global_grad_norm())
         if not math.isfinite(norm):
             raise TrainingDiverged(
-                f"the gradient norm is {norm} at optimizer step {self._steps_taken}"
+                f"the gradient norm is {norm} at optimizer step {self.steps_taken}: the loss or "
+                "its gradient is not finite"
             )
-        self._steps_taken += 1
+        self.steps_taken += 1
         return norm
 
     def _clip(self) -> None:
@@ -133,19 +149,64 @@ class DeepSpeedEngine:
         )
         self._engine._global_grad_norm = float(norm)
 
+    def sum_over_ranks(self, values: Tensor) -> Tensor:
+        """See `TrainEngine.sum_over_ranks`."""
+        if self.ranks == 1:
+            return values
+        total = values.detach().to(self._engine.device, copy=True)
+        dist.all_reduce(total)
+        return total.to(values.device)
+
+    @property
+    def gathers(self) -> bool:
+        """See `TrainEngine.gathers`."""
+        return self._zero_stage == 3
+
     def weights(self) -> Iterator[tuple[str, Tensor]]:
-        """See `TrainEngine.weights`."""
+        """See `TrainEngine.weights`; gathers `GATHER_BYTES` at a time."""
+        for bucket in self._buckets():
+            parameters = [parameter for _, parameter in bucket]
+            with deepspeed.zero.GatheredParameters(parameters, enabled=self.gathers):
+                for name, parameter in bucket:
+                    yield name, parameter.detach()
+
+    def _buckets(self) -> Iterator[list[tuple[str, Tensor]]]:
+        bucket: list[tuple[str, Tensor]] = []
+        size = 0
         for name, parameter in self._engine.module.model.named_parameters():
-            yield name, parameter.detach()
+            nbytes = getattr(parameter, "ds_numel", parameter.numel()) * parameter.element_size()
+            if bucket and size + nbytes > GATHER_BYTES:
+                yield bucket
+                bucket, size = [], 0
+            bucket.append((name, parameter))
+            size += nbytes
+        yield bucket
 
     def save_model(self, folder: Path) -> None:
-        """See `TrainEngine.save_model`."""
-        self._engine.module.model.save_pretrained(folder)
-        load_tokenizer(self._model_path).save_pretrained(folder)
+        """Writes the policy and its tokenizer as a folder that transformers loads. Collective."""
+        gathered = {}
+        if self.gathers:
+            for name, tensor in self.weights():
+                if self.rank == 0:
+                    gathered[name] = tensor.to("cpu", copy=True)
+        if self.rank == 0:
+            self._engine.module.model.save_pretrained(folder, state_dict=gathered or None)
+            load_tokenizer(self._model_path).save_pretrained(folder)
+        dist.barrier()
 
-    def save_optimizer(self, folder: Path) -> None:
-        """See `TrainEngine.save_optimizer`; in DeepSpeed's own format."""
-        self._engine.save_checkpoint(str(folder), tag="state")
+    def save(self, folder: Path) -> None:
+        """See `TrainEngine.save`; all but the model is in DeepSpeed's own format."""
+        self.save_model(folder)
+        state = {"optimizer_steps": self.steps_taken}
+        self._engine.save_checkpoint(
+            str(folder / OPTIMIZER_FOLDER), tag="state", client_state=state, save_latest=False
+        )
+        dist.barrier()
+
+    def load(self, folder: Path) -> None:
+        """See `TrainEngine.load`."""
+        _, state = self._engine.load_checkpoint(str(folder / OPTIMIZER_FOLDER), tag="state")
+        self.steps_taken = state["optimizer_steps"]
 
     def close(self) -> None:
         """See `TrainEngine.close`; the process stays in its group, which DeepSpeed joins once."""

@@ -1,6 +1,8 @@
 """The seam between the learner and what trains the weights.
 
 One implementation trains for real (`deepspeed_engine`); tests of the update use a plain torch one.
+With several ranks every rank has an engine, and the methods marked collective must be called by all
+of them in the same order.
 """
 
 from collections.abc import Iterator
@@ -13,32 +15,61 @@ from torch import Tensor
 class TrainEngine(Protocol):
     """Weights, gradients and an optimizer. Calls come from one thread at a time."""
 
+    rank: int
+    """Of this process, from 0."""
+    ranks: int
+    """Processes that train together."""
+    steps_taken: int
+    """Optimizer steps since version 0."""
+
     def forward(self, token_ids: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
-        """Log-probabilities [N] float32 with gradient and entropies [N] float32, detached."""
+        """Log-probabilities [N] float32 with gradient and entropies [N] float32, detached.
+
+        Collective.
+        """
         ...
 
     def backward(self, loss: Tensor) -> None:
-        """Adds the gradient of a scalar, unscaled, to what `step` will use."""
+        """Adds the gradient of a scalar, unscaled, to what `step` will use. Collective.
+
+        The gradient of the step is the sum over the calls of all ranks. A loss that is not finite
+        flows into it, so that `step` fails on every rank and none waits for another.
+        """
         ...
 
     def step(self) -> float:
-        """One optimizer step on the gathered gradient; its norm before clipping.
+        """One optimizer step on the gathered gradient; its norm before clipping. Collective.
 
         Raises:
             TrainingDiverged: The norm is not finite; the weights must not be published.
         """
         ...
 
+    def sum_over_ranks(self, values: Tensor) -> Tensor:
+        """The sum of a tensor over ranks, on the tensor's device. Collective."""
+        ...
+
     def weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Names and tensors of the policy as in its model folder; views, not copies."""
+        """Names and tensors of the policy as in its model folder, each valid until the next.
+
+        Views, not copies. Collective where `gathers`; then it must be read to its end.
+        """
         ...
 
-    def save_model(self, folder: Path) -> None:
-        """Writes the policy and its tokenizer as a folder that transformers loads."""
+    @property
+    def gathers(self) -> bool:
+        """Whether no rank has all weights, so that all must take part in `weights`."""
         ...
 
-    def save_optimizer(self, folder: Path) -> None:
-        """Writes what else is needed to go on training."""
+    def save(self, folder: Path) -> None:
+        """Writes the policy with its tokenizer, and what else is needed to go on. Collective.
+
+        When it returns every rank's part is there; what this rank wrote need not be synced yet.
+        """
+        ...
+
+    def load(self, folder: Path) -> None:
+        """Goes on from what `save` wrote: weights, optimizer and schedule. Collective."""
         ...
 
     def close(self) -> None:

@@ -2,7 +2,8 @@
 
 LearnerError                 exit code 1
 ├── InputError               exit code 2: a setting, model or demonstration the user gave is wrong
-└── TrainingDiverged         the loss or the gradient is not finite; nothing is published
+├── TrainingDiverged         the loss or the gradient is not finite; nothing is published
+└── RankFailed               a process of the learner group died or raised; names it
 """
 
 from typing import ClassVar
@@ -22,3 +23,7 @@ class InputError(LearnerError, ValueError):
 
 class TrainingDiverged(LearnerError):
     """A loss or gradient norm is NaN or infinite; the weights must not be published."""
+
+
+class RankFailed(LearnerError):
+    """A rank died or raised; `exit_code` is that of what it raised."""

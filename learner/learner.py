@@ -1,36 +1,41 @@
 """The learner's loop.
 
-    take(v) ──▶ update: one optimizer step ──▶ publish(v + 1) ──▶ ack(v, statistics) ──▶ checkpoint?
-      │ waits for the broker:                    │ returns when the       │ frees B places for
-      │ B groups are ready                       │ weights are copied     │ new leases
+    take(v) ──▶ update: optimizer steps ──▶ publish(v + 1) ──▶ ack(v, statistics) ──▶ checkpoint?
+      │ waits for the broker:                 │ returns when the       │ frees B places for
+      │ B groups are ready                    │ weights are copied     │ new leases
 
 It waits only in `take`; actors unblock it by putting groups. Actors wait for the `ack` (places) and
-for the publication (a version new enough to sample with). Training and copying run in a thread, so
-that the event loop keeps answering. Leaves out supervision and how weights travel.
+for the publication (a version new enough to sample with). A version that was trained before, which
+happens after going back to an older checkpoint, is the recorded batch again, and its `ack` does
+nothing. Leaves out how ranks train together (`ray_lead`), supervision and how weights travel.
 """
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
-
-from torch import Tensor
 
 from queues.errors import QueueClosed
 from queues.protocols import BatchQueue
-from queues.records import RolloutGroup
-from queues.schema import decode
 
 
 class Trainer(Protocol):
-    """What `update.Updater` does, with its weights."""
+    """All ranks of a learner, as its loop sees them."""
 
-    def update(self, groups: Sequence[RolloutGroup], version: int) -> dict[str, Any]:
-        """One batch; its statistics."""
+    async def update(self, payloads: Sequence[bytes], version: int) -> dict[str, Any]:
+        """Trains the batch of a version; its statistics."""
         ...
 
-    def weights(self) -> Iterable[tuple[str, Tensor]]:
-        """The policy."""
+    async def publish(self, version: int) -> None:
+        """Copies the weights of a version and returns; sending goes on behind it."""
+        ...
+
+    async def save(self, version: int, *, cursor: str | None, totals: Mapping[str, int]) -> str:
+        """Writes a checkpoint; its path, relative to the run's folder."""
+        ...
+
+    async def prune(self, version: int) -> None:
+        """Removes checkpoints that are not kept, now that this version's is committed."""
         ...
 
 
@@ -38,7 +43,7 @@ class Learner:
     """Trains version after version.
 
     Example:
-        learner = Learner(updater, broker, publish, steps=60, save=save, checkpoint_every=50)
+        learner = Learner(trainer, broker, steps=60, checkpoint_every=50)
         last = asyncio.run(learner.run())
     """
 
@@ -46,51 +51,50 @@ class Learner:
         self,
         trainer: Trainer,
         batches: BatchQueue,
-        publish: Callable[[int, Iterable[tuple[str, Tensor]]], None],
         *,
         steps: int,
-        save: Callable[[int], Awaitable[None]],
         checkpoint_every: int,
         start_version: int = 0,
+        totals: Mapping[str, int] | None = None,
         poll_seconds: float = 2.0,
     ) -> None:
         """Takes its collaborators.
 
         Args:
-            trainer: Trains a batch and gives the weights.
+            trainer: Trains, publishes and saves.
             batches: The broker.
-            publish: Copies the weights of a version and returns; sending goes on behind it.
             steps: The last version; the loop ends when it is reached.
-            save: Saves and commits a checkpoint of the version that was just acknowledged.
             checkpoint_every: Batches between checkpoints.
             start_version: The version that the trainer's weights are.
+            totals: `rollouts` and `tokens` trained until then.
             poll_seconds: Longest time that one `take` waits, and so until a stop is seen.
         """
         self._trainer = trainer
         self._batches = batches
-        self._publish = publish
         self._steps = steps
-        self._save = save
         self._checkpoint_every = checkpoint_every
         self._start_version = start_version
+        self._totals = {"rollouts": 0, "tokens": 0, **(totals or {})}
         self._poll_seconds = poll_seconds
 
     async def run(self, stop: asyncio.Event | None = None) -> int:
         """Trains until the last step, the end of the queue, or `stop`; the version reached."""
         stop = stop or asyncio.Event()
+        began = {"sitting_started_at": time.time()}
         version = saved = self._start_version
-        await asyncio.to_thread(self._publish_weights, version)
+        await self._trainer.publish(version)
         while version < self._steps:
-            times = {"wait_started_at": time.time()}
-            groups = await self._take(version, stop)
-            if groups is None:
+            times = {**began, "wait_started_at": time.time()}
+            payloads = await self._take(version, stop)
+            if payloads is None:
                 break
             times["wait_finished_at"] = times["step_started_at"] = time.time()
-            statistics = await asyncio.to_thread(self._trainer.update, groups, version)
+            statistics = await self._trainer.update(payloads, version)
             times["step_finished_at"] = time.time()
-            await asyncio.to_thread(self._publish_weights, version + 1)
+            await self._trainer.publish(version + 1)
             times["published_at"] = time.time()
-            await self._batches.ack(version, {**statistics, **times})
+            self._count(statistics)
+            await self._batches.ack(version, {**statistics, **times, "totals": self._totals})
             version += 1
             if version % self._checkpoint_every == 0:
                 await self._save(version)
@@ -99,7 +103,7 @@ class Learner:
             await self._save(version)
         return version
 
-    async def _take(self, version: int, stop: asyncio.Event) -> list[RolloutGroup] | None:
+    async def _take(self, version: int, stop: asyncio.Event) -> Sequence[bytes] | None:
         """The groups of a version; None when there will be none, or after `stop`."""
         while not stop.is_set():
             try:
@@ -107,12 +111,18 @@ class Learner:
             except QueueClosed:
                 return None
             if batch is not None:
-                return await asyncio.to_thread(_decode, batch.payloads)
+                return batch.payloads
         return None
 
-    def _publish_weights(self, version: int) -> None:
-        self._publish(version, self._trainer.weights())
+    def _count(self, statistics: Mapping[str, Any]) -> None:
+        """Adds a batch to the totals; every row of statistics gets totals of its own."""
+        self._totals = {
+            "rollouts": self._totals["rollouts"] + statistics["rollouts_trained"],
+            "tokens": self._totals["tokens"] + statistics["tokens_trained"],
+        }
 
-
-def _decode(payloads: Sequence[bytes]) -> list[RolloutGroup]:
-    return [decode(payload) for payload in payloads]
+    async def _save(self, version: int) -> None:
+        cursor = await self._batches.cursor()
+        path = await self._trainer.save(version, cursor=cursor, totals=self._totals)
+        await self._batches.commit_checkpoint(version, path)
+        await self._trainer.prune(version)

@@ -135,8 +135,17 @@ class Policy(nn.Module):
         )
 
 
-def load_policy(path: str, *, dtype: str, attention: str, chunk: int) -> Policy:
+def load_policy(
+    path: str, *, dtype: str, attention: str, chunk: int, activation_checkpointing: bool = False
+) -> Policy:
     """Loads a causal language model for training on packed rows.
+
+    Args:
+        path: A model folder or hub name.
+        dtype: Of weights and activations.
+        attention: Implementation of attention in transformers.
+        chunk: Positions whose logits are held at once.
+        activation_checkpointing: Compute the insides of layers again in the backward pass.
 
     Raises:
         InputError: The folder holds no model that can be loaded, or one that cannot be packed.
@@ -149,7 +158,7 @@ def load_policy(path: str, *, dtype: str, attention: str, chunk: int) -> Policy:
         model = AutoModelForCausalLM.from_pretrained(
             path, dtype=getattr(torch, dtype), attn_implementation=attention
         )
-    except (ImportError, OSError, ValueError, KeyError) as error:
+    except (ImportError, OSError, ValueError, KeyError, RuntimeError) as error:
         raise InputError(f"no language model can be loaded from {path!r}: {error}") from error
     reshaped = [name for name in RESHAPED_LOGITS if getattr(config, name, None) not in (None, 1.0)]
     if reshaped or getattr(model.get_output_embeddings(), "bias", None) is not None:
@@ -157,7 +166,21 @@ def load_policy(path: str, *, dtype: str, attention: str, chunk: int) -> Policy:
             f"{path!r} changes its logits after the output embedding "
             f"({', '.join(reshaped) or 'a bias'}), which log-probabilities here leave out"
         )
+    if activation_checkpointing:
+        _checkpoint_activations(model, path)
     return Policy(model, chunk=chunk)
+
+
+def _checkpoint_activations(model: Any, path: str) -> None:
+    try:
+        model.gradient_checkpointing_enable({"use_reentrant": False})
+    except ValueError as error:
+        raise InputError(f"learner.activation_checkpointing with {path!r}: {error}") from error
+    for module in model.modules():
+        if hasattr(module, "gradient_checkpointing"):
+            # transformers checkpoints layers in training mode only; what is inside of them stays
+            # in evaluation mode, so that no dropout comes in.
+            module.training = True
 
 
 @torch.no_grad()

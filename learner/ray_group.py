@@ -1,149 +1,174 @@
-"""The learner as a Ray actor: one rank on DeepSpeed, fed by the broker, publishing to actors."""
+"""The learner group as its driver sees it: N processes behind one object.
+
+    driver ─start─▶ rank 0, 1, …           load at once, meet in a store of rank 0
+    driver ─run──▶ rank 0 ─update, gather, write─▶ rank 1, …
+       └──watch──────────────────────────────────▶ rank 1, …   their failures, at once
+
+The first rank that dies or raises ends the group, by name. Leaves out what ranks do (`rank`), and
+which of them does it when (`ray_lead`).
+"""
 
 import asyncio
-import os
-from functools import partial
-from pathlib import Path
+from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 import ray
+from ray.exceptions import RayError
 
 from learner.config import LearnerConfig
-from learner.errors import InputError
+from learner.cores import cpus_of, threads_of
+from learner.ray_failure import explains, failure
+from learner.ray_rank import RankActor
 from weight_sync.config import WeightSyncConfig
 
-
-def bind(cores: set[int]) -> None:
-    """Keeps every thread of this process, and those it will start, on some cores.
-
-    Raises:
-        InputError: This machine does not have them.
-    """
-    try:
-        for thread in os.listdir("/proc/self/task"):
-            os.sched_setaffinity(int(thread), cores)
-    except OSError:
-        there = sorted(os.sched_getaffinity(0))
-        raise InputError(f"learner.cores = {sorted(cores)}, but there are only {there}") from None
+GRACE_SECONDS = 5.0
+"""How long a lost connection waits for the death that explains it."""
 
 
-def cores_of(text: str) -> set[int]:
-    """Core numbers of a list such as "0,2-5"."""
-    cores: set[int] = set()
-    for part in text.split(","):
-        first, _, last = part.partition("-")
-        cores.update(range(int(first), int(last or first) + 1))
-    return cores
+class LearnerGroup:
+    """The ranks of a learner; see `create_learner`."""
 
+    def __init__(self, ranks: list[Any]) -> None:
+        self._ranks = ranks
 
-class LearnerActor:
-    """Loads the policy in `start`, trains in `run`. Created by `create_learner`."""
+    async def start(
+        self, model_path: str, *, checkpoint: str | None, seed: int, steps: int, temperature: float
+    ) -> None:
+        """Loads the policy in all ranks at once.
 
-    def __init__(self, config: LearnerConfig) -> None:
-        self._config = config
-        self._stop = asyncio.Event()
-
-    async def start(self, model_path: str, *, seed: int, steps: int, temperature: float) -> None:
-        """Loads model and optimizer, on the cores of the recipe.
+        Args:
+            model_path: Model folder or hub name; the tokenizer and the shape come from it always.
+            checkpoint: A folder of a checkpoint to go on from, or None: the weights of the model.
+            seed: Of the learner's random state, which a checkpoint restores.
+            steps: Batches of the whole run.
+            temperature: At which actors sample.
 
         Raises:
-            InputError: The model cannot be trained, or the cores do not exist.
+            LearnerError: A rank died or cannot be loaded; see `RankFailed`.
         """
-        if self._config.cores is not None:
-            bind(cores_of(self._config.cores))
-        await asyncio.to_thread(self._load, model_path, seed, steps, temperature)
-
-    def _load(self, model_path: str, seed: int, steps: int, temperature: float) -> None:
-        import torch
-
-        from learner.deepspeed_engine import DeepSpeedEngine
-        from learner.model import load_policy
-        from learner.update import Updater
-
-        config = self._config
-        torch.manual_seed(seed)
-        policy = load_policy(
-            model_path,
-            dtype=config.dtype,
-            attention=config.attention,
-            chunk=config.logprob_chunk,
+        address = None
+        if len(self._ranks) > 1:
+            [address] = await self._first_failure({0: self._ranks[0].open_store.remote()})
+        settings = {
+            "model_path": model_path,
+            "checkpoint_path": checkpoint,
+            "seed": seed,
+            "steps": steps,
+            "temperature": temperature,
+        }
+        await self._first_failure(
+            {i: rank.start.remote(address, **settings) for i, rank in enumerate(self._ranks)}
         )
-        self._engine = DeepSpeedEngine(
-            policy,
-            config,
-            model_path=model_path,
-            zero_stage=config.zero_stage,
-            dtype=config.dtype,
-            total_steps=steps,
-            temperature=temperature,
-        )
-        self._updater = Updater(self._engine, config)
 
     async def run(
         self,
         broker: Any,
         broadcaster: Any,
         *,
+        version: int,
         steps: int,
         checkpoints: str,
         weight_sync: WeightSyncConfig,
     ) -> int:
-        """Trains to the last step or to `stop`; the version reached, its weights published.
+        """Trains from `version`, which the loaded weights are, to the last step or to `stop`.
 
-        Published weights are kept until this process ends, so that actors can still take them.
+        Args:
+            broker: Gives batches.
+            broadcaster: Announces weights.
+            version: 0, or that of the checkpoint.
+            steps: The last version.
+            checkpoints: Folder of all checkpoints.
+            weight_sync: Its section of the recipe.
+
+        Returns:
+            The version reached; its weights are published and its checkpoint is committed.
+
+        Raises:
+            LearnerError: A rank died or raised; the others are ended.
         """
-        from learner.learner import Learner
-        from weight_sync.publisher import Publisher
-        from weight_sync.transports.shared_memory import SharedMemoryTransport
-
-        self._publisher = Publisher(
-            SharedMemoryTransport(),
-            broadcaster.announce,
-            weight_sync.bucket_bytes,
-            timeout=weight_sync.timeout_seconds,
-        )
-        learner = Learner(
-            self._updater,
+        lead, *followers = self._ranks
+        running = lead.run.remote(
+            followers,
             broker,
-            self._publisher.publish,
+            broadcaster,
+            version=version,
             steps=steps,
-            save=partial(self._save, broker, Path(checkpoints)),
-            checkpoint_every=self._config.checkpoint_every,
+            checkpoints=checkpoints,
+            weight_sync=weight_sync,
         )
-        version = await learner.run(self._stop)
-        await asyncio.to_thread(self._publisher.flush, weight_sync.timeout_seconds)
-        return version
+        watched = {i: rank.watch.remote() for i, rank in enumerate(followers, start=1)}
+        [reached] = await self._first_failure({0: running}, watched)
+        return int(reached)
 
-    async def _save(self, broker: Any, root: Path, version: int) -> None:
-        from learner.checkpoint import save_checkpoint
+    def stop(self) -> None:
+        """Ends `run` at the next batch boundary, with a checkpoint; returns at once."""
+        with suppress(RayError):
+            self._ranks[0].stop.remote()
 
-        state = {"advantage_state": self._updater.advantage_state}
-        path = await asyncio.to_thread(save_checkpoint, self._engine, root, version, state)
-        await broker.commit_checkpoint(version, f"{root.name}/{path.name}")
+    def kill(self) -> None:
+        """Ends every rank, whatever it is doing."""
+        for rank in self._ranks:
+            ray.kill(rank)
 
-    async def stop(self) -> None:
-        """Ends `run` at the next batch boundary, with a checkpoint."""
-        self._stop.set()
+    async def _first_failure(
+        self, needed: Mapping[int, Any], watched: Mapping[int, Any] | None = None
+    ) -> list[Any]:
+        """The results of the needed calls of ranks, or the first failure of any call.
+
+        A rank that lost its connection fails like others do whose fault it was: the rank that died,
+        or raised an error of ours, is named instead where it shows soon.
+        """
+        tasks = {
+            asyncio.ensure_future(call): rank
+            for rank, call in [*needed.items(), *(watched or {}).items()]
+        }
+        waited = list(tasks)[: len(needed)]
+        pending = set(tasks)
+        try:
+            while not all(task.done() for task in waited):
+                done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
+                if any(task.exception() for task in done):
+                    await self._fail(tasks)
+            return [task.result() for task in waited]
+        finally:
+            for task in pending:
+                task.cancel()
+
+    async def _fail(self, tasks: "Mapping[asyncio.Future[Any], int]") -> None:
+        """Ends the group and raises the failure that explains it best."""
+        deadline = asyncio.get_running_loop().time() + GRACE_SECONDS
+        while True:
+            failed = [task for task in tasks if task.done() and task.exception()]
+            failed.sort(key=lambda task: not explains(task.exception()))
+            pending = [task for task in tasks if not task.done()]
+            left = deadline - asyncio.get_running_loop().time()
+            if explains(failed[0].exception()) or not pending or left <= 0:
+                break
+            await asyncio.wait(pending, timeout=left, return_when=asyncio.FIRST_COMPLETED)
+        self.kill()
+        error = failed[0].exception()
+        if len(self._ranks) == 1 or error is None:
+            await failed[0]
+        raise failure(tasks[failed[0]], error or RuntimeError()) from error
 
 
-def threads_of(config: LearnerConfig) -> int:
-    """Torch threads of one rank, which is also the number of CPUs it reserves."""
-    return config.threads or (len(cores_of(config.cores)) if config.cores else 1)
-
-
-def create_learner(config: LearnerConfig, **options: Any) -> Any:
-    """Starts the learner's process on the cluster; returns its Ray handle.
+def create_learner(config: LearnerConfig, **options: Any) -> LearnerGroup:
+    """Starts the learner's processes on the cluster.
 
     Args:
         config: Section `[learner]`.
-        **options: Ray actor options such as `scheduling_strategy`.
+        **options: Ray actor options of every rank, such as `scheduling_strategy`.
+
+    Raises:
+        InputError: The ranks cannot share the cores.
     """
     threads = threads_of(config)
-    remote = ray.remote(LearnerActor).options(
-        num_cpus=threads,
+    remote = ray.remote(RankActor).options(
+        num_cpus=cpus_of(config),
         num_gpus=config.gpus,
         max_concurrency=8,
         runtime_env={"env_vars": {"OMP_NUM_THREADS": str(threads)}},
         **options,
     )
-    return remote.remote(config)
+    return LearnerGroup([remote.remote(config, rank) for rank in range(config.ranks)])

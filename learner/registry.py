@@ -63,8 +63,8 @@ class Registry(Generic[T]):
         module, _, attribute = path.partition(":")
         try:
             entry = getattr(importlib.import_module(module), attribute)
-        except (ImportError, AttributeError, ValueError) as error:
-            raise InputError(f"cannot load {self._kind} {path!r}: {error}") from error
+        except (Exception, SystemExit) as error:  # a module of the user's raises what it likes
+            raise InputError(f"cannot load {self._kind} {path!r}: {error!r}") from error
         if not isinstance(entry, self._entry_type):
             raise InputError(
                 f"{path!r} is a {type(entry).__name__}, not a registered {self._kind}; "

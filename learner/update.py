@@ -1,11 +1,15 @@
-"""One batch through a train engine: groups in, one optimizer step, statistics out.
+"""One batch through a train engine: groups in, optimizer steps, statistics out.
 
-The loop around it, versions and publishing are `learner.learner`. One optimizer step per batch
-means that the proximal policy is the current one, so no second forward is needed.
+    batch ─▶ proximal log-probabilities, once, where a batch takes several steps
+      └─▶ epoch ─▶ minibatch ─▶ rows of this rank: forward, backward ─▶ one optimizer step
+
+Every rank is given the whole batch and trains its rows of it; `work_plan` says which. The loop
+around it, versions and publishing are `learner.learner`.
 """
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -13,14 +17,28 @@ from torch import Tensor
 
 from learner.advantages import compute_advantages
 from learner.aggregation import token_weights
-from learner.batch import MicroBatch, TrainBatch, build_batch
+from learner.batch import MicroBatch, TrainBatch, build_batch, split_groups
 from learner.config import LearnerConfig
 from learner.corrections import importance_weights
 from learner.engine import TrainEngine
 from learner.errors import InputError
 from learner.losses import LOSSES, LossInputs, policy_loss
 from learner.offpolicyness import Origin, lag_histogram, measure, origins
+from learner.work_plan import Rows, plan_rows, workloads
 from queues.records import RolloutGroup
+
+
+@dataclass(frozen=True)
+class Work:
+    """What training one batch came to, over all ranks."""
+
+    sums: Mapping[str, float]
+    """Sums over the tokens of all rows, each token once an epoch."""
+    epochs: int
+    grad_norms: Sequence[float]
+    """Before clipping, of each optimizer step."""
+    imbalance: float
+    """Workload of the busiest rank over the mean; ranks wait for each other at every step."""
 
 
 class Updater:
@@ -39,18 +57,18 @@ class Updater:
         """What the advantage estimator carries between batches; part of a checkpoint."""
 
     def update(self, groups: Sequence[RolloutGroup], version: int) -> dict[str, Any]:
-        """Takes one optimizer step on a batch.
+        """Takes the optimizer steps of a batch. Collective: every rank is given the same batch.
 
         Args:
             groups: The batch.
-            version: The version being trained; the step produces `version + 1`.
+            version: The version being trained; the steps produce `version + 1`.
 
         Returns:
-            Statistics, JSON-serialisable; `statistics` lists them.
+            Statistics over all ranks, JSON-serialisable; `statistics` lists them.
 
         Raises:
             LearnerError: The batch cannot be trained.
-            TrainingDiverged: The loss or the gradient is not finite.
+            TrainingDiverged: The loss or the gradient is not finite, on any rank.
         """
         config = self._config
         batch = build_batch(
@@ -61,16 +79,56 @@ class Updater:
             fixed_length=config.fixed_length,
             advantage_state=self.advantage_state,
         )
+        if config.uses_proximal:
+            batch = self._with_proximal(batch)
         sums: Counter[str] = Counter()
-        for micro in batch.microbatches(config.microbatch_tokens):
-            sums.update(self._accumulate(micro, version))
-            sums.update(rows=1, row_tokens=max(config.microbatch_tokens, len(micro.token_ids)))
-        grad_norm = self._engine.step()
-        return {**statistics(batch, sums, version), "grad_norm": grad_norm}
+        grad_norms, busiest, total = [], 0, 0
+        for epoch in range(config.epochs):
+            for part in split_groups(
+                batch.groups, config.minibatches, version=version, epoch=epoch
+            ):
+                minibatch = batch.minibatch(part)
+                plan = self._plan(minibatch)
+                loads = workloads(minibatch.lengths, plan)
+                busiest, total = busiest + max(loads), total + sum(loads)
+                for row in plan[self._engine.rank]:
+                    sums.update(self._accumulate(minibatch.row(row), version))
+                    sums.update(self._packed(minibatch, row))
+                grad_norms.append(self._engine.step())
+        work = Work(
+            sums=self._over_ranks(sums),
+            epochs=config.epochs,
+            grad_norms=grad_norms,
+            imbalance=busiest * self._engine.ranks / total,
+        )
+        return statistics(batch, work, version)
 
-    def weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Names and tensors of the policy; views, not copies."""
-        return self._engine.weights()
+    def _plan(self, batch: TrainBatch) -> list[Rows]:
+        return plan_rows(batch.lengths, self._engine.ranks, self._config.microbatch_tokens)
+
+    @torch.no_grad()
+    def _with_proximal(self, batch: TrainBatch) -> TrainBatch:
+        """The batch with log-probabilities of the weights as they are, from all ranks."""
+        proximal = torch.zeros(len(batch.tokens.token_ids))
+        for row in self._plan(batch)[self._engine.rank]:
+            micro = batch.row(row)
+            logprobs, _ = self._engine.forward(micro.token_ids, micro.position_ids)
+            if row:
+                proximal[batch.positions(row)] = logprobs.float().cpu()
+        proximal = self._engine.sum_over_ranks(proximal)
+        return replace(batch, tokens=replace(batch.tokens, proximal_logprobs=proximal))
+
+    def _packed(self, batch: TrainBatch, row: Sequence[int]) -> dict[str, float]:
+        """How full a row is; a dummy takes no place."""
+        tokens = sum(batch.lengths[i] for i in row)
+        room = max(self._config.microbatch_tokens, tokens) if row else 0
+        return {"rows": 1, "row_tokens": tokens, "row_room": room}
+
+    def _over_ranks(self, sums: Mapping[str, float]) -> dict[str, float]:
+        names = sorted(sums)
+        values = torch.tensor([sums[name] for name in names], dtype=torch.float64)
+        total = self._engine.sum_over_ranks(values).tolist()
+        return dict(zip(names, total, strict=True))
 
     def _accumulate(self, micro: MicroBatch, version: int) -> dict[str, float]:
         """Forward and backward of one row; sums over its tokens."""
@@ -83,6 +141,7 @@ class Updater:
             advantages=micro.advantages,
             mask=micro.mask,
             sequence_ids=micro.sequence_ids,
+            proximal_logprobs=micro.proximal_logprobs,
             versions=micro.versions,
             group_ids=micro.group_ids,
         )
@@ -112,10 +171,11 @@ def check_objective(config: LearnerConfig) -> None:
         InputError: An unknown name or option, a value that does not fit, or a loss with its own
             ratio under a correction.
     """
-    if LOSSES[config.loss].owns_is and config.correction != "none":
+    if LOSSES[config.loss].owns_is and config.correction != "none" and not config.uses_proximal:
         raise InputError(
             f"loss {config.loss!r} already weighs tokens by current/behaviour; correction "
-            f"{config.correction!r} would count that twice: use correction 'none'"
+            f"{config.correction!r} would count that twice: use correction 'none', or "
+            "recompute_proximal = true"
         )
     ids, mask = torch.tensor([0, 1]), torch.tensor([True, True])
     try:
@@ -140,7 +200,7 @@ def check_objective(config: LearnerConfig) -> None:
     token_weights(config.aggregation, mask, ids, ids, max_length=config.fixed_length)
 
 
-def statistics(batch: TrainBatch, sums: Mapping[str, float], version: int) -> dict[str, Any]:
+def statistics(batch: TrainBatch, work: Work, version: int) -> dict[str, Any]:
     """What one batch was and did, as JSON values; None where there was nothing to measure.
 
     `loss`, `reward_mean`, `reward_std`, `groups`, `tied_groups`, `unscored`; `tokens_trained`,
@@ -149,13 +209,16 @@ def statistics(batch: TrainBatch, sums: Mapping[str, float], version: int) -> di
     `ess` (effective sample size over tokens, as a fraction of them), and for rollouts of each
     `Origin` `mismatch_*` (mean |log current − log behaviour|), `kl_*` (k3) and `tokens_*`;
     `fractions` of tokens that the loss or correction clipped, capped or rejected, and that had a
-    log-probability which is not finite; `microbatches`, `pack_efficiency`, `optimizer_steps`.
+    log-probability which is not finite; `microbatches` (rows of all ranks and steps),
+    `pack_efficiency`, `rank_imbalance` (workload of the busiest rank over the mean),
+    `optimizer_steps`, and `grad_norm`, a mean over them.
 
     Args:
         batch: The batch.
-        sums: Sums over its micro-batches.
+        work: What training it came to.
         version: The version being trained.
     """
+    sums, steps = work.sums, len(work.grad_norms)
     row, tokens = batch.tokens, int(batch.tokens.mask.sum())
     trained = sums["trained"]
     histogram = lag_histogram(row.versions, row.mask, version=version)
@@ -164,7 +227,7 @@ def statistics(batch: TrainBatch, sums: Mapping[str, float], version: int) -> di
     origin = origins(row.versions, row.mask, row.sequence_ids, version=version)
     crossed = torch.unique(row.sequence_ids[row.mask & (origin == Origin.CROSSED)])
     return {
-        "loss": sums["loss"],
+        "loss": sums["loss"] / steps,
         "reward_mean": _ratio(float(scored.sum()), len(scored)),
         "reward_std": float(scored.std()) if len(scored) > 1 else None,
         **batch.advantages.stats,
@@ -177,10 +240,10 @@ def statistics(batch: TrainBatch, sums: Mapping[str, float], version: int) -> di
         "lag_mean": _ratio(sum(lag * n for lag, n in histogram.items()), tokens),
         "lag_histogram": {str(lag): n for lag, n in histogram.items()},
         "ess": _ratio(sums["ratio"] ** 2, sums["ratio_squared"] * trained),
-        **_by_origin(sums),
+        **_by_origin(sums, work.epochs),
         "fractions": {
             "rejected": _ratio(sums["rejected"], trained),
-            "not_finite": _ratio(tokens - trained, tokens),
+            "not_finite": _ratio(tokens - trained / work.epochs, tokens),
             **{
                 name.removeprefix("fraction/"): _ratio(value, trained)
                 for name, value in sums.items()
@@ -188,18 +251,20 @@ def statistics(batch: TrainBatch, sums: Mapping[str, float], version: int) -> di
             },
         },
         "microbatches": int(sums["rows"]),
-        "pack_efficiency": sum(batch.lengths) / sums["row_tokens"],
-        "optimizer_steps": 1,
+        "pack_efficiency": sums["row_tokens"] / sums["row_room"],
+        "rank_imbalance": work.imbalance,
+        "optimizer_steps": steps,
+        "grad_norm": sum(work.grad_norms) / steps,
     }
 
 
-def _by_origin(sums: Mapping[str, float]) -> dict[str, float | None]:
+def _by_origin(sums: Mapping[str, float], epochs: int) -> dict[str, float | None]:
     figures: dict[str, float | None] = {}
     for name in (origin.name.lower() for origin in Origin):
         count = sums[f"{name}_tokens"]
         figures[f"mismatch_{name}"] = _ratio(sums[f"{name}_difference"], count)
         figures[f"kl_{name}"] = _ratio(sums[f"{name}_k3"], count)
-        figures[f"tokens_{name}"] = int(count)
+        figures[f"tokens_{name}"] = int(count / epochs)
     return figures
 
 

@@ -92,7 +92,10 @@ class TinyPolicy(nn.Module):
 class PlainEngine:
     """A `TrainEngine` of plain torch: stochastic gradient descent on a `TinyPolicy`."""
 
+    rank, ranks, gathers = 0, 1, False
+
     def __init__(self, learning_rate=0.1, dtype=torch.float64):
+        self.steps_taken = 0
         self.policy = TinyPolicy(dtype)
         self.learning_rate = learning_rate
         self.gradient = None
@@ -109,7 +112,11 @@ class PlainEngine:
             for parameter in self.policy.parameters():
                 parameter -= self.learning_rate * parameter.grad
                 parameter.grad = None
+        self.steps_taken += 1
         return float(self.gradient.norm())
+
+    def sum_over_ranks(self, values):
+        return values
 
     def weights(self):
         yield from self.policy.named_parameters()

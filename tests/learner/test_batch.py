@@ -4,8 +4,9 @@ import pytest
 import torch
 from rollouts import group, random_groups, rollout
 
-from learner.batch import build_batch
+from learner.batch import build_batch, split_groups
 from learner.errors import LearnerError
+from learner.work_plan import plan_rows
 
 
 def built(groups, **changes):
@@ -51,9 +52,10 @@ def test_dtypes_are_as_the_engine_expects_them():
 
 
 @pytest.mark.parametrize("capacity", [1, 9, 20, 10_000])
-def test_microbatches_hold_whole_sequences_each_once(capacity):
+def test_rows_hold_whole_sequences_each_once(capacity):
     batch = built(random_groups())
-    rows = list(batch.microbatches(capacity))
+    [plan] = plan_rows(batch.lengths, 1, capacity)
+    rows = [batch.row(row) for row in plan]
     seen = torch.cat([row.sequence_ids for row in rows])
     assert torch.bincount(seen).tolist() == batch.lengths
     for row in rows:
@@ -61,7 +63,7 @@ def test_microbatches_hold_whole_sequences_each_once(capacity):
         for sequence in torch.unique(row.sequence_ids).tolist():
             here = row.take((row.sequence_ids == sequence).nonzero().flatten())
             there = batch.tokens.take((batch.tokens.sequence_ids == sequence).nonzero().flatten())
-            for name in here.__dataclass_fields__:
+            for name in here.__dataclass_fields__.keys() - {"proximal_logprobs"}:
                 assert torch.equal(getattr(here, name), getattr(there, name)), name
         assert row.position_ids[0] == 0
 
@@ -82,3 +84,46 @@ def test_a_rollout_must_begin_with_a_token_that_was_not_sampled():
 def test_an_empty_batch_is_refused():
     with pytest.raises(LearnerError, match="without rollouts"):
         built([])
+
+
+def test_a_dummy_row_trains_nothing():
+    row = built(TWO_GROUPS).row([])
+    assert row.token_ids.tolist() == [3, 4]
+    assert row.position_ids.tolist() == [0, 1]
+    assert not row.mask.any()
+    assert row.token_weights.tolist() == [0, 0]
+
+
+def test_a_minibatch_is_whole_groups_with_weights_of_its_own():
+    batch = built(TWO_GROUPS)
+    first, second = batch.minibatch([0]), batch.minibatch([1])
+    assert first.tokens.token_ids.tolist() == [3, 4, 5, 3, 4, 6, 1]
+    assert first.tokens.sequence_ids.tolist() == [0] * 3 + [1] * 4
+    torch.testing.assert_close(first.tokens.token_weights, first.tokens.mask / 3)
+    torch.testing.assert_close(first.tokens.advantages, batch.tokens.advantages[:7])
+    assert (first.lengths, first.rewards.tolist()) == ([3, 4], [1.0, 0.0])
+    assert second.tokens.sequence_ids.tolist() == [2] * 3
+    assert second.row([0]).token_weights.tolist() == [0, 1, 0]
+    assert second.lengths == [3]
+    assert batch.minibatch([1, 0]).tokens.token_weights.tolist() == (
+        batch.tokens.token_weights.tolist()
+    )
+
+
+@pytest.mark.parametrize(("groups", "minibatches"), [(5, 2), (4, 4), (3, 5), (1, 1)])
+def test_minibatches_hold_every_group_once_an_epoch_in_an_order_that_is_the_same_again(
+    groups, minibatches
+):
+    parts = split_groups(groups, minibatches, version=3, epoch=1)
+    assert parts == split_groups(groups, minibatches, version=3, epoch=1)
+    assert sorted(i for part in parts for i in part) == list(range(groups))
+    sizes = [len(part) for part in parts]
+    assert len(parts) == min(groups, minibatches)
+    assert max(sizes) - min(sizes) <= 1
+
+
+def test_the_order_differs_between_epochs_and_versions():
+    orders = {
+        str(split_groups(12, 3, version=v, epoch=e)) for v, e in [(0, 0), (0, 1), (1, 0), (1, 1)]
+    }
+    assert len(orders) == 4

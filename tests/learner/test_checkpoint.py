@@ -1,44 +1,139 @@
-"""Checkpoints appear whole or not at all."""
+"""Checkpoints appear whole or not at all, and go when they are old."""
 
 import json
+import random
 
+import numpy as np
 import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
-from learner.checkpoint import checkpoint_path, save_checkpoint
+from learner import checkpoint
+from learner.checkpoint import State, checkpoint_path, expired, finish, prepare, prune, write_part
+from learner.errors import InputError
 
 
 class Engine:
+    """Saves a file; keeps what it is asked to load."""
+
+    rank, ranks = 0, 1
+
     def __init__(self, *, fail=False):
         self.fail = fail
+        self.loaded = None
 
-    def save_model(self, folder):
+    def save(self, folder):
         (folder / "model.safetensors").write_text("weights")
-
-    def save_optimizer(self, folder):
-        folder.mkdir()
-        (folder / "moments").write_text("moments")
         if self.fail:
             raise OSError("No space left on device")
 
+    def load(self, folder):
+        self.loaded = folder
+
+    def sum_over_ranks(self, values):
+        return values
+
+
+def state(version, **changes):
+    fields = {
+        "version": version,
+        "saved_at": 0.0,
+        "optimizer_steps": 2 * version,
+        "ranks": 1,
+        "zero_stage": 1,
+        "dtype": "float32",
+        "cursor": "prompt 9",
+        "advantage_state": {"ema": 0.5},
+        "totals": {"rollouts": 8, "tokens": 100},
+    }
+    return State(**{**fields, **changes})
+
+
+def save(root, version, *, engine=None, **changes):
+    write_part(engine or Engine(), prepare(root, version))
+    return finish(root, state(version, **changes))
+
+
+def load(engine, folder):
+    return checkpoint.load(engine, folder, zero_stage=1, dtype="float32")
+
 
 def test_a_checkpoint_holds_the_engine_and_the_state(tmp_path):
-    folder = save_checkpoint(Engine(), tmp_path, 60, {"advantage_state": {"ema": 0.5}})
+    folder = save(tmp_path, 60)
     assert folder == checkpoint_path(tmp_path, 60) == tmp_path / "v000060"
     assert (folder / "model.safetensors").read_text() == "weights"
-    assert (folder / "optimizer" / "moments").read_text() == "moments"
-    state = json.loads((folder / "state.json").read_text())
-    assert state == {"version": 60, "advantage_state": {"ema": 0.5}}
+    engine = Engine()
+    assert load(engine, folder) == state(60)
+    assert engine.loaded == folder
+    assert json.loads((folder / "state.json").read_text())["cursor"] == "prompt 9"
 
 
-def test_a_failed_save_leaves_no_checkpoint_and_the_next_one_succeeds(tmp_path):
+def test_random_numbers_go_on_as_they_would_have(tmp_path):
+    def draw():
+        return torch.rand(3).tolist(), np.random.rand(), np.random.randn(), random.random()
+
+    np.random.randn()  # leaves the second of a pair behind
+    folder = save(tmp_path, 1)
+    expected = draw()
+    assert draw() != expected
+    load(Engine(), folder)
+    assert draw() == expected
+
+
+def test_a_failed_save_leaves_no_checkpoint_and_the_next_one_removes_its_rest(tmp_path):
     with pytest.raises(OSError, match="No space"):
-        save_checkpoint(Engine(fail=True), tmp_path, 5, {})
-    assert not checkpoint_path(tmp_path, 5).exists()
-    save_checkpoint(Engine(), tmp_path, 5, {})
-    assert [path.name for path in tmp_path.iterdir()] == ["v000005"]
+        save(tmp_path, 5, engine=Engine(fail=True))
+    assert [path.name for path in tmp_path.iterdir()] == [".v000005.tmp"]
+    save(tmp_path, 6)
+    assert [path.name for path in tmp_path.iterdir()] == ["v000006"]
 
 
 def test_the_same_version_is_replaced(tmp_path):
-    save_checkpoint(Engine(), tmp_path, 5, {"round": 1})
-    folder = save_checkpoint(Engine(), tmp_path, 5, {"round": 2})
-    assert json.loads((folder / "state.json").read_text())["round"] == 2
+    save(tmp_path, 5, cursor="one")
+    assert checkpoint.read_state(save(tmp_path, 5, cursor="two")).cursor == "two"
+    assert [path.name for path in tmp_path.iterdir()] == ["v000005"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"ranks": 2}, "learner.ranks = 2 and cannot be loaded with 1; set learner.ranks = 2"),
+        ({"zero_stage": 3}, "set learner.zero_stage = 3"),
+        ({"dtype": "bfloat16"}, "set learner.dtype = 'bfloat16'"),
+    ],
+)
+def test_a_checkpoint_of_another_group_is_refused(tmp_path, changes, message):
+    engine = Engine()
+    with pytest.raises(InputError, match=message):
+        load(engine, save(tmp_path, 5, **changes))
+    assert engine.loaded is None
+
+
+def test_a_folder_that_is_no_checkpoint_is_refused(tmp_path):
+    with pytest.raises(InputError, match="no checkpoint can be read from"):
+        load(Engine(), tmp_path)
+
+
+VERSIONS = st.dictionaries(st.integers(1, 50), st.floats(0, 1000), min_size=1)
+
+
+@given(saved_at=VERSIONS, keep=st.integers(1, 5), seconds=st.floats(0, 1000), data=st.data())
+def test_the_newest_and_the_young_are_kept_and_what_was_never_committed_is_not(
+    saved_at, keep, seconds, data
+):
+    newest = data.draw(st.sampled_from(sorted(saved_at)))
+    gone = expired(saved_at, newest=newest, keep=keep, keep_seconds=seconds, now=1000.0)
+    committed = sorted(version for version in saved_at if version <= newest)
+    assert newest not in gone
+    assert not set(gone) & set(committed[-keep:])
+    assert {version for version in saved_at if version > newest} <= set(gone)
+    for version in committed[:-keep]:
+        assert (version in gone) == (1000.0 - saved_at[version] >= seconds)
+
+
+def test_old_checkpoints_are_removed_whole(tmp_path):
+    for version in (10, 20, 30, 40):
+        save(tmp_path, version)
+    prune(tmp_path, newest=30, keep=2, keep_seconds=0.0)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["v000020", "v000030"]

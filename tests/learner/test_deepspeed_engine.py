@@ -41,6 +41,22 @@ def loss_of(logprobs, step):
     return -(logprobs.sum() * 0.1 * (1 + step))
 
 
+@pytest.fixture(autouse=True)
+def everything_sharded(monkeypatch):
+    """Under ZeRO 3 shards even the smallest tensor, and gathers few of them at once."""
+    monkeypatch.setattr("learner.deepspeed_engine.PERSISTENT_ELEMENTS", 0)
+    monkeypatch.setattr("learner.deepspeed_engine.GATHER_BYTES", 20_000)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread():
+    """The model is so small that threads would only wait for each other."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
 @pytest.fixture(scope="module")
 def reference(model_path):
     """Weights and gradient norms of the same steps in plain torch."""
@@ -60,21 +76,22 @@ def reference(model_path):
     return dict(model.model.named_parameters()), norms
 
 
-def make_engine(model_path, zero_stage, config=CONFIG, dtype="float32"):
+def make_engine(model_path, zero_stage, config=CONFIG, dtype="float32", model=None, **options):
     from learner.deepspeed_engine import DeepSpeedEngine
 
     return DeepSpeedEngine(
-        load_policy(model_path, dtype=dtype, attention="sdpa", chunk=4),
+        model or load_policy(model_path, dtype=dtype, attention="sdpa", chunk=4),
         config,
         model_path=model_path,
         zero_stage=zero_stage,
         dtype=dtype,
         total_steps=STEPS,
         temperature=0.7,
+        **options,
     )
 
 
-@pytest.mark.parametrize("zero_stage", [0, 1, 2])
+@pytest.mark.parametrize("zero_stage", [0, 1, 2, 3])
 def test_steps_equal_those_of_plain_torch_at_every_zero_stage(model_path, reference, zero_stage):
     weights, norms = reference
     engine = make_engine(model_path, zero_stage)
@@ -83,7 +100,7 @@ def test_steps_equal_those_of_plain_torch_at_every_zero_stage(model_path, refere
             for token_ids, position_ids in microbatches():
                 engine.backward(loss_of(engine.forward(token_ids, position_ids)[0], step))
             assert engine.step() == pytest.approx(norms[step], rel=1e-4)
-        trained = dict(engine.weights())
+        trained = {name: tensor.clone() for name, tensor in engine.weights()}
     finally:
         engine.close()
     assert trained.keys() == weights.keys()
@@ -91,13 +108,13 @@ def test_steps_equal_those_of_plain_torch_at_every_zero_stage(model_path, refere
         torch.testing.assert_close(tensor, weights[name].detach(), rtol=1e-4, atol=2e-6)
 
 
-def test_a_saved_policy_loads_with_the_same_weights(model_path, tmp_path):
-    engine = make_engine(model_path, 1)
+@pytest.mark.parametrize("zero_stage", [1, 3])
+def test_a_saved_policy_loads_with_the_same_weights(model_path, tmp_path, zero_stage):
+    engine = make_engine(model_path, zero_stage)
     try:
         engine.backward(loss_of(engine.forward(*next(microbatches()))[0], 0))
         engine.step()
-        engine.save_model(tmp_path / "saved")
-        engine.save_optimizer(tmp_path / "saved" / "optimizer")
+        engine.save(tmp_path / "saved")
         trained = {name: tensor.clone() for name, tensor in engine.weights()}
     finally:
         engine.close()
@@ -123,10 +140,11 @@ def test_muon_changes_inner_matrices_by_its_own_rate(model_path):
     assert change["model.layers.0.mlp.up_proj.weight"] > 1e-3
 
 
-@pytest.mark.parametrize("zero_stage", [1, 2])
+@pytest.mark.slow
+@pytest.mark.parametrize("zero_stage", [1, 2, 3])
 def test_many_micro_batches_in_bfloat16_add_up_in_float32(model_path, zero_stage):
     norms = []
-    for count in (1, 1024):
+    for count in (1, 256):
         engine = make_engine(model_path, zero_stage, dtype="bfloat16")
         try:
             for _ in range(count):
@@ -150,11 +168,53 @@ def test_a_model_whose_packed_sequences_see_each_other_is_refused():
         check_packing(Blind(), dtype="float32")
 
 
-def test_a_loss_that_is_not_finite_raises_before_any_step(model_path):
-    engine = make_engine(model_path, 0)
+@pytest.mark.parametrize("zero_stage", [0, 1, 2, 3])
+def test_a_loss_that_is_not_finite_flows_into_the_gradient_and_the_step_raises(
+    model_path, zero_stage
+):
+    engine = make_engine(model_path, zero_stage)
     try:
         logprobs, _ = engine.forward(*next(microbatches()))
+        engine.backward(logprobs.sum() * float("nan"))
         with pytest.raises(TrainingDiverged, match="optimizer step 0"):
-            engine.backward(logprobs.sum() * float("nan"))
+            engine.step()
     finally:
         engine.close()
+
+
+@pytest.mark.parametrize("zero_stage", [1, 2, 3])
+def test_an_offloaded_optimizer_takes_the_same_steps(model_path, reference, zero_stage):
+    norms = []
+    engine = make_engine(model_path, zero_stage, offload_optimizer=True)
+    try:
+        for step in range(STEPS):
+            for token_ids, position_ids in microbatches():
+                engine.backward(loss_of(engine.forward(token_ids, position_ids)[0], step))
+            norms.append(engine.step())
+    finally:
+        engine.close()
+    assert norms == pytest.approx(reference[1], rel=1e-4)
+
+
+@pytest.mark.parametrize("zero_stage", [0, 3])
+def test_checkpointed_activations_give_the_same_steps_with_a_second_forward(
+    model_path, reference, zero_stage
+):
+    model = load_policy(
+        model_path, dtype="float32", attention="sdpa", chunk=4, activation_checkpointing=True
+    )
+    calls = []
+    model.model.base_model.layers[0].mlp.register_forward_pre_hook(lambda *_: calls.append(1))
+    engine = make_engine(model_path, zero_stage, model=model)
+    calls.clear()
+    norms = []
+    try:
+        for step in range(STEPS):
+            for token_ids, position_ids in microbatches():
+                engine.backward(loss_of(engine.forward(token_ids, position_ids)[0], step))
+            norms.append(engine.step())
+    finally:
+        engine.close()
+    assert norms == pytest.approx(reference[1], rel=1e-4)
+    assert len(calls) == 2 * STEPS * len(ROWS)
+    assert not model.model.base_model.layers[0].mlp.training

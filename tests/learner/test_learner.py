@@ -3,7 +3,6 @@
 import asyncio
 
 import pytest
-import torch
 from rollouts import random_groups
 
 from learner.learner import Learner
@@ -31,8 +30,11 @@ class ScriptedQueue:
         self.events.append(f"ack {version}")
         self.acknowledged[version] = statistics
 
+    async def cursor(self):
+        return "prompt 9"
+
     async def commit_checkpoint(self, version, path):
-        raise AssertionError("the injected callable commits")
+        self.events.append(f"commit {version} at {path}")
 
 
 class RecordingTrainer:
@@ -40,125 +42,125 @@ class RecordingTrainer:
 
     def __init__(self, events):
         self.events = events
+        self.saved = []
 
-    def update(self, groups, version):
-        self.events.append(f"update {version} with {len(groups)}")
-        return {"loss": 0.5}
+    async def update(self, payloads, version):
+        self.events.append(f"update {version} with {len(payloads)}")
+        return {"loss": 0.5, "rollouts_trained": 8, "tokens_trained": 100 + version}
 
-    def weights(self):
-        yield "w", torch.zeros(1)
+    async def publish(self, version):
+        self.events.append(f"publish {version}")
+
+    async def save(self, version, *, cursor, totals):
+        self.events.append(f"save {version}")
+        self.saved.append((version, cursor, totals))
+        return f"checkpoints/v{version:06d}"
+
+    async def prune(self, version):
+        self.events.append(f"prune {version}")
 
 
 BATCH = Batch(version=0, payloads=[encode(item) for item in random_groups(count=2)])
 
 
-def run(answers, *, stop=None, **settings):
-    """The events in order, the queue, and the version reached."""
+def run(answers, *, stop=None, trainer=RecordingTrainer, **settings):
+    """The events in order, the queue, the version reached, and the trainer."""
     events = []
-    queue = ScriptedQueue(events, answers)
-
-    def publish(version, tensors):
-        events.append(f"publish {version} of {[name for name, _ in tensors]}")
-
-    async def save(version):
-        events.append(f"save {version}")
+    queue, trainer = ScriptedQueue(events, answers), trainer(events)
 
     async def main():
-        learner = Learner(
-            RecordingTrainer(events),
-            queue,
-            publish,
-            **{"steps": 2, "save": save, "checkpoint_every": 10, **settings},
-        )
+        learner = Learner(trainer, queue, **{"steps": 2, "checkpoint_every": 10, **settings})
         return await learner.run(stop)
 
     reached = asyncio.run(main())
-    return events, queue, reached
+    return events, queue, reached, trainer
 
 
 def test_the_initial_weights_are_published_first_and_every_version_before_its_batch_is_acked():
-    events, _, reached = run([BATCH, BATCH])
+    events, _, reached, _ = run([BATCH, BATCH])
     assert events == [
-        "publish 0 of ['w']",
+        "publish 0",
         "take 0",
         "update 0 with 2",
-        "publish 1 of ['w']",
+        "publish 1",
         "ack 0",
         "take 1",
         "update 1 with 2",
-        "publish 2 of ['w']",
+        "publish 2",
         "ack 1",
         "save 2",
+        "commit 2 at checkpoints/v000002",
+        "prune 2",
     ]
     assert reached == 2
 
 
 def test_a_timeout_asks_for_the_same_version_again():
-    events, _, _ = run([None, None, BATCH], steps=1)
+    events, *_ = run([None, None, BATCH], steps=1)
     assert [event for event in events if event.startswith("take")] == ["take 0"] * 3
 
 
 def test_statistics_carry_ordered_wall_clock_times():
-    _, queue, _ = run([BATCH], steps=1)
+    _, queue, *_ = run([BATCH, BATCH])
     names = ["wait_started", "wait_finished", "step_started", "step_finished", "published"]
-    times = [queue.acknowledged[0][f"{name}_at"] for name in names]
+    times = [queue.acknowledged[0][f"{name}_at"] for name in ["sitting_started", *names]]
     assert times == sorted(times)
-    assert times[0] > 1.7e9
     assert queue.acknowledged[0]["loss"] == 0.5
+    began = {row["sitting_started_at"] for row in queue.acknowledged.values()}
+    assert len(began) == 1, "one sitting"
 
 
-def test_checkpoints_come_every_so_many_batches_after_the_ack_and_once_at_the_end():
-    events, _, _ = run([BATCH] * 5, steps=5, checkpoint_every=2)
+def test_totals_go_on_from_those_of_the_checkpoint_and_into_the_next():
+    _, queue, _, trainer = run(
+        [BATCH, BATCH], steps=9, start_version=7, totals={"rollouts": 50, "tokens": 1000}
+    )
+    assert queue.acknowledged[7]["totals"] == {"rollouts": 58, "tokens": 1107}
+    assert queue.acknowledged[8]["totals"] == {"rollouts": 66, "tokens": 1215}
+    assert trainer.saved == [(9, "prompt 9", {"rollouts": 66, "tokens": 1215})]
+
+
+def test_checkpoints_are_saved_at_their_interval_and_at_the_end():
+    events, *_ = run([BATCH] * 5, steps=5, checkpoint_every=2)
     assert [event for event in events if event.startswith("save")] == ["save 2", "save 4", "save 5"]
-    assert events.index("save 2") == events.index("ack 1") + 1
 
 
-def test_the_last_checkpoint_is_not_written_twice():
-    events, _, _ = run([BATCH] * 2, checkpoint_every=2)
+def test_the_last_version_is_saved_once():
+    events, *_ = run([BATCH] * 2, checkpoint_every=2)
     assert events.count("save 2") == 1
 
 
 def test_a_closed_queue_ends_the_run_with_a_checkpoint():
-    events, _, reached = run([BATCH], steps=9)
+    events, _, reached, _ = run([BATCH], steps=9)
     assert reached == 1
-    assert events[-2:] == ["take 1", "save 1"]
+    assert events[-4:-1] == ["take 1", "save 1", "commit 1 at checkpoints/v000001"]
 
 
 def test_a_resumed_run_goes_on_from_its_version():
-    events, _, reached = run([BATCH], steps=8, start_version=7)
-    assert events[:3] == ["publish 7 of ['w']", "take 7", "update 7 with 2"]
+    events, _, reached, _ = run([BATCH], steps=8, start_version=7)
+    assert events[:3] == ["publish 7", "take 7", "update 7 with 2"]
     assert reached == 8
 
 
 def test_nothing_left_to_train_publishes_and_ends():
-    events, _, reached = run([], steps=3, start_version=3)
-    assert (events, reached) == (["publish 3 of ['w']"], 3)
+    events, _, reached, _ = run([], steps=3, start_version=3)
+    assert (events, reached) == (["publish 3"], 3)
 
 
 def test_stop_ends_the_run_before_the_next_batch():
-    async def main():
-        stop = asyncio.Event()
-        stop.set()
-        return stop
-
-    events, _, reached = run([BATCH], stop=asyncio.run(main()))
-    assert (events, reached) == (["publish 0 of ['w']"], 0)
+    stop = asyncio.Event()
+    stop.set()
+    events, _, reached, _ = run([BATCH], stop=stop)
+    assert (events, reached) == (["publish 0"], 0)
 
 
 def test_a_failed_update_leaves_the_batch_unacknowledged():
+    events = []
+
     class Failing(RecordingTrainer):
-        def update(self, groups, version):
+        async def update(self, payloads, version):
             raise RuntimeError("out of memory")
 
-    events = []
-    queue = ScriptedQueue(events, [BATCH])
-
-    async def save(version):
-        events.append("save")
-
-    learner = Learner(
-        Failing(events), queue, lambda *_: None, steps=1, save=save, checkpoint_every=1
-    )
+    learner = Learner(Failing(events), ScriptedQueue(events, [BATCH]), steps=1, checkpoint_every=1)
     with pytest.raises(RuntimeError, match="out of memory"):
         asyncio.run(learner.run())
-    assert events == ["take 0"]
+    assert events == ["publish 0", "take 0"]

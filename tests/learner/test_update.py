@@ -154,6 +154,7 @@ def test_statistics_describe_the_batch():
     assert 0 < found["entropy_mean"] <= math.log(11)
     assert 0 < found["ess"] <= 1
     assert found["grad_norm"] > 0
+    assert found["rank_imbalance"] == 1.0
 
 
 def test_mismatch_is_measured_apart_by_origin():
@@ -212,3 +213,88 @@ def test_a_loss_with_its_own_ratio_under_a_correction_is_refused():
 def test_a_wrong_setting_is_refused_before_anything_is_trained(settings, message):
     with pytest.raises(InputError, match=message):
         Updater(PlainEngine(), LearnerConfig(**settings))
+
+
+class CountingEngine(PlainEngine):
+    """Keeps the gradient of every step, and counts forward passes without gradient."""
+
+    def __init__(self):
+        super().__init__()
+        self.gradients = []
+        self.without_gradient = 0
+
+    def forward(self, token_ids, position_ids):
+        self.without_gradient += not torch.is_grad_enabled()
+        return super().forward(token_ids, position_ids)
+
+    def step(self):
+        norm = super().step()
+        self.gradients.append(self.gradient)
+        return norm
+
+
+def train_steps(groups, **settings):
+    engine = CountingEngine()
+    statistics = Updater(engine, LearnerConfig(**settings)).update(groups, 0)
+    return engine, statistics
+
+
+def test_minibatches_and_epochs_are_optimizer_steps():
+    engine, found = train_steps(random_groups(count=5), minibatches=2, epochs=3)
+    assert len(engine.gradients) == found["optimizer_steps"] == engine.steps_taken == 6
+    assert found["grad_norm"] == pytest.approx(sum(float(g.norm()) for g in engine.gradients) / 6)
+    once = train_steps(random_groups(count=5))[1]
+    for name in ("tokens_trained", "rollouts_trained", "tokens_stale", "tokens_fresh"):
+        assert found[name] == once[name]
+    assert found["fractions"]["not_finite"] == 0
+    assert found["ess"] == pytest.approx(once["ess"])
+
+
+def test_training_a_batch_again_is_the_same():
+    runs = [train_steps(random_groups(count=4), minibatches=3, epochs=2) for _ in range(2)]
+    assert runs[0][1] == runs[1][1]
+    for one, other in zip(runs[0][0].gradients, runs[1][0].gradients, strict=True):
+        assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize(
+    ("settings", "passes"),
+    [
+        ({}, 0),
+        ({"epochs": 2}, 1),
+        ({"minibatches": 2}, 1),
+        ({"recompute_proximal": True}, 1),
+        ({"epochs": 2, "recompute_proximal": False}, 0),
+    ],
+)
+def test_the_proximal_policy_is_computed_once_where_a_batch_takes_several_steps(settings, passes):
+    engine, _ = train_steps(random_groups(), microbatch_tokens=10_000, **settings)
+    assert engine.without_gradient == passes
+
+
+def test_the_decoupled_objective_weighs_by_proximal_over_behavior_and_clips_at_the_proximal():
+    groups = random_groups()
+    options = {"correction": "tis", "correction_options": {"cap": 2.0}}
+    one, _ = train_steps(groups, loss="reinforce", **options)
+    other, found = train_steps(groups, loss="ppo", recompute_proximal=True, **options)
+    assert one.gradient.norm() > 1e-3
+    torch.testing.assert_close(other.gradient, one.gradient, atol=1e-6, rtol=1e-6)
+    assert found["fractions"]["truncated"] > 0
+    assert found["fractions"]["clip_high"] == found["fractions"]["clip_low"] == 0
+
+
+def test_a_ratio_to_the_proximal_policy_alone_does_not_correct_staleness():
+    groups = random_groups()
+    decoupled, _ = train_steps(groups, loss="cispo", recompute_proximal=True)
+    uncorrected, _ = train_steps(groups, loss="reinforce")
+    torch.testing.assert_close(decoupled.gradient, uncorrected.gradient, atol=1e-6, rtol=1e-6)
+    assert not LearnerConfig(loss="cispo", epochs=2).corrects_off_policyness
+    assert LearnerConfig(loss="cispo", epochs=2, correction="tis").corrects_off_policyness
+    assert LearnerConfig(loss="cispo", epochs=2, recompute_proximal=False).corrects_off_policyness
+
+
+def test_the_second_step_moves_the_ratio_away_from_one():
+    _, found = train_steps(
+        random_groups(), epochs=4, loss="ppo", loss_options={"clip_low": 0.0, "clip_high": 0.0}
+    )
+    assert found["fractions"]["clip_high"] + found["fractions"]["clip_low"] > 0

@@ -1,0 +1,146 @@
+"""A rank of the learner as a Ray actor. Rank 0 leads; the others do what it calls for.
+
+A failure of any rank reaches the driver by `run` of rank 0 or `watch` of the others, while ranks
+that wait for it in a collective operation still hang.
+"""
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, ParamSpec, TypeVar
+
+import ray
+
+from learner.config import LearnerConfig
+from learner.cores import bind, cores_of_rank
+from learner.errors import LearnerError
+from weight_sync.config import WeightSyncConfig
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class RankActor:
+    """Loads the policy in `start`, trains in `run`. Created by `ray_group.create_learner`."""
+
+    def __init__(self, config: LearnerConfig, rank: int) -> None:
+        self._config, self._number = config, rank
+        self._stop = asyncio.Event()
+        self._failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        # One thread for everything that computes, so that torch keeps one pool of threads.
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="rank")
+
+    def __repr__(self) -> str:
+        return f"learner-{self._number}"
+
+    async def open_store(self) -> tuple[str, int]:
+        """Rank 0: makes the store where ranks meet; its address."""
+        from learner.rendezvous import open_store
+
+        host = ray.util.get_node_ip_address()
+        self._store = await self._call(open_store, host)
+        return host, self._store.port
+
+    async def start(self, address: tuple[str, int] | None, **settings: Any) -> None:
+        """Loads model and optimizer, on this rank's cores.
+
+        Args:
+            address: Of the store; None where there is one rank.
+            **settings: Those of `rank.Rank`.
+
+        Raises:
+            InputError: The model cannot be trained, or the cores do not exist.
+        """
+        cores = cores_of_rank(self._config, self._number)
+        if cores is not None:
+            bind(cores)
+        await self._call(self._load, address, settings)
+
+    def _load(self, address: tuple[str, int] | None, settings: dict[str, Any]) -> None:
+        from learner.rank import Rank
+        from learner.rendezvous import find_store, join
+
+        if address is not None:
+            store = self._store if self._number == 0 else find_store(address)
+            join(store, self._number, self._config.ranks)
+        self._rank = Rank(self._config, **settings)
+
+    async def run(
+        self,
+        followers: list[Any],
+        broker: Any,
+        broadcaster: Any,
+        *,
+        version: int,
+        steps: int,
+        checkpoints: str,
+        weight_sync: WeightSyncConfig,
+    ) -> int:
+        """Rank 0: trains to the last step or to `stop`; the version reached, its weights published.
+
+        Published weights are kept until this process ends, so that actors can still take them.
+        """
+        from learner.learner import Learner
+        from learner.ray_lead import Lead
+        from weight_sync.publisher import Publisher
+        from weight_sync.transports.shared_memory import SharedMemoryTransport
+
+        state = self._rank.state
+        if version != (state.version if state else 0):
+            raise LearnerError(
+                f"training was to go on at version {version}, but the weights are those of "
+                f"{f'version {state.version}' if state else 'the initial model'}"
+            )
+        self._publisher = Publisher(
+            SharedMemoryTransport(),
+            broadcaster.announce,
+            weight_sync.bucket_bytes,
+            timeout=weight_sync.timeout_seconds,
+        )
+        lead = Lead(
+            self._rank, followers, self._call, self._publisher, checkpoints=Path(checkpoints)
+        )
+        learner = Learner(
+            lead,
+            broker,
+            steps=steps,
+            checkpoint_every=self._config.checkpoint_every,
+            start_version=version,
+            totals=state.totals if state else None,
+        )
+        reached = await learner.run(self._stop)
+        await self._call(self._publisher.flush, weight_sync.timeout_seconds)
+        return reached
+
+    async def stop(self) -> None:
+        """Rank 0: ends `run` at the next batch boundary, with a checkpoint."""
+        self._stop.set()
+
+    async def watch(self) -> None:
+        """Another rank: never returns; raises what this rank raised."""
+        await self._failed
+
+    async def update(self, payloads: list[bytes], version: int) -> None:
+        """Takes part in training a batch."""
+        await self._follow(self._rank.update, payloads, version)
+
+    async def gather(self) -> None:
+        """Takes part in gathering the weights."""
+        await self._follow(self._rank.gather)
+
+    async def write(self, temporary: str) -> None:
+        """Takes part in writing a checkpoint."""
+        await self._follow(self._rank.write, temporary)
+
+    async def _follow(self, work: Callable[P, Any], *args: P.args, **options: P.kwargs) -> None:
+        try:
+            await self._call(work, *args, **options)
+        except Exception as error:
+            if not self._failed.done():
+                self._failed.set_exception(error)
+            raise
+
+    async def _call(self, work: Callable[P, T], *args: P.args, **options: P.kwargs) -> T:
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._thread, lambda: work(*args, **options))

@@ -1,0 +1,55 @@
+"""How the ranks of a learner find each other: a store on a free port of rank 0, then one group.
+
+Rank 0 holds the port from the moment it is chosen, so that no other process can take it. Leaves out
+what the ranks then do together (`deepspeed_engine`).
+"""
+
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import HashStore, Store, TCPStore
+
+STORE_SECONDS = 300.0
+"""Deadline of every rank to have arrived."""
+COLLECTIVE_SECONDS = 1800.0
+"""Deadline of one collective operation, which covers the slowest rank's longest step."""
+
+Address = tuple[str, int]
+
+
+def open_store(host: str) -> TCPStore:
+    """The store of a group, on a free port; to be called by rank 0.
+
+    Args:
+        host: Address of this node that every rank reaches.
+    """
+    return TCPStore(
+        host, 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=STORE_SECONDS)
+    )
+
+
+def find_store(address: Address) -> TCPStore:
+    """The same store, seen from another rank."""
+    return TCPStore(*address, is_master=False, timeout=timedelta(seconds=STORE_SECONDS))
+
+
+def join(store: Store, rank: int, ranks: int) -> None:
+    """Makes this process a rank of a group; waits until all have come.
+
+    Raises:
+        torch.distributed.DistError: One did not come within `STORE_SECONDS`.
+    """
+    dist.init_process_group(
+        "nccl" if torch.cuda.is_available() else "gloo",
+        store=store,
+        rank=rank,
+        world_size=ranks,
+        timeout=timedelta(seconds=COLLECTIVE_SECONDS),
+    )
+
+
+def join_alone() -> None:
+    """Makes this process a group of its own, unless it has joined one; opens no port."""
+    if not dist.is_initialized():
+        join(HashStore(), 0, 1)

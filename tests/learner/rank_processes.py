@@ -1,0 +1,151 @@
+"""Processes that are ranks of one group, for tests: what each does with the real engine.
+
+Results are written by rank 0 with torch.save, under the keys that the tests look up.
+"""
+
+from dataclasses import asdict
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing
+from rollouts import random_groups
+
+from learner import checkpoint, deepspeed_engine
+from learner.config import LearnerConfig, ScheduleConfig
+from learner.model import load_policy
+from learner.rendezvous import find_store, join, open_store
+from learner.update import Updater
+
+BUDGETS = (16, 40, 10_000)
+BATCHES = 4
+COMBINATIONS = [
+    *((stage, "float32") for stage in (0, 1, 2, 3)),
+    *((stage, "bfloat16") for stage in (1, 2, 3)),
+]
+
+
+class CapturingEngine(deepspeed_engine.DeepSpeedEngine):
+    """Keeps the full gradient of the last step, as it is before clipping and the update."""
+
+    def step(self):
+        from deepspeed.utils import safe_get_full_grad
+
+        update = self._engine._take_model_step
+
+        def capture(*args, **options):
+            parameters = self._engine.module.model.parameters()
+            gradients = [safe_get_full_grad(p).double().flatten() for p in parameters]
+            self.gradient = torch.cat(gradients)
+            return update(*args, **options)
+
+        self._engine._take_model_step = capture
+        return super().step()
+
+
+def spawn(ranks, work, *args):
+    """Runs `work(rank, *args)` in as many processes; raises what one of them raised."""
+    store = open_store("127.0.0.1")
+    torch.multiprocessing.spawn(_enter, (ranks, store.port, work, args), nprocs=ranks)
+
+
+def _enter(rank, ranks, port, work, args):
+    torch.set_num_threads(1)
+    deepspeed_engine.PERSISTENT_ELEMENTS, deepspeed_engine.GATHER_BYTES = 0, 20_000
+    join(find_store(("127.0.0.1", port)), rank, ranks)
+    work(rank, *args)
+    dist.barrier()
+
+
+def _updater(model_path, config):
+    policy = load_policy(model_path, dtype=config.dtype, attention="sdpa", chunk=64)
+    engine = CapturingEngine(
+        policy,
+        config,
+        model_path=model_path,
+        zero_stage=config.zero_stage,
+        dtype=config.dtype,
+        total_steps=BATCHES * config.steps_per_batch,
+    )
+    return Updater(engine, config), engine
+
+
+def gradients(rank, model_path, file):
+    """The gradient and statistics of one batch at every ZeRO stage and micro-batch budget."""
+    results = {}
+    groups = random_groups(count=5, size=3)
+    for stage in (0, 1, 2, 3):
+        for budget in BUDGETS:
+            config = LearnerConfig(
+                zero_stage=stage, microbatch_tokens=budget, ranks=dist.get_world_size()
+            )
+            updater, engine = _updater(model_path, config)
+            statistics = updater.update(groups, 0)
+            results[stage, budget] = engine.gradient, statistics
+            engine.close()
+    if rank == 0:
+        torch.save(results, file)
+
+
+def resumed(rank, model_path, root, file):
+    """Weights and statistics of training on, without interruption and from a checkpoint."""
+    results = {}
+    for stage, dtype in COMBINATIONS:
+        config = LearnerConfig(
+            zero_stage=stage,
+            dtype=dtype,
+            ranks=dist.get_world_size(),
+            learning_rate=1e-3,
+            schedule=ScheduleConfig(kind="linear", warmup_steps=3),
+            advantage="reinforce",
+            advantage_options={"baseline": "ema"},
+            minibatches=2,
+            correction="tis",
+        )
+        folder = Path(root) / f"{stage}-{dtype}"
+        straight = _train(rank, model_path, config, folder, [0, 1, 2, 3], load=None)
+        again = _train(rank, model_path, config, folder, [2, 3], load=2)
+        results[stage, dtype] = straight, again
+    if rank == 0:
+        torch.save(results, file)
+
+
+def _train(rank, model_path, config, root, versions, *, load):
+    updater, engine = _updater(model_path, config)
+    here = {"zero_stage": config.zero_stage, "dtype": config.dtype}
+    if load is not None:
+        folder = checkpoint.checkpoint_path(root, load)
+        state = checkpoint.load(engine, folder, **here)
+        updater.advantage_state.update(state.advantage_state)
+    statistics, draws = [], []
+    for version in versions:
+        if version == 2 and load is None:
+            _save(rank, root, updater, engine, config)
+        statistics.append(updater.update(random_groups(seed=version, version=version), version))
+        draws.append(torch.rand(2).tolist())
+    weights = {name: tensor.clone() for name, tensor in engine.weights()}
+    steps = engine.steps_taken
+    engine.close()
+    return {"weights": weights, "statistics": statistics[-2:], "draws": draws[-2:], "steps": steps}
+
+
+def _save(rank, root, updater, engine, config):
+    if rank == 0:
+        checkpoint.prepare(root, 2)
+    dist.barrier()
+    checkpoint.write_part(engine, root / ".v000002.tmp")
+    dist.barrier()
+    if rank == 0:
+        state = checkpoint.State(
+            version=2,
+            saved_at=0.0,
+            optimizer_steps=engine.steps_taken,
+            ranks=config.ranks,
+            zero_stage=config.zero_stage,
+            dtype=config.dtype,
+            cursor=None,
+            advantage_state=updater.advantage_state,
+        )
+        assert asdict(state)["optimizer_steps"] == 4
+        checkpoint.finish(root, state)
+    dist.barrier()

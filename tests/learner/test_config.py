@@ -1,0 +1,34 @@
+"""What DeepSpeed cannot do is refused with the settings that would."""
+
+import pytest
+from pydantic import ValidationError
+
+from learner.config import LearnerConfig, SftConfig
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"offload_optimizer": True, "zero_stage": 0}, "offload_optimizer = true needs zero_stage"),
+        ({"optimizer": "muon", "zero_stage": 3}, "use zero_stage 0, 1 or 2"),
+        ({"optimizer": "muon", "offload_optimizer": True}, "without offload_optimizer, or adamw"),
+        ({"dtype": "bfloat16", "zero_stage": 0}, "needs zero_stage >= 1, not 0"),
+        ({"loss": "ppo", "correction": "tis"}, "or recompute_proximal = true"),
+        ({"keep_checkpoints": 0}, "greater than or equal to 1"),
+    ],
+)
+def test_a_combination_that_cannot_work_is_refused(settings, message):
+    with pytest.raises(ValidationError, match=message):
+        LearnerConfig(**settings)
+
+
+def test_a_warm_start_in_bfloat16_needs_zero_too():
+    with pytest.raises(ValidationError, match="needs zero_stage >= 1"):
+        SftConfig(demonstrations="x", dtype="bfloat16")
+
+
+def test_several_steps_a_batch_use_the_proximal_policy_unless_told_otherwise():
+    assert LearnerConfig(minibatches=2, epochs=3).steps_per_batch == 6
+    assert LearnerConfig(minibatches=2, correction="tis").uses_proximal
+    assert not LearnerConfig().uses_proximal
+    assert not LearnerConfig(epochs=2, recompute_proximal=False).uses_proximal

@@ -1,0 +1,72 @@
+"""Several ranks are one learner: same gradient, and exact checkpoints, at every ZeRO stage."""
+
+import pytest
+import torch
+from rank_processes import BUDGETS, COMBINATIONS, gradients, resumed, spawn
+
+from learner.config import TinyModelConfig
+from learner.model import build_tiny
+
+pytestmark = pytest.mark.deepspeed
+
+
+@pytest.fixture(scope="module")
+def model_path(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("model")
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "heads": 2, "head_dim": 16, "layers": 2}
+    build_tiny(TinyModelConfig(characters="0123456789+=", **sizes), folder, seed=3)
+    return str(folder)
+
+
+@pytest.fixture(scope="module")
+def measured(model_path, tmp_path_factory):
+    """Gradients and statistics by number of ranks, ZeRO stage and micro-batch budget."""
+    results = {}
+    for ranks in (1, 2):
+        file = tmp_path_factory.mktemp("gradients") / "results.pt"
+        spawn(ranks, gradients, model_path, str(file))
+        for key, value in torch.load(file, weights_only=True).items():
+            results[ranks, *key] = value
+    return results
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+@pytest.mark.parametrize("budget", BUDGETS)
+def test_loss_and_gradient_do_not_depend_on_ranks_zero_stage_and_micro_batches(
+    measured, ranks, stage, budget, record_property
+):
+    reference, expected = measured[1, 0, max(BUDGETS)]
+    gradient, found = measured[ranks, stage, budget]
+    difference = float((gradient - reference).norm() / reference.norm())
+    record_property("relative_difference", difference)
+    assert difference < 1e-6
+    assert found["loss"] == pytest.approx(expected["loss"], rel=1e-6, abs=1e-7)
+    assert found["grad_norm"] == pytest.approx(expected["grad_norm"], rel=1e-6)
+    for name in ("ess", "entropy_mean", "mismatch_fresh", "kl_fresh"):
+        assert found[name] == pytest.approx(expected[name], rel=1e-5), name
+    for name in ("tokens_trained", "rollouts_trained", "lag_histogram", "tokens_fresh"):
+        assert found[name] == expected[name], name
+    assert 1 <= found["rank_imbalance"] < 1.2
+
+
+@pytest.fixture(scope="module", params=[1, 2])
+def interrupted(model_path, tmp_path_factory, request):
+    folder = tmp_path_factory.mktemp("checkpoints")
+    file = folder / "results.pt"
+    spawn(request.param, resumed, model_path, str(folder), str(file))
+    return torch.load(file, weights_only=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("stage", "dtype"), COMBINATIONS)
+def test_training_on_from_a_checkpoint_is_bit_for_bit_training_without_interruption(
+    interrupted, stage, dtype
+):
+    straight, again = interrupted[stage, dtype]
+    assert again["statistics"] == straight["statistics"]
+    assert again["draws"] == straight["draws"]
+    assert again["steps"] == straight["steps"] == 8
+    assert again["weights"].keys() == straight["weights"].keys()
+    for name, tensor in straight["weights"].items():
+        assert torch.equal(again["weights"][name], tensor), name
