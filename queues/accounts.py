@@ -5,6 +5,7 @@ going on as well as on one whose processes are all dead.
 """
 
 import fcntl
+import json
 import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -57,7 +58,7 @@ def read_accounting(run_directory: Path) -> Accounting:
         InputError: There is no run in the directory.
         LedgerError: Its ledger cannot be read.
     """
-    with _open(run_directory) as database:
+    with open_ledger(run_directory) as database:
         return account(count_rows(database))
 
 
@@ -93,12 +94,26 @@ def newest_checkpoint(run_directory: Path) -> tuple[int, Path] | None:
         InputError: There is no run in the directory.
         LedgerError: Its ledger cannot be read.
     """
-    with _open(run_directory) as database:
+    with open_ledger(run_directory) as database:
         rows = database.execute("SELECT version, path FROM checkpoints ORDER BY version DESC")
         for version, path in rows:
             if (folder := run_directory / path).is_dir():
                 return version, folder
     return None
+
+
+def read_batches(run_directory: Path) -> list[dict[str, Any]]:
+    """Statistics of every trained batch with its `version`, oldest first, of a run dead or alive.
+
+    Raises:
+        InputError: There is no run in the directory.
+        LedgerError: Its ledger cannot be read.
+    """
+    with open_ledger(run_directory) as database:
+        rows = database.execute(
+            "SELECT version, statistics FROM batches WHERE acked_at IS NOT NULL ORDER BY version"
+        )
+        return [{"version": version, **json.loads(text)} for version, text in rows]
 
 
 def export_parquet(run_directory: Path, file: Path) -> int:
@@ -114,7 +129,7 @@ def export_parquet(run_directory: Path, file: Path) -> int:
     from queues.schema import write_parquet  # the accounts themselves do without Arrow
 
     journal = run_directory / JOURNAL_NAME
-    with _open(run_directory) as database:
+    with open_ledger(run_directory) as database:
         rows = database.execute(
             "SELECT segment, offset, state, trained_version FROM results"
             " JOIN groups USING (group_id) WHERE segment IS NOT NULL ORDER BY segment, offset"
@@ -162,7 +177,7 @@ def _by_reason(states: StateCounts, wanted: State) -> dict[str, int]:
 
 
 @contextmanager
-def _open(run_directory: Path) -> Iterator[sqlite3.Connection]:
+def open_ledger(run_directory: Path) -> Iterator[sqlite3.Connection]:
     """The ledger, read-only, as it is at one moment."""
     path = run_directory / FILE_NAME
     if not path.is_file():

@@ -2,6 +2,7 @@
 
     feeder   prompts_wanted ─▶ issue ─▶ │ queued │ ─▶ lease        worker (also serving, heartbeat)
     feeder               evaluate ────▶ │ leased │ ◀─ put, fail    worker
+    supervisor            release ────▶ │        │
     learner                    take ◀── │ ready  │
     learner                     ack ──▶ │ taken  │ ─▶ trained
 
@@ -9,7 +10,7 @@
     lease              prompts that admission allows     issue, evaluate, serving, ack, fail
     take, evaluation   ready groups, the last result     put, fail, ack
     prompts_wanted     a line that is too short          lease, ack, fail
-    (a lost lease wakes as fail does, close wakes all)
+    (a lost or released lease wakes as fail does, close wakes all)
 
 The `book` decides, at once and without awaiting; the `writer` makes it durable; only then is the
 caller answered. So a broker that is killed at any moment goes on from its ledger (`recovery`).
@@ -19,6 +20,7 @@ import asyncio
 import json
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -92,6 +94,8 @@ class Broker:
         self._closed = False
         self._failure: LedgerError | None = None
         self._expiry: asyncio.Task[None] | None = None
+        self._released: Counter[str] = Counter()
+        """How often the leases of each engine were taken back."""
         self._work = LongPolls(self._check_open)
         self._progress = LongPolls(self._check_open)
         self._line = LongPolls(self._check_open)
@@ -198,8 +202,11 @@ class Broker:
         """
         if room < 1:
             raise ProtocolError(f"lease: room = {room} must be at least 1")
+        released = self._released[engine_id]
 
         def decide() -> tuple[list[Lease], asyncio.Future[None]] | None:
+            if self._released[engine_id] != released:
+                return None  # who asks is gone; its successor asks by itself
             expires = time.monotonic() + self._lease_seconds
             leases = self._book.lease(engine_id, room, expires=expires)
             if not leases:
@@ -265,6 +272,29 @@ class Broker:
         group = self._book.groups.in_flight.get(group_id)
         if group is not None and group.is_leased_to(engine_id, attempt):
             await self._give_back([group], reason, error)
+
+    # --- the supervisor of rollout workers
+
+    async def release(self, engine_id: str) -> int:
+        """Take back every lease of an engine that is gone, and forget the version it served.
+
+        The groups are redelivered first, as after `fail`; results of the old leases are fenced, and
+        its open `lease` calls end empty. A successor of the same name begins with `serving`.
+
+        Returns:
+            How many leases it held.
+
+        Raises:
+            QueueClosed: The run is over, so that no successor is needed.
+        """
+        self._check_open()
+        self._book.engines.pop(engine_id, None)
+        self._released[engine_id] += 1
+        held = [group for group in self._book.groups.leased() if group.engine_id == engine_id]
+        await self._give_back(held, "engine_lost", f"{engine_id} is gone")
+        if self._book.over:
+            raise QueueClosed("release: the run is over")
+        return len(held)
 
     # --- the learner
 

@@ -8,7 +8,9 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 class QueuesConfig(BaseModel):
     """How far actors may run ahead, how groups are redelivered, and how durable results are."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False
+    )
 
     max_staleness: int = Field(default=2, ge=0)
     """η: the largest lag, in policy versions, of a token that is trained. 0 is synchronous

@@ -32,7 +32,7 @@ class PromptFeed(Protocol):
 
 
 class WorkQueue(Protocol):
-    """What a rollout worker calls."""
+    """What a rollout worker calls, and its supervisor once it is gone."""
 
     async def serving(self, engine_id: str, version: int) -> None:
         """The engine now samples from this policy version."""
@@ -51,6 +51,9 @@ class WorkQueue(Protocol):
     ) -> None:
         """Give a group back."""
 
+    async def release(self, engine_id: str) -> int:
+        """Take back every lease of an engine that is gone; returns how many it held."""
+
 
 class BatchQueue(Protocol):
     """What the learner calls."""
@@ -63,3 +66,6 @@ class BatchQueue(Protocol):
 
     async def commit_checkpoint(self, version: int, path: str) -> None:
         """A checkpoint of `version` is complete at `path`, relative to the run's folder."""
+
+    async def cursor(self) -> str | None:
+        """The cursor of the last `issue`, which a checkpoint keeps."""

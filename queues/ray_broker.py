@@ -146,6 +146,10 @@ class BrokerClient:
         """See `Broker.fail`."""
         await self._call(Broker.fail, engine_id, group_id, attempt, reason=reason, error=error)
 
+    async def release(self, engine_id: str) -> int:
+        """See `Broker.release`."""
+        return await self._call(Broker.release, engine_id)
+
     async def take(self, version: int, timeout: float) -> Batch | None:
         """See `Broker.take`."""
         return await self._poll(timeout, Broker.take, version, timeout)

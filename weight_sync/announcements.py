@@ -25,6 +25,8 @@ class SwapReport:
     swap_finished_at: float | None
     """When it generated again; None if it did not."""
     bytes: int
+    seeding: bool = False
+    """Whether the engine served nothing before: the first version of a new engine."""
     error: str | None = None
     """None: the engine serves the version."""
 

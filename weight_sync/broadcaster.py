@@ -92,6 +92,12 @@ class Broadcaster:
             self._expiry.pop(report.engine_id, None)
             self._changed.notify_all()
 
+    async def release(self, engine_id: str) -> None:
+        """Gives the permit back of an engine that is gone, if it holds one."""
+        async with self._changed:
+            self._expiry.pop(engine_id, None)
+            self._changed.notify_all()
+
     async def reports(self, since: int) -> list[SwapReport]:
         """The reports from the `since`-th on, in the order they came."""
         return self._reports[since:]

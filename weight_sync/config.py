@@ -8,7 +8,9 @@ from pydantic import BaseModel, ConfigDict, Field
 class WeightSyncConfig(BaseModel):
     """How a new policy version reaches the engines."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False
+    )
 
     transport: Literal["shared_memory"] = "shared_memory"
     """How the bytes travel; `shared_memory` needs learner and engines on one node."""

@@ -63,6 +63,10 @@ class BroadcasterClient:
         """See `Announcements.report`."""
         await _answer(self.actor.report.remote(report))
 
+    async def release(self, engine_id: str) -> None:
+        """See `Broadcaster.release`."""
+        await _answer(self.actor.release.remote(engine_id))
+
     async def reports(self, since: int) -> list[SwapReport]:
         """See `Broadcaster.reports`."""
         reports: list[SwapReport] = await _answer(self.actor.reports.remote(since))

@@ -41,6 +41,7 @@ POLL_SECONDS = 1.0
 class _Attempt:
     """Times of one attempt, filled as it proceeds."""
 
+    seeding: bool
     staged_at: float | None = None
     started_at: float | None = None
     finished_at: float | None = None
@@ -126,7 +127,7 @@ class Receiver:
         Raises:
             IncompatibleWeights: The engine serves nothing yet, and cannot take these.
         """
-        attempt = _Attempt()
+        attempt = _Attempt(seeding=self.version is None)
         try:
             staged = await self._stage(manifest)
         except (StagingError, IncompatibleWeights, VersionOrderError) as error:
@@ -231,6 +232,7 @@ class Receiver:
             swap_started_at=attempt.started_at,
             swap_finished_at=attempt.finished_at,
             bytes=manifest.nbytes,
+            seeding=attempt.seeding,
             error=None if error is None else f"{type(error).__name__}: {error}",
         )
         if report.error:

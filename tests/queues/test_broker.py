@@ -241,6 +241,77 @@ def test_a_failed_group_goes_to_the_front_and_fails_after_its_attempts(connect: 
     play(connect(), scenario)
 
 
+def test_a_released_engine_loses_its_leases_at_once_and_must_report_its_version_again(
+    connect: Connect,
+) -> None:
+    async def scenario(broker: Any) -> None:
+        await broker.issue(make_prompts(5), cursor="5")
+        await broker.serving("a", 0)
+        await broker.serving("b", 0)
+        done, lost = await broker.lease("a", 4, WAIT)
+        (other,) = await broker.lease("b", 2, WAIT)
+        assert await broker.put("a", answer(done)) is PutStatus.ACCEPTED
+        assert await broker.release("a") == 1
+        status = await broker.status()
+        assert status.engines == {"b": 0}
+        assert (status.depth["leased"], status.depth["ready"]) == (1, 1)
+        assert await broker.put("a", answer(lost)) is PutStatus.FENCED
+        assert await broker.lease("a", 4, 0.05) == []
+        (again,) = await broker.lease("b", 2, WAIT)
+        assert (again.group_id, again.attempt) == (lost.group_id, 2), "first in the line"
+        await broker.serving("a", 0)
+        (fresh,) = await broker.lease("a", 2, WAIT)
+        assert fresh.attempt == 1
+        assert await broker.put("b", answer(other)) is PutStatus.ACCEPTED
+        assert await broker.put("b", answer(again)) is PutStatus.ACCEPTED
+        assert (await broker.accounting()).balanced
+
+    play(connect(max_staleness=2), scenario)
+
+
+def test_a_lease_that_a_released_engine_still_waits_for_is_never_granted(connect: Connect) -> None:
+    async def scenario(broker: Any) -> None:
+        await broker.serving("a", 0)
+        waiting = asyncio.create_task(broker.lease("a", 4, 1.0))
+        await asyncio.sleep(0)
+        await broker.status()  # calls of one caller begin in order, so the lease has begun
+        assert await broker.release("a") == 0
+        await broker.serving("a", 0)
+        await broker.issue(make_prompts(2), cursor="2")
+        assert await waiting == []
+        assert len(await broker.lease("a", 4, WAIT)) == 2
+
+    play(connect(), scenario)
+
+
+def test_a_group_fails_for_good_when_its_engines_were_released_too_often(connect: Connect) -> None:
+    async def scenario(broker: Any) -> None:
+        await broker.issue(make_prompts(1), cursor="1")
+        for attempt in (1, 2):
+            await broker.serving("a", 0)
+            (lease,) = await broker.lease("a", 4, WAIT)
+            assert lease.attempt == attempt
+            assert await broker.release("a") == 1
+        accounting = await broker.accounting()
+        assert accounting.failed == {"engine_lost": 1}
+        assert accounting.balanced
+        assert "a is gone" in (await broker.status()).last_error
+
+    play(connect(), scenario)
+
+
+def test_a_release_after_the_end_says_that_no_successor_is_needed(connect: Connect) -> None:
+    async def scenario(broker: Any) -> None:
+        await broker.issue(make_prompts(2), cursor="2", last=True)
+        await broker.serving("a", 0)
+        await generate(broker, 2)
+        await train(broker, 0)
+        with pytest.raises(QueueClosed, match="the run is over"):
+            await broker.release("a")
+
+    play(connect(), scenario)
+
+
 def test_a_lease_without_heartbeat_is_lost_and_one_with_it_is_kept(connect: Connect) -> None:
     async def scenario(broker: Any) -> None:
         await broker.issue(make_prompts(2), cursor="2")

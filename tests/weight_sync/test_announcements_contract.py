@@ -115,6 +115,20 @@ def test_a_permit_comes_back_with_the_report_of_its_holder(make) -> None:
     asyncio.run(run())
 
 
+def test_the_permit_of_a_released_holder_goes_to_who_waits(make) -> None:
+    async def scenario() -> None:
+        async with make(0.25, 4) as broadcaster:
+            await broadcaster.release("a")
+            assert await broadcaster.acquire_swap("a", 1.0)
+            waiting = asyncio.create_task(broadcaster.acquire_swap("b", 30.0))
+            assert not await broadcaster.acquire_swap("c", 0.05)
+            await broadcaster.release("a")
+            assert await waiting
+            assert not await broadcaster.acquire_swap("c", 0.05)
+
+    asyncio.run(scenario())
+
+
 def test_the_permit_of_a_dead_holder_expires_while_another_waits(make) -> None:
     async def run() -> float:
         async with make(0.25, 4, permit_seconds=0.3) as broadcaster:
