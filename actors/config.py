@@ -4,6 +4,7 @@ Imports no torch, vLLM, Ray, transformers or task library: `headway validate` lo
 the model, a file or a task is checked when the run starts.
 """
 
+import difflib
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
@@ -17,7 +18,9 @@ Cores = Annotated[str, Field(pattern=r"^\d+(-\d+)?(,\d+(-\d+)?)*$")]
 
 
 class _Section(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False
+    )
 
 
 class ActorsConfig(_Section):
@@ -55,8 +58,8 @@ class ActorsConfig(_Section):
     dtype: Literal["float32", "bfloat16", "auto"] = "auto"
     """What the engine computes in; `auto` is what the model folder says."""
     cores: tuple[Cores, ...] | None = None
-    """CPU cores of each engine, one entry per actor, as "0" or "2-5,8"; None leaves the binding to
-    vLLM, which would put several engines on the same cores."""
+    """CPU cores of each engine, one entry per actor, as "0" or "2-5,8". None: several engines
+    without GPUs share out the cores that learner.cores leaves; one is bound by vLLM itself."""
     kv_cache_gib: float | None = Field(default=None, gt=0)
     """KV cache of an engine on a CPU; None takes vLLM's default."""
     gpu_memory_utilization: float = Field(default=0.9, gt=0, le=1)
@@ -161,5 +164,9 @@ class HeldoutConfig(_Section):
 
 def _known_or_dotted(name: str, known: tuple[str, ...], dotted: str) -> str:
     if name not in known and not all(name.partition(":")):
-        raise ValueError(f'{name!r} is not one of {", ".join(known)}, nor a dotted path "{dotted}"')
+        close = difflib.get_close_matches(name, known, n=1)
+        hint = f"; did you mean {close[0]!r}?" if close else ""
+        raise ValueError(
+            f'{name!r} is not one of {", ".join(known)}, nor a dotted path "{dotted}"{hint}'
+        )
     return name

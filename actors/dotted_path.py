@@ -1,5 +1,8 @@
 """Finds what a user names as "module:attribute" in a recipe."""
 
+import difflib
+import inspect
+from collections.abc import Callable
 from importlib import import_module
 from typing import Any
 
@@ -25,12 +28,38 @@ def load_dotted(path: str, *, setting: str, known: tuple[str, ...]) -> Any:
         )
     try:
         module = import_module(module_name)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise InputError(f"{setting} = {path!r}: cannot import {module_name}: {error!r}") from error
     try:
         return getattr(module, attribute)
     except AttributeError:
-        public = ", ".join(name for name in vars(module) if not name.startswith("_"))
+        public = [name for name in vars(module) if not name.startswith("_")]
+        close = difflib.get_close_matches(attribute, public, n=1)
+        hint = f"; did you mean {close[0]!r}?" if close else ""
         raise InputError(
-            f"{setting} = {path!r}: {module_name} has no {attribute!r}, only {public or 'nothing'}"
+            f"{setting} = {path!r}: {module_name} has no {attribute!r}, only "
+            f"{', '.join(public) or 'nothing'}{hint}"
+        ) from None
+
+
+def check_arguments(function: Callable[..., Any], *names: str, setting: str) -> None:
+    """Compares how user code is called with what it takes.
+
+    Args:
+        function: A function or a class.
+        names: Positional arguments that it is called with.
+        setting: Key and value of the recipe, for the message.
+
+    Raises:
+        InputError: It takes other arguments.
+    """
+    try:
+        signature = inspect.signature(function)
+    except (ValueError, TypeError):  # code in C does not say
+        return
+    try:
+        signature.bind(*names)
+    except TypeError as error:
+        raise InputError(
+            f"{setting} takes {signature}, but is called with ({', '.join(names)}): {error}"
         ) from None

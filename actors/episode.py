@@ -103,7 +103,7 @@ class EpisodeRunner:
 
     async def _play(self, lease: Lease, sample_index: int) -> Rollout:
         created_at = datetime.now(UTC)
-        environment = self.new_environment()
+        environment = self._environment(lease)
         opening = Turn(await self._ask(lease, environment.reset, lease.prompt), 0.0, done=False)
         self._check_turn(lease, opening)
         transcript = Transcript()
@@ -145,6 +145,15 @@ class EpisodeRunner:
             created_at=created_at,
             finished_at=datetime.now(UTC),
         )
+
+    def _environment(self, lease: Lease) -> Environment:
+        try:
+            return self.new_environment()
+        except Exception as error:
+            raise EnvironmentFailed(
+                f"environment {self.environment!r} raised {error!r} when it was built for prompt "
+                f"{lease.prompt.prompt_id!r}"
+            ) from error
 
     def _check_prompt(self, lease: Lease, length: int) -> None:
         if not 1 <= length < self.max_model_len:

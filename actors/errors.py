@@ -2,6 +2,7 @@
 
 ActorsError                  exit code 1
 ├── InputError               exit code 2: a setting, model, source or reward the user gave is wrong
+├── SourceFailed             the prompt source raised, or gave something else than prompts
 ├── EngineStale              the engine has no weights of any policy version yet
 ├── EngineDied               a process of the engine is gone, and with it every running request
 └── RolloutFailed            one rollout has no result: its group is given back to the broker
@@ -24,6 +25,10 @@ class InputError(ActorsError, ValueError):
     """A setting, model, source or reward that cannot be used; says what would be."""
 
     exit_code: ClassVar[int] = 2
+
+
+class SourceFailed(ActorsError):
+    """The prompt source broke its contract in the middle of a run; names what it did."""
 
 
 class EngineStale(ActorsError):

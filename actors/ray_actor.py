@@ -4,7 +4,7 @@
                       └────────── on_version ──────────────▶┘
 
 The only file of the package that imports Ray. Ray never restarts the actor by itself: it would come
-back without weights and without its calls.
+back without weights and without its calls. Whoever created it makes another one.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ from actors.model_folder import context_length, load_tokenizer, weight_shapes
 from actors.rendering import Renderer
 from actors.rewards import load_rewards
 from actors.rollout_worker import RolloutWorker
-from actors.tally import Tally
+from actors.tally import Tally, engine_id_of
 from queues.errors import QueueClosed
 from queues.protocols import WorkQueue
 from weight_sync.announcements import Announcements
@@ -124,7 +124,7 @@ class RolloutActor:
         self._heartbeat_seconds = heartbeat_seconds
         self._broker = broker
         self._broadcaster = broadcaster
-        self._tally = Tally(f"engine-{index}")
+        self._tally = Tally(engine_id_of(index))
         self._stop = asyncio.Event()
         self._parts: _Parts | None = None
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 from actors.environments.environment import Message
-from actors.errors import InputError
+from actors.errors import InputError, PromptRefused
 
 
 class Renderer:
@@ -34,7 +34,11 @@ class Renderer:
         self._templated = has_template and chat_template is not False
 
     def prompt(self, messages: Sequence[Message]) -> list[int]:
-        """Ids of the messages that begin a conversation, up to where the policy speaks."""
+        """Ids of the messages that begin a conversation, up to where the policy speaks.
+
+        Raises:
+            PromptRefused: A character that the tokenizer does not know.
+        """
         if self._templated:
             return self._encode(self._template(messages, speaks=True))
         return self._encode("".join(message.content for message in messages))
@@ -45,6 +49,7 @@ class Renderer:
         Raises:
             InputError: The chat template writes earlier messages differently once later ones
                 follow, so that nothing can be appended.
+            PromptRefused: A character that the tokenizer does not know.
         """
         if not self._templated:
             return self._encode("".join(message.content for message in messages))
@@ -76,4 +81,27 @@ class Renderer:
 
     def _encode(self, text: str) -> list[int]:
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False)
+        foreign = unknown_character(self._tokenizer, text, ids)
+        if foreign is not None:
+            raise PromptRefused(
+                f"the tokenizer has no token for {foreign!r} in {text[:80]!r}, and would write it "
+                f"as padding; leave it out, or add it to the model's characters"
+            )
         return ids
+
+
+def unknown_character(tokenizer: Any, text: str, ids: Sequence[int]) -> str | None:
+    """The first character that a tokenizer would write as padding; None if there is none.
+
+    A token of its own for what is unknown is the tokenizer's way, and counts as known.
+
+    Args:
+        tokenizer: Of transformers.
+        text: What was encoded.
+        ids: Its token ids.
+    """
+    unknown = tokenizer.unk_token_id
+    if unknown is None or unknown != tokenizer.pad_token_id or unknown not in ids:
+        return None
+    encode = tokenizer.encode
+    return next((c for c in text if unknown in encode(c, add_special_tokens=False)), None)

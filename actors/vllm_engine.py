@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal
 
+from actors.cores import cores_of
 from actors.engine import Generation, SamplingParameters
 from actors.errors import ActorsError, EngineDied, EngineStale, InputError
 from actors.model_folder import weight_shapes
@@ -95,6 +96,8 @@ class VllmEngine:
             InputError: vLLM cannot load the model with these settings; says why.
         """
         self._set_environment()
+        if self._cores is not None and self._arguments["tensor_parallel_size"] == 1:
+            self._arguments |= _in_one_process(cores_of(self._cores))
         from vllm import AsyncEngineArgs
         from vllm.config.weight_transfer import WeightTransferConfig
         from vllm.distributed.weight_transfer.base import WeightTransferInitRequest
@@ -265,6 +268,36 @@ class VllmEngine:
             log.setLevel(logging.CRITICAL)  # it calls its own shutdown an engine failure
             await asyncio.to_thread(engine.shutdown, timeout=SHUTDOWN_SECONDS)
             log.setLevel(level)
+
+
+def _in_one_process(cores: list[int]) -> dict[str, Any]:
+    """Binds this process and the engine's to cores; what makes vLLM run its model in the latter.
+
+    On a CPU vLLM would start a third process for the model, ten seconds later, and bind that alone.
+    OpenMP reads these variables when a process begins.
+
+    Returns:
+        Arguments of the engine; none where the model runs on a GPU.
+
+    Raises:
+        InputError: This machine does not have the cores.
+    """
+    from vllm.platforms import current_platform
+
+    if not current_platform.is_cpu():
+        return {}
+    there = os.sched_getaffinity(0)
+    if not there.issuperset(cores):
+        raise InputError(f"actors.cores names {cores}, but there are only {sorted(there)}")
+    for thread in os.listdir("/proc/self/task"):
+        os.sched_setaffinity(int(thread), cores)
+    os.environ.update(
+        VLLM_ENABLE_V1_MULTIPROCESSING="0",
+        OMP_NUM_THREADS=str(len(cores)),
+        OMP_PLACES="{" + ",".join(map(str, cores)) + "}",
+        OMP_PROC_BIND="true",
+    )
+    return {"distributed_executor_backend": "uni"}
 
 
 _FINISH_REASONS = {

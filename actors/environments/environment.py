@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from actors.config import ENVIRONMENTS
-from actors.dotted_path import load_dotted
+from actors.dotted_path import check_arguments, load_dotted
 from actors.errors import InputError
 from queues.records import Prompt
 
@@ -65,5 +65,6 @@ def load_environment(name: str) -> Callable[[], Environment]:
             f"actors.environment = {name!r} must be a class with the methods reset and step; "
             f"missing: {', '.join(missing) or 'a constructor'}"
         )
+    check_arguments(found, setting=f"actors.environment = {name!r}")
     factory: Callable[[], Environment] = found
     return factory

@@ -1,5 +1,5 @@
 """What scores rollouts: rewards by name or dotted path, added up."""
 
-from actors.rewards.rewards import Rewards, Score, load_rewards
+from actors.rewards.rewards import Rewards, Score, check_scorable, load_rewards
 
-__all__ = ["Rewards", "Score", "load_rewards"]
+__all__ = ["Rewards", "Score", "check_scorable", "load_rewards"]

@@ -6,11 +6,11 @@ run in this process, and one that neither returns nor can be cancelled goes on i
 """
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from actors.config import REWARDS
-from actors.dotted_path import load_dotted
+from actors.dotted_path import check_arguments, load_dotted
 from actors.errors import InputError, RewardFailed
 from actors.finite import is_finite
 from actors.user_code import call
@@ -81,6 +81,26 @@ def load_rewards(names: Sequence[str], *, timeout: float = 30.0) -> Rewards:
     return Rewards({name: _function(name) for name in names}, timeout=timeout)
 
 
+def check_scorable(names: Sequence[str], prompts: Iterable[Prompt]) -> None:
+    """Compares what the rewards that ship with Headway need with what prompts have.
+
+    Raises:
+        InputError: A prompt without an answer, or without the entry of its reasoning-gym task.
+    """
+    compare = [name for name in names if name in ("exact_match", "last_answer", "math_verify")]
+    for prompt in prompts:
+        if compare and prompt.answer is None:
+            raise InputError(
+                f"actors.reward = {compare[0]!r} compares with the answer of a prompt, and prompt "
+                f"{prompt.prompt_id!r} has none; give answers, or a reward that needs none"
+            )
+        if "reasoning_gym" in names and "entry" not in prompt.metadata:
+            raise InputError(
+                "actors.reward = 'reasoning_gym' scores problems of a source reasoning_gym:TASK, "
+                f"and prompt {prompt.prompt_id!r} is not one; give another reward"
+            )
+
+
 def _function(name: str) -> RewardFunction:
     if name in ("exact_match", "last_answer"):
         from actors.rewards import answers
@@ -94,6 +114,8 @@ def _function(name: str) -> RewardFunction:
         found = load_dotted(name, setting="actors.reward", known=REWARDS)
     if not callable(found):
         raise InputError(f"actors.reward = {name!r} is a {type(found).__name__}, not a function")
+    setting = f"actors.reward = {name!r}"
+    check_arguments(found, "prompt", "completion", "answer", "metadata", setting=setting)
     function: RewardFunction = found
     return function
 

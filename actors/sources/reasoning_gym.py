@@ -6,10 +6,12 @@ epoch is the data set of the next `EPOCH` of them. A problem may still come up u
 the training split also leaves out every prompt whose text is held out.
 """
 
+import difflib
 import json
 from typing import Any
 
 import reasoning_gym
+from reasoning_gym.factory import DATASETS
 
 from actors.errors import InputError
 from actors.sources.source import Split
@@ -46,6 +48,16 @@ class ReasoningGymSource:
         split: Split = "train",
         heldout_size: int = 0,
     ) -> None:
+        if task not in DATASETS:
+            close = difflib.get_close_matches(task, DATASETS, n=1)
+            raise InputError(
+                f"reasoning_gym:{task}: no such task among the {len(DATASETS)} of reasoning-gym"
+                + (
+                    f"; did you mean {close[0]!r}?"
+                    if close
+                    else f", such as {next(iter(DATASETS))}"
+                )
+            )
         reserved = {"size", "seed"} & options.keys()
         if reserved:
             raise InputError(

@@ -61,8 +61,9 @@ def load_source(
         )
     except InputError:
         raise
-    except (TypeError, ValueError) as error:
-        raise InputError(f"source {name!r} with options {options}: {error}") from error
+    except Exception as error:
+        what = f"{error}" if isinstance(error, (TypeError, ValueError)) else f"{error!r}"
+        raise InputError(f"source {name!r} with options {options}: {what}") from error
     missing = [method for method in ("next", "cursor", "restore") if not hasattr(source, method)]
     if missing:
         raise InputError(f"source {name!r} has no method {', '.join(missing)}")

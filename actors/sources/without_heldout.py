@@ -1,6 +1,10 @@
 """Keeps the prompts of an evaluation out of training, whichever source they come from."""
 
-from actors.errors import InputError
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from actors.errors import ActorsError, InputError, SourceFailed
 from actors.sources.source import PromptSource
 from queues.records import Prompt
 
@@ -24,20 +28,13 @@ class WithoutHeldout:
         """See `PromptSource.next`.
 
         Raises:
-            InputError: Next to every prompt of the source is held out, or it gives no prompts.
+            InputError: Next to every prompt of the source is held out.
+            SourceFailed: The source raised, or gave something else than prompts.
         """
         kept: list[Prompt] = []
         in_a_row = 0
         while len(kept) < count:
-            drawn = self._source.next(count - len(kept))
-            if not drawn:
-                raise InputError("prompts.source gave no prompt; a source must be endless")
-            for prompt in drawn:
-                if not isinstance(prompt, Prompt):
-                    raise InputError(
-                        f"prompts.source gave {prompt!r}, a {type(prompt).__name__}; a source "
-                        "must give queues.records.Prompt"
-                    )
+            for prompt in self._draw(count - len(kept)):
                 if prompt.text not in self._texts:
                     kept.append(prompt)
                     in_a_row = 0
@@ -51,9 +48,58 @@ class WithoutHeldout:
         return kept
 
     def cursor(self) -> str:
-        """See `PromptSource.cursor`."""
-        return self._source.cursor()
+        """See `PromptSource.cursor`.
+
+        Raises:
+            SourceFailed: The source raised, or answered something else than text.
+        """
+        try:
+            found = self._source.cursor()
+        except Exception as error:
+            raise SourceFailed(f"prompts.source: cursor() raised {error!r}") from error
+        if not isinstance(found, str):
+            raise SourceFailed(f"prompts.source: cursor() gave {found!r}, must be text, as JSON")
+        return found
+
+    def _draw(self, count: int) -> Sequence[Prompt]:
+        """From one to `count` sound prompts."""
+        try:
+            drawn = self._source.next(count)
+        except ActorsError:
+            raise
+        except Exception as error:
+            raise SourceFailed(f"prompts.source: next({count}) raised {error!r}") from error
+        if not isinstance(drawn, Sequence) or not drawn:
+            raise SourceFailed(
+                f"prompts.source: next({count}) gave {drawn!r}, which holds no prompt; a "
+                "source must be endless"
+            )
+        for prompt in drawn:
+            _check(prompt)
+        return drawn
 
     def restore(self, cursor: str) -> None:
         """See `PromptSource.restore`."""
         self._source.restore(cursor)
+
+
+def _check(prompt: Any) -> None:
+    """Refuses what the broker could not store or an engine could not read."""
+    if not isinstance(prompt, Prompt):
+        raise SourceFailed(
+            f"prompts.source gave {prompt!r}, a {type(prompt).__name__}; a source must give "
+            "queues.records.Prompt"
+        )
+    texts = {"prompt_id": prompt.prompt_id, "text": prompt.text, "answer": prompt.answer or ""}
+    for name, value in texts.items():
+        if not isinstance(value, str):
+            raise SourceFailed(
+                f"prompts.source gave a Prompt whose {name} is {value!r}, a "
+                f"{type(value).__name__}, must be text"
+            )
+    try:
+        json.dumps(dict(prompt.metadata))
+    except (TypeError, ValueError) as error:
+        raise SourceFailed(
+            f"prompts.source: the metadata of prompt {prompt.prompt_id!r} is not JSON: {error}"
+        ) from None

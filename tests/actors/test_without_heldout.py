@@ -2,7 +2,7 @@
 
 import pytest
 
-from actors.errors import InputError
+from actors.errors import InputError, SourceFailed
 from actors.sources.lettered_chain_sum import LetteredChainSum
 from actors.sources.without_heldout import PATIENCE, WithoutHeldout
 from queues.records import Prompt
@@ -64,5 +64,5 @@ def test_a_source_of_which_everything_is_held_out_is_refused():
 def test_a_source_that_ends_is_refused():
     digits = Digits()
     digits.next = lambda count: []
-    with pytest.raises(InputError, match="must be endless"):
+    with pytest.raises(SourceFailed, match="must be endless"):
         WithoutHeldout(digits, frozenset()).next(1)
