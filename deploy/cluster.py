@@ -11,7 +11,9 @@ import ray
 
 from deploy.config import RunConfig
 from deploy.errors import InputError
-from learner.ray_group import threads_of
+from deploy.interrupt import deferred
+from deploy.leftovers import ending_workers
+from learner.cores import cpus_of
 
 
 @contextmanager
@@ -29,31 +31,41 @@ def cluster(config: RunConfig, logs: Path) -> Iterator[None]:
     address = config.deploy.ray_address
     local = address == "local"
     try:
-        context = ray.init(
-            address=address,
-            include_dashboard=False if local else None,
-            log_to_driver=False,
-            logging_level=logging.ERROR,
-        )
+        with deferred():
+            context = ray.init(
+                address=address,
+                include_dashboard=False if local else None,
+                log_to_driver=False,
+                logging_level=logging.ERROR,
+            )
+    except KeyboardInterrupt:
+        ray.shutdown()
+        raise
     except (ConnectionError, RuntimeError, ValueError) as error:
         raise InputError(f"deploy.ray_address = {address!r}: {error}") from None
     try:
         _check_resources(config)
         yield
     finally:
-        ray.shutdown()
-        if local:
-            for file in (Path(context.address_info["session_dir"]) / "logs").glob("worker-*"):
-                if file.stat().st_size:
-                    shutil.copy(file, logs)
+        with deferred():
+            with ending_workers():  # none of another machine's, nor of a cluster that was joined
+                ray.shutdown()
+            if local:
+                _copy_logs(Path(context.address_info["session_dir"]) / "logs", logs)
+
+
+def _copy_logs(session: Path, logs: Path) -> None:
+    for file in session.glob("worker-*"):
+        if file.stat().st_size:
+            shutil.copy(file, logs)
 
 
 def _check_resources(config: RunConfig) -> None:
     """Compares what the processes reserve with what the cluster has in all."""
     actors, learner = config.actors, config.learner
     needed = {
-        "CPU": threads_of(learner) + actors.count * actors.cpus,
-        "GPU": learner.gpus + actors.count * actors.gpus,
+        "CPU": learner.ranks * cpus_of(learner) + actors.count * actors.cpus,
+        "GPU": learner.ranks * learner.gpus + actors.count * actors.gpus,
     }
     there = ray.cluster_resources()
     for kind, amount in needed.items():

@@ -4,16 +4,17 @@ Imports no torch, vLLM or Ray, so that `headway validate` answers at once. What 
 the data on disk is checked when the run starts.
 """
 
-import difflib
+import json
 import tomllib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from actors.config import ActorsConfig, HeldoutConfig, PromptsConfig
+from actors.config import REWARDS, ActorsConfig, HeldoutConfig, PromptsConfig
 from deploy.errors import InputError
+from deploy.wording import explain
 from learner.config import LearnerConfig, ModelConfig, SftConfig
 from queues.config import QueuesConfig
 from weight_sync.config import WeightSyncConfig
@@ -24,10 +25,12 @@ SHIPPED_RECIPES = Path(__file__).parent / "recipes"
 class DeployConfig(BaseModel):
     """Where a run lives and which Ray cluster it uses."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False
+    )
 
-    ray_address: str = "local"
-    """`local` starts a cluster on this machine for the run; else an address, or `auto`."""
+    ray_address: str = Field(default="local", pattern=r"^(local|auto|(ray://)?[^\s/]+:\d+)$")
+    """`local` starts a cluster on this machine for the run; else "host:port", or `auto`."""
     metrics_port: int = Field(default=0, ge=0, le=0)
     """Port of a metrics endpoint; 0 is none, which is all there is so far."""
     runs_dir: Path = Path("runs")
@@ -37,21 +40,26 @@ class DeployConfig(BaseModel):
     stall_seconds: float = Field(default=900, gt=0)
     """A run in which for so long no batch is trained and no result accepted is ended, naming who
     waits for what. It must exceed the longest step and the longest rollout."""
-    checkpoint_seconds: float = Field(default=15, gt=0)
+    checkpoint_seconds: float = Field(default=12, gt=0)
     """After an interrupt: how long the learner may take to end its step and save a checkpoint."""
     max_failed_groups: int = Field(default=64, ge=0)
     """Groups that may fail for good, by a reward that raises or a prompt that does not fit, before
     the run is ended with their last error."""
+    max_restarts: int = Field(default=5, ge=0)
+    """How often in a row an actor that died is made again before the run is ended with its last
+    error; one that worked for 10 minutes begins anew."""
 
 
 class RunConfig(BaseModel):
     """A whole recipe."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False
+    )
 
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
     """Name of the run and of its folder."""
-    seed: int = Field(default=0, ge=0)
+    seed: int = Field(default=0, ge=0, le=10**8)
     steps: int = Field(ge=1)
     """Batches to train, which is also the number of published versions after the initial one."""
     model: ModelConfig
@@ -68,11 +76,16 @@ class RunConfig(BaseModel):
     def _corrects_what_it_allows(self) -> Self:
         stale, learner = self.queues.max_staleness, self.learner
         if stale > 0 and not learner.corrects_off_policyness and not self.queues.allow_uncorrected:
+            ratio = (
+                "learner.recompute_proximal = false"
+                if learner.uses_proximal
+                else 'learner.loss = "cispo" or "ppo"'
+            )
             raise ValueError(
                 f"queues.max_staleness = {stale} with learner.loss = {learner.loss!r} and "
                 f"learner.correction = {learner.correction!r} trains off-policy rollouts as if "
-                'they were on-policy; set learner.correction = "tis", or learner.loss = "cispo" '
-                'or "ppo", or queues.max_staleness = 0, or queues.allow_uncorrected = true'
+                f'they were on-policy; set learner.correction = "tis", or {ratio}, '
+                "or queues.max_staleness = 0, or queues.allow_uncorrected = true"
             )
         return self
 
@@ -98,12 +111,32 @@ class RunConfig(BaseModel):
         return self
 
     @model_validator(mode="after")
+    def _reward_fits_the_source(self) -> Self:
+        kind = self.prompts.source.partition(":")[0]
+        if "reasoning_gym" in self.actors.reward and kind in ("files", "lettered_chain_sum"):
+            fitting = ", ".join(name for name in REWARDS if name != "reasoning_gym")
+            raise ValueError(
+                f'actors.reward = ["reasoning_gym"] scores problems of reasoning_gym:TASK alone, '
+                f"and prompts.source = {self.prompts.source!r}; set actors.reward to one or more "
+                f'of {fitting}, or to your own "module:function"'
+            )
+        return self
+
+    @model_validator(mode="after")
     def _baseline_has_a_group(self) -> Self:
         relative = {"grpo", "dr_grpo", "rloo"}
         if self.learner.advantage in relative and self.prompts.group_size < 2:
             raise ValueError(
                 f"learner.advantage = {self.learner.advantage!r} compares the rollouts of a group, "
                 f"so prompts.group_size must be at least 2, not {self.prompts.group_size}"
+            )
+        batch = self.prompts.groups_per_batch * self.prompts.group_size
+        baseline = self.learner.advantage_options.get("baseline", "mean")
+        if self.learner.advantage == "reinforce" and baseline != "ema" and batch < 2:
+            raise ValueError(
+                'learner.advantage = "reinforce" compares the rollouts of a batch, so '
+                "prompts.groups_per_batch times group_size must be at least 2, not 1; or set "
+                'learner.advantage_options = { baseline = "ema" }'
             )
         return self
 
@@ -133,9 +166,10 @@ def load_recipe(recipe: str, overrides: Sequence[str] = ()) -> RunConfig:
     for override in overrides:
         _override(document, override)
     try:
-        return RunConfig.model_validate(document)
+        return RunConfig.model_validate_json(json.dumps(document, default=str), strict=True)
     except ValidationError as error:
-        raise InputError(f"recipe {recipe}:\n" + "\n".join(_explain(error))) from None
+        problems = "\n".join(explain(error, RunConfig))
+        raise InputError(f"recipe {recipe}:\n{problems}") from None
 
 
 def _read(recipe: str) -> dict[str, Any]:
@@ -143,6 +177,8 @@ def _read(recipe: str) -> dict[str, Any]:
     shipped = SHIPPED_RECIPES / f"{recipe}.toml"
     if not path.exists() and shipped.exists():
         path = shipped
+    if path.is_dir():
+        raise InputError(f"recipe {recipe!r} is a folder and cannot be read; name a TOML file")
     try:
         return tomllib.loads(path.read_text())
     except FileNotFoundError:
@@ -164,41 +200,11 @@ def _override(document: dict[str, Any], override: str) -> None:
     except tomllib.TOMLDecodeError:
         value = text
     *sections, last = key.strip().split(".")
+    if "\n" in text or not all((*sections, last)):
+        raise InputError(f"--set {override!r}: write one key=value, the key's parts not empty")
     table = document
     for section in sections:
         table = table.setdefault(section, {})
         if not isinstance(table, dict):
             raise InputError(f"--set {override!r}: {section!r} is a value, not a section")
     table[last] = value
-
-
-def _explain(error: ValidationError) -> Iterable[str]:
-    """One line per problem: key, value, what is allowed, the nearest valid key."""
-    for problem in error.errors():
-        message = problem["msg"].removeprefix("Value error, ")
-        key = ".".join(str(part) for part in problem["loc"])
-        match problem["type"]:
-            case "extra_forbidden":
-                yield f"  {key}: unknown key{_nearest(problem['loc'])}"
-            case "missing":
-                yield f"  {key}: is required"
-            case "value_error" if not key:
-                yield f"  {message}"
-            case _:
-                yield f"  {key} = {problem['input']!r}: {message}"
-
-
-def _nearest(location: tuple[int | str, ...]) -> str:
-    """` (did you mean …?)` or the list of valid keys of the section."""
-    valid = list(_fields(RunConfig, location[:-1]))
-    close = difflib.get_close_matches(str(location[-1]), valid, n=1)
-    return f"; did you mean {close[0]!r}?" if close else f"; valid keys are {', '.join(valid)}"
-
-
-def _fields(model: type[BaseModel], sections: Iterable[int | str]) -> Mapping[str, Any]:
-    """Fields of a nested section of a model."""
-    for section in sections:
-        annotation = model.model_fields[str(section)].annotation
-        candidates = [annotation, *getattr(annotation, "__args__", ())]
-        model = next(c for c in candidates if isinstance(c, type) and issubclass(c, BaseModel))
-    return model.model_fields

@@ -1,18 +1,30 @@
 """What a run is made from, checked before anything is written: model, prompts, evaluations."""
 
 import json
+import os
+import re
+import socket
 from dataclasses import dataclass
 from pathlib import Path
 
+from actors.cores import cores_of
 from actors.environments.environment import load_environment
-from actors.rewards import load_rewards
+from actors.errors import SourceFailed
+from actors.fitness import check_fit
+from actors.model_folder import check_model, weight_shapes
+from actors.rewards import check_scorable, load_rewards
 from actors.sources.source import PromptSource, load_source
 from actors.sources.without_heldout import WithoutHeldout
 from deploy import heldout
 from deploy.config import RunConfig
+from deploy.disk import check_room, check_runs_dir
 from deploy.errors import InputError
-from learner.update import check_objective
 from queues.records import Prompt
+
+HUB_NAME = re.compile(r"\w[\w.-]*/\w[\w.-]*")
+
+KNOCK_SECONDS = 5.0
+"""Deadline of a connection to a cluster."""
 
 ORIGIN_FILE = "origin.json"
 """In the folder of a warm start: what it was made from."""
@@ -36,21 +48,100 @@ def load_inputs(config: RunConfig) -> Inputs:
         InputError: Of this package, `actors` or `learner`: what is missing or cannot be used, and
             what would do.
     """
-    check_objective(config.objective)
+    check_runs_dir(config)
+    _check_cores(config)
+    _check_address(config.deploy.ray_address)
+    path = model_path(config)
+    check_model(path)
     load_rewards(config.actors.reward)
     load_environment(config.actors.environment)
     evaluations, problems = load_heldout(config)
     prompts = config.prompts
     own = config.heldout is not None and config.heldout.source is None
-    source = load_source(
-        prompts.source,
-        options=prompts.source_options,
-        seed=config.seed,
-        split="train",
-        heldout_size=len(problems) if own else 0,
+    source = WithoutHeldout(
+        load_source(
+            prompts.source,
+            options=prompts.source_options,
+            seed=config.seed,
+            split="train",
+            heldout_size=len(problems) if own else 0,
+        ),
+        frozenset(problem.text for problem in problems),
     )
-    texts = frozenset(problem.text for problem in problems)
-    return Inputs(model_path(config), WithoutHeldout(source, texts), problems, evaluations)
+    tried = [*problems, *_first(source, prompts.groups_per_batch)]
+    check_scorable(config.actors.reward, tried)
+    if Path(path).is_dir():
+        check_room(config, weight_shapes(path))
+    _check_objective(config)
+    check_fit(path, config.actors, tried)
+    return Inputs(path, source, problems, evaluations)
+
+
+def _first(source: PromptSource, count: int) -> list[Prompt]:
+    """The prompts that a source will give first; it is left where it was.
+
+    Raises:
+        InputError: It raises, or gives something else than prompts.
+    """
+    try:
+        cursor = source.cursor()
+        first = source.next(count)
+        source.restore(cursor)
+    except SourceFailed as error:
+        raise InputError(str(error)) from error
+    return first
+
+
+def _check_objective(config: RunConfig) -> None:
+    """Computes the objective of two made-up rollouts; imports torch.
+
+    Raises:
+        InputError: Of `learner`, or what code of the user's raised.
+    """
+    from learner.update import check_objective
+
+    try:
+        check_objective(config.objective)
+    except Exception as error:
+        if hasattr(error, "exit_code"):
+            raise
+        chosen = config.learner
+        raise InputError(
+            f"learner.advantage = {chosen.advantage!r}, loss = {chosen.loss!r} and correction = "
+            f"{chosen.correction!r} raised {error!r} on two made-up rollouts"
+        ) from error
+
+
+def _check_address(address: str) -> None:
+    """Knocks at the address of a cluster: Ray itself would try for minutes.
+
+    Raises:
+        InputError: Nobody listens there.
+    """
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if not host:
+        return
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), KNOCK_SECONDS).close()
+    except (OSError, OverflowError) as error:
+        raise InputError(
+            f"deploy.ray_address = {address!r}: no cluster answers there ({error}); start one with "
+            '`ray start --head`, or use "local"'
+        ) from None
+
+
+def _check_cores(config: RunConfig) -> None:
+    """Compares the cores of the engines with those of this machine, where they will run on it."""
+    if config.deploy.ray_address != "local":
+        return
+    there = os.sched_getaffinity(0)
+    for entry in config.actors.cores or ():
+        wanted = cores_of(entry)
+        if not wanted or not there.issuperset(wanted):
+            raise InputError(
+                f"actors.cores has {entry!r}, but this machine's cores are "
+                f"{', '.join(str(core) for core in sorted(there))}"
+            )
 
 
 def load_heldout(config: RunConfig) -> tuple[list[heldout.Planned], list[Prompt]]:
@@ -70,7 +161,10 @@ def load_heldout(config: RunConfig) -> tuple[list[heldout.Planned], list[Prompt]
     source = load_source(
         named, options=options, seed=config.seed, split="heldout", heldout_size=size
     )
-    return planned, WithoutHeldout(source, frozenset()).next(size)
+    try:
+        return planned, WithoutHeldout(source, frozenset()).next(size)
+    except SourceFailed as error:
+        raise InputError(f"held-out problems: {error}") from error
 
 
 def warm_start_origin(config: RunConfig) -> str:
@@ -94,10 +188,26 @@ def model_path(config: RunConfig) -> str:
             "the recipe builds a model from scratch ([model.tiny]) but has no [sft] section; "
             "random weights answer nothing, so there is nothing to reinforce"
         )
+    return find_model(path)
+
+
+def find_model(path: str) -> str:
+    """The folder, made absolute, or hub name that `model.path` stands for.
+
+    Raises:
+        InputError: There is no such folder, and it is no hub name either.
+    """
     local = Path(path).expanduser()
-    if path.startswith((".", "/", "~")) and not (local / "config.json").exists():
-        raise InputError(f"model.path = {path!r}: no config.json there; give a model folder")
-    return str(local.absolute()) if local.exists() else path
+    if local.is_dir():
+        return str(local.absolute())
+    if local.exists():
+        raise InputError(f"model.path = {path!r} is a file; give the model folder that it is in")
+    if not HUB_NAME.fullmatch(path):
+        raise InputError(
+            f"model.path = {path!r}: there is no such folder from {Path.cwd()}; give a model "
+            'folder, or a hub name of the form "organisation/name"'
+        )
+    return path
 
 
 def _warm_start(config: RunConfig) -> str:
@@ -107,7 +217,8 @@ def _warm_start(config: RunConfig) -> str:
             f"the recipe has an [sft] section, but {folder} does not exist yet; run `headway sft` "
             "with the same recipe and settings first"
         )
-    if (folder / ORIGIN_FILE).read_text() != warm_start_origin(config):
+    origin = folder / ORIGIN_FILE
+    if not origin.exists() or origin.read_text() != warm_start_origin(config):
         raise InputError(
             f"{folder} was made with another seed, [model] or [sft]; run `headway sft --replace` "
             "with the same recipe and settings, or choose another name"

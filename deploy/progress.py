@@ -31,7 +31,7 @@ class Screen:
     def say(self, text: str) -> None:
         """A line with the seconds since the command began."""
         elapsed = time.monotonic() - self._started
-        self.console.print(f"[dim]{elapsed:6.1f} s[/]  {text}")
+        self.console.print(f"[dim]{elapsed:6.1f} s[/]  {text}", soft_wrap=True)
 
     @contextmanager
     def bar(self, total: int, waiting_for: str) -> Iterator[None]:

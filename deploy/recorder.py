@@ -14,13 +14,14 @@ from deploy.errors import RunFailed
 from deploy.progress import Screen
 from deploy.run_directory import RunDirectory
 from deploy.summary import Record, Row, summarise
+from deploy.supervisor import Supervisor
 from queues.ray_broker import BrokerClient
 from queues.status import BrokerStatus
 from weight_sync.ray_broadcaster import BroadcasterClient
 
 POLL_SECONDS = 0.5
-ANSWER_SECONDS = 30.0
-"""Deadline of an actor's answer about itself."""
+SUMMARY_SECONDS = 20.0
+"""Between two summaries: what a killed run forgets of its figures, batches and swaps excepted."""
 RECENT = 10
 """Batches that the shown tokens per second are taken over."""
 
@@ -37,26 +38,27 @@ class Recorder:
         *,
         broker: BrokerClient,
         broadcaster: BroadcasterClient,
-        actors: list[Any],
+        actors: list[Supervisor],
     ) -> None:
         self._config, self._record = config, record
         self._directory, self._screen = directory, screen
         self._broker, self._broadcaster, self._actors = broker, broadcaster, actors
+        self._swaps = 0
+        """Reports taken from the broadcaster, which knows nothing of earlier sittings."""
+        self._summarised_at = time.monotonic()
         self._moved_at = time.monotonic()
         self._moving: object = None
 
     async def follow(self) -> None:
-        """Gathers until it is cancelled, with a summary at every checkpoint.
+        """Gathers until it is cancelled, with a summary every SUMMARY_SECONDS.
 
         Raises:
             RunFailed: The run goes wrong; says how.
         """
-        every = self._config.learner.checkpoint_every
         while True:
             await asyncio.sleep(POLL_SECONDS)
-            checkpoints = self._record.version // every
             status = await self._gather()
-            if self._record.version // every > checkpoints:
+            if time.monotonic() - self._summarised_at > SUMMARY_SECONDS:
                 await self._summarise("running")
             if status.version < status.steps:
                 self._check_failures(status)
@@ -72,7 +74,8 @@ class Recorder:
         record = self._record
         status = await self._broker.status(after=record.version - 1)
         batches = [{"version": b.version, **b.statistics} for b in status.batches]
-        swaps = [asdict(r) for r in await self._broadcaster.reports(len(record.swaps))]
+        swaps = [asdict(r) for r in await self._broadcaster.reports(self._swaps)]
+        self._swaps += len(swaps)
         record.batches.extend(batches)
         record.swaps.extend(swaps)
         self._directory.append("metrics.jsonl", batches)
@@ -84,9 +87,8 @@ class Recorder:
 
     async def _summarise(self, status: str) -> None:
         """Asks the actors and the accounts, and writes `summary.json`."""
-        async with asyncio.timeout(ANSWER_SECONDS):
-            asked = [actor.statistics.remote() for actor in self._actors]
-            self._record.actors = await asyncio.gather(*asked)
+        self._summarised_at = time.monotonic()
+        self._record.actors = await asyncio.gather(*(a.statistics() for a in self._actors))
         self._record.accounting = (await self._broker.accounting()).to_dict()
         self._directory.write_summary(summarise(self._record, status=status, now=time.time()))
 
@@ -128,6 +130,7 @@ class Recorder:
 
     def _tokens_per_second(self) -> float | None:
         recent = self._record.batches[-RECENT:]
+        recent = [row for row in recent if row["step_finished_at"] > self._record.started_at]
         if len(recent) < 2:
             return None
         seconds = recent[-1]["step_finished_at"] - recent[0]["step_finished_at"]

@@ -1,38 +1,90 @@
-"""The run as one picture: reward, throughput, lag, and a timeline of its first updates."""
+"""The run as one picture: reward, throughput, lag, and a timeline of some steps."""
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from deploy.errors import InputError
+from deploy.run_directory import RunDirectory
 from deploy.summary import Record, Row
+from deploy.timeline import read_timeline
+from deploy.timeline_picture import draw_timeline, height
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-TIMELINE_STEPS = 10
+
+def report(directory: RunDirectory) -> Path:
+    """Draws the picture of a run anew from its folder alone; the run may be going on, or dead.
+
+    Returns:
+        The picture.
+
+    Raises:
+        InputError: It trained no batch yet.
+        QueuesError: The ledger or the journal cannot be read.
+    """
+    record = read_record(directory)
+    if not record.batches:
+        raise InputError(f"{directory.path} has trained no batch yet, so there is nothing to draw")
+    draw(record, directory)
+    return directory.picture
 
 
-def draw(record: Record, file: Path) -> None:
+def read_record(directory: RunDirectory) -> Record:
+    """What a picture shows of a run, as its driver wrote it down."""
+    config = directory.config()
+    record = Record(config.name, config.steps, config.queues.max_staleness, started_at=0.0)
+    rows = {row["version"]: row for row in _rows(directory.path / "metrics.jsonl")}
+    record.batches = [rows[version] for version in sorted(rows)]
+    record.swaps = _rows(directory.path / "swaps.jsonl")
+    if directory.summary_file.exists():
+        summary = json.loads(directory.summary_file.read_text())
+        record.heldout, record.heldout_sampled = summary["heldout"], summary["heldout_sampled"]
+    return record
+
+
+def draw(record: Record, directory: RunDirectory) -> None:
     """Writes the picture of a run; nothing for a run that trained no batch.
 
     Args:
         record: What was gathered.
-        file: A PNG file, replaced if it exists.
+        directory: The run; its ledger and journal are read for the timeline.
     """
     if not record.batches:
         return
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(12, 8), layout="constrained")
+    timeline = read_timeline(
+        directory.path,
+        record.batches,
+        record.swaps,
+        max_staleness=record.max_staleness,
+        groups_per_batch=directory.config().prompts.groups_per_batch,
+    )
+    assert timeline is not None
+    heights = [4.0, height(timeline)]
+    figure = Figure(figsize=(13, sum(heights)), layout="constrained")
     FigureCanvasAgg(figure)
     figure.suptitle(f"{record.name}: {record.version} of {record.steps} steps")
-    (reward, speed), (lag, timeline) = figure.subplots(2, 2)
+    above, below = figure.subfigures(2, 1, height_ratios=heights, squeeze=False)[:, 0]
+    reward, speed, lag = above.subplots(1, 3)
     _reward(reward, record)
     _throughput(speed, record.batches)
     _lag(lag, record.batches)
-    _timeline(timeline, record.batches[1 : TIMELINE_STEPS + 1], record.swaps)
-    figure.savefig(file, dpi=110)
+    steps = sum(span.kind == "step" for span in timeline.learner)
+    draw_timeline(below, timeline, f"{steps} steps from version {timeline.first} on")
+    figure.savefig(directory.picture, dpi=110)
+
+
+def _rows(file: Path) -> list[Row]:
+    """The lines of a JSON-lines file; the last one may be torn, of a driver that was killed."""
+    if not file.exists():
+        return []
+    whole, _, _ = file.read_text().rpartition("\n")
+    return [json.loads(line) for line in whole.splitlines()]
 
 
 def _reward(axes: "Axes", record: Record) -> None:
@@ -75,32 +127,3 @@ def _lag(axes: "Axes", batches: Sequence[Row]) -> None:
     lags = sorted(counts)
     axes.bar([str(lag) for lag in lags], [counts[lag] / total for lag in lags])
     axes.set(title="Lag of trained tokens", xlabel="policy versions", ylabel="share of tokens")
-
-
-def _timeline(axes: "Axes", batches: Sequence[Row], swaps: Sequence[Row]) -> None:
-    """When the learner trained, when each version was published, when an engine served it."""
-    if not batches:
-        axes.set_axis_off()
-        return
-    begin, end = batches[0]["step_started_at"], batches[-1]["published_at"]
-    for row in batches:
-        seconds = row["step_finished_at"] - row["step_started_at"]
-        left = row["step_started_at"] - begin
-        axes.barh(0, seconds, left=left, color="tab:blue", edgecolor="white")
-    engines = sorted({swap["engine_id"] for swap in swaps})
-    for place, engine in enumerate(engines, 1):
-        for swap in swaps:
-            if swap["engine_id"] != engine or swap["swap_finished_at"] is None:
-                continue
-            if begin <= swap["published_at"] <= end:
-                left = swap["published_at"] - begin
-                axes.barh(
-                    place, swap["swap_finished_at"] - swap["published_at"], left=left, color="0.8"
-                )
-                pause = swap["swap_finished_at"] - swap["swap_started_at"]
-                axes.barh(place, pause, left=swap["swap_started_at"] - begin, color="tab:red")
-    axes.set_yticks(range(len(engines) + 1), ["learner", *engines])
-    axes.set(
-        title="First steps: training, and each version on its way (pause in red)",
-        xlabel="seconds",
-    )

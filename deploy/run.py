@@ -6,15 +6,16 @@
 
 Every box but the feeder is a Ray actor. This process creates them, feeds prompts, follows what
 happens, and ends everything when the learner has trained its last batch and the last score is in,
-when one of them fails, or when the user says so. Nothing of the loop itself lives here: how far
-actors run ahead is decided by `queues.admission`, what a batch teaches by `learner`, how weights
-travel by `weight_sync`.
+when one of them fails, or when the user says so. A rollout actor that dies is made again
+(`supervisor`). Nothing of the loop itself lives here: how far actors run ahead is decided by
+`queues.admission`, what a batch teaches by `learner`, how weights travel by `weight_sync`.
 """
 
 import asyncio
-import signal
+import os
 import time
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import ray
@@ -24,25 +25,33 @@ from actors.ray_actor import create_actor
 from deploy import heldout
 from deploy.cluster import cluster
 from deploy.config import RunConfig
+from deploy.cores import actors_on_cores
 from deploy.errors import Interrupted, RunFailed
 from deploy.inputs import Inputs
+from deploy.interrupt import Interrupts, deferred
 from deploy.progress import Screen
+from deploy.recall import recall
 from deploy.recorder import Recorder
 from deploy.report import draw
 from deploy.run_directory import RunDirectory
 from deploy.summary import Record, summarise
+from deploy.supervisor import Supervisor
 from deploy.tasks import all_or_first_error, named
+from learner.cores import cores_of
 from learner.ray_group import create_learner
 from queues.accounts import newest_checkpoint, read_accounting
 from queues.errors import QueueClosed, QueuesError
 from queues.ray_broker import create_broker
 from weight_sync.ray_broadcaster import create_broadcaster
 
+CLOSE_SECONDS = 3.0
+"""What the broker gets to close its books at the end of a run; they survive without it."""
+
 
 def run(
     config: RunConfig, inputs: Inputs, directory: RunDirectory, screen: Screen
 ) -> dict[str, Any]:
-    """Trains to the end of a recipe.
+    """Trains to the end of a recipe; goes on where an earlier sitting of the run ended.
 
     Returns:
         The summary, which is also in the run's folder.
@@ -51,31 +60,40 @@ def run(
         RunFailed: A process of the run died or raised, or nothing moved before a deadline.
         Interrupted: The user stopped it; names the newest checkpoint.
     """
-    record = Record(
-        name=config.name,
-        steps=config.steps,
-        max_staleness=config.queues.max_staleness,
-        started_at=time.time(),
-    )
+    record = recall(config, directory, now=time.time())
     status = "failed"
-    screen.say("starting Ray")
     try:
+        screen.say("starting Ray")
         with cluster(config, directory.logs):
             asyncio.run(Run(config, inputs, directory, screen, record).run())
         status = "done"
-    except Interrupted:
+    except KeyboardInterrupt:
         status = "interrupted"
-        raise
+        raise Interrupted(where_it_stands(directory)) from None
     except RunFailed as error:
         error.add_logs(directory.logs)
         raise
     finally:
-        if directory.ledger.exists():
-            record.accounting = read_accounting(directory.path).to_dict()
-        summary = summarise(record, status=status, now=time.time())
-        directory.write_summary(summary)
-        draw(record, directory.picture)
+        with deferred():
+            summary = finish(record, directory, status)
     return summary
+
+
+def finish(record: Record, directory: RunDirectory, status: str) -> dict[str, Any]:
+    """Writes the last figures of a sitting, and their picture."""
+    if directory.ledger.exists():
+        record.accounting = read_accounting(directory.path).to_dict()
+    summary = summarise(record, status=status, now=time.time())
+    directory.write_summary(summary)
+    draw(record, directory)
+    return summary
+
+
+def where_it_stands(directory: RunDirectory) -> str:
+    """What an interrupted run keeps, and how to go on."""
+    saved = newest_checkpoint(directory.path) if directory.ledger.exists() else None
+    kept = f"version {saved[0]} is in {saved[1]}" if saved else "there is no checkpoint yet"
+    return f"stopped by the user; {kept}\ngo on with: headway resume {directory.path}"
 
 
 class Run:
@@ -91,6 +109,7 @@ class Run:
     ) -> None:
         self.config, self.inputs, self.directory = config, inputs, directory
         self.screen, self.record = screen, record
+        self.checkpoint = newest_checkpoint(directory.path) if directory.ledger.exists() else None
         self.learning: asyncio.Task[None] | None = None
         self.broker = create_broker(
             directory.path,
@@ -106,18 +125,32 @@ class Run:
         )
         here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
         self.learner = create_learner(config.objective, scheduling_strategy=here)
+        create = partial(
+            create_actor,
+            config=actors_on_cores(
+                config.actors,
+                os.sched_getaffinity(0),
+                set(cores_of(config.learner.cores)) if config.learner.cores else set(),
+            ),
+            weight_sync=config.weight_sync,
+            model_path=inputs.model_path,
+            seed=config.seed,
+            group_size=config.prompts.group_size,
+            heartbeat_seconds=config.queues.heartbeat_seconds,
+            broker=self.broker,
+            broadcaster=self.broadcaster,
+            scheduling_strategy=here,
+        )
         self.actors = [
-            create_actor(
+            Supervisor(
                 index,
-                config=config.actors,
-                weight_sync=config.weight_sync,
-                model_path=inputs.model_path,
-                seed=config.seed,
-                group_size=config.prompts.group_size,
-                heartbeat_seconds=config.queues.heartbeat_seconds,
+                partial(create, index),
                 broker=self.broker,
                 broadcaster=self.broadcaster,
-                scheduling_strategy=here,
+                config=config.deploy,
+                record=record,
+                directory=directory,
+                screen=screen,
             )
             for index in range(config.actors.count)
         ]
@@ -132,21 +165,24 @@ class Run:
         )
 
     async def run(self) -> None:
-        """Trains until the end, a failure, or the user's interrupt."""
-        interrupted = asyncio.Event()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            asyncio.get_running_loop().add_signal_handler(number, interrupted.set)
+        """Trains until the end, a failure, or the user's interrupt.
+
+        Raises:
+            KeyboardInterrupt: The user's, after everything was brought to a good end.
+        """
+        interrupts = Interrupts()
         training = asyncio.create_task(self.train())
-        waiting = asyncio.create_task(interrupted.wait())
-        await asyncio.wait({training, waiting}, return_when=asyncio.FIRST_COMPLETED)
-        if not training.done():
-            await self.interrupt(training)
-        waiting.cancel()
+        asked = asyncio.create_task(interrupts.asked.wait())
+        await asyncio.wait({training, asked}, return_when=asyncio.FIRST_COMPLETED)
         try:
+            if not training.done():
+                await self.interrupt(training, interrupts)
             await training
         finally:
-            with suppress(QueuesError):
-                await self.broker.close()
+            asked.cancel()
+            with suppress(QueuesError, TimeoutError):
+                async with asyncio.timeout(CLOSE_SECONDS):
+                    await self.broker.close()
 
     async def train(self) -> None:
         """The whole run: start, learn, score."""
@@ -157,7 +193,7 @@ class Run:
             await all_or_first_error(
                 [
                     self.learning,
-                    *(named(f"actor-{i}", a.run.remote()) for i, a in enumerate(self.actors)),
+                    *(named(actor.name, actor.run()) for actor in self.actors),
                     named("feeder", self.feed()),
                     named("evaluation", self.collect_scores()),
                 ],
@@ -172,13 +208,14 @@ class Run:
             f"the learner and {config.actors.count} actor(s) load {self.inputs.model_path}"
         )
         loading = {
-            "learner": self.learner.start.remote(
+            "learner": self.learner.start(
                 self.inputs.model_path,
+                checkpoint=str(self.checkpoint[1]) if self.checkpoint else None,
                 seed=config.seed,
                 steps=config.steps,
                 temperature=config.actors.temperature,
             ),
-            **{f"actor-{i}": actor.start.remote() for i, actor in enumerate(self.actors)},
+            **{actor.name: actor.start() for actor in self.actors},
         }
         tasks = [named(name, self.announce(name, ready)) for name, ready in loading.items()]
         try:
@@ -198,9 +235,10 @@ class Run:
 
     async def learn(self) -> None:
         """The learner, from its first publication to its last."""
-        await self.learner.run.remote(
+        await self.learner.run(
             self.broker,
             self.broadcaster,
+            version=self.checkpoint[0] if self.checkpoint else 0,
             steps=self.config.steps,
             checkpoints=str(self.directory.checkpoints),
             weight_sync=self.config.weight_sync,
@@ -212,6 +250,8 @@ class Run:
             if planned.version == 0:
                 await heldout.outcome(self.broker, planned)
         source = self.inputs.source
+        if (cursor := await self.broker.cursor()) is not None:
+            source.restore(cursor)
         while True:
             try:
                 wanted = await self.broker.prompts_wanted(timeout=10.0)
@@ -223,25 +263,34 @@ class Run:
     async def collect_scores(self) -> None:
         """Records every held-out score when it is complete."""
         for version, planned in heldout.by_version(self.inputs.evaluations):
+            if version in self.record.scored:
+                continue
             scores = {p.kind: await heldout.outcome(self.broker, p) for p in planned}
             self.record.add_scores(version, scores, now=time.time())
             self.screen.score(version, {kind: score.score for kind, score in scores.items()})
 
-    async def interrupt(self, training: "asyncio.Task[None]") -> None:
-        """Lets the learner end its step and save, and ends everything else.
+    async def interrupt(self, training: "asyncio.Task[None]", interrupts: Interrupts) -> None:
+        """Lets the learner end its step and save, unless the user insists; then ends the rest.
 
         Raises:
-            Interrupted: Always; names the newest checkpoint.
+            KeyboardInterrupt: Always.
         """
         if self.learning is not None:
-            self.screen.say("stopping: the learner ends its step and saves a checkpoint")
-            self.learner.stop.remote()
-            await asyncio.wait({self.learning}, timeout=self.config.deploy.checkpoint_seconds)
+            self.screen.say(
+                "stopping: the learner ends its step and saves a checkpoint (once more: at once)"
+            )
+            self.learner.stop()
+            insisted = asyncio.create_task(interrupts.insisted.wait())
+            await asyncio.wait(
+                {self.learning, insisted},
+                timeout=self.config.deploy.checkpoint_seconds,
+                return_when=asyncio.FIRST_COMPLETED,
+            )
+            insisted.cancel()
+            if not self.learning.done():
+                self.screen.say("no checkpoint was saved; a resumed run trains its batches again")
         training.cancel()
         await asyncio.wait({training})
         if self.learning is not None:
             await self.recorder.conclude("interrupted")
-        await self.broker.close()
-        saved = newest_checkpoint(self.directory.path)
-        where = f"version {saved[0]} is in {saved[1]}" if saved else "no checkpoint was saved yet"
-        raise Interrupted(f"stopped by the user; {where}")
+        raise KeyboardInterrupt

@@ -2,17 +2,20 @@
 
 recipe.json       the resolved recipe          metrics.jsonl   one row per trained batch
 ledger.sqlite     states, batches, accounts    swaps.jsonl     one row per weight update
-journal/          accepted rollouts            summary.json    figures of the run
-checkpoints/      v000060/ …                   report.png      the same as a picture
-logs/             output of every process
+journal/          accepted rollouts            restarts.jsonl  one row per actor made again
+checkpoints/      v000060/ …                   summary.json    figures of the run
+logs/             output of every process      report.png      the same as a picture
 """
 
 import json
 import shutil
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, is_dataclass
 from pathlib import Path
 from typing import Any
+
+from pydantic import ValidationError
 
 from deploy.config import RunConfig
 from deploy.errors import InputError
@@ -39,29 +42,39 @@ class RunDirectory:
                 cannot be written.
         """
         directory = cls((config.deploy.runs_dir / config.name).absolute())
-        if is_open(directory.path):
-            raise InputError(f"a run named {config.name!r} is going on; choose another name")
+        directory.check_at_rest()
         replace = replace or directory.trained_nothing()
         if directory.recipe_file.exists() and not replace:
             raise InputError(
-                f"a run named {config.name!r} exists in {directory.path.parent}; choose another "
-                "name (--set name=…), or delete it with --replace"
+                f"a run named {config.name!r} exists in {directory.path.parent}; go on with it by "
+                f"`headway resume {config.name}`, choose another name (--set name=…), or delete it "
+                "with --replace"
             )
         if directory.path.exists() and not directory.recipe_file.exists():
             raise InputError(
                 f"{directory.path} exists and is not a run folder; choose another name"
             )
+        partial = cls(directory.path.with_name(f".{config.name}.partial"))
         try:
+            shutil.rmtree(partial.path, ignore_errors=True)
+            for folder in (partial.path, partial.checkpoints, partial.logs):
+                folder.mkdir(parents=True)
+            partial.recipe_file.write_text(config.model_dump_json(indent=2))
             if replace:
                 shutil.rmtree(directory.path, ignore_errors=True)
-            for folder in (directory.path, directory.checkpoints, directory.logs):
-                folder.mkdir(parents=True)
-            directory.recipe_file.write_text(config.model_dump_json(indent=2))
+            partial.path.rename(directory.path)
         except OSError as error:
+            shutil.rmtree(partial.path, ignore_errors=True)
             raise InputError(
                 f"the run folder {directory.path} cannot be written: {error}"
             ) from None
         return directory
+
+    def discard(self) -> None:
+        """Deletes the folder of a run that trained nothing, and the one around it if now empty."""
+        shutil.rmtree(self.path, ignore_errors=True)
+        with suppress(OSError):
+            self.path.parent.rmdir()
 
     @classmethod
     def open(cls, run: str, runs_dir: Path = Path("runs")) -> "RunDirectory":
@@ -77,9 +90,32 @@ class RunDirectory:
         known = f"runs in {runs_dir}: {', '.join(found)}" if found else f"no runs in {runs_dir}"
         raise InputError(f"no run {run!r}: neither a run folder nor a name ({known})")
 
+    def check_at_rest(self) -> None:
+        """Raises InputError while some process works on the run."""
+        if is_open(self.path):
+            raise InputError(
+                f"a run named {self.path.name!r} is going on in {self.path.parent}; choose another "
+                "name, or wait for its end"
+            )
+
     def config(self) -> RunConfig:
-        """The recipe that the run was started with."""
-        return RunConfig.model_validate_json(self.recipe_file.read_text())
+        """The recipe that the run was started with; its `runs_dir` is where the run lies now.
+
+        Raises:
+            InputError: It was written by a version of Headway with other settings, or damaged.
+        """
+        try:
+            config = RunConfig.model_validate_json(self.recipe_file.read_text())
+        except (OSError, ValidationError) as error:
+            raise InputError(f"{self.recipe_file} cannot be used: {error}") from None
+        here = config.deploy.model_copy(update={"runs_dir": self.path.parent})
+        return config.model_copy(update={"deploy": here})
+
+    def status(self) -> str | None:
+        """running, done, failed or interrupted, as last written; None before the first time."""
+        if not self.summary_file.exists():
+            return None
+        return str(json.loads(self.summary_file.read_text())["status"])
 
     def trained_nothing(self) -> bool:
         """Whether a run ended here before its first batch."""
@@ -122,6 +158,17 @@ class RunDirectory:
         with (self.path / name).open("a") as file:
             for row in rows:
                 file.write(json.dumps(asdict(row) if is_dataclass(row) else row) + "\n")  # type: ignore[arg-type]
+
+    def rows(self, name: str) -> list[Any]:
+        """What `append` wrote; a last line that was cut off by a crash is left out."""
+        path = self.path / name
+        lines = path.read_text().splitlines(keepends=True) if path.exists() else []
+        return [json.loads(line) for line in lines if line.endswith("\n")]
+
+    def rewrite(self, name: str, rows: Iterable[Any]) -> None:
+        """Replaces a JSON-lines file of the run."""
+        (self.path / name).unlink(missing_ok=True)
+        self.append(name, rows)
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
         """Replaces `summary.json` at once."""

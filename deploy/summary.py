@@ -3,6 +3,8 @@
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
+from operator import itemgetter
 from statistics import fmean
 from typing import Any
 
@@ -15,15 +17,28 @@ READY_SECONDS = 0.1
 """A learner that waited less for its batch found it ready: this is the time of asking."""
 
 
+@dataclass(frozen=True, slots=True)
+class Earlier:
+    """What a resumed run did before, as far as its batches and swaps do not tell."""
+
+    seconds: float = 0.0
+    tokens_generated: int = 0
+    seconds_to_first_step: float | None = None
+
+
 @dataclass(slots=True)
 class Record:
-    """What the driver has gathered of a run so far."""
+    """What the driver has gathered of a run so far, in all of its sittings.
+
+    A sitting is the time from a `headway run` or `headway resume` to its end.
+    """
 
     name: str
     steps: int
     max_staleness: int
     started_at: float
     """Epoch seconds when the command began."""
+    earlier: Earlier = field(default_factory=Earlier)
     batches: list[Row] = field(default_factory=list)
     """Statistics of each trained batch with its `version` (the one it was trained at)."""
     swaps: list[Row] = field(default_factory=list)
@@ -34,12 +49,23 @@ class Record:
     """Evaluations at the training temperature."""
     actors: list[Row] = field(default_factory=list)
     """The newest statistics of each actor."""
+    actor_restarts: int = 0
+    """How often a rollout actor was made again."""
     accounting: Row = field(default_factory=dict)
 
     @property
     def version(self) -> int:
         """Batches trained."""
         return len(self.batches)
+
+    def seconds(self, now: float) -> float:
+        """Seconds that the run has been going on by `now` (epoch seconds), pauses left out."""
+        return self.earlier.seconds + now - self.started_at
+
+    @property
+    def scored(self) -> set[int]:
+        """Versions whose held-out scores are in."""
+        return {row["version"] for row in self.heldout}
 
     def add_scores(self, version: int, scores: Mapping[str, Evaluation], *, now: float) -> None:
         """Adds the held-out scores of a version; `now` in epoch seconds."""
@@ -48,7 +74,7 @@ class Record:
             series.append(
                 {
                     "version": version,
-                    "seconds": now - self.started_at,
+                    "seconds": self.seconds(now),
                     "score": result.score,
                     "size": result.count,
                     "failed": result.failed,
@@ -66,16 +92,16 @@ def summarise(record: Record, *, status: str, now: float) -> dict[str, Any]:
         now: Epoch seconds.
     """
     batches = record.batches
-    first = batches[0]["step_finished_at"] if batches else None
     return {
         "name": record.name,
         "status": status,
         "version": record.version,
         "steps": record.steps,
         "optimizer_steps": sum(row["optimizer_steps"] for row in batches),
-        "seconds": now - record.started_at,
-        "seconds_to_first_step": None if first is None else first - record.started_at,
-        "tokens_generated": sum(row["tokens_generated"] for row in record.actors),
+        "seconds": record.seconds(now),
+        "seconds_to_first_step": _seconds_to_first_step(record),
+        "tokens_generated": record.earlier.tokens_generated
+        + sum(row["tokens_generated"] for row in record.actors),
         "tokens_trained": sum(row["tokens_trained"] for row in batches),
         "rollouts_trained": sum(row["rollouts_trained"] for row in batches),
         "samples_per_second": samples_per_second(batches),
@@ -93,32 +119,48 @@ def summarise(record: Record, *, status: str, now: float) -> dict[str, Any]:
         },
         "weight_sync": weight_sync(record.swaps),
         "overlap": overlap(batches, record.swaps),
+        "restarts": {"actors": record.actor_restarts},
         "accounting": record.accounting,
     }
 
 
 def samples_per_second(batches: Sequence[Row]) -> float | None:
-    """Rollouts trained per second, from the first step's end to the last one's."""
-    if len(batches) < 2:
-        return None
-    seconds = batches[-1]["step_finished_at"] - batches[0]["step_finished_at"]
-    return float(sum(row["rollouts_trained"] for row in batches[1:]) / seconds)
+    """Rollouts trained per second, from the first step's end of each sitting to its last one's."""
+    sittings = _sittings(batches)
+    seconds = sum(_span(rows) for rows in sittings)
+    rollouts = sum(row["rollouts_trained"] for rows in sittings for row in rows[1:])
+    return rollouts / seconds if seconds else None
 
 
 def learner_idle(batches: Sequence[Row]) -> float | None:
-    """Share of the time, from the second batch on, in which the learner waited for a batch."""
-    if len(batches) < 2:
-        return None
-    waits = sum(row["wait_finished_at"] - row["wait_started_at"] for row in batches[1:])
-    return float(waits / (batches[-1]["step_finished_at"] - batches[0]["step_finished_at"]))
+    """Share of the same time in which the learner waited for a batch."""
+    sittings = _sittings(batches)
+    seconds = sum(_span(rows) for rows in sittings)
+    waits = sum(
+        row["wait_finished_at"] - row["wait_started_at"] for rows in sittings for row in rows[1:]
+    )
+    return waits / seconds if seconds else None
+
+
+def _sittings(batches: Sequence[Row]) -> list[list[Row]]:
+    """The batches of each loop of a learner, in order."""
+    return [list(rows) for _, rows in groupby(batches, key=itemgetter("sitting_started_at"))]
+
+
+def _span(rows: Sequence[Row]) -> float:
+    """Seconds from the end of the first step to the end of the last one."""
+    return float(rows[-1]["step_finished_at"] - rows[0]["step_finished_at"])
+
+
+def _seconds_to_first_step(record: Record) -> float | None:
+    if record.earlier.seconds_to_first_step is not None or not record.batches:
+        return record.earlier.seconds_to_first_step
+    return record.seconds(record.batches[0]["step_finished_at"])
 
 
 def weight_sync(swaps: Sequence[Row]) -> dict[str, Any]:
-    """Means over the successful updates in flight; the first one of an engine is left out.
-
-    The first version reaches an engine that generates nothing yet.
-    """
-    done = [row for row in swaps if row["error"] is None and row["version"] > 0]
+    """Means over the successful updates in flight; the one that seeds a new engine is left out."""
+    done = [row for row in swaps if row["error"] is None and not row["seeding"]]
     return {
         "updates": len(done),
         "failed": sum(row["error"] is not None for row in swaps),

@@ -25,7 +25,7 @@ async def _explained(name: str, work: Awaitable[Any]) -> Any:
     except RayTaskError as error:
         raise explain(name, error.cause or error) from error
     except (ActorDiedError, RayActorError) as error:
-        raise RunFailed(f"the process of {name} died: {_first_line(error)}") from error
+        raise RunFailed(f"the process of {name} died: {first_line(error)}") from error
     except Exception as error:
         raise explain(name, error) from error
 
@@ -41,7 +41,8 @@ def _ours(cause: BaseException) -> bool:
     return hasattr(cause, "exit_code")
 
 
-def _first_line(error: BaseException) -> str:
+def first_line(error: BaseException) -> str:
+    """What an error says, in one line."""
     return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 

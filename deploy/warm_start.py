@@ -1,15 +1,26 @@
 """`headway sft`: builds or loads the model of a recipe and trains it on demonstrations."""
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from itertools import chain, islice
 from pathlib import Path
+from typing import Any
 
+from actors.model_folder import check_model, context_length, load_tokenizer
+from actors.rendering import unknown_character
 from actors.sources.demonstrations import load_demonstrations
 from deploy.config import RunConfig
+from deploy.disk import check_runs_dir
 from deploy.errors import InputError
-from deploy.inputs import ORIGIN_FILE, load_heldout, warm_start_origin
+from deploy.inputs import ORIGIN_FILE, find_model, load_heldout, warm_start_origin
 from deploy.progress import Screen
-from learner.config import SftConfig
+from learner.config import SftConfig, TinyModelConfig
+
+TRIED = 64
+"""Demonstrations that are checked before anything is loaded; the others as they are drawn."""
+
+Pair = tuple[str, str]
 
 
 def warm_start(config: RunConfig, screen: Screen, *, replace: bool) -> Path:
@@ -27,6 +38,10 @@ def warm_start(config: RunConfig, screen: Screen, *, replace: bool) -> Path:
     folder = config.warm_start
     if folder.exists() and not replace:
         raise InputError(f"{folder} exists; choose another name, or delete it with --replace")
+    check_runs_dir(config)
+    path = config.model.path and find_model(config.model.path)
+    if path:
+        check_model(path)
     _, problems = load_heldout(config)
     pairs = load_demonstrations(
         config.sft.demonstrations,
@@ -34,27 +49,90 @@ def warm_start(config: RunConfig, screen: Screen, *, replace: bool) -> Path:
         seed=config.seed,
         heldout=frozenset(problem.text for problem in problems),
     )
+    tiny = config.model.tiny
+    measure, context = _of_characters(tiny) if tiny else _of_tokenizer(str(path))
+    pairs = _fitting(pairs, measure, context)
+    first = list(islice(pairs, TRIED))
     screen.say("loading torch and DeepSpeed")
-    _train(config, config.sft, pairs, screen)
+    partial = folder.with_suffix(".partial")
+    try:
+        _train(config, config.sft, chain(first, pairs), screen, partial)
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
+        with suppress(OSError):  # a folder that holds something else stays
+            folder.parent.rmdir()
+        raise
     return folder
 
 
+def _fitting(pairs: Iterator[Pair], measure: Callable[[str], int], context: int) -> Iterator[Pair]:
+    """The pairs, each checked when it is drawn.
+
+    Args:
+        pairs: Prompts and completions.
+        measure: Tokens of a text; raises InputError where it cannot be written.
+        context: Most tokens of a pair, the end-of-sequence token included.
+
+    Raises:
+        InputError: With the pair that does not fit.
+    """
+    for prompt, completion in pairs:
+        length = measure(prompt) + measure(completion) + 1
+        if length > context:
+            raise InputError(
+                f"sft.demonstrations: {prompt[:40]!r} and its completion have {length} tokens, "
+                f"must have at most {context}, the context of the model"
+            )
+        yield prompt, completion
+
+
+def _of_characters(tiny: TinyModelConfig) -> tuple[Callable[[str], int], int]:
+    """How a model with a token per character measures text, and its context."""
+
+    def measure(text: str) -> int:
+        foreign = next((c for c in text if c not in tiny.characters), None)
+        if foreign is not None:
+            raise InputError(
+                f"sft.demonstrations: {foreign!r} in {text[:80]!r} is not among "
+                f"model.tiny.characters = {tiny.characters!r}; add it"
+            )
+        return len(text)
+
+    return measure, tiny.context
+
+
+def _of_tokenizer(path: str) -> tuple[Callable[[str], int], int]:
+    """How the model in a folder measures text, and its context."""
+    tokenizer: Any = load_tokenizer(path)
+
+    def measure(text: str) -> int:
+        ids = tokenizer.encode(text, add_special_tokens=False)
+        foreign = unknown_character(tokenizer, text, ids)
+        if foreign is not None:
+            raise InputError(
+                f"sft.demonstrations: the tokenizer of {path!r} has no token for {foreign!r} in "
+                f"{text[:80]!r}"
+            )
+        return len(ids)
+
+    return measure, context_length(path)
+
+
 def _train(
-    config: RunConfig, sft: SftConfig, pairs: Iterator[tuple[str, str]], screen: Screen
+    config: RunConfig, sft: SftConfig, pairs: Iterator[Pair], screen: Screen, partial: Path
 ) -> None:
     import torch
 
     from learner.deepspeed_engine import DeepSpeedEngine
-    from learner.model import build_tiny, load_policy, load_tokenizer
+    from learner.model import build_tiny, load_policy
     from learner.sft import tokenize, train_supervised
 
     folder = config.warm_start
     if sft.threads:
         torch.set_num_threads(sft.threads)
     torch.manual_seed(config.seed)
-    partial = folder.with_suffix(".partial")
     shutil.rmtree(partial, ignore_errors=True)
-    origin = config.model.path or str(partial)
+    origin = find_model(config.model.path) if config.model.path else str(partial)
     if config.model.tiny is not None:
         build_tiny(config.model.tiny, partial, seed=config.seed)
     policy = load_policy(origin, dtype=sft.dtype, attention=sft.attention, chunk=sft.logprob_chunk)

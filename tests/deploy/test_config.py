@@ -31,11 +31,11 @@ def test_overrides_change_typed_values_and_plain_strings():
     [
         ("learner.lerning_rate=1", "lerning_rate: unknown key; did you mean 'learning_rate'?"),
         ("queues.zzz=1", "queues.zzz: unknown key; valid keys are max_staleness"),
-        ("steps=0", "steps = 0: Input should be greater than or equal to 1"),
-        ("steps=many", "steps = 'many': Input should be a valid integer"),
-        ("learner.loss=pppo", "learner.loss = 'pppo': 'pppo' is not one of reinforce, ppo, grpo"),
+        ("steps=0", "steps = 0: must be at least 1"),
+        ("steps=many", 'steps = "many": must be a whole number'),
+        ("learner.loss=pppo", "'pppo' is not one of reinforce, ppo, grpo, cispo"),
         ("learner.zero_stage=5", "learner.zero_stage = 5"),
-        ("name=a/b", "name = 'a/b'"),
+        ("name=a/b", 'name = "a/b": must be letters, digits, "."'),
         ("actors.max_concurrent_rollouts=4", "= 4 must be at least prompts.group_size = 8"),
         ("prompts.group_size=1", "prompts.group_size must be at least 2, not 1"),
         ("actors.top_p=0.9", "actors.top_p = 0.9"),
@@ -64,6 +64,13 @@ def test_staleness_without_correction_is_refused_with_the_settings_that_allow_it
 def test_each_setting_that_the_refusal_names_is_accepted(allowed):
     config = load_recipe("demo", ["learner.loss=reinforce", "learner.loss_options={}", allowed])
     assert config.learner.loss == "reinforce"
+
+
+def test_a_ratio_to_the_proximal_policy_alone_is_refused_with_staleness():
+    text = refusal("demo", "learner.epochs=2")
+    assert 'learner.correction = "tis", or learner.recompute_proximal = false' in text
+    for allowed in ("learner.correction=tis", "learner.recompute_proximal=false"):
+        assert load_recipe("demo", ["learner.epochs=2", allowed]).learner.epochs == 2
 
 
 def test_every_problem_of_a_recipe_is_reported_at_once():

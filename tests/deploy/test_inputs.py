@@ -1,6 +1,7 @@
 """What a run starts from: found, checked and disjoint before anything is written."""
 
 import json
+import shutil
 
 import pytest
 
@@ -13,9 +14,12 @@ def recipe(tmp_path, *overrides):
     return load_recipe("demo", [f"deploy.runs_dir={tmp_path}", *overrides])
 
 
-def make_warm_start(config):
+def make_warm_start(config, model=None):
+    """What `headway sft` leaves behind; without a model, only what tells that it is there."""
     config.warm_start.mkdir(parents=True)
     (config.warm_start / "config.json").write_text("{}")
+    if model is not None:
+        shutil.copytree(model, config.warm_start, dirs_exist_ok=True)
     (config.warm_start / ORIGIN_FILE).write_text(warm_start_origin(config))
 
 
@@ -55,15 +59,15 @@ def test_settings_that_a_warm_start_does_not_depend_on_may_change(tmp_path, unre
         ("prompts.source=reasoning_gym:chain_summ", "chain_summ"),
     ],
 )
-def test_what_cannot_be_loaded_is_named(tmp_path, override, expected):
+def test_what_cannot_be_loaded_is_named(tmp_path, tiny_model, override, expected):
     config = recipe(tmp_path, override)
-    make_warm_start(config)
+    make_warm_start(config, tiny_model)
     with pytest.raises(ValueError, match=expected) as caught:
         load_inputs(config)
     assert caught.value.exit_code == 2
 
 
-def test_held_out_problems_of_another_source_are_never_trained(tmp_path):
+def test_held_out_problems_of_another_source_are_never_trained(tmp_path, tiny_model):
     write_lines(tmp_path / "train.jsonl", [f"p{i}" for i in range(20)])
     write_lines(tmp_path / "test.jsonl", [f"p{i}" for i in range(0, 20, 4)])
     config = recipe(
@@ -75,7 +79,7 @@ def test_held_out_problems_of_another_source_are_never_trained(tmp_path):
         "heldout.size=5",
         "heldout.final_size=5",
     )
-    make_warm_start(config)
+    make_warm_start(config, tiny_model)
     inputs = load_inputs(config)
     problems = {prompt.text for prompt in inputs.problems}
     assert problems == {"p0", "p4", "p8", "p12", "p16"}
@@ -86,9 +90,9 @@ def test_held_out_problems_of_another_source_are_never_trained(tmp_path):
 def test_a_missing_model_folder_is_named_and_a_home_folder_is_expanded(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     path = tmp_path / "plain.toml"
-    path.write_text('name = "x"\nsteps = 1\n[model]\npath = "~/m"\n[prompts]\nsource = "files"\n')
+    path.write_text('name = "x"\nsteps = 1\n[model]\npath = "~/m"\n[prompts]\nsource = "mine:S"\n')
     config = load_recipe(str(path))
-    with pytest.raises(InputError, match=r"model.path = '~/m': no config.json there"):
+    with pytest.raises(InputError, match=r"model.path = '~/m': there is no such folder"):
         model_path(config)
     (tmp_path / "m").mkdir()
     (tmp_path / "m" / "config.json").write_text("{}")

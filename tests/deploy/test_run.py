@@ -5,10 +5,11 @@ import shutil
 import signal
 import sqlite3
 import time
-from pathlib import Path
 
 import pyarrow.parquet
 import pytest
+
+from tests.deploy.processes import open_shared_memory, processes_of
 
 pytestmark = [pytest.mark.ray, pytest.mark.deepspeed]
 
@@ -154,33 +155,6 @@ def wait_for_batches(folder, count, process, seconds=120):
         assert process.poll() is None, process.stdout.read()
         assert time.monotonic() < deadline, "no batch was trained in time"
         time.sleep(0.1)
-
-
-def processes_of(folder):
-    """Command lines of living processes that were started for a run in this folder."""
-    found = []
-    for path in Path("/proc").glob("[0-9]*"):
-        try:
-            environment = (path / "environ").read_bytes()
-            status = (path / "stat").read_text().rsplit(")", 1)[1].split()[0]
-        except OSError:
-            continue
-        if status != "Z" and f"PWD={folder}".encode() in environment.split(b"\0"):
-            found.append((path / "cmdline").read_text())
-    return found
-
-
-def open_shared_memory():
-    """Anonymous shared memory of weights that some process still holds."""
-    held = set()
-    for link in Path("/proc").glob("[0-9]*/fd/*"):
-        try:
-            target = str(link.readlink())
-        except OSError:
-            continue
-        if "memfd:headway" in target:
-            held.add((link.parts[2], target))
-    return held
 
 
 @pytest.mark.parametrize(

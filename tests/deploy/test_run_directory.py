@@ -13,7 +13,9 @@ def config(tmp_path):
 
 
 def test_the_stored_recipe_is_the_resolved_one(config):
-    assert RunDirectory.create(config, replace=False).config() == config
+    stored = RunDirectory.create(config, replace=False)
+    assert stored.config() == config
+    assert [p.name for p in stored.path.parent.iterdir()] == ["first"]
 
 
 def test_a_second_run_of_the_same_name_is_refused_and_leaves_the_first_alone(config):

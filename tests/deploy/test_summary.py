@@ -2,13 +2,14 @@
 
 import pytest
 
-from deploy.summary import Record, overlap, summarise
+from deploy.summary import Earlier, Record, overlap, summarise
 
 
-def batch(version, *, start, end, wait, lags, rollouts=4):
+def batch(version, *, start, end, wait, lags, rollouts=4, sitting=1.0):
     tokens = sum(lags.values())
     return {
         "version": version,
+        "sitting_started_at": sitting,
         "wait_started_at": start - wait,
         "wait_finished_at": start,
         "step_started_at": start,
@@ -32,8 +33,9 @@ def batch(version, *, start, end, wait, lags, rollouts=4):
     }
 
 
-def swap(version, *, published, started, finished, error=None):
+def swap(version, *, published, started, finished, error=None, seeding=False):
     return {
+        "seeding": seeding,
         "engine_id": "actor-0",
         "version": version,
         "published_at": published,
@@ -53,15 +55,16 @@ BATCHES = [
     batch(2, start=16, end=18, wait=1, lags={"2": 8}),
 ]
 SWAPS = [
-    swap(0, published=9, started=9.2, finished=9.3),
+    swap(0, published=9, started=9.2, finished=9.3, seeding=True),
     swap(1, published=12, started=12.2, finished=12.5),
     swap(2, published=15, started=15.2, finished=15.4),
     swap(3, published=18, started=18.2, finished=18.4, error="LoadFailed"),
 ]
 
 
-def record(batches=BATCHES, swaps=SWAPS):
+def record(batches=BATCHES, swaps=SWAPS, **known):
     return Record(
+        **known,
         name="x",
         steps=3,
         max_staleness=2,
@@ -90,7 +93,22 @@ def test_figures_of_a_finished_run():
     assert summary["mismatch"]["stale"] == {"tokens": 0, "mean_abs_logprob_difference": None}
 
 
-def test_weight_sync_counts_successful_updates_after_the_first_version():
+def test_the_time_between_two_sittings_does_not_count():
+    later = [
+        batch(3, start=1000, end=1002, wait=50, lags={"1": 8}, sitting=900.0),
+        batch(4, start=1003, end=1006, wait=1, lags={"0": 8}, sitting=900.0),
+    ]
+    earlier = Earlier(seconds=40.0, tokens_generated=100, seconds_to_first_step=11.0)
+    resumed = record([*BATCHES, *later], earlier=earlier)
+    summary = summarise(resumed, status="done", now=21.0)
+    assert summary["seconds"] == 60.0
+    assert summary["seconds_to_first_step"] == 11.0
+    assert summary["tokens_generated"] == 130
+    assert summary["samples_per_second"] == pytest.approx((8 + 4) / (6 + 4))
+    assert summary["idle_fraction"]["learner"] == pytest.approx((1 + 1) / (6 + 4))
+
+
+def test_weight_sync_counts_successful_updates_of_engines_that_served():
     figures = summarise(record(), status="done", now=21.0)["weight_sync"]
     assert (figures["updates"], figures["failed"]) == (2, 1)
     assert figures["pause_seconds_mean"] == pytest.approx(0.06)

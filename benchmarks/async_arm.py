@@ -1,0 +1,39 @@
+"""One measurement of `headway bench async` in a process of its own, so that Ray ends with it.
+
+python -m benchmarks.async_arm train|actors|learner RECIPE.json [RECORDED_RUN]
+"""
+
+import sys
+from pathlib import Path
+
+from benchmarks.async_limits import actors_alone, learner_alone
+from deploy.config import RunConfig
+from deploy.errors import DeployError
+from deploy.inputs import load_inputs
+from deploy.progress import Screen
+from deploy.run import run
+from deploy.run_directory import RunDirectory
+
+
+def main() -> None:
+    kind, recipe, *recorded = sys.argv[1:]
+    config = RunConfig.model_validate_json(Path(recipe).read_text())
+    inputs = load_inputs(config)
+    directory = RunDirectory.create(config, replace=False)
+    match kind:
+        case "train":
+            run(config, inputs, directory, Screen())
+        case "actors":
+            actors_alone(config, inputs, directory)
+        case "learner":
+            learner_alone(config, inputs, directory, Path(recorded[0]))
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except DeployError as error:
+        print(f"headway: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)

@@ -1,0 +1,363 @@
+"""What asynchrony gains: samples/s at several η, beside the limit measured in the same run.
+
+    headway bench async [RECIPE] [--bounds 0,1,2,4] [--steps N] [--rounds K] [--out DIR]
+
+Each round trains the recipe, without its held-out evaluation, at every bound with the recipe's
+cores, and at η = 0 with all of them for generation and for training in turn. Then it measures
+
+    actors alone               the same engines on the same cores, for a consumer that takes and
+                               acknowledges at once: with the initial policy and with the last
+                               checkpoint of the reference arm (η = 2)
+    learner on a full queue    the real learner on its cores, training the reference arm's recorded
+                               batches again, publishing and checkpoints included
+
+The limit is the smaller of the two. Rounds go through the arms forwards and backwards in turn. All
+figures leave out the first steps (async_figures.WARM_UP). Every arm is a process of its own.
+"""
+
+import argparse
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from statistics import fmean
+from typing import Any, NoReturn
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+from benchmarks import async_figures, async_outcome
+from benchmarks.environment import environment
+from deploy.config import ModelConfig, RunConfig, load_recipe
+from deploy.errors import DeployError, InputError, Interrupted, RunFailed
+from deploy.inputs import ORIGIN_FILE, warm_start_origin
+from deploy.report import read_record
+from deploy.run_directory import RunDirectory
+from deploy.timeline import Timeline, idle_share, read_timeline, running_rollouts
+from queues.accounts import newest_checkpoint
+from queues.history import read_history
+
+REFERENCE = 2
+"""The bound whose run the limits are measured for; the largest one where it is not among them."""
+BOTH = "0, all cores"
+STOP_SECONDS = 40.0
+POLL_SECONDS = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What the command was asked for."""
+
+    base: RunConfig
+    """The recipe, with a model folder instead of a warm start and without evaluations."""
+    bounds: tuple[int, ...]
+    rounds: int
+    out: Path
+
+    @property
+    def reference(self) -> int:
+        """The bound whose run is replayed."""
+        return REFERENCE if REFERENCE in self.bounds else max(self.bounds)
+
+    def recipe(self, name: str, **changes: Any) -> RunConfig:
+        """The recipe of one arm; `changes` by section."""
+        base = self.base
+        sections = {
+            section: getattr(base, section).model_copy(update=keys)
+            for section, keys in changes.items()
+        }
+        changed = base.model_copy(update={"name": name, **sections})
+        return RunConfig.model_validate(changed.model_dump())
+
+    def arms(self, round_: int) -> dict[str, RunConfig]:
+        """The training runs of a round in their order, by the name that the table gives them."""
+        arms = {
+            str(bound): self.recipe(f"round{round_}-eta{bound}", queues={"max_staleness": bound})
+            for bound in self.bounds
+        }
+        cores = all_cores(self.base)
+        arms[BOTH] = self.recipe(
+            f"round{round_}-eta0-all-cores",
+            queues={"max_staleness": 0},
+            actors={"cores": (cores,) * self.base.actors.count, "cpus": 0.0},
+            learner={"cores": cores, "threads": None},
+        )
+        return dict(reversed(arms.items())) if round_ % 2 == 0 else arms
+
+
+def all_cores(config: RunConfig) -> str:
+    """The cores of actors and learner together.
+
+    Raises:
+        InputError: The recipe does not say which they are.
+    """
+    if config.actors.cores is None or config.learner.cores is None:
+        raise InputError(
+            "a comparison at equal cores needs actors.cores and learner.cores in the recipe"
+        )
+    return ",".join([*config.actors.cores, config.learner.cores])
+
+
+class Children:
+    """Runs measurements one after the other and shows how far they are."""
+
+    def __init__(self, plan: Plan, progress: Progress, total: int) -> None:
+        self._plan, self._progress = plan, progress
+        self._task = progress.add_task("", total=total)
+        self._seconds: list[float] = []
+        self._left = total
+
+    def run(self, label: str, kind: str, config: RunConfig, *recorded: Path) -> RunDirectory:
+        """One measurement, to its end.
+
+        Args:
+            label: For the terminal.
+            kind: train, actors or learner.
+            config: Its recipe.
+            recorded: For a learner: the run that it trains again.
+
+        Returns:
+            What it left behind.
+
+        Raises:
+            RunFailed: It failed; names its log.
+        """
+        out = self._plan.out
+        recipe, log = out / f"{config.name}.json", out / f"{config.name}.log"
+        recipe.write_text(config.model_dump_json(indent=2))
+        directory = RunDirectory(out / config.name)
+        command = [sys.executable, "-m", "benchmarks.async_arm", kind, recipe, *recorded]
+        began = time.monotonic()
+        if not self._progress.console.is_terminal:
+            self._progress.console.print(f"{datetime.now():%H:%M:%S}  {label}")
+        with log.open("w") as file, child(command, file) as process:
+            while process.poll() is None:
+                self._show(label, config.steps, directory)
+                time.sleep(POLL_SECONDS)
+        if process.returncode:
+            last = (log.read_text().strip().splitlines() or ["it said nothing"])[-1]
+            raise RunFailed(
+                f"{label} ended with exit code {process.returncode}: {last}\nits log is {log}"
+            )
+        self._seconds.append(time.monotonic() - began)
+        self._left -= 1
+        self._progress.advance(self._task)
+        return directory
+
+    def _show(self, label: str, steps: int, directory: RunDirectory) -> None:
+        rows = directory.path / "metrics.jsonl"
+        done = rows.read_bytes().count(b"\n") if rows.exists() else 0
+        phase = f"step {done}/{steps}" if done else "starting"
+        left = "time left: known after the first"
+        if self._seconds:
+            left = f"about {self._left * fmean(self._seconds) / 60:.0f} min left"
+        self._progress.update(self._task, description=f"{label} · {phase} · {left}")
+
+
+@contextmanager
+def child(command: list[Any], output: Any) -> Iterator["subprocess.Popen[bytes]"]:
+    """A process that ends with the block; Ctrl-C reaches it through us, once."""
+    process = subprocess.Popen(
+        command, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
+    )
+    try:
+        yield process
+    finally:
+        if process.poll() is None:
+            process.send_signal(signal.SIGINT)
+            try:
+                process.wait(STOP_SECONDS)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
+def measure_round(plan: Plan, children: Children, round_: int) -> dict[str, Any]:
+    """All arms and limits of one round."""
+    title = f"round {round_}/{plan.rounds}"
+    arms, directories = {}, {}
+    for name, config in plan.arms(round_).items():
+        directory = children.run(f"{title} · η = {name}", "train", config)
+        arms[name], directories[name] = read_arm(directory), directory
+    recorded = directories[str(plan.reference)]
+    checkpoint = newest_checkpoint(recorded.path)
+    assert checkpoint is not None, "a finished run has a checkpoint"
+    generated = {}
+    for which, model in (
+        ("initial", str(plan.base.model.path)),
+        ("trained", str(checkpoint[1])),
+    ):
+        config = plan.recipe(f"round{round_}-actors-{which}").model_copy(
+            update={"model": ModelConfig(path=model)}
+        )
+        label = f"{title} · actors alone, {which} policy"
+        rows = read_record(children.run(label, "actors", config)).batches
+        generated[which] = async_figures.generation(rows)
+    config = plan.recipe(f"round{round_}-learner", queues={"max_staleness": plan.reference})
+    label = f"{title} · learner on a full queue"
+    replayed = read_record(children.run(label, "learner", config, recorded.path)).batches
+    tokens = arms[str(plan.reference)]["tokens_per_rollout"]
+    limits = {
+        "actors": {
+            **async_figures.actors_limit(generated["initial"], generated["trained"], tokens),
+            "raw": generated,
+        },
+        "learner_samples_per_second": async_figures.samples_per_second(replayed),
+        "learner": async_figures.arm(replayed, actors_idle=1.0),
+    }
+    return async_figures.conclude(arms, limits)
+
+
+def read_arm(directory: RunDirectory) -> dict[str, Any]:
+    """Figures of a finished training run."""
+    rows = read_record(directory).batches
+    begin, end = async_figures.window(rows)
+    history = read_history(directory.path, 0, len(rows))
+    curves = running_rollouts(history.groups).values()
+    idle = fmean(idle_share(curve, begin, end) for curve in curves)
+    return async_figures.arm(rows, actors_idle=idle)
+
+
+def reference_timeline(plan: Plan) -> Timeline | None:
+    """Ten steps of the reference arm of the last round."""
+    directory = RunDirectory(plan.out / f"round{plan.rounds}-eta{plan.reference}")
+    record = read_record(directory)
+    return read_timeline(
+        directory.path,
+        record.batches,
+        record.swaps,
+        max_staleness=record.max_staleness,
+        groups_per_batch=plan.base.prompts.groups_per_batch,
+    )
+
+
+def warm_start(config: RunConfig, out: Path, recipe: str, settings: list[str]) -> str:
+    """The recipe's initial model: its own folder, a warm start that was made before, or a new one.
+
+    Raises:
+        RunFailed: It could not be made.
+    """
+    if config.sft is None:
+        return str(config.model.path)
+    origin = warm_start_origin(config)
+    for file in sorted(config.deploy.runs_dir.glob(f"*-sft/model/{ORIGIN_FILE}")):
+        if file.read_text() == origin:
+            return str(file.parent.absolute())
+    options = [*settings, f"deploy.runs_dir={out}"]
+    program = "from deploy.cli import main; main()"
+    command = [sys.executable, "-c", program, "sft", recipe, "--replace"]
+    with child([*command, *(part for o in options for part in ("--set", o))], None) as process:
+        process.wait()
+    if process.returncode:
+        raise RunFailed("the warm start failed, for the reason above")
+    return str((out / f"{config.name}-sft" / "model").absolute())
+
+
+def parse() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(
+        prog="headway bench async",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("recipe", nargs="?", default="demo", help="a TOML file or a shipped recipe")
+    parser.add_argument("--set", dest="settings", action="append", default=[], metavar="KEY=VALUE")
+    parser.add_argument("--bounds", default="0,1,2,4", help="values of max_staleness")
+    parser.add_argument("--steps", type=int, help="of every arm; the recipe's by default")
+    parser.add_argument("--rounds", type=int, default=3, help="how often everything is measured")
+    parser.add_argument("--out", type=Path, help="new folder; runs/bench-async-TIME by default")
+    return parser.parse_args()
+
+
+def make_plan(arguments: argparse.Namespace, console: Console) -> Plan:
+    """Checks what was asked for, makes the folder and finds the initial model.
+
+    Raises:
+        InputError: Something cannot be measured, or the folder exists.
+    """
+    recipe = load_recipe(arguments.recipe, arguments.settings)
+    all_cores(recipe)
+    least = async_figures.WARM_UP + 2
+    steps = arguments.steps or recipe.steps
+    if steps < least:
+        raise InputError(
+            f"--steps {steps} must be at least {least}: the first {async_figures.WARM_UP} are "
+            "left out of every figure"
+        )
+    if arguments.rounds < 1:
+        raise InputError(f"--rounds {arguments.rounds} must be at least 1")
+    try:
+        bounds = tuple(dict.fromkeys(int(bound) for bound in arguments.bounds.split(",")))
+    except ValueError:
+        raise InputError(f"--bounds {arguments.bounds!r}: give whole numbers, as 0,1,2") from None
+    stamp = f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}"
+    out = (arguments.out or recipe.deploy.runs_dir / f"bench-async-{stamp}").absolute()
+    if out.exists():
+        raise InputError(f"--out {out} exists; name a folder that does not")
+    out.mkdir(parents=True)
+    console.print("the initial model: found, or made by supervised learning")
+    model = warm_start(recipe, out, arguments.recipe, arguments.settings)
+    console.print(f"every arm starts from {model}")
+    base = recipe.model_copy(
+        update={
+            "steps": steps,
+            "model": ModelConfig(path=model),
+            "sft": None,
+            "heldout": None,
+            "deploy": recipe.deploy.model_copy(update={"runs_dir": out}),
+        }
+    )
+    return Plan(base, bounds, arguments.rounds, out)
+
+
+def run(arguments: argparse.Namespace, console: Console) -> None:
+    """Everything, from the command line to the files."""
+    facts = environment()
+    plan = make_plan(arguments, console)
+    total = plan.rounds * (len(plan.bounds) + 1 + 3)
+    columns = (BarColumn(bar_width=20), TextColumn("{task.description}"), TimeElapsedColumn())
+    rounds = []
+    with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
+        children = Children(plan, progress, total)
+        for round_ in range(1, plan.rounds + 1):
+            rounds.append(measure_round(plan, children, round_))
+            document = {
+                **facts,
+                "recipe": arguments.recipe,
+                "settings": arguments.settings,
+                "steps": plan.base.steps,
+                "warm_up_steps_left_out": async_figures.WARM_UP,
+                "reference_bound": plan.reference,
+                "medians": async_figures.medians(rounds),
+                "rounds": rounds,
+            }
+            (plan.out / "async_gain.json").write_text(json.dumps(document, indent=1) + "\n")
+    async_outcome.show(document, console)
+    async_outcome.draw(document, reference_timeline(plan), plan.out / "async_gain.png")
+    console.print(f"{plan.out / 'async_gain.json'}\n{plan.out / 'async_gain.png'}")
+
+
+def main() -> NoReturn:
+    """Runs the command; errors become one message and their exit code."""
+    console = Console(highlight=False)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        run(parse(), console)
+    except KeyboardInterrupt:
+        print("headway: stopped by the user", file=sys.stderr)
+        sys.exit(Interrupted.exit_code)
+    except DeployError as error:
+        print(f"headway: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)
+    sys.exit(0)
+
+
+if __name__ == "__main__":
+    main()

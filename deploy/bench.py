@@ -1,0 +1,39 @@
+"""`headway bench NAME`: starts a benchmark of the checkout that this package lies in."""
+
+import os
+import sys
+from pathlib import Path
+from typing import NoReturn
+
+from deploy.errors import InputError
+
+ROOT = Path(__file__).parent.parent
+BENCHMARKS = {"async": "async_gain", "update-pause": "update_pause"}
+"""Modules of the folder `benchmarks`, by the name that the command gives them."""
+
+
+def start(name: str, arguments: list[str], root: Path = ROOT) -> NoReturn:
+    """Becomes the benchmark, so that its exit code and the user's Ctrl-C are its own.
+
+    Args:
+        name: See `BENCHMARKS`.
+        arguments: What the benchmark itself understands.
+        root: The checkout.
+
+    Raises:
+        InputError: No such benchmark, or no checkout.
+    """
+    if name not in BENCHMARKS:
+        raise InputError(f"no benchmark {name!r}; there are {', '.join(sorted(BENCHMARKS))}")
+    module = BENCHMARKS[name]
+    if not (root / "benchmarks" / f"{module}.py").exists():
+        raise InputError(
+            f"{root} has no benchmarks/{module}.py: benchmarks come with a checkout of the "
+            "repository, not with the installed package"
+        )
+    paths = [str(root), *filter(None, [os.environ.get("PYTHONPATH")])]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+    sys.stdout.flush()
+    os.execve(
+        sys.executable, [sys.executable, "-m", f"benchmarks.{module}", *arguments], environment
+    )

@@ -1,0 +1,81 @@
+"""Whether the folder of runs can be written and holds what a run will write.
+
+Checked at the start is a lower bound: two checkpoints, since the new one is written before an old
+one may go, and the rollouts between them. A disk that is full later ends the run.
+"""
+
+import math
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+
+from deploy.config import RunConfig
+from deploy.errors import InputError
+
+CHECKPOINT_BYTES = 16
+"""Of a parameter: the weights, and in float32 the master copy and AdamW's two means."""
+TOKEN_BYTES = 13
+"""Of a token in the journal: id, log-probability, version (4 each), mask."""
+
+FULL = ("No space left on device", "database or disk is full")
+"""What the system and SQLite say of a disk without room, in whichever process."""
+
+
+def check_runs_dir(config: RunConfig) -> Path:
+    """The nearest folder that exists of `deploy.runs_dir`.
+
+    Raises:
+        InputError: It is a file, or cannot be written.
+    """
+    runs_dir = config.deploy.runs_dir.expanduser().absolute()
+    there = next(path for path in (runs_dir, *runs_dir.parents) if path.exists())
+    if not there.is_dir():
+        raise InputError(f"deploy.runs_dir = {str(runs_dir)!r}: {there} is a file, not a folder")
+    real = shutil.disk_usage(there).total > 0  # /proc and its like hold no files
+    if not (real and os.access(there, os.W_OK | os.X_OK)):
+        raise InputError(f"deploy.runs_dir = {str(runs_dir)!r}: {there} cannot be written")
+    return there
+
+
+def check_room(config: RunConfig, shapes: Mapping[str, tuple[int, ...]]) -> None:
+    """Compares the free space with the least that the run will need.
+
+    Args:
+        config: The recipe.
+        shapes: Of the model's weights.
+
+    Raises:
+        InputError: Too little is free; says how much is needed for what.
+    """
+    there = check_runs_dir(config)
+    checkpoint = CHECKPOINT_BYTES * sum(math.prod(shape) for shape in shapes.values())
+    batches = min(config.steps, config.learner.checkpoint_every)
+    rollouts = batches * config.prompts.groups_per_batch * config.prompts.group_size
+    journal = TOKEN_BYTES * rollouts * config.actors.max_new_tokens
+    free = shutil.disk_usage(there).free
+    if free < 2 * checkpoint + journal:
+        raise InputError(
+            f"{there} has {_size(free)} free, and the run needs about "
+            f"{_size(2 * checkpoint + journal)}: two checkpoints of {_size(checkpoint)} and "
+            f"{_size(journal)} of rollouts between them; free some, or set deploy.runs_dir to a "
+            "larger disk"
+        )
+
+
+def is_full_disk(error: BaseException | None) -> bool:
+    """Whether an error, or one that it followed from, says that no space is left."""
+    while error is not None:
+        if any(words in str(error) for words in FULL):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
+
+
+def _size(count: int) -> str:
+    """Bytes in the largest unit that leaves a number above 1."""
+    size, units = float(count), iter(("B", "kB", "MB", "GB", "TB"))
+    unit = next(units)
+    while size >= 1000 and unit != "TB":
+        size, unit = size / 1000, next(units)
+    return f"{size:.3g} {unit}"

@@ -1,0 +1,52 @@
+"""Interrupts of the user: Ctrl-C and SIGTERM mean the same, at moments that can bear them.
+
+Outside an event loop an interrupt is a KeyboardInterrupt, which `deferred` keeps out of blocks that
+would leave processes behind. Inside one it is an event, so that the loop decides how to end.
+"""
+
+import asyncio
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+def raise_interrupts() -> None:
+    """Makes every interrupt a KeyboardInterrupt of the main thread; also after an event loop."""
+    for number in SIGNALS:
+        signal.signal(number, signal.default_int_handler)
+
+
+@contextmanager
+def deferred() -> Iterator[None]:
+    """Lets a block finish; an interrupt that came meanwhile is raised behind it."""
+    came: list[int] = []
+
+    def note(number: int, _frame: FrameType | None) -> None:
+        came.append(number)
+
+    before = {number: signal.signal(number, note) or signal.SIG_DFL for number in SIGNALS}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    if came:
+        raise KeyboardInterrupt
+
+
+class Interrupts:
+    """Interrupts of a running event loop, which must be the main thread's."""
+
+    def __init__(self) -> None:
+        self.asked = asyncio.Event()
+        """The user wants an end, in good order."""
+        self.insisted = asyncio.Event()
+        """A second time: at once."""
+        for number in SIGNALS:
+            asyncio.get_running_loop().add_signal_handler(number, self._note)
+
+    def _note(self) -> None:
+        (self.insisted if self.asked.is_set() else self.asked).set()

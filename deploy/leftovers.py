@@ -1,0 +1,65 @@
+"""Ends Ray's workers on this machine, with the shared memory that they would leave behind.
+
+Ray kills them without a word, and so does whoever runs out of time; named shared memory, such as
+vLLM's message queues, would then stay until the machine restarts.
+"""
+
+import re
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import psutil
+
+SHARED_MEMORY = Path("/dev/shm")
+AGENTS = ("ray::DashboardAgent", "ray::RuntimeEnvAgent")
+"""Ray's own helpers, without which it believes the whole node dead."""
+
+_MAPPED = re.compile(rf"(\d+) +{SHARED_MEMORY}/", re.MULTILINE)
+"""A line of /proc/<pid>/maps: the inode, and where the file was when it was opened."""
+
+
+@contextmanager
+def ending_workers() -> Iterator[None]:
+    """Halts every Ray worker below this process and all that each started; kills them afterwards.
+
+    Ray is to be shut down in the block: workers that die before it does are mourned on the screen.
+    """
+    below = psutil.Process().children(recursive=True)
+    workers = [process for process in below if _is_worker(process)]
+    family = {process for worker in workers for process in [worker, *_children(worker)]}
+    for process in family:  # nobody may make new shared memory once it has been looked at
+        with suppress(psutil.NoSuchProcess):
+            process.suspend()
+    left = mapped_files(process.pid for process in family)
+    try:
+        yield
+    finally:
+        for process in family:
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
+        for path in left:
+            path.unlink(missing_ok=True)
+
+
+def mapped_files(pids: Iterable[int]) -> list[Path]:
+    """Files in /dev/shm that processes have mapped, under whatever name."""
+    inodes: set[int] = set()
+    for pid in pids:
+        with suppress(OSError):
+            inodes.update(map(int, _MAPPED.findall(Path(f"/proc/{pid}/maps").read_text())))
+    return [path for path in SHARED_MEMORY.iterdir() if path.lstat().st_ino in inodes]
+
+
+def _is_worker(process: psutil.Process) -> bool:
+    with suppress(psutil.NoSuchProcess):
+        title = " ".join(process.cmdline())
+        return title.startswith("ray::") and not title.startswith(AGENTS)
+    return False
+
+
+def _children(process: psutil.Process) -> list[psutil.Process]:
+    with suppress(psutil.NoSuchProcess):
+        children: list[psutil.Process] = process.children(recursive=True)
+        return children
+    return []

@@ -1,0 +1,216 @@
+"""Keeps one rollout actor alive: makes it again when its process or its engine dies.
+
+    start ─▶ run ─▶ the run is over
+      ▲       └─▶ died ─▶ kill what is left ─▶ release what it held ─▶ wait ─┐
+      └──────────────────────────────────────────────────────────────────────┘
+
+A new actor gets the newest weights by its receiver, and no lease before. What would only happen
+again ends the run: bad input, weights of another model, a broker or a broadcaster that is lost, a
+bug. So does an actor that keeps dying.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+import ray
+from ray.exceptions import RayActorError, RayError, RayTaskError
+from rich.markup import escape
+
+from actors.errors import EngineDied
+from actors.tally import Tally, engine_id_of, merge
+from deploy.config import DeployConfig
+from deploy.errors import RunFailed
+from deploy.progress import Screen
+from deploy.run_directory import RunDirectory
+from deploy.summary import Record
+from deploy.tasks import first_line
+from queues.errors import QueueClosed
+from queues.protocols import WorkQueue
+from weight_sync.errors import DeadlineExceeded
+from weight_sync.ray_broadcaster import BroadcasterClient
+
+FIRST_WAIT_SECONDS = 1.0
+"""Before the first restart in a row; doubled for each further one."""
+LONGEST_WAIT_SECONDS = 30.0
+SETTLED_SECONDS = 600.0
+"""An actor that worked for so long has not died in a row with the time before."""
+POLL_SECONDS = 2.0
+"""Between two looks at the statistics; what came after the last one is lost with the process."""
+ANSWER_SECONDS = 5.0
+"""Deadline of an actor's answer about itself."""
+
+
+class Supervisor:
+    """One rollout actor over all its lives.
+
+    Args:
+        index: Number among the actors, from 0.
+        create: Makes its process, as `actors.ray_actor.create_actor` does.
+        broker: Gets the leases of a dead one back.
+        broadcaster: Likewise its permit to swap, for which other engines wait.
+        config: Section `[deploy]`: start_timeout_seconds and max_restarts.
+        record: Counts the restarts.
+        directory: Gets a line in `restarts.jsonl` for each.
+        screen: Says them.
+    """
+
+    def __init__(
+        self,
+        index: int,
+        create: Callable[[], Any],
+        *,
+        broker: WorkQueue,
+        broadcaster: BroadcasterClient,
+        config: DeployConfig,
+        record: Record,
+        directory: RunDirectory,
+        screen: Screen,
+    ) -> None:
+        self.name = f"actor-{index}"
+        self._engine_id = engine_id_of(index)
+        self._create = create
+        self._broker, self._broadcaster, self._config = broker, broadcaster, config
+        self._record, self._directory, self._screen = record, directory, screen
+        self._actor: Any = None
+        self._working_since: float | None = None
+        """Monotonic seconds; None while it starts."""
+        self._lives: list[dict[str, Any]] = []
+        """What each earlier life last said of itself."""
+        self._said: dict[str, Any] | None = None
+        """What the present one last said."""
+
+    async def start(self) -> None:
+        """Creates the process and loads the model.
+
+        Raises:
+            RayError: The process died, or what `RolloutActor.start` raised.
+        """
+        self._actor = self._create()
+        await self._actor.start.remote()
+
+    async def run(self) -> None:
+        """Works until the run is over; to be called after `start`.
+
+        Raises:
+            RunFailed: It died more often in a row than deploy.max_restarts.
+            RayError: What the actor raised, if a new one would raise it too.
+            QueuesError: The broker is lost.
+            WeightSyncError: The broadcaster is.
+        """
+        in_a_row = 0
+        while True:
+            self._working_since = None
+            reason = await self._live()
+            worked = 0.0 if self._working_since is None else time.monotonic() - self._working_since
+            if reason is None or not await self._clear_away():
+                return
+            in_a_row = 0 if worked >= SETTLED_SECONDS else in_a_row
+            self._check_budget(in_a_row, reason)
+            wait = min(FIRST_WAIT_SECONDS * 2**in_a_row, LONGEST_WAIT_SECONDS)
+            in_a_row += 1
+            self._note(reason, in_a_row)
+            await asyncio.sleep(wait)
+
+    async def statistics(self) -> dict[str, Any]:
+        """See `Tally.statistics`, summed over its lives; a dead one as it last reported."""
+        await self._ask()
+        said = self._lives if self._said is None else [*self._lives, self._said]
+        return merge(said) if said else {**Tally(self._engine_id).statistics(), "pid": None}
+
+    async def _live(self) -> str | None:
+        """Runs the actor, made first where it is gone; why it died, or None: the run is over."""
+        watching = asyncio.create_task(self._watch())
+        try:
+            if self._actor is None:
+                await self._start_again()
+            self._working_since = time.monotonic()
+            await self._actor.run.remote()
+        except (RayError, RunFailed) as error:
+            return _why(error)
+        finally:
+            watching.cancel()
+        return None
+
+    async def _start_again(self) -> None:
+        """As `start`, under its deadline.
+
+        Raises:
+            RayError: As `start`.
+            RunFailed: It took too long.
+        """
+        seconds = self._config.start_timeout_seconds
+        deadline = asyncio.timeout(seconds)
+        try:
+            async with deadline:
+                await self.start()
+        except TimeoutError:
+            if not deadline.expired():
+                raise
+            raise RunFailed(
+                f"it did not start within deploy.start_timeout_seconds = {seconds:g}"
+            ) from None
+        self._screen.say(f"{self.name} is ready again")
+
+    async def _clear_away(self) -> bool:
+        """Ends what is left of the actor and returns what it held; whether the run goes on."""
+        await self._ask()
+        if self._said is not None:
+            self._lives.append({**self._said, "running_rollouts": 0})
+        ray.kill(self._actor)
+        self._actor, self._said = None, None
+        try:
+            await self._broker.release(self._engine_id)
+        except QueueClosed:
+            return False
+        await self._broadcaster.release(self._engine_id)
+        return True
+
+    def _check_budget(self, in_a_row: int, reason: str) -> None:
+        if in_a_row >= self._config.max_restarts:
+            raise RunFailed(
+                f"{self.name} died {in_a_row + 1} times in a row, more than deploy.max_restarts = "
+                f"{self._config.max_restarts} makes up for; the last error: {reason}"
+            )
+
+    def _note(self, reason: str, in_a_row: int) -> None:
+        self._record.actor_restarts += 1
+        self._screen.say(
+            f"{self.name} is made again ({in_a_row} of {self._config.max_restarts} in a row): "
+            f"{escape(reason)}"
+        )
+        row = {"actor": self.name, "at": time.time(), "in_a_row": in_a_row, "reason": reason}
+        self._directory.append("restarts.jsonl", [row])
+
+    async def _watch(self) -> None:
+        """Keeps what the actor says of itself, for when it is dead."""
+        while True:
+            await self._ask()
+            await asyncio.sleep(POLL_SECONDS)
+
+    async def _ask(self) -> None:
+        """Takes the newest statistics, if the actor answers."""
+        actor = self._actor
+        if actor is None:
+            return
+        with suppress(RayError, TimeoutError):
+            async with asyncio.timeout(ANSWER_SECONDS):
+                said = await actor.statistics.remote()
+            if actor is self._actor:
+                self._said = said
+
+
+def _why(error: RayError | RunFailed) -> str:
+    """What to say about an error that a new actor may not meet again.
+
+    Raises:
+        RayError: The error itself, if it would.
+    """
+    if isinstance(error, RayActorError):
+        return f"its process died: {first_line(error)}"
+    cause = error.cause if isinstance(error, RayTaskError) else error
+    if isinstance(cause, (EngineDied, DeadlineExceeded, RunFailed)):
+        return first_line(cause)
+    raise error

@@ -1,0 +1,156 @@
+"""How what is wrong with a recipe reads: one line a key, in words for people.
+
+Leaves out what is checked: that is written where each section is declared.
+"""
+
+import difflib
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
+
+ALLOWED = {
+    "bool_type": "true or false, without quotes",
+    "int_type": "a whole number",
+    "float_type": "a number",
+    "finite_number": "a finite number",
+    "string_type": "text in quotes",
+    "literal_error": "{expected}",
+    "tuple_type": "a list, as in [{input}]",
+    "dict_type": "a table, as in {{ key = value }}",
+    "model_type": "a section of keys",
+    "greater_than": "greater than {gt}",
+    "greater_than_equal": "at least {ge}",
+    "less_than": "less than {lt}",
+    "less_than_equal": "at most {le}",
+    "too_short": "at least {min_length} entries",
+    "too_long": "at most {max_length} entries",
+    "string_too_short": "at least {min_length} characters",
+    "string_pattern_mismatch": "text of the form {pattern}",
+}
+"""What is allowed, by pydantic's type of error and with its context."""
+
+ALIASES = {
+    "lr": "learning_rate",
+    "eta": "max_staleness",
+    "batch_size": "groups_per_batch",
+    "num_generations": "group_size",
+    "max_tokens": "max_new_tokens",
+}
+"""What other tools call a key; too unlike ours for a likeness of letters."""
+
+FORMS = {
+    "name": 'letters, digits, ".", "_" and "-", beginning with a letter or a digit',
+    "ray_address": '"local", "auto" or "host:port"',
+    "cores": 'core numbers, as in "0" or "2-5,8"',
+}
+"""The form of a text, by key; elsewhere its pattern is shown."""
+
+Location = tuple[int | str, ...]
+
+
+def explain(error: ValidationError, root: type[BaseModel]) -> Iterator[str]:
+    """One line a problem: key, value, what is allowed, the nearest valid key.
+
+    Args:
+        error: Of validating a document, as JSON, against `root`.
+        root: The model of a whole recipe.
+    """
+    choices: dict[Location, list[str]] = {}
+    for problem in error.errors():
+        location = _place(problem["loc"], root)
+        key = ".".join(str(part) for part in location)
+        match problem["type"]:
+            case "extra_forbidden":
+                yield f"  {key}: unknown key{_nearest(location, root)}"
+            case "missing" if isinstance(location[-1], int):
+                yield f"  {key}: is required; {key.rpartition('.')[0]} has too few entries"
+            case "missing":
+                yield f"  {key}: is required"
+            case "value_error":
+                message = problem["msg"].removeprefix("Value error, ")
+                whole = isinstance(problem["input"], Mapping)
+                place = key if whole else f"{key} = {_toml(problem['input'])}"
+                yield f"  {message}" if whole and key in message else f"  {place}: {message}"
+            case _:
+                choices.setdefault(location, []).append(_allowed(problem, location))
+                if _is_last(problem, error, root):
+                    must = " or ".join(choices[location])
+                    yield f"  {key} = {_toml(problem['input'])}: must be {must}"
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """`; did you mean …?`, or nothing where no known name is alike."""
+    close = difflib.get_close_matches(name, list(known), n=1)
+    return f"; did you mean {close[0]!r}?" if close else ""
+
+
+def _allowed(problem: ErrorDetails, location: Location) -> str:
+    """What a value must be; pydantic's own words where the table has none."""
+    if problem["type"] == "string_pattern_mismatch":
+        named = [FORMS[part] for part in location if part in FORMS]
+        if named:
+            return named[-1]
+    context = {"input": _toml(problem["input"]), **problem.get("ctx", {})}
+    template = ALLOWED.get(problem["type"])
+    return problem["msg"] if template is None else template.format_map(context)
+
+
+def _is_last(problem: ErrorDetails, error: ValidationError, root: type[BaseModel]) -> bool:
+    """Whether no later problem is about the same key, as each choice of a union is."""
+    place = _place(problem["loc"], root)
+    same = [other for other in error.errors() if _place(other["loc"], root) == place]
+    return same[-1]["loc"] == problem["loc"]
+
+
+def _toml(value: Any) -> str:
+    """A value as a recipe would write it, cut where it is long."""
+    text = json.dumps(value, ensure_ascii=False, default=str)
+    return text if len(text) <= 80 else f"{text[:77]}…"
+
+
+def _place(location: Location, root: type[BaseModel]) -> Location:
+    """The location without the choices of a union, which pydantic adds to it."""
+    model: type[BaseModel] | None = root
+    for depth, part in enumerate(location):
+        if model is None:
+            return location[: depth + 1] if isinstance(part, int) else location[:depth]
+        model = _section(model, part)
+    return location
+
+
+def _section(model: type[BaseModel], key: int | str) -> type[BaseModel] | None:
+    """The model of a section; None where the key is a value, or unknown."""
+    field = model.model_fields.get(str(key))
+    if field is None:
+        return None
+    candidates = [field.annotation, *getattr(field.annotation, "__args__", ())]
+    return next((c for c in candidates if isinstance(c, type) and issubclass(c, BaseModel)), None)
+
+
+def _nearest(location: Location, root: type[BaseModel]) -> str:
+    """A key of the section that is alike, the same key elsewhere, or all keys of the section."""
+    section, name = location[:-1], str(location[-1])
+    name = ALIASES.get(name, name)
+    model = root
+    for part in section:
+        model = _section(model, part) or model
+    if name in model.model_fields:
+        return f"; did you mean {name!r}?"
+    elsewhere = [path for path in _paths(root) if path.rpartition(".")[2] == name]
+    if elsewhere:
+        return f"; did you mean {elsewhere[0]!r}?"
+    valid = f"; valid keys are {', '.join(model.model_fields)}"
+    return nearest(name, model.model_fields) or valid
+
+
+def _paths(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
+    """Every key of a recipe, dotted."""
+    for name in model.model_fields:
+        section = _section(model, name)
+        if section is None:
+            yield f"{prefix}{name}"
+        else:
+            yield from _paths(section, f"{prefix}{name}.")

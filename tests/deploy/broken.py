@@ -1,0 +1,163 @@
+"""A way to go wrong, and what it is made of: a recipe, files beside it, and what must be said."""
+
+import fcntl
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+RECIPE = """
+name = "bad"
+steps = 3
+[model]
+path = "model"
+[prompts]
+source = "lettered_chain_sum"
+groups_per_batch = 2
+group_size = 2
+[actors]
+engine = "scripted"
+reward = ["last_answer"]
+max_new_tokens = 24
+max_concurrent_rollouts = 8
+[queues]
+max_attempts = 1
+[learner]
+microbatch_tokens = 128
+[deploy]
+max_failed_groups = 0
+"""
+SFT = """
+name = "bad"
+steps = 3
+[model.tiny]
+characters = "0123456789+-=,abcdefghijklmnopqr"
+context = 32
+[prompts]
+source = "lettered_chain_sum"
+[actors]
+reward = ["last_answer"]
+[sft]
+demonstrations = "pairs.jsonl"
+"""
+
+
+def writes(name: str, text: str) -> Callable[[Path], None]:
+    """Puts a file into the folder that the command runs in."""
+    return lambda folder: (folder / name).write_text(text) and None
+
+
+def code(text: str) -> Callable[[Path], None]:
+    """Puts a module of the user's there."""
+    return writes("mine.py", text)
+
+
+def prompts(*rows: object) -> Callable[[Path], None]:
+    """Puts a prompt file there; texts stand for themselves."""
+    lines = [row if isinstance(row, str) else json.dumps(row) for row in rows]
+    return writes("data.jsonl", "\n".join(lines))
+
+
+def model(change: Callable[[Path], object]) -> Callable[[Path], None]:
+    """Changes the model folder."""
+    return lambda folder: change(folder / "model") and None
+
+
+def description(**keys: object) -> Callable[[Path], None]:
+    """Changes keys of the model's config.json."""
+
+    def change(folder: Path) -> None:
+        file = folder / "model" / "config.json"
+        file.write_text(json.dumps({**json.loads(file.read_text()), **keys}))
+
+    return change
+
+
+def tokenizer(**keys: object) -> Callable[[Path], None]:
+    """Changes keys of the model's tokenizer_config.json; None takes one away."""
+
+    def change(folder: Path) -> None:
+        file = folder / "model" / "tokenizer_config.json"
+        kept = {**json.loads(file.read_text()), **keys}
+        file.write_text(json.dumps({k: v for k, v in kept.items() if v is not None}))
+        (folder / "model" / "special_tokens_map.json").unlink(missing_ok=True)
+
+    return change
+
+
+def transformers_model(kind: str, **sizes: object) -> Callable[[Path], None]:
+    """Replaces the model by a real one of another architecture, with random weights."""
+
+    def change(folder: Path) -> None:
+        import transformers
+
+        built = getattr(transformers, f"{kind}Config")(vocab_size=64, hidden_size=32, **sizes)
+        name = built.architectures[0] if built.architectures else ""
+        head = {"Bert": "BertForMaskedLM"}.get(kind, name or f"{kind}ForCausalLM")
+        kept = folder / "model"
+        getattr(transformers, head)(built).save_pretrained(kept)
+
+    return change
+
+
+def existing_run(folder: Path) -> None:
+    """A run of the same name that has trained."""
+    run = folder / "runs" / "bad"
+    run.mkdir(parents=True)
+    (run / "recipe.json").write_text("{}")
+    (run / "summary.json").write_text('{"version": 2}')
+
+
+def run_going_on(folder: Path) -> None:
+    """A run of the same name whose broker lives."""
+    from queues.accounts import LOCK_NAME
+
+    existing_run(folder)
+    lock = (folder / "runs" / "bad" / LOCK_NAME).open("w")
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    HELD.append(lock)
+
+
+HELD: list[object] = []
+"""Locks of runs that go on; whoever runs a case lets them go."""
+
+SOURCE = """
+import json
+from queues.records import Prompt
+class Source:
+    def __init__(self, **keywords): self.i = 0; {init}
+    def next(self, count): {next}
+    def cursor(self): return json.dumps(self.i)
+    def restore(self, cursor): self.i = json.loads(cursor)
+"""
+GIVES = (
+    "self.i += count; "
+    "return [Prompt(prompt_id=str(i), text='a3=', answer='3') for i in range(count)]"
+)
+FILES = ["prompts.source=files", "prompts.source_options={path='data.jsonl'}"]
+MINE = ["prompts.source=mine:Source"]
+
+
+def source(init: str = "pass", gives: str = GIVES) -> Callable[[Path], None]:
+    """Puts a prompt source of the user's there."""
+    return code(SOURCE.format(init=init, next=gives))
+
+
+@dataclass(frozen=True)
+class Case:
+    """One way to go wrong."""
+
+    name: str
+    words: list[str]
+    """All of them must be in the message."""
+    settings: tuple[str, ...] = ()
+    prepare: Callable[[Path], None] | None = None
+    command: str = "run"
+    recipe: str = RECIPE
+    code: int = 2
+
+
+def sets(name: str, settings: str | list[str], *words: str, **more: object) -> Case:
+    """A recipe that is refused for what `--set` says."""
+    chosen = (settings,) if isinstance(settings, str) else tuple(settings)
+    return Case(name, list(words), chosen, **more)  # type: ignore[arg-type]

@@ -1,0 +1,286 @@
+"""Models, prompts, user code and folders that cannot be used: refused before Ray starts."""
+
+import json
+
+from broken import (
+    FILES,
+    MINE,
+    SFT,
+    Case,
+    code,
+    description,
+    existing_run,
+    model,
+    prompts,
+    run_going_on,
+    sets,
+    source,
+    tokenizer,
+    transformers_model,
+    writes,
+)  # fmt: skip
+
+INPUTS = [
+    sets("no model folder", "model.path=./nothing", "'./nothing'", "no such folder"),
+    sets("no model folder either", "model.path=nothing", "'nothing'", '"organisation/name"'),
+    sets("no hub name either", "model.path=no/such-model", "'no/such-model'", "no folder here"),
+    sets("model is a file", "model.path=recipe.toml", "is a file"),
+    Case(
+        "no config.json",
+        ["has no config.json"],
+        prepare=model(lambda m: (m / "config.json").unlink() or 1),
+    ),
+    Case(
+        "broken config.json",
+        ["config.json cannot be read", "line 1"],
+        prepare=model(lambda m: (m / "config.json").write_text("{,")),
+    ),
+    Case(
+        "no weights",
+        ["has no *.safetensors file"],
+        prepare=model(lambda m: (m / "model.safetensors").unlink() or 1),
+    ),
+    Case(
+        "broken weights",
+        ["model.safetensors cannot be read"],
+        prepare=model(lambda m: (m / "model.safetensors").write_text("version https://git-lfs")),
+    ),
+    Case(
+        "no tokenizer",
+        ["has no tokenizer", "tokenizer.json"],
+        prepare=model(lambda m: [p.unlink() for p in m.glob("tokenizer*")]),
+    ),
+    Case("no eos", ["no end-of-sequence token", "eos_token"], prepare=tokenizer(eos_token=None)),
+    Case("vocabulary", ["token ids up to 34", "30 rows"], prepare=description(vocab_size=30)),
+    Case(
+        "encoder",
+        ["BertForMaskedLM", "ForCausalLM"],
+        prepare=transformers_model(
+            "Bert", num_hidden_layers=1, num_attention_heads=2, intermediate_size=32
+        ),
+    ),
+    Case(
+        "state space",
+        ["mamba", "conv_kernel", "plain attention"],
+        prepare=transformers_model("Mamba", num_hidden_layers=1, state_size=4),
+    ),
+    Case(
+        "linear attention",
+        ["qwen3_next", "linear_attention", "plain attention"],
+        prepare=transformers_model(
+            "Qwen3Next",
+            num_hidden_layers=2,
+            intermediate_size=32,
+            num_attention_heads=2,
+            num_key_value_heads=1,
+            head_dim=16,
+            num_experts=2,
+            num_experts_per_tok=1,
+            moe_intermediate_size=16,
+            shared_expert_intermediate_size=16,
+            linear_num_value_heads=2,
+            linear_num_key_heads=1,
+            linear_key_head_dim=8,
+            linear_value_head_dim=8,
+            layer_types=["linear_attention", "full_attention"],
+        ),
+    ),
+    Case(
+        "no room in context",
+        ["max_new_tokens = 24", "16 tokens"],
+        prepare=description(max_position_embeddings=16),
+    ),
+    sets("no prompt file", FILES, "'data.jsonl'", "cannot be read"),
+    sets("empty prompt file", FILES, "data.jsonl: no prompts", prepare=prompts("", "")),
+    sets(
+        "malformed line", FILES, "data.jsonl:2", "not JSON", prepare=prompts({"prompt": "a"}, "{")
+    ),
+    sets(
+        "row without prompt",
+        FILES,
+        "data.jsonl:1",
+        "unknown fields question",
+        prepare=prompts({"question": "a"}),
+    ),
+    sets(
+        "row with empty prompt",
+        FILES,
+        "data.jsonl:1",
+        "prompt is ''",
+        prepare=prompts({"prompt": ""}),
+    ),
+    sets(
+        "prompt without answer", FILES, "last_answer", "has none", prepare=prompts({"prompt": "a"})
+    ),
+    sets(
+        "long prompt",
+        FILES,
+        "300 tokens",
+        "from 1 to 255",
+        prepare=prompts({"prompt": "a" * 300, "answer": "1"}),
+    ),
+    sets(
+        "foreign character",
+        FILES,
+        "no token for '€'",
+        prepare=prompts({"prompt": "a€", "answer": "1"}),
+    ),
+    sets(
+        "too many held out",
+        [*FILES, "heldout.size=9"],
+        "9 prompts cannot be held out of 1",
+        "heldout.size",
+        prepare=prompts({"prompt": "a", "answer": "1"}),
+    ),
+    sets(
+        "unknown task",
+        ["prompts.source=reasoning_gym:chain_summ", "actors.reward=['reasoning_gym']"],
+        "did you mean 'chain_sum'?",
+    ),
+    sets("option of a source", "prompts.source_options={terms=3}", "takes no options"),
+    sets("no module", "actors.reward=['nothing:score']", "cannot import nothing"),
+    sets(
+        "no function",
+        "actors.reward=['mine:scores']",
+        "no 'scores'",
+        "did you mean 'score'?",
+        prepare=code("def score(): pass"),
+    ),
+    sets(
+        "module exits",
+        "actors.reward=['mine:score']",
+        "cannot import mine",
+        "SystemExit",
+        prepare=code("import sys; sys.exit(3)"),
+    ),
+    sets(
+        "reward is a value",
+        "actors.reward=['mine:score']",
+        "is a int, not a function",
+        prepare=code("score = 1"),
+    ),
+    sets(
+        "reward arguments",
+        "actors.reward=['mine:score']",
+        "called with (prompt, completion, answer, metadata)",
+        prepare=code("def score(text): pass"),
+    ),
+    sets(
+        "environment import",
+        "actors.environment=mine:World",
+        "cannot import mine",
+        "NameError",
+        prepare=code("nonsense"),
+    ),
+    sets(
+        "environment arguments",
+        "actors.environment=mine:World",
+        "called with ()",
+        prepare=code(
+            "class World:\n  def __init__(self, x): 0\n  def reset(self): 0\n  def step(self): 0"
+        ),
+    ),
+    sets(
+        "loss import",
+        "learner.loss=mine:loss",
+        "cannot load loss",
+        "NameError",
+        prepare=code("nonsense"),
+    ),
+    sets(
+        "loss not registered",
+        "learner.loss=mine:loss",
+        "put the decorator on it",
+        prepare=code("def loss(): pass"),
+    ),
+    sets(
+        "loss raises",
+        "learner.loss=mine:loss",
+        "'mine:loss'",
+        "raised KeyError('lost')",
+        prepare=code(
+            "from learner.losses import policy_loss_function\n"
+            "@policy_loss_function('mine', owns_is=True)\n"
+            "def loss(inputs): raise KeyError('lost')"
+        ),
+    ),
+    sets("option of a loss", "learner.loss_options={cap=3}", "has no option cap", "cap_high"),
+    sets(
+        "source constructor",
+        MINE,
+        "KeyError('gone')",
+        prepare=source(init="raise KeyError('gone')"),
+    ),
+    sets(
+        "source raises",
+        MINE,
+        "next(2) raised KeyError('gone')",
+        prepare=source(gives="raise KeyError('gone')"),
+    ),
+    sets(
+        "source gives text",
+        MINE,
+        "must give queues.records.Prompt",
+        prepare=source(gives="return ['a', 'b']"),
+    ),
+    sets("source ends", MINE, "must be endless", prepare=source(gives="return []")),
+    sets(
+        "metadata not JSON",
+        MINE,
+        "metadata",
+        "not JSON",
+        prepare=source(
+            gives="return [Prompt(prompt_id='a', text='a', answer='1', metadata={'x': {1}})]"
+        ),
+    ),
+    sets("no such core", "actors.cores=['4096']", "'4096'", "this machine's cores"),
+    sets("no such address", "deploy.ray_address=here", '"here"', '"host:port"'),
+    sets("nobody at the address", "deploy.ray_address=127.0.0.1:9", "no cluster answers", "local"),
+    sets("runs_dir is a file", "deploy.runs_dir=recipe.toml", "is a file, not a folder"),
+    sets(
+        "runs_dir cannot be made",
+        "deploy.runs_dir=/proc/nothing",
+        "/proc/nothing",
+        "cannot be written",
+    ),
+    sets(
+        "disk too small",
+        ["steps=99999999", "learner.checkpoint_every=99999999", "actors.max_new_tokens=200"],
+        "free",
+        "two checkpoints of",
+        "deploy.runs_dir",
+    ),
+    Case("name taken", ["a run named 'bad' exists", "--replace"], prepare=existing_run),
+    Case("name in use", ["a run named 'bad' is going on"], prepare=run_going_on),
+    Case(
+        "hides a package",
+        ["queues hides Headway's package 'queues'"],
+        prepare=lambda folder: (folder / "queues").mkdir(),
+    ),
+    Case("no warm start", ["run `headway sft`"], recipe=SFT),
+    Case("no [sft]", ["has no [sft] section"], command="sft"),
+    Case("demonstrations missing", ["'pairs.jsonl' cannot be read"], command="sft", recipe=SFT),
+    Case(
+        "demonstrations malformed",
+        ["pairs.jsonl:1", "completion"],
+        command="sft",
+        recipe=SFT,
+        prepare=writes("pairs.jsonl", '{"prompt": "a"}'),
+    ),
+    Case(
+        "demonstrations too long",
+        ["43 tokens", "at most 32"],
+        command="sft",
+        recipe=SFT,
+        prepare=writes("pairs.jsonl", json.dumps({"prompt": "a=", "completion": "1" * 40})),
+    ),
+    Case(
+        "demonstrations foreign",
+        ["'€'", "model.tiny.characters"],
+        command="sft",
+        recipe=SFT,
+        prepare=writes(
+            "pairs.jsonl", json.dumps({"prompt": "a=", "completion": "€"}, ensure_ascii=False)
+        ),
+    ),
+]

@@ -1,0 +1,33 @@
+"""`headway bench async` from end to end, with the scripted engine."""
+
+import json
+
+import pytest
+
+pytestmark = [pytest.mark.ray, pytest.mark.deepspeed, pytest.mark.slow, pytest.mark.timeout(560)]
+
+
+def test_every_arm_stands_beside_the_limit_measured_in_the_same_run(headway):
+    recipe = headway.arguments("run")[2]
+    out = headway.folder / "bench"
+    settings = ("--set", 'learner.cores="1"')
+    options = ("--steps", "8", "--rounds", "1", "--bounds", "0,2", "--out", out)
+    result = headway("bench", "async", recipe, *settings, *options, timeout=540)
+    assert result.returncode == 0, result.stdout + result.stderr
+    document = json.loads((out / "async_gain.json").read_text())
+    (measured,) = document["rounds"]
+    limits = measured["limits"]
+    assert set(measured["arms"]) == {"0", "2", "0, all cores"}
+    assert limits["samples_per_second"] == min(
+        limits["actors"]["samples_per_second"], limits["learner_samples_per_second"]
+    )
+    for name, arm in measured["arms"].items():
+        assert arm["ratio_to_limit"] == arm["samples_per_second"] / limits["samples_per_second"]
+        assert arm["lag_max"] <= (2 if name == "2" else 0)
+        assert len(arm["raw"]["step_finished_at"]) == 8
+    # The replayed learner trained the very batches of the reference arm.
+    replayed, recorded = limits["learner"]["raw"], measured["arms"]["2"]["raw"]
+    assert replayed["tokens_trained"] == recorded["tokens_trained"]
+    assert document["commit"] is None or len(document["commit"]) == 40
+    assert (out / "async_gain.png").read_bytes().startswith(b"\x89PNG")
+    assert "limit" in result.stdout

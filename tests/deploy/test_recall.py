@@ -1,0 +1,85 @@
+"""What a resumed run knows of its earlier sittings."""
+
+import asyncio
+import json
+
+import pytest
+
+from deploy.config import load_recipe
+from deploy.recall import recall
+from deploy.run_directory import RunDirectory
+from deploy.summary import summarise
+from tests.queues.conftest import answer, make_broker, make_prompts
+
+
+@pytest.fixture
+def run(tmp_path):
+    config = load_recipe("demo", [f"deploy.runs_dir={tmp_path}", "name=first", "steps=9"])
+    return config, RunDirectory.create(config, replace=False)
+
+
+def train(directory, rows):
+    """Trains a batch of one group for each row of statistics."""
+
+    async def main():
+        broker = make_broker(directory.path, steps=9, groups_per_batch=1)
+        for version, row in enumerate(rows):
+            await broker.serving("a", version)
+            await broker.issue(make_prompts(1, version), cursor=str(version + 1))
+            [lease] = await broker.lease("a", 2, 5.0)
+            await broker.put("a", answer(lease))
+            await broker.take(version, 5.0)
+            await broker.ack(version, row)
+        await broker.close()
+
+    asyncio.run(main())
+
+
+def test_a_new_run_has_no_past(run):
+    record = recall(*run, now=100.0)
+    assert (record.batches, record.swaps, record.heldout) == ([], [], [])
+    assert record.seconds(101.5) == 1.5
+    assert record.steps == 9
+
+
+def test_batches_come_from_the_ledger_and_the_drivers_files_are_mended(run):
+    config, directory = run
+    train(directory, [{"loss": 0.5}, {"loss": 0.25}])
+    directory.append("metrics.jsonl", [{"version": 0, "loss": 0.5}])
+    directory.append("swaps.jsonl", [{"version": 0}])
+    with (directory.path / "swaps.jsonl").open("a") as file:
+        file.write('{"version": 1, "byt')
+    record = recall(config, directory, now=100.0)
+    assert record.batches == [{"version": 0, "loss": 0.5}, {"version": 1, "loss": 0.25}]
+    assert record.version == 2
+    assert directory.rows("metrics.jsonl") == record.batches
+    assert (directory.path / "swaps.jsonl").read_text() == '{"version": 0}\n'
+
+
+def test_seconds_tokens_and_scores_go_on_where_the_last_summary_ended(run):
+    config, directory = run
+    earlier = recall(config, directory, now=100.0)
+    earlier.actors = [{"tokens_generated": 70, "idle_fraction": 0.5}]
+    earlier.heldout.append({"version": 0, "score": 0.25, "seconds": 12.0})
+    directory.write_summary(summarise(earlier, status="interrupted", now=130.0))
+    assert directory.status() == "interrupted"
+
+    record = recall(config, directory, now=1000.0)
+    assert record.scored == {0}
+    record.actors = [{"tokens_generated": 5, "idle_fraction": 0.5}]
+    summary = summarise(record, status="done", now=1010.0)
+    assert summary["seconds"] == 40.0
+    assert summary["tokens_generated"] == 75
+    assert json.loads(json.dumps(summary["heldout"])) == [
+        {"version": 0, "score": 0.25, "seconds": 12.0}
+    ]
+
+
+def test_a_moved_run_finds_its_own_folder_and_a_damaged_recipe_is_named(run, tmp_path):
+    config, directory = run
+    moved = directory.path.rename(tmp_path / "elsewhere")
+    assert RunDirectory(moved).config().deploy.runs_dir == tmp_path
+    assert RunDirectory(moved).config().steps == config.steps
+    (moved / "recipe.json").write_text("{}")
+    with pytest.raises(ValueError, match=r"recipe\.json cannot be used"):
+        RunDirectory(moved).config()

@@ -1,0 +1,137 @@
+"""Runs that are stopped at any moment, and go on."""
+
+import json
+import os
+import random
+import shutil
+import signal
+import time
+
+import pytest
+
+from tests.deploy.processes import open_shared_memory, processes_of
+
+pytestmark = [pytest.mark.ray, pytest.mark.deepspeed]
+
+STEPS = 60
+LONG = ("steps=60", "heldout.every=30", "learner.checkpoint_every=7")
+
+
+def warm(headway, name):
+    target = headway.folder / "runs" / f"{name}-sft"
+    if not target.exists():
+        shutil.copytree(headway.folder / "runs" / "small-sft", target)
+
+
+def begin(headway, name, *settings):
+    """Starts a run, or goes on with it; as a terminal does, in a process group of its own."""
+    if (headway.folder / "runs" / name / "recipe.json").exists():
+        return headway.start_plain("resume", name)
+    warm(headway, name)
+    return headway.start("run", f"name={name}", *LONG, *settings)
+
+
+def wait_for_batches(folder, count, process, seconds=120):
+    deadline = time.monotonic() + seconds
+    metrics = folder / "metrics.jsonl"
+    while not metrics.exists() or len(metrics.read_text().splitlines()) < count:
+        assert process.poll() is None, process.stdout.read()
+        assert time.monotonic() < deadline, "no batch was trained in time"
+        time.sleep(0.05)
+
+
+def check_finished(headway, name):
+    folder = headway.folder / "runs" / name
+    summary = json.loads((folder / "summary.json").read_text())
+    assert (summary["status"], summary["version"]) == ("done", STEPS)
+    assert summary["rollouts_trained"] == STEPS * 2 * 2
+    assert [row["version"] for row in summary["heldout"]] == [0, 30, 60]
+    assert summary["max_lag_trained"] <= 2
+    accounts = json.loads(headway("inspect", name, "--json").stdout)
+    assert accounts["balanced"]
+    assert (accounts["trained"], accounts["trained_twice"]) == (STEPS * 2, 0)
+    assert accounts["issued"] == accounts["trained"] == summary["accounting"]["trained"]
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert [row["version"] for row in rows] == list(range(STEPS))
+    return summary
+
+
+def test_an_interrupted_run_goes_on_from_its_checkpoint_to_its_end(headway):
+    process = begin(headway, "paused")
+    folder = headway.folder / "runs" / "paused"
+    wait_for_batches(folder, 3, process)
+    began = time.monotonic()
+    os.killpg(process.pid, signal.SIGINT)
+    output, _ = process.communicate(timeout=60)
+    assert (process.returncode, "Traceback" in output) == (130, False), output
+    assert time.monotonic() - began < 20
+    assert "go on with: headway resume" in output
+    before = json.loads((folder / "summary.json").read_text())
+    assert before["status"] == "interrupted"
+    assert (folder / "checkpoints" / f"v{before['version']:06d}").is_dir()
+
+    resumed = headway("resume", "paused")
+    assert resumed.returncode == 0, resumed.stdout + resumed.stderr
+    after = check_finished(headway, "paused")
+    assert after["seconds"] > before["seconds"]
+    assert after["tokens_generated"] > before["tokens_generated"]
+    assert after["seconds_to_first_step"] == before["seconds_to_first_step"]
+
+    again = headway("resume", "paused")
+    assert (again.returncode, "is done" in again.stdout) == (0, True)
+
+
+def test_a_run_whose_processes_were_all_killed_trains_its_recorded_batches_again(headway):
+    process = begin(headway, "killed", "learner.checkpoint_every=10")
+    folder = headway.folder / "runs" / "killed"
+    wait_for_batches(folder, 15, process)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.communicate(timeout=60)
+    deadline = time.monotonic() + 60
+    while processes_of(headway.folder):
+        assert time.monotonic() < deadline, processes_of(headway.folder)
+        time.sleep(0.1)
+    trained = json.loads(headway("inspect", "killed", "--json").stdout)["trained"]
+    assert trained >= 15 * 2
+
+    resumed = headway("resume", "killed")
+    assert resumed.returncode == 0, resumed.stdout + resumed.stderr
+    check_finished(headway, "killed")
+
+
+def test_a_run_that_is_going_on_or_does_not_exist_is_not_resumed(headway):
+    missing = headway("resume", "nowhere")
+    assert missing.returncode == 2
+    assert "no run 'nowhere'" in missing.stderr
+    process = begin(headway, "busy", "steps=100000")
+    wait_for_batches(headway.folder / "runs" / "busy", 1, process)
+    refused = headway("resume", "busy")
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=60)
+    assert refused.returncode == 2
+    assert "is going on" in refused.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.vllm
+@pytest.mark.timeout(3000)
+def test_twenty_interrupts_at_random_moments_are_clean_and_lose_nothing(headway):
+    moments = random.Random(2026)
+    memory = set(os.listdir("/dev/shm"))
+    for number in range(20):
+        process = begin(headway, "twenty", "actors.engine=vllm", "actors.kv_cache_gib=1")
+        time.sleep(moments.uniform(0.3, 60.0))
+        assert process.poll() is None, process.stdout.read()
+        began = time.monotonic()
+        os.killpg(process.pid, signal.SIGINT)
+        output, _ = process.communicate(timeout=60)
+        assert (process.returncode, "Traceback" in output) == (130, False), (number, output)
+        assert time.monotonic() - began < 20, (number, output)
+        deadline = time.monotonic() + 2
+        while open_shared_memory() or processes_of(headway.folder):
+            assert time.monotonic() < deadline, (number, processes_of(headway.folder))
+            time.sleep(0.1)
+        assert set(os.listdir("/dev/shm")) <= memory, number
+    resumed = headway("resume", "twenty")
+    assert resumed.returncode == 0, resumed.stdout + resumed.stderr
+    check_finished(headway, "twenty")
