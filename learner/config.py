@@ -184,7 +184,6 @@ class LearnerConfig(OptimizerConfig):
 
     @model_validator(mode="after")
     def _deepspeed_can(self) -> Self:
-        _check_dtype(self.dtype, self.zero_stage)
         if self.offload_optimizer and self.zero_stage == 0:
             raise ValueError(
                 "offload_optimizer = true needs zero_stage 1, 2 or 3, not 0: DeepSpeed offloads "
@@ -196,6 +195,7 @@ class LearnerConfig(OptimizerConfig):
                 f"{str(self.offload_optimizer).lower()}: it needs whole gradient matrices on the "
                 "device; use zero_stage 0, 1 or 2 without offload_optimizer, or adamw"
             )
+        _check_deepspeed(self, dtype=self.dtype, zero_stage=self.zero_stage)
         return self
 
     @property
@@ -217,12 +217,18 @@ class LearnerConfig(OptimizerConfig):
         return own_ratio or self.correction != "none" or ":" in self.loss
 
 
-def _check_dtype(dtype: Dtype, zero_stage: int) -> None:
-    """Refuses what DeepSpeed cannot do: float32 gradients of bfloat16 weights without ZeRO."""
+def _check_deepspeed(config: OptimizerConfig, *, dtype: Dtype, zero_stage: int) -> None:
+    """Refuses what DeepSpeed cannot do, or does otherwise than it says."""
     if dtype == "bfloat16" and zero_stage == 0:
         raise ValueError(
             'dtype = "bfloat16" needs zero_stage >= 1, not 0: only ZeRO keeps float32 gradients '
             "and weights beside them"
+        )
+    if config.optimizer == "muon" and zero_stage > 0 and config.gradient_clipping > 0:
+        raise ValueError(
+            f'optimizer = "muon" with zero_stage = {zero_stage} and gradient_clipping = '
+            f"{config.gradient_clipping:g}: under ZeRO the orthogonalised update is clipped, not "
+            "the gradient; use gradient_clipping = 0, or zero_stage = 0"
         )
 
 
@@ -247,5 +253,5 @@ class SftConfig(OptimizerConfig):
 
     @model_validator(mode="after")
     def _deepspeed_can(self) -> Self:
-        _check_dtype(self.dtype, self.zero_stage)
+        _check_deepspeed(self, dtype=self.dtype, zero_stage=self.zero_stage)
         return self

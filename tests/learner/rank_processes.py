@@ -13,6 +13,7 @@ from rollouts import random_groups
 
 from learner import checkpoint, deepspeed_engine
 from learner.config import LearnerConfig, ScheduleConfig
+from learner.errors import TrainingDiverged
 from learner.model import load_policy
 from learner.rendezvous import find_store, join, open_store
 from learner.update import Updater
@@ -85,6 +86,42 @@ def gradients(rank, model_path, file):
             engine.close()
     if rank == 0:
         torch.save(results, file)
+
+
+def muon_weights(rank, model_path, file):
+    """Weights after two batches with Muon."""
+    results = {}
+    for stage in (0, 1, 2):
+        config = LearnerConfig(
+            optimizer="muon",
+            gradient_clipping=0.0,
+            zero_stage=stage,
+            ranks=dist.get_world_size(),
+        )
+        updater, engine = _updater(model_path, config)
+        for version in range(2):
+            updater.update(random_groups(count=5, seed=version), version)
+        results[stage] = torch.cat([t.double().flatten() for _, t in engine.weights()])
+        engine.close()
+    if rank == 0:
+        torch.save(results, file)
+
+
+def one_diverges(rank, model_path, folder):
+    """Each rank writes what it raised when the last rank alone had a loss of NaN."""
+    errors = {}
+    for stage in (0, 1, 2, 3):
+        config = LearnerConfig(zero_stage=stage, ranks=dist.get_world_size())
+        _, engine = _updater(model_path, config)
+        logprobs, _ = engine.forward(torch.tensor([5, 9, 4, 7]), torch.arange(4))
+        last = rank == dist.get_world_size() - 1
+        engine.backward(logprobs.sum() * (float("nan") if last else 1.0))
+        try:
+            engine.step()
+        except TrainingDiverged as error:
+            errors[stage] = str(error)
+        engine.close()
+    torch.save(errors, Path(folder) / f"{rank}.pt")
 
 
 def resumed(rank, model_path, root, file):

@@ -12,6 +12,7 @@ from learner.config import LearnerConfig, SftConfig
         ({"offload_optimizer": True, "zero_stage": 0}, "offload_optimizer = true needs zero_stage"),
         ({"optimizer": "muon", "zero_stage": 3}, "use zero_stage 0, 1 or 2"),
         ({"optimizer": "muon", "offload_optimizer": True}, "without offload_optimizer, or adamw"),
+        ({"optimizer": "muon", "zero_stage": 1}, "use gradient_clipping = 0, or zero_stage = 0"),
         ({"dtype": "bfloat16", "zero_stage": 0}, "needs zero_stage >= 1, not 0"),
         ({"loss": "ppo", "correction": "tis"}, "or recompute_proximal = true"),
         ({"keep_checkpoints": 0}, "greater than or equal to 1"),

@@ -140,6 +140,23 @@ def test_muon_changes_inner_matrices_by_its_own_rate(model_path):
     assert change["model.layers.0.mlp.up_proj.weight"] > 1e-3
 
 
+@pytest.mark.parametrize("zero_stage", [1, 2, 3])
+def test_bfloat16_weights_follow_float32_masters(model_path, reference, zero_stage):
+    engine = make_engine(model_path, zero_stage, dtype="bfloat16")
+    try:
+        for step in range(STEPS):
+            for token_ids, position_ids in microbatches():
+                engine.backward(loss_of(engine.forward(token_ids, position_ids)[0], step))
+            assert engine.step() == pytest.approx(reference[1][step], rel=0.03)
+        trained = {name: tensor.clone() for name, tensor in engine.weights()}
+    finally:
+        engine.close()
+    for name, tensor in trained.items():
+        assert tensor.dtype == torch.bfloat16
+        difference = (tensor.float() - reference[0][name]).norm() / reference[0][name].norm()
+        assert difference < 0.02, name
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("zero_stage", [1, 2, 3])
 def test_many_micro_batches_in_bfloat16_add_up_in_float32(model_path, zero_stage):

@@ -2,7 +2,15 @@
 
 import pytest
 import torch
-from rank_processes import BUDGETS, COMBINATIONS, gradients, resumed, spawn
+from rank_processes import (
+    BUDGETS,
+    COMBINATIONS,
+    gradients,
+    muon_weights,
+    one_diverges,
+    resumed,
+    spawn,
+)
 
 from learner.config import TinyModelConfig
 from learner.model import build_tiny
@@ -48,6 +56,27 @@ def test_loss_and_gradient_do_not_depend_on_ranks_zero_stage_and_micro_batches(
     for name in ("tokens_trained", "rollouts_trained", "lag_histogram", "tokens_fresh"):
         assert found[name] == expected[name], name
     assert 1 <= found["rank_imbalance"] < 1.2
+
+
+def test_a_loss_that_is_not_finite_on_one_rank_fails_the_step_of_all(model_path, tmp_path):
+    spawn(2, one_diverges, model_path, str(tmp_path))
+    for rank in (0, 1):
+        errors = torch.load(tmp_path / f"{rank}.pt", weights_only=True)
+        assert errors.keys() == {0, 1, 2, 3}
+        assert all("gradient norm is" in text for text in errors.values())
+
+
+@pytest.mark.slow
+def test_muon_takes_the_same_steps_with_one_rank_and_two(model_path, tmp_path):
+    found = []
+    for ranks in (1, 2):
+        spawn(ranks, muon_weights, model_path, str(tmp_path / "weights.pt"))
+        found.append(torch.load(tmp_path / "weights.pt", weights_only=True))
+    for results in found:
+        for weights in results.values():
+            # Orthogonalising in few bits spreads the rounding of the sum over ranks.
+            torch.testing.assert_close(weights, found[0][0], rtol=0, atol=2e-3)
+            assert torch.equal(weights, results[0]), "the ZeRO stage changes nothing"
 
 
 @pytest.fixture(scope="module", params=[1, 2])
