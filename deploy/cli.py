@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from deploy.progress import Screen
     from deploy.run_directory import RunDirectory
 
+BAD_INPUT = 2
 INTERRUPTED = 130
 """Exit code of a command that the user stopped; typer makes it of a KeyboardInterrupt."""
 
@@ -73,7 +74,14 @@ def run(recipe: Recipe, overrides: Overrides = [], *, replace: Replace = False) 
     inputs = load_inputs(config)
     with deferred():
         directory = RunDirectory.create(config, replace=replace)
-    _train(config, inputs, directory, screen)
+    try:
+        _train(config, inputs, directory, screen)
+    except BaseException as error:
+        if getattr(error, "exit_code", None) == BAD_INPUT and directory.trained_nothing():
+            directory.discard()
+        raise
+    finally:
+        directory.settle()
 
 
 @app.command()
@@ -98,7 +106,7 @@ def resume(run: RunName, runs_dir: RunsDir = Path("runs")) -> None:
 def _train(
     config: "RunConfig", inputs: "Inputs", directory: "RunDirectory", screen: "Screen"
 ) -> None:
-    """Runs to the end, or to one message; bad input leaves no folder behind."""
+    """Runs to the end, or to one message."""
     with deferred():
         from deploy.disk import is_full_disk
         from deploy.errors import RunFailed
@@ -107,8 +115,6 @@ def _train(
     try:
         summary = run(config, inputs, directory, screen)
     except Exception as error:
-        if getattr(error, "exit_code", None) == 2 and directory.trained_nothing():
-            directory.discard()
         if is_full_disk(error):
             raise RunFailed(f"no space is left on the disk of {directory.path}") from error
         raise

@@ -60,8 +60,9 @@ class RunDirectory:
             for folder in (partial.path, partial.checkpoints, partial.logs):
                 folder.mkdir(parents=True)
             partial.recipe_file.write_text(config.model_dump_json(indent=2))
-            if replace:
-                shutil.rmtree(directory.path, ignore_errors=True)
+            if replace and directory.path.exists():
+                shutil.rmtree(directory._replaced, ignore_errors=True)
+                directory.path.rename(directory._replaced)
             partial.path.rename(directory.path)
         except OSError as error:
             shutil.rmtree(partial.path, ignore_errors=True)
@@ -71,10 +72,23 @@ class RunDirectory:
         return directory
 
     def discard(self) -> None:
-        """Deletes the folder of a run that trained nothing, and the one around it if now empty."""
+        """Deletes the folder of a run that trained nothing, and the one around it if now empty.
+
+        The run that it was to replace is back in its place.
+        """
         shutil.rmtree(self.path, ignore_errors=True)
+        if self._replaced.exists():
+            self._replaced.rename(self.path)
         with suppress(OSError):
             self.path.parent.rmdir()
+
+    def settle(self) -> None:
+        """Deletes the run that this one replaced: this one has begun."""
+        shutil.rmtree(self._replaced, ignore_errors=True)
+
+    @property
+    def _replaced(self) -> Path:
+        return self.path.with_name(f".{self.path.name}.replaced")
 
     @classmethod
     def open(cls, run: str, runs_dir: Path = Path("runs")) -> "RunDirectory":

@@ -39,6 +39,18 @@ def test_a_run_that_ended_before_its_first_batch_gives_way(config):
                 RunDirectory.create(config, replace=False)
 
 
+def test_a_run_to_be_replaced_is_back_if_the_new_one_is_discarded_and_gone_once_it_has_begun(
+    config,
+):
+    RunDirectory.create(config, replace=False).append("metrics.jsonl", [{"version": 0}])
+    RunDirectory.create(config, replace=True).discard()
+    back = RunDirectory.open("first", config.deploy.runs_dir)
+    assert back.rows("metrics.jsonl") == [{"version": 0}]
+    RunDirectory.create(config, replace=True).settle()
+    assert back.rows("metrics.jsonl") == []
+    assert [path.name for path in config.deploy.runs_dir.iterdir()] == ["first"]
+
+
 def test_a_folder_that_is_not_a_run_is_never_replaced(config, tmp_path):
     (tmp_path / "first").mkdir()
     (tmp_path / "first" / "thesis.txt").write_text("years of work")
