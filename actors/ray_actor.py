@@ -8,6 +8,7 @@ back without weights and without its calls. Whoever created it makes another one
 """
 
 import asyncio
+import gc
 from dataclasses import dataclass
 from typing import Any
 
@@ -137,6 +138,8 @@ class RolloutActor:
         """
         parts = await asyncio.to_thread(self._build)
         await parts.engine.start()
+        gc.collect()
+        gc.freeze()  # what was loaded stays: looking through it again would take most of a second
         self._parts = parts
 
     async def run(self) -> None:

@@ -101,6 +101,16 @@ class RunConfig(BaseModel):
         return self
 
     @model_validator(mode="after")
+    def _the_window_holds_a_batch(self) -> Self:
+        window, batch = self.queues.window, self.prompts.groups_per_batch
+        if window is not None and window < batch:
+            raise ValueError(
+                f"queues.window = {window} must be at least prompts.groups_per_batch = {batch}: no "
+                "batch could ever be ready"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _a_group_has_room(self) -> Self:
         room, size = self.actors.max_concurrent_rollouts, self.prompts.group_size
         if room < size:
@@ -145,6 +155,14 @@ class RunConfig(BaseModel):
         """The learner's settings with what they take over from other sections filled in."""
         length = self.learner.fixed_length or self.actors.max_new_tokens
         return self.learner.model_copy(update={"fixed_length": length})
+
+    @property
+    def flow(self) -> QueuesConfig:
+        """The queues' settings with the window filled in."""
+        batch, actors = self.prompts.groups_per_batch, self.actors
+        held = actors.count * (actors.max_concurrent_rollouts // self.prompts.group_size)
+        window = self.queues.window or batch + max(batch, held) + (batch + 3) // 4
+        return self.queues.model_copy(update={"window": window})
 
     @property
     def warm_start(self) -> Path:

@@ -113,7 +113,7 @@ class Run:
         self.learning: asyncio.Task[None] | None = None
         self.broker = create_broker(
             directory.path,
-            config=config.queues,
+            config=config.flow,
             groups_per_batch=config.prompts.groups_per_batch,
             group_size=config.prompts.group_size,
             steps=config.steps,

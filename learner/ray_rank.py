@@ -5,6 +5,7 @@ that wait for it in a collective operation still hang.
 """
 
 import asyncio
+import gc
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -56,6 +57,8 @@ class RankActor:
         if cores is not None:
             bind(cores)
         await self._call(self._load, address, settings)
+        gc.collect()
+        gc.freeze()  # what was loaded stays: looking through it again would take most of a second
 
     def _load(self, address: tuple[str, int] | None, settings: dict[str, Any]) -> None:
         from learner.rank import Rank

@@ -14,8 +14,10 @@ The state is *feasible* at v when for every date d ≥ v−1 at most (d − v + 
 by d. So none is overdue, and those due by any date fit into the batches until then.
 
 Two rules
-    (1) n groups starting at s are leased only if the state with them is feasible, and at most
-        min(η + 1, steps − v)·B groups are live then: the window, and all that can be trained.
+    (1) n groups starting at s are leased only if the state with them is feasible, and the window
+        holds them: at most min(η + 1, steps − v)·B groups are live then, which is all that can be
+        trained, or fewer if that is wanted, but B at least. In a window that is always full every
+        group is trained at its deadline; a smaller one leaves slack for those that take long.
     (2) the learner takes the B ready groups with the earliest deadlines, and only if the groups
         left are feasible at v + 1. Otherwise it waits for leased groups that are due.
 
@@ -62,9 +64,16 @@ class Bounds:
     max_staleness: int
     groups_per_batch: int
     steps: int
+    most_live: int | None = None
+    """The window, where it is to be smaller than (η + 1)·B."""
 
     def __post_init__(self) -> None:
         """Refuse bounds under which the run could never train a batch."""
+        if self.most_live is not None and self.most_live < self.groups_per_batch:
+            raise InputError(
+                f"window = {self.most_live} must be at least groups_per_batch ="
+                f" {self.groups_per_batch}: no batch could ever be ready"
+            )
         for name, least in (("max_staleness", 0), ("groups_per_batch", 1), ("steps", 1)):
             if (value := getattr(self, name)) < least:
                 raise InputError(
@@ -78,7 +87,8 @@ class Bounds:
 
     def window(self, version: int) -> int:
         """How many groups may be live at `version`."""
-        return max(0, min(self.max_staleness + 1, self.steps - version)) * self.groups_per_batch
+        places = max(0, min(self.max_staleness + 1, self.steps - version)) * self.groups_per_batch
+        return places if self.most_live is None else min(places, self.most_live)
 
 
 @dataclass(frozen=True, slots=True)

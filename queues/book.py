@@ -61,6 +61,8 @@ class Book:
     """Where the source of prompts goes on."""
     ended: bool = False
     """The source has no more prompts."""
+    patience_ends: float = 0.0
+    """Monotonic seconds until which engines that lag get no training groups."""
     last_error: str | None = None
     """The latest failed attempt, for whoever watches the run."""
 
@@ -126,10 +128,11 @@ class Book:
             )
         self.engines[engine_id] = version
 
-    def lease(self, engine_id: str, room: int, *, expires: float) -> list[Lease]:
+    def lease(self, engine_id: str, room: int, *, now: float, expires: float) -> list[Lease]:
         """Lease what this engine may generate now: evaluations first, then training.
 
-        The leased groups have at most `room` rollouts together.
+        The leased groups have at most `room` rollouts together. Training waits for the weights of
+        an engine that lags, while there is patience.
 
         Raises:
             QueueClosed: Nothing will ever be leased again.
@@ -142,6 +145,8 @@ class Book:
         allowed = leases_allowed(
             self.groups.due, version=self.version, start_version=version, bounds=self.bounds
         )
+        if version < self.version and now < self.patience_ends:
+            allowed = 0
         groups = self.prompts.pop_evaluations(room, version)  # of 1 rollout each
         groups += self.prompts.pop_train(min((room - len(groups)) // self.group_size, allowed))
         return [self._lease(group, engine_id, version, expires) for group in groups]

@@ -7,7 +7,8 @@
     learner                     ack ──▶ │ taken  │ ─▶ trained
 
     who waits          for                               is woken by
-    lease              prompts that admission allows     issue, evaluate, serving, ack, fail
+    lease              prompts that admission allows     issue, evaluate, serving, ack, fail, and
+                                                         the end of patience with engines that lag
     take, evaluation   ready groups, the last result     put, fail, ack
     prompts_wanted     a line that is too short          lease, ack, fail
     (a lost or released lease wakes as fail does, close wakes all)
@@ -76,13 +77,17 @@ class Broker:
             raise InputError(f"group_size = {group_size} must be at least 1")
         self._book = Book(
             bounds=Bounds(
-                max_staleness=config.max_staleness, groups_per_batch=groups_per_batch, steps=steps
+                max_staleness=config.max_staleness,
+                groups_per_batch=groups_per_batch,
+                steps=steps,
+                most_live=config.window,
             ),
             group_size=group_size,
             queued_batches=config.queued_batches,
             max_attempts=config.max_attempts,
         )
         self._lease_seconds = config.lease_seconds
+        self._patience_seconds = config.patience_seconds
         self._ledger = Ledger(directory, synchronous=config.synchronous)
         try:
             recover(self._ledger, self._book)
@@ -94,6 +99,7 @@ class Broker:
         self._closed = False
         self._failure: LedgerError | None = None
         self._expiry: asyncio.Task[None] | None = None
+        self._impatience: asyncio.Task[None] | None = None
         self._released: Counter[str] = Counter()
         """How often the leases of each engine were taken back."""
         self._work = LongPolls(self._check_open)
@@ -207,8 +213,9 @@ class Broker:
         def decide() -> tuple[list[Lease], asyncio.Future[None]] | None:
             if self._released[engine_id] != released:
                 return None  # who asks is gone; its successor asks by itself
-            expires = time.monotonic() + self._lease_seconds
-            leases = self._book.lease(engine_id, room, expires=expires)
+            now = time.monotonic()
+            expires = now + self._lease_seconds
+            leases = self._book.lease(engine_id, room, now=now, expires=expires)
             if not leases:
                 return None
             return leases, self._writer.submit(partial(self._ledger.lease, engine_id, leases))
@@ -344,6 +351,8 @@ class Broker:
             raise InputError(f"statistics of batch {version} are not JSON: {error}") from error
         record = BatchRecord(version=version, acked_at=time.time(), statistics=json.loads(text))
         self._book.ack(record)
+        self._book.patience_ends = time.monotonic() + self._patience_seconds
+        self._impatience = asyncio.create_task(self._wake_work_later())
         memory = dict(self._book.groups.counts)
         counts = await self._durable(
             partial(self._ledger.ack, version, text), self._work, self._progress, self._line
@@ -383,8 +392,9 @@ class Broker:
         Afterwards `ledger.sqlite` is the whole ledger, without its -wal file.
         """
         self._closed = True
-        if self._expiry is not None:
-            self._expiry.cancel()
+        for task in (self._expiry, self._impatience):
+            if task is not None:
+                task.cancel()
         await self._wake_all()
         await self._writer.close()
 
@@ -396,6 +406,11 @@ class Broker:
             raise failure
         if self._closed:
             raise QueueClosed("the broker is closed")
+
+    async def _wake_work_later(self) -> None:
+        """Lets engines that still lag when patience ends ask again."""
+        await asyncio.sleep(self._patience_seconds)
+        await self._work.wake()
 
     async def _wake_all(self) -> None:
         for polls in (self._work, self._progress, self._line):

@@ -15,6 +15,11 @@ class QueuesConfig(BaseModel):
     max_staleness: int = Field(default=2, ge=0)
     """η: the largest lag, in policy versions, of a token that is trained. 0 is synchronous
     training. It is also the back-pressure: at most (η + 1) · groups_per_batch groups are live."""
+    window: int | None = Field(default=None, ge=1)
+    """Groups that may be live at once: leased, ready or being trained; never more than the above.
+    A window that is full of ready results makes every group wait until its deadline, and the
+    learner wait for those that take long. None: one batch in training, one in the making or what
+    all engines hold at once, and a quarter of a batch."""
     on_overdue: Literal["wait"] = "wait"
     """What the learner does about a straggler that is due: it waits, so that nothing is discarded
     and no token exceeds `max_staleness`."""
@@ -24,6 +29,10 @@ class QueuesConfig(BaseModel):
     """A lease without a heartbeat for this long is void, and its group is redelivered."""
     heartbeat_seconds: float = Field(default=5.0, gt=0)
     """How often a worker renews its leases."""
+    patience_seconds: float = Field(default=0.25, ge=0)
+    """How long an engine that serves an older version than the learner's is given no training
+    groups after a batch: one that takes the new version meanwhile starts them a version later, and
+    so with a later deadline. Longer than a weight update, shorter than a step."""
     max_attempts: int = Field(default=3, ge=1)
     """Deliveries of a group, the first included, before it counts as failed."""
     queued_batches: int = Field(default=2, ge=1)

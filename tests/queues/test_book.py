@@ -72,7 +72,7 @@ def test_every_group_is_in_one_state_whatever_happens(
             if number < 2:
                 book.serving(engine, max(book.version, book.engines.get(engine, 0)))
             if not book.over:
-                leases = book.lease(engine, 5, expires=0.0)
+                leases = book.lease(engine, 5, now=0.0, expires=0.0)
                 assert sum(lease.group_size for lease in leases) <= 5
         elif move == 2 and leased:
             group = leased[number % len(leased)]
@@ -123,7 +123,7 @@ def test_an_evaluation_without_a_single_result_has_no_score() -> None:
     (group,) = book.evaluate(run, make_prompts(1))
     book.serving("a", 0)
     for state in (State.QUEUED, State.FAILED):
-        book.lease("a", 1, expires=0.0)
+        book.lease("a", 1, now=0.0, expires=0.0)
         assert book.give_back(group, "lost") is state
     outcome = run.outcome()
     assert (outcome.score, outcome.failed, outcome.lowest_version) == (None, 1, None)
@@ -136,7 +136,7 @@ def test_a_finite_source_whose_groups_all_fail_ends_the_run() -> None:
     book.ended = True
     book.serving("a", 0)
     for _ in range(2):
-        book.lease("a", 2, expires=0.0)
+        book.lease("a", 2, now=0.0, expires=0.0)
         book.give_back(group, "lost")
     assert book.over
     with pytest.raises(QueueClosed):
