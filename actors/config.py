@@ -58,8 +58,8 @@ class ActorsConfig(_Section):
     dtype: Literal["float32", "bfloat16", "auto"] = "auto"
     """What the engine computes in; `auto` is what the model folder says."""
     cores: tuple[Cores, ...] | None = None
-    """CPU cores of each engine, one entry per actor, as "0" or "2-5,8". None: several engines
-    without GPUs share out the cores that learner.cores leaves; one is bound by vLLM itself."""
+    """CPU cores of each engine, one entry per actor, as "0" or "2-5,8". None: engines
+    without GPUs share out the cores that learner.cores leaves."""
     kv_cache_gib: float | None = Field(default=None, gt=0)
     """KV cache of an engine on a CPU; None takes vLLM's default."""
     gpu_memory_utilization: float = Field(default=0.9, gt=0, le=1)

@@ -10,7 +10,7 @@ import logging
 import math
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, Literal
 
 from actors.cores import cores_of
@@ -291,7 +291,8 @@ def _in_one_process(cores: list[int]) -> dict[str, Any]:
     if not there.issuperset(cores):
         raise InputError(f"actors.cores names {cores}, but there are only {sorted(there)}")
     for thread in os.listdir("/proc/self/task"):
-        os.sched_setaffinity(int(thread), cores)
+        with suppress(ProcessLookupError):  # it has just ended
+            os.sched_setaffinity(int(thread), cores)
     os.environ.update(
         VLLM_ENABLE_V1_MULTIPROCESSING="0",
         OMP_NUM_THREADS=str(len(cores)),

@@ -19,7 +19,8 @@ def main() -> None:
     kind, recipe, *recorded = sys.argv[1:]
     config = RunConfig.model_validate_json(Path(recipe).read_text())
     inputs = load_inputs(config)
-    directory = RunDirectory.create(config, replace=False)
+    directory = RunDirectory.of(config)
+    directory.create(config, replace=False)
     match kind:
         case "train":
             run(config, inputs, directory, Screen())

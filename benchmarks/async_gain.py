@@ -29,6 +29,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, NoReturn
 
+from pydantic import ValidationError
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -73,7 +74,10 @@ class Plan:
             for section, keys in changes.items()
         }
         changed = base.model_copy(update={"name": name, **sections})
-        return RunConfig.model_validate(changed.model_dump())
+        try:
+            return RunConfig.model_validate(changed.model_dump())
+        except ValidationError as error:
+            raise InputError(f"{name}: {error.errors()[0]['msg']}") from None
 
     def arms(self, round_: int) -> dict[str, RunConfig]:
         """The training runs of a round in their order, by the name that the table gives them."""

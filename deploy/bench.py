@@ -32,7 +32,7 @@ def start(name: str, arguments: list[str], root: Path = ROOT) -> NoReturn:
             "repository, not with the installed package"
         )
     paths = [str(root), *filter(None, [os.environ.get("PYTHONPATH")])]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "PYTHONSAFEPATH": "1"}
     sys.stdout.flush()
     os.execve(
         sys.executable, [sys.executable, "-m", f"benchmarks.{module}", *arguments], environment

@@ -72,8 +72,13 @@ def run(recipe: Recipe, overrides: Overrides = [], *, replace: Replace = False) 
         from deploy.inputs import load_inputs
         from deploy.run_directory import RunDirectory
     inputs = load_inputs(config)
-    with deferred():
-        directory = RunDirectory.create(config, replace=replace)
+    directory = RunDirectory.of(config)
+    try:
+        with deferred():
+            directory.create(config, replace=replace)
+    except KeyboardInterrupt:
+        directory.discard()
+        raise
     try:
         _train(config, inputs, directory, screen)
     except BaseException as error:
@@ -113,7 +118,8 @@ def _train(
         from deploy.outcome import show
         from deploy.run import run
     try:
-        summary = run(config, inputs, directory, screen)
+        with directory.held():
+            summary = run(config, inputs, directory, screen)
     except Exception as error:
         if is_full_disk(error):
             raise RunFailed(f"no space is left on the disk of {directory.path}") from error

@@ -10,7 +10,7 @@ from pathlib import Path
 import ray
 
 from deploy.config import RunConfig
-from deploy.errors import InputError
+from deploy.errors import InputError, RunFailed
 from deploy.interrupt import deferred
 from deploy.leftovers import ending_workers
 from learner.cores import cpus_of
@@ -42,6 +42,8 @@ def cluster(config: RunConfig, logs: Path) -> Iterator[None]:
         ray.shutdown()
         raise
     except (ConnectionError, RuntimeError, ValueError) as error:
+        if local:
+            raise RunFailed(f"Ray did not start on this machine: {error}") from error
         raise InputError(f"deploy.ray_address = {address!r}: {error}") from None
     try:
         _check_resources(config)

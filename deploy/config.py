@@ -10,7 +10,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
 from actors.config import REWARDS, ActorsConfig, HeldoutConfig, PromptsConfig
 from deploy.errors import InputError
@@ -35,6 +42,12 @@ class DeployConfig(BaseModel):
     """Port of a metrics endpoint; 0 is none, which is all there is so far."""
     runs_dir: Path = Path("runs")
     """Folder of run folders, relative to where the command runs."""
+
+    @field_validator("runs_dir")
+    @classmethod
+    def _expanded(cls, value: Path) -> Path:
+        return value.expanduser()
+
     start_timeout_seconds: float = Field(default=600, gt=0)
     """Deadline for every process to have loaded the model."""
     stall_seconds: float = Field(default=900, gt=0)
@@ -97,6 +110,16 @@ class RunConfig(BaseModel):
                 f"actors.top_p = {self.actors.top_p} and actors.top_k = {self.actors.top_k} "
                 "renormalise the behaviour policy, so its ratio to the learner's is wrong; use "
                 "top_p = 1.0 and top_k = -1 with an importance-weighted loss"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _minibatches_have_groups(self) -> Self:
+        minibatches, groups = self.learner.minibatches, self.prompts.groups_per_batch
+        if minibatches > groups:
+            raise ValueError(
+                f"learner.minibatches = {minibatches} must be at most prompts.groups_per_batch = "
+                f"{groups}: a minibatch is made of whole groups"
             )
         return self
 

@@ -25,17 +25,18 @@ def ending_workers() -> Iterator[None]:
 
     Ray is to be shut down in the block: workers that die before it does are mourned on the screen.
     """
-    below = psutil.Process().children(recursive=True)
-    workers = [process for process in below if _is_worker(process)]
-    family = {process for worker in workers for process in [worker, *_children(worker)]}
-    for process in family:  # nobody may make new shared memory once it has been looked at
-        with suppress(psutil.NoSuchProcess):
-            process.suspend()
-    left = mapped_files(process.pid for process in family)
+    halted: set[psutil.Process] = set()
+    left: list[Path] = []
     try:
+        while new := _family() - halted:  # who was started before its parent was halted
+            for process in new:
+                with suppress(psutil.NoSuchProcess):
+                    process.suspend()
+            halted |= new
+        left = mapped_files(process.pid for process in halted)
         yield
     finally:
-        for process in family:
+        for process in halted:
             with suppress(psutil.NoSuchProcess):
                 process.kill()
         for path in left:
@@ -43,12 +44,25 @@ def ending_workers() -> Iterator[None]:
 
 
 def mapped_files(pids: Iterable[int]) -> list[Path]:
-    """Files in /dev/shm that processes have mapped, under whatever name."""
+    """Files in /dev/shm that processes have mapped, under whatever name, younger than this one."""
     inodes: set[int] = set()
     for pid in pids:
         with suppress(OSError):
             inodes.update(map(int, _MAPPED.findall(Path(f"/proc/{pid}/maps").read_text())))
-    return [path for path in SHARED_MEMORY.iterdir() if path.lstat().st_ino in inodes]
+    began, found = psutil.Process().create_time(), []
+    for path in SHARED_MEMORY.iterdir():
+        with suppress(OSError):
+            file = path.lstat()
+            if file.st_ino in inodes and file.st_ctime >= began:
+                found.append(path)
+    return found
+
+
+def _family() -> set[psutil.Process]:
+    """Ray's workers below this process, and everything below them."""
+    below = psutil.Process().children(recursive=True)
+    workers = [process for process in below if _is_worker(process)]
+    return {process for worker in workers for process in [worker, *_children(worker)]}
 
 
 def _is_worker(process: psutil.Process) -> bool:

@@ -48,6 +48,8 @@ class Recorder:
         self._summarised_at = time.monotonic()
         self._moved_at = time.monotonic()
         self._moving: object = None
+        self._failed_before: int | None = None
+        """Groups that had failed for good when this sitting began."""
 
     async def follow(self) -> None:
         """Gathers until it is cancelled, with a summary every SUMMARY_SECONDS.
@@ -101,7 +103,10 @@ class Recorder:
                 )
 
     def _check_failures(self, status: BrokerStatus) -> None:
-        failed, allowed = status.depth["failed"], self._config.deploy.max_failed_groups
+        if self._failed_before is None:
+            self._failed_before = status.depth["failed"]
+        failed = status.depth["failed"] - self._failed_before
+        allowed = self._config.deploy.max_failed_groups
         if failed > allowed:
             raise RunFailed(
                 f"{failed} groups failed for good, more than deploy.max_failed_groups = {allowed}; "
@@ -109,7 +114,7 @@ class Recorder:
             )
 
     def _check_movement(self, status: BrokerStatus) -> None:
-        moving = (status.version, status.accepted)
+        moving = (status.version, status.accepted, self._swaps)
         if moving != self._moving:
             self._moving, self._moved_at = moving, time.monotonic()
         elif time.monotonic() - self._moved_at > self._config.deploy.stall_seconds:

@@ -36,9 +36,9 @@ def read_record(directory: RunDirectory) -> Record:
     """What a picture shows of a run, as its driver wrote it down."""
     config = directory.config()
     record = Record(config.name, config.steps, config.queues.max_staleness, started_at=0.0)
-    rows = {row["version"]: row for row in _rows(directory.path / "metrics.jsonl")}
+    rows = {row["version"]: row for row in directory.rows("metrics.jsonl")}
     record.batches = [rows[version] for version in sorted(rows)]
-    record.swaps = _rows(directory.path / "swaps.jsonl")
+    record.swaps = directory.rows("swaps.jsonl")
     if directory.summary_file.exists():
         summary = json.loads(directory.summary_file.read_text())
         record.heldout, record.heldout_sampled = summary["heldout"], summary["heldout_sampled"]
@@ -77,14 +77,6 @@ def draw(record: Record, directory: RunDirectory) -> None:
     steps = sum(span.kind == "step" for span in timeline.learner)
     draw_timeline(below, timeline, f"{steps} steps from version {timeline.first} on")
     figure.savefig(directory.picture, dpi=110)
-
-
-def _rows(file: Path) -> list[Row]:
-    """The lines of a JSON-lines file; the last one may be torn, of a driver that was killed."""
-    if not file.exists():
-        return []
-    whole, _, _ = file.read_text().rpartition("\n")
-    return [json.loads(line) for line in whole.splitlines()]
 
 
 def _reward(axes: "Axes", record: Record) -> None:

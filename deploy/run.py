@@ -18,6 +18,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
+import psutil
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -28,7 +29,7 @@ from deploy.config import RunConfig
 from deploy.cores import actors_on_cores
 from deploy.errors import Interrupted, RunFailed
 from deploy.inputs import Inputs
-from deploy.interrupt import Interrupts, deferred
+from deploy.interrupt import Interrupts, deferred, raise_interrupts
 from deploy.progress import Screen
 from deploy.recall import recall
 from deploy.recorder import Recorder
@@ -42,10 +43,12 @@ from learner.ray_group import create_learner
 from queues.accounts import newest_checkpoint, read_accounting
 from queues.errors import QueueClosed, QueuesError
 from queues.ray_broker import create_broker
+from weight_sync.errors import WeightSyncError
 from weight_sync.ray_broadcaster import create_broadcaster
 
-CLOSE_SECONDS = 3.0
-"""What the broker gets to close its books at the end of a run; they survive without it."""
+CLOSE_SECONDS = 2.0
+"""What an interrupted run gets to ask for its last figures, and any run to close its books; both
+can be had from its folder as well."""
 
 
 def run(
@@ -60,12 +63,15 @@ def run(
         RunFailed: A process of the run died or raised, or nothing moved before a deadline.
         Interrupted: The user stopped it; names the newest checkpoint.
     """
-    record = recall(config, directory, now=time.time())
+    record = recall(config, directory, now=psutil.Process().create_time())
     status = "failed"
     try:
         screen.say("starting Ray")
         with cluster(config, directory.logs):
-            asyncio.run(Run(config, inputs, directory, screen, record).run())
+            try:
+                asyncio.run(Run(config, inputs, directory, screen, record).run())
+            finally:
+                raise_interrupts()  # an event loop leaves SIGTERM deadly behind
         status = "done"
     except KeyboardInterrupt:
         status = "interrupted"
@@ -76,17 +82,26 @@ def run(
     finally:
         with deferred():
             summary = finish(record, directory, status)
+            if status != "interrupted":
+                picture(record, directory, screen)
     return summary
 
 
 def finish(record: Record, directory: RunDirectory, status: str) -> dict[str, Any]:
-    """Writes the last figures of a sitting, and their picture."""
+    """Writes the last figures of a sitting."""
     if directory.ledger.exists():
         record.accounting = read_accounting(directory.path).to_dict()
     summary = summarise(record, status=status, now=time.time())
     directory.write_summary(summary)
-    draw(record, directory)
     return summary
+
+
+def picture(record: Record, directory: RunDirectory, screen: Screen) -> None:
+    """Draws the run; what goes wrong there changes nothing about how it ended."""
+    try:
+        draw(record, directory)
+    except Exception as error:  # noqa: BLE001
+        screen.say(f"no picture was drawn ({error!r}); try `headway report {directory.path}`")
 
 
 def where_it_stands(directory: RunDirectory) -> str:
@@ -273,7 +288,7 @@ class Run:
         """Lets the learner end its step and save, unless the user insists; then ends the rest.
 
         Raises:
-            KeyboardInterrupt: Always.
+            KeyboardInterrupt: Unless training ended by itself meanwhile.
         """
         if self.learning is not None:
             self.screen.say(
@@ -287,10 +302,16 @@ class Run:
                 return_when=asyncio.FIRST_COMPLETED,
             )
             insisted.cancel()
-            if not self.learning.done():
+            if self.learning.done():
+                self.learning.result()
+            else:
                 self.screen.say("no checkpoint was saved; a resumed run trains its batches again")
         training.cancel()
         await asyncio.wait({training})
+        if not training.cancelled():
+            return  # it ended meanwhile, well or badly: that is how the run ended
         if self.learning is not None:
-            await self.recorder.conclude("interrupted")
+            with suppress(QueuesError, WeightSyncError, TimeoutError):
+                async with asyncio.timeout(CLOSE_SECONDS):
+                    await self.recorder.conclude("interrupted")
         raise KeyboardInterrupt

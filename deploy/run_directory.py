@@ -7,10 +7,11 @@ checkpoints/      v000060/ …                   summary.json    figures of the 
 logs/             output of every process      report.png      the same as a picture
 """
 
+import fcntl
 import json
 import shutil
-from collections.abc import Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, is_dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from pydantic import ValidationError
 
 from deploy.config import RunConfig
 from deploy.errors import InputError
-from queues.accounts import is_open
+from queues.accounts import is_open, read_accounting
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +30,11 @@ class RunDirectory:
     path: Path
 
     @classmethod
-    def create(cls, config: RunConfig, *, replace: bool) -> "RunDirectory":
+    def of(cls, config: RunConfig) -> "RunDirectory":
+        """Where a recipe's run lies, whether it is there or not."""
+        return cls((config.deploy.runs_dir / config.name).absolute())
+
+    def create(self, config: RunConfig, *, replace: bool) -> None:
         """Makes the folder and stores the resolved recipe in it.
 
         Args:
@@ -41,35 +46,29 @@ class RunDirectory:
             InputError: There is a run of that name already, or it is still going on, or the folder
                 cannot be written.
         """
-        directory = cls((config.deploy.runs_dir / config.name).absolute())
-        directory.check_at_rest()
-        replace = replace or directory.trained_nothing()
-        if directory.recipe_file.exists() and not replace:
+        self.check_at_rest()
+        replace = replace or self.trained_nothing()
+        if self.recipe_file.exists() and not replace:
             raise InputError(
-                f"a run named {config.name!r} exists in {directory.path.parent}; go on with it by "
+                f"a run named {config.name!r} exists in {self.path.parent}; go on with it by "
                 f"`headway resume {config.name}`, choose another name (--set name=…), or delete it "
                 "with --replace"
             )
-        if directory.path.exists() and not directory.recipe_file.exists():
-            raise InputError(
-                f"{directory.path} exists and is not a run folder; choose another name"
-            )
-        partial = cls(directory.path.with_name(f".{config.name}.partial"))
+        if self.path.exists() and not self.recipe_file.exists():
+            raise InputError(f"{self.path} exists and is not a run folder; choose another name")
+        partial = RunDirectory(self.path.with_name(f".{config.name}.partial"))
         try:
             shutil.rmtree(partial.path, ignore_errors=True)
             for folder in (partial.path, partial.checkpoints, partial.logs):
                 folder.mkdir(parents=True)
             partial.recipe_file.write_text(config.model_dump_json(indent=2))
-            if replace and directory.path.exists():
-                shutil.rmtree(directory._replaced, ignore_errors=True)
-                directory.path.rename(directory._replaced)
-            partial.path.rename(directory.path)
+            if replace and self.path.exists():
+                shutil.rmtree(self._replaced, ignore_errors=True)
+                self.path.rename(self._replaced)
+            partial.path.rename(self.path)
         except OSError as error:
             shutil.rmtree(partial.path, ignore_errors=True)
-            raise InputError(
-                f"the run folder {directory.path} cannot be written: {error}"
-            ) from None
-        return directory
+            raise InputError(f"the run folder {self.path} cannot be written: {error}") from None
 
     def discard(self) -> None:
         """Deletes the folder of a run that trained nothing, and the one around it if now empty.
@@ -85,6 +84,10 @@ class RunDirectory:
     def settle(self) -> None:
         """Deletes the run that this one replaced: this one has begun."""
         shutil.rmtree(self._replaced, ignore_errors=True)
+
+    @property
+    def _lock(self) -> Path:
+        return self.path / "driver.lock"
 
     @property
     def _replaced(self) -> Path:
@@ -106,11 +109,25 @@ class RunDirectory:
 
     def check_at_rest(self) -> None:
         """Raises InputError while some process works on the run."""
-        if is_open(self.path):
+        if is_open(self.path) or _is_locked(self._lock):
             raise InputError(
                 f"a run named {self.path.name!r} is going on in {self.path.parent}; choose another "
                 "name, or wait for its end"
             )
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Keeps other commands out of the run during the block.
+
+        Raises:
+            InputError: One of them is in it.
+        """
+        with self._lock.open("w") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                self.check_at_rest()
+            yield
 
     def config(self) -> RunConfig:
         """The recipe that the run was started with; its `runs_dir` is where the run lies now.
@@ -132,10 +149,11 @@ class RunDirectory:
         return str(json.loads(self.summary_file.read_text())["status"])
 
     def trained_nothing(self) -> bool:
-        """Whether a run ended here before its first batch."""
-        return (
-            self.summary_file.exists() and not json.loads(self.summary_file.read_text())["version"]
-        )
+        """Whether there is a run that ended before it had any result to train."""
+        if not self.ledger.exists():
+            return self.recipe_file.exists()
+        accounts = read_accounting(self.path)
+        return not (accounts.ready or accounts.taken or accounts.trained)
 
     @property
     def recipe_file(self) -> Path:
@@ -181,11 +199,25 @@ class RunDirectory:
 
     def rewrite(self, name: str, rows: Iterable[Any]) -> None:
         """Replaces a JSON-lines file of the run."""
-        (self.path / name).unlink(missing_ok=True)
-        self.append(name, rows)
+        partial = f".{name}.partial"
+        (self.path / partial).unlink(missing_ok=True)
+        self.append(partial, rows)
+        (self.path / partial).rename(self.path / name)
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
         """Replaces `summary.json` at once."""
         temporary = self.summary_file.with_suffix(".tmp")
         temporary.write_text(json.dumps(summary, indent=2))
         temporary.replace(self.summary_file)
+
+
+def _is_locked(path: Path) -> bool:
+    """Whether a command holds the lock."""
+    if not path.exists():
+        return False
+    with path.open() as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False

@@ -4,15 +4,17 @@
                and syncs it                   and sync of the parent
 
 Rank 0 prepares, finishes and prunes; the commit is the caller's (a row in the broker's ledger). A
-folder without its row is garbage.
+folder without its row is garbage: pruning at the start, when all later versions are, leaves none.
 """
 
 import json
+import logging
 import os
 import random
 import shutil
 import time
-from collections.abc import Mapping
+import zipfile
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,6 +24,8 @@ import torch
 
 from learner.engine import TrainEngine
 from learner.errors import InputError
+
+log = logging.getLogger(__name__)
 
 STATE_FILE = "state.json"
 RANDOM_FOLDER = "optimizer/random"
@@ -42,7 +46,8 @@ class State:
     zero_stage: int
     dtype: str
     cursor: str | None
-    """Of the prompt source, as of the last issue; None before the first."""
+    """Of the prompt source, as of the last issue; None before the first. For people to read: a run
+    that goes on takes the ledger's."""
     advantage_state: dict[str, float] = field(default_factory=dict)
     totals: dict[str, int] = field(default_factory=dict)
     """Rollouts and tokens trained since version 0."""
@@ -62,7 +67,7 @@ def prepare(root: Path, version: int) -> Path:
     """
     root.mkdir(parents=True, exist_ok=True)
     for leftover in [*root.glob(".v*.tmp"), *root.glob(".v*.old")]:
-        shutil.rmtree(leftover)
+        _try_to_remove(leftover)
     temporary = root / f".{checkpoint_path(root, version).name}.tmp"
     temporary.mkdir()
     return temporary
@@ -119,7 +124,7 @@ def load(engine: TrainEngine, folder: Path, *, zero_stage: int, dtype: str) -> S
         dtype: Of the engine.
 
     Raises:
-        InputError: No checkpoint, or one of other ranks, ZeRO stage or dtype.
+        InputError: No checkpoint, a damaged one, or one of other ranks, ZeRO stage or dtype.
     """
     state = read_state(folder)
     here = {"ranks": engine.ranks, "zero_stage": zero_stage, "dtype": dtype}
@@ -129,10 +134,26 @@ def load(engine: TrainEngine, folder: Path, *, zero_stage: int, dtype: str) -> S
                 f"the checkpoint {folder} was saved with learner.{name} = {saved!r} and cannot be "
                 f"loaded with {value!r}; set learner.{name} = {saved!r}"
             )
-    engine.load(folder)
     file = folder / RANDOM_FOLDER / f"rank-{engine.rank}.pt"
+    check_whole(folder, [file])
+    engine.load(folder)
     _set_random_state(torch.load(file, weights_only=True))
     return state
+
+
+def check_whole(folder: Path, files: Iterable[Path]) -> None:
+    """Compares the files of a checkpoint that this rank needs with what `torch.save` leaves.
+
+    Raises:
+        InputError: One is missing or was cut off.
+    """
+    for file in files:
+        if not zipfile.is_zipfile(file):
+            found = "is damaged" if file.exists() else "is missing"
+            raise InputError(
+                f"the checkpoint {folder} cannot be loaded: {file.relative_to(folder)} {found}; "
+                "put the folder back from a copy"
+            )
 
 
 def expired(
@@ -142,7 +163,8 @@ def expired(
 
     Args:
         saved_at: Seconds since the epoch, by version.
-        newest: The version committed last. Later ones have no row: they are garbage.
+        newest: The version committed last. Later ones have no row: they are garbage. Earlier ones
+            have theirs, if garbage was removed when training began.
         keep: So many of the newest are kept, `newest` included.
         keep_seconds: Younger ones are kept too.
         now: Seconds since the epoch.
@@ -157,22 +179,43 @@ def expired(
 
 
 def prune(root: Path, *, newest: int, keep: int, keep_seconds: float) -> None:
-    """Removes the checkpoints that `expired` names; to be called after the commit of `newest`."""
+    """Removes the checkpoints that `expired` names.
+
+    To be called when training begins and after every commit. What cannot be read or removed stays,
+    and is logged.
+
+    Args:
+        root: Folder of all checkpoints.
+        newest: See `expired`; 0 where none is committed.
+        keep: See `expired`.
+        keep_seconds: See `expired`.
+    """
     saved_at = {}
     for folder in root.glob("v*"):
-        if (folder / STATE_FILE).exists():
+        try:
             state = read_state(folder)
+        except InputError as error:
+            log.warning("left alone: %s", error)
+        else:
             saved_at[state.version] = state.saved_at
     for version in expired(
         saved_at, newest=newest, keep=keep, keep_seconds=keep_seconds, now=time.time()
     ):
-        _remove(checkpoint_path(root, version))
+        _try_to_remove(checkpoint_path(root, version))
+
+
+def _try_to_remove(folder: Path) -> None:
+    try:
+        _remove(folder)
+    except OSError as error:
+        log.warning("%s cannot be removed: %s", folder, error)
 
 
 def _remove(folder: Path) -> None:
     """Renames first, so that no half of a folder is ever seen under its name."""
     if folder.exists():
-        old = folder.with_name(f".{folder.name}.old")
+        hidden = folder.name.startswith(".")
+        old = folder if hidden else folder.with_name(f".{folder.name}.old")
         folder.rename(old)
         shutil.rmtree(old)
 

@@ -8,6 +8,8 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from learner.cores import cores_of
+
 ADVANTAGES = ("reinforce", "rloo", "grpo", "dr_grpo")
 LOSSES = ("reinforce", "ppo", "grpo", "cispo")
 CORRECTIONS = ("none", "tis")
@@ -140,11 +142,12 @@ class LearnerConfig(OptimizerConfig):
     """Passes over each batch, each in another order."""
     recompute_proximal: bool | None = None
     """Compute log-probabilities with the weights at the start of each batch, the proximal policy;
-    None: where a batch takes more than one optimizer step. The objective is then decoupled (Hilton
-    et al. 2021, AReaL): a loss with a ratio of its own (ppo, cispo) compares with the proximal
-    policy, so that it limits the steps within the batch, and `correction` weighs by proximal /
-    behaviour policy, for staleness and the engine. Without a correction nothing does, so
-    max_staleness > 0 is refused. false: the ratio is to the behaviour policy throughout."""
+    None: where a batch takes more than one optimizer step and the loss may have a ratio of its own
+    (all but reinforce). The objective is then decoupled (Hilton et al. 2021, AReaL): the loss
+    compares with the proximal policy, so that it limits the steps within the batch, and
+    `correction` weighs by proximal / behaviour policy, for staleness and the engine. Without a
+    correction nothing does, so max_staleness > 0 is refused. false: the ratio, of the loss or of
+    the correction, is current / behaviour policy at every step."""
     microbatch_tokens: int = Field(default=2048, ge=16)
     """Capacity of one packed row in tokens; a longer sequence gets a row of its own."""
     logprob_chunk: int = Field(default=1024, ge=1)
@@ -171,6 +174,20 @@ class LearnerConfig(OptimizerConfig):
                 f'{value!r} is not one of {allowed}, nor a dotted path "module:function"{hint}'
             )
         return value
+
+    @model_validator(mode="after")
+    def _cores_are_shared_equally(self) -> Self:
+        if self.cores is None:
+            return self
+        count = len(cores_of(self.cores))
+        if not count:
+            raise ValueError(f"cores = {self.cores!r} is empty; a range begins with its first core")
+        if count > self.ranks and count % self.ranks:
+            raise ValueError(
+                f"cores = {self.cores!r} are {count} cores, which ranks = {self.ranks} cannot "
+                f"share equally; give a multiple of {self.ranks}, or fewer cores than ranks"
+            )
+        return self
 
     @model_validator(mode="after")
     def _counts_importance_once(self) -> Self:
@@ -207,14 +224,21 @@ class LearnerConfig(OptimizerConfig):
     def uses_proximal(self) -> bool:
         """Whether the proximal policy is computed at the start of each batch."""
         if self.recompute_proximal is None:
-            return self.steps_per_batch > 1
+            return self.steps_per_batch > 1 and self._may_own_a_ratio
         return self.recompute_proximal
 
     @property
     def corrects_off_policyness(self) -> bool:
-        """Whether the objective accounts for rollouts sampled by another policy."""
-        own_ratio = self.loss in RATIO_LOSSES and not self.uses_proximal
-        return own_ratio or self.correction != "none" or ":" in self.loss
+        """Whether the objective may account for rollouts sampled by another policy.
+
+        A loss of the user's is believed to own a ratio; `update.corrects_off_policyness` loads it
+        and knows.
+        """
+        return self.correction != "none" or (self._may_own_a_ratio and not self.uses_proximal)
+
+    @property
+    def _may_own_a_ratio(self) -> bool:
+        return self.loss in RATIO_LOSSES or ":" in self.loss
 
 
 def _check_deepspeed(config: OptimizerConfig, *, dtype: Dtype, zero_stage: int) -> None:

@@ -1,13 +1,17 @@
 """Which cores and threads a rank of the learner has. Pure but for `bind`."""
 
 import os
+from contextlib import suppress
+from typing import TYPE_CHECKING
 
-from learner.config import LearnerConfig
 from learner.errors import InputError
+
+if TYPE_CHECKING:
+    from learner.config import LearnerConfig
 
 
 def cores_of(text: str) -> list[int]:
-    """Core numbers of a list such as "0,2-5", ascending, each once."""
+    """Core numbers of a list such as "0,2-5", ascending, each once; none of a range like "5-2"."""
     cores: set[int] = set()
     for part in text.split(","):
         first, _, last = part.partition("-")
@@ -15,14 +19,11 @@ def cores_of(text: str) -> list[int]:
     return sorted(cores)
 
 
-def cores_of_rank(config: LearnerConfig, rank: int) -> list[int] | None:
+def cores_of_rank(config: "LearnerConfig", rank: int) -> list[int] | None:
     """The cores of one rank: an equal share, or all where there are fewer cores than ranks.
 
     Returns:
         Ascending core numbers; None where the recipe names none.
-
-    Raises:
-        InputError: The cores cannot be shared equally.
 
     Example:
         >>> cores_of_rank(LearnerConfig(cores="0-3", ranks=2), rank=1)
@@ -33,30 +34,17 @@ def cores_of_rank(config: LearnerConfig, rank: int) -> list[int] | None:
     cores = cores_of(config.cores)
     if len(cores) < config.ranks:
         return cores
-    share, rest = divmod(len(cores), config.ranks)
-    if rest:
-        raise InputError(
-            f"learner.cores = {config.cores!r} are {len(cores)} cores, which learner.ranks = "
-            f"{config.ranks} cannot share equally; give a multiple of {config.ranks}"
-        )
+    share = len(cores) // config.ranks  # without a rest: `LearnerConfig` sees to it
     return cores[rank * share : (rank + 1) * share]
 
 
-def threads_of(config: LearnerConfig) -> int:
-    """Torch threads of one rank.
-
-    Raises:
-        InputError: See `cores_of_rank`.
-    """
+def threads_of(config: "LearnerConfig") -> int:
+    """Torch threads of one rank."""
     return config.threads or len(cores_of_rank(config, 0) or [0])
 
 
-def cpus_of(config: LearnerConfig) -> float:
-    """CPUs that one rank reserves: one a thread, or its part of cores that ranks have in common.
-
-    Raises:
-        InputError: See `cores_of_rank`.
-    """
+def cpus_of(config: "LearnerConfig") -> float:
+    """CPUs that one rank reserves: one a thread, or its part of cores that ranks have in common."""
     threads = threads_of(config)
     there = len(cores_of(config.cores)) if config.cores else threads * config.ranks
     return min(float(threads), there / config.ranks)
@@ -70,7 +58,8 @@ def bind(cores: list[int]) -> None:
     """
     try:
         for thread in os.listdir("/proc/self/task"):
-            os.sched_setaffinity(int(thread), cores)
+            with suppress(ProcessLookupError):  # it ended meanwhile
+                os.sched_setaffinity(int(thread), cores)
     except OSError:
         there = sorted(os.sched_getaffinity(0))
         raise InputError(f"learner.cores = {cores}, but there are only {there}") from None

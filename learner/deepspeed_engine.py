@@ -15,8 +15,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from learner.checkpoint import check_whole
 from learner.config import OptimizerConfig
-from learner.errors import TrainingDiverged
+from learner.errors import InputError, TrainingDiverged
 from learner.model import Policy, check_packing, load_tokenizer
 from learner.rendezvous import join_alone
 from learner.schedule import rate_factor
@@ -205,7 +206,15 @@ class DeepSpeedEngine:
 
     def load(self, folder: Path) -> None:
         """See `TrainEngine.load`."""
-        _, state = self._engine.load_checkpoint(str(folder / OPTIMIZER_FOLDER), tag="state")
+        saved = str(folder / OPTIMIZER_FOLDER)
+        # DeepSpeed itself would go on without an optimizer's state that is missing.
+        names = [self._engine._get_ckpt_name(saved, "state")]
+        if self._zero_stage > 0:
+            names.append(self._engine._get_zero_ckpt_name(saved, "state"))
+        check_whole(folder, map(Path, names))
+        _, state = self._engine.load_checkpoint(saved, tag="state")
+        if state is None:
+            raise InputError(f"DeepSpeed finds no checkpoint of its own in {saved}")
         self.steps_taken = state["optimizer_steps"]
 
     def close(self) -> None:

@@ -40,6 +40,9 @@ class TrainEngine(Protocol):
     def step(self) -> float:
         """One optimizer step on the gathered gradient; its norm before clipping. Collective.
 
+        Under Muon with ZeRO it is the norm of the orthogonalised update of the matrices, which
+        DeepSpeed makes first, with the gradient of the rest.
+
         Raises:
             TrainingDiverged: The norm is not finite; the weights must not be published.
         """
@@ -69,7 +72,11 @@ class TrainEngine(Protocol):
         ...
 
     def load(self, folder: Path) -> None:
-        """Goes on from what `save` wrote: weights, optimizer and schedule. Collective."""
+        """Goes on from what `save` wrote: weights, optimizer and schedule. Collective.
+
+        Raises:
+            InputError: Part of it is missing or damaged; names the folder.
+        """
         ...
 
     def close(self) -> None:

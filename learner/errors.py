@@ -27,3 +27,6 @@ class TrainingDiverged(LearnerError):
 
 class RankFailed(LearnerError):
     """A rank died or raised; `exit_code` is that of what it raised."""
+
+    explains: bool = True
+    """False where it may be another rank's death that this one felt."""

@@ -35,7 +35,7 @@ class Trainer(Protocol):
         ...
 
     async def prune(self, version: int) -> None:
-        """Removes checkpoints that are not kept, now that this version's is committed."""
+        """Removes checkpoints that are not kept; this version's was the last to be committed."""
         ...
 
 
@@ -82,6 +82,7 @@ class Learner:
         stop = stop or asyncio.Event()
         began = {"sitting_started_at": time.time()}
         version = saved = self._start_version
+        await self._trainer.prune(version)  # else a later one that lacks its commit would count
         await self._trainer.publish(version)
         while version < self._steps:
             times = {**began, "wait_started_at": time.time()}

@@ -4,10 +4,12 @@ Methods marked collective wait for all ranks to call them. Leaves out processes 
 which rank leads (`ray_lead`).
 """
 
+import random
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -46,6 +48,8 @@ class Rank:
             InputError: The model cannot be trained, or the checkpoint not be loaded.
         """
         self.config = config
+        random.seed(seed)
+        np.random.seed(seed)
         torch.manual_seed(seed)
         policy = load_policy(
             model_path,

@@ -116,8 +116,8 @@ class LearnerGroup:
     ) -> list[Any]:
         """The results of the needed calls of ranks, or the first failure of any call.
 
-        A rank that lost its connection fails like others do whose fault it was: the rank that died,
-        or raised an error of ours, is named instead where it shows soon.
+        A rank that lost its connection fails like others do whose fault it was: the one whose
+        failure explains it is named instead, where it shows soon.
         """
         tasks = {
             asyncio.ensure_future(call): rank
@@ -148,9 +148,8 @@ class LearnerGroup:
             await asyncio.wait(pending, timeout=left, return_when=asyncio.FIRST_COMPLETED)
         self.kill()
         error = failed[0].exception()
-        if len(self._ranks) == 1 or error is None:
-            await failed[0]
-        raise failure(tasks[failed[0]], error or RuntimeError()) from error
+        assert error is not None
+        raise failure(tasks[failed[0]], error) from error
 
 
 def create_learner(config: LearnerConfig, **options: Any) -> LearnerGroup:
@@ -159,9 +158,6 @@ def create_learner(config: LearnerConfig, **options: Any) -> LearnerGroup:
     Args:
         config: Section `[learner]`.
         **options: Ray actor options of every rank, such as `scheduling_strategy`.
-
-    Raises:
-        InputError: The ranks cannot share the cores.
     """
     threads = threads_of(config)
     remote = ray.remote(RankActor).options(

@@ -19,6 +19,8 @@ from queues.records import Lease, Prompt, Summary
 from queues.results_queue import ResultsQueue
 
 BATCHES_KEPT = 100
+ENGINE_LOST = "engine_lost"
+"""Why leases end whose engine is gone."""
 UNREACHABLE = "version_not_reached"
 """Why groups fail whose evaluation wants a version after the last one."""
 
@@ -169,8 +171,12 @@ class Book:
             self._close_evaluation(run)
 
     def give_back(self, group: Group, reason: str) -> State:
-        """A lease ended without a result: the group is queued again, or failed for good."""
-        if group.attempt < self.max_attempts:
+        """A lease ended without a result: the group is queued again, or failed for good.
+
+        The death of an engine is not held against its groups.
+        """
+        group.failures += reason != ENGINE_LOST
+        if group.failures < self.max_attempts:
             self.groups.move(group, State.QUEUED)
             self.prompts.redeliver(group)
             return State.QUEUED

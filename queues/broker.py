@@ -30,7 +30,7 @@ from typing import Any, TypeVar
 from queues import schema
 from queues.accounts import Accounting, account
 from queues.admission import Bounds
-from queues.book import UNREACHABLE, BatchRecord, Book
+from queues.book import ENGINE_LOST, UNREACHABLE, BatchRecord, Book
 from queues.config import QueuesConfig
 from queues.errors import AccountingError, InputError, LedgerError, ProtocolError, QueueClosed
 from queues.evaluations import EvaluationRun
@@ -298,7 +298,7 @@ class Broker:
         self._book.engines.pop(engine_id, None)
         self._released[engine_id] += 1
         held = [group for group in self._book.groups.leased() if group.engine_id == engine_id]
-        await self._give_back(held, "engine_lost", f"{engine_id} is gone")
+        await self._give_back(held, ENGINE_LOST, f"{engine_id} is gone")
         if self._book.over:
             raise QueueClosed("release: the run is over")
         return len(held)

@@ -34,7 +34,8 @@ class QueuesConfig(BaseModel):
     groups after a batch: one that takes the new version meanwhile starts them a version later, and
     so with a later deadline. Longer than a weight update, shorter than a step."""
     max_attempts: int = Field(default=3, ge=1)
-    """Deliveries of a group, the first included, before it counts as failed."""
+    """Attempts of a group that may fail, a lost lease included, before it counts as failed; an
+    engine that died is not held against it."""
     queued_batches: int = Field(default=2, ge=1)
     """Batches of prompts kept waiting for their first lease."""
     synchronous: Literal["full", "normal"] = "full"

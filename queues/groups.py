@@ -56,6 +56,8 @@ class Group:
     state: State = State.QUEUED
     attempt: int = 0
     """Of the latest lease; 0 before the first."""
+    failures: int = 0
+    """Attempts that ended badly by their own doing; a broker that recovers begins anew."""
     engine_id: str | None = None
     start_version: int | None = None
     due: int | None = None

@@ -79,8 +79,15 @@ class WithoutHeldout:
         return drawn
 
     def restore(self, cursor: str) -> None:
-        """See `PromptSource.restore`."""
-        self._source.restore(cursor)
+        """See `PromptSource.restore`.
+
+        Raises:
+            SourceFailed: The source cannot go on there.
+        """
+        try:
+            self._source.restore(cursor)
+        except Exception as error:
+            raise SourceFailed(f"prompts.source: restore({cursor!r}) raised {error!r}") from error
 
 
 def _check(prompt: Any) -> None:

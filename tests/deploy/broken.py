@@ -6,6 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from deploy.run_directory import RunDirectory
+from tests.deploy.trained import train
+
 RECIPE = """
 name = "bad"
 steps = 3
@@ -102,10 +105,10 @@ def transformers_model(kind: str, **sizes: object) -> Callable[[Path], None]:
 
 def existing_run(folder: Path) -> None:
     """A run of the same name that has trained."""
-    run = folder / "runs" / "bad"
-    run.mkdir(parents=True)
-    (run / "recipe.json").write_text("{}")
-    (run / "summary.json").write_text('{"version": 2}')
+    run = RunDirectory(folder / "runs" / "bad")
+    run.path.mkdir(parents=True)
+    run.recipe_file.write_text("{}")
+    train(run, [{}, {}])
 
 
 def run_going_on(folder: Path) -> None:

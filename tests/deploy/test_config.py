@@ -93,3 +93,17 @@ def test_a_recipe_that_is_missing_or_not_toml_is_named(tmp_path):
 def test_fixed_length_defaults_to_the_longest_completion():
     assert load_recipe("demo").objective.fixed_length == 160
     assert load_recipe("demo", ["learner.fixed_length=7"]).objective.fixed_length == 7
+
+
+def test_the_window_holds_what_engines_and_learner_work_on_and_a_quarter_of_a_batch_more():
+    assert load_recipe("demo").flow.window == 16 + 16 + 4
+    assert load_recipe("demo", ["actors.max_concurrent_rollouts=8"]).flow.window == 16 + 16 + 4
+    assert load_recipe("demo", ["actors.max_concurrent_rollouts=256"]).flow.window == 16 + 32 + 4
+    assert load_recipe("demo", ["queues.window=20"]).flow.window == 20
+    with pytest.raises(InputError, match=r"queues\.window = 15 must be at least .* = 16"):
+        load_recipe("demo", ["queues.window=15"])
+
+
+def test_a_batch_has_a_group_for_every_minibatch():
+    with pytest.raises(InputError, match=r"learner\.minibatches = 17 must be at most .* = 16"):
+        load_recipe("demo", ["learner.minibatches=17", "learner.correction=tis"])

@@ -42,7 +42,7 @@ def test_every_free_core_is_used_and_none_twice_while_there_are_enough(engines, 
 @pytest.mark.parametrize(
     "actors",
     [
-        {"count": 1},
+        {"count": 1, "cores": ("3",)},
         {"count": 2, "cores": ("1", "0")},
         {"count": 2, "gpus": 1},
         {"count": 2, "engine": "scripted"},
@@ -52,6 +52,11 @@ def test_every_free_core_is_used_and_none_twice_while_there_are_enough(engines, 
 def test_cores_are_left_alone_where_they_are_given_or_not_asked_for(actors):
     config = ActorsConfig(**actors)
     assert actors_on_cores(config, {0, 1, 2, 3}, set()) == config
+
+
+def test_one_engine_gets_every_core_that_the_learner_leaves():
+    config = ActorsConfig(count=1, engine="vllm")
+    assert actors_on_cores(config, {0, 1, 2, 3}, {3}).cores == ("0-2",)
 
 
 def test_open_cores_of_several_engines_are_filled_in():

@@ -1,6 +1,5 @@
 """What a resumed run knows of its earlier sittings."""
 
-import asyncio
 import json
 
 import pytest
@@ -9,30 +8,15 @@ from deploy.config import load_recipe
 from deploy.recall import recall
 from deploy.run_directory import RunDirectory
 from deploy.summary import summarise
-from tests.queues.conftest import answer, make_broker, make_prompts
+from tests.deploy.trained import train
 
 
 @pytest.fixture
 def run(tmp_path):
     config = load_recipe("demo", [f"deploy.runs_dir={tmp_path}", "name=first", "steps=9"])
-    return config, RunDirectory.create(config, replace=False)
-
-
-def train(directory, rows):
-    """Trains a batch of one group for each row of statistics."""
-
-    async def main():
-        broker = make_broker(directory.path, steps=9, groups_per_batch=1)
-        for version, row in enumerate(rows):
-            await broker.serving("a", version)
-            await broker.issue(make_prompts(1, version), cursor=str(version + 1))
-            [lease] = await broker.lease("a", 2, 5.0)
-            await broker.put("a", answer(lease))
-            await broker.take(version, 5.0)
-            await broker.ack(version, row)
-        await broker.close()
-
-    asyncio.run(main())
+    directory = RunDirectory.of(config)
+    directory.create(config, replace=False)
+    return config, directory
 
 
 def test_a_new_run_has_no_past(run):

@@ -5,6 +5,13 @@ import pytest
 from deploy.config import load_recipe
 from deploy.errors import InputError
 from deploy.run_directory import RunDirectory
+from tests.deploy.trained import train
+
+
+def create(config, *, replace):
+    directory = RunDirectory.of(config)
+    directory.create(config, replace=replace)
+    return directory
 
 
 @pytest.fixture
@@ -13,40 +20,49 @@ def config(tmp_path):
 
 
 def test_the_stored_recipe_is_the_resolved_one(config):
-    stored = RunDirectory.create(config, replace=False)
+    stored = create(config, replace=False)
     assert stored.config() == config
     assert [p.name for p in stored.path.parent.iterdir()] == ["first"]
 
 
 def test_a_second_run_of_the_same_name_is_refused_and_leaves_the_first_alone(config):
-    first = RunDirectory.create(config, replace=False)
+    first = create(config, replace=False)
+    train(first, [{"loss": 1.0}])
     first.append("metrics.jsonl", [{"version": 0}])
     with pytest.raises(InputError, match="a run named 'first' exists"):
-        RunDirectory.create(config, replace=False)
+        create(config, replace=False)
     metrics = first.path / "metrics.jsonl"
     assert metrics.read_text() == '{"version": 0}\n'
-    RunDirectory.create(config, replace=True)
+    create(config, replace=True)
     assert not metrics.exists()
 
 
-def test_a_run_that_ended_before_its_first_batch_gives_way(config):
-    for version, gives_way in ((0, True), (1, False)):
-        RunDirectory.create(config, replace=True).write_summary({"version": version})
-        if gives_way:
-            assert not RunDirectory.create(config, replace=False).summary_file.exists()
-        else:
-            with pytest.raises(InputError, match="exists"):
-                RunDirectory.create(config, replace=False)
+def test_a_run_that_ended_before_it_had_a_result_gives_way(config):
+    create(config, replace=False).append("metrics.jsonl", [])
+    assert create(config, replace=False).rows("metrics.jsonl") == []
+    train(create(config, replace=False), [{"loss": 1.0}])
+    with pytest.raises(InputError, match="exists"):
+        create(config, replace=False)
+
+
+def test_a_run_that_another_command_holds_is_neither_replaced_nor_resumed(config):
+    directory = create(config, replace=False)
+    with directory.held():
+        with pytest.raises(InputError, match="is going on"):
+            create(config, replace=True)
+        with pytest.raises(InputError, match="is going on"), RunDirectory(directory.path).held():
+            pass
+    directory.check_at_rest()
 
 
 def test_a_run_to_be_replaced_is_back_if_the_new_one_is_discarded_and_gone_once_it_has_begun(
     config,
 ):
-    RunDirectory.create(config, replace=False).append("metrics.jsonl", [{"version": 0}])
-    RunDirectory.create(config, replace=True).discard()
+    create(config, replace=False).append("metrics.jsonl", [{"version": 0}])
+    create(config, replace=True).discard()
     back = RunDirectory.open("first", config.deploy.runs_dir)
     assert back.rows("metrics.jsonl") == [{"version": 0}]
-    RunDirectory.create(config, replace=True).settle()
+    create(config, replace=True).settle()
     assert back.rows("metrics.jsonl") == []
     assert [path.name for path in config.deploy.runs_dir.iterdir()] == ["first"]
 
@@ -56,12 +72,12 @@ def test_a_folder_that_is_not_a_run_is_never_replaced(config, tmp_path):
     (tmp_path / "first" / "thesis.txt").write_text("years of work")
     for replace in (False, True):
         with pytest.raises(InputError, match="is not a run folder"):
-            RunDirectory.create(config, replace=replace)
+            create(config, replace=replace)
     assert (tmp_path / "first" / "thesis.txt").exists()
 
 
 def test_a_run_is_found_by_name_and_by_path_and_a_missing_one_lists_what_there_is(config, tmp_path):
-    made = RunDirectory.create(config, replace=False)
+    made = create(config, replace=False)
     assert RunDirectory.open("first", tmp_path) == made
     assert RunDirectory.open(str(made.path)) == made
     with pytest.raises(InputError, match=r"runs in .*: first"):
@@ -72,4 +88,4 @@ def test_a_runs_folder_that_cannot_be_written_is_bad_input(tmp_path):
     (tmp_path / "file").write_text("")
     config = load_recipe("demo", [f"deploy.runs_dir={tmp_path / 'file'}"])
     with pytest.raises(InputError, match="cannot be written"):
-        RunDirectory.create(config, replace=False)
+        create(config, replace=False)

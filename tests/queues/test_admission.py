@@ -14,10 +14,16 @@ from queues.errors import InputError
 
 DUE = st.dictionaries(st.integers(0, 12), st.integers(1, 6), max_size=5)
 BOUNDS = st.builds(
-    Bounds,
-    max_staleness=st.integers(0, 4),
-    groups_per_batch=st.integers(1, 5),
-    steps=st.integers(1, 12),
+    lambda staleness, size, steps, more: Bounds(
+        max_staleness=staleness,
+        groups_per_batch=size,
+        steps=steps,
+        most_live=None if more is None else size + more,
+    ),
+    st.integers(0, 4),
+    st.integers(1, 5),
+    st.integers(1, 12),
+    st.none() | st.integers(0, 6),
 )
 
 
@@ -50,6 +56,7 @@ def test_as_many_leases_are_allowed_as_can_be_granted_one_by_one(
     def may_lease(state: Counter[int]) -> bool:
         state = state + Counter([start + bounds.max_staleness])
         most = min(bounds.max_staleness + 1, bounds.steps - version) * bounds.groups_per_batch
+        most = most if bounds.most_live is None else min(most, bounds.most_live)
         fits = feasible_by_definition(dict(state), version, bounds.groups_per_batch)
         return fits and sum(state.values()) <= most
 
@@ -102,6 +109,14 @@ def test_nothing_is_leased_that_the_remaining_steps_cannot_train() -> None:
     bounds = Bounds(max_staleness=4, groups_per_batch=4, steps=10)
     assert [bounds.window(version) for version in (0, 5, 6, 9, 10, 11)] == [20, 20, 16, 4, 0, 0]
     assert leases_allowed({12: 3}, version=9, start_version=9, bounds=bounds) == 1
+
+
+def test_a_window_smaller_than_the_bound_allows_is_kept_and_one_below_a_batch_is_refused() -> None:
+    bounds = Bounds(max_staleness=2, groups_per_batch=4, steps=10, most_live=9)
+    assert [bounds.window(version) for version in (0, 7, 8, 9)] == [9, 9, 8, 4]
+    assert leases_allowed({1: 6}, version=0, start_version=0, bounds=bounds) == 3
+    with pytest.raises(InputError, match="window = 3 must be at least groups_per_batch = 4"):
+        Bounds(max_staleness=2, groups_per_batch=4, steps=10, most_live=3)
 
 
 @pytest.mark.parametrize(
@@ -241,17 +256,16 @@ class Run:
             self.lease()
 
 
-@given(st.integers(0, 2**32), st.integers(0, 4), st.integers(1, 6), st.integers(1, 12))
+@given(st.integers(0, 2**32), BOUNDS)
 @settings(max_examples=150, deadline=None)
 def test_a_run_trains_all_its_batches_within_the_bound_and_discards_nothing(
-    seed: int, max_staleness: int, groups_per_batch: int, steps: int
+    seed: int, bounds: Bounds
 ) -> None:
-    bounds = Bounds(max_staleness=max_staleness, groups_per_batch=groups_per_batch, steps=steps)
     run = Run(bounds, seed)
     run.run()
     groups = [group for batch in run.trained for group in batch]
-    assert [len(batch) for batch in run.trained] == [groups_per_batch] * steps
-    assert max(run.lags) <= max_staleness
+    assert [len(batch) for batch in run.trained] == [bounds.groups_per_batch] * bounds.steps
+    assert max(run.lags) <= bounds.max_staleness
     assert len(set(groups)) == len(groups), "no group is trained twice"
     # The simulated source issues at the lease, so whatever was issued was trained, failed or lost.
     assert not run.leased

@@ -284,20 +284,57 @@ def test_a_lease_that_a_released_engine_still_waits_for_is_never_granted(connect
     play(connect(), scenario)
 
 
-def test_a_group_fails_for_good_when_its_engines_were_released_too_often(connect: Connect) -> None:
+def test_the_deaths_of_engines_are_not_held_against_a_group_but_its_own_failures_are(
+    connect: Connect,
+) -> None:
     async def scenario(broker: Any) -> None:
         await broker.issue(make_prompts(1), cursor="1")
-        for attempt in (1, 2):
+        for attempt in range(1, 6):
             await broker.serving("a", 0)
             (lease,) = await broker.lease("a", 4, WAIT)
             assert lease.attempt == attempt
             assert await broker.release("a") == 1
+        await broker.serving("a", 0)
+        for attempt in (6, 7):
+            (lease,) = await broker.lease("a", 4, WAIT)
+            await broker.fail("a", lease.group_id, attempt, reason="reward", error="no")
         accounting = await broker.accounting()
-        assert accounting.failed == {"engine_lost": 1}
+        assert accounting.failed == {"reward": 1}
         assert accounting.balanced
-        assert "a is gone" in (await broker.status()).last_error
 
     play(connect(), scenario)
+
+
+def test_an_engine_that_lags_after_a_batch_gets_its_weights_before_new_groups(
+    connect: Connect,
+) -> None:
+    async def scenario(broker: Any) -> None:
+        await broker.serving("a", 0)
+        await broker.issue(make_prompts(6), cursor="6")
+        first = await broker.lease("a", 4, WAIT)
+        for lease in first:
+            await broker.put("a", answer(lease))
+        await broker.take(0, WAIT)
+        await broker.ack(0, {})
+        assert await broker.lease("a", 4, 0.2) == [], "it serves 0, the learner is at 1"
+        waiting = asyncio.create_task(broker.lease("a", 4, WAIT))
+        await broker.serving("a", 1)
+        assert [lease.start_version for lease in await waiting] == [1, 1]
+
+    play(connect(patience_seconds=WAIT), scenario)
+
+
+def test_patience_with_an_engine_that_lags_ends(connect: Connect) -> None:
+    async def scenario(broker: Any) -> None:
+        await broker.serving("a", 0)
+        await broker.issue(make_prompts(6), cursor="6")
+        for lease in await broker.lease("a", 4, WAIT):
+            await broker.put("a", answer(lease))
+        await broker.take(0, WAIT)
+        await broker.ack(0, {})
+        assert [lease.start_version for lease in await broker.lease("a", 4, WAIT)] == [0, 0]
+
+    play(connect(patience_seconds=0.3), scenario)
 
 
 def test_a_release_after_the_end_says_that_no_successor_is_needed(connect: Connect) -> None:
