@@ -28,8 +28,10 @@ def ids(cases: list[Case]) -> list[str]:
 
 
 def tree(folder: Path) -> set[str]:
-    """Everything in a folder but what Python caches."""
-    return {str(p) for p in folder.rglob("*") if "__pycache__" not in p.parts}
+    """Everything in a folder but what Python caches and SQLite leaves where it has read."""
+    passing = ("-wal", "-shm")
+    found = (path for path in folder.rglob("*") if "__pycache__" not in path.parts)
+    return {str(path) for path in found if not path.name.endswith(passing)}
 
 
 def lay_out(case: Case, folder: Path, tiny_model: Path) -> list[str]:
