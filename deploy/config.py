@@ -91,7 +91,7 @@ class RunConfig(BaseModel):
         if stale > 0 and not learner.corrects_off_policyness and not self.queues.allow_uncorrected:
             ratio = (
                 "learner.recompute_proximal = false"
-                if learner.uses_proximal
+                if learner.uses_proximal and learner.loss != "reinforce"
                 else 'learner.loss = "cispo" or "ppo"'
             )
             raise ValueError(

@@ -98,10 +98,11 @@ def _check_objective(config: RunConfig) -> None:
     Raises:
         InputError: Of `learner`, or what code of the user's raised.
     """
-    from learner.update import check_objective
+    from learner.update import check_objective, corrects_off_policyness
 
     try:
         check_objective(config.objective)
+        corrects = corrects_off_policyness(config.objective)
     except Exception as error:
         if hasattr(error, "exit_code"):
             raise
@@ -110,6 +111,14 @@ def _check_objective(config: RunConfig) -> None:
             f"learner.advantage = {chosen.advantage!r}, loss = {chosen.loss!r} and correction = "
             f"{chosen.correction!r} raised {error!r} on two made-up rollouts"
         ) from error
+    stale = config.queues.max_staleness
+    if stale > 0 and not corrects and not config.queues.allow_uncorrected:
+        raise InputError(
+            f"queues.max_staleness = {stale}, but learner.loss = {config.learner.loss!r} says that "
+            "it has no ratio to the behaviour policy (owns_is = False, or its ratio is to the "
+            'proximal one); set learner.correction = "tis", or queues.max_staleness = 0, or '
+            "queues.allow_uncorrected = true"
+        )
 
 
 def _check_address(address: str) -> None:

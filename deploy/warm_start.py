@@ -1,8 +1,10 @@
 """`headway sft`: builds or loads the model of a recipe and trains it on demonstrations."""
 
+import fcntl
+import os
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,7 @@ from deploy.config import RunConfig
 from deploy.disk import check_runs_dir
 from deploy.errors import InputError
 from deploy.inputs import ORIGIN_FILE, find_model, load_heldout, warm_start_origin
+from deploy.interrupt import deferred
 from deploy.progress import Screen
 from learner.config import SftConfig, TinyModelConfig
 
@@ -31,15 +34,14 @@ def warm_start(config: RunConfig, screen: Screen, *, replace: bool) -> Path:
 
     Raises:
         InputError: No [sft] section, demonstrations that cannot be used, or a warm start that
-            exists and may not be replaced.
+            exists and may not be replaced, or that another command is making.
     """
     if config.sft is None:
         raise InputError("the recipe has no [sft] section; it says what to imitate and how long")
     folder = config.warm_start
-    if folder.exists() and not replace:
-        raise InputError(f"{folder} exists; choose another name, or delete it with --replace")
+    _check_place(folder, replace=replace)
     check_runs_dir(config)
-    path = config.model.path and find_model(config.model.path)
+    path = find_model(config.model.path) if config.model.path else None
     if path:
         check_model(path)
     _, problems = load_heldout(config)
@@ -53,16 +55,57 @@ def warm_start(config: RunConfig, screen: Screen, *, replace: bool) -> Path:
     measure, context = _of_characters(tiny) if tiny else _of_tokenizer(str(path))
     pairs = _fitting(pairs, measure, context)
     first = list(islice(pairs, TRIED))
-    screen.say("loading torch and DeepSpeed")
-    partial = folder.with_suffix(".partial")
-    try:
-        _train(config, config.sft, chain(first, pairs), screen, partial)
-    except BaseException:
-        shutil.rmtree(partial, ignore_errors=True)
-        with suppress(OSError):  # a folder that holds something else stays
-            folder.parent.rmdir()
-        raise
+    with _held(folder):
+        _check_place(folder, replace=replace)  # another command may have made it meanwhile
+        screen.say("loading torch and DeepSpeed")
+        partial = folder.with_suffix(".partial")
+        try:
+            _train(config, config.sft, chain(first, pairs), screen, partial, path)
+            _swap(partial, folder)
+        except BaseException:
+            shutil.rmtree(partial, ignore_errors=True)
+            with suppress(OSError):  # a folder that holds something else stays
+                folder.parent.rmdir()
+            raise
     return folder
+
+
+def _check_place(folder: Path, *, replace: bool) -> None:
+    if folder.exists() and not replace:
+        raise InputError(f"{folder} exists; choose another name, or delete it with --replace")
+
+
+@contextmanager
+def _held(folder: Path) -> Iterator[None]:
+    """Keeps other warm starts of the name out during the block, by a lock on the folder above.
+
+    Raises:
+        InputError: One is being made.
+    """
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(folder.parent, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise InputError(
+                f"another `headway sft` is making {folder}; wait for its end, or choose another "
+                "name"
+            ) from None
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _swap(partial: Path, folder: Path) -> None:
+    """Puts a finished model in its place; the one that was there is deleted last."""
+    old = folder.with_suffix(".old")
+    with deferred():
+        shutil.rmtree(old, ignore_errors=True)
+        if folder.exists():
+            folder.rename(old)
+        partial.rename(folder)
+        shutil.rmtree(old, ignore_errors=True)
 
 
 def _fitting(pairs: Iterator[Pair], measure: Callable[[str], int], context: int) -> Iterator[Pair]:
@@ -119,20 +162,25 @@ def _of_tokenizer(path: str) -> tuple[Callable[[str], int], int]:
 
 
 def _train(
-    config: RunConfig, sft: SftConfig, pairs: Iterator[Pair], screen: Screen, partial: Path
+    config: RunConfig,
+    sft: SftConfig,
+    pairs: Iterator[Pair],
+    screen: Screen,
+    partial: Path,
+    path: str | None,
 ) -> None:
+    """Builds the model, or loads that of `path`, and trains it into the folder `partial`."""
     import torch
 
     from learner.deepspeed_engine import DeepSpeedEngine
     from learner.model import build_tiny, load_policy
     from learner.sft import tokenize, train_supervised
 
-    folder = config.warm_start
     if sft.threads:
         torch.set_num_threads(sft.threads)
     torch.manual_seed(config.seed)
     shutil.rmtree(partial, ignore_errors=True)
-    origin = find_model(config.model.path) if config.model.path else str(partial)
+    origin = path or str(partial)
     if config.model.tiny is not None:
         build_tiny(config.model.tiny, partial, seed=config.seed)
     policy = load_policy(origin, dtype=sft.dtype, attention=sft.attention, chunk=sft.logprob_chunk)
@@ -153,5 +201,3 @@ def _train(
     engine.save_model(partial)
     engine.close()
     (partial / ORIGIN_FILE).write_text(warm_start_origin(config))
-    shutil.rmtree(folder, ignore_errors=True)
-    partial.rename(folder)

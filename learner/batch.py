@@ -7,6 +7,7 @@ is cut into rows changes nothing. No model is involved.
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from functools import cached_property
 from typing import Any, Self
 
 import torch
@@ -47,28 +48,24 @@ class MicroBatch:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainBatch:
-    """All rollouts of one batch, in the order of their groups."""
+class Sequences:
+    """Some rollouts of a batch, in the order of their groups: what one optimizer step trains."""
 
     tokens: MicroBatch
-    """The whole batch as a single row."""
+    """All of them as a single row."""
     lengths: list[int]
     """[R] tokens of each rollout, prompt included."""
-    rewards: Tensor
-    """[R] float64."""
-    advantages: Advantages
-    """Of the R rollouts."""
-    groups: int
-    """Groups that the batch was built of."""
-    aggregation: str
-    """Mode of the token weights."""
-    fixed_length: int | None
-    """Their `max_length`."""
+
+    @cached_property
+    def starts(self) -> Tensor:
+        """[R] where each rollout begins in `tokens`, int64."""
+        lengths = torch.tensor(self.lengths)
+        return lengths.cumsum(0) - lengths
 
     def positions(self, row: Sequence[int]) -> Tensor:
         """Where the tokens of some rollouts are in `tokens`, [M] int64."""
-        ends = torch.tensor(self.lengths).cumsum(0).tolist()
-        spans = [torch.arange(ends[i] - self.lengths[i], ends[i]) for i in row]
+        starts = self.starts[list(row)].tolist()
+        spans = [torch.arange(at, at + self.lengths[i]) for i, at in zip(row, starts, strict=True)]
         return torch.cat(spans) if spans else torch.empty(0, dtype=torch.int64)
 
     def row(self, indices: Sequence[int]) -> MicroBatch:
@@ -82,40 +79,31 @@ class TrainBatch:
             token_weights=torch.zeros_like(dummy.token_weights),
         )
 
-    def minibatch(self, groups: Sequence[int]) -> Self:
-        """The part of the batch that some groups (indices) are, with its own token weights."""
-        wanted = torch.tensor(sorted(groups))
-        of_rollout = self.tokens.group_ids[self._firsts()]
-        chosen = torch.isin(of_rollout, wanted).nonzero().flatten()
-        tokens = self.tokens.take(self.positions(chosen.tolist()))
-        part = replace(
-            self,
-            tokens=tokens,
-            lengths=[self.lengths[i] for i in chosen.tolist()],
-            rewards=self.rewards[chosen],
-            advantages=replace(
-                self.advantages,
-                values=self.advantages.values[chosen],
-                keep=self.advantages.keep[chosen],
-            ),
-            groups=len(wanted),
-        )
-        return part._weighed()
 
-    def _firsts(self) -> Tensor:
-        lengths = torch.tensor(self.lengths)
-        return lengths.cumsum(0) - lengths
+@dataclass(frozen=True, kw_only=True)
+class TrainBatch(Sequences):
+    """All rollouts of one batch."""
 
-    def _weighed(self) -> Self:
-        tokens = self.tokens
-        weights = token_weights(
-            self.aggregation,
-            tokens.mask,
-            tokens.sequence_ids,
-            tokens.group_ids,
-            max_length=self.fixed_length,
+    rewards: Tensor
+    """[R] float64."""
+    advantages: Advantages
+    """Of the R rollouts."""
+    groups: int
+    """Groups that the batch was built of."""
+    aggregation: str
+    """Mode of the token weights."""
+    fixed_length: int | None
+    """Their `max_length`."""
+
+    def minibatch(self, groups: Sequence[int]) -> Sequences:
+        """The rollouts of some groups (indices), with token weights of their own."""
+        of_rollout = self.tokens.group_ids[self.starts]
+        chosen = torch.isin(of_rollout, torch.tensor(groups)).nonzero().flatten().tolist()
+        tokens = self.tokens.take(self.positions(chosen))
+        return Sequences(
+            tokens=_weighed(tokens, self.aggregation, self.fixed_length),
+            lengths=[self.lengths[i] for i in chosen],
         )
-        return replace(self, tokens=replace(tokens, token_weights=weights))
 
 
 def split_groups(groups: int, minibatches: int, *, version: int, epoch: int) -> list[list[int]]:
@@ -195,14 +183,21 @@ def build_batch(
         token_weights=torch.zeros(len(mask)),
     )
     return TrainBatch(
-        tokens=tokens,
+        tokens=_weighed(tokens, aggregation, fixed_length),
         lengths=lengths,
         rewards=rewards,
         advantages=advantages,
         groups=len(groups),
         aggregation=aggregation,
         fixed_length=fixed_length,
-    )._weighed()
+    )
+
+
+def _weighed(tokens: MicroBatch, aggregation: str, fixed_length: int | None) -> MicroBatch:
+    weights = token_weights(
+        aggregation, tokens.mask, tokens.sequence_ids, tokens.group_ids, max_length=fixed_length
+    )
+    return replace(tokens, token_weights=weights)
 
 
 def _check(groups: Sequence[RolloutGroup]) -> None:

@@ -14,7 +14,7 @@ import random
 import shutil
 import time
 import zipfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -67,7 +67,7 @@ def prepare(root: Path, version: int) -> Path:
     """
     root.mkdir(parents=True, exist_ok=True)
     for leftover in [*root.glob(".v*.tmp"), *root.glob(".v*.old")]:
-        _try_to_remove(leftover)
+        _try(shutil.rmtree, leftover)
     temporary = root / f".{checkpoint_path(root, version).name}.tmp"
     temporary.mkdir()
     return temporary
@@ -201,12 +201,12 @@ def prune(root: Path, *, newest: int, keep: int, keep_seconds: float) -> None:
     for version in expired(
         saved_at, newest=newest, keep=keep, keep_seconds=keep_seconds, now=time.time()
     ):
-        _try_to_remove(checkpoint_path(root, version))
+        _try(_remove, checkpoint_path(root, version))
 
 
-def _try_to_remove(folder: Path) -> None:
+def _try(remove: Callable[[Path], None], folder: Path) -> None:
     try:
-        _remove(folder)
+        remove(folder)
     except OSError as error:
         log.warning("%s cannot be removed: %s", folder, error)
 
@@ -214,8 +214,7 @@ def _try_to_remove(folder: Path) -> None:
 def _remove(folder: Path) -> None:
     """Renames first, so that no half of a folder is ever seen under its name."""
     if folder.exists():
-        hidden = folder.name.startswith(".")
-        old = folder if hidden else folder.with_name(f".{folder.name}.old")
+        old = folder.with_name(f".{folder.name}.old")
         folder.rename(old)
         shutil.rmtree(old)
 

@@ -10,7 +10,7 @@ from ray.exceptions import RayTaskError
 from learner.errors import RankFailed
 
 
-def explains(error: BaseException | None) -> bool:
+def explains(error: BaseException) -> bool:
     """Whether a failed call tells of a cause, and not perhaps of what another rank's death caused.
 
     A death does, and what a rank raised but for a foreign RuntimeError: that is all that torch says

@@ -139,17 +139,19 @@ class LearnerGroup:
         """Ends the group and raises the failure that explains it best."""
         deadline = asyncio.get_running_loop().time() + GRACE_SECONDS
         while True:
-            failed = [task for task in tasks if task.done() and task.exception()]
-            failed.sort(key=lambda task: not explains(task.exception()))
+            failed = [
+                (error, rank)
+                for task, rank in tasks.items()
+                if task.done() and (error := task.exception())
+            ]
+            error, rank = min(failed, key=lambda found: not explains(found[0]))
             pending = [task for task in tasks if not task.done()]
             left = deadline - asyncio.get_running_loop().time()
-            if explains(failed[0].exception()) or not pending or left <= 0:
+            if explains(error) or not pending or left <= 0:
                 break
             await asyncio.wait(pending, timeout=left, return_when=asyncio.FIRST_COMPLETED)
         self.kill()
-        error = failed[0].exception()
-        assert error is not None
-        raise failure(tasks[failed[0]], error) from error
+        raise failure(rank, error) from error
 
 
 def create_learner(config: LearnerConfig, **options: Any) -> LearnerGroup:

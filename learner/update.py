@@ -1,6 +1,6 @@
 """One batch through a train engine: groups in, optimizer steps, statistics out.
 
-    batch ─▶ proximal log-probabilities, once, where a batch takes several steps
+    batch ─▶ proximal log-probabilities, once, where the configuration asks for them
       └─▶ epoch ─▶ minibatch ─▶ rows of this rank: forward, backward ─▶ one optimizer step
 
 Every rank is given the whole batch and trains its rows of it; `work_plan` says which. The loop
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from learner.advantages import compute_advantages
 from learner.aggregation import token_weights
-from learner.batch import MicroBatch, TrainBatch, build_batch, split_groups
+from learner.batch import MicroBatch, Sequences, TrainBatch, build_batch, split_groups
 from learner.config import LearnerConfig
 from learner.corrections import importance_weights
 from learner.engine import TrainEngine
@@ -103,7 +103,7 @@ class Updater:
         )
         return statistics(batch, work, version)
 
-    def _plan(self, batch: TrainBatch) -> list[Rows]:
+    def _plan(self, batch: Sequences) -> list[Rows]:
         return plan_rows(batch.lengths, self._engine.ranks, self._config.microbatch_tokens)
 
     @torch.no_grad()
@@ -118,7 +118,7 @@ class Updater:
         proximal = self._engine.sum_over_ranks(proximal)
         return replace(batch, tokens=replace(batch.tokens, proximal_logprobs=proximal))
 
-    def _packed(self, batch: TrainBatch, row: Sequence[int]) -> dict[str, float]:
+    def _packed(self, batch: Sequences, row: Sequence[int]) -> dict[str, float]:
         """How full a row is; a dummy takes no place."""
         tokens = sum(batch.lengths[i] for i in row)
         room = max(self._config.microbatch_tokens, tokens) if row else 0
@@ -200,6 +200,18 @@ def check_objective(config: LearnerConfig) -> None:
     token_weights(config.aggregation, mask, ids, ids, max_length=config.fixed_length)
 
 
+def corrects_off_policyness(config: LearnerConfig) -> bool:
+    """Whether the objective accounts for rollouts sampled by another policy.
+
+    As `LearnerConfig.corrects_off_policyness`, but a loss of the user's is loaded and asked.
+
+    Raises:
+        InputError: There is no such loss.
+    """
+    own_ratio = LOSSES[config.loss].owns_is and not config.uses_proximal
+    return own_ratio or config.correction != "none"
+
+
 def statistics(batch: TrainBatch, work: Work, version: int) -> dict[str, Any]:
     """What one batch was and did, as JSON values; None where there was nothing to measure.
 
@@ -207,11 +219,12 @@ def statistics(batch: TrainBatch, work: Work, version: int) -> dict[str, Any]:
     `rollouts_trained`, `multi_version_rollouts`, `response_length_mean` (sampled tokens),
     `entropy_mean` (nats); `max_lag`, `lag_mean`, `lag_histogram` (lag as a string → tokens);
     `ess` (effective sample size over tokens, as a fraction of them), and for rollouts of each
-    `Origin` `mismatch_*` (mean |log current − log behaviour|), `kl_*` (k3) and `tokens_*`;
+    `Origin` `mismatch_*` (mean |log current − log behaviour|), `kl_*` (k3) and `tokens_*`, all of
+    the proximal instead of the current policy where it is computed;
     `fractions` of tokens that the loss or correction clipped, capped or rejected, and that had a
     log-probability which is not finite; `microbatches` (rows of all ranks and steps),
     `pack_efficiency`, `rank_imbalance` (workload of the busiest rank over the mean),
-    `optimizer_steps`, and `grad_norm`, a mean over them.
+    `optimizer_steps`, and `grad_norm` (see `TrainEngine.step`), a mean over them.
 
     Args:
         batch: The batch.

@@ -247,7 +247,7 @@ INPUTS = [
         "disk too small",
         ["steps=99999999", "learner.checkpoint_every=99999999", "actors.max_new_tokens=200"],
         "free",
-        "two checkpoints of",
+        "checkpoint(s) of",
         "deploy.runs_dir",
     ),
     Case("name taken", ["a run named 'bad' exists", "--replace"], prepare=existing_run),

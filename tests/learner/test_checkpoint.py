@@ -115,6 +115,17 @@ def test_a_folder_that_is_no_checkpoint_is_refused(tmp_path):
         load(Engine(), tmp_path)
 
 
+def test_a_checkpoint_whose_random_state_is_missing_or_cut_off_is_refused(tmp_path):
+    folder = save(tmp_path, 5)
+    file = folder / "optimizer/random/rank-0.pt"
+    file.write_bytes(file.read_bytes()[:-100])
+    with pytest.raises(InputError, match=r"v000005 cannot be loaded: .*/rank-0\.pt is damaged"):
+        load(Engine(), folder)
+    file.unlink()
+    with pytest.raises(InputError, match=r"rank-0\.pt is missing"):
+        load(Engine(), folder)
+
+
 VERSIONS = st.dictionaries(st.integers(1, 50), st.floats(0, 1000), min_size=1)
 
 
@@ -137,3 +148,32 @@ def test_old_checkpoints_are_removed_whole(tmp_path):
         save(tmp_path, version)
     prune(tmp_path, newest=30, keep=2, keep_seconds=0.0)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["v000020", "v000030"]
+
+
+def test_before_the_first_commit_every_checkpoint_is_garbage(tmp_path):
+    save(tmp_path, 10)
+    prune(tmp_path, newest=0, keep=2, keep_seconds=3600.0)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_checkpoint_that_was_never_committed_takes_no_place_of_one_that_was(tmp_path):
+    for version in (10, 20):  # training went back to 10, since 20 lacked its commit
+        save(tmp_path, version)
+    prune(tmp_path, newest=10, keep=2, keep_seconds=0.0)
+    save(tmp_path, 30)
+    prune(tmp_path, newest=30, keep=2, keep_seconds=0.0)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["v000010", "v000030"]
+
+
+def test_what_cannot_be_read_or_removed_is_told_and_left_and_the_rest_pruned(tmp_path, caplog):
+    for version in (10, 20, 30):
+        save(tmp_path, version)
+    save(tmp_path, 5)
+    (tmp_path / "v000005/state.json").write_text("{")
+    (tmp_path / ".v000010.old").mkdir()
+    (tmp_path / ".v000010.old/stays").touch()
+    prune(tmp_path, newest=30, keep=1, keep_seconds=0.0)
+    left = sorted(path.name for path in tmp_path.iterdir() if path.name.startswith("v"))
+    assert left == ["v000005", "v000010", "v000030"]
+    assert "left alone: no checkpoint can be read from" in caplog.text
+    assert "v000010 cannot be removed" in caplog.text

@@ -33,3 +33,16 @@ def test_several_steps_a_batch_use_the_proximal_policy_unless_told_otherwise():
     assert LearnerConfig(minibatches=2, correction="tis").uses_proximal
     assert not LearnerConfig().uses_proximal
     assert not LearnerConfig(epochs=2, recompute_proximal=False).uses_proximal
+
+
+def test_a_loss_without_a_ratio_keeps_the_behaviour_policy_as_its_anchor():
+    several = {"loss": "reinforce", "epochs": 2}
+    assert not LearnerConfig(**several, correction="tis").uses_proximal
+    assert LearnerConfig(**several, recompute_proximal=True).uses_proximal
+    assert not LearnerConfig(**several).corrects_off_policyness
+
+
+def test_a_loss_of_the_users_is_believed_to_own_a_ratio():
+    assert LearnerConfig(loss="mine:loss").corrects_off_policyness
+    assert LearnerConfig(loss="mine:loss", epochs=2).uses_proximal
+    assert not LearnerConfig(loss="mine:loss", epochs=2).corrects_off_policyness

@@ -1,9 +1,12 @@
 """Cores are shared equally by ranks."""
 
+import os
+
 import pytest
+from pydantic import ValidationError
 
 from learner.config import LearnerConfig
-from learner.cores import cores_of, cores_of_rank, cpus_of, threads_of
+from learner.cores import bind, cores_of, cores_of_rank, cpus_of, threads_of
 from learner.errors import InputError
 
 
@@ -27,6 +30,21 @@ def test_ranks_share_the_cores(cores, ranks, shares, threads, cpus):
     assert threads_of(config.model_copy(update={"threads": 7})) == 7
 
 
-def test_cores_that_do_not_divide_are_refused():
-    with pytest.raises(InputError, match=r"3 cores, which learner\.ranks = 2 cannot share equally"):
-        threads_of(LearnerConfig(cores="0-2", ranks=2))
+@pytest.mark.parametrize(
+    ("cores", "message"),
+    [("0-2", "3 cores, which ranks = 2 cannot share equally"), ("5-2", "cores = '5-2' is empty")],
+)
+def test_cores_that_cannot_be_shared_are_refused(cores, message):
+    with pytest.raises(ValidationError, match=message):
+        LearnerConfig(cores=cores, ranks=2)
+
+
+def test_a_thread_that_ends_while_a_process_is_bound_is_left_out(monkeypatch):
+    there = sorted(os.sched_getaffinity(0))
+    gone = "4194304"  # above the largest pid
+    threads = [gone, *os.listdir("/proc/self/task")]
+    monkeypatch.setattr("learner.cores.os.listdir", lambda path: threads)
+    bind(there)
+    assert sorted(os.sched_getaffinity(0)) == there
+    with pytest.raises(InputError, match="but there are only"):
+        bind([1023])

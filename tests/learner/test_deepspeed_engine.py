@@ -126,6 +126,30 @@ def test_a_saved_policy_loads_with_the_same_weights(model_path, tmp_path, zero_s
     assert (tmp_path / "saved" / "optimizer" / "state").is_dir()
 
 
+@pytest.mark.parametrize("zero_stage", [0, 1])
+def test_a_checkpoint_without_all_of_its_parts_is_refused_with_its_folder(
+    model_path, tmp_path, zero_stage
+):
+    engine = make_engine(model_path, zero_stage)
+    try:
+        engine.save(tmp_path)
+        files = sorted((tmp_path / "optimizer/state").glob("*.pt"))
+        assert len(files) == 1 + (zero_stage > 0)
+        for file in files:
+            whole = file.read_bytes()
+            file.write_bytes(whole[: len(whole) // 2])
+            with pytest.raises(InputError, match=f"{file.name} is damaged") as caught:
+                engine.load(tmp_path)
+            assert f"the checkpoint {tmp_path} " in str(caught.value)
+            file.unlink()
+            with pytest.raises(InputError, match=f"{file.name} is missing"):
+                engine.load(tmp_path)
+            file.write_bytes(whole)
+        engine.load(tmp_path)
+    finally:
+        engine.close()
+
+
 def test_muon_changes_inner_matrices_by_its_own_rate(model_path):
     before = {name: t.clone() for name, t in policy(model_path).model.named_parameters()}
     config = OptimizerConfig(optimizer="muon", muon_learning_rate=0.02, learning_rate=1e-4)

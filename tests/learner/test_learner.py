@@ -79,6 +79,7 @@ def run(answers, *, stop=None, trainer=RecordingTrainer, **settings):
 def test_the_initial_weights_are_published_first_and_every_version_before_its_batch_is_acked():
     events, _, reached, _ = run([BATCH, BATCH])
     assert events == [
+        "prune 0",
         "publish 0",
         "take 0",
         "update 0 with 2",
@@ -135,22 +136,22 @@ def test_a_closed_queue_ends_the_run_with_a_checkpoint():
     assert events[-4:-1] == ["take 1", "save 1", "commit 1 at checkpoints/v000001"]
 
 
-def test_a_resumed_run_goes_on_from_its_version():
+def test_a_resumed_run_removes_what_was_never_committed_and_goes_on_from_its_version():
     events, _, reached, _ = run([BATCH], steps=8, start_version=7)
-    assert events[:3] == ["publish 7", "take 7", "update 7 with 2"]
+    assert events[:4] == ["prune 7", "publish 7", "take 7", "update 7 with 2"]
     assert reached == 8
 
 
 def test_nothing_left_to_train_publishes_and_ends():
     events, _, reached, _ = run([], steps=3, start_version=3)
-    assert (events, reached) == (["publish 3"], 3)
+    assert (events, reached) == (["prune 3", "publish 3"], 3)
 
 
 def test_stop_ends_the_run_before_the_next_batch():
     stop = asyncio.Event()
     stop.set()
     events, _, reached, _ = run([BATCH], stop=stop)
-    assert (events, reached) == (["publish 0"], 0)
+    assert (events, reached) == (["prune 0", "publish 0"], 0)
 
 
 def test_a_failed_update_leaves_the_batch_unacknowledged():
@@ -163,4 +164,4 @@ def test_a_failed_update_leaves_the_batch_unacknowledged():
     learner = Learner(Failing(events), ScriptedQueue(events, [BATCH]), steps=1, checkpoint_every=1)
     with pytest.raises(RuntimeError, match="out of memory"):
         asyncio.run(learner.run())
-    assert events == ["publish 0", "take 0"]
+    assert events == ["prune 0", "publish 0", "take 0"]

@@ -69,7 +69,7 @@ class Sitting:
 
     def __init__(self, model_path, folder, *, checkpoint=None, **settings):
         self.folder, self.log = folder, folder / "log.jsonl"
-        self.config = LearnerConfig(ranks=2, threads=1, **settings)
+        self.config = LearnerConfig(**{"ranks": 2, "threads": 1, **settings})
         self.group = create_learner(self.config)
         self.model_path, self.checkpoint = model_path, checkpoint
 
@@ -127,19 +127,19 @@ def test_a_group_trains_saves_and_goes_on_exactly_from_a_checkpoint(sitting, tmp
     first = sitting(**settings)
 
     async def train():
-        await first.start(steps=5)
-        return await first.run(steps=5)
+        await first.start(steps=6)
+        return await first.run(steps=6)
 
-    assert asyncio.run(train()) == 5
+    assert asyncio.run(train()) == 6
     rows = first.rows()
     order = [("ack", row["ack"]) if "ack" in row else ("commit", row["commit"]) for row in rows]
     assert order == [
         *[("ack", 0), ("ack", 1), ("commit", 2), ("ack", 2), ("ack", 3), ("commit", 4)],
-        *[("ack", 4), ("commit", 5)],
+        *[("ack", 4), ("ack", 5), ("commit", 6)],
     ]
     assert rows[2]["path"] == "checkpoints/v000002"
     saved = sorted(path.name for path in (tmp_path / "checkpoints").iterdir())
-    assert saved == ["v000004", "v000005"]
+    assert saved == ["v000004", "v000006"]
     state = json.loads((tmp_path / "checkpoints/v000004/state.json").read_text())
     assert state["cursor"] == "prompt 9"
     assert state["totals"]["rollouts"] == sum(
@@ -152,14 +152,46 @@ def test_a_group_trains_saves_and_goes_on_exactly_from_a_checkpoint(sitting, tmp
     second = sitting(**settings, checkpoint=str(tmp_path / "checkpoints/v000004"))
 
     async def go_on():
-        await second.start(steps=5)
-        return await second.run(version=4, steps=5)
+        await second.start(steps=6)
+        return await second.run(version=4, steps=6)
 
-    assert asyncio.run(go_on()) == 5
-    [before, after] = [row for row in second.rows() if row.get("ack") == 4]
-    for name in ("loss", "grad_norm", "entropy_mean", "totals"):
-        assert after[name] == before[name], name
-    assert after["sitting_started_at"] > before["published_at"]
+    assert asyncio.run(go_on()) == 6
+    for version in (4, 5):  # the second feels whether the optimizer's state came back
+        [before, after] = [row for row in second.rows() if row.get("ack") == version]
+        for name in ("loss", "grad_norm", "entropy_mean", "totals"):
+            assert after[name] == before[name], (version, name)
+        assert after["sitting_started_at"] > before["published_at"]
+
+
+@pytest.mark.slow
+def test_bfloat16_with_checkpointed_activations_and_an_offloaded_optimizer_trains_and_goes_on(
+    sitting, tmp_path
+):
+    settings = {
+        "dtype": "bfloat16",
+        "zero_stage": 2,
+        "activation_checkpointing": True,
+        "offload_optimizer": True,
+        "checkpoint_every": 2,
+        "loss": "reinforce",
+        "learning_rate": 1e-3,
+    }
+    first = sitting(**settings)
+
+    async def train(item, version=0):
+        await item.start(steps=4)
+        return await item.run(version=version, steps=4)
+
+    assert asyncio.run(train(first)) == 4
+    first.group.kill()
+    second = sitting(**settings, checkpoint=str(tmp_path / "checkpoints/v000002"))
+    assert asyncio.run(train(second, 2)) == 4
+    for version in (2, 3):
+        [before, after] = [row for row in second.rows() if row.get("ack") == version]
+        for name in ("loss", "grad_norm", "entropy_mean"):
+            assert after[name] == before[name], (version, name)
+    losses = [row["loss"] for row in first.rows() if "ack" in row]
+    assert losses[3] < losses[0]
 
 
 def test_a_follower_that_is_killed_ends_the_run_with_its_name(sitting):
@@ -171,11 +203,41 @@ def test_a_follower_that_is_killed_ends_the_run_with_its_name(sitting):
         await item.acks(2)
         os.kill(item.call(1, lambda _: os.getpid()), signal.SIGKILL)
         killed = time.monotonic()
-        with pytest.raises(RankFailed, match="learner-1 died"):
+        with pytest.raises(RankFailed, match="rank 1 died"):
             await running
         return time.monotonic() - killed
 
     assert asyncio.run(main()) < 15
+
+
+def test_a_single_rank_that_is_killed_ends_the_run_with_one_line(sitting):
+    item = sitting(ranks=1, checkpoint_every=1000)
+
+    async def main():
+        await item.start()
+        running = asyncio.create_task(item.run())
+        await item.acks(1)
+        os.kill(item.call(0, lambda _: os.getpid()), signal.SIGKILL)
+        with pytest.raises(RankFailed, match="rank 0 died: ") as caught:
+            await running
+        return str(caught.value)
+
+    assert "\n" not in asyncio.run(main())
+
+
+@pytest.mark.slow
+def test_of_three_ranks_the_one_that_is_killed_is_named(sitting):
+    item = sitting(ranks=3, cores="0", checkpoint_every=1000)
+
+    async def main():
+        await item.start()
+        running = asyncio.create_task(item.run())
+        await item.acks(2)
+        os.kill(item.call(1, lambda _: os.getpid()), signal.SIGKILL)
+        with pytest.raises(RankFailed, match="rank 1 died"):
+            await running
+
+    asyncio.run(main())
 
 
 @pytest.mark.slow
@@ -191,7 +253,7 @@ def test_a_follower_that_raises_ends_the_run_while_the_leader_waits_for_it(sitti
     async def main():
         await item.start()
         item.call(1, break_update)
-        with pytest.raises(RankFailed, match=r"learner-1: ValueError\('boom'\)"):
+        with pytest.raises(RankFailed, match=r"rank 1: ValueError\('boom'\)"):
             await item.run()
 
     assert item.call(0, repr) == "learner-0"
@@ -218,6 +280,6 @@ def test_stop_ends_the_run_at_a_batch_boundary_with_a_checkpoint(sitting):
 def test_a_model_that_does_not_exist_is_bad_input_with_the_name_of_a_rank(sitting):
     item = sitting()
     item.model_path = "/no/such/model"
-    with pytest.raises(LearnerError, match=r"learner-\d: no language model") as caught:
+    with pytest.raises(LearnerError, match=r"rank \d: no language model") as caught:
         asyncio.run(item.start())
     assert caught.value.exit_code == 2

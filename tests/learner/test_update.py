@@ -2,6 +2,8 @@
 
 import json
 import math
+import sys
+from types import ModuleType
 
 import pytest
 import torch
@@ -9,7 +11,10 @@ from rollouts import PlainEngine, group, random_groups, rollout
 
 from learner.config import LearnerConfig
 from learner.errors import InputError
-from learner.update import Updater
+from learner.losses import PolicyLoss
+from learner.losses.cispo import cispo
+from learner.losses.reinforce import reinforce
+from learner.update import Updater, corrects_off_policyness
 
 
 def train(groups, *, version=0, **settings):
@@ -265,6 +270,7 @@ def test_training_a_batch_again_is_the_same():
         ({"minibatches": 2}, 1),
         ({"recompute_proximal": True}, 1),
         ({"epochs": 2, "recompute_proximal": False}, 0),
+        ({"epochs": 2, "loss": "reinforce", "correction": "tis"}, 0),
     ],
 )
 def test_the_proximal_policy_is_computed_once_where_a_batch_takes_several_steps(settings, passes):
@@ -298,3 +304,35 @@ def test_the_second_step_moves_the_ratio_away_from_one():
         random_groups(), epochs=4, loss="ppo", loss_options={"clip_low": 0.0, "clip_high": 0.0}
     )
     assert found["fractions"]["clip_high"] + found["fractions"]["clip_low"] > 0
+
+
+def test_truncated_weights_follow_the_current_policy_at_every_step():
+    groups, steps = random_groups(), {"epochs": 3}
+    one, _ = train_steps(
+        groups, loss="reinforce", correction="tis", correction_options={"cap": 2.0}, **steps
+    )
+    other, _ = train_steps(
+        groups, loss="cispo", loss_options={"cap_high": 2.0}, recompute_proximal=False, **steps
+    )
+    for found, expected in zip(one.gradients, other.gradients, strict=True):
+        torch.testing.assert_close(found, expected, atol=1e-9, rtol=1e-9)
+
+
+def test_a_loss_of_the_users_corrects_as_it_says_itself(monkeypatch):
+    module = ModuleType("losses_of_a_user")
+    module.weighs = PolicyLoss("weighs", cispo.function, owns_is=True)
+    module.does_not = PolicyLoss("does_not", reinforce.function, owns_is=False)
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    own = LearnerConfig(loss="losses_of_a_user:weighs")
+    other = LearnerConfig(loss="losses_of_a_user:does_not")
+    assert corrects_off_policyness(own)
+    assert not corrects_off_policyness(own.model_copy(update={"epochs": 2}))
+    assert not corrects_off_policyness(other)
+    assert corrects_off_policyness(other.model_copy(update={"correction": "tis"}))
+
+
+@pytest.mark.parametrize("loss", ["ppo", "cispo", "reinforce"])
+@pytest.mark.parametrize("steps", [1, 2])
+def test_what_the_configuration_says_of_built_in_losses_is_what_they_say(loss, steps):
+    config = LearnerConfig(loss=loss, epochs=steps)
+    assert corrects_off_policyness(config) == config.corrects_off_policyness
