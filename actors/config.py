@@ -9,7 +9,9 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-REWARDS = ("exact_match", "last_answer", "math_verify", "reasoning_gym")
+from actors.reward_model_config import RewardModelConfig
+
+REWARDS = ("exact_match", "last_answer", "math_verify", "reasoning_gym", "reward_model")
 ENVIRONMENTS = ("single_turn",)
 SOURCES = ("files", "lettered_chain_sum", "reasoning_gym:TASK")
 
@@ -23,6 +25,30 @@ class _Section(BaseModel):
     )
 
 
+class OverlongConfig(_Section):
+    """Soft punishment of rollouts that come close to actors.max_new_tokens (DAPO)."""
+
+    buffer: int | None = Field(default=None, ge=1)
+    """Tokens before the limit over which the punishment grows from 0 to `factor`."""
+    share: float | None = Field(default=None, gt=0, le=1)
+    """The buffer as a share of the limit, instead."""
+    factor: float = Field(default=1.0, gt=0)
+    """What a rollout that reaches the limit loses."""
+
+    @model_validator(mode="after")
+    def _one_buffer(self) -> Self:
+        if (self.buffer is None) == (self.share is None):
+            raise ValueError(
+                f"give either buffer, in tokens, or share, of the limit; found buffer = "
+                f"{self.buffer} and share = {self.share}"
+            )
+        return self
+
+    def tokens(self, limit: int) -> int:
+        """The buffer in tokens, at least 1."""
+        return self.buffer or max(1, round((self.share or 0) * limit))
+
+
 class ActorsConfig(_Section):
     """Rollout actors: their engines, how they sample, and what scores them."""
 
@@ -33,8 +59,11 @@ class ActorsConfig(_Section):
     environment: str = "single_turn"
     """`single_turn`, or the dotted path "module:Class" of an environment."""
     reward: tuple[str, ...] = ("reasoning_gym",)
-    """Rewards, added up: exact_match, last_answer, math_verify, reasoning_gym, or dotted paths
-    "module:function" of score(prompt, completion, answer, metadata) -> float | dict[str, float]."""
+    """Rewards, added up: exact_match, last_answer, math_verify, reasoning_gym, reward_model, or
+    dotted paths "module:function" of score(prompt, completion, answer, metadata) -> float |
+    dict[str, float]."""
+    heldout_reward: tuple[str, ...] | None = None
+    """Likewise, of held-out rollouts; None takes `reward`."""
 
     temperature: float = Field(default=1.0, gt=0)
     """Of training rollouts. The learner divides its logits by it too."""
@@ -49,7 +78,15 @@ class ActorsConfig(_Section):
     chat_template: bool | Literal["auto"] = "auto"
     """Render prompts with the tokenizer's chat template; `auto`: if it has one."""
     max_concurrent_rollouts: int = Field(default=128, ge=1)
-    """Rollouts that one engine generates at once; at least prompts.group_size."""
+    """Rollouts that one engine generates at once; at least prompts.group_size, and one more with
+    greedy_baseline."""
+    overlong: OverlongConfig | None = None
+    """Punish training rollouts softly that come close to max_new_tokens; None: do not."""
+    missing_eos_penalty: float = Field(default=0.0, ge=0)
+    """What a training rollout loses that the policy did not end itself."""
+    greedy_baseline: bool = False
+    """Generate one more rollout for every training group, greedily by the same weights: it is
+    scored and not trained, and its reward is the baseline of ReMax."""
     reward_timeout_seconds: float = Field(default=30.0, gt=0)
     """Deadline of each reward of a rollout; past it the rollout has failed."""
     rollout_timeout_seconds: float = Field(default=1800.0, gt=0)
@@ -57,6 +94,9 @@ class ActorsConfig(_Section):
 
     dtype: Literal["float32", "bfloat16", "auto"] = "auto"
     """What the engine computes in; `auto` is what the model folder says."""
+    float32_head: bool = False
+    """Let the engine form logits in float32 where the model is bfloat16, as learner.float32_head
+    does in the learner; ScaleRL wants both."""
     cores: tuple[Cores, ...] | None = None
     """CPU cores of each engine, one entry per actor, as "0" or "2-5,8". None: engines
     without GPUs share out the cores that learner.cores leaves."""
@@ -74,10 +114,14 @@ class ActorsConfig(_Section):
     """GPUs that Ray reserves for each actor: none, or tensor_parallel_size."""
     scripted_options: dict[str, Any] = {}
     """Keywords of the scripted engine, such as tokens_per_second and median_length."""
+    reward_model: RewardModelConfig = RewardModelConfig()
+    """Of the reward `reward_model`."""
 
-    @field_validator("reward")
+    @field_validator("reward", "heldout_reward")
     @classmethod
-    def _rewards_are_known(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+    def _rewards_are_known(cls, value: tuple[str, ...] | None) -> tuple[str, ...] | None:
+        if value is None:
+            return None
         for name in value:
             _known_or_dotted(name, REWARDS, "module:function")
         if not value or len(set(value)) != len(value):
@@ -114,11 +158,22 @@ class ActorsConfig(_Section):
                 f"actors.max_model_len = {self.max_model_len} must exceed actors.max_new_tokens = "
                 f"{self.max_new_tokens}: the prompt needs room too"
             )
+        buffer = self.overlong.tokens(self.max_new_tokens) if self.overlong else 0
+        if buffer > self.max_new_tokens:
+            raise ValueError(
+                f"actors.overlong.buffer = {buffer} must be at most "
+                f"actors.max_new_tokens = {self.max_new_tokens}: it is the end of that length"
+            )
         if self.scripted_options and self.engine != "scripted":
             raise ValueError(
                 f'actors.scripted_options has no effect with actors.engine = "{self.engine}"'
             )
         return self
+
+    @property
+    def asks_reward_models(self) -> bool:
+        """Whether a reward needs the process of the reward models."""
+        return "reward_model" in (*self.reward, *(self.heldout_reward or ()))
 
 
 class PromptsConfig(_Section):
@@ -132,6 +187,11 @@ class PromptsConfig(_Section):
     """B: groups that are trained at one version."""
     group_size: int = Field(default=8, ge=1)
     """G: rollouts of one prompt."""
+    pass_rate_cap: float | None = Field(default=None, gt=0, le=1)
+    """Share of a group that may pass before its prompt is mastered: from there on the prompt is not
+    issued again in later epochs. None issues every prompt in every epoch."""
+    pass_threshold: float = 1.0
+    """Reward from which a rollout passes, its punishments for length left out."""
 
     @field_validator("source")
     @classmethod

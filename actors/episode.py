@@ -27,9 +27,9 @@ from actors.errors import (
 )
 from actors.finite import is_finite
 from actors.rendering import Renderer
-from actors.rewards import Rewards
+from actors.rewards import Rewards, Shaping
 from actors.user_code import call
-from queues.records import FinishReason, Lease, Rollout
+from queues.records import FinishReason, Lease, Purpose, Rollout
 
 
 @dataclass(slots=True)
@@ -76,6 +76,10 @@ class EpisodeRunner:
     """Name in the records."""
     new_environment: Callable[[], Environment]
     rewards: Rewards
+    heldout_rewards: Rewards
+    """Of evaluations."""
+    shaping: Shaping
+    """Of training rollouts; evaluations are worth what the task says."""
     sampling: SamplingParameters
     """Temperature where the lease gives none; `max_new_tokens` is for all turns of a rollout."""
     max_model_len: int
@@ -111,6 +115,7 @@ class EpisodeRunner:
         prompt_length = len(transcript.token_ids)
         self._check_prompt(lease, prompt_length)
         given, turns = 0.0, 0
+        of_turns: list[tuple[int, float]] = []
         while True:
             turns += 1
             request_id = f"{lease.group_id}/{lease.attempt}/{sample_index}/{turns}"
@@ -120,6 +125,7 @@ class EpisodeRunner:
             turn = await self._ask(lease, environment.step, Message("assistant", reply))
             self._check_turn(lease, turn)
             given += float(turn.reward)
+            of_turns.append((len(transcript.token_ids) - 1, float(turn.reward)))
             if turn.done or generation.finish_reason is FinishReason.LENGTH:
                 finish_reason = generation.finish_reason
                 break
@@ -127,8 +133,11 @@ class EpisodeRunner:
             if self._room(transcript) < 1:
                 finish_reason = FinishReason.LENGTH
                 break
-        score = await self.rewards.score(lease.prompt, reply, finish_reason)
+        train = lease.purpose is Purpose.TRAIN
+        rewards = self.rewards if train else self.heldout_rewards
+        score = await rewards.score(lease.prompt, reply, finish_reason)
         parts = {"environment": given, **score.parts} if given else score.parts
+        shaping = self.shaping.parts(transcript.sampled, finish_reason) if train else {}
         return Rollout(
             sample_index=sample_index,
             token_ids=transcript.token_ids,
@@ -136,14 +145,15 @@ class EpisodeRunner:
             loss_mask=transcript.loss_mask,
             behavior_logprobs=transcript.behavior_logprobs,
             versions=transcript.versions,
-            reward=score.total + given,
-            reward_parts=parts,
+            reward=score.total + given + sum(shaping.values()),
+            reward_parts={**parts, **shaping},
             finish_reason=finish_reason,
             turns=turns,
             environment=self.environment,
             engine_id=self.engine_id,
             created_at=created_at,
             finished_at=datetime.now(UTC),
+            metadata={"turn_rewards": of_turns} if given else {},
         )
 
     def _environment(self, lease: Lease) -> Environment:

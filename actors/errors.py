@@ -5,6 +5,7 @@ ActorsError                  exit code 1
 ├── SourceFailed             the prompt source raised, or gave something else than prompts
 ├── EngineStale              the engine has no weights of any policy version yet
 ├── EngineDied               a process of the engine is gone, and with it every running request
+├── RewardModelLost          the process of the reward models is gone, or does not answer
 └── RolloutFailed            one rollout has no result: its group is given back to the broker
     ├── PromptRefused        the prompt cannot be sampled from: empty, or longer than the context
     ├── EnvironmentFailed    the environment raised, or answered with something else than a Turn
@@ -37,6 +38,10 @@ class EngineStale(ActorsError):
 
 class EngineDied(ActorsError):
     """A process of the engine is gone; the engine has to be built again."""
+
+
+class RewardModelLost(ActorsError):
+    """The reward models are gone or too slow; rollouts that they had to score fail."""
 
 
 class RolloutFailed(ActorsError):

@@ -39,7 +39,7 @@ def check_model(model_path: str) -> None:
             layers cannot be packed.
     """
     folder = Path(model_path)
-    description = _description(folder) if folder.is_dir() else _configuration(model_path).to_dict()
+    description = _description(folder) if folder.is_dir() else configuration(model_path).to_dict()
     names = description.get("architectures") or []
     if description.get("is_encoder_decoder") or (names and not names[0].endswith(CAUSAL)):
         raise InputError(
@@ -74,7 +74,7 @@ def _description(folder: Path) -> Mapping[str, Any]:
     return found
 
 
-def _configuration(model_path: str) -> Any:
+def configuration(model_path: str) -> Any:
     """The configuration as transformers reads it."""
     from transformers import AutoConfig
 
@@ -121,7 +121,7 @@ def context_length(model_path: str) -> int:
     Raises:
         InputError: The model's configuration does not say.
     """
-    config = _configuration(model_path).get_text_config()
+    config = configuration(model_path).get_text_config()
     length = getattr(config, "max_position_embeddings", None)
     if not isinstance(length, int):
         raise InputError(f"{model_path!r} names no max_position_embeddings; set max_model_len")
@@ -134,7 +134,7 @@ def vocabulary_size(model_path: str) -> int | None:
     Raises:
         InputError: The configuration cannot be read.
     """
-    size = getattr(_configuration(model_path).get_text_config(), "vocab_size", None)
+    size = getattr(configuration(model_path).get_text_config(), "vocab_size", None)
     return size if isinstance(size, int) else None
 
 

@@ -9,6 +9,7 @@ back without weights and without its calls. Whoever created it makes another one
 
 import asyncio
 import gc
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,7 +23,8 @@ from actors.errors import ActorsError, InputError
 from actors.failures import gravest
 from actors.model_folder import context_length, load_tokenizer, weight_shapes
 from actors.rendering import Renderer
-from actors.rewards import load_rewards
+from actors.rewards import Rewards, load_rewards, load_shaping
+from actors.rewards.learned import Judge
 from actors.rollout_worker import RolloutWorker
 from actors.tally import Tally, engine_id_of
 from queues.errors import QueueClosed
@@ -47,6 +49,7 @@ def create_actor(
     heartbeat_seconds: float,
     broker: WorkQueue,
     broadcaster: Announcements,
+    judge: Judge | None = None,
     **options: Any,
 ) -> Any:
     """Starts the process of a rollout actor on the cluster.
@@ -61,6 +64,7 @@ def create_actor(
         heartbeat_seconds: How often leases are renewed.
         broker: A client that can be sent to other processes.
         broadcaster: Likewise.
+        judge: Likewise; what the reward `reward_model` asks.
         **options: Ray actor options such as `scheduling_strategy`.
 
     Returns:
@@ -85,6 +89,7 @@ def create_actor(
         heartbeat_seconds=heartbeat_seconds,
         broker=broker,
         broadcaster=broadcaster,
+        judge=judge,
     )
 
 
@@ -115,6 +120,7 @@ class RolloutActor:
         heartbeat_seconds: float,
         broker: WorkQueue,
         broadcaster: Announcements,
+        judge: Judge | None = None,
     ) -> None:
         self._index = index
         self._config = config
@@ -125,6 +131,7 @@ class RolloutActor:
         self._heartbeat_seconds = heartbeat_seconds
         self._broker = broker
         self._broadcaster = broadcaster
+        self._judge = judge
         self._tally = Tally(engine_id_of(index))
         self._stop = asyncio.Event()
         self._parts: _Parts | None = None
@@ -173,6 +180,10 @@ class RolloutActor:
         """Ends `run` within seconds, even one that has not begun; what is running is aborted."""
         self._stop.set()
 
+    def _rewards(self, names: Sequence[str]) -> Rewards:
+        timeout = self._config.reward_timeout_seconds
+        return load_rewards(names, timeout=timeout, judge=self._judge)
+
     def _build(self) -> _Parts:
         """Everything but the running engine; blocks while it reads the model folder."""
         config = self._config
@@ -193,7 +204,9 @@ class RolloutActor:
             renderer=Renderer(tokenizer, config.chat_template),
             environment=config.environment,
             new_environment=load_environment(config.environment),
-            rewards=load_rewards(config.reward, timeout=config.reward_timeout_seconds),
+            rewards=self._rewards(config.reward),
+            heldout_rewards=self._rewards(config.heldout_reward or config.reward),
+            shaping=load_shaping(config),
             sampling=SamplingParameters(
                 temperature=config.temperature,
                 max_new_tokens=config.max_new_tokens,
@@ -208,7 +221,7 @@ class RolloutActor:
             self._broker,
             episodes.run,
             max_concurrent_rollouts=config.max_concurrent_rollouts,
-            group_size=self._group_size,
+            largest_group=self._group_size + config.greedy_baseline,
             heartbeat_seconds=self._heartbeat_seconds,
         )
         receiver = Receiver(
@@ -252,6 +265,7 @@ def build_engine(
     return VllmEngine(
         model_path,
         dtype=config.dtype,
+        float32_head=config.float32_head,
         max_model_len=max_model_len,
         max_num_seqs=config.max_concurrent_rollouts,
         cores=config.cores[index] if config.cores else None,

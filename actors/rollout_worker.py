@@ -3,6 +3,7 @@
     first weights ─▶ lease for as many rollouts as have room ─▶ one task a group:
                                                                   its rollouts at once ─▶ put
                                                                         └─ one failed ──▶ fail
+    (a greedy rollout that a lease asks for beside its group runs with them, and is not put)
     every few seconds: heartbeat of all groups held ─▶ abort those that are no longer ours
 
 Who waits on whom: the loop on the first version (`on_version`), then on room (a group's end), then
@@ -13,13 +14,14 @@ expire. An engine that died, or a broker that is lost, ends it with that error.
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 
 from actors.errors import InputError, RolloutFailed
 from actors.failures import gravest
 from actors.tally import Tally
 from queues.errors import QueueClosed, SchemaError
 from queues.protocols import WorkQueue
-from queues.records import Lease, PutStatus, Rollout, RolloutGroup
+from queues.records import BASELINE_REWARD, Lease, PutStatus, Rollout, RolloutGroup
 from queues.schema import encode
 
 POLL_SECONDS = 1.0
@@ -34,7 +36,7 @@ class RolloutWorker:
         work: The broker.
         run_episode: Makes one rollout of a lease, given the sample's index.
         max_concurrent_rollouts: Room, in rollouts; groups begin and end as a whole.
-        group_size: Rollouts of the largest group that a lease may be for.
+        largest_group: Most rollouts that a lease may be for, a baseline included.
         heartbeat_seconds: How often leases are renewed.
 
     Raises:
@@ -48,13 +50,13 @@ class RolloutWorker:
         run_episode: Callable[[Lease, int], Awaitable[Rollout]],
         *,
         max_concurrent_rollouts: int,
-        group_size: int,
+        largest_group: int,
         heartbeat_seconds: float,
     ) -> None:
-        if max_concurrent_rollouts < group_size:
+        if max_concurrent_rollouts < largest_group:
             raise InputError(
                 f"actors.max_concurrent_rollouts = {max_concurrent_rollouts} must be at least "
-                f"prompts.group_size = {group_size}: no group could ever be leased"
+                f"{largest_group}, the rollouts of a group: none could ever be leased"
             )
         self._tally = tally
         self._engine_id = tally.engine_id
@@ -62,7 +64,7 @@ class RolloutWorker:
         self._work = work
         self._run_episode = run_episode
         self._slots = max_concurrent_rollouts
-        self._group_size = group_size
+        self._largest_group = largest_group
         self._heartbeat_seconds = heartbeat_seconds
         self._held: dict[tuple[str, int], asyncio.Task[None]] = {}
         self._changed = asyncio.Event()
@@ -89,7 +91,7 @@ class RolloutWorker:
                 ]
                 while not stop.is_set():
                     room = self._room()
-                    if room < self._group_size:
+                    if room < self._largest_group:
                         self._changed.clear()
                         await self._changed.wait()
                         continue
@@ -109,13 +111,13 @@ class RolloutWorker:
         return 0 if self._tally.version is None else self._slots - self._occupancy.running
 
     def _begin(self, lease: Lease, tasks: asyncio.TaskGroup) -> None:
-        self._occupancy.change(lease.group_size)
+        self._occupancy.change(lease.room)
         key = (lease.group_id, lease.attempt)
         self._held[key] = task = tasks.create_task(self._complete(lease))
         task.add_done_callback(lambda _: self._end(lease))
 
     def _end(self, lease: Lease) -> None:
-        self._occupancy.change(-lease.group_size)
+        self._occupancy.change(-lease.room)
         del self._held[lease.group_id, lease.attempt]
         self._changed.set()
 
@@ -142,16 +144,24 @@ class RolloutWorker:
             self._tally.groups[PutStatus(status).value] += 1
 
     async def _sample(self, lease: Lease) -> list[Rollout]:
-        """All rollouts of a group; the first that fails aborts the others."""
+        """All rollouts of a group; the first that fails, the baseline too, aborts the others."""
+        greedy = replace(lease, temperature=0.0)
         try:
             async with asyncio.TaskGroup() as episodes:
                 tasks = [
-                    episodes.create_task(self._episode(lease, index))
-                    for index in range(lease.group_size)
+                    episodes.create_task(
+                        self._episode(lease if index < lease.group_size else greedy, index)
+                    )
+                    for index in range(lease.room)
                 ]
         except BaseExceptionGroup as errors:
             raise gravest(errors) from errors
-        return [task.result() for task in tasks]
+        rollouts = [task.result() for task in tasks]
+        if not lease.greedy_baseline:
+            return rollouts
+        *group, baseline = rollouts
+        found = {BASELINE_REWARD: baseline.reward}
+        return [replace(rollout, metadata={**rollout.metadata, **found}) for rollout in group]
 
     async def _episode(self, lease: Lease, index: int) -> Rollout:
         rollout = await self._run_episode(lease, index)

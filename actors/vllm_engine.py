@@ -34,6 +34,7 @@ class VllmEngine:
     Args:
         model_path: Local folder or hub name; its weights give the shapes and the first values.
         dtype: What the engine computes in.
+        float32_head: Form logits in float32, whatever `dtype` is.
         max_model_len: Longest prompt plus continuation, in tokens.
         max_num_seqs: Requests that run at once; the others queue.
         cores: CPU cores, as "0" or "2-5"; None leaves the binding to vLLM.
@@ -52,6 +53,7 @@ class VllmEngine:
         model_path: str,
         *,
         dtype: str = "auto",
+        float32_head: bool = False,
         max_model_len: int,
         max_num_seqs: int = 64,
         cores: str | None = None,
@@ -80,6 +82,8 @@ class VllmEngine:
             "enforce_eager": enforce_eager,
             "seed": seed,
         }
+        if float32_head:
+            self._arguments["hf_overrides"] = {"head_dtype": "float32"}
         self._engine: Any = None
         self._admits = asyncio.Event()
         """Cleared while the engine is paused: requests wait here and not in vLLM's queue."""

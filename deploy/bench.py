@@ -8,7 +8,12 @@ from typing import NoReturn
 from deploy.errors import InputError
 
 ROOT = Path(__file__).parent.parent
-BENCHMARKS = {"async": "async_gain", "update-pause": "update_pause"}
+BENCHMARKS = {
+    "async": "async_gain",
+    "logprob-memory": "logprob_memory",
+    "presets": "presets",
+    "update-pause": "update_pause",
+}
 """Modules of the folder `benchmarks`, by the name that the command gives them."""
 
 

@@ -142,12 +142,45 @@ def sft(recipe: Recipe, overrides: Overrides = [], *, replace: Replace = False) 
 
 
 @app.command()
+def reward_model(
+    recipe: Recipe,
+    overrides: Overrides = [],  # noqa: B006
+    *,
+    replace: Replace = False,
+) -> None:
+    """Train the reward models of a recipe on its preference pairs."""
+    from deploy.config import load_recipe
+
+    config = load_recipe(recipe, overrides)
+    from deploy.progress import Screen
+    from deploy.reward_model import train_reward_models
+
+    screen = Screen()
+    folder = train_reward_models(config, screen, replace=replace)
+    screen.say(f"reward models in {folder}")
+
+
+@app.command()
 def validate(recipe: Recipe, overrides: Overrides = []) -> None:  # noqa: B006
     """Check a recipe and print it with every default filled in."""
     from deploy.config import load_recipe
 
     config = load_recipe(recipe, overrides)
     typer.echo(config.model_dump_json(indent=2))
+
+
+@app.command()
+def presets(
+    name: Annotated[str | None, typer.Argument(help="One of them, in full.")] = None,
+) -> None:
+    """List the algorithms that a recipe can name as its preset, or show one."""
+    from deploy.presets import preset_names, preset_text, title
+
+    if name is not None:
+        typer.echo(preset_text(name))
+        return
+    for each in preset_names():
+        typer.echo(f"{each:14} {title(each)}")
 
 
 @app.command()

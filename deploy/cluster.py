@@ -65,9 +65,10 @@ def _copy_logs(session: Path, logs: Path) -> None:
 def _check_resources(config: RunConfig) -> None:
     """Compares what the processes reserve with what the cluster has in all."""
     actors, learner = config.actors, config.learner
+    judging = actors.reward_model.gpus if actors.asks_reward_models else 0.0
     needed = {
         "CPU": learner.ranks * cpus_of(learner) + actors.count * actors.cpus,
-        "GPU": learner.ranks * learner.gpus + actors.count * actors.gpus,
+        "GPU": learner.ranks * learner.gpus + actors.count * actors.gpus + judging,
     }
     there = ray.cluster_resources()
     for kind, amount in needed.items():

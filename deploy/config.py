@@ -21,8 +21,12 @@ from pydantic import (
 
 from actors.config import REWARDS, ActorsConfig, HeldoutConfig, PromptsConfig
 from deploy.errors import InputError
+from deploy.presets import on_demo, preset_names, with_preset
 from deploy.wording import explain
 from learner.config import LearnerConfig, ModelConfig, SftConfig
+from learner.objective_config import GROUP_ADVANTAGES
+from learner.optimizer_config import OptimizerConfig
+from learner.reward_config import RewardTrainingConfig
 from queues.config import QueuesConfig
 from weight_sync.config import WeightSyncConfig
 
@@ -72,6 +76,9 @@ class RunConfig(BaseModel):
 
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
     """Name of the run and of its folder."""
+    preset: str | None = None
+    """The algorithm under a name; it fills in what the recipe does not say. `headway presets` lists
+    them."""
     seed: int = Field(default=0, ge=0, le=10**8)
     steps: int = Field(ge=1)
     """Batches to train, which is also the number of published versions after the initial one."""
@@ -83,6 +90,7 @@ class RunConfig(BaseModel):
     weight_sync: WeightSyncConfig = WeightSyncConfig()
     heldout: HeldoutConfig | None = None
     sft: SftConfig | None = None
+    reward_model: RewardTrainingConfig | None = None
     deploy: DeployConfig = DeployConfig()
 
     @model_validator(mode="after")
@@ -105,11 +113,11 @@ class RunConfig(BaseModel):
     @model_validator(mode="after")
     def _ratios_need_the_whole_distribution(self) -> Self:
         truncated = self.actors.top_p < 1 or self.actors.top_k > 0
-        if truncated and self.learner.corrects_off_policyness:
+        if truncated and self.learner.needs_behavior_logprobs:
             raise ValueError(
                 f"actors.top_p = {self.actors.top_p} and actors.top_k = {self.actors.top_k} "
                 "renormalise the behaviour policy, so its ratio to the learner's is wrong; use "
-                "top_p = 1.0 and top_k = -1 with an importance-weighted loss"
+                "top_p = 1.0 and top_k = -1 where the loss, a correction or the KL compares with it"
             )
         return self
 
@@ -136,10 +144,32 @@ class RunConfig(BaseModel):
     @model_validator(mode="after")
     def _a_group_has_room(self) -> Self:
         room, size = self.actors.max_concurrent_rollouts, self.prompts.group_size
-        if room < size:
+        more = ", and one more for actors.greedy_baseline" if self.actors.greedy_baseline else ""
+        if room < self.rollouts_per_group:
             raise ValueError(
                 f"actors.max_concurrent_rollouts = {room} must be at least prompts.group_size = "
-                f"{size}: no group could ever be leased"
+                f"{size}{more}: no group could ever be leased"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _groups_can_differ(self) -> Self:
+        if self.queues.filter_tied and self.prompts.group_size < 2:
+            raise ValueError(
+                "queues.filter_tied drops groups whose rollouts earn the same, which one rollout "
+                "always does; prompts.group_size must be at least 2, not 1"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _retired_prompts_would_come_again(self) -> Self:
+        source, cap = self.prompts.source, self.prompts.pass_rate_cap
+        endless = source.partition(":")[0] in ("lettered_chain_sum", "reasoning_gym")
+        if cap is not None and endless:
+            raise ValueError(
+                f"prompts.pass_rate_cap = {cap} has no effect with prompts.source = {source!r}, "
+                'which always draws new problems; it is for "files", and for sources of your own '
+                "that come back to theirs"
             )
         return self
 
@@ -156,12 +186,34 @@ class RunConfig(BaseModel):
         return self
 
     @model_validator(mode="after")
-    def _baseline_has_a_group(self) -> Self:
-        relative = {"grpo", "dr_grpo", "rloo"}
-        if self.learner.advantage in relative and self.prompts.group_size < 2:
+    def _reward_models_come_from_somewhere(self) -> Self:
+        named = self.actors.reward_model.paths or self.reward_model
+        if "reward_model" in self.actors.reward and not named:
             raise ValueError(
-                f"learner.advantage = {self.learner.advantage!r} compares the rollouts of a group, "
-                f"so prompts.group_size must be at least 2, not {self.prompts.group_size}"
+                f"actors.reward = {list(self.actors.reward)} needs reward models: name model "
+                "folders in actors.reward_model.paths, or add a [reward_model] section, from which "
+                "`headway reward-model` trains them"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _baseline_has_a_group(self) -> Self:
+        name, size = self.learner.advantage, self.prompts.group_size
+        if name in GROUP_ADVANTAGES and size < 2:
+            raise ValueError(
+                f"learner.advantage = {name!r} compares the rollouts of a group, so "
+                f"prompts.group_size must be at least 2, not {size}"
+            )
+        sets = self.learner.advantage_options.get("k", 4)
+        if name == "pass_at_k" and isinstance(sets, int) and sets >= size:
+            raise ValueError(
+                f"learner.advantage_options.k = {sets} must be below prompts.group_size = {size}: "
+                "the whole group is a single set, which says nothing of one rollout"
+            )
+        if name == "remax" and not self.actors.greedy_baseline:
+            raise ValueError(
+                'learner.advantage = "remax" compares with a greedy rollout of the same prompt; '
+                "set actors.greedy_baseline = true"
             )
         batch = self.prompts.groups_per_batch * self.prompts.group_size
         baseline = self.learner.advantage_options.get("baseline", "mean")
@@ -174,6 +226,11 @@ class RunConfig(BaseModel):
         return self
 
     @property
+    def rollouts_per_group(self) -> int:
+        """Rollouts that an engine generates for a training group, a baseline included."""
+        return self.prompts.group_size + self.actors.greedy_baseline
+
+    @property
     def objective(self) -> LearnerConfig:
         """The learner's settings with what they take over from other sections filled in."""
         length = self.learner.fixed_length or self.actors.max_new_tokens
@@ -183,21 +240,29 @@ class RunConfig(BaseModel):
     def flow(self) -> QueuesConfig:
         """The queues' settings with the window filled in."""
         batch, actors = self.prompts.groups_per_batch, self.actors
-        held = actors.count * (actors.max_concurrent_rollouts // self.prompts.group_size)
+        held = actors.count * (actors.max_concurrent_rollouts // self.rollouts_per_group)
         window = self.queues.window or batch + max(batch, held) + (batch + 3) // 4
         return self.queues.model_copy(update={"window": window})
 
     @property
     def warm_start(self) -> Path:
         """Folder of the model that `headway sft` makes from this recipe."""
-        return self.deploy.runs_dir / f"{self.name}-sft" / "model"
+        name = (self.sft.name if self.sft else None) or self.name
+        return self.deploy.runs_dir / f"{name}-sft" / "model"
+
+    @property
+    def reward_models(self) -> Path:
+        """Folder of the model folders that `headway reward-model` makes from this recipe."""
+        name = (self.reward_model.name if self.reward_model else None) or self.name
+        return self.deploy.runs_dir / f"{name}-rm"
 
 
 def load_recipe(recipe: str, overrides: Sequence[str] = ()) -> RunConfig:
     """Reads, completes and validates a recipe.
 
     Args:
-        recipe: Path of a TOML file, or the name of a shipped one (`demo`).
+        recipe: Path of a TOML file, the name of a shipped one (`demo`), or of a preset, which
+            stands for the demo's task and warm start under it.
         overrides: `key=value` with dotted keys; values are TOML, or else plain strings.
 
     Raises:
@@ -206,6 +271,7 @@ def load_recipe(recipe: str, overrides: Sequence[str] = ()) -> RunConfig:
     document = _read(recipe)
     for override in overrides:
         _override(document, override)
+    document = _with_critic(with_preset(document))
     try:
         return RunConfig.model_validate_json(json.dumps(document, default=str), strict=True)
     except ValidationError as error:
@@ -213,18 +279,31 @@ def load_recipe(recipe: str, overrides: Sequence[str] = ()) -> RunConfig:
         raise InputError(f"recipe {recipe}:\n{problems}") from None
 
 
+def _with_critic(document: dict[str, Any]) -> dict[str, Any]:
+    """What [learner.critic] does not say of its optimizer is as in [learner]."""
+    learner = document.get("learner")
+    if not isinstance(learner, dict) or not isinstance(learner.get("critic"), dict):
+        return document
+    shared = {name: learner[name] for name in OptimizerConfig.model_fields if name in learner}
+    return {**document, "learner": {**learner, "critic": {**shared, **learner["critic"]}}}
+
+
 def _read(recipe: str) -> dict[str, Any]:
     path = Path(recipe)
     shipped = SHIPPED_RECIPES / f"{recipe}.toml"
     if not path.exists() and shipped.exists():
         path = shipped
+    elif not path.exists() and recipe in preset_names():
+        return on_demo(recipe, _read("demo"))
     if path.is_dir():
         raise InputError(f"recipe {recipe!r} is a folder and cannot be read; name a TOML file")
     try:
         return tomllib.loads(path.read_text())
     except FileNotFoundError:
-        names = ", ".join(sorted(p.stem for p in SHIPPED_RECIPES.glob("*.toml")))
-        raise InputError(f"no recipe {recipe!r}: neither a file nor one of {names}") from None
+        names = sorted(p.stem for p in SHIPPED_RECIPES.glob("*.toml")) + preset_names()
+        raise InputError(
+            f"no recipe {recipe!r}: neither a file nor one of {', '.join(names)}"
+        ) from None
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"recipe {recipe!r} cannot be read: {error}") from None
     except tomllib.TOMLDecodeError as error:

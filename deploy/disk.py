@@ -72,11 +72,15 @@ def parameter_bytes(learner: LearnerConfig) -> int:
 
     The weights for actors; again for DeepSpeed, unless ZeRO 3 has them in its master copy; AdamW's
     two means in float32, and under ZeRO the master copy. Measured on a tiny model, within 1%:
-    float32 16, 20, 20, 16 at ZeRO 0, 1, 2, 3, and bfloat16 16, 16, 14 at ZeRO 1, 2, 3.
+    float32 16, 20, 20, 16 at ZeRO 0, 1, 2, 3, and bfloat16 16, 16, 14 at ZeRO 1, 2, 3. A critic of
+    its own weighs as much again, and a reference that is refreshed another copy of the weights.
     """
     weights = 4 if learner.dtype == "float32" else 2
     copies = 1 if learner.zero_stage == 3 else 2
-    return copies * weights + (12 if learner.zero_stage else 8)
+    trained = copies * weights + (12 if learner.zero_stage else 8)
+    critic = learner.critic is not None and not learner.critic.shared
+    moved = learner.kl is not None and learner.kl.refresh_every is not None
+    return trained * (1 + critic) + weights * moved
 
 
 def is_full_disk(error: BaseException | None) -> bool:

@@ -7,7 +7,7 @@ from deploy.errors import InputError
 from deploy.run_directory import RunDirectory
 from queues.accounts import newest_checkpoint
 
-LEFT_OUT = ("optimizer", "state.json")
+LEFT_OUT = ("optimizer", "critic", "reference", "state.json")
 
 
 def export_model(directory: RunDirectory, to: Path) -> int:

@@ -12,6 +12,7 @@ from actors.environments.environment import load_environment
 from actors.errors import SourceFailed
 from actors.fitness import check_fit
 from actors.model_folder import check_model, weight_shapes
+from actors.reward_model_folder import check_reward_model
 from actors.rewards import check_scorable, load_rewards
 from actors.sources.source import PromptSource, load_source
 from actors.sources.without_heldout import WithoutHeldout
@@ -39,6 +40,8 @@ class Inputs:
     problems: list[Prompt]
     """Held-out, as many as the largest evaluation needs."""
     evaluations: list[heldout.Planned]
+    reward_models: tuple[str, ...] = ()
+    """Folders or hub names of the models behind the reward `reward_model`, where it is used."""
 
 
 def load_inputs(config: RunConfig) -> Inputs:
@@ -53,7 +56,9 @@ def load_inputs(config: RunConfig) -> Inputs:
     _check_address(config.deploy.ray_address)
     path = model_path(config)
     check_model(path)
+    scored_by = config.actors.heldout_reward or config.actors.reward
     load_rewards(config.actors.reward)
+    load_rewards(scored_by)
     load_environment(config.actors.environment)
     evaluations, problems = load_heldout(config)
     prompts = config.prompts
@@ -68,13 +73,22 @@ def load_inputs(config: RunConfig) -> Inputs:
         ),
         frozenset(problem.text for problem in problems),
     )
-    tried = [*problems, *_first(source, prompts.groups_per_batch)]
-    check_scorable(config.actors.reward, tried)
+    first = _first(source, prompts.groups_per_batch)
+    check_scorable(config.actors.reward, first)
+    check_scorable(scored_by, problems)
+    tried = [*problems, *first]
+    judges = reward_model_paths(config)
+    for judge in judges:
+        check_reward_model(
+            judge,
+            standardise=config.actors.reward_model.standardise,
+            prompts=(prompt.text for prompt in tried),
+        )
     if Path(path).is_dir():
         check_room(config, weight_shapes(path))
     _check_objective(config)
     check_fit(path, config.actors, tried)
-    return Inputs(path, source, problems, evaluations)
+    return Inputs(path, source, problems, evaluations, judges)
 
 
 def _first(source: PromptSource, count: int) -> list[Prompt]:
@@ -98,7 +112,7 @@ def _check_objective(config: RunConfig) -> None:
     Raises:
         InputError: Of `learner`, or what code of the user's raised.
     """
-    from learner.update import check_objective, corrects_off_policyness
+    from learner.objective import check_objective, corrects_off_policyness
 
     try:
         check_objective(config.objective)
@@ -179,6 +193,8 @@ def load_heldout(config: RunConfig) -> tuple[list[heldout.Planned], list[Prompt]
 def warm_start_origin(config: RunConfig) -> str:
     """What a warm start depends on, as JSON; two that differ are different models."""
     sections = config.model_dump(mode="json", include={"seed", "model", "sft"})
+    if sections["sft"] is not None:
+        del sections["sft"]["name"]
     return json.dumps(sections, sort_keys=True)
 
 
@@ -200,8 +216,45 @@ def model_path(config: RunConfig) -> str:
     return find_model(path)
 
 
-def find_model(path: str) -> str:
-    """The folder, made absolute, or hub name that `model.path` stands for.
+def reward_model_origin(config: RunConfig) -> str:
+    """What reward models depend on, as JSON."""
+    sections = config.model_dump(mode="json", include={"seed", "model", "sft", "reward_model"})
+    for section in ("sft", "reward_model"):
+        if sections[section] is not None:
+            del sections[section]["name"]
+    return json.dumps(sections, sort_keys=True)
+
+
+def reward_model_paths(config: RunConfig) -> tuple[str, ...]:
+    """Folders or hub names of the models behind the reward `reward_model`; none without it.
+
+    Raises:
+        InputError: They are named and missing, or not made yet, or made by other settings.
+    """
+    named, folder = config.actors.reward_model.paths, config.reward_models
+    if not config.actors.asks_reward_models:
+        return ()
+    if named:
+        return tuple(find_model(path, setting="actors.reward_model.paths") for path in named)
+    found = sorted(folder.glob("model-*"), key=lambda path: int(path.name.rpartition("-")[2]))
+    if not found:
+        raise InputError(
+            f'actors.reward has "reward_model", but {folder} does not exist yet; run `headway '
+            "reward-model` with the same recipe and settings first, or name model folders in "
+            "actors.reward_model.paths"
+        )
+    origin = folder / ORIGIN_FILE
+    if not origin.exists() or origin.read_text() != reward_model_origin(config):
+        raise InputError(
+            f"{folder} was made with another seed, [model], [sft] or [reward_model]; run `headway "
+            "reward-model --replace` with the same recipe and settings, or name the model folders "
+            "in actors.reward_model.paths"
+        )
+    return tuple(str(path.absolute()) for path in found)
+
+
+def find_model(path: str, *, setting: str = "model.path") -> str:
+    """The folder, made absolute, or hub name that a setting such as `model.path` stands for.
 
     Raises:
         InputError: There is no such folder, and it is no hub name either.
@@ -210,10 +263,10 @@ def find_model(path: str) -> str:
     if local.is_dir():
         return str(local.absolute())
     if local.exists():
-        raise InputError(f"model.path = {path!r} is a file; give the model folder that it is in")
+        raise InputError(f"{setting} = {path!r} is a file; give the model folder that it is in")
     if not HUB_NAME.fullmatch(path):
         raise InputError(
-            f"model.path = {path!r}: there is no such folder from {Path.cwd()}; give a model "
+            f"{setting} = {path!r}: there is no such folder from {Path.cwd()}; give a model "
             'folder, or a hub name of the form "organisation/name"'
         )
     return path

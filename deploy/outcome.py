@@ -12,14 +12,15 @@ from queues.accounts import Accounting
 def show(summary: dict[str, Any], directory: RunDirectory, console: Console) -> None:
     """The figures of a finished run, and where the rest lies."""
     table = Table(title=f"{summary['name']}: {summary['status']}", show_header=False)
-    for label, value in _figures(summary):
+    for label, value in figures(summary):
         table.add_row(label, value)
     console.print(table)
     console.print(f"picture: {directory.picture}", soft_wrap=True)
     console.print(f"figures: {directory.summary_file}", soft_wrap=True)
 
 
-def _figures(summary: dict[str, Any]) -> list[tuple[str, str]]:
+def figures(summary: dict[str, Any]) -> list[tuple[str, str]]:
+    """What `show` shows: labels and values of a summary."""
     rows = [
         (f"held-out {label}", _change(summary[key]))
         for label, key in (("greedy", "heldout"), ("sampled", "heldout_sampled"))
@@ -37,6 +38,7 @@ def _figures(summary: dict[str, Any]) -> list[tuple[str, str]]:
         ),
         ("rollouts trained per second", _number(summary["samples_per_second"], ".1f")),
         ("tokens trained", f"{summary['tokens_trained']:,}"),
+        *_selection(summary["selection"]),
         ("largest lag trained", f"{summary['max_lag_trained']} (bound {summary['max_staleness']})"),
         ("rollouts of several versions", f"{summary['multi_version_rollouts']:,}"),
         ("effective sample size", _number(summary["ess_mean"], ".3f")),
@@ -59,6 +61,18 @@ def _figures(summary: dict[str, Any]) -> list[tuple[str, str]]:
         ),
         ("accounts", "balanced" if summary["accounting"].get("balanced") else "NOT BALANCED"),
     ]
+
+
+def _selection(figures: dict[str, int]) -> list[tuple[str, str]]:
+    """Lines about what was left out of training, where something was."""
+    filtered, let_through = figures["groups_filtered"], figures["groups_let_through"]
+    rows = []
+    if filtered or let_through:
+        text = f"{filtered:,} filtered, {let_through:,} more trained on nothing"
+        rows.append(("groups without a signal", text))
+    if figures["prompts_retired"]:
+        rows.append(("prompts mastered", f"{figures['prompts_retired']:,}"))
+    return rows
 
 
 def _change(series: list[dict[str, Any]]) -> str:

@@ -11,6 +11,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from learner.reward_model import RewardProgress
 from learner.sft import SftProgress
 
 PLAIN_SECONDS = 10.0
@@ -73,6 +74,14 @@ class Screen:
         """One step of supervised learning."""
         speed = progress.tokens / progress.seconds
         self.advance(progress.step, f"loss {progress.loss:.4f} · {speed:,.0f} tokens/s")
+
+    def preference(self, progress: RewardProgress) -> None:
+        """One step of a reward model."""
+        speed = progress.tokens / progress.seconds
+        self.advance(
+            progress.step,
+            f"loss {progress.loss:.4f} · accuracy {progress.accuracy:.2f} · {speed:,.0f} tokens/s",
+        )
 
     def score(self, version: int, scores: Mapping[str, float | None]) -> None:
         """A finished held-out evaluation, by kind."""

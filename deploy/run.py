@@ -7,8 +7,10 @@
 Every box but the feeder is a Ray actor. This process creates them, feeds prompts, follows what
 happens, and ends everything when the learner has trained its last batch and the last score is in,
 when one of them fails, or when the user says so. A rollout actor that dies is made again
-(`supervisor`). Nothing of the loop itself lives here: how far actors run ahead is decided by
-`queues.admission`, what a batch teaches by `learner`, how weights travel by `weight_sync`.
+(`supervisor`), and so is the process of the reward models, where there are any
+(`reward_model_supervisor`). Nothing of the loop itself lives here: how far actors run ahead is
+decided by `queues.admission`, what a batch teaches by `learner`, how weights travel by
+`weight_sync`.
 """
 
 import asyncio
@@ -34,6 +36,7 @@ from deploy.progress import Screen
 from deploy.recall import recall
 from deploy.recorder import Recorder
 from deploy.report import draw
+from deploy.reward_model_supervisor import supervised_reward_models
 from deploy.run_directory import RunDirectory
 from deploy.summary import Record, summarise
 from deploy.supervisor import Supervisor
@@ -132,6 +135,9 @@ class Run:
             groups_per_batch=config.prompts.groups_per_batch,
             group_size=config.prompts.group_size,
             steps=config.steps,
+            greedy_baseline=config.actors.greedy_baseline,
+            pass_rate_cap=config.prompts.pass_rate_cap,
+            pass_threshold=config.prompts.pass_threshold,
         )
         self.broadcaster = create_broadcaster(
             config.weight_sync.update_fraction,
@@ -139,6 +145,14 @@ class Run:
             permit_seconds=config.weight_sync.timeout_seconds,
         )
         here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+        self.judges = supervised_reward_models(
+            inputs.reward_models,
+            config,
+            record=record,
+            directory=directory,
+            screen=screen,
+            scheduling_strategy=here,
+        )
         self.learner = create_learner(config.objective, scheduling_strategy=here)
         create = partial(
             create_actor,
@@ -154,6 +168,7 @@ class Run:
             heartbeat_seconds=config.queues.heartbeat_seconds,
             broker=self.broker,
             broadcaster=self.broadcaster,
+            judge=self.judges[0].client if self.judges else None,
             scheduling_strategy=here,
         )
         self.actors = [
@@ -198,6 +213,8 @@ class Run:
             with suppress(QueuesError, TimeoutError):
                 async with asyncio.timeout(CLOSE_SECONDS):
                     await self.broker.close()
+            for judge in self.judges:
+                judge.stop()
 
     async def train(self) -> None:
         """The whole run: start, learn, score."""
@@ -212,7 +229,10 @@ class Run:
                     named("feeder", self.feed()),
                     named("evaluation", self.collect_scores()),
                 ],
-                meanwhile=[named("recorder", self.recorder.follow())],
+                meanwhile=[
+                    named("recorder", self.recorder.follow()),
+                    *(named(judge.name, judge.run()) for judge in self.judges),
+                ],
             )
         await self.recorder.conclude("done")
 
@@ -230,6 +250,7 @@ class Run:
                 steps=config.steps,
                 temperature=config.actors.temperature,
             ),
+            **{judge.name: judge.start() for judge in self.judges},
             **{actor.name: actor.start() for actor in self.actors},
         }
         tasks = [named(name, self.announce(name, ready)) for name, ready in loading.items()]

@@ -119,8 +119,19 @@ def summarise(record: Record, *, status: str, now: float) -> dict[str, Any]:
         },
         "weight_sync": weight_sync(record.swaps),
         "overlap": overlap(batches, record.swaps),
+        "selection": selection(record),
         "restarts": {"actors": record.actor_restarts},
         "accounting": record.accounting,
+    }
+
+
+def selection(record: Record) -> dict[str, int]:
+    """What was left out of training: groups now, the rest as of the newest batch."""
+    newest = record.batches[-1] if record.batches else {}
+    return {
+        "groups_filtered": record.accounting.get("dropped", {}).get("filtered", 0),
+        "groups_let_through": newest.get("groups_let_through", 0),
+        "prompts_retired": newest.get("prompts_retired", 0),
     }
 
 

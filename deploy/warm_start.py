@@ -172,7 +172,7 @@ def _train(
     """Builds the model, or loads that of `path`, and trains it into the folder `partial`."""
     import torch
 
-    from learner.deepspeed_engine import DeepSpeedEngine
+    from learner.deepspeed_engine import PolicyEngine
     from learner.model import build_tiny, load_policy
     from learner.sft import tokenize, train_supervised
 
@@ -186,7 +186,7 @@ def _train(
     policy = load_policy(origin, dtype=sft.dtype, attention=sft.attention, chunk=sft.logprob_chunk)
     tokenizer = load_tokenizer(origin)
     examples = (tokenize(tokenizer, prompt, completion) for prompt, completion in pairs)
-    engine = DeepSpeedEngine(
+    engine = PolicyEngine(
         policy,
         sft,
         model_path=origin,

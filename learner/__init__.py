@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from learner.aggregation import token_weights as token_weights
     from learner.corrections import Correction as Correction
     from learner.corrections import importance_weights as importance_weights
+    from learner.kl import kl_penalty as kl_penalty
     from learner.losses import LossInputs as LossInputs
     from learner.losses import TokenLoss as TokenLoss
     from learner.losses import policy_loss as policy_loss
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     from learner.offpolicyness import effective_sample_size as effective_sample_size
     from learner.packing import balance as balance
     from learner.packing import pack as pack
+    from learner.values import gae as gae
+    from learner.values import value_loss as value_loss
 
 _HOMES = {
     "Advantages": "learner.advantages",
@@ -32,11 +35,14 @@ _HOMES = {
     "balance": "learner.packing",
     "compute_advantages": "learner.advantages",
     "effective_sample_size": "learner.offpolicyness",
+    "gae": "learner.values",
     "importance_weights": "learner.corrections",
+    "kl_penalty": "learner.kl",
     "pack": "learner.packing",
     "policy_loss": "learner.losses",
     "policy_loss_function": "learner.losses",
     "token_weights": "learner.aggregation",
+    "value_loss": "learner.values",
 }
 
 __all__ = [
@@ -48,11 +54,14 @@ __all__ = [
     "balance",
     "compute_advantages",
     "effective_sample_size",
+    "gae",
     "importance_weights",
+    "kl_penalty",
     "pack",
     "policy_loss",
     "policy_loss_function",
     "token_weights",
+    "value_loss",
 ]
 
 

@@ -1,5 +1,7 @@
 """From the rollout groups of one batch to minibatches and packed rows of tensors.
 
+    groups ─▶ read_batch ─▶ scored by models ─▶ with_advantages ─▶ minibatch ─▶ row
+
 Advantages are computed over the whole batch and token weights over each minibatch, so that how it
 is cut into rows changes nothing. No model is involved.
 """
@@ -8,15 +10,16 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
-from typing import Any, Self
+from typing import Self
 
 import torch
 from torch import Tensor
 
-from learner.advantages import Advantages, compute_advantages
+from learner.advantages import Advantages
+from learner.advantages.grouped import all_tied
 from learner.aggregation import token_weights
 from learner.errors import LearnerError
-from queues.records import Rollout, RolloutGroup
+from queues.records import FinishReason, Rollout, RolloutGroup
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,9 +33,15 @@ class MicroBatch:
     mask: Tensor  # [N] bool, tokens that train; never the first of a sequence
     behavior_logprobs: Tensor  # [N] float32, 0 where not sampled
     versions: Tensor  # [N] int64, −1 where not sampled
+    rewards: Tensor  # [N] float32, the rollout's
     advantages: Tensor  # [N] float32
     token_weights: Tensor  # [N] float32, loss = Σ weights · per_token over the minibatch
     proximal_logprobs: Tensor | None = None  # [N] float32, where the proximal policy is computed
+    reference_logprobs: Tensor | None = None  # [N] float32, where there is a reference
+    values: Tensor | None = (
+        None  # [N] float32 as of the start of the batch, where there is a critic
+    )
+    returns: Tensor | None = None  # [N] float32, what the critic learns
 
     def to(self, device: torch.device) -> Self:
         """The same row on another device."""
@@ -68,6 +77,30 @@ class Sequences:
         spans = [torch.arange(at, at + self.lengths[i]) for i, at in zip(row, starts, strict=True)]
         return torch.cat(spans) if spans else torch.empty(0, dtype=torch.int64)
 
+    @cached_property
+    def trainable(self) -> list[int]:
+        """The rollouts with a token that trains; no row needs the others."""
+        trained: list[int] = torch.unique(self.rollout_of_token[self.tokens.mask]).tolist()
+        return trained
+
+    @cached_property
+    def rollout_of_token(self) -> Tensor:
+        """[N] int64, index into `lengths`."""
+        return torch.arange(len(self.lengths)).repeat_interleave(torch.tensor(self.lengths))
+
+    def by_group(self, rollouts: Sequence[int]) -> list[list[int]]:
+        """Some rollouts, those of a group together."""
+        groups: dict[int, list[int]] = {}
+        for i in rollouts:
+            groups.setdefault(self.group_of_rollout[i], []).append(i)
+        return list(groups.values())
+
+    @cached_property
+    def group_of_rollout(self) -> list[int]:
+        """[R] index of its group in the batch."""
+        groups: list[int] = self.tokens.group_ids[self.starts].tolist()
+        return groups
+
     def row(self, indices: Sequence[int]) -> MicroBatch:
         """The packed row of some rollouts; of none: a short dummy that trains nothing."""
         if indices:
@@ -85,24 +118,89 @@ class TrainBatch(Sequences):
     """All rollouts of one batch."""
 
     rewards: Tensor
-    """[R] float64."""
-    advantages: Advantages
-    """Of the R rollouts."""
+    """[R] float64, process rewards left out."""
+    task_rewards: Tensor
+    """[R] float64, what tells right from wrong: without shaping of lengths."""
+    reward_parts: Mapping[str, Tensor]
+    """[R] float64 each; NaN where a rollout lacks the part."""
+    baseline_rewards: Tensor | None
+    """[R] float64 of a greedy rollout of the same prompt, where actors sample one."""
+    process_rewards: Tensor | None
+    """[N] float32 on the last token of each turn, where asked for."""
+    truncated: Tensor
+    """[R] bool: ended at the limit of its length."""
     groups: int
     """Groups that the batch was built of."""
-    aggregation: str
-    """Mode of the token weights."""
-    fixed_length: int | None
-    """Their `max_length`."""
+    advantages: Advantages | None = None
+    """Of the R rollouts, or of the N tokens."""
+    dropped: Tensor | None = None
+    """[R] bool: left out of every minibatch."""
 
-    def minibatch(self, groups: Sequence[int]) -> Sequences:
-        """The rollouts of some groups (indices), with token weights of their own."""
-        of_rollout = self.tokens.group_ids[self.starts]
-        chosen = torch.isin(of_rollout, torch.tensor(groups)).nonzero().flatten().tolist()
-        tokens = self.tokens.take(self.positions(chosen))
+    @property
+    def group_ids(self) -> Tensor:
+        """[R] int64, index of each rollout's group."""
+        return torch.tensor(self.group_of_rollout)
+
+    @property
+    def tied(self) -> Tensor:
+        """[R] bool, rollouts of groups whose scored rewards are all equal, shaping left out."""
+        tied = torch.zeros(len(self.lengths), dtype=torch.bool)
+        groups = self.group_ids
+        for group in set(self.group_of_rollout):
+            members = groups == group
+            rewards = self.task_rewards[members]
+            tied[members] = all_tied(rewards[torch.isfinite(rewards)])
+        return tied
+
+    @property
+    def sampled_lengths(self) -> Tensor:
+        """[R] int64, tokens that each policy sampled, whether they train or not."""
+        sampled = (self.tokens.versions >= 0).long()
+        zeros = torch.zeros(len(self.lengths), dtype=torch.int64)
+        return zeros.index_add(0, self.rollout_of_token, sampled)
+
+    def with_scores(self, **columns: Tensor) -> "TrainBatch":
+        """The batch with columns [N] that models computed."""
+        return replace(self, tokens=replace(self.tokens, **columns))
+
+    def with_advantages(self, advantages: Advantages, dropped: Tensor) -> "TrainBatch":
+        """The batch with its advantages.
+
+        Args:
+            advantages: Of its rollouts or tokens.
+            dropped: [R] bool, rollouts to mask out and to leave out of denominators. A minibatch of
+                nothing else keeps them: its gradient is 0.
+        """
+        tokens = self.tokens
+        changed = replace(
+            tokens,
+            advantages=advantages.on_tokens(tokens.sequence_ids),
+            mask=tokens.mask & ~dropped[tokens.sequence_ids],
+            returns=advantages.returns,
+        )
+        return replace(self, tokens=changed, advantages=advantages, dropped=dropped)
+
+    def minibatch(
+        self, groups: Sequence[int], *, aggregation: str, fixed_length: int | None
+    ) -> Sequences:
+        """The rollouts of some groups, with token weights over them.
+
+        Args:
+            groups: Indices.
+            aggregation: Mode of `token_weights`.
+            fixed_length: Its `max_length`.
+        """
+        wanted = set(groups)
+        members = [i for i, group in enumerate(self.group_of_rollout) if group in wanted]
+        if self.dropped is not None:
+            members = [i for i in members if not self.dropped[i]] or members
+        tokens = self.tokens.take(self.positions(members))
+        weights = token_weights(
+            aggregation, tokens.mask, tokens.sequence_ids, tokens.group_ids, max_length=fixed_length
+        )
         return Sequences(
-            tokens=_weighed(tokens, self.aggregation, self.fixed_length),
-            lengths=[self.lengths[i] for i in chosen],
+            tokens=replace(tokens, token_weights=weights),
+            lengths=[self.lengths[i] for i in members],
         )
 
 
@@ -126,30 +224,20 @@ def split_groups(groups: int, minibatches: int, *, version: int, epoch: int) -> 
     return [sorted(order[part::parts]) for part in range(parts)]
 
 
-def build_batch(
-    groups: Sequence[RolloutGroup],
-    *,
-    advantage: str,
-    advantage_options: Mapping[str, Any],
-    aggregation: str,
-    fixed_length: int | None = None,
-    advantage_state: dict[str, float] | None = None,
+def read_batch(
+    groups: Sequence[RolloutGroup], *, mask_truncated: bool = False, process_rewards: bool = False
 ) -> TrainBatch:
-    """Tensors of a batch, with advantages and token weights.
+    """Tensors of a batch, without advantages and token weights.
 
-    A rollout whose reward is not finite is masked out. Fewer rollouts than the group size are fine:
-    every statistic is over what is there.
+    Fewer rollouts than the group size are fine: every statistic is over what is there.
 
     Args:
         groups: As taken from the queue.
-        advantage: Name of the estimator.
-        advantage_options: Its options.
-        aggregation: Mode of `token_weights`.
-        fixed_length: Its `max_length`.
-        advantage_state: What the estimator carries between batches; changed in place.
+        mask_truncated: Mask out rollouts that ended at the limit of their length.
+        process_rewards: Tell rewards of turns, which a rollout's metadata has as `turn_rewards`, a
+            list of [index of the turn's last token, reward], from the rest of its reward.
 
     Raises:
-        InputError: A setting that names nothing known, or that does not fit the batch.
         LearnerError: No rollouts, or one whose first token counts as sampled: a model gives no
             probability to the first token of a sequence.
     """
@@ -160,44 +248,64 @@ def build_batch(
     lengths = [len(rollout.token_ids) for rollout in rollouts]
     group_index = torch.tensor([i for i, group in enumerate(groups) for _ in group.rollouts])
     rewards = torch.tensor([rollout.reward for rollout in rollouts], dtype=torch.float64)
-    advantages = compute_advantages(
-        advantage,
-        rewards,
-        group_index,
-        lengths=torch.tensor([sum(rollout.loss_mask) for rollout in rollouts]),
-        state=advantage_state,
-        **advantage_options,
-    )
+    truncated = torch.tensor([r.finish_reason is FinishReason.LENGTH for r in rollouts])
     sequence_ids = torch.arange(len(rollouts)).repeat_interleave(torch.tensor(lengths))
-    group_ids = group_index[sequence_ids]
-    mask = _column(rollouts, "loss_mask", torch.bool) & advantages.keep[sequence_ids]
+    mask = _column(rollouts, "loss_mask", torch.bool)
+    if mask_truncated:
+        mask &= ~truncated[sequence_ids]
+    of_turns = _turn_rewards(rollouts, lengths) if process_rewards else None
+    if of_turns is not None:
+        rewards = rewards.index_add(0, sequence_ids, -of_turns.double())
+    empty = torch.zeros(len(mask))
     tokens = MicroBatch(
         token_ids=_column(rollouts, "token_ids", torch.int64),
         position_ids=torch.cat([torch.arange(length) for length in lengths]),
         sequence_ids=sequence_ids,
-        group_ids=group_ids,
+        group_ids=group_index[sequence_ids],
         mask=mask,
         behavior_logprobs=_column(rollouts, "behavior_logprobs", torch.float32),
         versions=_column(rollouts, "versions", torch.int64),
-        advantages=advantages.values[sequence_ids],
-        token_weights=torch.zeros(len(mask)),
+        rewards=rewards.float()[sequence_ids],
+        advantages=empty,
+        token_weights=empty,
     )
     return TrainBatch(
-        tokens=_weighed(tokens, aggregation, fixed_length),
+        tokens=tokens,
         lengths=lengths,
         rewards=rewards,
-        advantages=advantages,
+        task_rewards=torch.tensor([r.task_reward for r in rollouts], dtype=torch.float64),
+        reward_parts=_parts(rollouts),
+        baseline_rewards=_baselines(rollouts),
+        process_rewards=of_turns,
+        truncated=truncated,
         groups=len(groups),
-        aggregation=aggregation,
-        fixed_length=fixed_length,
     )
 
 
-def _weighed(tokens: MicroBatch, aggregation: str, fixed_length: int | None) -> MicroBatch:
-    weights = token_weights(
-        aggregation, tokens.mask, tokens.sequence_ids, tokens.group_ids, max_length=fixed_length
-    )
-    return replace(tokens, token_weights=weights)
+def _parts(rollouts: Sequence[Rollout]) -> dict[str, Tensor]:
+    names = sorted({name for rollout in rollouts for name in rollout.reward_parts})
+    return {
+        name: torch.tensor(
+            [rollout.reward_parts.get(name, float("nan")) for rollout in rollouts],
+            dtype=torch.float64,
+        )
+        for name in names
+    }
+
+
+def _baselines(rollouts: Sequence[Rollout]) -> Tensor | None:
+    rewards = [rollout.baseline_reward for rollout in rollouts]
+    known = [reward for reward in rewards if reward is not None]
+    return torch.tensor(known, dtype=torch.float64) if len(known) == len(rewards) else None
+
+
+def _turn_rewards(rollouts: Sequence[Rollout], lengths: Sequence[int]) -> Tensor:
+    rewards, start = torch.zeros(sum(lengths)), 0
+    for rollout, length in zip(rollouts, lengths, strict=True):
+        for position, reward in rollout.metadata.get("turn_rewards", ()):
+            rewards[start + position] += reward
+        start += length
+    return rewards
 
 
 def _check(groups: Sequence[RolloutGroup]) -> None:

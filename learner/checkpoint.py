@@ -22,14 +22,16 @@ from typing import Any
 import numpy as np
 import torch
 
-from learner.engine import TrainEngine
+from learner.engine import TrainEngine, ValueEngine
 from learner.errors import InputError
+from learner.reference import Reference
 
 log = logging.getLogger(__name__)
 
 STATE_FILE = "state.json"
 RANDOM_FOLDER = "optimizer/random"
 """Beside the optimizer's state, which an export of the model leaves out as a whole."""
+CRITIC_FOLDER = "critic"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +50,8 @@ class State:
     cursor: str | None
     """Of the prompt source, as of the last issue; None before the first. For people to read: a run
     that goes on takes the ledger's."""
-    advantage_state: dict[str, float] = field(default_factory=dict)
+    objective_state: dict[str, float] = field(default_factory=dict)
+    """What the objective carries from batch to batch: running baselines, adapted coefficients."""
     totals: dict[str, int] = field(default_factory=dict)
     """Rollouts and tokens trained since version 0."""
 
@@ -73,9 +76,19 @@ def prepare(root: Path, version: int) -> Path:
     return temporary
 
 
-def write_part(engine: TrainEngine, temporary: Path) -> None:
+def write_part(
+    engine: TrainEngine,
+    temporary: Path,
+    *,
+    critic: ValueEngine | None = None,
+    reference: Reference | None = None,
+) -> None:
     """Writes this rank's part of a checkpoint and its random state, durably. Collective."""
     engine.save(temporary)
+    if critic is not None:
+        critic.save(temporary / CRITIC_FOLDER)
+    if reference is not None and engine.rank == 0:
+        reference.save(temporary)
     folder = temporary / RANDOM_FOLDER
     folder.mkdir(parents=True, exist_ok=True)
     torch.save(_random_state(), folder / f"rank-{engine.rank}.pt")
@@ -114,12 +127,20 @@ def read_state(folder: Path) -> State:
         raise InputError(f"no checkpoint can be read from {folder}: {error}") from error
 
 
-def load(engine: TrainEngine, folder: Path, *, zero_stage: int, dtype: str) -> State:
+def load(
+    engine: TrainEngine,
+    folder: Path,
+    *,
+    zero_stage: int,
+    dtype: str,
+    critic: ValueEngine | None = None,
+) -> State:
     """Goes on from a checkpoint, exactly as if training had not been interrupted. Collective.
 
     Args:
         engine: Of the same model; its weights and optimizer are replaced.
         folder: As `finish` returned it.
+        critic: Likewise, where there is one.
         zero_stage: Of the engine.
         dtype: Of the engine.
 
@@ -137,6 +158,8 @@ def load(engine: TrainEngine, folder: Path, *, zero_stage: int, dtype: str) -> S
     file = folder / RANDOM_FOLDER / f"rank-{engine.rank}.pt"
     check_whole(folder, [file])
     engine.load(folder)
+    if critic is not None:
+        critic.load(folder / CRITIC_FOLDER)
     _set_random_state(torch.load(file, weights_only=True))
     return state
 

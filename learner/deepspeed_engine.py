@@ -1,4 +1,4 @@
-"""Trains a policy with DeepSpeed: ZeRO, gradient clipping, schedule, optimizer state.
+"""Trains models with DeepSpeed: ZeRO, gradient clipping, schedule, optimizer state.
 
 The only file that imports deepspeed. One process is one rank; who starts it is `ray_group`, how
 ranks meet is `rendezvous`.
@@ -6,19 +6,20 @@ ranks meet is `rendezvous`.
 
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import deepspeed
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
 from learner.checkpoint import check_whole
-from learner.config import OptimizerConfig
+from learner.engine import Forward
 from learner.errors import InputError, TrainingDiverged
-from learner.model import Policy, check_packing, load_tokenizer
+from learner.model import Policy, before_each, check_packing, load_tokenizer
+from learner.optimizer_config import OptimizerConfig
 from learner.rendezvous import join_alone
 from learner.schedule import rate_factor
 
@@ -40,13 +41,13 @@ def _prepare() -> None:
     deepspeed.init_distributed(dist_backend=dist.get_backend(), verbose=False)
 
 
-def _optimizer(config: OptimizerConfig, policy: Policy) -> dict[str, Any]:
+def _optimizer(config: OptimizerConfig, module: Any) -> dict[str, Any]:
     """DeepSpeed's optimizer section; marks the matrices that Muon takes."""
-    embedding = policy.model.get_input_embeddings().weight
-    head = policy.model.get_output_embeddings().weight
-    for parameter in policy.parameters():
-        inner = parameter is not embedding and parameter is not head
-        parameter.use_muon = config.optimizer == "muon" and parameter.ndim == 2 and inner  # type: ignore[attr-defined]
+    ends = [module.model.get_input_embeddings(), module.model.get_output_embeddings()]
+    outer = {id(end.weight) for end in ends if end is not None}
+    for name, parameter in module.named_parameters():
+        inner = id(parameter) not in outer and not name.endswith("score.weight")
+        parameter.use_muon = config.optimizer == "muon" and parameter.ndim == 2 and inner
     shared = {
         "betas": list(config.betas),
         "weight_decay": config.weight_decay,
@@ -68,32 +69,61 @@ def _zero(stage: int, *, offload: bool) -> dict[str, Any]:
     return section
 
 
+def _groups(module: nn.Module, rates: Mapping[str, float]) -> list[dict[str, Any]] | None:
+    """Parameter groups where parts of a module have learning rates of their own."""
+    if not rates:
+        return None
+    parts: dict[str, list[nn.Parameter]] = {name: [] for name in ("", *rates)}
+    for name, parameter in module.named_parameters():
+        parts[next((part for part in rates if name.startswith(part)), "")].append(parameter)
+    return [
+        {"params": parameters, **({"lr": rates[part]} if part else {})}
+        for part, parameters in parts.items()
+    ]
+
+
 class DeepSpeedEngine:
-    """A policy, its gradients and its optimizer under DeepSpeed (a `TrainEngine`)."""
+    """A module, its gradients and its optimizer under DeepSpeed (a `Trainable`).
+
+    The module has a transformers model as `model`, and is called with the tokens and positions of a
+    packed row.
+    """
 
     def __init__(
         self,
-        policy: Policy,
+        module: nn.Module,
         config: OptimizerConfig,
         *,
         model_path: str,
         zero_stage: int,
         dtype: str,
         total_steps: int,
-        temperature: float = 1.0,
         offload_optimizer: bool = False,
+        rates: Mapping[str, float] | None = None,
     ) -> None:
+        """Joins the group of ranks and shards the module.
+
+        Args:
+            module: Changed in place.
+            config: Optimizer, schedule, clipping.
+            model_path: Where the tokenizer is from.
+            zero_stage: Of ZeRO.
+            dtype: Of weights and activations.
+            total_steps: Optimizer steps that the schedule is for.
+            offload_optimizer: Keep the optimizer's state in host memory.
+            rates: Learning rates of parts of the module, by the beginning of parameters' names.
+        """
         _prepare()
         self.rank, self.ranks = dist.get_rank(), dist.get_world_size()
         self._config = config
         self._model_path = model_path
-        self._temperature = temperature
         self._total_steps = total_steps
         self._zero_stage = zero_stage
         self.steps_taken = 0
-        optimizer = _optimizer(config, policy)
+        optimizer = _optimizer(config, module)
         self._engine, self._optimizer, _, _ = deepspeed.initialize(
-            model=policy,
+            model=module,
+            model_parameters=_groups(module, rates or {}),
             config={
                 "train_micro_batch_size_per_gpu": 1,
                 "gradient_accumulation_steps": 1,
@@ -106,30 +136,32 @@ class DeepSpeedEngine:
                 "optimizer": optimizer,
             },
         )
-        if zero_stage == 3:
-            # The forward pass applies the output embedding outside of the module that owns it.
-            deepspeed.zero.register_external_parameter(
-                policy, policy.model.get_output_embeddings().weight
-            )
+        self._register(module)
         if zero_stage == 0 and dtype == "float32":
             self._engine.clip_fp32_gradients = self._clip  # DeepSpeed's own forgets the norm
         self._full_rates = [group["lr"] for group in self._optimizer.param_groups]
-        check_packing(self.forward, dtype=dtype)
+        check_packing(self.outputs, dtype=dtype)
 
-    def forward(self, token_ids: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
-        """See `TrainEngine.forward`."""
-        device = self._engine.device
-        logprobs, entropy = self._engine(
-            token_ids.to(device), position_ids.to(device), self._temperature
-        )
-        return logprobs, entropy
+    @property
+    def device(self) -> torch.device:
+        """Where the module computes."""
+        return torch.device(self._engine.device)
+
+    def _register(self, module: nn.Module) -> None:
+        """Tells ZeRO 3 of parameters that are used outside of the module that owns them."""
+
+    def outputs(self, token_ids: Tensor, position_ids: Tensor) -> tuple[Tensor, ...]:
+        """What the module says of the tokens of a row [N], on its device. Collective."""
+        device = self.device
+        outputs: tuple[Tensor, ...] = self._engine(token_ids.to(device), position_ids.to(device))
+        return outputs
 
     def backward(self, loss: Tensor) -> None:
-        """See `TrainEngine.backward`; undoes that DeepSpeed takes the mean over ranks."""
+        """See `Trainable.backward`; undoes that DeepSpeed takes the mean over ranks."""
         self._engine.backward(loss * self.ranks, scale_wrt_gas=False)
 
     def step(self) -> float:
-        """See `TrainEngine.step`."""
+        """See `Trainable.step`."""
         factor = rate_factor(self._config.schedule, self.steps_taken, self._total_steps)
         for group, rate in zip(self._optimizer.param_groups, self._full_rates, strict=True):
             group["lr"] = rate * factor
@@ -151,7 +183,7 @@ class DeepSpeedEngine:
         self._engine._global_grad_norm = float(norm)
 
     def sum_over_ranks(self, values: Tensor) -> Tensor:
-        """See `TrainEngine.sum_over_ranks`."""
+        """The sum of a tensor over ranks, on the tensor's device. Collective."""
         if self.ranks == 1:
             return values
         total = values.detach().to(self._engine.device, copy=True)
@@ -160,11 +192,11 @@ class DeepSpeedEngine:
 
     @property
     def gathers(self) -> bool:
-        """See `TrainEngine.gathers`."""
+        """Whether no rank has all weights, so that all must take part in `weights`."""
         return self._zero_stage == 3
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
-        """See `TrainEngine.weights`; gathers `GATHER_BYTES` at a time."""
+        """Names and tensors as in the model folder; gathers `GATHER_BYTES` at a time."""
         for bucket in self._buckets():
             parameters = [parameter for _, parameter in bucket]
             with deepspeed.zero.GatheredParameters(parameters, enabled=self.gathers):
@@ -184,7 +216,7 @@ class DeepSpeedEngine:
         yield bucket
 
     def save_model(self, folder: Path) -> None:
-        """Writes the policy and its tokenizer as a folder that transformers loads. Collective."""
+        """Writes the model and its tokenizer as a folder that transformers loads. Collective."""
         gathered = {}
         if self.gathers:
             for name, tensor in self.weights():
@@ -196,7 +228,7 @@ class DeepSpeedEngine:
         dist.barrier()
 
     def save(self, folder: Path) -> None:
-        """See `TrainEngine.save`; all but the model is in DeepSpeed's own format."""
+        """See `Trainable.save`; all but the model is in DeepSpeed's own format."""
         self.save_model(folder)
         state = {"optimizer_steps": self.steps_taken}
         self._engine.save_checkpoint(
@@ -205,7 +237,7 @@ class DeepSpeedEngine:
         dist.barrier()
 
     def load(self, folder: Path) -> None:
-        """See `TrainEngine.load`."""
+        """See `Trainable.load`."""
         saved = str(folder / OPTIMIZER_FOLDER)
         # DeepSpeed itself would go on without an optimizer's state that is missing.
         names = [self._engine._get_ckpt_name(saved, "state")]
@@ -218,5 +250,29 @@ class DeepSpeedEngine:
         self.steps_taken = state["optimizer_steps"]
 
     def close(self) -> None:
-        """See `TrainEngine.close`; the process stays in its group, which DeepSpeed joins once."""
+        """See `Trainable.close`; the process stays in its group, which DeepSpeed joins once."""
         self._engine.destroy()
+
+
+class PolicyEngine(DeepSpeedEngine):
+    """A policy under DeepSpeed (a `TrainEngine`)."""
+
+    def _register(self, module: nn.Module) -> None:
+        if self._zero_stage == 3 and isinstance(module, Policy):
+            # The forward pass applies the output embedding outside of the module that owns it.
+            deepspeed.zero.register_external_parameter(
+                module, module.model.get_output_embeddings().weight
+            )
+
+    def forward(self, token_ids: Tensor, position_ids: Tensor) -> Forward:
+        """See `TrainEngine.forward`."""
+        return Forward(*self.outputs(token_ids, position_ids))
+
+
+class CriticEngine(DeepSpeedEngine):
+    """A critic under DeepSpeed (a `ValueEngine`)."""
+
+    def values(self, token_ids: Tensor, position_ids: Tensor) -> Tensor:
+        """See `ValueEngine.values`."""
+        (scores,) = self.outputs(token_ids, position_ids)
+        return before_each(scores[:-1], position_ids.to(scores.device))

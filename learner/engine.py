@@ -7,13 +7,24 @@ of them in the same order.
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from torch import Tensor
 
 
-class TrainEngine(Protocol):
-    """Weights, gradients and an optimizer. Calls come from one thread at a time."""
+class Forward(NamedTuple):
+    """What a policy says of each token of a row."""
+
+    logprobs: Tensor
+    """[N] float32 with gradient."""
+    entropies: Tensor
+    """[N] float32, with gradient where the objective needs it."""
+    values: Tensor | None = None
+    """[N] float32 with gradient, where the policy has a value head."""
+
+
+class Trainable(Protocol):
+    """A module under an optimizer. Calls come from one thread at a time."""
 
     rank: int
     """Of this process, from 0."""
@@ -21,13 +32,6 @@ class TrainEngine(Protocol):
     """Processes that train together."""
     steps_taken: int
     """Optimizer steps since version 0."""
-
-    def forward(self, token_ids: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
-        """Log-probabilities [N] float32 with gradient and entropies [N] float32, detached.
-
-        Collective.
-        """
-        ...
 
     def backward(self, loss: Tensor) -> None:
         """Adds the gradient of a scalar, unscaled, to what `step` will use. Collective.
@@ -48,24 +52,8 @@ class TrainEngine(Protocol):
         """
         ...
 
-    def sum_over_ranks(self, values: Tensor) -> Tensor:
-        """The sum of a tensor over ranks, on the tensor's device. Collective."""
-        ...
-
-    def weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Names and tensors of the policy as in its model folder, each valid until the next.
-
-        Views, not copies. Collective where `gathers`; then it must be read to its end.
-        """
-        ...
-
-    @property
-    def gathers(self) -> bool:
-        """Whether no rank has all weights, so that all must take part in `weights`."""
-        ...
-
     def save(self, folder: Path) -> None:
-        """Writes the policy with its tokenizer, and what else is needed to go on. Collective.
+        """Writes the model with its tokenizer, and what else is needed to go on. Collective.
 
         When it returns every rank's part is there; what this rank wrote need not be synced yet.
         """
@@ -81,4 +69,36 @@ class TrainEngine(Protocol):
 
     def close(self) -> None:
         """Gives back processes, ports and memory."""
+        ...
+
+
+class ValueEngine(Trainable, Protocol):
+    """A critic with an optimizer of its own."""
+
+    def values(self, token_ids: Tensor, position_ids: Tensor) -> Tensor:
+        """Values [N] float32 with gradient, of the state before each token. Collective."""
+        ...
+
+
+class TrainEngine(Trainable, Protocol):
+    """A policy, its gradients and its optimizer."""
+
+    def forward(self, token_ids: Tensor, position_ids: Tensor) -> Forward:
+        """What the policy says of the tokens of a row. Collective."""
+        ...
+
+    def sum_over_ranks(self, values: Tensor) -> Tensor:
+        """The sum of a tensor over ranks, on the tensor's device. Collective."""
+        ...
+
+    def weights(self) -> Iterator[tuple[str, Tensor]]:
+        """Names and tensors of the policy as in its model folder, each valid until the next.
+
+        Views, not copies. Collective where `gathers`; then it must be read to its end.
+        """
+        ...
+
+    @property
+    def gathers(self) -> bool:
+        """Whether no rank has all weights, so that all must take part in `weights`."""
         ...

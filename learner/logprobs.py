@@ -1,7 +1,7 @@
 """Log-probabilities and entropies of tokens without ever holding the logits of all of them.
 
-The head is applied chunk by chunk, and once more in the backward pass; between the two only one
-number per token is kept. Exact: no approximation, and the gradient is the analytic one.
+The head is applied chunk by chunk, and once more in the backward pass; between the two only two
+numbers per token are kept. Exact: no approximation, and the gradient is the analytic one.
 """
 
 from typing import Any, cast
@@ -12,9 +12,19 @@ from torch.autograd.function import once_differentiable
 
 from learner.errors import InputError
 
+WORDS_AT_A_TIME = 8192
+"""Rows of the head that a float32 head holds in float32 at a time."""
+
 
 def chunked_logprobs(
-    hidden: Tensor, weight: Tensor, targets: Tensor, *, temperature: float, chunk: int
+    hidden: Tensor,
+    weight: Tensor,
+    targets: Tensor,
+    *,
+    temperature: float,
+    chunk: int,
+    entropy_gradient: bool = False,
+    float32_head: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """Log-probability of each target, log softmax(hidden · weightᵀ / temperature), and entropy.
 
@@ -27,9 +37,12 @@ def chunked_logprobs(
         targets: [N] int64; `targets[i]` is the token that `hidden[i]` predicts.
         temperature: Divides the logits, as the engine does when it samples.
         chunk: Positions at a time.
+        entropy_gradient: Entropies carry a gradient too, as an entropy bonus needs.
+        float32_head: Multiply hidden states and weights in float32 whatever their dtype, and their
+            gradients too. Meant for engines that do the same (ScaleRL, arXiv 2510.13786).
 
     Returns:
-        Log-probabilities [N] with gradient, and entropies [N] in nats, detached.
+        Log-probabilities [N] with gradient, and entropies [N] in nats, detached unless asked for.
 
     Raises:
         InputError: A temperature or chunk that is not positive.
@@ -38,65 +51,131 @@ def chunked_logprobs(
         raise InputError(
             f"temperature must be above 0 and chunk at least 1, found {temperature} and {chunk}"
         )
-    result = _ChunkedLogprobs.apply(hidden, weight, targets, temperature, chunk)  # type: ignore[no-untyped-call]
+    result = _ChunkedLogprobs.apply(  # type: ignore[no-untyped-call]
+        hidden, weight, targets, temperature, chunk, entropy_gradient, float32_head
+    )
     return cast("tuple[Tensor, Tensor]", result)
 
 
 class _ChunkedLogprobs(torch.autograd.Function):
-    """z = h·Wᵀ/T; log p = z_y − logsumexp z; H = logsumexp z − Σ softmax(z)·z.
+    """z = h·Wᵀ/T, p = softmax(z), log p_y = z_y − logsumexp z, H = −Σ p·log p.
 
-    ∂ log p / ∂z = onehot(y) − softmax(z).
+    ∂ log p_y / ∂z = onehot(y) − p, and ∂H / ∂z = −p·(log p + H).
     """
 
     @staticmethod
     def forward(
-        ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float, chunk: int
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        targets: Tensor,
+        temperature: float,
+        chunk: int,
+        entropy_gradient: bool,
+        float32_head: bool,
     ) -> tuple[Tensor, Tensor]:
-        wide = torch.float64 if hidden.dtype == torch.float64 else torch.float32
-        logprobs, entropies, normalisers = hidden.new_empty(3, len(targets), dtype=wide).unbind()
+        head = _Head(weight, wide=float32_head)
+        dtype = torch.float64 if hidden.dtype == torch.float64 else torch.float32
+        logprobs, entropies, normalisers = hidden.new_empty(3, len(targets), dtype=dtype).unbind()
+        logits_buffer, buffer = _buffers(hidden, weight, dtype, chunk)
         for at in _chunks(len(targets), chunk):
-            logits = _logits(hidden[at], weight, temperature)
-            normaliser = logits.logsumexp(-1)
-            normalisers[at] = normaliser
-            logprobs[at] = logits.gather(-1, targets[at, None]).squeeze(-1) - normaliser
-            probabilities = (logits - normaliser[:, None]).exp()
+            length = len(targets[at])
+            logits = head.logits(hidden[at], out=logits_buffer[:length]).div_(temperature)
+            largest = logits.amax(-1)
+            shifted = logits.sub_(largest[:, None])
+            powers = torch.exp(shifted, out=buffer[:length])
+            total = powers.sum(-1)
+            log_total = total.log()
+            normalisers[at] = largest + log_total
+            logprobs[at] = shifted.gather(-1, targets[at, None]).squeeze(-1) - log_total
             # A logit of −inf has probability 0 and adds nothing, where 0 · −inf would be nan.
-            entropies[at] = normaliser - (probabilities * logits).nan_to_num(nan=0.0).sum(-1)
-        ctx.save_for_backward(hidden, weight, targets, normalisers)
+            expected = powers.mul_(shifted).nan_to_num_(nan=0.0).sum(-1) / total
+            entropies[at] = log_total - expected
+        ctx.save_for_backward(hidden, weight, targets, normalisers, entropies)
         ctx.temperature, ctx.chunk = temperature, chunk
-        ctx.mark_non_differentiable(entropies)
+        ctx.entropy_gradient, ctx.float32_head = entropy_gradient, float32_head
+        if not entropy_gradient:
+            ctx.mark_non_differentiable(entropies)
         return logprobs, entropies
 
     @staticmethod
     @once_differentiable
-    def backward(
-        ctx: Any, gradient: Tensor, _entropy_gradient: Tensor
-    ) -> tuple[Tensor | None, Tensor | None, None, None, None]:
-        hidden, weight, targets, normalisers = ctx.saved_tensors
+    def backward(ctx: Any, gradient: Tensor, entropy_gradient: Tensor) -> tuple[Tensor | None, ...]:
+        hidden, weight, targets, normalisers, entropies = ctx.saved_tensors
+        head = _Head(weight, wide=ctx.float32_head)
         wants_hidden, wants_weight = ctx.needs_input_grad[:2]
         hidden_gradient = torch.empty_like(hidden) if wants_hidden else None
         weight_gradient = torch.zeros_like(weight, dtype=gradient.dtype) if wants_weight else None
+        logits_buffer, buffer = _buffers(hidden, weight, gradient.dtype, ctx.chunk)
         for at in _chunks(len(targets), ctx.chunk):
-            logits = _logits(hidden[at], weight, ctx.temperature)
-            logits_gradient = (logits - normalisers[at, None]).exp().neg()
-            logits_gradient.scatter_add_(
-                -1, targets[at, None], torch.ones_like(logits_gradient[:, :1])
-            )
-            logits_gradient *= gradient[at, None] / ctx.temperature
-            narrow = logits_gradient.to(weight.dtype)
+            length = len(targets[at])
+            logits = head.logits(hidden[at], out=logits_buffer[:length]).div_(ctx.temperature)
+            scores = logits.sub_(normalisers[at, None])
+            probabilities = torch.exp(scores, out=buffer[:length])
+            if ctx.entropy_gradient:
+                pull = scores.add_(entropies[at, None]).mul_(entropy_gradient[at, None])
+                pull.add_(gradient[at, None]).masked_fill_(probabilities == 0, 0.0)
+            else:
+                pull = gradient[at, None]
+            per_score = probabilities.mul_(pull).neg_()
+            per_score.scatter_add_(-1, targets[at, None], gradient[at, None])
+            per_score /= ctx.temperature
             if hidden_gradient is not None:
-                hidden_gradient[at] = narrow @ weight
+                hidden_gradient[at] = head.to_hidden(per_score)
             if weight_gradient is not None:
-                weight_gradient += narrow.T @ hidden[at]
+                head.add_to_weight(weight_gradient, per_score, hidden[at])
         if weight_gradient is not None:
             weight_gradient = weight_gradient.to(weight.dtype)
-        return hidden_gradient, weight_gradient, None, None, None
+        return hidden_gradient, weight_gradient, None, None, None, None, None
+
+
+class _Head:
+    """The products with the head's weights [V, H], in their dtype or, slice by slice, in float32.
+
+    A float32 copy of all of them would be the largest tensor there is.
+    """
+
+    def __init__(self, weight: Tensor, *, wide: bool) -> None:
+        self._weight = weight
+        self._wide = wide and weight.dtype not in (torch.float32, torch.float64)
+
+    def logits(self, hidden: Tensor, *, out: Tensor) -> Tensor:
+        """Logits hidden · Wᵀ into `out` [n, V], which is float32 or float64."""
+        if out.dtype == self._weight.dtype:
+            return torch.mm(hidden, self._weight.T, out=out)
+        if not self._wide:
+            return out.copy_(hidden @ self._weight.T)
+        for words in self._slices():
+            torch.mm(hidden.float(), self._weight[words].float().T, out=out[:, words])
+        return out
+
+    def to_hidden(self, gradient: Tensor) -> Tensor:
+        """Of a gradient [n, V] of the logits the product with W, [n, H]."""
+        if not self._wide:
+            return gradient.to(self._weight.dtype) @ self._weight
+        total = gradient.new_zeros(len(gradient), self._weight.shape[1])
+        for words in self._slices():
+            total += gradient[:, words] @ self._weight[words].float()
+        return total
+
+    def add_to_weight(self, total: Tensor, gradient: Tensor, hidden: Tensor) -> None:
+        """Adds gradientᵀ · hidden to `total` [V, H]."""
+        if total.dtype == self._weight.dtype:
+            total.addmm_(gradient.T, hidden)  # with no product [V, H] beside the total
+        elif not self._wide:
+            total += gradient.to(self._weight.dtype).T @ hidden
+        else:
+            for words in self._slices():
+                total[words].addmm_(gradient[:, words].T, hidden.float())
+
+    def _slices(self) -> list[slice]:
+        return _chunks(len(self._weight), WORDS_AT_A_TIME)
+
+
+def _buffers(hidden: Tensor, weight: Tensor, dtype: torch.dtype, chunk: int) -> Tensor:
+    """Room for two chunks of logits [2, chunk, V]; to have it anew for each would cost time."""
+    return hidden.new_empty(2, min(chunk, len(hidden)), len(weight), dtype=dtype)
 
 
 def _chunks(length: int, chunk: int) -> list[slice]:
     return [slice(start, start + chunk) for start in range(0, length, chunk)]
-
-
-def _logits(hidden: Tensor, weight: Tensor, temperature: float) -> Tensor:
-    logits = hidden @ weight.T
-    return (logits if logits.dtype == torch.float64 else logits.float()) / temperature

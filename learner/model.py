@@ -31,7 +31,7 @@ def build_tiny(config: TinyModelConfig, folder: Path, *, seed: int) -> None:
         folder: Created if missing; holds config.json, model.safetensors and the tokenizer.
         seed: Of the initial weights.
     """
-    _quiet()
+    quiet()
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
@@ -69,7 +69,7 @@ def build_tiny(config: TinyModelConfig, folder: Path, *, seed: int) -> None:
     model.to(torch.float32).save_pretrained(folder)
 
 
-def _quiet() -> None:
+def quiet() -> None:
     """Keeps transformers' progress bars out of ours."""
     from transformers.utils import logging
 
@@ -96,26 +96,41 @@ def load_tokenizer(path: str) -> Any:
 
 
 class Policy(nn.Module):
-    """A causal language model that answers with log-probabilities of packed rows."""
+    """A causal language model that answers with log-probabilities of packed rows.
 
-    def __init__(self, model: Any, *, chunk: int) -> None:
+    With a value head it answers with values as well: of the state before each token, from the
+    hidden state that the token is drawn from.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        *,
+        chunk: int,
+        temperature: float = 1.0,
+        entropy_gradient: bool = False,
+        float32_head: bool = False,
+        value_head: nn.Linear | None = None,
+    ) -> None:
         super().__init__()
         self.model = model
         self.chunk = chunk
+        self.temperature = temperature
+        self.entropy_gradient = entropy_gradient
+        self.float32_head = float32_head
+        self.value_head = value_head
 
-    def forward(
-        self, token_ids: Tensor, position_ids: Tensor, temperature: float
-    ) -> tuple[Tensor, Tensor]:
+    def forward(self, token_ids: Tensor, position_ids: Tensor) -> tuple[Tensor, ...]:
         """Log-probability of every token given those before it in its sequence.
 
         Args:
             token_ids: [N] int64, the sequences of one row, one after the other.
             position_ids: [N] int64, restarting at 0 with every sequence.
-            temperature: Divides the logits, as the engine does when it samples.
 
         Returns:
-            Log-probabilities [N] float32 with gradient, entries of first tokens 0; and the
-            entropy of the distribution each token was drawn from, [N] float32, detached.
+            Log-probabilities [N] float32 with gradient, entries of first tokens 0; the entropy of
+            the distribution each token was drawn from, [N] float32, with gradient where asked for;
+            and values [N] float32 where there is a value head.
         """
         hidden = self.model.base_model(
             input_ids=token_ids[None], position_ids=position_ids[None], use_cache=False
@@ -124,19 +139,36 @@ class Policy(nn.Module):
             hidden[:-1],
             self.model.get_output_embeddings().weight,
             token_ids[1:],
-            temperature=temperature,
+            temperature=self.temperature,
             chunk=self.chunk,
+            entropy_gradient=self.entropy_gradient,
+            float32_head=self.float32_head,
         )
-        follows = position_ids[1:] > 0
-        pad = nn.functional.pad
-        return (
-            pad(torch.where(follows, logprobs, 0.0), (1, 0)),
-            pad(torch.where(follows, entropy, 0.0), (1, 0)),
-        )
+        outputs = [logprobs, entropy]
+        if self.value_head is not None:
+            outputs.append(self.value_head(hidden[:-1]).squeeze(-1).float())
+        return tuple(before_each(values, position_ids) for values in outputs)
+
+
+def before_each(values: Tensor, position_ids: Tensor) -> Tensor:
+    """Turns what holds after each token but the last, [N − 1], into what holds before each, [N].
+
+    0 before the first token of every sequence.
+    """
+    return nn.functional.pad(torch.where(position_ids[1:] > 0, values, 0.0), (1, 0))
 
 
 def load_policy(
-    path: str, *, dtype: str, attention: str, chunk: int, activation_checkpointing: bool = False
+    path: str,
+    *,
+    dtype: str,
+    attention: str,
+    chunk: int,
+    temperature: float = 1.0,
+    activation_checkpointing: bool = False,
+    entropy_gradient: bool = False,
+    float32_head: bool = False,
+    value_head: bool = False,
 ) -> Policy:
     """Loads a causal language model for training on packed rows.
 
@@ -145,12 +177,16 @@ def load_policy(
         dtype: Of weights and activations.
         attention: Implementation of attention in transformers.
         chunk: Positions whose logits are held at once.
+        temperature: Divides the logits, as the engine does when it samples.
         activation_checkpointing: Compute the insides of layers again in the backward pass.
+        entropy_gradient: Let entropies have a gradient.
+        float32_head: Form logits in float32 whatever the dtype.
+        value_head: Add a head for values; its output is 0 at first.
 
     Raises:
         InputError: The folder holds no model that can be loaded, or one that cannot be packed.
     """
-    _quiet()
+    quiet()
     from transformers import AutoConfig, AutoModelForCausalLM
 
     try:
@@ -167,11 +203,30 @@ def load_policy(
             f"({', '.join(reshaped) or 'a bias'}), which log-probabilities here leave out"
         )
     if activation_checkpointing:
-        _checkpoint_activations(model, path)
-    return Policy(model, chunk=chunk)
+        checkpoint_activations(model, path)
+    return Policy(
+        model,
+        chunk=chunk,
+        temperature=temperature,
+        entropy_gradient=entropy_gradient,
+        float32_head=float32_head,
+        value_head=_value_head(model) if value_head else None,
+    )
 
 
-def _checkpoint_activations(model: Any, path: str) -> None:
+def _value_head(model: Any) -> nn.Linear:
+    weight = model.get_output_embeddings().weight
+    head = nn.Linear(weight.shape[1], 1, bias=False, dtype=weight.dtype)
+    nn.init.zeros_(head.weight)
+    return head
+
+
+def checkpoint_activations(model: Any, path: str) -> None:
+    """Has transformers compute the insides of layers again in the backward pass.
+
+    Raises:
+        InputError: The model cannot.
+    """
     try:
         model.gradient_checkpointing_enable({"use_reentrant": False})
     except ValueError as error:
@@ -184,13 +239,11 @@ def _checkpoint_activations(model: Any, path: str) -> None:
 
 
 @torch.no_grad()
-def check_packing(
-    forward: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]], *, dtype: str
-) -> None:
+def check_packing(forward: Callable[[Tensor, Tensor], tuple[Tensor, ...]], *, dtype: str) -> None:
     """Compares two short sequences in one row with each alone.
 
     Args:
-        forward: Log-probabilities of a row; see `TrainEngine.forward`.
+        forward: What a model says of each token of a row; its first output is compared.
         dtype: That the policy computes in.
 
     Raises:
@@ -199,7 +252,7 @@ def check_packing(
     """
     sequences = [torch.tensor([5, 3, 7, 4]), torch.tensor([4, 7, 3, 5, 6])]
     places = [torch.arange(len(sequence)) for sequence in sequences]
-    packed, _ = forward(torch.cat(sequences), torch.cat(places))
+    packed = forward(torch.cat(sequences), torch.cat(places))[0]
     alone = torch.cat([forward(*row)[0] for row in zip(sequences, places, strict=True)])
     difference = float((packed - alone).abs().max())
     if difference > PACKING_TOLERANCE[dtype]:

@@ -1,15 +1,27 @@
-"""How far the policy being trained is from the one that sampled: lags, ESS, mismatch.
+"""How far the policy being trained is from the one that sampled: lags, ESS, ratios, divergence.
 
-Everything is detached. Per-token results come as sums and counts, which add up over micro-batches
-and ranks. Two causes are kept apart: numerics (engine against trainer, at one version) and age.
+Everything is detached. `measure` gives sums and counts, which add up over micro-batches and ranks,
+and `figures` makes of them what is reported. Causes are kept apart: numerics (engine against
+trainer, at one version), a KV cache kept over an update, and age.
 """
 
+import math
+from collections.abc import Mapping, Sequence
 from enum import IntEnum
 
 import torch
 from torch import Tensor
 
 from learner.losses.inputs import LOG_RATIO_BOUND
+
+SEQUENCE_BOUND = 300.0
+"""Log-ratios of whole rollouts are clamped to ± this: the squares of their exp can be added up."""
+
+_FINEST, _STEPS = 1e-5, 108
+_SIZES = [_FINEST * (LOG_RATIO_BOUND / _FINEST) ** (step / _STEPS) for step in range(_STEPS + 1)]
+BIN_EDGES = (*(-size for size in reversed(_SIZES)), *_SIZES)
+"""Of the histogram of log-ratios: ± 1e-5 is one bin, then each bin is a seventh longer than the one
+before, out to ± `LOG_RATIO_BOUND`."""
 
 
 class Origin(IntEnum):
@@ -82,23 +94,130 @@ def k3(log_ratios: Tensor) -> Tensor:
     return bounded.expm1() - bounded
 
 
-def measure(log_ratios: Tensor, mask: Tensor, token_origins: Tensor) -> dict[str, Tensor]:
-    """Sums over masked-in tokens from which a batch's figures follow.
+def sequence_log_ratios(log_ratios: Tensor, mask: Tensor, sequence_ids: Tensor) -> Tensor:
+    """Log of current / behaviour of whole rollouts: Σ_t over masked-in tokens, [S] float64.
+
+    Of the S sequences that have any, by ascending id. A sequence must lie whole in the row.
 
     Args:
-        log_ratios: [N] log of current / behaviour, detached, clamped.
+        log_ratios: [N] log of current / behaviour.
+        mask: [N] bool.
+        sequence_ids: [N] integers.
+    """
+    ids, row = torch.unique(sequence_ids[mask], return_inverse=True)
+    selected = log_ratios.detach()[mask].double()
+    return selected.new_zeros(len(ids)).index_add(0, row, selected)
+
+
+def measure(
+    log_ratios: Tensor, mask: Tensor, token_origins: Tensor, sequence_ids: Tensor
+) -> dict[str, Tensor]:
+    """Sums over masked-in tokens and their sequences from which `figures` follow.
+
+    Args:
+        log_ratios: [N] log of current / behaviour, detached, clamped to ± `LOG_RATIO_BOUND`.
         mask: [N] bool.
         token_origins: [N] as from `origins`.
+        sequence_ids: [N] integers; sequences lie whole in the row.
 
     Returns:
-        Scalars: `ratio`, `ratio_squared`, and for each origin `<origin>_tokens`,
-        `<origin>_difference` (Σ |log ratio|) and `<origin>_k3`.
+        float64 scalars: `ratio` and `ratio_squared` (Σ ρ, Σ ρ²), `sequences`, `sequence_ratio`,
+        `sequence_ratio_squared` (of products over the tokens of a sequence) and `sequence_clamped`
+        (how many of those were beyond exp(± `SEQUENCE_BOUND`)); for each origin `<origin>_tokens`,
+        `<origin>_difference` (Σ |log ratio|) and `<origin>_k3`. And `log_ratio_bins`, the tokens in
+        each bin between `BIN_EDGES`, [bins] float64.
     """
-    ratios = log_ratios.double().exp()[mask]
-    sums = {"ratio": ratios.sum(), "ratio_squared": ratios.square().sum()}
+    selected = log_ratios.detach()[mask].double()
+    ratios = selected.exp()
+    products = sequence_log_ratios(log_ratios, mask, sequence_ids)
+    weights = products.clamp(-SEQUENCE_BOUND, SEQUENCE_BOUND).exp()
+    sums = {
+        "ratio": ratios.sum(),
+        "ratio_squared": ratios.square().sum(),
+        "sequences": torch.ones_like(weights).sum(),
+        "sequence_ratio": weights.sum(),
+        "sequence_ratio_squared": weights.square().sum(),
+        "sequence_clamped": (products.abs() > SEQUENCE_BOUND).sum(),
+        "log_ratio_bins": _bins(selected),
+    }
     for origin in Origin:
-        name, here = origin.name.lower(), log_ratios[mask & (token_origins == origin)]
-        sums[f"{name}_tokens"] = torch.tensor(here.numel(), device=here.device)
+        name, here = origin.name.lower(), selected[token_origins[mask] == origin]
+        sums[f"{name}_tokens"] = torch.ones_like(here).sum()
         sums[f"{name}_difference"] = here.abs().sum()
         sums[f"{name}_k3"] = k3(here).sum()
-    return sums
+    return {name: value.double() for name, value in sums.items()}
+
+
+def figures(sums: Mapping[str, float], *, passes: int = 1) -> dict[str, float | None]:
+    """What is reported of a batch; None where there is nothing to measure.
+
+    `ess` and `ess_sequence`: effective sample size of tokens and of whole rollouts (product of the
+    ratios), as fractions of their numbers; `sequence_clamped`: fraction of rollouts whose product
+    was bounded for it. Of ρ = current / behaviour over tokens: `ratio_mean` (1 in expectation),
+    `ratio_min`, `ratio_p1`, `ratio_p99`, `ratio_max` (from the histogram: of the extremes, the
+    outer edge of the bin), `chi2` (mean ρ² − 1, the χ²-divergence), `mismatch` (mean |log ρ|) and
+    `kl` (k3, of behaviour from current). For rollouts of each origin `mismatch_<origin>`,
+    `kl_<origin>` and `tokens_<origin>`.
+
+    Args:
+        sums: As from `measure`, added up; bin i of the histogram is `log_ratio_bins/<i>`.
+        passes: How often each token was measured; token counts are divided by it.
+    """
+    names = [origin.name.lower() for origin in Origin]
+    tokens, rollouts = sum(sums[f"{name}_tokens"] for name in names), sums["sequences"]
+    bins = [sums[f"log_ratio_bins/{index}"] for index in range(len(BIN_EDGES) - 1)]
+    low, high = _extremes(bins)
+    found: dict[str, float | None] = {
+        "ess": _ratio(sums["ratio"] ** 2, sums["ratio_squared"] * tokens),
+        "ess_sequence": _ratio(
+            sums["sequence_ratio"] ** 2, sums["sequence_ratio_squared"] * rollouts
+        ),
+        "sequence_clamped": _ratio(sums["sequence_clamped"], rollouts),
+        "ratio_mean": _ratio(sums["ratio"], tokens),
+        "ratio_min": low,
+        "ratio_p1": quantile(bins, 0.01),
+        "ratio_p99": quantile(bins, 0.99),
+        "ratio_max": high,
+        "chi2": sums["ratio_squared"] / tokens - 1 if tokens else None,
+        "mismatch": _ratio(sum(sums[f"{name}_difference"] for name in names), tokens),
+        "kl": _ratio(sum(sums[f"{name}_k3"] for name in names), tokens),
+    }
+    for name in names:
+        count = sums[f"{name}_tokens"]
+        found[f"mismatch_{name}"] = _ratio(sums[f"{name}_difference"], count)
+        found[f"kl_{name}"] = _ratio(sums[f"{name}_k3"], count)
+        found[f"tokens_{name}"] = int(count / passes)
+    return found
+
+
+def quantile(log_ratio_bins: Sequence[float], q: float) -> float | None:
+    """The ratio below which a share `q` of the tokens lies; None without tokens.
+
+    Log-ratios are taken as spread evenly over their bin, so the error is at most a bin: a seventh
+    of the log-ratio, or 1e-5.
+    """
+    rank = q * sum(log_ratio_bins)
+    for index, count in enumerate(log_ratio_bins):
+        if count and rank <= count:
+            low, high = BIN_EDGES[index], BIN_EDGES[index + 1]
+            return math.exp(low + (high - low) * rank / count)
+        rank -= count
+    return None
+
+
+def _extremes(log_ratio_bins: Sequence[float]) -> tuple[float | None, float | None]:
+    """Bounds of the smallest and of the largest ratio."""
+    filled = [index for index, count in enumerate(log_ratio_bins) if count]
+    if not filled:
+        return None, None
+    return math.exp(BIN_EDGES[filled[0]]), math.exp(BIN_EDGES[filled[-1] + 1])
+
+
+def _bins(log_ratios: Tensor) -> Tensor:
+    """How many of `log_ratios` [M] float64 are in each bin, [bins] float64."""
+    inner = torch.tensor(BIN_EDGES[1:-1], dtype=torch.float64, device=log_ratios.device)
+    return torch.bincount(torch.bucketize(log_ratios, inner), minlength=len(BIN_EDGES) - 1).double()
+
+
+def _ratio(part: float, whole: float) -> float | None:
+    return part / whole if whole else None

@@ -15,8 +15,11 @@ from torch import Tensor
 
 from learner import checkpoint
 from learner.config import LearnerConfig
-from learner.deepspeed_engine import DeepSpeedEngine
+from learner.deepspeed_engine import CriticEngine, PolicyEngine
 from learner.model import load_policy
+from learner.objective_config import CriticConfig
+from learner.reference import REFERENCE_FOLDER, Reference
+from learner.scalar_model import load_scalar_model
 from learner.update import Updater
 from queues.schema import decode
 
@@ -51,33 +54,77 @@ class Rank:
         random.seed(seed)
         np.random.seed(seed)
         torch.manual_seed(seed)
-        policy = load_policy(
-            model_path,
-            dtype=config.dtype,
-            attention=config.attention,
-            chunk=config.logprob_chunk,
-            activation_checkpointing=config.activation_checkpointing,
-        )
-        self.engine = DeepSpeedEngine(
-            policy,
-            config,
-            model_path=model_path,
-            zero_stage=config.zero_stage,
-            dtype=config.dtype,
-            total_steps=steps * config.steps_per_batch,
-            temperature=temperature,
-            offload_optimizer=config.offload_optimizer,
-        )
-        self.updater = Updater(self.engine, config)
+        self._settings: dict[str, Any] = {
+            "model_path": model_path,
+            "zero_stage": config.zero_stage,
+            "dtype": config.dtype,
+            "offload_optimizer": config.offload_optimizer,
+        }
+        self._steps, self._temperature, self._seed = steps, temperature, seed
+        self.engine = self._policy(model_path)
+        critic = config.critic
+        self.critic = None
+        if critic is not None and not critic.shared:
+            self.critic = self._critic(critic, model_path)
+        saved = Path(checkpoint_path) if checkpoint_path else None
+        self.reference = self._reference(model_path, saved) if config.uses_reference else None
+        self.updater = Updater(self.engine, config, critic=self.critic, reference=self.reference)
         self.state: checkpoint.State | None = None
-        if checkpoint_path is not None:
+        if saved is not None:
             self.state = checkpoint.load(
                 self.engine,
-                Path(checkpoint_path),
+                saved,
+                critic=self.critic,
                 zero_stage=config.zero_stage,
                 dtype=config.dtype,
             )
-            self.updater.advantage_state.update(self.state.advantage_state)
+            self.updater.objective.state.update(self.state.objective_state)
+
+    def _load(self, path: str) -> Any:
+        config = self.config
+        return {
+            "path": path,
+            "dtype": config.dtype,
+            "attention": config.attention,
+            "activation_checkpointing": config.activation_checkpointing,
+        }
+
+    def _policy(self, path: str) -> PolicyEngine:
+        config, critic = self.config, self.config.critic
+        shared = critic if critic is not None and critic.shared else None
+        policy = load_policy(
+            **self._load(path),
+            chunk=config.logprob_chunk,
+            temperature=self._temperature,
+            entropy_gradient=config.entropy is not None,
+            float32_head=config.float32_head,
+            value_head=shared is not None,
+        )
+        rates = {"value_head": shared.learning_rate} if shared else None
+        trained = self._steps - (critic.pretrain_batches if critic else 0)
+        steps = max(1, trained) * config.steps_per_batch
+        return PolicyEngine(policy, config, total_steps=steps, rates=rates, **self._settings)
+
+    def _critic(self, config: CriticConfig, model_path: str) -> CriticEngine:
+        model = load_scalar_model(**self._load(config.path or model_path), seed=self._seed)
+        steps = self._steps * self.config.steps_per_batch
+        return CriticEngine(model, config, total_steps=steps, **self._settings)
+
+    def _reference(self, model_path: str, saved: Path | None) -> Reference:
+        """The reference as it was saved, or else as it is at the start of a run."""
+        config = self.config
+        folder = saved / REFERENCE_FOLDER if saved else None
+        refreshed = folder is not None and folder.exists()
+        first = (config.kl.reference if config.kl else None) or model_path
+        policy = load_policy(
+            str(folder) if refreshed else first,
+            dtype=config.dtype,
+            attention=config.attention,
+            chunk=config.logprob_chunk,
+            temperature=self._temperature,
+            float32_head=config.float32_head,
+        )
+        return Reference(policy, device=self.engine.device, refreshed=refreshed)
 
     def update(self, payloads: Sequence[bytes], version: int) -> dict[str, Any]:
         """Trains a batch of encoded groups; statistics over all ranks. Collective."""
@@ -94,4 +141,12 @@ class Rank:
 
     def write(self, temporary: str) -> None:
         """Writes this rank's part of a checkpoint, durably. Collective."""
-        checkpoint.write_part(self.engine, Path(temporary))
+        checkpoint.write_part(
+            self.engine, Path(temporary), critic=self.critic, reference=self.reference
+        )
+
+    def close(self) -> None:
+        """Gives back what the engines hold."""
+        self.engine.close()
+        if self.critic is not None:
+            self.critic.close()

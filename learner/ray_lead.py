@@ -79,7 +79,7 @@ class Lead:
             zero_stage=config.zero_stage,
             dtype=config.dtype,
             cursor=cursor,
-            advantage_state=self._rank.updater.advantage_state,
+            objective_state=self._rank.updater.objective.state,
             totals=dict(totals),
         )
         folder = await self._call(checkpoint.finish, root, state)

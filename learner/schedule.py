@@ -2,7 +2,7 @@
 
 import math
 
-from learner.config import ScheduleConfig
+from learner.optimizer_config import ScheduleConfig
 
 
 def rate_factor(config: ScheduleConfig, step: int, total_steps: int) -> float:

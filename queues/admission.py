@@ -6,7 +6,8 @@ Symbols
     η   the largest lag that a trained token may have (`max_staleness`)
     s   a group's start version: its engine serves it at the lease, so no token of it is older
 
-A group is *live* from its lease until its batch is acknowledged, or it fails, or its lease is lost.
+A group is *live* from its lease until its batch is acknowledged, or it fails, or its lease is lost,
+or its result is filtered (`queues.tie_filter`).
 While leased or ready it is *due* at its deadline s + η, the last version whose batch may train it.
 Once taken into batch v it is due at v: it holds one of the B places of that batch and no other.
 
@@ -23,17 +24,18 @@ Two rules
 
 Claims
     Always feasible. Nothing is live at first. A lease keeps it so by rule 1. Groups that finish
-    change nothing, groups that fail or are redelivered only leave. A take makes B groups due at v;
-    for d ≥ v the others number at most ((d − (v+1) + 1)·B by rule 2, together (d − v + 1)·B. An
-    acknowledgement removes those B and raises v by one, which takes B from both sides of every
-    inequality: it was feasible at v, it is feasible at v + 1.
+    change nothing, groups that fail, are redelivered or are filtered only leave. A take makes B
+    groups due at v; for d ≥ v the others number at most ((d − (v+1) + 1)·B by rule 2, together
+    (d − v + 1)·B. An acknowledgement removes those B and raises v by one, which takes B from both
+    sides of every inequality: it was feasible at v, it is feasible at v + 1.
     No trained token is older than η. A group taken at v is not overdue (d = v−1), hence v ≤ s + η,
     and its tokens are of version s or later.
     Nothing is discarded: no rule removes a group.
-    No deadlock, as long as engines get their updates, leases end in a result or are lost, and
-    prompts keep coming. (a) If all live groups are ready and there are B of them, rule 2 lets the
-    learner take. For d ≥ v let n be the live groups due by d: n ≤ (d − v + 1)·B. Taking earliest
-    deadlines first removes min(n, B) of them, and max(0, n − B) ≤ (d − v)·B are left.
+    No deadlock, as long as engines get their updates, leases end in a result or are lost, prompts
+    keep coming, and of the results between two batches only so many are filtered.
+    (a) If all live groups are ready and there are B of them, rule 2 lets the learner take. For
+    d ≥ v let n be the live groups due by d: n ≤ (d − v + 1)·B. Taking earliest deadlines first
+    removes min(n, B) of them, and max(0, n − B) ≤ (d − v)·B are left.
     (b) If fewer than B groups are live, an engine that serves v may lease: its group is due at
     v + η, where at most n ≤ B − 1 < (η + 1)·B are due, and v < steps. So the learner waits only
     for groups that are being generated, and engines wait only for the learner or for its weights.

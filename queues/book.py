@@ -13,10 +13,12 @@ from typing import Any
 from queues.admission import Bounds, Choice, choose_batch, leases_allowed
 from queues.errors import ProtocolError, QueueClosed, SchemaError
 from queues.evaluations import EvaluationRun
-from queues.groups import Group, Groups, State
+from queues.groups import FILTERED, Acceptance, Group, Groups, State
 from queues.prompt_queue import PromptQueue
 from queues.records import Lease, Prompt, Summary
 from queues.results_queue import ResultsQueue
+from queues.retirement import Retirement
+from queues.tie_filter import TieFilter, Verdict
 
 BATCHES_KEPT = 100
 ENGINE_LOST = "engine_lost"
@@ -45,6 +47,10 @@ class Book:
     group_size: int
     queued_batches: int
     max_attempts: int
+    greedy_baseline: bool = False
+    """Whether every train group is generated with a greedy rollout beside it."""
+    tie_filter: TieFilter | None = None
+    retirement: Retirement | None = None
     groups: Groups = field(default_factory=Groups)
     prompts: PromptQueue = field(default_factory=PromptQueue)
     results: ResultsQueue = field(default_factory=ResultsQueue)
@@ -79,7 +85,26 @@ class Book:
         """Whether nothing is left to generate, evaluations included."""
         return self.training_over and all(run.finished for run in self.evaluations.values())
 
+    @property
+    def selection(self) -> dict[str, int]:
+        """What was left out of training so far, by what is configured to leave it out."""
+        figures = {}
+        if self.tie_filter is not None:
+            figures["groups_filtered"] = self.groups.filtered
+            figures["groups_let_through"] = self.tie_filter.let_through
+        if self.retirement is not None:
+            figures["prompts_retired"] = len(self.retirement.names)
+        return figures
+
     # --- prompts
+
+    def select(self, prompts: Sequence[Prompt]) -> tuple[Sequence[Prompt], bool]:
+        """The prompts that may be issued, and whether the source has none that is left.
+
+        Raises:
+            InputError: An id by which a prompt cannot be known again.
+        """
+        return (prompts, False) if self.retirement is None else self.retirement.select(prompts)
 
     def issue(self, prompts: Sequence[Prompt], evaluation: str | None = None) -> list[Group]:
         """Queue a group for each prompt."""
@@ -133,8 +158,8 @@ class Book:
     def lease(self, engine_id: str, room: int, *, now: float, expires: float) -> list[Lease]:
         """Lease what this engine may generate now: evaluations first, then training.
 
-        The leased groups have at most `room` rollouts together. Training waits for the weights of
-        an engine that lags, while there is patience.
+        The leased groups have at most `room` rollouts together, baselines included. Training waits
+        for the weights of an engine that lags, while there is patience.
 
         Raises:
             QueueClosed: Nothing will ever be leased again.
@@ -150,25 +175,36 @@ class Book:
         if version < self.version and now < self.patience_ends:
             allowed = 0
         groups = self.prompts.pop_evaluations(room, version)  # of 1 rollout each
-        groups += self.prompts.pop_train(min((room - len(groups)) // self.group_size, allowed))
+        each = self.group_size + self.greedy_baseline
+        groups += self.prompts.pop_train(min((room - len(groups)) // each, allowed))
         return [self._lease(group, engine_id, version, expires) for group in groups]
 
-    def accept(self, group: Group, result: Summary, *, now: float) -> None:
-        """The one result of a leased group is in.
+    def accept(self, group: Group, result: Summary, *, now: float) -> Acceptance:
+        """The one result of a leased group is in: a train group is ready, or filtered.
 
         Raises:
             SchemaError: It is not what was leased; the lease stays.
         """
         self._check_result(group, result)
         run = self._evaluation(group)
-        if run is None:
-            group.ready_at = now
-            self.groups.move(group, State.READY, due=group.due)
-            self.results.add(group)
-        else:
+        if run is not None:
             self.groups.move(group, State.SCORED)
             run.score(result)
             self._close_evaluation(run)
+            return Acceptance(State.SCORED)
+        rewards, retires, verdict = result.task_rewards, None, Verdict.KEPT
+        if self.retirement is not None:
+            retires = self.retirement.retire(result.prompt_id, rewards)
+        if self.tie_filter is not None:
+            verdict = self.tie_filter.judge(rewards)
+        if verdict is Verdict.DROPPED:
+            self.groups.move(group, State.DROPPED, reason=FILTERED)
+            return Acceptance(State.DROPPED, FILTERED, retires=retires)
+        group.ready_at = now
+        self.groups.move(group, State.READY, due=group.due)
+        self.results.add(group)
+        let_through = verdict is Verdict.LET_THROUGH
+        return Acceptance(State.READY, let_through=let_through, retires=retires)
 
     def give_back(self, group: Group, reason: str) -> State:
         """A lease ended without a result: the group is queued again, or failed for good.
@@ -212,6 +248,8 @@ class Book:
         self.taken = self.results.pop(choice.count)
         for group in self.taken:
             self.groups.move(group, State.TAKEN, due=version)
+        if self.tie_filter is not None:
+            self.tie_filter.next_batch()
         return [group.group_id for group in self.taken]
 
     def waits_for(self) -> list[Group]:
@@ -273,6 +311,7 @@ class Book:
             temperature=None if run is None else run.temperature,
             start_version=version,
             deadline_version=deadline,
+            greedy_baseline=self.greedy_baseline and run is None,
         )
 
     def _check_result(self, group: Group, result: Summary) -> None:

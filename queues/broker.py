@@ -11,10 +11,11 @@
                                                          the end of patience with engines that lag
     take, evaluation   ready groups, the last result     put, fail, ack
     prompts_wanted     a line that is too short          lease, ack, fail
+    (a put whose result is filtered wakes as fail does)
     (a lost or released lease wakes as fail does, close wakes all)
 
-The `book` decides, at once and without awaiting; the `writer` makes it durable; only then is the
-caller answered. So a broker that is killed at any moment goes on from its ledger (`recovery`).
+The `book` decides, at once and without awaiting; `commits` make it durable; only then is the caller
+answered. So a broker that is killed at any moment goes on from its ledger (`recovery`).
 """
 
 import asyncio
@@ -22,7 +23,7 @@ import json
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -30,19 +31,21 @@ from typing import Any, TypeVar
 from queues import schema
 from queues.accounts import Accounting, account
 from queues.admission import Bounds
-from queues.book import ENGINE_LOST, UNREACHABLE, BatchRecord, Book
+from queues.book import ENGINE_LOST, BatchRecord, Book
+from queues.commits import Commits
 from queues.config import QueuesConfig
-from queues.errors import AccountingError, InputError, LedgerError, ProtocolError, QueueClosed
+from queues.errors import AccountingError, InputError, ProtocolError, QueueClosed
 from queues.evaluations import EvaluationRun
-from queues.groups import ACCEPTED, Group, State
+from queues.groups import State
 from queues.journal import Journal, Location, read_group
+from queues.leases import Leases
 from queues.ledger import Ledger, dump_prompt
 from queues.ledger_tables import JOURNAL_NAME
-from queues.long_polls import LongPolls
 from queues.records import Batch, Evaluation, Lease, Prompt, PutStatus
 from queues.recovery import recover
+from queues.retirement import Retirement
 from queues.status import BrokerStatus, status_of
-from queues.writer import Writer
+from queues.tie_filter import TieFilter
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
@@ -62,6 +65,10 @@ class Broker:
         groups_per_batch: B.
         group_size: G, rollouts per group.
         steps: Batches to train.
+        greedy_baseline: Whether train groups are generated with a greedy rollout beside them.
+        pass_rate_cap: Pass rate from which a prompt is not issued again (`queues.retirement`);
+            None is no cap.
+        pass_threshold: Task reward from which a rollout passes.
     """
 
     def __init__(
@@ -72,9 +79,13 @@ class Broker:
         groups_per_batch: int,
         group_size: int,
         steps: int,
+        greedy_baseline: bool = False,
+        pass_rate_cap: float | None = None,
+        pass_threshold: float = 1.0,
     ) -> None:
         if group_size < 1:
             raise InputError(f"group_size = {group_size} must be at least 1")
+        limit = config.max_filtered_batches * groups_per_batch
         self._book = Book(
             bounds=Bounds(
                 max_staleness=config.max_staleness,
@@ -85,9 +96,12 @@ class Broker:
             group_size=group_size,
             queued_batches=config.queued_batches,
             max_attempts=config.max_attempts,
+            greedy_baseline=greedy_baseline,
+            tie_filter=TieFilter(limit=limit) if config.filter_tied else None,
+            retirement=None
+            if pass_rate_cap is None
+            else Retirement(cap=pass_rate_cap, threshold=pass_threshold),
         )
-        self._lease_seconds = config.lease_seconds
-        self._patience_seconds = config.patience_seconds
         self._ledger = Ledger(directory, synchronous=config.synchronous)
         try:
             recover(self._ledger, self._book)
@@ -95,16 +109,19 @@ class Broker:
         except BaseException:
             self._ledger.close()
             raise
-        self._writer = Writer(self._ledger, self._journal, interval=config.commit_interval_seconds)
-        self._closed = False
-        self._failure: LedgerError | None = None
-        self._expiry: asyncio.Task[None] | None = None
+        self._commits = Commits(
+            self._book, self._ledger, self._journal, interval=config.commit_interval_seconds
+        )
+        self._work = self._commits.work
+        self._progress = self._commits.progress
+        self._line = self._commits.line
+        self._leases = Leases(
+            self._book, self._ledger, self._commits, lease_seconds=config.lease_seconds
+        )
+        self._patience_seconds = config.patience_seconds
         self._impatience: asyncio.Task[None] | None = None
         self._released: Counter[str] = Counter()
         """How often the leases of each engine were taken back."""
-        self._work = LongPolls(self._check_open)
-        self._progress = LongPolls(self._check_open)
-        self._line = LongPolls(self._check_open)
 
     # --- the feeder
 
@@ -122,20 +139,30 @@ class Broker:
         """Queue prompts for training, in one transaction with the source's cursor.
 
         Args:
-            prompts: A group is made of each.
+            prompts: A group is made of each, less those that are retired. Once a whole epoch is,
+                the source counts as ended.
             cursor: Where the source goes on after them.
             last: The source has ended; only then may the last batch be short. If that ends training
                 before its last step, evaluations of versions that were not reached end without a
                 score, all their prompts failed.
+
+        Raises:
+            InputError: Metadata that is not JSON, or with a pass-rate cap an id without an epoch.
         """
-        self._check_open()
+        self._commits.check_open()
         book = self._book
         if book.ended:
             raise ProtocolError("issue: the last prompts were issued before")
-        texts = [dump_prompt(prompt) for prompt in prompts]
-        groups = book.issue(prompts)
+        kept, exhausted = book.select(prompts)
+        texts = [dump_prompt(prompt) for prompt in kept]
+        last = last or exhausted
         book.cursor, book.ended = cursor, last
-        await self._durable(
+        if exhausted:
+            log.warning("all prompts of an epoch are retired: the source counts as ended")
+        if prompts and not kept and not last:
+            return  # a cursor that a crash forgets only brings the same retired prompts again
+        groups = book.issue(kept)
+        await self._commits.durable(
             partial(self._ledger.issue, groups, texts, cursor, last=last),
             self._work, *((self._progress, self._line) if last else ()),
         )  # fmt: skip
@@ -156,7 +183,7 @@ class Broker:
         Raises:
             QueueClosed: The run is over.
         """
-        self._check_open()
+        self._commits.check_open()
         if not prompts:
             raise InputError(f"evaluate: {name!r} has no prompts, must have at least 1")
         if min_version > (steps := self._book.bounds.steps):
@@ -172,7 +199,7 @@ class Broker:
             name=name, count=len(prompts), temperature=temperature, min_version=min_version
         )
         groups = self._book.evaluate(run, prompts)
-        await self._durable(partial(self._ledger.evaluate, run, groups, texts), self._work)
+        await self._commits.durable(partial(self._ledger.evaluate, run, groups, texts), self._work)
 
     async def evaluation(self, name: str, timeout: float) -> Evaluation | None:
         """The outcome of an evaluation; long-polls, None if unfinished at the timeout."""
@@ -187,7 +214,7 @@ class Broker:
 
     async def serving(self, engine_id: str, version: int) -> None:
         """The engine samples from this policy version from now on, never again from an older."""
-        self._check_open()
+        self._commits.check_open()
         self._book.serving(engine_id, version)
         await self._work.wake()
 
@@ -213,57 +240,68 @@ class Broker:
         def decide() -> tuple[list[Lease], asyncio.Future[None]] | None:
             if self._released[engine_id] != released:
                 return None  # who asks is gone; its successor asks by itself
-            now = time.monotonic()
-            expires = now + self._lease_seconds
+            now, expires = time.monotonic(), self._leases.renewed()
             leases = self._book.lease(engine_id, room, now=now, expires=expires)
             if not leases:
                 return None
-            return leases, self._writer.submit(partial(self._ledger.lease, engine_id, leases))
+            return leases, self._commits.submit(partial(self._ledger.lease, engine_id, leases))
 
         decided = await self._work.until(decide, timeout)
         if decided is None:
             return []
         leases, durable = decided
-        if self._expiry is None or self._expiry.done():
-            self._expiry = asyncio.create_task(self._watch_leases())
+        self._leases.watch()
         await self._line.wake()
         await durable
         return leases
 
     async def heartbeat(self, engine_id: str, held: Sequence[tuple[str, int]]) -> list[str]:
         """Renew the leases of (group id, attempt); returns the ids that are lost: abort them."""
-        self._check_open()
+        self._commits.check_open()
         lost = []
         for group_id, attempt in held:
             group = self._book.groups.in_flight.get(group_id)
             if group is None or not group.is_from(engine_id, attempt):
                 lost.append(group_id)
             else:
-                group.expires = time.monotonic() + self._lease_seconds
+                group.expires = self._leases.renewed()
         return lost
 
     async def put(self, engine_id: str, payload: bytes) -> PutStatus:
         """Deliver a finished group, made by `schema.encode`.
 
         An accepted one is durable before the answer, and no second one of that group is ever
-        accepted. Evaluation groups are scored instead of kept.
+        accepted. Evaluation groups are scored instead of kept, and train groups without a signal
+        are kept but, with `filter_tied`, not trained.
 
         Raises:
             SchemaError: The payload breaks the schema, or is not what was leased; the lease stays.
             ProtocolError: The group was never issued.
         """
         result = await asyncio.to_thread(schema.summarize, payload)
-        self._check_open()
+        self._commits.check_open()
         group = self._book.groups.in_flight.get(result.group_id)
         if group is None or not group.is_leased_to(engine_id, result.attempt):
             return await self._refuse(result.group_id)
-        self._book.accept(group, result, now=time.monotonic())
+        accepted = self._book.accept(group, result, now=time.monotonic())
+        tie_filter = self._book.tie_filter
+        if accepted.let_through and tie_filter is not None and tie_filter.passed == 1:
+            log.warning(
+                "batch %d: %d groups without a signal were filtered, the limit"
+                " (queues.max_filtered_batches); more of them are trained",
+                self._book.version + bool(self._book.taken), tie_filter.dropped,
+            )  # fmt: skip
 
         def record() -> None:
             location = self._journal.append(payload) if group.evaluation is None else None
-            self._ledger.accept(result, location)
+            self._ledger.accept(result, location, accepted)
 
-        await self._durable(record, self._progress, *([self._work] if group.evaluation else []))
+        wakes = {
+            State.READY: (self._progress,),
+            State.SCORED: (self._progress, self._work),
+            State.DROPPED: (self._progress, self._work, self._line),
+        }
+        await self._commits.durable(record, *wakes[accepted.state])
         return PutStatus.ACCEPTED
 
     async def fail(
@@ -273,12 +311,12 @@ class Broker:
 
         Does nothing where the lease is not, or no longer, the caller's.
         """
-        self._check_open()
+        self._commits.check_open()
         # Any text may come with an error, and SQLite takes only what UTF-8 can hold.
         error = error.encode(errors="replace").decode()
         group = self._book.groups.in_flight.get(group_id)
         if group is not None and group.is_leased_to(engine_id, attempt):
-            await self._give_back([group], reason, error)
+            await self._leases.give_back([group], reason, error)
 
     # --- the supervisor of rollout workers
 
@@ -294,11 +332,11 @@ class Broker:
         Raises:
             QueueClosed: The run is over, so that no successor is needed.
         """
-        self._check_open()
+        self._commits.check_open()
         self._book.engines.pop(engine_id, None)
         self._released[engine_id] += 1
         held = [group for group in self._book.groups.leased() if group.engine_id == engine_id]
-        await self._give_back(held, ENGINE_LOST, f"{engine_id} is gone")
+        await self._leases.give_back(held, ENGINE_LOST, f"{engine_id} is gone")
         if self._book.over:
             raise QueueClosed("release: the run is over")
         return len(held)
@@ -317,11 +355,11 @@ class Broker:
 
         def decide() -> asyncio.Future[list[Location]] | None:
             if 0 <= version < self._book.version + bool(self._book.taken):
-                return self._writer.submit(partial(self._ledger.locations, version))
+                return self._commits.submit(partial(self._ledger.locations, version))
             group_ids = self._book.take(version)
             if group_ids is None:
                 return None
-            return self._writer.submit(partial(self._ledger.take, version, group_ids))
+            return self._commits.submit(partial(self._ledger.take, version, group_ids))
 
         recorded = await self._progress.until(decide, timeout)
         if recorded is None:
@@ -336,17 +374,18 @@ class Broker:
 
         Args:
             version: Of the batch.
-            statistics: Anything that JSON can hold; kept in the ledger.
+            statistics: Anything that JSON can hold; kept in the ledger, together with how much
+                was left out of training so far, where something may be.
 
         Raises:
             ProtocolError: That batch is not taken.
             AccountingError: The groups do not add up any more.
         """
-        self._check_open()
+        self._commits.check_open()
         if version < self._book.version:
             return
         try:
-            text = json.dumps(dict(statistics))
+            text = json.dumps({**statistics, **self._book.selection})
         except (TypeError, ValueError) as error:
             raise InputError(f"statistics of batch {version} are not JSON: {error}") from error
         record = BatchRecord(version=version, acked_at=time.time(), statistics=json.loads(text))
@@ -354,8 +393,11 @@ class Broker:
         self._book.patience_ends = time.monotonic() + self._patience_seconds
         self._impatience = asyncio.create_task(self._wake_work_later())
         memory = dict(self._book.groups.counts)
-        counts = await self._durable(
-            partial(self._ledger.ack, version, text), self._work, self._progress, self._line
+        counts = await self._commits.durable(
+            partial(self._ledger.ack, version, text),
+            self._work,
+            self._progress,
+            self._line,
         )
         if not account(counts, memory).balanced:
             raise AccountingError(
@@ -371,16 +413,16 @@ class Broker:
             path: Its folder, relative to the run's, so that a run that is moved or copied keeps its
                 checkpoints. An absolute path is kept as it is.
         """
-        self._check_open()
-        await self._durable(partial(self._ledger.commit_checkpoint, version, path))
+        self._commits.check_open()
+        await self._commits.durable(partial(self._ledger.commit_checkpoint, version, path))
 
     # --- anyone
 
     async def accounting(self) -> Accounting:
         """The accounts: the ledger's rows, counted, held against the broker's memory."""
-        self._check_open()
+        self._commits.check_open()
         memory = dict(self._book.groups.counts)
-        return account(await self._writer.submit(self._ledger.counts), memory)
+        return account(await self._commits.submit(self._ledger.counts), memory)
 
     async def status(self, after: int = -1) -> BrokerStatus:
         """Where the run is, with the newest batches that were trained later than `after`."""
@@ -391,98 +433,23 @@ class Broker:
 
         Afterwards `ledger.sqlite` is the whole ledger, without its -wal file.
         """
-        self._closed = True
-        for task in (self._expiry, self._impatience):
-            if task is not None:
-                task.cancel()
-        await self._wake_all()
-        await self._writer.close()
+        self._leases.stop()
+        if self._impatience is not None:
+            self._impatience.cancel()
+        await self._commits.close()
 
     # --- inside
-
-    def _check_open(self) -> None:
-        failure = self._failure or self._writer.failure
-        if failure is not None:
-            raise failure
-        if self._closed:
-            raise QueueClosed("the broker is closed")
 
     async def _wake_work_later(self) -> None:
         """Lets engines that still lag when patience ends ask again."""
         await asyncio.sleep(self._patience_seconds)
         await self._work.wake()
 
-    async def _wake_all(self) -> None:
-        for polls in (self._work, self._progress, self._line):
-            await polls.wake()
-
-    async def _durable(self, change: Callable[[], T], *wakes: LongPolls) -> T:
-        """Submit a change that the book has made, wake who waits for it, and wait for the disk.
-
-        What can never be evaluated after it is settled in the same transaction.
-        """
-        settled = self._book.settle()
-        error = f"training ended at version {self._book.version}"
-        for name in {group.evaluation for group in settled}:
-            log.warning("evaluation %s: %s: %s", name, UNREACHABLE, error)
-
-        def record() -> T:
-            result = change()
-            for group in settled:
-                self._ledger.fail(group.group_id, UNREACHABLE, error)
-            return result
-
-        durable = self._writer.submit(record)
-        for polls in wakes:
-            await polls.wake()
-        return await durable
-
     async def _refuse(self, group_id: str) -> PutStatus:
-        state = await self._writer.submit(partial(self._ledger.refuse, group_id))
-        if state is None:
+        has_result = await self._commits.submit(partial(self._ledger.refuse, group_id))
+        if has_result is None:
             raise ProtocolError(f"put: group {group_id!r} was never issued")
-        return PutStatus.DUPLICATE if state in ACCEPTED else PutStatus.FENCED
-
-    async def _give_back(self, groups: Sequence[Group], reason: str, error: str) -> None:
-        records: list[Callable[[], None]] = []
-        for group in groups:
-            state = self._book.give_back(group, reason)
-            self._book.last_error = (
-                f"group {group.group_id} (prompt {group.prompt.prompt_id}), attempt"
-                f" {group.attempt} by {group.engine_id}: {reason}: {error}"
-            )
-            log.warning("%s; now %s", self._book.last_error, state)
-            if state is State.FAILED:
-                records.append(partial(self._ledger.fail, group.group_id, reason, error))
-            else:
-                records.append(partial(self._ledger.redeliver, group.group_id, error))
-
-        def record() -> None:
-            for change in records:
-                change()
-
-        await self._durable(record, self._work, self._progress, self._line)
-
-    async def _watch_leases(self) -> None:
-        """Expire leases; if that fails, nobody may go on waiting for groups that are lost."""
-        try:
-            await self._expire_leases()
-        except Exception as error:
-            log.exception("leases cannot expire any more")
-            self._failure = LedgerError(f"leases cannot expire, nothing more is served: {error!r}")
-            self._failure.__cause__ = error
-            await self._wake_all()
-
-    async def _expire_leases(self) -> None:
-        """Give back what is leased by workers that are not heard of; ends with the last lease."""
-        while leased := self._book.groups.leased():
-            now = time.monotonic()
-            expired = [group for group in leased if group.expires <= now]
-            if expired:
-                error = f"no heartbeat for {self._lease_seconds:g} s"
-                await self._give_back(expired, "lease_expired", error)
-            else:
-                await asyncio.sleep(min(group.expires for group in leased) - now)
+        return PutStatus.DUPLICATE if has_result else PutStatus.FENCED
 
     def _read(self, locations: Sequence[Location]) -> list[bytes]:
         return [

@@ -23,6 +23,12 @@ class QueuesConfig(BaseModel):
     on_overdue: Literal["wait"] = "wait"
     """What the learner does about a straggler that is due: it waits, so that nothing is discarded
     and no token exceeds `max_staleness`."""
+    filter_tied: bool = False
+    """Dynamic sampling: drop a group whose rollouts all earned the same task reward, since it holds
+    no signal, and generate another in its place."""
+    max_filtered_batches: int = Field(default=10, ge=1)
+    """With filter_tied: groups that may be dropped for one batch, in batches. After that many tied
+    groups are trained, on nothing, rather than the batch is waited for without end."""
     allow_uncorrected: bool = False
     """Allow max_staleness > 0 with a loss that corrects for neither staleness nor the engine."""
     lease_seconds: float = Field(default=60.0, gt=0)

@@ -1,7 +1,7 @@
 """Every group in exactly one state, counted: the broker's memory of who holds what.
 
     queued ─lease─▶ leased ─put─▶ ready ─take─▶ taken ─ack─▶ trained
-       ▲               │
+       ▲               │   └─put─▶ dropped (filtered)
        └───redeliver───┴──▶ failed
 
 Evaluation groups go queued ─▶ leased ─▶ scored or failed, and are counted apart; those that want a
@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
+from typing import Any, NamedTuple
 
 from queues.records import Prompt, Purpose
 
@@ -37,7 +37,23 @@ class State(StrEnum):
 
 FINAL = frozenset({State.TRAINED, State.DROPPED, State.FAILED, State.SCORED})
 ACCEPTED = frozenset({State.READY, State.TAKEN, State.TRAINED, State.SCORED})
-"""The states of groups that have their one accepted result."""
+"""The states of groups whose one accepted result counts."""
+FILTERED = "filtered"
+"""Why groups are dropped whose accepted result holds no signal."""
+
+
+class Acceptance(NamedTuple):
+    """What an accepted result does; decided by the book, recorded by the ledger."""
+
+    state: State
+    """Where the group is now: ready, dropped or scored."""
+    reason: str = ""
+    """Of dropping."""
+    let_through: bool = False
+    """It would have been filtered, but too many were."""
+    retires: str | None = None
+    """Name of the prompt that is not issued again."""
+
 
 StateCounts = Mapping[tuple[Purpose, State, str], int]
 """Number of groups by purpose, state and reason; the reason is "" where there is none."""
@@ -121,7 +137,16 @@ class Groups:
     @property
     def accepted(self) -> int:
         """Number of results accepted so far, evaluations included; it never falls."""
-        return sum(count for (_, state, _), count in self.counts.items() if state in ACCEPTED)
+        return sum(
+            count
+            for (_, state, reason), count in self.counts.items()
+            if state in ACCEPTED or reason == FILTERED
+        )
+
+    @property
+    def filtered(self) -> int:
+        """Number of groups that were dropped because their result holds no signal."""
+        return self.counts[Purpose.TRAIN, State.DROPPED, FILTERED]
 
     @property
     def live(self) -> int:

@@ -20,7 +20,7 @@ class GroupTimes:
     engine_id: str
     accepted_at: float
     taken_at: float | None
-    """None: no batch has it."""
+    """None: no batch has it. A filtered group leaves when it is accepted."""
     rollouts: Sequence[tuple[float, float]]
     """When each of its rollouts began and ended."""
 
@@ -56,9 +56,15 @@ def read_history(run_directory: Path, first: int, last: int) -> History:
     versions = {"first": first, "last": last}
     with open_ledger(run_directory) as database:
         found = database.execute(
-            "SELECT segment, offset, accepted_at, taken_at FROM results"
+            "SELECT segment, offset, accepted_at,"
+            " iif(state = 'dropped', accepted_at, taken_at) AS left_at"
+            " FROM results JOIN groups USING (group_id)"
             " LEFT JOIN batch_groups USING (group_id) LEFT JOIN batches USING (version)"
-            " WHERE segment IS NOT NULL AND (version IS NULL OR version BETWEEN :first AND :last)"
+            " WHERE segment IS NOT NULL AND CASE"
+            "   WHEN version IS NOT NULL THEN version BETWEEN :first AND :last"
+            "   WHEN state = 'dropped' THEN accepted_at >"
+            "     (SELECT coalesce(max(acked_at), 0) FROM batches WHERE version < :first)"
+            "   ELSE TRUE END"
             " ORDER BY accepted_at",
             versions,
         ).fetchall()

@@ -17,10 +17,20 @@ from typing import Any, Literal, NamedTuple
 
 from queues.errors import InputError, LedgerError
 from queues.evaluations import EvaluationRun
-from queues.groups import FINAL, Group, State, StateCounts
+from queues.groups import FINAL, Acceptance, Group, State, StateCounts
 from queues.journal import Location
-from queues.ledger_tables import FILE_NAME, LOCK_NAME, check_schema_version, create_tables
+from queues.ledger_tables import (
+    FILE_NAME,
+    LOCK_NAME,
+    add_later_tables,
+    check_schema_version,
+    create_tables,
+)
 from queues.records import Lease, Prompt, Purpose, Summary
+
+DROPPED_SINCE_TAKE = "dropped_since_take"
+LET_THROUGH = "let_through"
+"""Counters of what `queues.tie_filter` did."""
 
 
 class Counts(NamedTuple):
@@ -48,6 +58,9 @@ class Snapshot(NamedTuple):
     """With their `scored`, `failed`, `rewards`, `tokens`, `lowest_version`, `highest_version`."""
     batches: Sequence[Row]
     meta: Mapping[str, str]
+    counters: Mapping[str, int]
+    retired: Sequence[str]
+    """Names of prompts that are not issued again."""
     next_number: int
 
 
@@ -75,6 +88,7 @@ class Ledger:
             self._execute("PRAGMA foreign_keys = ON")
             create_tables(self._database)
             check_schema_version(self._database, path)
+            add_later_tables(self._database)
         except BlockingIOError as error:
             self.close()
             raise LedgerError(f"{path}: another broker of this run is alive") from error
@@ -170,9 +184,8 @@ class Ledger:
         )
         self._advance_evaluation(group_id)
 
-    def accept(self, result: Summary, location: Location | None) -> None:
-        """Record the one result of a group: journaled and ready, or (no location) scored."""
-        state = State.SCORED if location is None else State.READY
+    def accept(self, result: Summary, location: Location | None, accepted: Acceptance) -> None:
+        """Record the one result of a group, where it is journaled, and what it does."""
         self._execute(
             "INSERT INTO results VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
             (
@@ -187,16 +200,26 @@ class Ledger:
                 time.time(),
             ),
         )
-        self._execute("UPDATE groups SET state = ? WHERE group_id = ?", (state, result.group_id))
+        self._execute(
+            "UPDATE groups SET state = ?, reason = ? WHERE group_id = ?",
+            (accepted.state, accepted.reason, result.group_id),
+        )
         self._advance_evaluation(result.group_id)
+        self._count(DROPPED_SINCE_TAKE, accepted.state is State.DROPPED)
+        self._count(LET_THROUGH, accepted.let_through)
+        if accepted.retires is not None:
+            self._execute("INSERT INTO retired VALUES (?, ?)", (accepted.retires, result.group_id))
 
-    def refuse(self, group_id: str) -> State | None:
-        """Count a put that was not accepted; returns the group's state, None if it is unknown."""
-        row = self._execute("SELECT state FROM groups WHERE group_id = ?", (group_id,)).fetchone()
+    def refuse(self, group_id: str) -> bool | None:
+        """Count a put that was not accepted; whether another was, None if the group is unknown."""
+        row = self._execute(
+            "SELECT accepted_at FROM groups LEFT JOIN results USING (group_id) WHERE group_id = ?",
+            (group_id,),
+        ).fetchone()
         if row is None:
             return None
         self._count("duplicates", 1)
-        return State(row["state"])
+        return row["accepted_at"] is not None
 
     # --- batches
 
@@ -210,6 +233,7 @@ class Ledger:
             [(version, position, group_id) for position, group_id in enumerate(group_ids)],
         )
         self._update_batch("state = 'taken'", version)
+        self._execute("UPDATE counters SET value = 0 WHERE name = ?", (DROPPED_SINCE_TAKE,))
         return self.locations(version)
 
     def locations(self, version: int) -> list[Location]:
@@ -271,6 +295,8 @@ class Ledger:
             evaluations=evaluations.fetchall(),
             batches=self._execute("SELECT * FROM batches ORDER BY version").fetchall(),
             meta=dict(self._execute("SELECT key, value FROM meta").fetchall()),
+            counters=dict(self._execute("SELECT name, value FROM counters").fetchall()),
+            retired=[name for (name,) in self._execute("SELECT prompt FROM retired")],
             next_number=last_number + 1,
         )
 
@@ -300,7 +326,12 @@ class Ledger:
         )
 
     def _count(self, name: str, change: int) -> None:
-        self._execute("UPDATE counters SET value = value + ? WHERE name = ?", (change, name))
+        if change:
+            self._execute(
+                "INSERT INTO counters VALUES (?, ?)"
+                " ON CONFLICT (name) DO UPDATE SET value = value + excluded.value",
+                (name, change),
+            )
 
     def _execute(self, sql: str, values: Sequence[Any] | Mapping[str, Any] = ()) -> sqlite3.Cursor:
         return self._database.execute(sql, values)

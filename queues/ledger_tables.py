@@ -75,6 +75,15 @@ CREATE TABLE evaluations (
 """
 
 
+_LATER_TABLES = """
+CREATE TABLE IF NOT EXISTS retired (        -- prompts that are not issued again
+    prompt TEXT PRIMARY KEY,                -- prompt_id without the epoch
+    group_id TEXT NOT NULL REFERENCES groups (group_id)
+) STRICT, WITHOUT ROWID;
+"""
+"""What ledgers of this schema version may lack that were begun earlier."""
+
+
 def create_tables(database: sqlite3.Connection) -> None:
     """Create the tables in an empty database; leaves any other as it is."""
     if database.execute("SELECT count(*) FROM sqlite_schema").fetchone()[0]:
@@ -83,6 +92,11 @@ def create_tables(database: sqlite3.Connection) -> None:
         f"BEGIN; {_TABLES} INSERT INTO meta VALUES ('schema_version', '{SCHEMA_VERSION}');"
         " INSERT INTO counters VALUES ('issued', 0), ('duplicates', 0); COMMIT;"
     )
+
+
+def add_later_tables(database: sqlite3.Connection) -> None:
+    """Create what a ledger of an earlier Headway lacks; nobody who only reads needs it."""
+    database.executescript(_LATER_TABLES)
 
 
 def check_schema_version(database: sqlite3.Connection, path: Path) -> None:

@@ -36,7 +36,15 @@ START_SECONDS = 120.0
 
 
 def create_broker(
-    directory: Path, *, config: QueuesConfig, groups_per_batch: int, group_size: int, steps: int
+    directory: Path,
+    *,
+    config: QueuesConfig,
+    groups_per_batch: int,
+    group_size: int,
+    steps: int,
+    greedy_baseline: bool = False,
+    pass_rate_cap: float | None = None,
+    pass_threshold: float = 1.0,
 ) -> "BrokerClient":
     """Start the broker of a run on this node; arguments as of `Broker`.
 
@@ -56,6 +64,9 @@ def create_broker(
             groups_per_batch=groups_per_batch,
             group_size=group_size,
             steps=steps,
+            greedy_baseline=greedy_baseline,
+            pass_rate_cap=pass_rate_cap,
+            pass_threshold=pass_threshold,
         )
     )
     try:

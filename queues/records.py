@@ -10,6 +10,11 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Any
 
+SHAPING = frozenset({"overlong", "missing_eos"})
+"""Reward parts that shape lengths rather than judge the task."""
+BASELINE_REWARD = "baseline_reward"
+"""Key of `Rollout.metadata`: what the greedy rollout of the same prompt earned."""
+
 
 class FinishReason(StrEnum):
     """Why a rollout ended."""
@@ -57,6 +62,7 @@ class Lease:
     """Fencing token, from 1: only the current attempt may be put."""
     prompt: Prompt
     group_size: int
+    """Rollouts that are put."""
     purpose: Purpose
     temperature: float | None
     """None: the temperature of the actor's configuration."""
@@ -64,6 +70,13 @@ class Lease:
     """The version that the engine served when the lease was granted (s)."""
     deadline_version: int | None
     """The last version whose batch may train the group (s + η); None for evaluations."""
+    greedy_baseline: bool = False
+    """Whether one more rollout is sampled, greedily: it is scored as a baseline and not put."""
+
+    @property
+    def room(self) -> int:
+        """Rollouts that are generated at once."""
+        return self.group_size + self.greedy_baseline
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,6 +104,17 @@ class Rollout:
     finished_at: datetime
     metadata: Mapping[str, Any] = field(default_factory=dict)
 
+    @property
+    def task_reward(self) -> float:
+        """The reward less its shaping: what tells right from wrong."""
+        return self.reward - sum(self.reward_parts.get(name, 0.0) for name in SHAPING)
+
+    @property
+    def baseline_reward(self) -> float | None:
+        """What the greedy rollout of the group earned; None where none was asked for."""
+        found = self.metadata.get(BASELINE_REWARD)
+        return None if found is None else float(found)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutGroup:
@@ -114,6 +138,8 @@ class Summary:
     """Sampled tokens."""
     reward: float
     """Mean over the rollouts."""
+    task_rewards: Sequence[float]
+    """Of each rollout: its reward less the parts that are `SHAPING`."""
     oldest_version: int | None
     """Of the sampled tokens; None where nothing was sampled."""
     newest_version: int | None

@@ -12,7 +12,7 @@ from queues.book import BATCHES_KEPT, UNREACHABLE, BatchRecord, Book
 from queues.errors import InputError
 from queues.evaluations import EvaluationRun
 from queues.groups import Group, Groups, State
-from queues.ledger import Ledger, Row, Snapshot, load_prompt
+from queues.ledger import DROPPED_SINCE_TAKE, LET_THROUGH, Ledger, Row, Snapshot, load_prompt
 
 
 def recover(ledger: Ledger, book: Book) -> None:
@@ -34,6 +34,11 @@ def recover(ledger: Ledger, book: Book) -> None:
         run = book.evaluations[row["name"]] = _evaluation(row)
         if not run.finished:
             book.prompts.open_evaluation(run.name, run.min_version)
+    if book.tie_filter is not None:
+        book.tie_filter.dropped = snapshot.counters.get(DROPPED_SINCE_TAKE, 0)
+        book.tie_filter.let_through = snapshot.counters.get(LET_THROUGH, 0)
+    if book.retirement is not None:
+        book.retirement.names.update(snapshot.retired)
     _place_groups(snapshot, book)
     ledger.begin()
     for group in book.settle():  # a run that is gone on with may have fewer steps

@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from queues.errors import SchemaError
-from queues.records import FinishReason, Rollout, RolloutGroup, Summary
+from queues.records import SHAPING, FinishReason, Rollout, RolloutGroup, Summary
 
 SCHEMA_VERSION = 1
 VERSION_KEY = b"headway.schema_version"
@@ -111,11 +111,17 @@ def summarize(payload: bytes) -> Summary:
     batch = read_batch(payload)
     sampled = _flat(batch, "loss_mask")
     versions = _flat(batch, "versions")[sampled]
+    rewards = batch.column("reward").to_numpy()
+    shaping = [
+        sum(value for name, value in parts if name in SHAPING)
+        for parts in batch.column("reward_parts").to_pylist()
+    ]
     return Summary(
         **{name: batch.column(name)[0].as_py() for name in _GROUP_COLUMNS},
         rollouts=batch.num_rows,
         tokens=int(sampled.sum()),
-        reward=float(batch.column("reward").to_numpy().mean()),
+        reward=float(rewards.mean()),
+        task_rewards=tuple((rewards - shaping).tolist()),
         oldest_version=int(versions.min()) if versions.size else None,
         newest_version=int(versions.max()) if versions.size else None,
     )

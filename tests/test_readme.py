@@ -19,8 +19,10 @@ def purpose(path):
     """The first line of a module's docstring or of a recipe's comment."""
     if path.name in OTHER:
         return OTHER[path.name]
-    if path.suffix == ".toml":
-        return path.read_text().splitlines()[0].removeprefix("# ").rstrip()
+    if path.suffix in (".toml", ".txt"):
+        first = path.read_text().splitlines()[0].removeprefix("# ").rstrip()
+        named, sourced, _ = first.partition("). ")
+        return f"{named})" if sourced else first
     docstring = ast.get_docstring(ast.parse(path.read_text()))
     assert docstring, f"{path} does not say what it is for"
     return docstring.splitlines()[0]

@@ -1,5 +1,6 @@
 """What scores rollouts: rewards by name or dotted path, added up."""
 
 from actors.rewards.rewards import Rewards, Score, check_scorable, load_rewards
+from actors.rewards.shaping import Shaping, load_shaping
 
-__all__ = ["Rewards", "Score", "check_scorable", "load_rewards"]
+__all__ = ["Rewards", "Score", "Shaping", "check_scorable", "load_rewards", "load_shaping"]

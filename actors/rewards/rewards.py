@@ -13,6 +13,7 @@ from actors.config import REWARDS
 from actors.dotted_path import check_arguments, load_dotted
 from actors.errors import InputError, RewardFailed
 from actors.finite import is_finite
+from actors.rewards.learned import Judge, LearnedReward
 from actors.user_code import call
 from queues.records import FinishReason, Prompt
 
@@ -68,17 +69,21 @@ class Rewards:
         return Score(sum(parts.values()), parts)
 
 
-def load_rewards(names: Sequence[str], *, timeout: float = 30.0) -> Rewards:
+def load_rewards(
+    names: Sequence[str], *, timeout: float = 30.0, judge: Judge | None = None
+) -> Rewards:
     """The rewards with these names.
 
     Args:
-        names: `exact_match`, `last_answer`, `math_verify`, `reasoning_gym`, or "module:function".
+        names: `exact_match`, `last_answer`, `math_verify`, `reasoning_gym`, `reward_model`, or
+            "module:function".
         timeout: Deadline of each one in seconds.
+        judge: What `reward_model` asks; without one it fails every rollout.
 
     Raises:
         InputError: No such reward.
     """
-    return Rewards({name: _function(name) for name in names}, timeout=timeout)
+    return Rewards({name: _function(name, judge) for name in names}, timeout=timeout)
 
 
 def check_scorable(names: Sequence[str], prompts: Iterable[Prompt]) -> None:
@@ -101,7 +106,7 @@ def check_scorable(names: Sequence[str], prompts: Iterable[Prompt]) -> None:
             )
 
 
-def _function(name: str) -> RewardFunction:
+def _function(name: str, judge: Judge | None) -> RewardFunction:
     if name in ("exact_match", "last_answer"):
         from actors.rewards import answers
 
@@ -110,6 +115,8 @@ def _function(name: str) -> RewardFunction:
         from actors.rewards.math_verify import math_verify as found
     elif name == "reasoning_gym":
         from actors.rewards.reasoning_gym import reasoning_gym as found
+    elif name == "reward_model":
+        found = LearnedReward(judge)
     else:
         found = load_dotted(name, setting="actors.reward", known=REWARDS)
     if not callable(found):

@@ -50,13 +50,32 @@ def _problem(seed: int, index: int) -> tuple[str, list[int]]:
     return "".join(letter + term for letter, term in named) + "=", [int(term) for term in signed]
 
 
-def _worked(terms: list[int]) -> str:
-    """One addition or subtraction for each term after the first, separated by commas."""
+def _worked(terms: list[int], *, slip: tuple[int, int] = (0, 0), left_out: int = 0) -> str:
+    """One addition or subtraction for each term after the first, separated by commas.
+
+    Args:
+        terms: Signed.
+        slip: A term, by its place from 1, and by how much the result of its step is wrong.
+        left_out: A term that has no step, by its place from 1; 0 is none.
+    """
     total, steps = terms[0], []
-    for letter, term in zip(string.ascii_lowercase[1:], terms[1:], strict=False):
-        steps.append(f"{letter}{total}{term:+d}={total + term}")
-        total += term
+    named = zip(string.ascii_lowercase[1:], terms[1:], strict=False)
+    for place, (letter, term) in enumerate(named, 1):
+        if place != left_out:
+            result = total + term + (slip[1] if place == slip[0] else 0)
+            steps.append(f"{letter}{total}{term:+d}={result}")
+            total = result
     return ",".join(steps)
+
+
+def _worse(terms: list[int], choice: random.Random, guess_share: float) -> str:
+    """An answer that no careful pupil gives."""
+    if choice.random() < guess_share:
+        return f"={sum(terms) + choice.randint(-3, 3)}"
+    place = choice.randrange(1, len(terms))
+    if choice.random() < 0.5:
+        return _worked(terms, left_out=place)
+    return _worked(terms, slip=(place, choice.choice((-3, -2, -1, 1, 2, 3))))
 
 
 @cache
@@ -129,9 +148,25 @@ class LetteredChainSum:
         They are drawn far from where training prompts begin, and leave the cursor alone.
         """
         style = random.Random(self._seed)
-        examples = LetteredChainSum(seed=self._run_seed, heldout_size=len(self._heldout))
-        examples._index = _SPACING // 2
-        while True:
-            _, text, terms = examples._unseen()
+        for text, terms in self._elsewhere(_SPACING // 2):
             worked = style.random() < worked_share
             yield text, _worked(terms) if worked else f"={sum(terms)}"
+
+    def preferences(self, *, guess_share: float = 0.4) -> Iterator[tuple[str, str, str]]:
+        """Endless (prompt, right worked answer, worse answer) triples.
+
+        A share of the worse answers are terse guesses, right one time in seven. The others are
+        worked, but one step is left out or its result is wrong by up to 3, and they go on from it.
+        The problems are neither those of `demonstrations` nor those of training prompts.
+        """
+        choice = random.Random(self._seed + 1)
+        for text, terms in self._elsewhere(3 * _SPACING // 4):
+            yield text, _worked(terms), _worse(terms, choice, guess_share)
+
+    def _elsewhere(self, index: int) -> Iterator[tuple[str, list[int]]]:
+        """Problems from another place on; the cursor stays where it is."""
+        source = LetteredChainSum(seed=self._run_seed, heldout_size=len(self._heldout))
+        source._index = index
+        while True:
+            _, text, terms = source._unseen()
+            yield text, terms

@@ -5,12 +5,13 @@ The other half of the method is the aggregation `fixed_length`.
 
 from torch import Tensor
 
-from learner.advantages.estimator import GroupedRewards, advantage
+from learner.advantages.estimator import advantage
+from learner.advantages.grouped import GroupedRewards
 
 
-@advantage("dr_grpo")
+@advantage("dr_grpo", relative=True)
 def dr_grpo(batch: GroupedRewards) -> Tensor:
-    """A_i = R_i − μ_g.
+    """A_i = R_i − μ_g; `rloo` up to the factor (G − 1) / G.
 
     Returns:
         [R] float64.

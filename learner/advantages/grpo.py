@@ -1,18 +1,42 @@
-"""GRPO: the reward normalised within its group (Shao et al. 2024, arXiv 2402.03300, §4.1.2)."""
+"""GRPO: the reward normalised within its group (Shao et al. 2024, arXiv 2402.03300, §4.1)."""
 
+import torch
 from torch import Tensor
 
-from learner.advantages.estimator import GroupedRewards, advantage
+from learner.advantages.estimator import Estimate, advantage
+from learner.advantages.grouped import GroupedRewards
+from learner.values import returns_to_go
 
 
-@advantage("grpo")
-def grpo(batch: GroupedRewards, *, epsilon: float = 1e-6) -> Tensor:
-    """A_i = (R_i − μ_g) / (σ_g + ε), exactly 0 in a group without variance.
+@advantage("grpo", relative=True, takes_token_rewards=True)
+def grpo(
+    batch: GroupedRewards, *, epsilon: float = 1e-6, process_rewards: bool = False
+) -> Tensor | Estimate:
+    """A_i = (R_i − μ_g) / (σ_g + ε), exactly 0 in a group without variance (§4.1.2).
 
-    σ_g is Bessel's (divides by G − 1) over the whole group, as in TRL, verl and OpenRLHF.
+    With `process_rewards`, the variant of §4.1.3: every step's reward is normalised by the mean and
+    σ of all steps of the group, and A_t = Σ of those of the steps that end at t or later. Steps end
+    where a token has a reward that is not 0, and at the last sampled token, which has the final
+    reward as well.
+
+    σ_g is Bessel's (divides by G − 1) over the whole group, as in TRL, verl and OpenRLHF; NeMo-RL
+    leaves the rollout itself out, open-instruct divides by G.
 
     Returns:
-        [R] float64.
+        [R] float64; of the process variant [N].
+
+    Raises:
+        InputError: `process_rewards` without tokens.
     """
-    variance = batch.group_sum(batch.centred.square()) / (batch.sizes - 1).clamp(min=1)
-    return batch.centred / (variance.sqrt() + epsilon)
+    if not process_rewards:
+        return batch.with_token_rewards().normalised(epsilon)
+    tokens = batch.the_tokens("grpo")
+    ends, last = tokens.rewards != 0, tokens.last(len(batch.rewards))
+    ends[last[last >= 0]] = True
+    of_steps = tokens.sequence_ids[ends]
+    steps = GroupedRewards(tokens.with_final(batch.rewards)[ends], batch.groups[of_steps])
+    alone = batch.sizes[of_steps] < 2
+    rewards = torch.zeros_like(tokens.rewards)
+    rewards[ends] = torch.where(alone, 0.0, steps.normalised(epsilon))
+    to_go = returns_to_go(rewards, tokens.mask, tokens.sequence_ids)
+    return Estimate(to_go, token_level=True)

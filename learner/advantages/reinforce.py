@@ -4,8 +4,8 @@ from typing import Literal
 
 from torch import Tensor
 
-from learner.advantages.estimator import GroupedRewards, advantage
-from learner.advantages.rloo import rloo
+from learner.advantages.estimator import advantage
+from learner.advantages.grouped import GroupedRewards
 from learner.errors import InputError
 
 
@@ -34,7 +34,7 @@ def reinforce(
         case "mean":
             return batch.as_one_group().centred
         case "leave_one_out":
-            return rloo(batch.as_one_group())
+            return batch.as_one_group().leave_one_out
         case "ema":
             return batch.rewards - _advance(batch, decay)
         case _:

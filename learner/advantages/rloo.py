@@ -2,11 +2,11 @@
 
 from torch import Tensor
 
-from learner.advantages.estimator import GroupedRewards, advantage
-from learner.errors import InputError
+from learner.advantages.estimator import advantage
+from learner.advantages.grouped import GroupedRewards
 
 
-@advantage("rloo")
+@advantage("rloo", relative=True)
 def rloo(batch: GroupedRewards) -> Tensor:
     """A_i = R_i − mean of the others = G / (G − 1) · (R_i − μ_g). Unbiased.
 
@@ -16,6 +16,4 @@ def rloo(batch: GroupedRewards) -> Tensor:
     Raises:
         InputError: A group has a single rollout, so there are no others.
     """
-    if (batch.sizes < 2).any():
-        raise InputError("leaving one out needs at least 2 rollouts a group, found a group of 1")
-    return batch.sizes / (batch.sizes - 1) * batch.centred
+    return batch.leave_one_out

@@ -3,7 +3,19 @@
 `inputs` says what each is given and returns; none reduces over tokens (`learner.aggregation`).
 """
 
-from learner.losses import cispo, ppo, reinforce
+from learner.losses import (
+    cispo,
+    dapo,
+    decoupled_ppo,
+    dpo,
+    gspo,
+    kimi,
+    ppo,
+    raft,
+    reinforce,
+    sapo,
+    topr,
+)
 from learner.losses.catalogue import LOSSES, PolicyLoss, policy_loss, policy_loss_function
 from learner.losses.inputs import LossInputs, TokenLoss
 
@@ -13,8 +25,16 @@ __all__ = [
     "PolicyLoss",
     "TokenLoss",
     "cispo",
+    "dapo",
+    "decoupled_ppo",
+    "dpo",
+    "gspo",
+    "kimi",
     "policy_loss",
     "policy_loss_function",
     "ppo",
+    "raft",
     "reinforce",
+    "sapo",
+    "topr",
 ]

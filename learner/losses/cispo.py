@@ -3,9 +3,9 @@
 MiniMax-M1 (arXiv 2506.13585, eq. 4-5); with an absolute cap as in ScaleRL (arXiv 2510.13786).
 """
 
-from learner.errors import InputError
 from learner.losses.catalogue import policy_loss_function
-from learner.losses.inputs import LossInputs, TokenLoss
+from learner.losses.checks import require_bounds
+from learner.losses.inputs import LossInputs, TokenLoss, count_outside
 
 
 @policy_loss_function("cispo", owns_is=True)
@@ -18,14 +18,15 @@ def cispo(inputs: LossInputs, *, cap_low: float = 0.0, cap_high: float = 5.0) ->
         cap_high: Largest weight, absolute.
 
     Returns:
-        Stats count tokens: `capped`, whatever the sign of their advantage.
+        Stats count tokens: `capped`, whatever the sign of their advantage, and `ratio_bounded`
+        (log-ratio beyond ± 20).
 
     Raises:
         InputError: Bounds out of order.
     """
-    if not 0 <= cap_low < cap_high:
-        raise InputError(f"cispo needs 0 <= cap_low < cap_high, found {cap_low} and {cap_high}")
+    require_bounds("cispo's cap_low and cap_high", cap_low, cap_high)
     ratio = inputs.log_ratio.detach().exp()
     capped = inputs.trained & ((ratio < cap_low) | (ratio > cap_high))
-    per_token = -ratio.clamp(cap_low, cap_high) * inputs.advantages * inputs.current
-    return TokenLoss(per_token, {"capped": capped.sum()})
+    per_token = -ratio.clamp(cap_low, cap_high) * inputs.gains * inputs.current
+    outside = count_outside(inputs.raw_log_ratio, inputs.trained)
+    return TokenLoss(per_token, {"capped": capped.sum(), "ratio_bounded": outside})

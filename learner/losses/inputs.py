@@ -6,19 +6,31 @@ Index t of each tensor speaks about token t of one packed row of N tokens.
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from learner.errors import InputError
+from learner.losses.segments import Segments
 
 LOG_RATIO_BOUND = 20.0
 """Log-ratios are clamped to ± this before `exp`; the clamp stops the gradient outside."""
 
 
+def bounded(log_ratios: Tensor) -> Tensor:
+    """Clamped to ± `LOG_RATIO_BOUND`, as every log-ratio is before `exp`."""
+    return log_ratios.clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND)
+
+
 @dataclass(frozen=True)
 class LossInputs:
-    """One packed row."""
+    """One packed row.
+
+    A ratio is current / anchor; the anchor is the proximal policy where there is one, else the
+    behaviour policy. Ratios with `raw` in their name are not bounded yet: sums over a sequence are
+    taken of them, and bounded afterwards.
+    """
 
     logprobs: Tensor  # [N] floating, with gradient: the current policy
     behavior_logprobs: Tensor  # [N]: what the engine recorded when it sampled
@@ -29,16 +41,30 @@ class LossInputs:
     reference_logprobs: Tensor | None = None  # [N]
     versions: Tensor | None = None  # [N] integers, −1 where not sampled
     group_ids: Tensor | None = None  # [N] integers
+    version: int | None = None  # the version being trained; lag = version − versions
+    rewards: Tensor | None = None  # [N]: the reward of the token's rollout
+    entropies: Tensor | None = None  # [N] nats; with gradient where a regulariser asks for it
 
     def __post_init__(self) -> None:
         shape = self.logprobs.shape
         for item in fields(self):
             value = getattr(self, item.name)
-            if value is not None and (value.ndim != 1 or value.shape != shape):
+            if isinstance(value, Tensor) and (value.ndim != 1 or value.shape != shape):
                 raise InputError(
                     f"{item.name} must be [N] like logprobs {tuple(shape)}, "
                     f"found {tuple(value.shape)}"
                 )
+
+    def require(self, what: str, field: str) -> Any:
+        """An optional field that `what` cannot do without.
+
+        Raises:
+            InputError: It is None.
+        """
+        value = getattr(self, field)
+        if value is None:
+            raise InputError(f"{what} needs {field}, which this row does not have")
+        return value
 
     @cached_property
     def trained(self) -> Tensor:
@@ -52,30 +78,82 @@ class LossInputs:
         return self.mask & finite
 
     @cached_property
+    def referenced(self) -> Tensor:
+        """[N] bool: `trained`, and the reference policy's log-probability is finite too.
+
+        Raises:
+            InputError: No reference log-probabilities are given.
+        """
+        reference: Tensor = self.require("a comparison with the reference", "reference_logprobs")
+        return self.trained & torch.isfinite(reference)
+
+    @cached_property
+    def sequences(self) -> Segments:
+        """The row by sequence."""
+        return Segments(self.sequence_ids)
+
+    @cached_property
     def current(self) -> Tensor:
         """[N] `logprobs` with gradient, at least float32, 0 where not `trained`."""
-        return self._where_trained(self.logprobs)
+        return self._where(self.trained, self.logprobs)
+
+    @cached_property
+    def gains(self) -> Tensor:
+        """[N] `advantages`, 0 where not `trained`."""
+        return torch.where(self.trained, self.advantages, 0.0)
+
+    @cached_property
+    def raw_log_ratio(self) -> Tensor:
+        """[N] log of current / anchor, with gradient, not bounded."""
+        anchor = self.proximal_logprobs
+        return self.current - self._detached(self.behavior_logprobs if anchor is None else anchor)
+
+    @cached_property
+    def raw_full_log_ratio(self) -> Tensor:
+        """[N] log of current / behaviour, with gradient, not bounded; whatever the anchor."""
+        return self.current - self._detached(self.behavior_logprobs)
+
+    @cached_property
+    def raw_behavior_log_ratio(self) -> Tensor:
+        """[N] log of proximal / behaviour, detached, not bounded; of current where no proximal."""
+        proximal = self.logprobs if self.proximal_logprobs is None else self.proximal_logprobs
+        return self._detached(proximal) - self._detached(self.behavior_logprobs)
 
     @cached_property
     def log_ratio(self) -> Tensor:
-        """[N] log of current / anchor, with gradient: the anchor is proximal, else behaviour."""
-        anchor = self.proximal_logprobs
-        return self._clamped(self.logprobs, self.behavior_logprobs if anchor is None else anchor)
+        """[N] `raw_log_ratio`, bounded."""
+        return bounded(self.raw_log_ratio)
 
     @cached_property
     def behavior_log_ratio(self) -> Tensor:
-        """[N] log of proximal / behaviour, detached; the detached current where no proximal."""
-        proximal = self.logprobs if self.proximal_logprobs is None else self.proximal_logprobs
-        return self._clamped(proximal, self.behavior_logprobs).detach()
+        """[N] `raw_behavior_log_ratio`, bounded."""
+        return bounded(self.raw_behavior_log_ratio)
 
-    def _clamped(self, above: Tensor, below: Tensor) -> Tensor:
-        difference = self._where_trained(above) - self._where_trained(below)
-        return difference.clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND)
+    @cached_property
+    def reference_log_ratio(self) -> Tensor:
+        """[N] log of current / reference, with gradient, not bounded; 0 where not `referenced`."""
+        here = self.referenced
+        reference: Tensor = self.require("a comparison with the reference", "reference_logprobs")
+        return self._where(here, self.logprobs) - self._where(here, reference.detach())
 
-    def _where_trained(self, values: Tensor) -> Tensor:
+    def lags(self, what: str) -> Tensor:
+        """[N] integers: the version being trained minus the one that sampled a token, at least 0.
+
+        Raises:
+            InputError: `version` or `versions` is missing; names `what`.
+        """
+        versions: Tensor = self.require(what, "versions")
+        lags: Tensor = self.require(what, "version") - versions
+        return lags.clamp(min=0)
+
+    def _detached(self, values: Tensor) -> Tensor:
+        return self._where(self.trained, values.detach())
+
+    @staticmethod
+    def _where(chosen: Tensor, values: Tensor) -> Tensor:
         # Masked before any exp: 0 · inf is nan, in the gradient too.
         wide = values if values.dtype == torch.float64 else values.float()
-        return torch.where(self.trained, wide, 0.0)
+        return torch.where(chosen, wide, 0.0)
 
 
 @dataclass(frozen=True)
@@ -86,3 +164,8 @@ class TokenLoss:
     """[N], minimised; 0 where a token does not train."""
     stats: Mapping[str, Tensor]
     """Counts of tokens, each a scalar, so that they add up over micro-batches and ranks."""
+
+
+def count_outside(raw_log_ratios: Tensor, trained: Tensor) -> Tensor:
+    """How many trained tokens have a log-ratio that `bounded` changes."""
+    return (trained & (raw_log_ratios.detach().abs() > LOG_RATIO_BOUND)).sum()

@@ -1,14 +1,14 @@
 """PPO's clipped surrogate, which GRPO shares.
 
-Schulman et al. 2017 (arXiv 1707.06347, eq. 7); clip-higher: DAPO (arXiv 2503.14476);
-dual clip: Ye et al. 2019 (arXiv 1912.09729).
+Schulman et al. 2017 (arXiv 1707.06347, eq. 7); dual clip: Ye et al. 2019 (arXiv 1912.09729).
 """
 
 import torch
+from torch import Tensor
 
 from learner.errors import InputError
 from learner.losses.catalogue import policy_loss_function
-from learner.losses.inputs import LossInputs, TokenLoss
+from learner.losses.inputs import LossInputs, TokenLoss, count_outside
 
 
 @policy_loss_function("ppo", "grpo", owns_is=True)
@@ -31,28 +31,52 @@ def ppo(
 
     Returns:
         Stats count tokens: `clip_low` (A < 0 and r too small), `clip_high` (A > 0 and r too large),
-        `dual_clip`.
+        `dual_clip`, and `ratio_bounded` (log-ratio beyond ± 20).
+
+    Raises:
+        InputError: Bounds out of order.
+    """
+    found = clipped(
+        inputs,
+        inputs.log_ratio.exp(),
+        clip_low=clip_low,
+        clip_high=clip_high,
+        dual_clip=dual_clip,
+    )
+    outside = count_outside(inputs.raw_log_ratio, inputs.trained)
+    return TokenLoss(found.per_token, {**found.stats, "ratio_bounded": outside})
+
+
+def clipped(
+    inputs: LossInputs,
+    ratio: Tensor,
+    *,
+    clip_low: float,
+    clip_high: float,
+    dual_clip: float | None = None,
+) -> TokenLoss:
+    """PPO's surrogate of any `ratio` [N], which carries the gradient; see `ppo`.
 
     Raises:
         InputError: Bounds out of order.
     """
     if not (0 <= clip_low <= 1 and clip_high >= 0):
         raise InputError(
-            f"ppo needs 0 <= clip_low <= 1 and clip_high >= 0, found {clip_low} and {clip_high}"
+            f"clipping needs 0 <= clip_low <= 1 and clip_high >= 0, "
+            f"found {clip_low} and {clip_high}"
         )
     if dual_clip is not None and dual_clip <= 1 + clip_high:
         raise InputError(
             f"dual_clip must be above 1 + clip_high = {1 + clip_high}, found {dual_clip}"
         )
-    ratio, advantages = inputs.log_ratio.exp(), inputs.advantages
-    low, high = 1 - clip_low, 1 + clip_high
-    per_token = torch.maximum(-advantages * ratio, -advantages * ratio.clamp(low, high))
+    gains, low, high = inputs.gains, 1 - clip_low, 1 + clip_high
+    per_token = torch.maximum(-gains * ratio, -gains * ratio.clamp(low, high))
     stats = {
-        "clip_low": (inputs.trained & (advantages < 0) & (ratio < low)).sum(),
-        "clip_high": (inputs.trained & (advantages > 0) & (ratio > high)).sum(),
+        "clip_low": ((gains < 0) & (ratio < low)).sum(),
+        "clip_high": ((gains > 0) & (ratio > high)).sum(),
     }
     if dual_clip is not None:
-        active = inputs.trained & (advantages < 0) & (ratio > dual_clip)
-        per_token = torch.where(active, -dual_clip * advantages, per_token)
+        active = (gains < 0) & (ratio > dual_clip)
+        per_token = torch.where(active, -dual_clip * gains, per_token)
         stats["dual_clip"] = active.sum()
-    return TokenLoss(torch.where(inputs.trained, per_token, 0.0), stats)
+    return TokenLoss(per_token, stats)

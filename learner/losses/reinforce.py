@@ -7,4 +7,4 @@ from learner.losses.inputs import LossInputs, TokenLoss
 @policy_loss_function("reinforce", owns_is=False)
 def reinforce(inputs: LossInputs) -> TokenLoss:
     """ℓ_t = −A_t · log π(y_t). Stale tokens need a correction (`learner.corrections`)."""
-    return TokenLoss(-inputs.advantages * inputs.current, {})
+    return TokenLoss(-inputs.gains * inputs.current, {})

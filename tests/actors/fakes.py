@@ -9,13 +9,15 @@ from actors.engine import Generation
 from actors.environments.environment import load_environment
 from actors.episode import EpisodeRunner
 from actors.rendering import Renderer
-from actors.rewards import load_rewards
+from actors.rewards import Shaping, load_rewards
 from queues.records import FinishReason, Lease, Prompt, Purpose, PutStatus, Rollout
 
 EOS = 1
 
 
-def lease(group="g1", *, attempt=1, size=2, start=3, temperature=None, **prompt) -> Lease:
+def lease(
+    group="g1", *, attempt=1, size=2, start=3, temperature=None, greedy_baseline=False, **prompt
+) -> Lease:
     values = {"prompt_id": "sums/0/1", "text": "3+4=", "answer": "7", **prompt}
     return Lease(
         group_id=group,
@@ -26,6 +28,7 @@ def lease(group="g1", *, attempt=1, size=2, start=3, temperature=None, **prompt)
         temperature=temperature,
         start_version=start,
         deadline_version=start + 2,
+        greedy_baseline=greedy_baseline,
     )
 
 
@@ -81,8 +84,17 @@ class Recited:
         )
 
 
-def episodes(engine, sampling, *, environment="single_turn", rewards=("last_answer",), **changes):
-    settings = {"max_model_len": 200, "timeout": 5.0, **changes}
+def episodes(
+    engine,
+    sampling,
+    *,
+    environment="single_turn",
+    rewards=("last_answer",),
+    heldout_rewards=None,
+    **changes,
+):
+    shaping = Shaping(limit=sampling.max_new_tokens)
+    settings = {"max_model_len": 200, "timeout": 5.0, "shaping": shaping, **changes}
     return EpisodeRunner(
         engine_id="engine-0",
         engine=engine,
@@ -90,6 +102,7 @@ def episodes(engine, sampling, *, environment="single_turn", rewards=("last_answ
         environment=environment,
         new_environment=load_environment(environment),
         rewards=load_rewards(rewards),
+        heldout_rewards=load_rewards(heldout_rewards or rewards),
         sampling=sampling,
         **settings,
     )
@@ -125,8 +138,8 @@ class Desk:
     async def lease(self, engine_id, limit, timeout):
         await self.note("lease", limit)
         granted = []
-        while self.leases and self.leases[0].group_size <= limit:
-            limit -= self.leases[0].group_size
+        while self.leases and self.leases[0].room <= limit:
+            limit -= self.leases[0].room
             granted.append(self.leases.pop(0))
         if not granted:
             await asyncio.sleep(0.001)  # a long poll that found nothing

@@ -6,7 +6,7 @@ import sys
 import pytest
 from pydantic import ValidationError
 
-from actors.config import ActorsConfig, HeldoutConfig, PromptsConfig
+from actors.config import ActorsConfig, HeldoutConfig, OverlongConfig, PromptsConfig
 
 
 @pytest.mark.parametrize(
@@ -25,9 +25,16 @@ from actors.config import ActorsConfig, HeldoutConfig, PromptsConfig
         (ActorsConfig, {"gpus": 1, "tensor_parallel_size": 2}, "gpus = 1 must equal .* = 2"),
         (ActorsConfig, {"gpus": 0.5}, "gpus = 0.5 must equal .* = 1"),
         (ActorsConfig, {"max_model_len": 64, "max_new_tokens": 64}, "the prompt needs room too"),
+        (ActorsConfig, {"overlong": {"buffer": 65}}, "buffer = 65 must be at most .* = 64"),
+        (ActorsConfig, {"overlong": {"buffer": 0}}, "greater than or equal to 1"),
+        (ActorsConfig, {"overlong": {"buffer": 8, "factor": 0}}, "greater than 0"),
+        (ActorsConfig, {"overlong": {}}, "give either buffer, in tokens, or share"),
+        (ActorsConfig, {"missing_eos_penalty": -1}, "greater than or equal to 0"),
         (ActorsConfig, {"scripted_options": {"median_length": 3}}, "no effect"),
         (PromptsConfig, {"source": "file"}, "files, lettered_chain_sum"),
         (PromptsConfig, {"source": "files", "group_size": 0}, "greater than or equal to 1"),
+        (PromptsConfig, {"source": "files", "pass_rate_cap": 0}, "greater than 0"),
+        (PromptsConfig, {"source": "files", "pass_rate_cap": 1.1}, "less than or equal to 1"),
         (HeldoutConfig, {"source": "my_module:"}, "dotted path"),
         (HeldoutConfig, {"size": 0}, "greater than or equal to 1"),
     ],
@@ -47,7 +54,7 @@ def test_dotted_paths_and_known_names_are_accepted():
     assert HeldoutConfig().source is None
 
 
-@pytest.mark.parametrize("section", [ActorsConfig, PromptsConfig, HeldoutConfig])
+@pytest.mark.parametrize("section", [ActorsConfig, OverlongConfig, PromptsConfig, HeldoutConfig])
 def test_every_setting_is_documented(section):
     assert all(field.description for field in section.model_fields.values())
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+from dataclasses import replace
 
 import pytest
 from fakes import Desk, episodes, lease, rollout
@@ -15,7 +16,7 @@ from actors.tally import Tally
 from queues.broker import Broker
 from queues.config import QueuesConfig
 from queues.errors import BrokerLostError, QueueClosed
-from queues.records import Prompt
+from queues.records import Prompt, Purpose
 from queues.schema import decode
 
 
@@ -25,9 +26,13 @@ class Stage:
     def __init__(self):
         self.begun, self.ended, self.aborted = [], asyncio.Event(), []
         self.errors = {}
+        self.temperatures = []
+        self.rewards = {}
+        """By index; 1 where none is given."""
 
     async def run(self, of, index):
         self.begun.append((of.group_id, index))
+        self.temperatures.append(of.temperature)
         if error := self.errors.get((of.group_id, index)):
             raise error
         try:
@@ -35,7 +40,8 @@ class Stage:
         except asyncio.CancelledError:
             self.aborted.append((of.group_id, index))
             raise
-        return rollout(of, index)
+        reward = self.rewards.get(index, 1.0)
+        return replace(rollout(of, index), reward=reward, metadata={"seed": index})
 
 
 class Counted(RolloutWorker):
@@ -51,7 +57,7 @@ def build(desk, stage, *, slots=4, size=2, heartbeat=60.0):
         desk,
         stage.run,
         max_concurrent_rollouts=slots,
-        group_size=size,
+        largest_group=size,
         heartbeat_seconds=heartbeat,
     )
 
@@ -108,6 +114,50 @@ def test_a_group_runs_all_its_rollouts_at_once_and_is_put_once():
     asyncio.run(scenario())
 
 
+def test_a_greedy_rollout_runs_beside_the_group_and_only_its_reward_is_put():
+    async def scenario():
+        desk, stage = Desk(lease("g1", size=2, greedy_baseline=True)), Stage()
+        stage.rewards = {0: 0.0, 1: 1.0, 2: 0.25}
+        worker = build(desk, stage, slots=6, size=3)
+        async with working(worker):
+            await worker.on_version(3)
+            await desk.until(lambda events: len(events) > 3)
+            assert stage.begun == [("g1", 0), ("g1", 1), ("g1", 2)]
+            assert stage.temperatures == [None, None, 0.0]
+            assert worker.statistics()["running_rollouts"] == 3
+            stage.ended.set()
+            await desk.until(lambda events: desk.of("put"))
+        group = decode(desk.of("put")[0][0])
+        assert [r.sample_index for r in group.rollouts] == [0, 1]
+        assert [r.reward for r in group.rollouts] == [0.0, 1.0]
+        assert [r.baseline_reward for r in group.rollouts] == [0.25, 0.25]
+        assert [r.metadata["seed"] for r in group.rollouts] == [0, 1], "nothing else is lost"
+        assert worker.statistics()["rollouts"] == 3
+        assert worker.statistics()["running_rollouts"] == 0
+
+    asyncio.run(scenario())
+
+
+def test_without_a_baseline_there_is_none_to_read():
+    assert rollout(lease(), 0).baseline_reward is None
+
+
+def test_a_failed_baseline_fails_its_group_like_any_rollout():
+    async def scenario():
+        desk, stage = Desk(lease("bad", greedy_baseline=True)), Stage()
+        stage.errors["bad", 2] = RewardFailed("reward 'x' of prompt 'sums/0/1' raised")
+        worker = build(desk, stage, slots=3, size=3)
+        async with working(worker):
+            await worker.on_version(0)
+            await desk.until(lambda events: desk.of("fail"))
+        [(group_id, attempt, reason, _)] = desk.of("fail")
+        assert (group_id, attempt, reason) == ("bad", 1, "reward")
+        assert sorted(stage.aborted) == [("bad", 0), ("bad", 1)]
+        assert desk.of("put") == []
+
+    asyncio.run(scenario())
+
+
 def test_leases_are_asked_for_as_many_rollouts_as_have_room():
     async def scenario():
         desk, stage = Desk(*(lease(f"g{i}") for i in range(5))), Stage()
@@ -153,7 +203,7 @@ def test_a_rollout_that_the_schema_refuses_fails_its_group():
 
         worker = RolloutWorker(
             Tally("engine-0"), desk, episode,
-            max_concurrent_rollouts=1, group_size=1, heartbeat_seconds=60,
+            max_concurrent_rollouts=1, largest_group=1, heartbeat_seconds=60,
         )  # fmt: skip
         async with working(worker):
             await worker.on_version(0)
@@ -283,11 +333,13 @@ def test_what_comes_after_the_run_does_not_count_as_idle():
     asyncio.run(scenario())
 
 
-@pytest.mark.parametrize("staleness", [0, 2])
-def test_workers_broker_and_learner_train_every_group_within_the_bound(tmp_path, staleness):
-    """Three batches end to end, in one process, with a version that moves while it generates."""
+@pytest.mark.parametrize(("staleness", "baseline"), [(0, False), (2, False), (0, True), (2, True)])
+def test_workers_broker_and_learner_train_every_group_within_the_bound(
+    tmp_path, staleness, baseline
+):
+    """Four batches end to end, in one process, with a version that moves while it generates."""
     batch, size, steps = 3, 2, 4
-    trained = []
+    trained, greedy = [], []
 
     async def scenario():
         broker = Broker(
@@ -296,18 +348,26 @@ def test_workers_broker_and_learner_train_every_group_within_the_bound(tmp_path,
             groups_per_batch=batch,
             group_size=size,
             steps=steps,
+            greedy_baseline=baseline,
         )
         engine = ScriptedEngine(
             {}, vocabulary=40, median_length=12, length_sigma=0.7, initial_version=0
         )
         await engine.start()
         runner = episodes(engine, SamplingParameters(temperature=1.0, max_new_tokens=30))
+
+        async def episode(of, index):
+            rollout = await runner.run(of, index)
+            if of.purpose is Purpose.TRAIN and of.temperature == 0.0:
+                greedy.append(rollout)
+            return rollout
+
         worker = Counted(
             Tally("engine-0"),
             broker,
-            runner.run,
+            episode,
             max_concurrent_rollouts=6,
-            group_size=size,
+            largest_group=size + baseline,
             heartbeat_seconds=1.0,
         )
         prompts = [
@@ -345,4 +405,9 @@ def test_workers_broker_and_learner_train_every_group_within_the_bound(tmp_path,
         sampled = [v for r in group.rollouts for v in r.versions if v >= 0]
         assert version - min(sampled) <= staleness
     tokens = sum(sum(r.loss_mask) for _, g in trained for r in g.rollouts)
+    tokens += sum(sum(r.loss_mask) for r in greedy)
+    assert [rollout.sample_index for rollout in greedy] == [size] * batch * steps * baseline
+    assert {r.baseline_reward for _, g in trained for r in g.rollouts} == (
+        {rollout.reward for rollout in greedy} if baseline else {None}
+    )
     assert statistics["tokens_generated"] == tokens + evaluation.tokens

@@ -165,3 +165,18 @@ class Threes:
 
     def restore(self, cursor):
         pass
+
+
+class Judged(Threes):
+    """A source with preferences of every wrong kind."""
+
+    def preferences(self, *, gives):
+        kinds = {
+            "pair": [("p", "a")],
+            "numbers": [("p", 1, 2)],
+            "equal": [("p", "a", "a")],
+            "nothing": [],
+        }
+        if gives == "error":
+            raise KeyError("lost")
+        yield from kinds[gives]

@@ -20,6 +20,9 @@ from broken import (
     writes,
 )  # fmt: skip
 
+PAIRS = "reward_model.pairs=pairs.jsonl"
+JUDGED = "actors.reward=['reward_model']"
+
 INPUTS = [
     sets("no model folder", "model.path=./nothing", "'./nothing'", "no such folder"),
     sets("no model folder either", "model.path=nothing", "'nothing'", '"organisation/name"'),
@@ -282,5 +285,71 @@ INPUTS = [
         prepare=writes(
             "pairs.jsonl", json.dumps({"prompt": "a=", "completion": "€"}, ensure_ascii=False)
         ),
+    ),
+    Case("no [reward_model]", ["has no [reward_model] section"], command="reward-model"),
+    sets(
+        "pairs missing",
+        PAIRS,
+        "reward_model.pairs = 'pairs.jsonl' cannot be read",
+        command="reward-model",
+    ),
+    sets(
+        "pairs malformed",
+        PAIRS,
+        "pairs.jsonl:1",
+        "prompt, chosen and rejected",
+        "KeyError('chosen')",
+        command="reward-model",
+        prepare=writes("pairs.jsonl", '{"prompt": "a", "rejected": "b"}'),
+    ),
+    sets(
+        "pairs too long",
+        PAIRS,
+        "reward_model.pairs",
+        "303 tokens, must have at most 256",
+        command="reward-model",
+        prepare=writes(
+            "pairs.jsonl", json.dumps({"prompt": "a=", "chosen": "1" * 300, "rejected": "2"})
+        ),
+    ),
+    sets(
+        "pairs foreign",
+        PAIRS,
+        "no token for '€'",
+        command="reward-model",
+        prepare=writes(
+            "pairs.jsonl",
+            json.dumps({"prompt": "a=", "chosen": "€", "rejected": "2"}, ensure_ascii=False),
+        ),
+    ),
+    sets(
+        "nothing left of the pairs",
+        PAIRS,
+        "prompts in a row were held out; lower reward_model.heldout_pairs = 256",
+        command="reward-model",
+        prepare=writes("pairs.jsonl", json.dumps({"prompt": "a=", "chosen": "1", "rejected": "2"})),
+    ),
+    sets(
+        "no backbone",
+        ["reward_model.pairs=lettered_chain_sum", "reward_model.path=./nothing"],
+        "reward_model.path = './nothing'",
+        command="reward-model",
+    ),
+    sets(
+        "reward models not made",
+        [JUDGED, "reward_model.pairs=lettered_chain_sum"],
+        "bad-rm does not exist yet",
+        "run `headway reward-model`",
+    ),
+    sets(
+        "no reward model folder",
+        [JUDGED, "actors.reward_model.paths=['./judge']"],
+        "actors.reward_model.paths = './judge'",
+    ),
+    sets(
+        "reward model is a language model",
+        [JUDGED, "actors.reward_model.paths=['model']"],
+        "is a Qwen3ForCausalLM with 2 labels",
+        "num_labels = 1",
     ),
 ]

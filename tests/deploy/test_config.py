@@ -33,10 +33,13 @@ def test_overrides_change_typed_values_and_plain_strings():
         ("queues.zzz=1", "queues.zzz: unknown key; valid keys are max_staleness"),
         ("steps=0", "steps = 0: must be at least 1"),
         ("steps=many", 'steps = "many": must be a whole number'),
-        ("learner.loss=pppo", "'pppo' is not one of reinforce, ppo, grpo, cispo"),
+        ("learner.loss=pppo", "'pppo' is not one of reinforce, ppo, grpo, dapo, cispo"),
         ("learner.zero_stage=5", "learner.zero_stage = 5"),
         ("name=a/b", 'name = "a/b": must be letters, digits, "."'),
         ("actors.max_concurrent_rollouts=4", "= 4 must be at least prompts.group_size = 8"),
+        ("actors.overlong.buffr=4", "actors.overlong.buffr: unknown key; did you mean 'buffer'?"),
+        ("actors.overlong.buffer=999", "actors.overlong.buffer = 999 must be at most"),
+        ("prompts.pass_rate_cap=0.9", "'lettered_chain_sum', which always draws new problems"),
         ("prompts.group_size=1", "prompts.group_size must be at least 2, not 1"),
         ("actors.top_p=0.9", "actors.top_p = 0.9"),
         ("learner.correction=tis", "would count it twice"),
@@ -102,6 +105,30 @@ def test_the_window_holds_what_engines_and_learner_work_on_and_a_quarter_of_a_ba
     assert load_recipe("demo", ["queues.window=20"]).flow.window == 20
     with pytest.raises(InputError, match=r"queues\.window = 15 must be at least .* = 16"):
         load_recipe("demo", ["queues.window=15"])
+
+
+def test_a_greedy_baseline_needs_room_beside_its_group():
+    text = refusal("demo", "actors.greedy_baseline=true", "actors.max_concurrent_rollouts=8")
+    assert "prompts.group_size = 8, and one more for actors.greedy_baseline" in text
+    config = load_recipe(
+        "demo", ["actors.greedy_baseline=true", "actors.max_concurrent_rollouts=256"]
+    )
+    assert config.rollouts_per_group == 9
+    assert config.flow.window == 16 + 256 // 9 + 4
+
+
+def test_groups_of_one_are_never_filtered_for_being_tied():
+    overrides = ["prompts.group_size=1", "learner.advantage=reinforce"]
+    text = refusal("demo", "queues.filter_tied=true", *overrides)
+    assert "prompts.group_size must be at least 2, not 1" in text
+    assert load_recipe("demo", ["queues.filter_tied=true"]).flow.filter_tied
+
+
+def test_a_pass_rate_cap_is_for_sources_that_come_back_to_their_prompts(tmp_path):
+    files = ["prompts.source=files", "prompts.source_options.path=x", "prompts.pass_rate_cap=0.9"]
+    assert load_recipe("demo", files).prompts.pass_rate_cap == 0.9
+    gym = ["prompts.source=reasoning_gym:chain_sum", 'actors.reward=["reasoning_gym"]']
+    assert "has no effect" in refusal("demo", *gym, "prompts.pass_rate_cap=0.9")
 
 
 def test_a_batch_has_a_group_for_every_minibatch():

@@ -97,3 +97,14 @@ def test_a_missing_model_folder_is_named_and_a_home_folder_is_expanded(tmp_path,
     (tmp_path / "m").mkdir()
     (tmp_path / "m" / "config.json").write_text("{}")
     assert model_path(config) == str(tmp_path / "m")
+
+
+def test_a_checkpoint_weighs_what_it_holds():
+    from deploy.disk import parameter_bytes
+    from learner.config import LearnerConfig
+
+    assert parameter_bytes(LearnerConfig()) == 20
+    critic = {"advantage": "gae", "critic": {}}
+    assert parameter_bytes(LearnerConfig(**critic)) == 40
+    assert parameter_bytes(LearnerConfig(advantage="gae", critic={"shared": True})) == 20
+    assert parameter_bytes(LearnerConfig(kl={"refresh_every": 5})) == 24

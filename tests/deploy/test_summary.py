@@ -2,6 +2,7 @@
 
 import pytest
 
+from deploy.outcome import figures
 from deploy.summary import Earlier, Record, overlap, summarise
 
 
@@ -122,6 +123,27 @@ def test_overlap_counts_updates_that_arrived_after_the_next_step_had_begun():
         "queue_ready": 1,
         "queue_ready_and_learner_ahead": 1,
     }
+
+
+def test_what_was_left_out_of_training_is_counted_and_shown():
+    nothing = summarise(record(), status="done", now=21.0)
+    assert set(nothing["selection"].values()) == {0}
+    rows = [*BATCHES[:-1], {**BATCHES[-1], "groups_let_through": 3, "prompts_retired": 1200}]
+    known = record(rows)
+    known.accounting = {"balanced": True, "dropped": {"filtered": 41}}
+    summary = summarise(known, status="done", now=21.0)
+    assert summary["selection"] == {
+        "groups_filtered": 41,
+        "groups_let_through": 3,
+        "prompts_retired": 1200,
+    }
+    shown = [dict(figures({**s, "heldout": [], "heldout_sampled": []})) for s in (nothing, summary)]
+    labels = ("groups without a signal", "prompts mastered")
+    assert [shown[0].get(label) for label in labels] == [None, None]
+    assert [shown[1].get(label) for label in labels] == [
+        "41 filtered, 3 more trained on nothing",
+        "1,200",
+    ]
 
 
 def test_a_run_that_trained_nothing_has_a_summary_too():

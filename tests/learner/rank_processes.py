@@ -12,9 +12,11 @@ import torch.multiprocessing
 from rollouts import random_groups
 
 from learner import checkpoint, deepspeed_engine
-from learner.config import LearnerConfig, ScheduleConfig
+from learner import rank as learner_rank
+from learner.config import LearnerConfig
 from learner.errors import TrainingDiverged
 from learner.model import load_policy
+from learner.optimizer_config import ScheduleConfig
 from learner.rendezvous import find_store, join, open_store
 from learner.update import Updater
 
@@ -26,7 +28,7 @@ COMBINATIONS = [
 ]
 
 
-class CapturingEngine(deepspeed_engine.DeepSpeedEngine):
+class CapturingEngine(deepspeed_engine.PolicyEngine):
     """Keeps the full gradient of the last step, as it is before clipping and the update."""
 
     def step(self):
@@ -113,7 +115,7 @@ def one_diverges(rank, model_path, folder):
     for stage in (0, 1, 2, 3):
         config = LearnerConfig(zero_stage=stage, ranks=dist.get_world_size())
         _, engine = _updater(model_path, config)
-        logprobs, _ = engine.forward(torch.tensor([5, 9, 4, 7]), torch.arange(4))
+        logprobs = engine.forward(torch.tensor([5, 9, 4, 7]), torch.arange(4)).logprobs
         last = rank == dist.get_world_size() - 1
         engine.backward(logprobs.sum() * (float("nan") if last else 1.0))
         try:
@@ -153,7 +155,7 @@ def _train(rank, model_path, config, root, versions, *, load):
     if load is not None:
         folder = checkpoint.checkpoint_path(root, load)
         state = checkpoint.load(engine, folder, **here)
-        updater.advantage_state.update(state.advantage_state)
+        updater.objective.state.update(state.objective_state)
     statistics, draws = [], []
     for version in versions:
         if version == 2 and load is None:
@@ -181,8 +183,115 @@ def _save(rank, root, updater, engine, config):
             zero_stage=config.zero_stage,
             dtype=config.dtype,
             cursor=None,
-            advantage_state=updater.advantage_state,
+            objective_state=updater.objective.state,
         )
         assert asdict(state)["optimizer_steps"] == 4
+        checkpoint.finish(root, state)
+    dist.barrier()
+
+
+OBJECTIVES = {
+    "reference": {"kl": {"coefficient": 0.3}},
+    "reward": {"advantage": "rloo", "kl": {"coefficient": 0.3, "placement": "reward"}},
+    "critic": {"advantage": "gae", "loss": "ppo", "critic": {}, "positive_nll": 0.1},
+    "shared": {"advantage": "gae", "loss": "dapo", "critic": {"shared": True}},
+    "entropy": {"entropy": {"coefficient": 0.1}, "aggregation": "prompt_mean"},
+    "pairs": {"advantage": "best_worst", "loss": "dpo", "aggregation": "sequence_mean"},
+    "decoupled": {"loss": "decoupled_ppo", "drop_tied": True},
+    "whitened": {"advantage": "reinforce_pp", "loss": "sapo"},
+    "sequences": {
+        "advantage": "batch_norm",
+        "loss": "gspo",
+        "loss_options": {"clip_low": 0.5, "clip_high": 5.0},
+        "aggregation": "sequence_mean",
+    },
+}
+
+
+def _rank(model_path, config, *, checkpoint_path=None):
+    """A rank whose engine keeps its gradients."""
+    learner_rank.PolicyEngine = CapturingEngine
+    return learner_rank.Rank(
+        config,
+        model_path=model_path,
+        checkpoint_path=checkpoint_path,
+        seed=0,
+        steps=BATCHES,
+        temperature=1.0,
+    )
+
+
+def objectives(rank, model_path, file):
+    """The gradient and statistics of one batch under every kind of objective."""
+    results = {}
+    for name, settings in OBJECTIVES.items():
+        for stage, budget in ((0, 10_000), (1, 16), (3, 40)):
+            config = LearnerConfig(
+                zero_stage=stage,
+                microbatch_tokens=budget,
+                ranks=dist.get_world_size(),
+                **settings,
+            )
+            loaded = _rank(model_path, config)
+            statistics = loaded.updater.update(random_groups(count=5, size=3, version=1), 1)
+            results[name, stage] = loaded.engine.gradient, statistics
+            loaded.close()
+    if rank == 0:
+        torch.save(results, file)
+
+
+def resumed_with_models(rank, model_path, root, file):
+    """Weights and statistics with critic, moving reference and adapted coefficients."""
+    results = {}
+    for stage in (0, 1, 3):
+        config = LearnerConfig(
+            zero_stage=stage,
+            ranks=dist.get_world_size(),
+            learning_rate=1e-3,
+            advantage="gae",
+            critic={"learning_rate": 1e-3, "pretrain_batches": 1},
+            kl={"coefficient": 0.3, "target": 0.01, "refresh_every": 1, "refresh_mix": 0.5},
+            entropy={"target": 2.0},
+        )
+        folder = Path(root) / str(stage)
+        straight = _go_on(_rank(model_path, config), range(4), rank, folder)
+        saved = checkpoint.checkpoint_path(folder, 2)
+        loaded = _rank(model_path, config, checkpoint_path=str(saved))
+        again = _go_on(loaded, range(2, 4), rank, None)
+        results[stage] = straight, again
+    if rank == 0:
+        torch.save(results, file)
+
+
+def _go_on(loaded, versions, rank, root):
+    """Trains, saving version 2 where there is a folder."""
+    statistics = []
+    for version in versions:
+        if version == 2 and root is not None:
+            _save_rank(loaded, rank, root)
+        groups = random_groups(seed=version, version=version)
+        statistics.append(loaded.updater.update(groups, version))
+    weights = {name: tensor.clone() for name, tensor in loaded.engine.weights()}
+    loaded.close()
+    return {"weights": weights, "statistics": statistics[-2:]}
+
+
+def _save_rank(loaded, rank, root):
+    if rank == 0:
+        checkpoint.prepare(root, 2)
+    dist.barrier()
+    loaded.write(str(root / ".v000002.tmp"))
+    dist.barrier()
+    if rank == 0:
+        state = checkpoint.State(
+            version=2,
+            saved_at=0.0,
+            optimizer_steps=loaded.engine.steps_taken,
+            ranks=loaded.config.ranks,
+            zero_stage=loaded.config.zero_stage,
+            dtype=loaded.config.dtype,
+            cursor=None,
+            objective_state=loaded.updater.objective.state,
+        )
         checkpoint.finish(root, state)
     dist.barrier()

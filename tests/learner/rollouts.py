@@ -5,6 +5,7 @@ from datetime import UTC, datetime
 import torch
 from torch import nn
 
+from learner.engine import Forward
 from learner.logprobs import chunked_logprobs
 from queues.records import FinishReason, Rollout, RolloutGroup
 
@@ -12,7 +13,17 @@ VOCABULARY = 11
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
 
-def rollout(tokens, *, prompt=2, reward=0.0, versions=0, logprobs=-1.0, mask=None, index=0):
+def rollout(
+    tokens,
+    *,
+    prompt=2,
+    reward=0.0,
+    versions=0,
+    logprobs=-1.0,
+    mask=None,
+    index=0,
+    reward_parts=None,
+):
     """A rollout of `tokens` ids after which everything but the prompt was sampled."""
     if mask is None:
         mask = [position >= prompt for position in range(len(tokens))]
@@ -27,7 +38,7 @@ def rollout(tokens, *, prompt=2, reward=0.0, versions=0, logprobs=-1.0, mask=Non
         behavior_logprobs=[next(score) if sampled else 0.0 for sampled in mask],
         versions=[next(stamp) if sampled else -1 for sampled in mask],
         reward=reward,
-        reward_parts={},
+        reward_parts=reward_parts or {},
         finish_reason=FinishReason.STOP,
         turns=1,
         environment="single_turn",
@@ -74,7 +85,7 @@ class TinyPolicy(nn.Module):
             self.embedding = nn.Embedding(VOCABULARY, 6, dtype=dtype)
             self.head = nn.Linear(6, VOCABULARY, bias=False, dtype=dtype)
 
-    def forward(self, token_ids, position_ids):
+    def forward(self, token_ids, position_ids, *, entropy_gradient=False):
         embedded = self.embedding(token_ids)
         states, state = [], torch.zeros_like(embedded[0])
         for position, vector in zip(position_ids.tolist(), embedded, strict=True):
@@ -82,7 +93,12 @@ class TinyPolicy(nn.Module):
             states.append(state)
         hidden = torch.tanh(torch.stack(states))
         logprobs, entropy = chunked_logprobs(
-            hidden[:-1], self.head.weight, token_ids[1:], temperature=1.0, chunk=5
+            hidden[:-1],
+            self.head.weight,
+            token_ids[1:],
+            temperature=1.0,
+            chunk=5,
+            entropy_gradient=entropy_gradient,
         )
         follows = position_ids[1:] > 0
         pad = nn.functional.pad
@@ -101,7 +117,7 @@ class PlainEngine:
         self.gradient = None
 
     def forward(self, token_ids, position_ids):
-        return self.policy(token_ids, position_ids)
+        return Forward(*self.policy(token_ids, position_ids))
 
     def backward(self, loss):
         loss.backward()

@@ -1,17 +1,36 @@
 """From rollout groups to micro-batches."""
 
+import dataclasses
+
 import pytest
 import torch
 from rollouts import group, random_groups, rollout
 
-from learner.batch import build_batch, split_groups
+from learner.batch import read_batch, split_groups
+from learner.config import LearnerConfig
 from learner.errors import LearnerError
+from learner.objective import Objective
 from learner.work_plan import plan_rows
+from queues.records import FinishReason
 
 
-def built(groups, **changes):
-    settings = {"advantage": "grpo", "advantage_options": {}, "aggregation": "token_mean"}
-    return build_batch(groups, **{**settings, **changes})
+def weighed(groups, **settings):
+    """A batch with its advantages."""
+    config = LearnerConfig(**settings)
+    return Objective(config).weighed(
+        read_batch(
+            groups, mask_truncated=config.mask_truncated, process_rewards=config.process_rewards
+        )
+    )
+
+
+def part(batch, groups, aggregation="token_mean", fixed_length=None):
+    return batch.minibatch(groups, aggregation=aggregation, fixed_length=fixed_length)
+
+
+def built(groups, **settings):
+    """All of a batch as one minibatch."""
+    return part(weighed(groups, **settings), range(len(groups)))
 
 
 TWO_GROUPS = [
@@ -53,7 +72,7 @@ def test_dtypes_are_as_the_engine_expects_them():
 
 @pytest.mark.parametrize("capacity", [1, 9, 20, 10_000])
 def test_rows_hold_whole_sequences_each_once(capacity):
-    batch = built(random_groups())
+    batch = weighed(random_groups())
     [plan] = plan_rows(batch.lengths, 1, capacity)
     rows = [batch.row(row) for row in plan]
     seen = torch.cat([row.sequence_ids for row in rows])
@@ -63,16 +82,18 @@ def test_rows_hold_whole_sequences_each_once(capacity):
         for sequence in torch.unique(row.sequence_ids).tolist():
             here = row.take((row.sequence_ids == sequence).nonzero().flatten())
             there = batch.tokens.take((batch.tokens.sequence_ids == sequence).nonzero().flatten())
-            for name in here.__dataclass_fields__.keys() - {"proximal_logprobs"}:
-                assert torch.equal(getattr(here, name), getattr(there, name)), name
+            for name in here.__dataclass_fields__:
+                one, other = getattr(here, name), getattr(there, name)
+                assert one is other is None or torch.equal(one, other), name
         assert row.position_ids[0] == 0
 
 
-def test_a_rollout_without_a_score_is_masked_out_of_every_count():
+def test_a_rollout_without_a_score_is_left_out_of_every_count():
     groups = [group("a", [rollout([1, 2, 3], reward=float("nan")), rollout([1, 2, 3], reward=1.0)])]
-    tokens = built(groups).tokens
-    assert tokens.mask.tolist() == [False] * 5 + [True]
-    assert tokens.token_weights.tolist() == [0.0] * 5 + [1.0]
+    batch = built(groups)
+    assert batch.lengths == [3]
+    assert batch.tokens.sequence_ids.tolist() == [1] * 3
+    assert batch.tokens.token_weights.tolist() == [0.0, 0.0, 1.0]
 
 
 def test_a_rollout_must_begin_with_a_token_that_was_not_sampled():
@@ -95,8 +116,8 @@ def test_a_dummy_row_trains_nothing():
 
 
 def test_a_minibatch_is_whole_groups_with_weights_of_its_own():
-    batch = built(TWO_GROUPS)
-    first, second = batch.minibatch([0]), batch.minibatch([1])
+    batch = weighed(TWO_GROUPS)
+    first, second = part(batch, [0]), part(batch, [1])
     assert first.tokens.token_ids.tolist() == [3, 4, 5, 3, 4, 6, 1]
     assert first.tokens.sequence_ids.tolist() == [0] * 3 + [1] * 4
     torch.testing.assert_close(first.tokens.token_weights, first.tokens.mask / 3)
@@ -105,9 +126,57 @@ def test_a_minibatch_is_whole_groups_with_weights_of_its_own():
     assert second.tokens.sequence_ids.tolist() == [2] * 3
     assert second.row([0]).token_weights.tolist() == [0, 1, 0]
     assert second.lengths == [3]
-    assert batch.minibatch([1, 0]).tokens.token_weights.tolist() == (
-        batch.tokens.token_weights.tolist()
+    assert part(batch, [1, 0]).tokens.token_weights.tolist() == (
+        part(batch, [0, 1]).tokens.token_weights.tolist()
     )
+
+
+TIED = group("c", [rollout([5, 6, 7], reward=1.0), rollout([5, 6, 8], reward=1.0)])
+
+
+def test_tied_groups_are_dropped_from_rows_and_denominators():
+    batch = weighed([*TWO_GROUPS, TIED], drop_tied=True)
+    whole = part(batch, [0, 1, 2], "fixed_length", 10)
+    assert whole.lengths == [3, 4]
+    assert whole.tokens.token_weights[whole.tokens.mask].tolist() == pytest.approx([1 / 20] * 3)
+    alone = part(batch, [2])
+    assert alone.lengths == [3, 3]
+    assert alone.trainable == []
+    assert not alone.tokens.token_weights.any()
+    assert not part(weighed([TIED]), [0]).tokens.advantages.any()
+
+
+def test_truncated_rollouts_are_masked_but_stay_in_baselines_and_in_the_count_of_rollouts():
+    [first, second] = TWO_GROUPS[0].rollouts
+    cut = dataclasses.replace(second, finish_reason=FinishReason.LENGTH)
+    batch = weighed([group("a", [first, cut])], mask_truncated=True)
+    tokens = part(batch, [0], "fixed_length", 10).tokens
+    assert tokens.mask.int().tolist() == [0, 0, 1, 0, 0, 0, 0]
+    assert tokens.advantages[2].item() == pytest.approx(0.5**0.5, abs=1e-5)
+    assert tokens.token_weights[2].item() == pytest.approx(1 / 20)
+    assert part(batch, [0]).tokens.token_weights[2].item() == 1.0
+
+
+def test_rewards_of_turns_go_to_the_turns_they_are_of():
+    one = dataclasses.replace(
+        rollout([1, 2, 3, 4, 5], reward=3.0), metadata={"turn_rewards": [[2, 0.5], [4, 0.25]]}
+    )
+    batch = read_batch([group("a", [one])], process_rewards=True)
+    assert batch.process_rewards.tolist() == [0, 0, 0.5, 0, 0.25]
+    assert batch.rewards.tolist() == [2.25]
+    assert read_batch([group("a", [one])]).rewards.tolist() == [3.0]
+
+
+def test_parts_of_rewards_and_greedy_baselines_are_columns():
+    def scored(parts, **metadata):
+        return dataclasses.replace(rollout([1, 2, 3]), reward_parts=parts, metadata=metadata)
+
+    both = [scored({"x": 1.0, "y": 2.0}, baseline_reward=0.5), scored({"x": 3.0})]
+    batch = read_batch([group("a", both)])
+    assert batch.reward_parts["x"].tolist() == [1.0, 3.0]
+    assert batch.reward_parts["y"].isnan().tolist() == [False, True]
+    assert batch.baseline_rewards is None
+    assert read_batch([group("a", both[:1])]).baseline_rewards.tolist() == [0.5]
 
 
 @pytest.mark.parametrize(("groups", "minibatches"), [(5, 2), (4, 4), (3, 5), (1, 1)])

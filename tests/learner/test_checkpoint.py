@@ -44,7 +44,7 @@ def state(version, **changes):
         "zero_stage": 1,
         "dtype": "float32",
         "cursor": "prompt 9",
-        "advantage_state": {"ema": 0.5},
+        "objective_state": {"ema": 0.5},
         "totals": {"rollouts": 8, "tokens": 100},
     }
     return State(**{**fields, **changes})

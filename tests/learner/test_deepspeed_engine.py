@@ -3,9 +3,11 @@
 import pytest
 import torch
 
-from learner.config import OptimizerConfig, ScheduleConfig, TinyModelConfig
+from learner.config import TinyModelConfig
 from learner.errors import InputError, TrainingDiverged
 from learner.model import build_tiny, check_packing, load_policy
+from learner.optimizer_config import OptimizerConfig, ScheduleConfig
+from learner.scalar_model import load_scalar_model
 from learner.schedule import rate_factor
 
 pytestmark = pytest.mark.deepspeed
@@ -28,8 +30,10 @@ def model_path(tmp_path_factory):
     return str(folder)
 
 
-def policy(model_path):
-    return load_policy(model_path, dtype="float32", attention="sdpa", chunk=4)
+def policy(model_path, dtype="float32", **options):
+    return load_policy(
+        model_path, dtype=dtype, attention="sdpa", chunk=4, temperature=0.7, **options
+    )
 
 
 def microbatches():
@@ -68,7 +72,7 @@ def reference(model_path):
     for step in range(STEPS):
         optimizer.zero_grad()
         for token_ids, position_ids in microbatches():
-            loss_of(model(token_ids, position_ids, 0.7)[0], step).backward()
+            loss_of(model(token_ids, position_ids)[0], step).backward()
         norms.append(float(torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)))
         for group in optimizer.param_groups:
             group["lr"] = CONFIG.learning_rate * rate_factor(CONFIG.schedule, step, STEPS)
@@ -77,16 +81,15 @@ def reference(model_path):
 
 
 def make_engine(model_path, zero_stage, config=CONFIG, dtype="float32", model=None, **options):
-    from learner.deepspeed_engine import DeepSpeedEngine
+    from learner.deepspeed_engine import PolicyEngine
 
-    return DeepSpeedEngine(
-        model or load_policy(model_path, dtype=dtype, attention="sdpa", chunk=4),
+    return PolicyEngine(
+        model or policy(model_path, dtype),
         config,
         model_path=model_path,
         zero_stage=zero_stage,
         dtype=dtype,
         total_steps=STEPS,
-        temperature=0.7,
         **options,
     )
 
@@ -189,7 +192,7 @@ def test_many_micro_batches_in_bfloat16_add_up_in_float32(model_path, zero_stage
         engine = make_engine(model_path, zero_stage, dtype="bfloat16")
         try:
             for _ in range(count):
-                logprobs, _ = engine.forward(*next(microbatches()))
+                logprobs = engine.forward(*next(microbatches())).logprobs
                 engine.backward(logprobs.sum() / count)
             norms.append(engine.step())
         finally:
@@ -215,7 +218,7 @@ def test_a_loss_that_is_not_finite_flows_into_the_gradient_and_the_step_raises(
 ):
     engine = make_engine(model_path, zero_stage)
     try:
-        logprobs, _ = engine.forward(*next(microbatches()))
+        logprobs = engine.forward(*next(microbatches())).logprobs
         engine.backward(logprobs.sum() * float("nan"))
         with pytest.raises(TrainingDiverged, match="optimizer step 0"):
             engine.step()
@@ -241,9 +244,7 @@ def test_an_offloaded_optimizer_takes_the_same_steps(model_path, reference, zero
 def test_checkpointed_activations_give_the_same_steps_with_a_second_forward(
     model_path, reference, zero_stage
 ):
-    model = load_policy(
-        model_path, dtype="float32", attention="sdpa", chunk=4, activation_checkpointing=True
-    )
+    model = policy(model_path, activation_checkpointing=True)
     calls = []
     model.model.base_model.layers[0].mlp.register_forward_pre_hook(lambda *_: calls.append(1))
     engine = make_engine(model_path, zero_stage, model=model)
@@ -259,3 +260,87 @@ def test_checkpointed_activations_give_the_same_steps_with_a_second_forward(
     assert norms == pytest.approx(reference[1], rel=1e-4)
     assert len(calls) == 2 * STEPS * len(ROWS)
     assert not model.model.base_model.layers[0].mlp.training
+
+
+def make_critic(model_path, zero_stage, seed=0):
+    from learner.deepspeed_engine import CriticEngine
+
+    return CriticEngine(
+        load_scalar_model(model_path, dtype="float32", attention="sdpa", seed=seed),
+        CONFIG,
+        model_path=model_path,
+        zero_stage=zero_stage,
+        dtype="float32",
+        total_steps=STEPS,
+    )
+
+
+@pytest.mark.parametrize("zero_stage", [0, 1, 3])
+def test_a_critic_has_values_of_the_state_before_each_token_and_learns(model_path, zero_stage):
+    row = torch.tensor([4, 7, 5, 9, 4, 7, 6]), torch.tensor([0, 1, 2, 3, 0, 1, 2])
+    critic = make_critic(model_path, zero_stage)
+    try:
+        values = critic.values(*row).detach()
+        assert values[0] == values[4] == 0
+        torch.testing.assert_close(values[1:3], values[5:7])  # the token itself is not seen yet
+        losses = []
+        for _ in range(STEPS):
+            loss = (critic.values(*row)[1:4] - 1).square().sum()
+            critic.backward(loss)
+            critic.step()
+            losses.append(float(loss.detach()))
+        assert losses[-1] < losses[0]
+    finally:
+        critic.close()
+
+
+@pytest.mark.parametrize("zero_stage", [0, 1, 3])
+def test_a_saved_critic_goes_on_the_same_and_is_a_model_of_transformers(
+    model_path, tmp_path, zero_stage
+):
+    row = next(microbatches())
+    critic = make_critic(model_path, zero_stage)
+
+    def step(engine):
+        engine.backward(engine.values(*row).square().sum())
+        engine.step()
+
+    step(critic)
+    critic.save(tmp_path)
+    step(critic)
+    expected = critic.values(*row).detach()
+    critic.close()
+    other = make_critic(model_path, zero_stage, seed=9)
+    other.load(tmp_path)
+    step(other)
+    assert torch.equal(other.values(*row).detach(), expected)
+    other.close()
+    saved = load_scalar_model(str(tmp_path), dtype="float32", attention="sdpa", seed=1)
+    assert saved.model.config.num_labels == 1
+    assert len({load_scalar_model(model_path, dtype="float32", attention="sdpa", seed=seed)
+                .model.score.weight.sum().item() for seed in (1, 1, 2)}) == 2  # fmt: skip
+
+
+@pytest.mark.parametrize("zero_stage", [0, 1, 2, 3])
+def test_a_value_head_on_the_policy_has_a_rate_of_its_own_and_is_not_published(
+    model_path, zero_stage
+):
+    rate = {"value_head": 10 * CONFIG.learning_rate}
+    engine = make_engine(
+        model_path, zero_stage, model=policy(model_path, value_head=True), rates=rate
+    )
+    try:
+        names = [name for name, _ in engine.weights()]
+        assert names == [name for name, _ in policy(model_path).model.named_parameters()]
+        before = {name: tensor.clone() for name, tensor in engine.weights()}
+        out = engine.forward(*next(microbatches()))
+        assert out.values.abs().max() == 0
+        engine.backward((out.values - 1).square().sum() + loss_of(out.logprobs, 0))
+        engine.step()
+        after = engine.forward(*next(microbatches())).values.detach()
+        assert after[1:].abs().max() > 0
+        assert engine._full_rates == [CONFIG.learning_rate, 10 * CONFIG.learning_rate]
+        moved = [name for name, tensor in engine.weights() if not torch.equal(tensor, before[name])]
+        assert moved
+    finally:
+        engine.close()

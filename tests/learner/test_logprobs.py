@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 
+from learner import logprobs
 from learner.errors import InputError
 from learner.logprobs import chunked_logprobs
 
@@ -84,6 +85,117 @@ def test_impossible_tokens_do_not_spoil_the_entropy():
 def test_no_tokens_give_no_results():
     hidden, weight, targets = random_problem(n=0)
     assert chunked_logprobs(hidden, weight, targets, temperature=1.0, chunk=4)[0].shape == (0,)
+
+
+# Entropies with a gradient.
+
+
+@pytest.mark.parametrize("chunk", [1, 4, 100])
+def test_both_results_carry_the_gradients_of_the_whole_matrix_when_asked(chunk):
+    hidden, weight, targets = random_problem()
+    upstream = torch.linspace(-1, 2, len(targets), dtype=torch.float64)
+    found = chunked_logprobs(
+        hidden, weight, targets, temperature=0.6, chunk=chunk, entropy_gradient=True
+    )
+    expected = plain(hidden, weight, targets, 0.6)
+    torch.testing.assert_close(found, expected)
+    gradients = [
+        torch.autograd.grad(
+            (scores * upstream).sum() - (entropy * upstream.flip(0)).sum(), (hidden, weight)
+        )
+        for scores, entropy in (found, expected)
+    ]
+    torch.testing.assert_close(*gradients)
+
+
+def test_gradients_of_both_results_agree_with_finite_differences():
+    hidden, weight, targets = random_problem(n=5, h=3, v=4)
+
+    def both(states, head):
+        return chunked_logprobs(
+            states, head, targets, temperature=0.7, chunk=2, entropy_gradient=True
+        )
+
+    assert torch.autograd.gradcheck(both, (hidden, weight))
+
+
+def test_entropies_alone_may_be_differentiated():
+    hidden, weight, targets = random_problem()
+    _, entropy = chunked_logprobs(
+        hidden, weight, targets, temperature=1.0, chunk=4, entropy_gradient=True
+    )
+    _, expected = plain(hidden, weight, targets, 1.0)
+    torch.testing.assert_close(
+        torch.autograd.grad(entropy.sum(), (hidden, weight)),
+        torch.autograd.grad(expected.sum(), (hidden, weight)),
+    )
+
+
+def test_impossible_tokens_do_not_spoil_the_gradient_of_the_entropy():
+    hidden, head = torch.ones(1, 1), torch.tensor([[0.0], [0.5], [-math.inf]], requires_grad=True)
+    _, entropy = chunked_logprobs(
+        hidden, head, torch.tensor([0]), temperature=1.0, chunk=1, entropy_gradient=True
+    )
+    (found,) = torch.autograd.grad(entropy.sum(), head)
+    possible = torch.tensor([0.0, 0.5], requires_grad=True)
+    scores = possible.log_softmax(-1)
+    (expected,) = torch.autograd.grad(-(scores.exp() * scores).sum(), possible)
+    torch.testing.assert_close(found.flatten(), torch.cat([expected, torch.zeros(1)]))
+
+
+# A head in float32.
+
+
+def exact(hidden, weight, targets, temperature):
+    """Of half-precision inputs what float64 makes of them, with gradients."""
+    inputs = [x.detach().double().requires_grad_() for x in (hidden, weight)]
+    return plain(*inputs, targets, temperature), inputs
+
+
+@pytest.mark.parametrize("slice_size", [4, 100])
+def test_a_float32_head_multiplies_half_precision_inputs_exactly(slice_size, monkeypatch):
+    monkeypatch.setattr(logprobs, "WORDS_AT_A_TIME", slice_size)
+    hidden, weight, targets = random_problem(torch.bfloat16, n=40, h=64, v=13)
+    upstream = torch.linspace(-1, 2, 40)
+    errors = []
+    for wide in (True, False):
+        found = chunked_logprobs(
+            hidden, weight, targets, temperature=1.0, chunk=16, float32_head=wide
+        )
+        gradients = torch.autograd.grad((found[0] * upstream).sum(), (hidden, weight))
+        expected, inputs = exact(hidden, weight, targets, 1.0)
+        slopes = torch.autograd.grad((expected[0] * upstream).sum(), inputs)
+        errors.append(
+            [
+                (found[0] - expected[0]).abs().max().item(),
+                (found[1] - expected[1]).abs().max().item(),
+                *((a - b).abs().max().item() for a, b in zip(gradients, slopes, strict=True)),
+            ]
+        )
+        assert [item.dtype for item in gradients] == [torch.bfloat16] * 2
+    precise, rounded = errors
+    assert max(precise[:2]) < 1e-4
+    assert all(a < b for a, b in zip(precise, rounded, strict=True))
+
+
+def test_a_float32_head_changes_nothing_for_float32_weights():
+    hidden, weight, targets = random_problem(torch.float32)
+    results = [
+        chunked_logprobs(hidden, weight, targets, temperature=1.0, chunk=4, float32_head=wide)
+        for wide in (True, False)
+    ]
+    torch.testing.assert_close(*results, rtol=0, atol=0)
+
+
+def test_a_float32_head_differentiates_entropies_too():
+    hidden, weight, targets = random_problem(torch.bfloat16, n=40, h=64, v=13)
+    _, entropy = chunked_logprobs(
+        hidden, weight, targets, temperature=1.0, chunk=16, float32_head=True, entropy_gradient=True
+    )
+    gradients = torch.autograd.grad(entropy.sum(), (hidden, weight))
+    expected, inputs = exact(hidden, weight, targets, 1.0)
+    for found, slope in zip(gradients, torch.autograd.grad(expected[1].sum(), inputs), strict=True):
+        torch.testing.assert_close(found.double(), slope, rtol=1e-2, atol=1e-2)
 
 
 @pytest.mark.parametrize(("temperature", "chunk"), [(0.0, 4), (1.0, 0)])

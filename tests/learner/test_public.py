@@ -18,11 +18,14 @@ def test_the_public_names_are_these():
         "balance",
         "compute_advantages",
         "effective_sample_size",
+        "gae",
         "importance_weights",
+        "kl_penalty",
         "pack",
         "policy_loss",
         "policy_loss_function",
         "token_weights",
+        "value_loss",
     ]
     assert learner.__all__ == sorted(learner.__all__)
 

@@ -5,10 +5,13 @@ import torch
 from rank_processes import (
     BUDGETS,
     COMBINATIONS,
+    OBJECTIVES,
     gradients,
     muon_weights,
+    objectives,
     one_diverges,
     resumed,
+    resumed_with_models,
     spawn,
 )
 
@@ -97,5 +100,53 @@ def test_training_on_from_a_checkpoint_is_bit_for_bit_training_without_interrupt
     assert again["draws"] == straight["draws"]
     assert again["steps"] == straight["steps"] == 8
     assert again["weights"].keys() == straight["weights"].keys()
+    for name, tensor in straight["weights"].items():
+        assert torch.equal(again["weights"][name], tensor), name
+
+
+@pytest.fixture(scope="module")
+def by_objective(model_path, tmp_path_factory):
+    """Gradients and statistics by number of ranks, objective and ZeRO stage."""
+    results = {}
+    for ranks in (1, 2):
+        file = tmp_path_factory.mktemp("objectives") / "results.pt"
+        spawn(ranks, objectives, model_path, str(file))
+        for key, value in torch.load(file, weights_only=True).items():
+            results[ranks, *key] = value
+    return results
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("stage", [0, 1, 3])
+@pytest.mark.parametrize("objective", OBJECTIVES)
+def test_every_kind_of_objective_has_one_gradient(
+    by_objective, objective, stage, ranks, record_property
+):
+    reference, expected = by_objective[1, objective, 0]
+    gradient, found = by_objective[ranks, objective, stage]
+    assert reference.norm() > 0
+    difference = float((gradient - reference).norm() / reference.norm())
+    record_property("relative_difference", difference)
+    assert difference < 1e-6
+    for name in ("loss", "policy_loss", "reference_kl", "value_loss", "explained_variance"):
+        if name in expected:
+            assert found[name] == pytest.approx(expected[name], rel=1e-5, abs=1e-6), name
+    assert found["fractions"] == pytest.approx(expected["fractions"])
+
+
+@pytest.fixture(scope="module", params=[1, 2])
+def interrupted_with_models(model_path, tmp_path_factory, request):
+    folder = tmp_path_factory.mktemp("models")
+    file = folder / "results.pt"
+    spawn(request.param, resumed_with_models, model_path, str(folder), str(file))
+    return torch.load(file, weights_only=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stage", [0, 1, 3])
+def test_critic_reference_and_coefficients_go_on_bit_for_bit(interrupted_with_models, stage):
+    straight, again = interrupted_with_models[stage]
+    assert again["statistics"] == straight["statistics"]
     for name, tensor in straight["weights"].items():
         assert torch.equal(again["weights"][name], tensor), name

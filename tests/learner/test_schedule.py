@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from learner.config import ScheduleConfig
+from learner.optimizer_config import ScheduleConfig
 from learner.schedule import rate_factor
 
 

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from learner.config import SftConfig
+from learner.engine import Forward
 from learner.sft import Example, train_supervised
 
 
@@ -20,7 +21,7 @@ class TableEngine:
         logprobs = self.table.log_softmax(-1)[token_ids[:-1], token_ids[1:]]
         follows = position_ids[1:] > 0
         padded = torch.nn.functional.pad(logprobs * follows, (1, 0))
-        return padded, torch.zeros_like(padded)
+        return Forward(padded, torch.zeros_like(padded))
 
     def backward(self, loss):
         loss.backward()

@@ -14,7 +14,8 @@ from learner.errors import InputError
 from learner.losses import PolicyLoss
 from learner.losses.cispo import cispo
 from learner.losses.reinforce import reinforce
-from learner.update import Updater, corrects_off_policyness
+from learner.objective import corrects_off_policyness
+from learner.update import Updater
 
 
 def train(groups, *, version=0, **settings):
@@ -193,9 +194,9 @@ def test_the_running_baseline_survives_between_batches():
         LearnerConfig(advantage="reinforce", advantage_options={"baseline": "ema"}),
     )
     updater.update(random_groups(), 0)
-    assert updater.advantage_state["ema_weight"] == pytest.approx(0.05)
+    assert updater.objective.state["ema_weight"] == pytest.approx(0.05)
     updater.update(random_groups(), 1)
-    assert updater.advantage_state["ema_weight"] == pytest.approx(0.0975)
+    assert updater.objective.state["ema_weight"] == pytest.approx(0.0975)
 
 
 def test_a_loss_with_its_own_ratio_under_a_correction_is_refused():

@@ -63,11 +63,14 @@ def make_group(size: int = 2, **changes: Any) -> RolloutGroup:
     return RolloutGroup(**(values | changes))
 
 
-def answer(lease: Lease, *, reward: float = 1.0, version: int | None = None) -> bytes:
+def answer(
+    lease: Lease, *, reward: float = 1.0, version: int | None = None, tied: bool = False
+) -> bytes:
     """The payload of a finished group: what a worker puts for a lease."""
     versions = [lease.start_version if version is None else version] * 2
     rollouts = [
-        make_rollout(index, versions, reward=reward + index) for index in range(lease.group_size)
+        make_rollout(index, versions, reward=reward + index * (not tied))
+        for index in range(lease.group_size)
     ]
     return encode(
         RolloutGroup(
@@ -81,9 +84,14 @@ def answer(lease: Lease, *, reward: float = 1.0, version: int | None = None) -> 
 
 def make_broker(directory: Path, **changes: Any) -> Broker:
     """A broker of 2 groups of 2 rollouts a batch; `changes` to its arguments or its config."""
-    shape: dict[str, Any] = {"groups_per_batch": 2, "group_size": 2, "steps": 3}
-    shape |= {name: changes.pop(name) for name in list(changes) if name in shape}
-    return Broker(directory, config=QueuesConfig(**(CONFIG | changes)), **shape)
+    return Broker(directory, **_arguments(changes))
+
+
+def _arguments(changes: dict[str, Any]) -> dict[str, Any]:
+    arguments: dict[str, Any] = {"groups_per_batch": 2, "group_size": 2, "steps": 3}
+    known = {*arguments, "greedy_baseline", "pass_rate_cap", "pass_threshold"}
+    arguments |= {name: changes.pop(name) for name in list(changes) if name in known}
+    return arguments | {"config": QueuesConfig(**(CONFIG | changes))}
 
 
 @pytest.fixture(params=["in_process", pytest.param("ray", marks=pytest.mark.ray)])
@@ -94,9 +102,4 @@ def connect(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[..., Any
     request.getfixturevalue("ray_cluster")
     from queues.ray_broker import create_broker
 
-    def create(**changes: Any) -> Any:
-        shape: dict[str, Any] = {"groups_per_batch": 2, "group_size": 2, "steps": 3}
-        shape |= {name: changes.pop(name) for name in list(changes) if name in shape}
-        return create_broker(tmp_path, config=QueuesConfig(**(CONFIG | changes)), **shape)
-
-    return create
+    return lambda **changes: create_broker(tmp_path, **_arguments(changes))

@@ -12,12 +12,16 @@ from queues.groups import Group, State
 from queues.prompt_queue import PromptQueue
 from queues.records import Purpose, Summary
 from queues.results_queue import ResultsQueue
+from queues.tie_filter import TieFilter
 from tests.queues.conftest import make_prompts
 
 
-def make_book(**changes: int) -> Book:
+def make_book(tie_filter: TieFilter | None = None, **changes: int) -> Book:
     numbers = {"max_staleness": 1, "groups_per_batch": 2, "steps": 5} | changes
-    return Book(bounds=Bounds(**numbers), group_size=2, queued_batches=2, max_attempts=2)
+    return Book(
+        bounds=Bounds(**numbers), group_size=2, queued_batches=2, max_attempts=2,
+        tie_filter=tie_filter,
+    )  # fmt: skip
 
 
 def make_group(number: int, evaluation: str | None = None) -> Group:
@@ -26,10 +30,11 @@ def make_group(number: int, evaluation: str | None = None) -> Group:
     )
 
 
-def result(group: Group) -> Summary:
+def result(group: Group, *, tied: bool = False) -> Summary:
     return Summary(
         group_id=group.group_id, prompt_id=group.prompt.prompt_id, attempt=group.attempt,
         rollouts=2 if group.evaluation is None else 1, tokens=4, reward=0.5,
+        task_rewards=(1, 1) if tied else (0, 1),
         oldest_version=group.start_version, newest_version=group.start_version,
     )  # fmt: skip
 
@@ -54,13 +59,22 @@ def check(book: Book, issued: int) -> None:
 
 @given(
     st.lists(st.tuples(st.integers(0, 5), st.integers(0, 3)), max_size=150),
-    st.integers(0, 3), st.integers(1, 4), st.integers(1, 6),
+    st.integers(0, 3), st.integers(1, 4), st.integers(1, 6), st.none() | st.integers(1, 5),
 )  # fmt: skip
 @settings(max_examples=60, deadline=None)
 def test_every_group_is_in_one_state_whatever_happens(
-    moves: list[tuple[int, int]], max_staleness: int, groups_per_batch: int, steps: int
+    moves: list[tuple[int, int]],
+    max_staleness: int,
+    groups_per_batch: int,
+    steps: int,
+    limit: int | None,
 ) -> None:
-    book = make_book(max_staleness=max_staleness, groups_per_batch=groups_per_batch, steps=steps)
+    book = make_book(
+        tie_filter=None if limit is None else TieFilter(limit=limit),
+        max_staleness=max_staleness,
+        groups_per_batch=groups_per_batch,
+        steps=steps,
+    )
     book.evaluate(EvaluationRun(name="e", count=3, temperature=0.0, min_version=1), make_prompts(3))
     issued, lags = 0, []
     for move, number in moves:
@@ -76,7 +90,10 @@ def test_every_group_is_in_one_state_whatever_happens(
                 assert sum(lease.group_size for lease in leases) <= 5
         elif move == 2 and leased:
             group = leased[number % len(leased)]
-            book.accept(group, result(group), now=0.0)
+            tied = number == 0 and group.evaluation is None
+            accepted = book.accept(group, result(group, tied=tied), now=0.0)
+            assert accepted.state is group.state
+            assert (group.state is State.DROPPED) <= (tied and limit is not None)
         elif move == 3 and leased:
             book.give_back(leased[number % len(leased)], "unlucky")
         elif move == 4 and not book.training_over and not book.taken:

@@ -21,7 +21,8 @@ from tests.queues.conftest import answer, make_broker, make_prompts
 
 WAIT = 10.0
 
-# A broker that works until it is killed, and says what it was answered.
+# A broker that works until it is killed, and says what it was answered. Of the groups every so
+# many-th is without a signal, and filtered.
 WORKER = """
 import asyncio, json, sys
 from pathlib import Path
@@ -31,7 +32,10 @@ def say(*words):
     print(json.dumps(words), flush=True)
 
 async def main():
-    broker = make_broker(Path(sys.argv[1]), max_staleness=2, steps=1000, synchronous="full")
+    every = int(sys.argv[2])
+    broker = make_broker(
+        Path(sys.argv[1]), max_staleness=2, steps=1000, synchronous="full", filter_tied=every > 0
+    )
     await broker.serving("a", 0)
 
     async def feed():
@@ -45,7 +49,8 @@ async def main():
     async def work():
         while True:
             for lease in await broker.lease("a", 2, 1.0):
-                await broker.put("a", answer(lease))
+                tied = every > 0 and int(lease.group_id[1:]) % every == 0
+                await broker.put("a", answer(lease, tied=tied))
                 say("put", lease.group_id)
 
     async def learn():
@@ -64,10 +69,10 @@ asyncio.run(main())
 """
 
 
-def run_until(directory: Path, enough: int, killed_after: str) -> list[list]:
+def run_until(directory: Path, enough: int, killed_after: str, tied_every: int) -> list[list]:
     """What a broker answered until it was killed, right after the `enough`-th such answer."""
     process = subprocess.Popen(
-        [sys.executable, "-c", WORKER, str(directory)],
+        [sys.executable, "-c", WORKER, str(directory), str(tied_every)],
         stdout=subprocess.PIPE,
         text=True,
         env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
@@ -86,11 +91,14 @@ def run_until(directory: Path, enough: int, killed_after: str) -> list[list]:
     return heard
 
 
-@pytest.mark.parametrize(("enough", "killed_after"), [(5, "put"), (3, "take"), (3, "ack")])
+@pytest.mark.parametrize(
+    ("enough", "killed_after", "tied_every"),
+    [(5, "put", 0), (3, "take", 0), (3, "ack", 0), (9, "put", 2), (3, "take", 2), (3, "ack", 3)],
+)
 def test_nothing_that_was_answered_is_lost_by_sigkill(
-    tmp_path: Path, enough: int, killed_after: str
+    tmp_path: Path, enough: int, killed_after: str, tied_every: int
 ) -> None:
-    heard = run_until(tmp_path, enough, killed_after)
+    heard = run_until(tmp_path, enough, killed_after, tied_every)
     accepted = {words[1] for words in heard if words[0] == "put"}
     taken = {words[1]: words[2] for words in heard if words[0] == "take"}
     acked = [words[1] for words in heard if words[0] == "ack"]
@@ -98,16 +106,21 @@ def test_nothing_that_was_answered_is_lost_by_sigkill(
 
     dead = read_accounting(tmp_path)
     assert dead.balanced
-    assert dead.ready + dead.taken + dead.trained >= len(accepted)
+    dropped = dead.dropped.get("filtered", 0)
+    assert dead.ready + dead.taken + dead.trained + dropped >= len(accepted)
+    tied = {group for group in accepted if tied_every and int(group[1:]) % tied_every == 0}
+    assert tied <= groups_in(tmp_path, "dropped")
+    assert len(groups_in(tmp_path, "dropped")) == dropped
     assert dead.trained >= 2 * len(acked)
 
     async def resume() -> None:
-        broker = make_broker(tmp_path, max_staleness=2, steps=1000)
+        broker = make_broker(tmp_path, max_staleness=2, steps=1000, filter_tied=True)
         alive = await broker.accounting()
         assert alive.balanced
         assert alive.leased == 0
         assert alive.queued == dead.queued + dead.leased
         assert (alive.ready, alive.taken, alive.trained) == (dead.ready, dead.taken, dead.trained)
+        assert alive.dropped == dead.dropped
         assert int(await broker.cursor()) >= int(cursor)
         for version, payloads in taken.items():
             batch = await broker.take(version, WAIT)
@@ -130,7 +143,8 @@ def test_nothing_that_was_answered_is_lost_by_sigkill(
             await broker.ack(version, {})
             version += 1
             await broker.serving("b", version)
-        assert accepted <= seen | ready_groups(tmp_path)
+        assert accepted - tied <= seen | groups_in(tmp_path, "ready")
+        assert not tied & seen
         final = await broker.accounting()
         assert (final.balanced, final.trained_twice) == (True, 0)
         await broker.close()
@@ -138,12 +152,12 @@ def test_nothing_that_was_answered_is_lost_by_sigkill(
     asyncio.run(resume())
 
 
-def ready_groups(directory: Path) -> set[str]:
+def groups_in(directory: Path, state: str) -> set[str]:
     import pyarrow.parquet as pq
 
     export_parquet(directory, directory / "all.parquet")
     rows = pq.read_table(directory / "all.parquet").to_pylist()
-    return {row["group_id"] for row in rows if row["state"] == "ready"}
+    return {row["group_id"] for row in rows if row["state"] == state}
 
 
 def test_leases_are_void_and_their_groups_stand_at_the_front(tmp_path: Path) -> None:

@@ -91,7 +91,7 @@ def test_a_summary_counts_sampled_tokens_and_spans_their_versions() -> None:
     )
     assert summarize(encode(group)) == Summary(
         group_id="g00000001", prompt_id="sums/0/0", attempt=1, rollouts=2, tokens=4, reward=0.5,
-        oldest_version=3, newest_version=5,
+        task_rewards=(0.0, 1.0), oldest_version=3, newest_version=5,
     )  # fmt: skip
     nothing = summarize(encode(make_group(rollouts=[make_rollout(0, sampled=[])])))
     assert (nothing.tokens, nothing.oldest_version, nothing.newest_version) == (0, None, None)

@@ -1,0 +1,66 @@
+"""Reward parts that punish length rather than judge the task, added after the task's rewards.
+
+They shape training alone: held-out scores stay what the task says. Their names are those that
+`queues.records.SHAPING` lists, so that whoever needs the task's own reward can take them off.
+"""
+
+from dataclasses import dataclass
+
+from actors.config import ActorsConfig, OverlongConfig
+from queues.records import FinishReason
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shaping:
+    """What is added to the reward of a training rollout."""
+
+    limit: int
+    """Most tokens that may be sampled."""
+    overlong: OverlongConfig | None = None
+    missing_eos_penalty: float = 0.0
+
+    def parts(self, length: int, finish_reason: FinishReason) -> dict[str, float]:
+        """Reward parts by name; only those that are configured.
+
+        Args:
+            length: Sampled tokens.
+            finish_reason: How the rollout ended.
+        """
+        parts = {}
+        if self.overlong is not None:
+            buffer, factor = self.overlong.tokens(self.limit), self.overlong.factor
+            parts["overlong"] = overlong_penalty(
+                length, limit=self.limit, buffer=buffer, factor=factor
+            )
+        if self.missing_eos_penalty:
+            ended = finish_reason is FinishReason.STOP
+            parts["missing_eos"] = 0.0 if ended else -self.missing_eos_penalty
+        return parts
+
+
+def load_shaping(config: ActorsConfig) -> Shaping:
+    """The shaping that a recipe asks for."""
+    return Shaping(
+        limit=config.max_new_tokens,
+        overlong=config.overlong,
+        missing_eos_penalty=config.missing_eos_penalty,
+    )
+
+
+def overlong_penalty(length: int, *, limit: int, buffer: int, factor: float = 1.0) -> float:
+    """The soft overlong punishment of DAPO (arXiv 2503.14476 eq. 13), with its floor.
+
+    0 up to `limit − buffer` tokens, from there linear down to −factor at `limit`, and no lower.
+
+    Args:
+        length: Sampled tokens.
+        limit: L_max.
+        buffer: L_cache, at least 1.
+        factor: Of the whole; the paper's is 1.
+
+    Example:
+        >>> [overlong_penalty(n, limit=20480, buffer=4096) for n in (16384, 18432, 20480, 30000)]
+        [0.0, -0.5, -1.0, -1.0]
+    """
+    over = length - (limit - buffer)
+    return -factor * min(1.0, over / buffer) if over > 0 else 0.0

@@ -1,0 +1,22 @@
+"""Centred in the group, scaled over the batch (Lite-PPO, arXiv 2508.08221; ScaleRL, 2510.13786)."""
+
+from torch import Tensor
+
+from learner.advantages.estimator import advantage
+from learner.advantages.grouped import GroupedRewards
+
+
+@advantage("batch_norm", relative=True)
+def batch_norm(batch: GroupedRewards, *, epsilon: float = 1e-6) -> Tensor:
+    """A_i = (R_i − μ_g) / (σ + ε), σ the deviation of the centred rewards over the batch.
+
+    Over the rollouts of groups with variance only, so that filtering the others before or after
+    changes nothing; Bessel's (divides by their number − 1). TRL's
+    `scale_rewards="batch"` takes σ of the raw rewards, which mixes in how hard prompts are.
+
+    Returns:
+        [R] float64, exactly 0 in a group without variance.
+    """
+    centred, kept = batch.centred, int((~batch.tied).sum())
+    deviation = (centred.square().sum() / max(kept - 1, 1)).sqrt()
+    return centred / (deviation + epsilon)

@@ -1,0 +1,44 @@
+"""Best of n: imitate the best rollouts of a group (RAFT, Dong et al. 2023, arXiv 2304.06767)."""
+
+import torch
+
+from learner.advantages.estimator import Estimate, advantage
+from learner.advantages.grouped import GroupedRewards
+from learner.errors import InputError
+
+
+@advantage("best_of_n", relative=True)
+def best_of_n(batch: GroupedRewards, *, top: int = 1, min_reward: float | None = None) -> Estimate:
+    """A_i = 1 for the `top` rollouts of a group by reward; the others do not train.
+
+    Among equal rewards the first in the batch is taken (RAFT: any), so that a batch trained again
+    is the same. A group without variance shows no rollout to be better and is skipped, unless
+    `min_reward` says that it is good.
+
+    Args:
+        batch: The rewards.
+        top: Rollouts to take of a group.
+        min_reward: Take only rollouts with at least this reward; a group may then give none.
+
+    Returns:
+        [R] float64.
+
+    Raises:
+        InputError: `top` is not a positive integer.
+    """
+    if isinstance(top, bool) or not isinstance(top, int) or top < 1:
+        raise InputError(f"top of advantage 'best_of_n' must be a positive integer, found {top!r}")
+    eligible = ~batch.tied if min_reward is None else batch.rewards >= min_reward
+    keep = eligible & (ranks(batch) < top)
+    return Estimate(keep.double(), keep=keep)
+
+
+def ranks(batch: GroupedRewards) -> torch.Tensor:
+    """Place of each rollout in its group by falling reward, from 0; ties in their order; [R]."""
+    order = torch.argsort(batch.rewards, descending=True, stable=True)
+    order = order[torch.argsort(batch.groups[order], stable=True)]
+    sizes = torch.bincount(batch.groups)
+    starts = (sizes.cumsum(0) - sizes)[batch.groups[order]]
+    places = torch.empty_like(order)
+    places[order] = torch.arange(len(order), device=order.device) - starts
+    return places

@@ -1,0 +1,77 @@
+"""PPO's advantages, by a critic: GAE (arXiv 1506.02438), with VAPO's two λ (2504.05118)."""
+
+import torch
+from torch import Tensor
+
+from learner import values as critic
+from learner.advantages import whitening
+from learner.advantages.estimator import Estimate, advantage
+from learner.advantages.grouped import GroupedRewards, RolloutTokens
+from learner.errors import InputError
+
+
+@advantage("gae", needs={"values"}, takes_token_rewards=True)
+def gae(
+    batch: GroupedRewards,
+    *,
+    gamma: float = 1.0,
+    lam: float = 0.95,
+    lam_values: float | None = None,
+    length_adaptive: float | None = None,
+    whiten: bool = True,
+    bootstrap_truncated: bool = False,
+) -> Estimate:
+    """A_t by `learner.values.gae` of token rewards and, on the last sampled token, the reward.
+
+    Args:
+        batch: With tokens and `values`.
+        gamma: Discount per sampled token.
+        lam: λ of the policy's advantages. TRL 0.95; verl, OpenRLHF, slime and AReaL 1.
+        lam_values: λ of the critic's targets (VAPO's decoupled GAE: 1); None: `lam`.
+        length_adaptive: α of λ = 1 − 1 / (α·n), which replaces `lam` (VAPO: 0.05); None: off.
+        whiten: Whiten the advantages over all sampled tokens, as PPO does; never the returns.
+        bootstrap_truncated: Whether what follows a rollout that was cut off is worth the last value
+            known, that of the state before its last token (AReaL), not 0 (verl, NeMo-RL, OpenRLHF).
+
+    Returns:
+        Advantages and returns, [N] float64.
+
+    Raises:
+        InputError: No values, an option out of range, or `bootstrap_truncated` without `truncated`.
+    """
+    tokens, rollouts = batch.the_tokens("gae"), len(batch.rewards)
+    values = tokens.values
+    if values is None:
+        raise InputError("advantage 'gae' needs values, which was not given")
+    rewards, present = tokens.with_final(batch.rewards), torch.unique(tokens.sequence_ids)
+    following = _after_the_end(batch, tokens, values)[present] if bootstrap_truncated else 0.0
+
+    def estimate(decay: float | Tensor) -> tuple[Tensor, Tensor]:
+        return critic.gae(
+            rewards,
+            values,
+            tokens.mask,
+            tokens.sequence_ids,
+            gamma=gamma,
+            lam=decay,
+            bootstrap=following,
+        )
+
+    lam_policy: float | Tensor = lam
+    if length_adaptive is not None:
+        lengths = tokens.sums(tokens.mask, rollouts)[present]
+        lam_policy = critic.length_adaptive_lambda(lengths, length_adaptive)
+    advantages, returns = estimate(lam_policy)
+    if lam_values is not None or length_adaptive is not None:
+        _, returns = estimate(lam if lam_values is None else lam_values)
+    if whiten:
+        advantages = whitening.whiten(advantages, tokens.mask)
+    return Estimate(advantages, token_level=True, returns=returns)
+
+
+def _after_the_end(batch: GroupedRewards, tokens: RolloutTokens, values: Tensor) -> Tensor:
+    """The value that stands for what follows each rollout, [R]."""
+    if batch.truncated is None:
+        raise InputError("bootstrap_truncated of advantage 'gae' needs truncated [R]")
+    last = tokens.last(len(batch.rewards))
+    return torch.where(batch.truncated & (last >= 0), values[last], 0.0)

@@ -1,0 +1,63 @@
+"""GDPO: each of several rewards normalised by itself (Liu et al. 2026, arXiv 2601.05242)."""
+
+from collections.abc import Mapping
+
+import torch
+
+from learner.advantages.estimator import Estimate, advantage
+from learner.advantages.grouped import GroupedRewards
+from learner.errors import InputError
+
+
+@advantage("gdpo", needs={"reward_parts"}, relative=True, takes_token_rewards=True)
+def gdpo(
+    batch: GroupedRewards,
+    *,
+    weights: Mapping[str, float] | None = None,
+    epsilon: float = 1e-6,
+) -> Estimate:
+    """A_i = (S_i − mean S) / (σ_S + ε), S_i = Σ_n w_n·(R_i^n − μ_g^n) / (σ_g^n + ε) over parts n.
+
+    A part without variance in a group adds 0 there while the others go on; so does a part that is
+    not finite, which also stays out of its group's statistics. Mean and σ of S (Bessel's) are over
+    the rollouts of groups in which some part varies; in the others A is exactly 0. The authors'
+    TRL code: the same with ε = 1e-4; their verl code takes the batch's statistics over tokens.
+
+    The rollout's own reward is not looked at.
+
+    Args:
+        batch: With `reward_parts`.
+        weights: By the name of the part; those not named do not count. None: each counts 1.
+        epsilon: ε.
+
+    Returns:
+        [R] float64; a rollout without any of the parts does not train.
+
+    Raises:
+        InputError: A weight for a part that there is not, or token rewards, which are in no part.
+    """
+    if batch.tokens is not None and batch.tokens.rewards.any():
+        raise InputError(
+            "advantage 'gdpo' normalises the parts of the reward, and token rewards belong to "
+            "none; put a KL penalty in the loss"
+        )
+    weights = dict.fromkeys(batch.reward_parts, 1.0) if weights is None else weights
+    unknown = sorted(set(weights) - set(batch.reward_parts))
+    if unknown:
+        raise InputError(
+            f"weights of advantage 'gdpo' name {', '.join(unknown)}; the parts of the reward are "
+            f"{', '.join(sorted(batch.reward_parts))}"
+        )
+    total = torch.zeros_like(batch.rewards)
+    varied, keep = torch.zeros_like(batch.groups), torch.zeros_like(batch.groups, dtype=torch.bool)
+    for name, weight in sorted(weights.items()):
+        there = torch.isfinite(batch.reward_parts[name])
+        part = GroupedRewards(batch.reward_parts[name][there], batch.groups[there])
+        total[there] += weight * part.normalised(epsilon)
+        varied[there] += (~part.tied).long()
+        keep |= there
+    kept = keep & (batch.group_sum(varied) > 0)
+    chosen = total[kept]
+    deviation = (chosen - chosen.mean()).square().sum() / max(len(chosen) - 1, 1)
+    total[kept] = (chosen - chosen.mean()) / (deviation.sqrt() + epsilon)
+    return Estimate(torch.where(kept, total, 0.0), keep=keep)

@@ -1,0 +1,29 @@
+"""MaxRL: centred and divided by the group's success rate (Tajwar et al. 2026, arXiv 2602.02710)."""
+
+import torch
+from torch import Tensor
+
+from learner.advantages.estimator import advantage
+from learner.advantages.grouped import GroupedRewards
+from learner.errors import InputError
+
+
+@advantage("maxrl", relative=True)
+def maxrl(batch: GroupedRewards) -> Tensor:
+    """A_i = (R_i − μ_g) / μ_g, and 0 where μ_g = 0: hard prompts weigh as 1 / success rate.
+
+    Of binary rewards, averaged over the G rollouts, unbiased for ∇ Σ_{k<G} pass@k / k, the maximum
+    likelihood objective to order G − 1. (Order G would want A = −1 where all failed; the authors'
+    and prime-rl's code take 0 there.)
+
+    Returns:
+        [R] float64, exactly 0 in a group without variance.
+
+    Raises:
+        InputError: A reward is negative, of which no likelihood can be made.
+    """
+    if (batch.rewards < 0).any():
+        raise InputError(
+            f"advantage 'maxrl' needs rewards >= 0, found {float(batch.rewards.min()):g}"
+        )
+    return torch.where(batch.tied, 0.0, batch.centred / batch.means)

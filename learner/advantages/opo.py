@@ -1,0 +1,30 @@
+"""OPO: the baseline of least variance, a mean weighted by length (Hao et al. 2025, 2505.23585)."""
+
+import torch
+from torch import Tensor
+
+from learner.advantages.estimator import advantage
+from learner.advantages.grouped import GroupedRewards
+from learner.errors import InputError
+
+
+@advantage("opo", needs={"lengths"}, relative=True)
+def opo(batch: GroupedRewards) -> Tensor:
+    """A_i = R_i − Σ_g n_j·R_j / Σ_g n_j, n the sampled tokens; not scaled.
+
+    The weight stands for the squared norm of a rollout's gradient. The rollout itself is in
+    its baseline, so the estimate is biased, as `dr_grpo` is. The paper trains strictly on policy,
+    without KL and entropy terms. verl: the same.
+
+    Returns:
+        [R] float64, exactly 0 in a group without variance.
+
+    Raises:
+        InputError: No `lengths`.
+    """
+    if batch.lengths is None:
+        raise InputError("advantage 'opo' needs lengths, which was not given")
+    lengths = batch.lengths.double()
+    tokens = batch.group_sum(lengths)
+    baseline = batch.group_sum(lengths * batch.rewards) / tokens.clamp(min=1)
+    return torch.where(batch.tied | (tokens == 0), 0.0, batch.rewards - baseline)

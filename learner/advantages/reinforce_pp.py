@@ -1,0 +1,29 @@
+"""REINFORCE++: what is still to come, whitened over all tokens (Hu et al. 2025, arXiv 2501.03262).
+
+No group is needed: one rollout a prompt will do.
+"""
+
+from learner.advantages.estimator import Estimate, advantage
+from learner.advantages.grouped import GroupedRewards
+from learner.advantages.whitening import whiten
+from learner.values import returns_to_go
+
+
+@advantage("reinforce_pp", takes_token_rewards=True)
+def reinforce_pp(batch: GroupedRewards, *, gamma: float = 1.0) -> Estimate:
+    """A_t = whiten(Q_t), Q_t = Σ_{s ≥ t} γ^(s − t)·r_s over the sampled tokens of a rollout.
+
+    r is the token reward (−β·k1 in the paper) plus, at the last sampled token, the final reward.
+    Mean and variance are over all sampled tokens of the batch, so long rollouts weigh more. verl
+    and OpenRLHF sum what is to come too; NeMo-RL takes the penalty of each token alone.
+
+    Returns:
+        [N] float64; exactly 0 where all Q_t are equal.
+
+    Raises:
+        InputError: No tokens, or `gamma` out of range.
+    """
+    tokens = batch.the_tokens("reinforce_pp")
+    rewards = tokens.with_final(batch.rewards)
+    to_go = returns_to_go(rewards, tokens.mask, tokens.sequence_ids, gamma=gamma)
+    return Estimate(whiten(to_go, tokens.mask), token_level=True)

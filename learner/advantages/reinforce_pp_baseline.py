@@ -1,0 +1,29 @@
+"""REINFORCE++-baseline: centred in the group, whitened over all tokens (arXiv 2501.03262)."""
+
+from learner.advantages.estimator import Estimate, advantage
+from learner.advantages.grouped import GroupedRewards
+from learner.advantages.whitening import whiten
+from learner.values import returns_to_go
+
+
+@advantage("reinforce_pp_baseline", relative=True, takes_token_rewards=True)
+def reinforce_pp_baseline(batch: GroupedRewards, *, gamma: float = 1.0) -> Estimate:
+    """A_t = whiten(Q_t), Q_t as in `reinforce_pp`, of the final reward R_i − μ_g.
+
+    Groups without variance, which have no token rewards either, stay exactly 0 and out of the mean
+    and the variance, so that filtering them before or after changes nothing. verl whitens over all
+    tokens, theirs included.
+
+    Returns:
+        [N] float64.
+
+    Raises:
+        InputError: No tokens, or `gamma` out of range.
+    """
+    tokens = batch.the_tokens("reinforce_pp_baseline")
+    rewards = tokens.with_final(batch.centred)
+    to_go = returns_to_go(rewards, tokens.mask, tokens.sequence_ids, gamma=gamma)
+    rewarded = tokens.sums((tokens.rewards != 0).double(), len(batch.rewards))
+    silent = batch.tied & (batch.group_sum(rewarded) == 0)
+    informative = tokens.mask & ~silent[tokens.sequence_ids]
+    return Estimate(whiten(to_go, informative), token_level=True)

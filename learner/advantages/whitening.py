@@ -1,0 +1,34 @@
+"""Whitening over all tokens of a batch: the one definition of it."""
+
+import torch
+from torch import Tensor
+
+from learner.advantages.grouped import all_tied
+
+EPSILON = 1e-8
+"""Added to the variance, under the root."""
+NO_VARIANCE = 1e-12
+"""Below this variance values are centred only."""
+
+
+def whiten(values: Tensor, mask: Tensor) -> Tensor:
+    """(x − mean) / √(var + 1e-8) over the masked-in tokens of the whole batch.
+
+    The variance is Bessel's. Where all values are equal, or there is only one, the result is
+    exactly 0. verl: the same; OpenRLHF, NeMo-RL: population variance; AReaL: ε after the root.
+
+    Args:
+        values: [N] floating.
+        mask: [N] bool.
+
+    Returns:
+        [N] float64, 0 where `mask` is false.
+    """
+    whitened = torch.zeros_like(values, dtype=torch.float64)
+    chosen = values[mask].double()
+    if all_tied(chosen):
+        return whitened
+    centred, variance = chosen - chosen.mean(), chosen.var()
+    scale = torch.where(variance < NO_VARIANCE, 1.0, (variance + EPSILON).rsqrt())
+    whitened[mask] = centred * scale
+    return whitened

@@ -1,0 +1,24 @@
+"""Corrections by the lag of each token, which needs a version per token.
+
+Caps by lag: `tis` with `lag_caps`.
+"""
+
+from learner.corrections.catalogue import Correction, correction, unweighted
+from learner.errors import InputError
+from learner.losses.inputs import LossInputs
+
+
+@correction("lag_mask", weighs=False, needs={"versions", "version"})
+def lag_mask(inputs: LossInputs, *, max_lag: int) -> Correction:
+    """Rejects tokens whose lag is larger than `max_lag`; of one rollout perhaps only the oldest.
+
+    Returns:
+        Stats count tokens: `too_old`.
+
+    Raises:
+        InputError: A negative `max_lag`, or no versions.
+    """
+    if max_lag < 0:
+        raise InputError(f"lag_mask needs max_lag >= 0, found {max_lag}")
+    rejected = inputs.trained & (inputs.lags("lag_mask") > max_lag)
+    return Correction(unweighted(inputs), ~rejected, {"too_old": rejected.sum()})

@@ -1,0 +1,78 @@
+"""Corrections by the ratio of whole sequences.
+
+The product of all token ratios is unbiased for the objective over sequences, and its variance
+explodes with their length; the geometric mean is neither, and only used to reject.
+"""
+
+import torch
+from torch import Tensor
+
+from learner.corrections.catalogue import Correction, correction, kept, unweighted
+from learner.losses.checks import require_bounds, require_positive
+from learner.losses.inputs import LossInputs, bounded, count_outside
+
+
+@correction("sequence_tis", unit="sequence")
+def sequence_tis(inputs: LossInputs, *, cap: float = 2.0) -> Correction:
+    """min(ρ, cap) on every token of a sequence, ρ = Π_t proximal / behaviour.
+
+    verl's `rollout_is = "sequence"`, TRL's `sequence_truncate`.
+
+    Returns:
+        Stats count tokens: `sequence_truncated`, `sequence_bounded` (|Σ log-ratio| above 20).
+
+    Raises:
+        InputError: The cap is not positive.
+    """
+    require_positive("sequence_tis's cap", cap)
+    ratio, outside = _product(inputs)
+    truncated = inputs.trained & (ratio > cap)
+    weights = torch.where(inputs.trained, ratio.clamp(max=cap), 1.0)
+    stats = {"sequence_truncated": truncated.sum(), "sequence_bounded": outside}
+    return Correction(weights, kept(inputs), stats)
+
+
+@correction("sequence_mis", unit="sequence")
+def sequence_mis(inputs: LossInputs, *, low: float = 0.0, high: float = 3.0) -> Correction:
+    """ρ on every token of a sequence where low ≤ ρ ≤ high, else 0; ρ = Π_t proximal / behaviour.
+
+    TRL's `sequence_mask`, its default, with the bound 3.
+
+    Returns:
+        Stats count tokens: `sequence_masked`, `sequence_bounded` (|Σ log-ratio| above 20).
+
+    Raises:
+        InputError: Bounds out of order.
+    """
+    require_bounds("sequence_mis", low, high)
+    ratio, outside = _product(inputs)
+    rejected = inputs.trained & ((ratio < low) | (ratio > high))
+    weights = torch.where(inputs.trained & ~rejected, ratio, 1.0).masked_fill(rejected, 0.0)
+    stats = {"sequence_masked": rejected.sum(), "sequence_bounded": outside}
+    return Correction(weights, ~rejected, stats)
+
+
+@correction("geometric_mis", weighs=False, unit="sequence")
+def geometric_mis(inputs: LossInputs, *, low: float = 0.999, high: float = 1.002) -> Correction:
+    """Rejects a sequence unless low ≤ exp(mean_t log ρ_t) ≤ high; weighs by 1.
+
+    verl's `seq_mean_k1`, with its bounds on proximal / behaviour instead of the inverse.
+
+    Returns:
+        Stats count tokens: `geometric_rejected`.
+
+    Raises:
+        InputError: Bounds out of order.
+    """
+    require_bounds("geometric_mis", low, high)
+    mean = inputs.sequences.means(inputs.raw_behavior_log_ratio, inputs.trained)
+    ratio = bounded(mean).exp()
+    rejected = inputs.trained & ((ratio < low) | (ratio > high))
+    return Correction(unweighted(inputs), ~rejected, {"geometric_rejected": rejected.sum()})
+
+
+def _product(inputs: LossInputs) -> tuple[Tensor, Tensor]:
+    """[N] product of the ratios of each token's sequence, bounded; and how often it is bounded."""
+    log_ratio = inputs.sequences.totals(inputs.raw_behavior_log_ratio)
+    ratio = bounded(log_ratio).exp().to(inputs.raw_behavior_log_ratio.dtype)
+    return ratio, count_outside(log_ratio, inputs.trained)

@@ -1,0 +1,96 @@
+"""Corrections by the ratio of each token, ρ_t = proximal / behaviour.
+
+Biased for the objective over sequences, and of low variance.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from learner.corrections.catalogue import Correction, correction, kept, unweighted
+from learner.errors import InputError
+from learner.losses.checks import require_bounds
+from learner.losses.inputs import LossInputs
+
+
+@correction("none", weighs=False)
+def none(inputs: LossInputs) -> Correction:
+    """Every token counts once."""
+    return Correction(unweighted(inputs), kept(inputs), {})
+
+
+@correction("tis")
+def tis(
+    inputs: LossInputs, *, cap: float = 2.0, lag_caps: Sequence[float] | None = None
+) -> Correction:
+    """Truncated importance sampling: min(ρ_t, cap).
+
+    Source: Yao et al. 2025, "Your efficient RL framework secretly brings you off-policy RL
+    training"; cap 2 as in verl, slime and open-instruct.
+
+    Args:
+        inputs: One packed row.
+        cap: Largest weight, absolute.
+        lag_caps: Instead of `cap`, the largest weight of tokens of lag 0, 1, …; the last is for all
+            larger lags. Needs `versions` and `version`.
+
+    Returns:
+        Stats count tokens: `truncated`.
+
+    Raises:
+        InputError: A cap that is not positive, or caps by lag without versions.
+    """
+    wrong = [value for value in (cap, *(lag_caps or ())) if not value > 0]
+    if wrong or (lag_caps is not None and not len(lag_caps)):
+        raise InputError(f"tis needs cap > 0, found {wrong[0] if wrong else 'no lag_caps'}")
+    ratio = inputs.behavior_log_ratio.exp()
+    largest = torch.full_like(ratio, cap) if lag_caps is None else _by_lag(inputs, lag_caps, ratio)
+    truncated = (inputs.trained & (ratio > largest)).sum()
+    weights = torch.where(inputs.trained, torch.minimum(ratio, largest), 1.0)
+    return Correction(weights, kept(inputs), {"truncated": truncated})
+
+
+@correction("mis")
+def mis(inputs: LossInputs, *, low: float = 0.0, high: float = 2.0) -> Correction:
+    """Masked importance sampling: ρ_t where low ≤ ρ_t ≤ high, else 0.
+
+    Source: Liu et al. 2025, "When speed kills stability: demystifying RL collapse from the
+    training-inference mismatch"; bounded above only, unless `low` says otherwise.
+
+    Returns:
+        Stats count tokens: `masked`.
+
+    Raises:
+        InputError: Bounds out of order.
+    """
+    return _banded(inputs, "mis", low, high, "masked")
+
+
+@correction("icepop")
+def icepop(inputs: LossInputs, *, low: float = 0.5, high: float = 5.0) -> Correction:
+    """IcePop: ρ_t where low ≤ ρ_t ≤ high, else 0; bounded on both sides.
+
+    Source: arXiv 2510.18855, whose reference bounds are 0.5 and 5.
+
+    Returns:
+        Stats count tokens: `popped`.
+
+    Raises:
+        InputError: Bounds out of order.
+    """
+    return _banded(inputs, "icepop", low, high, "popped")
+
+
+def _banded(inputs: LossInputs, name: str, low: float, high: float, stat: str) -> Correction:
+    require_bounds(name, low, high)
+    ratio = inputs.behavior_log_ratio.exp()
+    rejected = inputs.trained & ((ratio < low) | (ratio > high))
+    weights = torch.where(rejected, 0.0, ratio)
+    return Correction(weights, ~rejected, {stat: rejected.sum()})
+
+
+def _by_lag(inputs: LossInputs, caps: Sequence[float], like: Tensor) -> Tensor:
+    lags = inputs.lags("tis with lag_caps")
+    table = torch.tensor(caps, dtype=like.dtype, device=like.device)
+    return table[lags.clamp(max=len(caps) - 1)]

@@ -1,0 +1,84 @@
+"""Corrections that only reject, for a sign that a token or sequence is too far off-policy."""
+
+import torch
+
+from learner.corrections.catalogue import Correction, correction, unweighted
+from learner.kl import kl_penalty
+from learner.losses.checks import require_finite, require_one_of, require_positive
+from learner.losses.inputs import LossInputs
+
+
+@correction("kl_mask", weighs=False, unit="sequence")
+def kl_mask(
+    inputs: LossInputs, *, threshold: float, estimator: str = "k3", level: str = "token"
+) -> Correction:
+    """Rejects what is further than `threshold` nats from the sampler by an estimate of the KL.
+
+    Of tokens that the behaviour policy μ drew, k3 = ρ − 1 − log ρ with ρ = proximal / μ estimates
+    KL(μ ‖ proximal) without bias; k2 = ½·(log ρ)². verl's `token_k2`, `token_k3`, `seq_mean_k3` and
+    so on.
+
+    Args:
+        inputs: One packed row.
+        threshold: Largest estimate that is kept. The field has no common default.
+        estimator: "k2" or "k3".
+        level: "token", or of whole sequences the mean ("sequence") or the largest ("sequence_max").
+
+    Returns:
+        Stats count tokens: `kl_rejected`.
+
+    Raises:
+        InputError: Another estimator or level, or a threshold that is not positive.
+    """
+    require_one_of("kl_mask's estimator", estimator, ("k2", "k3"))
+    require_one_of("kl_mask's level", level, ("token", "sequence", "sequence_max"))
+    require_positive("kl_mask's threshold", threshold)
+    log_ratio = inputs.behavior_log_ratio
+    # The sampler is the policy of the estimate, the proximal policy its reference: d = −log ρ.
+    distance = kl_penalty(estimator, torch.zeros_like(log_ratio), log_ratio)
+    too_far = distance > threshold
+    if level == "sequence":
+        too_far = inputs.sequences.means(distance, inputs.trained) > threshold
+    elif level == "sequence_max":
+        too_far = inputs.sequences.sums(inputs.trained & too_far)[inputs.sequences.index] > 0
+    rejected = inputs.trained & too_far
+    return Correction(unweighted(inputs), ~rejected, {"kl_rejected": rejected.sum()})
+
+
+@correction("veto", weighs=False, unit="sequence")
+def veto(inputs: LossInputs, *, threshold: float = 1e-4) -> Correction:
+    """Rejects a sequence that holds a token with proximal / behaviour below `threshold`.
+
+    slime's `rs_veto_threshold`.
+
+    Returns:
+        Stats count tokens: `vetoed`.
+
+    Raises:
+        InputError: The threshold is not positive.
+    """
+    require_positive("veto's threshold", threshold)
+    unlikely = inputs.trained & (inputs.behavior_log_ratio.exp() < threshold)
+    rejected = inputs.trained & (inputs.sequences.totals(unlikely) > 0)
+    return Correction(unweighted(inputs), ~rejected, {"vetoed": rejected.sum()})
+
+
+@correction("opsm", weighs=False, unit="sequence")
+def opsm(inputs: LossInputs, *, threshold: float = 0.5) -> Correction:
+    """Off-policy sequence masking: rejects tokens with A < 0 of a sequence far behind the policy.
+
+    Far: mean_t (log behaviour − log current) > threshold. The current policy is meant, whether or
+    not there is a proximal one. DeepSeek-V3.2 (arXiv 2512.02556, eq. 9); 0.5 as TRL suggests, slime
+    has 1e-4.
+
+    Returns:
+        Stats count tokens: `opsm_rejected`.
+
+    Raises:
+        InputError: The threshold is negative or not finite.
+    """
+    require_finite("opsm's threshold", threshold)
+    ratio = inputs.raw_full_log_ratio.detach()
+    behind = -inputs.sequences.means(ratio, inputs.trained)
+    rejected = (inputs.gains < 0) & (behind > threshold)
+    return Correction(unweighted(inputs), ~rejected, {"opsm_rejected": rejected.sum()})

@@ -1,0 +1,108 @@
+"""Decoupled PPO: the clip is about the proximal policy, the importance weight about the behaviour.
+
+Hilton et al. 2021 (arXiv 2110.00641); AReaL (arXiv 2505.24298). Without a forward pass of the
+proximal policy: A-3PO (arXiv 2512.06547).
+"""
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from learner.losses.catalogue import policy_loss_function
+from learner.losses.checks import require_one_of, require_positive
+from learner.losses.inputs import LossInputs, TokenLoss, count_outside
+from learner.losses.ppo import clipped
+
+_VERSIONED = {"needs": frozenset({"versions", "version"})}
+
+
+@policy_loss_function(
+    "decoupled_ppo",
+    owns_is=True,
+    anchor="behavior",
+    off_policy=True,
+    needs={"proximal_logprobs"},
+    by_option={
+        "proximal": {
+            "detach": {"needs": frozenset()},
+            "loglinear": _VERSIONED,
+            "linear": _VERSIONED,
+        }
+    },
+)
+def decoupled_ppo(
+    inputs: LossInputs,
+    *,
+    clip_low: float = 0.2,
+    clip_high: float = 0.2,
+    dual_clip: float | None = None,
+    cap: float | None = 5.0,
+    proximal: str = "recompute",
+    fresh: str = "current",
+) -> TokenLoss:
+    """ℓ_t = sg(w) · max(−A·r, −A·clip(r, 1 − clip_low, 1 + clip_high)).
+
+    r = current / proximal, w = min(proximal / behaviour, cap). As w is part of the loss, a
+    correction that weighs would count it twice.
+
+        recompute   the proximal policy is `proximal_logprobs`
+        detach      it is the current one, detached: r = 1; exact for one optimizer step per batch
+        loglinear   log proximal = log behaviour + a·(log current − log behaviour), a = 1 − 1/lag
+        linear      proximal = (1 − a)·behaviour + a·current
+
+    Args:
+        inputs: One packed row.
+        clip_low: ε below 1.
+        clip_high: ε above 1.
+        dual_clip: See `ppo`.
+        cap: Largest w, absolute; None: none.
+        proximal: Where the proximal policy comes from.
+        fresh: What loglinear and linear take for tokens without lag: "current", so that w carries
+            the mismatch between engine and trainer, or "behavior" (AReaL), so that r does.
+
+    Returns:
+        Stats of `ppo`, and tokens whose w was cut: `weight_capped`.
+
+    Raises:
+        InputError: Options out of order, or inputs without what `proximal` needs.
+    """
+    require_one_of("decoupled_ppo's fresh", fresh, ("current", "behavior"))
+    cap = torch.inf if cap is None else cap
+    require_positive("decoupled_ppo's cap", cap)
+    inputs = replace(inputs, proximal_logprobs=_proximal(inputs, proximal, fresh))
+    surrogate = clipped(
+        inputs,
+        inputs.log_ratio.exp(),
+        clip_low=clip_low,
+        clip_high=clip_high,
+        dual_clip=dual_clip,
+    )
+    weight = inputs.behavior_log_ratio.exp()
+    stats = {
+        **surrogate.stats,
+        "ratio_bounded": count_outside(inputs.raw_log_ratio, inputs.trained),
+        "weight_capped": (weight > cap).sum(),
+    }
+    return TokenLoss(weight.clamp(max=cap) * surrogate.per_token, stats)
+
+
+def _proximal(inputs: LossInputs, source: str, fresh: str) -> Tensor:
+    """[N] log-probabilities of the proximal policy, detached."""
+    require_one_of(
+        "decoupled_ppo's proximal", source, ("recompute", "detach", "loglinear", "linear")
+    )
+    what = f"decoupled_ppo with proximal = {source!r}"
+    current, behavior = inputs.logprobs.detach(), inputs.behavior_logprobs.detach()
+    if source == "recompute":
+        recomputed: Tensor = inputs.require(what, "proximal_logprobs")
+        return recomputed
+    if source == "detach":
+        return current
+    lags = inputs.lags(what)
+    share = 1 - 1 / lags.clamp(min=1).to(current.dtype)
+    if source == "loglinear":
+        between = behavior + share * (current - behavior)
+    else:
+        between = torch.logaddexp(torch.log1p(-share) + behavior, share.log() + current)
+    return torch.where(lags > 0, between, current if fresh == "current" else behavior)

@@ -1,0 +1,96 @@
+"""DPO on pairs sampled online, and IPO.
+
+Rafailov et al. 2023 (arXiv 2305.18290, eq. 7); label smoothing: cDPO; online: OAIF (arXiv
+2402.04792); IPO: Azar et al. 2023 (arXiv 2310.12036). A pair is a group of two rollouts.
+"""
+
+import torch
+from torch import Tensor
+from torch.nn.functional import softplus
+
+from learner.errors import InputError
+from learner.losses.catalogue import policy_loss_function
+from learner.losses.checks import require_finite, require_one_of, require_positive
+from learner.losses.inputs import LossInputs, TokenLoss
+from learner.losses.segments import Segments
+
+
+@policy_loss_function(
+    "dpo",
+    owns_is=False,
+    off_policy=True,
+    unit="group",
+    aggregations=("sequence_mean",),
+    needs={"reference_logprobs", "group_ids"},
+)
+def dpo(
+    inputs: LossInputs,
+    *,
+    beta: float = 0.1,
+    label_smoothing: float = 0.0,
+    variant: str = "sigmoid",
+) -> TokenLoss:
+    """L = −(1 − ε)·log σ(β·z) − ε·log σ(−β·z), z = D(preferred) − D(other).
+
+    D = Σ_t (log current − log reference) over the trained tokens of a sequence. The preferred
+    rollout of a pair is the one with A > 0, the other has A < 0; a tie (A = 0), or a pair of which
+    a rollout is missing, is left out. Both rollouts of a pair carry L on every token, so that
+    `sequence_mean` is the mean over pairs.
+
+        sigmoid   as above, ε = label_smoothing
+        ipo       (z − 1/(2β))², D being means over tokens instead of sums
+
+    Args:
+        inputs: One packed row, of whole groups.
+        beta: Inverse of the distance allowed from the reference.
+        label_smoothing: How probable it is that a preference is the wrong way round, below 0.5.
+        variant: One of the two.
+
+    Returns:
+        Stats count tokens: `unpaired`, `misordered` (of pairs with z < 0), `reference_not_finite`.
+
+    Raises:
+        InputError: Options out of range, inputs without reference or groups, or a group of more
+            than two rollouts.
+    """
+    require_one_of("dpo's variant", variant, ("sigmoid", "ipo"))
+    require_positive("dpo's beta", beta)
+    require_finite("dpo's beta", beta)
+    if not 0 <= label_smoothing < 0.5:
+        raise InputError(f"dpo's label_smoothing must be in [0, 0.5), found {label_smoothing}")
+    margin, paired = _margins(inputs, mean=variant == "ipo")
+    if variant == "ipo":
+        loss = (margin - 1 / (2 * beta)).square()
+    else:
+        wrong, right = softplus(-beta * margin), softplus(beta * margin)
+        loss = (1 - label_smoothing) * wrong + label_smoothing * right
+    stats = {
+        "unpaired": (inputs.trained & ~paired).sum(),
+        "misordered": (paired & (margin.detach() < 0)).sum(),
+        "reference_not_finite": (inputs.trained & ~inputs.referenced).sum(),
+    }
+    return TokenLoss(torch.where(paired, loss.to(inputs.current.dtype), 0.0), stats)
+
+
+def _margins(inputs: LossInputs, *, mean: bool) -> tuple[Tensor, Tensor]:
+    """The z of each token's pair, [N] float64, and which trained tokens belong to one, [N] bool."""
+    sequences, groups = inputs.sequences, Segments(inputs.require("dpo", "group_ids"))
+    group_of = torch.empty_like(sequences.index[: sequences.count])
+    group_of = group_of.scatter(0, sequences.index, groups.index)
+    rollouts = torch.bincount(group_of, minlength=groups.count)
+    if bool((rollouts > 2).any()):
+        raise InputError(
+            f"dpo compares two rollouts of a prompt, found a group of {int(rollouts.max())}; use "
+            "prompts.group_size = 2"
+        )
+    usable = inputs.referenced
+    distance = sequences.sums(inputs.reference_log_ratio)
+    if mean:
+        distance = distance / sequences.sums(usable).clamp(min=1)
+    side = sequences.sums(torch.where(usable, inputs.advantages, 0.0)).sign()
+    of_group = torch.zeros(groups.count, dtype=distance.dtype, device=distance.device)
+    margin = of_group.index_add(0, group_of, side * distance)
+    sides = of_group.index_add(0, group_of, side.abs())
+    balance = of_group.index_add(0, group_of, side)
+    paired = (sides == 2) & (balance == 0)
+    return margin[groups.index], paired[groups.index] & inputs.trained

@@ -1,0 +1,64 @@
+"""GSPO: PPO's clip on the length-normalised ratio of whole sequences, and its token variant.
+
+Zheng et al. 2025 (arXiv 2507.18071, eq. 5-7 and 13-14). Sequences count alike: `sequence_mean`.
+"""
+
+from torch import Tensor
+
+from learner.losses.catalogue import policy_loss_function
+from learner.losses.inputs import LossInputs, TokenLoss, bounded, count_outside
+from learner.losses.ppo import clipped
+
+
+@policy_loss_function("gspo", owns_is=True, unit="sequence", aggregations=("sequence_mean",))
+def gspo(inputs: LossInputs, *, clip_low: float = 3e-4, clip_high: float = 4e-4) -> TokenLoss:
+    """ℓ_t = max(−A·s, −A·clip(s, 1 − clip_low, 1 + clip_high)), s = exp(mean_t log r_t).
+
+    The mean is over the trained tokens of the sequence, r = current / anchor; every token of a
+    sequence carries the sequence's loss.
+
+    Args:
+        inputs: One packed row, of whole sequences.
+        clip_low: ε below 1; ten to a hundred times smaller than PPO's.
+        clip_high: ε above 1.
+
+    Returns:
+        Stats count tokens of the sequences concerned: `clip_low`, `clip_high`, `ratio_bounded`
+        (|mean log-ratio| beyond 20).
+
+    Raises:
+        InputError: Bounds out of order.
+    """
+    return _clipped(inputs, _sequence_log_ratio(inputs), clip_low, clip_high)
+
+
+@policy_loss_function("gspo_token", owns_is=True, unit="sequence", aggregations=("sequence_mean",))
+def gspo_token(inputs: LossInputs, *, clip_low: float = 3e-4, clip_high: float = 4e-4) -> TokenLoss:
+    """GSPO for advantages that differ between tokens: s_t = sg(s) · π(y_t) / sg(π(y_t)).
+
+    Value and gradient are those of `gspo` where a sequence has one advantage. Options, stats and
+    errors are those of `gspo`.
+    """
+    log_ratio = _sequence_log_ratio(inputs).detach()
+    score = inputs.current - inputs.current.detach()
+    return _clipped(inputs, log_ratio, clip_low, clip_high, score)
+
+
+def _sequence_log_ratio(inputs: LossInputs) -> Tensor:
+    """[N] mean log-ratio of each token's sequence, not bounded."""
+    ratio = inputs.raw_log_ratio
+    return inputs.sequences.means(ratio, inputs.trained).to(ratio.dtype)
+
+
+def _clipped(
+    inputs: LossInputs,
+    log_ratio: Tensor,
+    clip_low: float,
+    clip_high: float,
+    score: Tensor | float = 0.0,
+) -> TokenLoss:
+    found = clipped(
+        inputs, (bounded(log_ratio) + score).exp(), clip_low=clip_low, clip_high=clip_high
+    )
+    outside = count_outside(log_ratio, inputs.trained)
+    return TokenLoss(found.per_token, {**found.stats, "ratio_bounded": outside})

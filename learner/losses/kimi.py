@@ -1,0 +1,54 @@
+"""Kimi's policy optimisation: the advantage, and a square that keeps the policy near the sampler's.
+
+K1.5: arXiv 2501.12599, eq. 3. K2: arXiv 2507.20534. By token: ROLL's `kimi15`. The square is about
+the policy that sampled, not about a reference. Advantages are rewards minus the group's mean.
+"""
+
+import torch
+
+from learner.losses.catalogue import policy_loss_function
+from learner.losses.checks import require_finite, require_one_of
+from learner.losses.inputs import LossInputs, TokenLoss
+
+VARIANTS = ("k1.5", "k2", "token_sq")
+
+
+@policy_loss_function(
+    "kimi",
+    owns_is=False,
+    anchor="behavior",
+    off_policy=True,
+    unit="sequence",
+    aggregations=("sequence_mean",),
+    by_option={"variant": {"token_sq": {"unit": "token", "aggregations": None}}},
+)
+def kimi(inputs: LossInputs, *, tau: float = 0.1, variant: str = "k1.5") -> TokenLoss:
+    """L = −Σ_t A·log π(y_t) + τ/2·D² for a sequence, D = Σ_t (log current − log behaviour).
+
+    Every token of a sequence carries L, so that `sequence_mean` is the mean of L over sequences.
+    No ratio is exponentiated, so D is not bounded.
+
+        k1.5       as above
+        k2         (A − τ·D)², whose gradient is 2τ times that of k1.5
+        token_sq   ℓ_t = −A·log π(y_t) + τ/2·(log current − log behaviour)²: without cross terms
+
+    Args:
+        inputs: One packed row, of whole sequences.
+        tau: Weight of the square.
+        variant: One of the three.
+
+    Raises:
+        InputError: Another variant, or a τ that is negative or not finite.
+    """
+    require_one_of("kimi's variant", variant, VARIANTS)
+    require_finite("kimi's tau", tau)
+    gain = inputs.gains * inputs.current
+    if variant == "token_sq":
+        return TokenLoss(tau / 2 * inputs.raw_full_log_ratio.square() - gain, {})
+    sequences, dtype = inputs.sequences, inputs.current.dtype
+    distance = sequences.totals(inputs.raw_full_log_ratio)
+    if variant == "k1.5":
+        loss = tau / 2 * distance.square() - sequences.totals(gain)
+    else:
+        loss = (sequences.means(inputs.gains, inputs.trained) - tau * distance).square()
+    return TokenLoss(torch.where(inputs.trained, loss.to(dtype), 0.0), {})

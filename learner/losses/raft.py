@@ -1,0 +1,54 @@
+"""RAFT: likelihood of what was good, nothing else.
+
+Dong et al. 2023 (arXiv 2304.06767); all positives: as in Xiong et al. 2025 (arXiv 2504.11343).
+"""
+
+import torch
+from torch import Tensor
+
+from learner.losses.catalogue import policy_loss_function
+from learner.losses.checks import require_one_of
+from learner.losses.inputs import LossInputs, TokenLoss
+from learner.losses.segments import Segments
+
+
+@policy_loss_function(
+    "raft",
+    owns_is=False,
+    off_policy=True,
+    by_option={"keep": {"best": {"unit": "group", "needs": frozenset({"group_ids"})}}},
+)
+def raft(inputs: LossInputs, *, keep: str = "positive") -> TokenLoss:
+    """ℓ_t = −log π(y_t) on rollouts that are kept, 0 on the others. No importance weights.
+
+    Denominators stay those of all rollouts: what is not kept counts as 0.
+
+    Args:
+        inputs: One packed row; of whole groups for "best".
+        keep: "positive": rollouts better than their baseline (A > 0); "best": the best of each
+            group that has a positive one. Several equally good share its weight, which is what
+            breaking the tie at random comes to in expectation.
+
+    Returns:
+        Stats count tokens: `kept`.
+
+    Raises:
+        InputError: Another `keep`, or "best" without `group_ids`.
+    """
+    require_one_of("raft's keep", keep, ("positive", "best"))
+    weight = (inputs.gains > 0).to(inputs.current.dtype)
+    if keep == "best":
+        weight = weight * _share_of_best(inputs)
+    return TokenLoss(-weight * inputs.current, {"kept": (weight > 0).sum()})
+
+
+def _share_of_best(inputs: LossInputs) -> Tensor:
+    """[N] 1 / (number of best rollouts in the group) for tokens of a best one, else 0."""
+    groups = Segments(inputs.require('raft with keep = "best"', "group_ids"))
+    gains = torch.where(inputs.trained, inputs.gains, -torch.inf)
+    highest = gains.new_full((groups.count,), -torch.inf)
+    highest = highest.scatter_reduce(0, groups.index, gains, "amax")
+    best = inputs.trained & (gains == highest[groups.index])
+    # A rollout counts once, however many tokens it has.
+    once = torch.where(best, 1 / inputs.sequences.totals(best).clamp(min=1), 0.0)
+    return torch.where(best, 1 / groups.totals(once).clamp(min=1), 0.0).to(inputs.current.dtype)

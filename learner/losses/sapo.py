@@ -1,0 +1,40 @@
+"""SAPO: a smooth gate on the ratio instead of a hard clip.
+
+Gao et al. 2025 (arXiv 2511.20347). The paper aggregates by `sequence_mean`.
+"""
+
+import torch
+
+from learner.losses.catalogue import policy_loss_function
+from learner.losses.checks import require_finite, require_positive
+from learner.losses.inputs import LossInputs, TokenLoss, count_outside
+
+
+@policy_loss_function("sapo", owns_is=True)
+def sapo(inputs: LossInputs, *, tau_positive: float = 1.0, tau_negative: float = 1.05) -> TokenLoss:
+    """ℓ_t = −A · f(r), f(r) = σ(τ·(r − 1)) · 4/τ, r = current / anchor.
+
+    f′(1) = 1, so that on-policy the gradient is REINFORCE's; away from 1 it decays with 4·p(1 − p),
+    p = σ(τ·(r − 1)). The value itself is offset: f(1) = 2/τ.
+
+    Args:
+        inputs: One packed row.
+        tau_positive: τ where A > 0.
+        tau_negative: τ elsewhere; a larger one lets negatives decay faster.
+
+    Returns:
+        Stats count tokens: `damped` (their gradient weight 4·p(1 − p) is below one half),
+        `ratio_bounded` (log-ratio beyond ± 20).
+
+    Raises:
+        InputError: A τ that is not positive and finite.
+    """
+    for name, value in (("tau_positive", tau_positive), ("tau_negative", tau_negative)):
+        require_positive(f"sapo's {name}", value)
+        require_finite(f"sapo's {name}", value)
+    ratio, gains = inputs.log_ratio.exp(), inputs.gains
+    tau = torch.where(gains > 0, tau_positive, ratio.new_tensor(tau_negative))
+    gate = torch.sigmoid(tau * (ratio - 1))
+    damped = inputs.trained & (4 * gate.detach() * (1 - gate.detach()) < 0.5)
+    outside = count_outside(inputs.raw_log_ratio, inputs.trained)
+    return TokenLoss(-gains * gate * 4 / tau, {"damped": damped.sum(), "ratio_bounded": outside})

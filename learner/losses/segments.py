@@ -1,0 +1,35 @@
+"""Which tokens of a packed row belong together: to one sequence, or to one group."""
+
+import torch
+from torch import Tensor
+
+
+class Segments:
+    """The tokens of a row by an id they share.
+
+    Example:
+        >>> Segments(torch.tensor([7, 7, 2])).totals(torch.tensor([1.0, 2.0, 5.0])).tolist()
+        [3.0, 3.0, 5.0]
+    """
+
+    def __init__(self, ids: Tensor) -> None:
+        """`ids` is [N] integers, in any order."""
+        values, self.index = torch.unique(ids, return_inverse=True)
+        self.count = len(values)
+
+    def sums(self, values: Tensor) -> Tensor:
+        """Of [N] numbers or booleans the sum over each segment, [segments] float64."""
+        zeros = values.new_zeros(self.count, dtype=torch.float64)
+        return zeros.index_add(0, self.index, values.double())
+
+    def totals(self, values: Tensor) -> Tensor:
+        """For each token the sum of `values` [N] over its segment, [N] float64."""
+        return self.sums(values)[self.index]
+
+    def means(self, values: Tensor, chosen: Tensor) -> Tensor:
+        """For each token the mean of `values` over the tokens `chosen` [N] bool of its segment.
+
+        0 where a segment has none of them; [N] float64.
+        """
+        total = self.totals(torch.where(chosen, values, 0.0))
+        return total / self.totals(chosen).clamp(min=1)

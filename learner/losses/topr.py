@@ -1,0 +1,49 @@
+"""TOPR: positives by plain likelihood, negatives tapered as the policy leaves them behind.
+
+Le Roux et al. 2025 (arXiv 2503.14286, eq. 8). Made for stale rollouts: its ratio is to the
+behaviour policy always.
+"""
+
+import torch
+
+from learner.losses.catalogue import policy_loss_function
+from learner.losses.checks import require_one_of
+from learner.losses.inputs import LossInputs, TokenLoss, bounded, count_outside
+
+
+@policy_loss_function(
+    "topr",
+    owns_is=True,
+    anchor="behavior",
+    off_policy=True,
+    unit="sequence",
+    by_option={"level": {"token": {"unit": "token"}}},
+)
+def topr(inputs: LossInputs, *, level: str = "sequence") -> TokenLoss:
+    """ℓ_t = −w · A · log π(y_t), w = 1 where A ≥ 0, else sg(min(current / behaviour, 1)).
+
+    Args:
+        inputs: One packed row; of whole sequences at the sequence level.
+        level: "sequence": the product of the ratios of all trained tokens (the paper); "token":
+            each token's own (ROLL).
+
+    Returns:
+        Stats count tokens with A < 0: `tapered` (weight below 1/2), `capped` (ratio above 1),
+        `ratio_bounded` (log-ratio beyond ± 20).
+
+    Raises:
+        InputError: Another level.
+    """
+    require_one_of("topr's level", level, ("sequence", "token"))
+    log_ratio = inputs.raw_full_log_ratio.detach()
+    if level == "sequence":
+        log_ratio = inputs.sequences.totals(log_ratio).to(log_ratio.dtype)
+    ratio = bounded(log_ratio).exp()
+    negative = inputs.trained & (inputs.gains < 0)
+    weight = torch.where(negative, ratio.clamp(max=1), 1.0)
+    stats = {
+        "tapered": (negative & (ratio < 0.5)).sum(),
+        "capped": (negative & (ratio > 1)).sum(),
+        "ratio_bounded": count_outside(log_ratio, negative),
+    }
+    return TokenLoss(-weight * inputs.gains * inputs.current, stats)

@@ -1,0 +1,62 @@
+"""How weights are changed: the settings that policy, critic, reward model and warm start share."""
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+Dtype = Literal["float32", "bfloat16"]
+
+Beta = Annotated[float, Field(ge=0, lt=1)]
+
+
+class Section(BaseModel):
+    """A frozen section of a recipe that refuses unknown keys."""
+
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False
+    )
+
+
+class ScheduleConfig(Section):
+    """Learning rate over optimizer steps."""
+
+    kind: Literal["constant", "linear", "cosine"] = "constant"
+    """After the warm-up: constant, or a linear or cosine decay to `final_fraction`."""
+    warmup_steps: int = Field(default=0, ge=0)
+    """Optimizer steps over which the rate rises linearly from 0 to its full value."""
+    decay_from: float = Field(default=0.0, ge=0, lt=1)
+    """Share of all steps after which a linear or cosine decay begins."""
+    final_fraction: float = Field(default=0.0, ge=0, le=1)
+    """Rate at the last step, as a fraction of the full rate."""
+
+
+class OptimizerConfig(Section):
+    """AdamW for every parameter, or Muon for the matrices inside the layers."""
+
+    optimizer: Literal["adamw", "muon"] = "adamw"
+    """`muon` orthogonalises the updates of 2-D weights inside layers; the rest stays AdamW."""
+    learning_rate: float = Field(default=1e-6, gt=0)
+    """Full rate of AdamW."""
+    muon_learning_rate: float = Field(default=0.02, gt=0)
+    """Full rate of Muon; without effect under `adamw`."""
+    betas: tuple[Beta, Beta] = (0.9, 0.95)
+    """Shares of the running means of gradient and squared gradient that a step keeps."""
+    weight_decay: float = Field(default=0.0, ge=0)
+    gradient_clipping: float = Field(default=1.0, ge=0)
+    """Largest global gradient norm; 0 switches clipping off."""
+    schedule: ScheduleConfig = ScheduleConfig()
+
+
+def check_deepspeed(config: OptimizerConfig, *, dtype: Dtype, zero_stage: int) -> None:
+    """Refuses what DeepSpeed cannot do, or does otherwise than it says."""
+    if dtype == "bfloat16" and zero_stage == 0:
+        raise ValueError(
+            'dtype = "bfloat16" needs zero_stage >= 1, not 0: only ZeRO keeps float32 gradients '
+            "and weights beside them"
+        )
+    if config.optimizer == "muon" and zero_stage > 0 and config.gradient_clipping > 0:
+        raise ValueError(
+            f'optimizer = "muon" with zero_stage = {zero_stage} and gradient_clipping = '
+            f"{config.gradient_clipping:g}: under ZeRO the orthogonalised update is clipped, not "
+            "the gradient; use gradient_clipping = 0, or zero_stage = 0"
+        )

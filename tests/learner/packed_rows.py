@@ -1,0 +1,118 @@
+"""Random packed rows in float64, and the same tokens as padded arrays."""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+
+from learner.losses import LossInputs
+
+LENGTHS = (4, 3, 1, 5, 2, 2, 3, 4)
+VERSION = 7
+
+
+def random_row(seed=0, *, proximal=False, spread=0.4):
+    """Four groups of two sequences: pairs, a tie, and one that is masked out altogether.
+
+    The first token of every sequence but the one-token one is a prompt; ids are not in order.
+    """
+    make = torch.Generator().manual_seed(seed)
+    lengths = torch.tensor(LENGTHS)
+    count, total = len(LENGTHS), int(lengths.sum())
+    names = torch.tensor([40, 12, 5, 31, 8, 90, 2, 77])
+
+    def noise(scale=spread):
+        return scale * torch.randn(total, generator=make, dtype=torch.float64)
+
+    current = -3 * torch.rand(total, generator=make, dtype=torch.float64) - 0.05
+    of = torch.arange(count).repeat_interleave(lengths)
+    starts = lengths.cumsum(0) - lengths
+    mask = torch.rand(total, generator=make) < 0.85
+    mask[starts] = False
+    mask[starts[2]] = True
+    mask[starts + lengths - 1] = True
+    mask[of == 5] = False
+    size = 0.5 + torch.rand(count, generator=make, dtype=torch.float64)
+    advantages = size * torch.tensor([1, -1, -1, 1, 1, -1, 0, 0], dtype=torch.float64)
+    groups = torch.tensor([3, 3, 1, 1, 9, 9, 4, 4])
+    versions = torch.randint(VERSION - 3, VERSION + 1, (total,), generator=make)
+    return LossInputs(
+        logprobs=current.requires_grad_(),
+        behavior_logprobs=current.detach() + noise(),
+        advantages=advantages[of],
+        mask=mask,
+        sequence_ids=names[of],
+        proximal_logprobs=current.detach() + noise(0.3) if proximal else None,
+        reference_logprobs=current.detach() + noise(0.6),
+        versions=torch.where(mask, versions, -1),
+        group_ids=groups[of],
+        version=VERSION,
+        rewards=(advantages > 0).double()[of],
+        entropies=torch.rand(total, generator=make, dtype=torch.float64).requires_grad_(),
+    )
+
+
+def sequence_mean(inputs, per_token):
+    """Mean over sequences with tokens to train of the mean over their tokens."""
+    means = [
+        per_token[(inputs.sequence_ids == name) & inputs.mask].mean()
+        for name in torch.unique(inputs.sequence_ids).tolist()
+        if bool(((inputs.sequence_ids == name) & inputs.mask).any())
+    ]
+    return torch.stack(means).mean()
+
+
+def moved(inputs, logprobs):
+    """The same row under another current policy."""
+    return replace(inputs, logprobs=logprobs)
+
+
+@dataclass
+class Padded:
+    """The same tokens as [B, T] arrays, padded with nan."""
+
+    frozen: np.ndarray
+    behavior: np.ndarray
+    proximal: np.ndarray | None
+    reference: np.ndarray
+    advantages: np.ndarray
+    mask: np.ndarray
+    lags: np.ndarray
+    groups: list
+    rewards: np.ndarray
+    entropies: np.ndarray
+    places: list
+
+    def pack(self, values):
+        """[B, T] back to [N]."""
+        return np.array([values[place] for place in self.places])
+
+    def unpack(self, values):
+        """[N] to [B, T]."""
+        shape = (len(self.groups), max(LENGTHS))
+        values = np.asarray(values)
+        padding = False if values.dtype == bool else np.nan
+        array = np.full(shape, padding, dtype=bool if values.dtype == bool else float)
+        for place, value in zip(self.places, values, strict=True):
+            array[place] = value
+        return array
+
+
+def pad(inputs):
+    """A row from `random_row` as padded arrays."""
+    places = [(i, t) for i, length in enumerate(LENGTHS) for t in range(length)]
+    starts = [0, *np.cumsum(LENGTHS)[:-1]]
+    empty = np.zeros(0)
+    padded = Padded(*[empty] * 7, groups=inputs.group_ids[starts].tolist(), rewards=empty,
+                    entropies=empty, places=places)  # fmt: skip
+    padded.frozen = padded.unpack(inputs.logprobs.detach())
+    padded.behavior = padded.unpack(inputs.behavior_logprobs)
+    proximal = inputs.proximal_logprobs
+    padded.proximal = None if proximal is None else padded.unpack(proximal)
+    padded.reference = padded.unpack(inputs.reference_logprobs)
+    padded.advantages = padded.unpack(inputs.advantages)
+    padded.mask = padded.unpack(inputs.mask)
+    padded.lags = padded.unpack(inputs.version - inputs.versions)
+    padded.rewards = padded.unpack(inputs.rewards)
+    padded.entropies = padded.unpack(inputs.entropies.detach())
+    return padded

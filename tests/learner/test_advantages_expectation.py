@@ -1,0 +1,98 @@
+"""What estimators claim in expectation, by enumerating every group a small softmax can draw."""
+
+from itertools import product
+
+import pytest
+import torch
+
+from learner.advantages import compute_advantages
+
+LOGITS = torch.tensor([0.3, -0.7, 0.1], dtype=torch.float64)
+REWARDS = torch.tensor([1.0, 0.2, -0.5], dtype=torch.float64)
+BINARY = torch.tensor([1.0, 0.0, 0.0], dtype=torch.float64)
+LENGTHS = torch.tensor([1, 5, 2])
+
+
+def expected_gradient(name, size, outcome_rewards=REWARDS, **options):
+    """E[(1/G) Σ A_i ∇ log p(y_i)] over all groups of `size` outcomes, [3]."""
+    probabilities = LOGITS.softmax(0)
+    scores = torch.eye(3, dtype=torch.float64) - probabilities  # row y: ∇ log p(y)
+    total = torch.zeros(3, dtype=torch.float64)
+    for outcomes in product(range(3), repeat=size):
+        drawn = torch.tensor(outcomes)
+        advantages = compute_advantages(
+            name,
+            outcome_rewards[drawn],
+            torch.zeros(size, dtype=torch.int64),
+            lengths=LENGTHS[drawn],
+            baseline_rewards=outcome_rewards[LOGITS.argmax()].expand(size),
+            **options,
+        ).values.double()
+        gradient = (advantages[:, None] * scores[drawn]).mean(0)
+        total += probabilities[drawn].prod() * gradient
+    return total
+
+
+def gradient_of(objective):
+    logits = LOGITS.clone().requires_grad_()
+    objective(logits.softmax(0)).backward()
+    return logits.grad
+
+
+REWARD_GRADIENT = gradient_of(lambda probabilities: (probabilities * REWARDS).sum())
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("rloo", {}),
+        ("remax", {}),
+        ("reinforce", {"baseline": "leave_one_out"}),
+        # A running mean of earlier batches that stays as it is.
+        ("reinforce", {"baseline": "ema", "decay": 1, "state": {"ema": 0.9, "ema_weight": 1.0}}),
+    ],
+)
+@pytest.mark.parametrize("size", [2, 3, 4])
+def test_the_gradient_is_that_of_the_expected_reward(name, options, size):
+    found = expected_gradient(name, size, **options)
+    torch.testing.assert_close(found, REWARD_GRADIENT, atol=1e-7, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("name", "options"), [("dr_grpo", {}), ("reinforce", {"baseline": "mean"})]
+)
+@pytest.mark.parametrize("size", [2, 3, 4])
+def test_a_baseline_that_includes_the_rollout_shortens_the_gradient(name, options, size):
+    found = expected_gradient(name, size, **options)
+    shorter = (size - 1) / size * REWARD_GRADIENT
+    torch.testing.assert_close(found, shorter, atol=1e-7, rtol=0)
+
+
+@pytest.mark.parametrize("name", ["grpo", "opo"])
+def test_what_claims_no_unbiasedness_has_none(name):
+    found = expected_gradient(name, 3)
+    direction = torch.nn.functional.cosine_similarity(found, REWARD_GRADIENT, dim=0)
+    assert 0.9 < direction < 1 - 1e-6
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 5])
+def test_maxrl_climbs_the_likelihood_to_the_order_below_the_group_size(size):
+    def objective(probabilities):
+        p = (probabilities * BINARY).sum()
+        return sum((1 - (1 - p) ** k) / k for k in range(1, size)) + 0 * p
+
+    found = expected_gradient("maxrl", size, BINARY)
+    torch.testing.assert_close(found, gradient_of(objective), atol=1e-7, rtol=0)
+
+
+@pytest.mark.parametrize(("size", "k"), [(3, 2), (4, 2), (4, 3)])
+def test_pass_at_k_climbs_pass_at_k(size, k):
+    def objective(probabilities):
+        return 1 - (1 - (probabilities * BINARY).sum()) ** k
+
+    found = expected_gradient("pass_at_k", size, BINARY, k=k)
+    assert (found * gradient_of(objective)).sum() > 0
+
+
+def test_pass_at_k_of_the_whole_group_teaches_nothing():
+    assert not expected_gradient("pass_at_k", 3, BINARY, k=3).any()

@@ -1,0 +1,337 @@
+"""The objective around the policy loss: penalties, critic, reference, what is dropped."""
+
+import json
+import math
+
+import pytest
+import torch
+from rollouts import PlainEngine, TinyPolicy, group, random_groups, rollout
+
+from learner import objective_config
+from learner.advantages import ESTIMATORS
+from learner.config import LearnerConfig
+from learner.corrections import CORRECTIONS
+from learner.engine import Forward
+from learner.errors import InputError
+from learner.losses import LOSSES
+from learner.objective import Objective, corrects_off_policyness
+from learner.update import Updater
+
+
+class PlainCritic(PlainEngine):
+    """A critic of plain torch: the log-probabilities of a `TinyPolicy`, made into values."""
+
+    def values(self, token_ids, position_ids):
+        return 3 + self.forward(token_ids, position_ids).logprobs
+
+
+class PlainReference:
+    """A frozen `TinyPolicy`, as `reference.Reference`."""
+
+    def __init__(self, shift=0.0):
+        self.policy = TinyPolicy()
+        self.mixes = []
+        with torch.no_grad():
+            self.policy.head.weight += shift * torch.randn(
+                self.policy.head.weight.shape, generator=torch.Generator().manual_seed(1)
+            )
+
+    @torch.no_grad()
+    def logprobs(self, token_ids, position_ids):
+        return self.policy(token_ids, position_ids)[0]
+
+    def refresh(self, weights, mix):
+        self.mixes.append((len(list(weights)), mix))
+
+
+class EntropyEngine(PlainEngine):
+    """Lets entropies have a gradient, as policies do under an entropy bonus."""
+
+    def forward(self, token_ids, position_ids):
+        logprobs, entropies = self.policy(token_ids, position_ids, entropy_gradient=True)
+        return Forward(logprobs, entropies)
+
+
+def train(groups, *, reference=None, **settings):
+    """The engine after one update, and its statistics."""
+    engine = PlainEngine()
+    statistics = Updater(engine, LearnerConfig(**settings), reference=reference).update(groups, 0)
+    assert json.loads(json.dumps(statistics)) == statistics
+    return engine, statistics
+
+
+def learn(critic, *, version=0, **settings):
+    """As `train`, with a critic and its settings."""
+    engine, config = PlainEngine(), LearnerConfig(advantage="gae", critic=settings)
+    return engine, Updater(engine, config, critic=critic).update(random_groups(), version)
+
+
+KL = {"kl": {"coefficient": 0.5}}
+
+
+def test_the_gradient_at_the_reference_has_no_pull_and_away_from_it_points_back():
+    groups = random_groups()
+    plain, _ = train(groups)
+    at, none = train(groups, reference=PlainReference(), **KL)
+    torch.testing.assert_close(at.gradient, plain.gradient, atol=1e-6, rtol=1e-6)
+    assert none["reference_kl"] == pytest.approx(0.0, abs=1e-6)
+    away, some = train(groups, reference=PlainReference(shift=1.0), **KL)
+    assert some["reference_kl"] > 0.01
+    assert some["loss"] > some["policy_loss"]
+    far, _ = train(groups, reference=PlainReference(shift=1.0), kl={"coefficient": 1.0})
+    pull, twice = away.gradient - plain.gradient, far.gradient - plain.gradient
+    torch.testing.assert_close(twice, 2 * pull, atol=1e-6, rtol=1e-5)
+
+
+def test_kl_in_the_reward_is_taken_off_before_the_baseline_and_adds_no_term():
+    groups = random_groups()
+    _, found = train(
+        groups,
+        reference=PlainReference(shift=1.0),
+        kl={"coefficient": 0.5, "placement": "reward"},
+    )
+    _, plain = train(groups)
+    assert found["loss"] == found["policy_loss"] != plain["policy_loss"]
+    assert found["reward_mean"] == plain["reward_mean"]
+
+
+def test_an_adaptive_coefficient_follows_the_measured_kl_and_is_state():
+    reference = PlainReference(shift=1.0)
+    config = LearnerConfig(kl={"coefficient": 0.1, "target": 1e-3, "horizon": 12})
+    updater = Updater(PlainEngine(), config, reference=reference)
+    first = updater.update(random_groups(), 0)
+    second = updater.update(random_groups(), 1)
+    assert first["kl_coefficient"] == 0.1
+    assert second["kl_coefficient"] == pytest.approx(0.1 * 1.2)
+    other = Objective(config)
+    other.state.update(updater.objective.state)
+    assert other.kl_coefficient == updater.objective.kl_coefficient
+
+
+def test_the_reference_is_refreshed_at_the_versions_asked_for():
+    reference = PlainReference()
+    kl = {"coefficient": 0.1, "refresh_every": 3, "refresh_mix": 0.6}
+    updater = Updater(PlainEngine(), LearnerConfig(kl=kl), reference=reference)
+    counts = []
+    for version in range(6):
+        updater.update(random_groups(), version)
+        counts.append(len(reference.mixes))
+    assert counts == [0, 0, 1, 1, 1, 2]
+    assert reference.mixes[0] == (2, 0.6)
+
+
+def test_an_entropy_bonus_raises_entropy():
+    flat = [group("a", [rollout([1, 2, 3, 4], reward=0.5, index=i) for i in range(2)])]
+    engine = EntropyEngine(learning_rate=0.5)
+    config = LearnerConfig(entropy={"coefficient": 1.0})
+    updater = Updater(engine, config)
+    entropies = [updater.update(flat, version)["entropy_mean"] for version in range(3)]
+    assert entropies[0] < entropies[1] < entropies[2] <= math.log(11)
+
+
+def test_an_adaptive_entropy_bonus_grows_below_its_target():
+    config = LearnerConfig(entropy={"target": 2.39, "step": 0.1})
+    updater = Updater(EntropyEngine(), config)
+    found = [updater.update(random_groups(), v)["entropy_coefficient"] for v in range(3)]
+    assert found == pytest.approx([0.0, 0.1, 0.2])
+
+
+@pytest.mark.parametrize("budget", [16, 40, 10_000])
+def test_positive_examples_are_a_mean_over_all_of_their_tokens(budget):
+    groups = random_groups()
+    plain, _ = train(groups, microbatch_tokens=budget)
+    both, found = train(groups, microbatch_tokens=budget, positive_nll=0.5)
+    policy = TinyPolicy()
+    right = [one for item in groups for one in item.rollouts if one.reward > 0]
+    nll = torch.cat(
+        [
+            -policy(torch.tensor(one.token_ids), torch.arange(len(one.token_ids)))[0][2:]
+            for one in right
+        ]
+    ).mean()
+    assert found["loss"] - found["policy_loss"] == pytest.approx(0.5 * nll.item(), rel=1e-6)
+    assert (both.gradient - plain.gradient).norm() > 1e-3
+
+
+def test_gae_trains_a_critic_beside_the_policy():
+    critic = PlainCritic()
+    engine, found = learn(critic)
+    assert engine.steps_taken == critic.steps_taken == 1
+    assert found["value_loss"] > 0
+    assert found["critic_grad_norm"] > 0
+    assert found["explained_variance"] < 1
+
+
+def test_a_critic_learns_to_explain_the_returns_of_a_batch():
+    critic = PlainCritic(learning_rate=0.5)
+    config = LearnerConfig(advantage="gae", critic={"clip": None})
+    updater = Updater(PlainEngine(learning_rate=0.0), config, critic=critic)
+    losses = [updater.update(random_groups(), 0)["value_loss"] for _ in range(30)]
+    assert losses[-1] < 0.7 * losses[0]
+
+
+def test_value_pretraining_leaves_the_policy_alone():
+    critic = PlainCritic()
+    engine, found = learn(critic, version=1, pretrain_batches=2)
+    assert (engine.steps_taken, critic.steps_taken) == (0, 1)
+    assert found["optimizer_steps"] == 0
+    assert found["grad_norm"] is None
+    assert found["ess"] is not None
+    engine, _ = learn(PlainCritic(), version=2, pretrain_batches=2)
+    assert engine.steps_taken == 1
+
+
+@pytest.mark.parametrize("budget", [16, 40, 10_000])
+def test_pairs_lie_whole_in_a_row_whatever_its_capacity(budget):
+    groups = random_groups(count=5)
+    settings = {
+        "advantage": "best_worst",
+        "loss": "dpo",
+        "aggregation": "sequence_mean",
+        "microbatch_tokens": budget,
+    }
+    reference = PlainReference(shift=0.5)
+    engine, found = train(groups, reference=reference, **settings)
+    whole, one = train(groups, reference=reference, **{**settings, "microbatch_tokens": 10_000})
+    torch.testing.assert_close(engine.gradient, whole.gradient, atol=1e-9, rtol=1e-9)
+    assert found["loss"] == pytest.approx(one["loss"], abs=1e-9)
+    assert found["fractions"]["unpaired"] == 0
+    assert found["rollouts_trained"] % 2 == 0
+    assert found["dropped_rollouts"] == 20 - found["rollouts_trained"]
+
+
+ALL = [
+    {"advantage": name, "loss": loss, "correction": correction, "aggregation": aggregation}
+    for name, loss, correction, aggregation in [
+        ("batch_norm", "cispo", "none", "prompt_mean"),
+        ("reinforce_pp", "ppo", "none", "token_mean"),
+        ("pass_at_k", "cispo", "none", "token_mean"),
+        ("reinforce_pp_baseline", "dapo", "geometric_mis", "token_mean"),
+        ("opo", "reinforce", "sequence_tis", "sequence_mean"),
+        ("gdpo", "sapo", "none", "sequence_mean"),
+        ("maxrl", "topr", "none", "sequence_mean"),
+        ("batch_norm", "gspo", "none", "sequence_mean"),
+        ("rloo", "gspo_token", "none", "sequence_mean"),
+        ("dr_grpo", "kimi", "none", "sequence_mean"),
+        ("best_of_n", "raft", "none", "sequence_mean"),
+        ("grpo", "decoupled_ppo", "none", "token_mean"),
+        ("grpo", "reinforce", ["mis", "veto"], "fixed_length"),
+        ("grpo", "reinforce", "icepop", "token_mean"),
+        ("grpo", "reinforce", "sequence_mis", "token_mean"),
+    ]
+]
+WIDE = {
+    "gspo": {"clip_low": 0.9, "clip_high": 9.0},
+    "gspo_token": {"clip_low": 0.9, "clip_high": 9.0},
+    "geometric_mis": {"low": 0.1, "high": 10.0},
+}
+"""Bounds that the made-up log-probabilities are within."""
+
+
+@pytest.mark.parametrize("settings", ALL, ids=lambda s: f"{s['advantage']}-{s['loss']}")
+def test_every_algorithm_has_one_gradient_for_every_micro_batching_and_order(settings):
+    groups = [
+        group(
+            item.group_id,
+            [
+                rollout(
+                    list(one.token_ids),
+                    reward=one.reward,
+                    logprobs=list(one.behavior_logprobs)[2:],
+                    index=one.sample_index,
+                    reward_parts={"task": one.reward},
+                )
+                for one in item.rollouts
+            ],
+        )
+        for item in random_groups(count=4)
+    ]
+    settings = {
+        **settings,
+        "fixed_length": 12,
+        "loss_options": WIDE.get(settings["loss"], {}),
+        "correction_options": WIDE.get(str(settings["correction"]), {}),
+        "advantage_options": {"k": 2} if settings["advantage"] == "pass_at_k" else {},
+    }
+    whole, one = train(groups, microbatch_tokens=10_000, **settings)
+    assert torch.isfinite(whole.gradient).all()
+    assert whole.gradient.norm() > 0
+    for capacity in (16, 40):
+        cut, many = train(groups, microbatch_tokens=capacity, **settings)
+        torch.testing.assert_close(cut.gradient, whole.gradient, atol=1e-9, rtol=1e-7)
+        assert many["loss"] == pytest.approx(one["loss"], abs=1e-8)
+    turned, _ = train(groups[::-1], **settings)
+    torch.testing.assert_close(turned.gradient, whole.gradient, atol=1e-6, rtol=1e-6)
+
+
+def test_what_recipes_know_of_the_algorithms_is_what_these_say():
+    assert set(objective_config.ADVANTAGES) == set(ESTIMATORS)
+    assert set(objective_config.LOSSES) == set(LOSSES)
+    assert set(objective_config.CORRECTIONS) == set(CORRECTIONS)
+    relative = {name for name in ESTIMATORS if ESTIMATORS[name].relative}
+    assert set(objective_config.GROUP_ADVANTAGES) == relative
+    own = {name for name in LOSSES if LOSSES[name].owns_is}
+    proximal = {name for name in own if LOSSES[name].under({}).anchor == "proximal"}
+    assert set(objective_config.RATIO_LOSSES) == proximal
+    assert set(objective_config.BEHAVIOR_LOSSES) == own - proximal
+    meant = {name for name in LOSSES if LOSSES[name].off_policy} - own
+    assert set(objective_config.OFF_POLICY_LOSSES) == meant
+    whole = {name for name in LOSSES if LOSSES[name].aggregations == ("sequence_mean",)}
+    assert set(objective_config.SEQUENCE_LOSSES) == whole
+    weighing = {name for name in CORRECTIONS if CORRECTIONS[name].weighs}
+    assert set(objective_config.WEIGHTS) == weighing
+
+
+@pytest.mark.parametrize("loss", objective_config.LOSSES)
+@pytest.mark.parametrize("steps", [1, 2])
+def test_what_a_recipe_says_of_staleness_is_what_the_loss_says(loss, steps):
+    aggregation = "sequence_mean" if loss in objective_config.SEQUENCE_LOSSES else "token_mean"
+    advantage = "best_worst" if loss == "dpo" else "grpo"
+    config = LearnerConfig(loss=loss, epochs=steps, aggregation=aggregation, advantage=advantage)
+    assert corrects_off_policyness(config) == config.corrects_off_policyness
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"loss": "topr", "correction": "tis"}, "already weighs by the behaviour policy"),
+        ({"loss": "cispo", "correction": ["veto", "mis"]}, "would count it twice"),
+        ({"loss": "kimi", "correction": "tis", "aggregation": "sequence_mean"}, "unweighed"),
+        (
+            {
+                "loss": "dpo",
+                "advantage": "best_worst",
+                "aggregation": "sequence_mean",
+                "correction": "veto",
+            },
+            "one of pairs",
+        ),
+        (
+            {"loss": "decoupled_ppo", "loss_options": {"proximal": "detach"}, "epochs": 2},
+            'use "recompute", or one step',
+        ),
+        ({"loss": "gspo"}, 'use aggregation = "sequence_mean"'),
+        ({"advantage": "gae"}, r"needs a \[learner.critic\] section"),
+        ({"critic": {}}, 'needs advantage = "gae"'),
+        ({"loss": "dpo", "aggregation": "sequence_mean"}, 'use advantage = "best_worst"'),
+        ({"correction": []}, 'an empty list; write "none"'),
+        ({"correction": ["tsi"]}, "did you mean 'tis'"),
+        ({"entropy": {}}, "give a coefficient above 0"),
+        ({"advantage": "gae", "critic": {"shared": True, "path": "x"}}, "leave both out"),
+    ],
+)
+def test_settings_that_contradict_each_other_are_refused(settings, said):
+    with pytest.raises(ValueError, match=said):
+        LearnerConfig(**settings)
+
+
+@pytest.mark.parametrize("correction", objective_config.REJECTIONS)
+def test_a_rejection_goes_with_a_loss_that_owns_its_ratio(correction):
+    options = {"lag_mask": {"max_lag": 1}, "kl_mask": {"threshold": 1.0}}.get(correction, {})
+    config = LearnerConfig(loss="cispo", correction=correction, correction_options=options)
+    Objective(config)
+
+
+def test_missing_inputs_of_an_estimator_are_named():
+    with pytest.raises(InputError, match=r"remax.*needs baseline_rewards"):
+        train(random_groups(), advantage="remax", loss="reinforce")
