@@ -32,9 +32,9 @@ def test_rewards_are_tied_up_to_rounding_relative_to_their_size(
 
 
 def test_the_learner_calls_the_same_rewards_tied() -> None:
-    from learner.advantages import estimator
+    from learner.advantages import grouped
 
-    assert estimator.TIE == TIE
+    assert grouped.TIE == TIE
 
 
 def test_only_so_many_are_dropped_for_a_batch_and_the_next_batch_begins_anew() -> None:
