@@ -12,8 +12,8 @@ import pytest
 
 from tests.deploy.conftest import RECIPE
 
-pytestmark = [pytest.mark.ray, pytest.mark.deepspeed]
-WAIT_SECONDS = 150.0
+pytestmark = [pytest.mark.ray, pytest.mark.deepspeed, pytest.mark.timeout(600)]
+WAIT_SECONDS = 240.0
 ACTOR, ENGINE = "ray::RolloutActor", "VLLM::EngineCore"
 
 
@@ -122,6 +122,7 @@ def test_a_run_whose_actors_are_killed_loses_and_doubles_nothing(headway):
     assert summary["tokens_generated"] >= summary["tokens_trained"] > 0
 
 
+@pytest.mark.slow
 def test_an_actor_that_dies_too_often_ends_the_run_with_one_message(headway):
     with going(
         headway, "mortal", "steps=100000", "heldout.every=100000", "deploy.max_restarts=0"
@@ -140,6 +141,7 @@ def test_an_actor_that_dies_too_often_ends_the_run_with_one_message(headway):
     assert summary["accounting"]["balanced"]
 
 
+@pytest.mark.slow
 def test_an_error_of_the_users_in_one_actor_ends_the_run_and_restarts_nothing(headway):
     """The reward imports in the driver, which checks it, and in one actor, but not in the other."""
     (headway.folder / "third_time.py").write_text(

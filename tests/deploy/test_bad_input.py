@@ -81,7 +81,7 @@ def refuse(case, folder, tiny_model, monkeypatch, capfd):
     assert tree(folder) == before
 
 
-@pytest.mark.parametrize("command", ["validate", "run"])
+@pytest.mark.parametrize("command", ["validate", pytest.param("run", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("case", RECIPES, ids=ids(RECIPES))
 def test_a_broken_recipe_is_refused(case, command, here, tiny_model, monkeypatch, capfd):
     case = Case(**{**vars(case), "command": command})
