@@ -136,7 +136,9 @@ class EpisodeRunner:
         train = lease.purpose is Purpose.TRAIN
         rewards = self.rewards if train else self.heldout_rewards
         score = await rewards.score(lease.prompt, reply, finish_reason)
-        parts = {"environment": given, **score.parts} if given else score.parts
+        parts = score.parts
+        if self.environment != "single_turn":
+            parts = {"environment": given, **parts}
         shaping = self.shaping.parts(transcript.sampled, finish_reason) if train else {}
         return Rollout(
             sample_index=sample_index,
@@ -153,7 +155,7 @@ class EpisodeRunner:
             engine_id=self.engine_id,
             created_at=created_at,
             finished_at=datetime.now(UTC),
-            metadata={"turn_rewards": of_turns} if given else {},
+            metadata={"turn_rewards": of_turns} if any(paid for _, paid in of_turns) else {},
         )
 
     def _environment(self, lease: Lease) -> Environment:
