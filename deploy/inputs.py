@@ -11,7 +11,7 @@ from actors.cores import cores_of
 from actors.environments.environment import load_environment
 from actors.errors import SourceFailed
 from actors.fitness import check_fit
-from actors.model_folder import check_model, weight_shapes
+from actors.model_folder import check_model, context_length, weight_shapes
 from actors.reward_model_folder import check_reward_model
 from actors.rewards import check_scorable, load_rewards
 from actors.sources.source import PromptSource, load_source
@@ -82,6 +82,8 @@ def load_inputs(config: RunConfig) -> Inputs:
         check_reward_model(
             judge,
             standardise=config.actors.reward_model.standardise,
+            max_new_tokens=config.actors.max_new_tokens,
+            max_model_len=config.actors.max_model_len or context_length(path),
             prompts=(prompt.text for prompt in tried),
         )
     if Path(path).is_dir():

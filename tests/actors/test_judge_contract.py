@@ -75,6 +75,18 @@ def test_a_text_that_cannot_be_read_is_refused_alone(make):
     play(make, scenario)
 
 
+def test_a_text_that_fills_the_context_is_scored_though_it_cannot_be_closed(make):
+    async def scenario(judge):
+        prompt = "1+1="
+        full, closed = [await judge.score(prompt, "2" * (CONTEXT - n)) for n in (4, 5)]
+        assert math.isfinite(full)
+        assert full != closed
+        with pytest.raises(PromptRefused):
+            await judge.score(prompt, "2" * (CONTEXT - 3))
+
+    play(make, scenario)
+
+
 def test_it_is_one_reward_among_others(make):
     async def scenario(judge):
         rewards = load_rewards(["exact_match", "reward_model"], judge=judge)
