@@ -24,8 +24,8 @@ class RewardModelConfig(BaseModel):
     uncertainty: float = Field(default=0.5, ge=0)
     """λ: what a unit of variance between the models costs under `uwo`."""
     standardise: bool = True
-    """Give each model's scores mean 0 and standard deviation 1 on its own training set, as its
-    folder says: their scales differ by chance."""
+    """Give each model's scores mean 0 and standard deviation 1 on the held-out pairs, the same for
+    all, as its folder says: their scales differ by chance."""
     batch_size: int = Field(default=32, ge=1)
     """Most texts of one padded batch."""
     max_wait_ms: float = Field(default=5.0, ge=0)

@@ -22,7 +22,7 @@ CLASSIFIER = "ForSequenceClassification"
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """Mean and standard deviation of a model's scores on its own training set."""
+    """Mean and standard deviation of a model's scores on the held-out pairs, common to all."""
 
     mean: float = 0.0
     std: float = 1.0
