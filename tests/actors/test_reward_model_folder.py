@@ -11,9 +11,7 @@ from actors.reward_model_folder import check_reward_model as check
 
 
 def check_reward_model(path, *, standardise=True, new=8, longest=CONTEXT, prompts=()):
-    check(
-        path, standardise=standardise, max_new_tokens=new, max_model_len=longest, prompts=prompts
-    )
+    check(path, standardise=standardise, max_new_tokens=new, max_model_len=longest, prompts=prompts)
 
 
 def edit(folder, name, **keys):
