@@ -241,7 +241,7 @@ def reward_model_paths(config: RunConfig) -> tuple[str, ...]:
     found = sorted(folder.glob("model-*"), key=lambda path: int(path.name.rpartition("-")[2]))
     if not found:
         raise InputError(
-            f'actors.reward has "reward_model", but {folder} does not exist yet; run `headway '
+            f'the reward "reward_model" needs {folder}, which does not exist yet; run `headway '
             "reward-model` with the same recipe and settings first, or name model folders in "
             "actors.reward_model.paths"
         )
