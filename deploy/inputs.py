@@ -21,6 +21,7 @@ from deploy.config import RunConfig
 from deploy.disk import check_room, check_runs_dir
 from deploy.errors import InputError
 from queues.records import Prompt
+from queues.retirement import split
 
 HUB_NAME = re.compile(r"\w[\w.-]*/\w[\w.-]*")
 
@@ -48,8 +49,8 @@ def load_inputs(config: RunConfig) -> Inputs:
     """Finds the model and opens the sources.
 
     Raises:
-        InputError: Of this package, `actors` or `learner`: what is missing or cannot be used, and
-            what would do.
+        InputError: Of this package, `actors`, `queues` or `learner`: what is missing or cannot be
+            used, and what would do.
     """
     check_runs_dir(config)
     _check_cores(config)
@@ -74,6 +75,9 @@ def load_inputs(config: RunConfig) -> Inputs:
         frozenset(problem.text for problem in problems),
     )
     first = _first(source, prompts.groups_per_batch)
+    if prompts.pass_rate_cap is not None:
+        for prompt in first:
+            split(prompt.prompt_id)
     check_scorable(config.actors.reward, first)
     check_scorable(scored_by, problems)
     tried = [*problems, *first]
