@@ -26,7 +26,10 @@ class _Section(BaseModel):
 
 
 class OverlongConfig(_Section):
-    """Soft punishment of rollouts that come close to actors.max_new_tokens (DAPO)."""
+    """Soft punishment of rollouts that come close to their limit (DAPO).
+
+    The limit is actors.max_new_tokens, or what the context has left after the prompt.
+    """
 
     buffer: int | None = Field(default=None, ge=1)
     """Tokens before the limit over which the punishment grows from 0 to `factor`."""
@@ -81,7 +84,7 @@ class ActorsConfig(_Section):
     """Rollouts that one engine generates at once; at least prompts.group_size, and one more with
     greedy_baseline."""
     overlong: OverlongConfig | None = None
-    """Punish training rollouts softly that come close to max_new_tokens; None: do not."""
+    """Punish training rollouts softly that come close to their limit; None: do not."""
     missing_eos_penalty: float = Field(default=0.0, ge=0)
     """What a training rollout loses that the policy did not end itself."""
     greedy_baseline: bool = False

@@ -139,7 +139,8 @@ class EpisodeRunner:
         parts = score.parts
         if self.environment != "single_turn":
             parts = {"environment": given, **parts}
-        shaping = self.shaping.parts(transcript.sampled, finish_reason) if train else {}
+        room = self.max_model_len - prompt_length
+        shaping = self.shaping.parts(transcript.sampled, finish_reason, room=room) if train else {}
         return Rollout(
             sample_index=sample_index,
             token_ids=transcript.token_ids,
