@@ -250,6 +250,8 @@ def test_a_run_outlives_the_process_of_its_reward_models(headway, judged):
     assert "reward-model is made again (1 of 5 in a row)" in output
     (row,) = [json.loads(line) for line in (folder / "restarts.jsonl").read_text().splitlines()]
     assert row["actor"] == "reward-model"
+    summary = json.loads((folder / "summary.json").read_text())
+    assert summary["restarts"] == {"actors": 0, "reward_models": 1}
     accounts = json.loads(headway("inspect", "judged", "--json").stdout)
     assert accounts["balanced"]
     assert accounts["failed"] == {}
