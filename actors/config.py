@@ -5,18 +5,16 @@ the model, a file or a task is checked when the run starts.
 """
 
 import difflib
-from typing import Annotated, Any, Literal, Self
+from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from actors.cores import Cores
 from actors.reward_model_config import RewardModelConfig
 
 REWARDS = ("exact_match", "last_answer", "math_verify", "reasoning_gym", "reward_model")
 ENVIRONMENTS = ("single_turn",)
 SOURCES = ("files", "lettered_chain_sum", "reasoning_gym:TASK")
-
-Cores = Annotated[str, Field(pattern=r"^\d+(-\d+)?(,\d+(-\d+)?)*$")]
-"""CPU cores, as "0", "2-5" or "2-5,8"."""
 
 
 class _Section(BaseModel):

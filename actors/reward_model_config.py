@@ -7,6 +7,8 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from actors.cores import Cores
+
 
 class RewardModelConfig(BaseModel):
     """Reward models behind the reward `reward_model`: all in one process, asked in batches."""
@@ -32,7 +34,7 @@ class RewardModelConfig(BaseModel):
     """Longest that a text waits for others to share its batch."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """What the models compute in; in bfloat16 a score depends on its batch by rounding."""
-    cores: str | None = Field(default=None, pattern=r"^\d+(-\d+)?(,\d+(-\d+)?)*$")
+    cores: Cores | None = None
     """CPU cores, as "1" or "2-5,8"; torch uses as many threads. None: one thread anywhere."""
     gpus: float = Field(default=0.0, ge=0)
     """GPUs that Ray reserves; 0 computes on the CPU."""

@@ -160,15 +160,17 @@ def _check_address(address: str) -> None:
 
 
 def _check_cores(config: RunConfig) -> None:
-    """Compares the cores of the engines with those of this machine, where they will run on it."""
+    """Compares cores of actors and reward models with this machine's, where they will run on it."""
     if config.deploy.ray_address != "local":
         return
-    there = os.sched_getaffinity(0)
-    for entry in config.actors.cores or ():
-        wanted = cores_of(entry)
-        if not wanted or not there.issuperset(wanted):
+    actors, there = config.actors, os.sched_getaffinity(0)
+    wanted = [("actors.cores has", entry) for entry in actors.cores or ()]
+    if actors.asks_reward_models and actors.reward_model.cores:
+        wanted.append(("actors.reward_model.cores =", actors.reward_model.cores))
+    for said, entry in wanted:
+        if not there.issuperset(cores_of(entry)):
             raise InputError(
-                f"actors.cores has {entry!r}, but this machine's cores are "
+                f"{said} {entry!r}, but this machine's cores are "
                 f"{', '.join(str(core) for core in sorted(there))}"
             )
 

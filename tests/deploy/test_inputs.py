@@ -1,6 +1,7 @@
 """What a run starts from: found, checked and disjoint before anything is written."""
 
 import json
+import re
 import shutil
 
 import pytest
@@ -65,6 +66,18 @@ def test_what_cannot_be_loaded_is_named(tmp_path, tiny_model, override, expected
     with pytest.raises(ValueError, match=expected) as caught:
         load_inputs(config)
     assert caught.value.exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("cores", "said"),
+    [
+        ("actors.cores=['9999']", "actors.cores has '9999', but this machine's cores are"),
+        ("actors.reward_model.cores=9998-9999", "actors.reward_model.cores = '9998-9999', but"),
+    ],
+)
+def test_cores_that_this_machine_does_not_have_are_named(tmp_path, cores, said):
+    with pytest.raises(InputError, match=re.escape(said)):
+        load_inputs(recipe(tmp_path, "actors.reward=['reward_model']", cores))
 
 
 def test_held_out_problems_of_another_source_are_never_trained(tmp_path, tiny_model):
