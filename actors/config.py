@@ -5,18 +5,16 @@ the model, a file or a task is checked when the run starts.
 """
 
 import difflib
-from typing import Annotated, Any, Literal, Self
+from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from actors.cores import Cores
 from actors.reward_model_config import RewardModelConfig
 
 REWARDS = ("exact_match", "last_answer", "math_verify", "reasoning_gym", "reward_model")
 ENVIRONMENTS = ("single_turn",)
 SOURCES = ("files", "lettered_chain_sum", "reasoning_gym:TASK")
-
-Cores = Annotated[str, Field(pattern=r"^\d+(-\d+)?(,\d+(-\d+)?)*$")]
-"""CPU cores, as "0", "2-5" or "2-5,8"."""
 
 
 class _Section(BaseModel):
@@ -26,7 +24,10 @@ class _Section(BaseModel):
 
 
 class OverlongConfig(_Section):
-    """Soft punishment of rollouts that come close to actors.max_new_tokens (DAPO)."""
+    """Soft punishment of rollouts that come close to their limit (DAPO).
+
+    The limit is actors.max_new_tokens, or what the context has left after the prompt.
+    """
 
     buffer: int | None = Field(default=None, ge=1)
     """Tokens before the limit over which the punishment grows from 0 to `factor`."""
@@ -81,7 +82,7 @@ class ActorsConfig(_Section):
     """Rollouts that one engine generates at once; at least prompts.group_size, and one more with
     greedy_baseline."""
     overlong: OverlongConfig | None = None
-    """Punish training rollouts softly that come close to max_new_tokens; None: do not."""
+    """Punish training rollouts softly that come close to their limit; None: do not."""
     missing_eos_penalty: float = Field(default=0.0, ge=0)
     """What a training rollout loses that the policy did not end itself."""
     greedy_baseline: bool = False

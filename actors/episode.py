@@ -136,8 +136,11 @@ class EpisodeRunner:
         train = lease.purpose is Purpose.TRAIN
         rewards = self.rewards if train else self.heldout_rewards
         score = await rewards.score(lease.prompt, reply, finish_reason)
-        parts = {"environment": given, **score.parts} if given else score.parts
-        shaping = self.shaping.parts(transcript.sampled, finish_reason) if train else {}
+        parts = score.parts
+        if self.environment != "single_turn":
+            parts = {"environment": given, **parts}
+        room = self.max_model_len - prompt_length
+        shaping = self.shaping.parts(transcript.sampled, finish_reason, room=room) if train else {}
         return Rollout(
             sample_index=sample_index,
             token_ids=transcript.token_ids,
@@ -153,7 +156,7 @@ class EpisodeRunner:
             engine_id=self.engine_id,
             created_at=created_at,
             finished_at=datetime.now(UTC),
-            metadata={"turn_rewards": of_turns} if given else {},
+            metadata={"turn_rewards": of_turns} if any(paid for _, paid in of_turns) else {},
         )
 
     def _environment(self, lease: Lease) -> Environment:

@@ -5,15 +5,17 @@ ActorsError                  exit code 1
 ├── SourceFailed             the prompt source raised, or gave something else than prompts
 ├── EngineStale              the engine has no weights of any policy version yet
 ├── EngineDied               a process of the engine is gone, and with it every running request
-├── RewardModelLost          the process of the reward models is gone, or does not answer
 └── RolloutFailed            one rollout has no result: its group is given back to the broker
     ├── PromptRefused        the prompt cannot be sampled from: empty, or longer than the context
     ├── EnvironmentFailed    the environment raised, or answered with something else than a Turn
     ├── RewardFailed         a reward raised, timed out or returned no finite number
+    ├── RewardModelLost      the process of the reward models is gone, or does not answer
     └── RolloutTimeout       the whole rollout took longer than its deadline
 """
 
 from typing import ClassVar
+
+from queues.records import REWARD_MODEL_LOST
 
 
 class ActorsError(Exception):
@@ -40,10 +42,6 @@ class EngineDied(ActorsError):
     """A process of the engine is gone; the engine has to be built again."""
 
 
-class RewardModelLost(ActorsError):
-    """The reward models are gone or too slow; rollouts that they had to score fail."""
-
-
 class RolloutFailed(ActorsError):
     """The engine gave one rollout no result; it lives, and other rollouts go on."""
 
@@ -67,6 +65,12 @@ class RewardFailed(RolloutFailed):
     """A reward gave no score; names it and the prompt. It never counts as 0."""
 
     reason: ClassVar[str] = "reward"
+
+
+class RewardModelLost(RolloutFailed):
+    """The reward models are gone or too slow; not held against the group."""
+
+    reason: ClassVar[str] = REWARD_MODEL_LOST
 
 
 class RolloutTimeout(RolloutFailed):

@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 import ray
 from ray.exceptions import RayError, RayTaskError
 
-from actors.errors import ActorsError, RewardModelLost
+from actors.errors import ActorsError, RewardFailed, RewardModelLost
 from actors.reward_model import RewardModels, load_reward_models
 from actors.reward_model_config import RewardModelConfig
 
@@ -105,7 +105,7 @@ class RewardModelClient:
         except RayTaskError as error:
             if isinstance(error.cause, ActorsError):
                 raise error.cause from error
-            raise RewardModelLost(f"{NAME} failed: {error.cause!r}") from error
+            raise RewardFailed(f"{NAME} failed: {error.cause!r}") from error
         except RayError as error:
             raise RewardModelLost(f"the process of {NAME} is gone: {error}") from error
         except TimeoutError as error:

@@ -22,7 +22,7 @@ CLASSIFIER = "ForSequenceClassification"
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """Mean and standard deviation of a model's scores on its own training set."""
+    """Mean and standard deviation of a model's scores on the held-out pairs, common to all."""
 
     mean: float = 0.0
     std: float = 1.0
@@ -71,7 +71,9 @@ class TextReader:
     def __call__(self, prompt: str, completion: str) -> list[int]:
         """Token ids: by the tokenizer's chat template, or else plainly, closed by its eos token.
 
-        Closed also where the completion was cut off: the model knows nothing else.
+        Closed also where the completion was cut off: the model knows nothing else. Only a text
+        that fills the context to its end stays open: its last token, the closing one, is left off
+        rather than the text refused, for rollouts that were cut off there have room for no more.
 
         Raises:
             PromptRefused: A character that the tokenizer does not know, or more tokens than fit.
@@ -86,12 +88,38 @@ class TextReader:
             )
         else:
             ids = [*self._ids(prompt), *self._ids(completion), self._tokenizer.eos_token_id]
-        if len(ids) > self.context:
+        if len(ids) > self.context + 1:
             raise PromptRefused(
                 f"{prompt[:40]!r} and its completion have {len(ids)} tokens, must have at most "
                 f"{self.context}, the context of the reward model"
             )
-        return ids
+        return ids[: self.context]
+
+    def check_room(self, prompt: str, *, max_new_tokens: int, max_model_len: int) -> None:
+        """Compares the longest rollout of a prompt, closed, with the context.
+
+        Completions are taken to have as many tokens here as in the policy, which is so where both
+        have the same tokenizer.
+
+        Args:
+            prompt: Its text.
+            max_new_tokens: Most tokens that the policy samples.
+            max_model_len: Longest rollout in tokens, its prompt included.
+
+        Raises:
+            InputError: It does not fit.
+            PromptRefused: The prompt alone does not.
+        """
+        length = len(self(prompt, "")) - 1
+        longest = min(length + max_new_tokens, max_model_len) + 1
+        if longest > self.context:
+            raise InputError(
+                f"a rollout of prompt {prompt[:40]!r} may have {longest} tokens, min(prompt + "
+                f"actors.max_new_tokens, actors.max_model_len) + 1 = min({length} + "
+                f"{max_new_tokens}, {max_model_len}) + 1, and the context of the reward model is "
+                f"{self.context}; set actors.max_model_len to at most {self.context - 1}, or take "
+                "a reward model with a longer context"
+            )
 
     def _ids(self, text: str) -> list[int]:
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False)
@@ -129,17 +157,26 @@ def padding_id(model_path: str) -> int:
     return int(named)
 
 
-def check_reward_model(model_path: str, *, standardise: bool, prompts: Iterable[str] = ()) -> None:
+def check_reward_model(
+    model_path: str,
+    *,
+    standardise: bool,
+    max_new_tokens: int,
+    max_model_len: int,
+    prompts: Iterable[str] = (),
+) -> None:
     """Reads the description of a reward model, and has it read the prompts that it will meet.
 
     Args:
         model_path: Local folder or hub name.
         standardise: Whether its scale is needed.
+        max_new_tokens: Most tokens that the policy samples.
+        max_model_len: Longest rollout in tokens, its prompt included.
         prompts: Texts of prompts.
 
     Raises:
-        InputError: It gives anything but one number, lacks what batches or standardising need, or
-            cannot read a prompt.
+        InputError: It gives anything but one number, lacks what batches or standardising need,
+            cannot read a prompt, or has no room for its longest rollout.
     """
     description = configuration(model_path)
     names = description.architectures or []
@@ -157,6 +194,6 @@ def check_reward_model(model_path: str, *, standardise: bool, prompts: Iterable[
     reader = load_reader(model_path)
     for prompt in prompts:
         try:
-            reader(prompt, "")
-        except PromptRefused as error:
+            reader.check_room(prompt, max_new_tokens=max_new_tokens, max_model_len=max_model_len)
+        except (InputError, PromptRefused) as error:
             raise InputError(f"reward model {model_path!r}: {error}") from None

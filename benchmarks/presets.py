@@ -13,14 +13,16 @@ import json
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from benchmarks.environment import environment
-from deploy.config import load_recipe
+from deploy.config import RunConfig, load_recipe
 from deploy.errors import InputError
+from deploy.inputs import ORIGIN_FILE, warm_start_origin
 from deploy.presets import preset_names
 
 COLUMNS = {
@@ -44,10 +46,11 @@ def headway(*arguments: str) -> int:
 
 
 def figures(folder: Path) -> dict[str, Any]:
-    """A row of the table, from what a finished run left behind."""
+    """A row of the table, from what a finished run left behind; None where it has no figure."""
     summary = json.loads((folder / "summary.json").read_text())
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    greedy, sampled = summary["heldout"], summary["heldout_sampled"]
+    greedy = summary["heldout"] or [{"score": None, "size": None}]
+    sampled = summary["heldout_sampled"] or [{"score": None}]
     last = rows[-5:]
     return {
         "status": summary["status"],
@@ -55,8 +58,8 @@ def figures(folder: Path) -> dict[str, Any]:
         "greedy_after": greedy[-1]["score"],
         "sampled_after": sampled[-1]["score"],
         "problems": greedy[-1]["size"],
-        "reward_last": sum(row["reward_mean"] for row in last) / len(last),
-        "length_last": sum(row["response_length_mean"] for row in last) / len(last),
+        "reward_last": _mean(row["reward_mean"] for row in last),
+        "length_last": _mean(row["response_length_mean"] for row in last),
         "optimizer_steps": summary["optimizer_steps"],
         "max_lag": summary["max_lag_trained"],
         "ess": summary["ess_mean"],
@@ -64,6 +67,11 @@ def figures(folder: Path) -> dict[str, Any]:
         "seconds": summary["seconds"],
         "rewards": [row["reward_mean"] for row in rows],
     }
+
+
+def _mean(values: Iterable[float | None]) -> float | None:
+    present = [value for value in values if value is not None]
+    return fmean(present) if present else None
 
 
 def markdown(document: Mapping[str, Any]) -> str:
@@ -75,8 +83,10 @@ def markdown(document: Mapping[str, Any]) -> str:
     )
     lines = [f"| preset | {' | '.join(COLUMNS)} |", f"|---|{'---|' * len(COLUMNS)}"]
     done = {name: row for name, row in document["presets"].items() if row["status"] == "done"}
-    for name in sorted(done, key=lambda name: -done[name]["greedy_after"]):
-        cells = (form.format(done[name][key]) for key, form in COLUMNS.values())
+    scores = {name: row["greedy_after"] for name, row in done.items()}
+    for name in sorted(done, key=lambda name: (scores[name] is None, -(scores[name] or 0))):
+        found = [(done[name][key], form) for key, form in COLUMNS.values()]
+        cells = ("–" if value is None else form.format(value) for value, form in found)
         lines.append(f"| `{name}` | {' | '.join(cells)} |")
     lines += [
         f"| `{name}` | {row['status']} |"
@@ -86,13 +96,23 @@ def markdown(document: Mapping[str, Any]) -> str:
     return head + "\n".join(lines) + "\n"
 
 
-def prepare(out: Path, runs: Path, settings: Sequence[str], presets: Sequence[str]) -> None:
-    """The models that runs start from, taken from the folder of runs where they were made."""
-    if (runs / "demo-sft").exists():
-        shutil.copytree(runs / "demo-sft", out / "demo-sft")
-    elif code := headway("sft", "demo", *settings):
+def prepare(
+    wanted: RunConfig, there: RunConfig, options: Sequence[str], presets: Sequence[str]
+) -> None:
+    """The models that runs start from; a warm start of the same settings is copied.
+
+    Args:
+        wanted: The demo's recipe as it will run.
+        there: The same where the user's own runs are.
+        options: Those of the command line that make `wanted`.
+        presets: That will run.
+    """
+    origin = there.warm_start / ORIGIN_FILE
+    if origin.exists() and origin.read_text() == warm_start_origin(wanted):
+        shutil.copytree(there.warm_start.parent, wanted.warm_start.parent)
+    elif code := headway("sft", "demo", *options):
         sys.exit(code)
-    if "ppo_rlhf" in presets and (code := headway("reward-model", "demo", *settings)):
+    if "ppo_rlhf" in presets and (code := headway("reward-model", "demo", *options)):
         sys.exit(code)
 
 
@@ -118,7 +138,7 @@ def main() -> None:
     ]
     own = [f"steps={arguments.steps}", f"heldout.every={arguments.steps}"]
     try:
-        runs = load_recipe("demo", arguments.settings).deploy.runs_dir
+        there, wanted = load_recipe("demo", arguments.settings), load_recipe("demo", every)
         for name in presets:
             load_recipe(name, [*every, *own])
         if out.exists():
@@ -127,7 +147,7 @@ def main() -> None:
         sys.exit(f"headway: {error}")
     out.mkdir(parents=True)
     options = [part for setting in every for part in ("--set", setting)]
-    prepare(out, runs, options, presets)
+    prepare(wanted, there, options, presets)
     document: dict[str, Any] = {
         **environment(),
         "steps": arguments.steps,

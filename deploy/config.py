@@ -32,6 +32,14 @@ from weight_sync.config import WeightSyncConfig
 
 SHIPPED_RECIPES = Path(__file__).parent / "recipes"
 
+SIGNAL_OF_TIES = {
+    "remax": "which compares with a greedy rollout",
+    "reinforce": "which compares with rollouts of other groups",
+    "reinforce_pp": "which compares with rollouts of other groups",
+    "gdpo": "which compares each part of the reward, and parts may differ where sums do not",
+}
+"""Advantages under which a group whose rollouts earn the same still has a gradient."""
+
 
 class DeployConfig(BaseModel):
     """Where a run lives and which Ray cluster it uses."""
@@ -154,10 +162,31 @@ class RunConfig(BaseModel):
 
     @model_validator(mode="after")
     def _groups_can_differ(self) -> Self:
-        if self.queues.filter_tied and self.prompts.group_size < 2:
+        for name, drops in (
+            ("queues.filter_tied", self.queues.filter_tied),
+            ("learner.drop_tied", self.learner.drop_tied),
+        ):
+            if drops and self.prompts.group_size < 2:
+                raise ValueError(
+                    f"{name} drops groups whose rollouts earn the same, which one rollout always "
+                    "does; prompts.group_size must be at least 2, not 1"
+                )
+        signal = SIGNAL_OF_TIES.get(self.learner.advantage)
+        if self.queues.filter_tied and signal is not None:
             raise ValueError(
-                "queues.filter_tied drops groups whose rollouts earn the same, which one rollout "
-                "always does; prompts.group_size must be at least 2, not 1"
+                f"queues.filter_tied = true with learner.advantage = {self.learner.advantage!r}, "
+                f"{signal}: a group whose rollouts earn the same teaches something, and its loss "
+                "would shift what is learned; set queues.filter_tied = false"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _the_policy_learns_too(self) -> Self:
+        critic = self.learner.critic
+        if critic is not None and critic.pretrain_batches >= self.steps:
+            raise ValueError(
+                f"learner.critic.pretrain_batches = {critic.pretrain_batches} must be below steps "
+                f"= {self.steps}: all batches would train the critic alone"
             )
         return self
 
@@ -188,9 +217,9 @@ class RunConfig(BaseModel):
     @model_validator(mode="after")
     def _reward_models_come_from_somewhere(self) -> Self:
         named = self.actors.reward_model.paths or self.reward_model
-        if "reward_model" in self.actors.reward and not named:
+        if self.actors.asks_reward_models and not named:
             raise ValueError(
-                f"actors.reward = {list(self.actors.reward)} needs reward models: name model "
+                'the reward "reward_model" needs reward models: name model '
                 "folders in actors.reward_model.paths, or add a [reward_model] section, from which "
                 "`headway reward-model` trains them"
             )

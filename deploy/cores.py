@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from itertools import pairwise
 
 from actors.config import ActorsConfig
+from actors.cores import cores_of
 
 
 def actors_on_cores(actors: ActorsConfig, there: Iterable[int], taken: set[int]) -> ActorsConfig:
@@ -16,12 +17,14 @@ def actors_on_cores(actors: ActorsConfig, there: Iterable[int], taken: set[int])
     Args:
         actors: The section.
         there: Cores of the machine that all actors run on.
-        taken: The learner's.
+        taken: The learner's; those of the reward models, where they are asked, are taken too.
     """
     shares = actors.engine == "vllm" and actors.tensor_parallel_size == 1
     if not shares or actors.cores is not None or actors.gpus > 0:
         return actors
-    return actors.model_copy(update={"cores": share_out(actors.count, there, taken)})
+    judges = actors.reward_model.cores if actors.asks_reward_models else None
+    others = taken | set(cores_of(judges) if judges else ())
+    return actors.model_copy(update={"cores": share_out(actors.count, there, others)})
 
 
 def share_out(count: int, there: Iterable[int], taken: set[int]) -> tuple[str, ...]:

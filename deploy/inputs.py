@@ -11,7 +11,7 @@ from actors.cores import cores_of
 from actors.environments.environment import load_environment
 from actors.errors import SourceFailed
 from actors.fitness import check_fit
-from actors.model_folder import check_model, weight_shapes
+from actors.model_folder import check_model, context_length, weight_shapes
 from actors.reward_model_folder import check_reward_model
 from actors.rewards import check_scorable, load_rewards
 from actors.sources.source import PromptSource, load_source
@@ -21,6 +21,7 @@ from deploy.config import RunConfig
 from deploy.disk import check_room, check_runs_dir
 from deploy.errors import InputError
 from queues.records import Prompt
+from queues.retirement import split
 
 HUB_NAME = re.compile(r"\w[\w.-]*/\w[\w.-]*")
 
@@ -48,8 +49,8 @@ def load_inputs(config: RunConfig) -> Inputs:
     """Finds the model and opens the sources.
 
     Raises:
-        InputError: Of this package, `actors` or `learner`: what is missing or cannot be used, and
-            what would do.
+        InputError: Of this package, `actors`, `queues` or `learner`: what is missing or cannot be
+            used, and what would do.
     """
     check_runs_dir(config)
     _check_cores(config)
@@ -74,6 +75,9 @@ def load_inputs(config: RunConfig) -> Inputs:
         frozenset(problem.text for problem in problems),
     )
     first = _first(source, prompts.groups_per_batch)
+    if prompts.pass_rate_cap is not None:
+        for prompt in first:
+            split(prompt.prompt_id)
     check_scorable(config.actors.reward, first)
     check_scorable(scored_by, problems)
     tried = [*problems, *first]
@@ -82,6 +86,8 @@ def load_inputs(config: RunConfig) -> Inputs:
         check_reward_model(
             judge,
             standardise=config.actors.reward_model.standardise,
+            max_new_tokens=config.actors.max_new_tokens,
+            max_model_len=config.actors.max_model_len or context_length(path),
             prompts=(prompt.text for prompt in tried),
         )
     if Path(path).is_dir():
@@ -154,15 +160,17 @@ def _check_address(address: str) -> None:
 
 
 def _check_cores(config: RunConfig) -> None:
-    """Compares the cores of the engines with those of this machine, where they will run on it."""
+    """Compares cores of actors and reward models with this machine's, where they will run on it."""
     if config.deploy.ray_address != "local":
         return
-    there = os.sched_getaffinity(0)
-    for entry in config.actors.cores or ():
-        wanted = cores_of(entry)
-        if not wanted or not there.issuperset(wanted):
+    actors, there = config.actors, os.sched_getaffinity(0)
+    wanted = [("actors.cores has", entry) for entry in actors.cores or ()]
+    if actors.asks_reward_models and actors.reward_model.cores:
+        wanted.append(("actors.reward_model.cores =", actors.reward_model.cores))
+    for said, entry in wanted:
+        if not there.issuperset(cores_of(entry)):
             raise InputError(
-                f"actors.cores has {entry!r}, but this machine's cores are "
+                f"{said} {entry!r}, but this machine's cores are "
                 f"{', '.join(str(core) for core in sorted(there))}"
             )
 
@@ -239,7 +247,7 @@ def reward_model_paths(config: RunConfig) -> tuple[str, ...]:
     found = sorted(folder.glob("model-*"), key=lambda path: int(path.name.rpartition("-")[2]))
     if not found:
         raise InputError(
-            f'actors.reward has "reward_model", but {folder} does not exist yet; run `headway '
+            f'the reward "reward_model" needs {folder}, which does not exist yet; run `headway '
             "reward-model` with the same recipe and settings first, or name model folders in "
             "actors.reward_model.paths"
         )

@@ -16,6 +16,9 @@ PRESETS = Path(__file__).parent / "recipes" / "presets"
 CHOICES = ("advantage", "loss", "correction")
 """Keys of [learner] with options of their own, which go with the choice."""
 
+WHOLE = ("overlong",)
+"""Tables that are one choice: [actors.overlong] has `buffer` or `share`, never both."""
+
 
 def preset_names() -> list[str]:
     """The presets there are, sorted."""
@@ -64,10 +67,13 @@ def title(name: str) -> str:
 
 
 def on_demo(name: str, demo: dict[str, Any]) -> dict[str, Any]:
-    """The demo's recipe under a preset, which here wins, with the demo's own models."""
+    """The demo's recipe without what a preset says itself, and with the demo's own models.
+
+    The preset is only named, not filled in: what is overridden afterwards goes before it.
+    """
     shared = {section: {"name": demo["name"]} for section in ("sft", "reward_model")}
     own = {"name": name, "preset": name, **shared}
-    return _merged(_merged(demo, tomllib.loads(preset_text(name))), own)
+    return _merged(_without(demo, tomllib.loads(preset_text(name))), own)
 
 
 def account(name: str) -> str:
@@ -77,12 +83,26 @@ def account(name: str) -> str:
 
 
 def _merged(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
-    """Both documents as one; a table is merged key by key, anything else is `above`'s."""
+    """Both documents as one; what is shared key by key is merged, anything else is `above`'s."""
     merged = dict(below)
     for key, value in above.items():
         under = merged.get(key)
-        if isinstance(under, dict) and isinstance(value, dict) and not key.endswith("_options"):
-            merged[key] = _merged(under, value)
-        else:
-            merged[key] = value
+        merged[key] = _merged(under or {}, value) if _shared(key, under, value) else value
     return merged
+
+
+def _without(document: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
+    """The document without the keys that the other one sets too."""
+    left = dict(document)
+    for key, value in other.items():
+        here = left.pop(key, None)
+        if _shared(key, here, value):
+            left[key] = _without(here or {}, value)
+    return left
+
+
+def _shared(key: str, *values: Any) -> bool:
+    """Whether a key holds tables whose keys do not depend on one another."""
+    return all(isinstance(value, dict) for value in values) and not (
+        key.endswith("_options") or key in WHOLE
+    )

@@ -8,7 +8,7 @@ import json
 
 from deploy.config import RunConfig
 from deploy.run_directory import RunDirectory
-from deploy.summary import Earlier, Record
+from deploy.summary import REWARD_MODEL, Earlier, Record
 from queues.accounts import read_batches
 
 
@@ -29,7 +29,9 @@ def recall(config: RunConfig, directory: RunDirectory, *, now: float) -> Record:
     if directory.ledger.exists():
         record.batches = [*read_batches(directory.path)]
         record.swaps = directory.rows("swaps.jsonl")
-        record.actor_restarts = len(directory.rows("restarts.jsonl"))
+        restarted = [row["actor"] for row in directory.rows("restarts.jsonl")]
+        record.reward_model_restarts = restarted.count(REWARD_MODEL)
+        record.actor_restarts = len(restarted) - record.reward_model_restarts
         directory.rewrite("metrics.jsonl", record.batches)
         directory.rewrite("swaps.jsonl", record.swaps)
     if directory.summary_file.exists():

@@ -1,6 +1,6 @@
 """`headway reward-model`: trains reward models on the preference pairs of a recipe.
 
-    pairs ─▶ held-out ones, common to all ─┐
+    pairs ─▶ held-out ones, common to all ─────────┐
       └────▶ each member's own order ─▶ training ─▶ accuracy, scale ─▶ model-0, model-1, …
 
 The members are trained one after the other in this process, into a folder that appears as a whole,
@@ -31,8 +31,6 @@ if TYPE_CHECKING:
 
 TRIED = 64
 """Pairs of each member that are checked before anything is loaded; the others as they are drawn."""
-SCALE_PAIRS = 512
-"""Most training pairs that a member's mean and deviation are taken over."""
 REPORT_FILE = "reward_model.json"
 
 
@@ -164,17 +162,15 @@ def _train(
         dtype=section.dtype,
         total_steps=section.steps,
     )
-    shown: list[Pair] = []
     with screen.bar(section.steps, "the first step"):
-        train_reward_model(engine, _remembered(pairs, shown), section, screen.preference)
-    own = score_pairs(engine, shown, section.microbatch_tokens)
-    scale = Scale(float(own.mean()), float(own.std()))
+        train_reward_model(engine, pairs, section, screen.preference)
+    found = score_pairs(engine, heldout, section.microbatch_tokens)
+    scale = Scale(float(found.mean()), float(found.std()))
     if not scale.std > 0:
         raise RunFailed(
             f"the reward model of seed {seed} gives every text the score {scale.mean:g}; lower "
             "reward_model.learning_rate"
         )
-    found = score_pairs(engine, heldout, section.microbatch_tokens)
     loss = bradley_terry(*found, margin=section.margin, centring=section.centring).mean()
     engine.save_model(folder)
     engine.close()
@@ -182,18 +178,9 @@ def _train(
     row = {
         "heldout_accuracy": _accuracy(found),
         "heldout_loss": float(loss),
-        "training_accuracy": _accuracy(own),
         "scale": {"mean": scale.mean, "std": scale.std},
     }
     return row, found, scale
-
-
-def _remembered(pairs: "Iterator[Pair]", shown: "list[Pair]") -> "Iterator[Pair]":
-    """The pairs; the first SCALE_PAIRS of them are kept."""
-    for pair in pairs:
-        if len(shown) < SCALE_PAIRS:
-            shown.append(pair)
-        yield pair
 
 
 def _accuracy(scores: "Tensor") -> float:

@@ -19,7 +19,7 @@ from deploy.config import DeployConfig, RunConfig
 from deploy.errors import RunFailed
 from deploy.progress import Screen
 from deploy.run_directory import RunDirectory
-from deploy.summary import Record
+from deploy.summary import REWARD_MODEL, Record
 from deploy.supervisor import FIRST_WAIT_SECONDS, LONGEST_WAIT_SECONDS, SETTLED_SECONDS
 from deploy.tasks import first_line
 
@@ -69,7 +69,7 @@ class RewardModelSupervisor:
         screen: Says them.
     """
 
-    name = "reward-model"
+    name = REWARD_MODEL
 
     def __init__(
         self,
@@ -142,7 +142,7 @@ class RewardModelSupervisor:
         self._screen.say(f"{self.name} is ready again")
 
     def _note(self, reason: str, in_a_row: int) -> None:
-        self._record.actor_restarts += 1
+        self._record.reward_model_restarts += 1
         self._screen.say(
             f"{self.name} is made again ({in_a_row} of {self._config.max_restarts} in a row): "
             f"{escape(reason)}"

@@ -13,6 +13,9 @@ from queues.records import Evaluation
 
 Row = Mapping[str, Any]
 
+REWARD_MODEL = "reward-model"
+"""What the process of the reward models is called in `restarts.jsonl`."""
+
 READY_SECONDS = 0.1
 """A learner that waited less for its batch found it ready: this is the time of asking."""
 
@@ -51,6 +54,8 @@ class Record:
     """The newest statistics of each actor."""
     actor_restarts: int = 0
     """How often a rollout actor was made again."""
+    reward_model_restarts: int = 0
+    """How often the process of the reward models was."""
     accounting: Row = field(default_factory=dict)
 
     @property
@@ -120,7 +125,10 @@ def summarise(record: Record, *, status: str, now: float) -> dict[str, Any]:
         "weight_sync": weight_sync(record.swaps),
         "overlap": overlap(batches, record.swaps),
         "selection": selection(record),
-        "restarts": {"actors": record.actor_restarts},
+        "restarts": {
+            "actors": record.actor_restarts,
+            "reward_models": record.reward_model_restarts,
+        },
         "accounting": record.accounting,
     }
 

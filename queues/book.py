@@ -15,7 +15,7 @@ from queues.errors import ProtocolError, QueueClosed, SchemaError
 from queues.evaluations import EvaluationRun
 from queues.groups import FILTERED, Acceptance, Group, Groups, State
 from queues.prompt_queue import PromptQueue
-from queues.records import Lease, Prompt, Summary
+from queues.records import REWARD_MODEL_LOST, Lease, Prompt, Summary
 from queues.results_queue import ResultsQueue
 from queues.retirement import Retirement
 from queues.tie_filter import TieFilter, Verdict
@@ -23,6 +23,8 @@ from queues.tie_filter import TieFilter, Verdict
 BATCHES_KEPT = 100
 ENGINE_LOST = "engine_lost"
 """Why leases end whose engine is gone."""
+EXCUSED = frozenset({ENGINE_LOST, REWARD_MODEL_LOST})
+"""Why attempts fail by no doing of their group; however often, it is queued again."""
 UNREACHABLE = "version_not_reached"
 """Why groups fail whose evaluation wants a version after the last one."""
 
@@ -209,9 +211,9 @@ class Book:
     def give_back(self, group: Group, reason: str) -> State:
         """A lease ended without a result: the group is queued again, or failed for good.
 
-        The death of an engine is not held against its groups.
+        The loss of an engine, or of the reward models, is not held against its groups.
         """
-        group.failures += reason != ENGINE_LOST
+        group.failures += reason not in EXCUSED
         if group.failures < self.max_attempts:
             self.groups.move(group, State.QUEUED)
             self.prompts.redeliver(group)

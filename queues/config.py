@@ -41,7 +41,7 @@ class QueuesConfig(BaseModel):
     so with a later deadline. Longer than a weight update, shorter than a step."""
     max_attempts: int = Field(default=3, ge=1)
     """Attempts of a group that may fail, a lost lease included, before it counts as failed; an
-    engine that died is not held against it."""
+    engine or reward models that died are not held against it."""
     queued_batches: int = Field(default=2, ge=1)
     """Batches of prompts kept waiting for their first lease."""
     synchronous: Literal["full", "normal"] = "full"

@@ -15,6 +15,9 @@ SHAPING = frozenset({"overlong", "missing_eos"})
 BASELINE_REWARD = "baseline_reward"
 """Key of `Rollout.metadata`: what the greedy rollout of the same prompt earned."""
 
+REWARD_MODEL_LOST = "reward_model_lost"
+"""Why attempts of groups fail while the reward models are gone; not held against them."""
+
 
 class FinishReason(StrEnum):
     """Why a rollout ended."""

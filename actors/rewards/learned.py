@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any, Protocol
 
-from actors.errors import RewardModelLost
+from actors.errors import RewardFailed
 
 
 class Judge(Protocol):
@@ -14,7 +14,8 @@ class Judge(Protocol):
 
         Raises:
             PromptRefused: The text cannot be read: an unknown character, or too long.
-            RewardModelLost: The models are gone, or do not answer.
+            RewardFailed: The models raised.
+            RewardModelLost: They are gone, or do not answer.
         """
         ...
 
@@ -36,8 +37,9 @@ class LearnedReward:
 
         Raises:
             PromptRefused: The judge cannot read the text.
-            RewardModelLost: There is no judge, or it does not answer.
+            RewardFailed: There is no judge, or it raised.
+            RewardModelLost: It is gone, or does not answer.
         """
         if self._judge is None:
-            raise RewardModelLost("no reward model was started for this actor")
+            raise RewardFailed("no reward model was started for this actor")
         return await self._judge.score(prompt, completion)

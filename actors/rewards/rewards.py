@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from actors.config import REWARDS
 from actors.dotted_path import check_arguments, load_dotted
-from actors.errors import InputError, RewardFailed
+from actors.errors import InputError, RewardFailed, RewardModelLost
 from actors.finite import is_finite
 from actors.rewards.learned import Judge, LearnedReward
 from actors.user_code import call
@@ -53,6 +53,7 @@ class Rewards:
 
         Raises:
             RewardFailed: One of them gave no finite number; names it and the prompt.
+            RewardModelLost: The reward models gave none in time, by no fault of the completion.
         """
         metadata = {**prompt.metadata, "finish_reason": str(finish_reason)}
         parts: dict[str, float] = {}
@@ -61,9 +62,12 @@ class Rewards:
             try:
                 async with asyncio.timeout(self._timeout) as deadline:
                     found = await call(function, prompt.text, completion, prompt.answer, metadata)
+            except RewardModelLost as error:
+                raise RewardModelLost(f"{place}: {error}") from error
             except Exception as error:
                 if deadline.expired():
-                    raise RewardFailed(f"{place} took longer than {self._timeout:g} s") from None
+                    kind = RewardModelLost if isinstance(function, LearnedReward) else RewardFailed
+                    raise kind(f"{place} took longer than {self._timeout:g} s") from None
                 raise RewardFailed(f"{place} raised {error!r}") from error
             parts |= _parts(name, found, place)
         return Score(sum(parts.values()), parts)

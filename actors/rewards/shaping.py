@@ -15,22 +15,26 @@ class Shaping:
     """What is added to the reward of a training rollout."""
 
     limit: int
-    """Most tokens that may be sampled."""
+    """Most tokens that may be sampled where the context has room for them."""
     overlong: OverlongConfig | None = None
     missing_eos_penalty: float = 0.0
 
-    def parts(self, length: int, finish_reason: FinishReason) -> dict[str, float]:
+    def parts(self, length: int, finish_reason: FinishReason, *, room: int) -> dict[str, float]:
         """Reward parts by name; only those that are configured.
 
         Args:
             length: Sampled tokens.
             finish_reason: How the rollout ended.
+            room: Tokens of the context after the prompt; where they are fewer, they are the limit.
         """
         parts = {}
         if self.overlong is not None:
-            buffer, factor = self.overlong.tokens(self.limit), self.overlong.factor
+            limit = min(self.limit, room)
             parts["overlong"] = overlong_penalty(
-                length, limit=self.limit, buffer=buffer, factor=factor
+                length,
+                limit=limit,
+                buffer=min(self.overlong.tokens(limit), limit),
+                factor=self.overlong.factor,
             )
         if self.missing_eos_penalty:
             ended = finish_reason is FinishReason.STOP

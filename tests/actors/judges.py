@@ -48,7 +48,7 @@ class FakeJudge:
         foreign = set(prompt + completion) - set(CHARACTERS)
         if foreign:
             raise PromptRefused(f"no token for {foreign.pop()!r}")
-        if len(prompt + completion) >= CONTEXT:
+        if len(prompt + completion) > CONTEXT:
             raise PromptRefused(f"{len(prompt + completion) + 1} tokens, at most {CONTEXT}")
         await asyncio.sleep(0)
         return sum(place * ord(letter) for place, letter in enumerate(prompt + completion)) / 100

@@ -87,6 +87,20 @@ def test_what_the_environment_says_is_in_the_context_and_out_of_the_loss():
     assert rollout.reward_parts == {"environment": 1.0, "last_answer": 1.0}
 
 
+def test_what_turns_earned_is_kept_though_it_adds_up_to_nothing():
+    rollout = play(Recited("a", "b=2"), of=lease(answer="2"), environment="user_module:Seesaw")
+    assert rollout.metadata["turn_rewards"] == [(5, 1.0), (15, -1.0)]
+    assert rollout.reward_parts == {"environment": 0.0, "last_answer": 1.0}
+    assert rollout.reward == 1.0
+
+
+def test_an_environment_that_gives_nothing_gives_a_zero():
+    rollout = play(Recited("a", "b=2"), of=lease(answer="2"), environment="user_module:Flat")
+    assert rollout.metadata == {}
+    assert rollout.reward_parts == {"environment": 0.0, "last_answer": 1.0}
+    assert "environment" not in play(Recited("b=7")).reward_parts
+
+
 def test_every_turn_is_salted_with_the_version_that_the_first_one_began_at():
     engine = Recited("a", "b", "c=3", version=6)
     play(engine, of=lease(answer="3", start=5), environment="user_module:Countdown")

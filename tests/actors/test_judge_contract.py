@@ -6,11 +6,11 @@ import math
 import pytest
 from judges import CONTEXT, FakeJudge, build_classifier
 
-from actors.errors import PromptRefused, RewardFailed, RewardModelLost
+from actors.errors import PromptRefused, RewardFailed, RewardModelLost, RolloutFailed
 from actors.reward_model import load_reward_models
 from actors.reward_model_config import RewardModelConfig
 from actors.rewards import load_rewards
-from queues.records import Prompt
+from queues.records import REWARD_MODEL_LOST, Prompt
 
 CONFIG = RewardModelConfig(batch_size=4, max_wait_ms=2.0)
 TEXTS = [(f"{i}+{i}=", "1" * (i % 7)) for i in range(30)]
@@ -75,6 +75,18 @@ def test_a_text_that_cannot_be_read_is_refused_alone(make):
     play(make, scenario)
 
 
+def test_a_text_that_fills_the_context_is_scored_though_it_cannot_be_closed(make):
+    async def scenario(judge):
+        prompt = "1+1="
+        full, closed = [await judge.score(prompt, "2" * (CONTEXT - n)) for n in (4, 5)]
+        assert math.isfinite(full)
+        assert full != closed
+        with pytest.raises(PromptRefused):
+            await judge.score(prompt, "2" * (CONTEXT - 3))
+
+    play(make, scenario)
+
+
 def test_it_is_one_reward_among_others(make):
     async def scenario(judge):
         rewards = load_rewards(["exact_match", "reward_model"], judge=judge)
@@ -93,6 +105,26 @@ def test_without_a_judge_the_reward_fails_and_is_no_zero():
     rewards = load_rewards(["reward_model"])
     with pytest.raises(RewardFailed, match="no reward model was started"):
         asyncio.run(rewards.score(Prompt(prompt_id="a/0/0", text="1"), "2"))
+
+
+class Silent:
+    """A judge that never answers, or is gone."""
+
+    def __init__(self, error=None):
+        self.error = error
+
+    async def score(self, prompt, completion):
+        if self.error:
+            raise self.error
+        await asyncio.Event().wait()
+
+
+@pytest.mark.parametrize("error", [None, RewardModelLost("it is gone")])
+def test_a_judge_that_does_not_answer_is_no_fault_of_the_group(error):
+    rewards = load_rewards(["reward_model"], timeout=0.05, judge=Silent(error))
+    with pytest.raises(RolloutFailed, match="'reward_model' of prompt 'a/0/0'") as caught:
+        asyncio.run(rewards.score(Prompt(prompt_id="a/0/0", text="1"), "2"))
+    assert caught.value.reason == REWARD_MODEL_LOST
 
 
 @pytest.mark.ray

@@ -3,10 +3,15 @@
 import json
 
 import pytest
-from judges import build_classifier
+from judges import CONTEXT, build_classifier
 
 from actors.errors import InputError
-from actors.reward_model_folder import SCALE_FILE, Scale, check_reward_model, read_scale
+from actors.reward_model_folder import SCALE_FILE, Scale, load_reader, read_scale
+from actors.reward_model_folder import check_reward_model as check
+
+
+def check_reward_model(path, *, standardise=True, new=8, longest=CONTEXT, prompts=()):
+    check(path, standardise=standardise, max_new_tokens=new, max_model_len=longest, prompts=prompts)
 
 
 def edit(folder, name, **keys):
@@ -63,6 +68,31 @@ def test_a_folder_without_a_scale_is_fine_where_none_is_needed(tmp_path):
 def test_a_prompt_that_it_cannot_read_is_refused(tmp_path, prompt, words):
     with pytest.raises(InputError, match=words):
         check_reward_model(build_classifier(tmp_path), standardise=True, prompts=["1+1=", prompt])
+
+
+def test_a_text_is_closed_unless_it_fills_the_context(tmp_path):
+    read = load_reader(build_classifier(tmp_path))
+    closed, full = read("1+", "2" * (CONTEXT - 3)), read("1+", "2" * (CONTEXT - 2))
+    assert [len(closed), len(full)] == [CONTEXT, CONTEXT]
+    assert closed[:-1] == full[:-1]
+    assert closed[-1] == 1
+    assert full[-1] == full[-2] != 1
+
+
+@pytest.mark.parametrize(
+    ("new", "longest", "fits"),
+    [(43, 99, True), (44, 99, False), (99, 47, True), (99, 48, False)],
+)
+def test_the_longest_rollout_has_room_in_the_context(tmp_path, new, longest, fits):
+    path = build_classifier(tmp_path)
+    assert CONTEXT == 48
+    if fits:
+        check_reward_model(path, new=new, longest=longest, prompts=["1+1="])
+        return
+    with pytest.raises(InputError) as caught:
+        check_reward_model(path, new=new, longest=longest, prompts=["1+1="])
+    assert f"min(4 + {new}, {longest}) + 1, and the context" in str(caught.value)
+    assert "set actors.max_model_len to at most 47" in str(caught.value)
 
 
 def test_a_scale_is_read_as_it_was_written(tmp_path):

@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 from actors.environments.environment import Message, Turn
@@ -77,6 +78,22 @@ class Countdown:
     def step(self, message):
         self.left -= 1
         return Turn([Message("user", f"left {self.left}")], 0.5, done=self.left == 0)
+
+
+class Seesaw(Countdown):
+    """Gives a point and takes it back, or nothing at all."""
+
+    points = (1.0, -1.0)
+
+    def step(self, message):
+        turn = super().step(message)
+        return replace(turn, reward=self.points[turn.done])
+
+
+class Flat(Seesaw):
+    """Gives nothing."""
+
+    points = (0.0, 0.0)
 
 
 class Broken:

@@ -124,6 +124,41 @@ def test_groups_of_one_are_never_filtered_for_being_tied():
     assert load_recipe("demo", ["queues.filter_tied=true"]).flow.filter_tied
 
 
+@pytest.mark.parametrize("name", ["remax", "reinforce", "reinforce_pp", "gdpo"])
+def test_tied_groups_are_never_filtered_where_they_hold_a_signal(name):
+    chosen = [f"learner.advantage={name}", "actors.greedy_baseline=true"]
+    text = refusal("demo", "queues.filter_tied=true", *chosen)
+    assert f"queues.filter_tied = true with learner.advantage = '{name}', which compares" in text
+    assert load_recipe("demo", chosen).learner.advantage == name
+
+
+def test_groups_of_one_are_never_dropped_for_being_tied():
+    overrides = ["prompts.group_size=1", "learner.advantage=reinforce"]
+    text = refusal("demo", "learner.drop_tied=true", *overrides)
+    assert "learner.drop_tied drops groups" in text
+    assert "prompts.group_size must be at least 2, not 1" in text
+    assert load_recipe("demo", overrides).prompts.group_size == 1
+
+
+def test_a_critic_is_not_trained_alone_to_the_end():
+    text = refusal("vapo", "steps=5")
+    assert "learner.critic.pretrain_batches = 5 must be below steps = 5" in text
+    assert load_recipe("vapo", ["steps=6"]).steps == 6
+
+
+@pytest.mark.parametrize("setting", ["reward", "heldout_reward"])
+def test_reward_models_are_asked_for_wherever_a_reward_needs_them(setting, tmp_path):
+    recipe = tmp_path / "recipe.toml"
+    text = (SHIPPED_RECIPES / "demo.toml").read_text()
+    before, _, after = text.partition("[reward_model]")
+    recipe.write_text(before + "[prompts]" + after.partition("[prompts]")[2])
+    judged = f"actors.{setting}=['reward_model']"
+    said = refusal(str(recipe), judged)
+    assert 'the reward "reward_model" needs reward models: name model folders' in said
+    assert load_recipe(str(recipe), [judged, "actors.reward_model.paths=['x']"])
+    assert load_recipe("demo", [judged])
+
+
 def test_a_pass_rate_cap_is_for_sources_that_come_back_to_their_prompts(tmp_path):
     files = ["prompts.source=files", "prompts.source_options.path=x", "prompts.pass_rate_cap=0.9"]
     assert load_recipe("demo", files).prompts.pass_rate_cap == 0.9

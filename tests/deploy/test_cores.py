@@ -59,6 +59,23 @@ def test_one_engine_gets_every_core_that_the_learner_leaves():
     assert actors_on_cores(config, {0, 1, 2, 3}, {3}).cores == ("0-2",)
 
 
+@pytest.mark.parametrize(
+    ("rewards", "expected"),
+    [(["reward_model"], ("1", "2")), (["last_answer"], ("1", "2-3"))],
+)
+def test_engines_leave_the_cores_of_reward_models_that_are_asked(rewards, expected):
+    config = ActorsConfig(count=2, reward=rewards, reward_model={"cores": "3"})
+    assert actors_on_cores(config, {0, 1, 2, 3}, {0}).cores == expected
+
+
+@pytest.mark.parametrize("cores", ["5-2", "0,5-2"])
+def test_a_range_that_runs_backwards_is_refused(cores):
+    said = "'5-2' is empty; a range begins with its first core"
+    for section in ({"cores": [cores]}, {"reward_model": {"cores": cores}}):
+        with pytest.raises(ValueError, match=said):
+            ActorsConfig(**section)
+
+
 def test_open_cores_of_several_engines_are_filled_in():
     config = ActorsConfig(count=2, engine="vllm")
     assert actors_on_cores(config, {0, 1, 2}, {0}) == config.model_copy(

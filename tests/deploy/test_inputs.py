@@ -1,6 +1,7 @@
 """What a run starts from: found, checked and disjoint before anything is written."""
 
 import json
+import re
 import shutil
 
 import pytest
@@ -67,6 +68,18 @@ def test_what_cannot_be_loaded_is_named(tmp_path, tiny_model, override, expected
     assert caught.value.exit_code == 2
 
 
+@pytest.mark.parametrize(
+    ("cores", "said"),
+    [
+        ("actors.cores=['9999']", "actors.cores has '9999', but this machine's cores are"),
+        ("actors.reward_model.cores=9998-9999", "actors.reward_model.cores = '9998-9999', but"),
+    ],
+)
+def test_cores_that_this_machine_does_not_have_are_named(tmp_path, cores, said):
+    with pytest.raises(InputError, match=re.escape(said)):
+        load_inputs(recipe(tmp_path, "actors.reward=['reward_model']", cores))
+
+
 def test_held_out_problems_of_another_source_are_never_trained(tmp_path, tiny_model):
     write_lines(tmp_path / "train.jsonl", [f"p{i}" for i in range(20)])
     write_lines(tmp_path / "test.jsonl", [f"p{i}" for i in range(0, 20, 4)])
@@ -85,6 +98,50 @@ def test_held_out_problems_of_another_source_are_never_trained(tmp_path, tiny_mo
     assert problems == {"p0", "p4", "p8", "p12", "p16"}
     drawn = {prompt.text for prompt in inputs.source.next(60)}
     assert drawn == {f"p{i}" for i in range(20)} - problems
+
+
+OWN_SOURCE = """
+from queues.records import Prompt
+
+class Source:
+    def __init__(self, *, options, seed, split, heldout_size):
+        self.form, self.sign, self.drawn = options["form"], "+-"[split == "train"], 0
+
+    def next(self, count):
+        numbers = range(self.drawn, self.drawn + count)
+        self.drawn += count
+        return [
+            Prompt(prompt_id=self.form.format(n), text=f"{n}{self.sign}1=", answer="1")
+            for n in numbers
+        ]
+
+    def cursor(self):
+        return str(self.drawn)
+
+    def restore(self, cursor):
+        self.drawn = int(cursor)
+"""
+
+
+@pytest.mark.parametrize(
+    ("form", "cap", "refused"),
+    [("own-{}", "0.9", True), ("own-{}", None, False), ("own/0/{}", "0.9", False)],
+)
+def test_prompts_that_may_be_retired_can_be_known_again(
+    tmp_path, tiny_model, monkeypatch, form, cap, refused
+):
+    (tmp_path / "own_source.py").write_text(OWN_SOURCE)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    own = ["prompts.source=own_source:Source", f"prompts.source_options={{form='{form}'}}"]
+    capped = [] if cap is None else [f"prompts.pass_rate_cap={cap}"]
+    config = recipe(tmp_path, *own, *capped)
+    make_warm_start(config, tiny_model)
+    if not refused:
+        assert len(load_inputs(config).source.next(3)) == 3
+        return
+    with pytest.raises(ValueError, match="prompt_id 'own-0' must be of the form") as caught:
+        load_inputs(config)
+    assert caught.value.exit_code == 2
 
 
 def test_a_missing_model_folder_is_named_and_a_home_folder_is_expanded(tmp_path, monkeypatch):

@@ -33,6 +33,32 @@ def test_a_preset_alone_is_the_demo_under_it(name):
     assert config.learner.learning_rate == demo.learner.learning_rate
 
 
+def test_what_a_preset_says_wins_over_the_demo():
+    assert load_recipe("demo").queues.max_staleness == 2
+    assert load_recipe("areal").queues.max_staleness == 4
+    assert load_recipe("scalerl").queues.max_staleness == 8
+    assert load_recipe("demo").actors.reward == ("last_answer",)
+    assert load_recipe("ppo_rlhf").actors.reward == ("reward_model",)
+
+
+def test_options_go_with_their_choice_where_a_preset_is_run_alone():
+    learner = load_recipe("gspo", ["learner.loss=ppo"]).learner
+    assert learner.loss == "ppo"
+    assert learner.loss_options == {}
+    assert (learner.minibatches, learner.correction_options) == (4, {"cap": 2.0})
+
+
+def test_a_preset_that_is_set_is_the_one_that_is_trained():
+    config, dapo = load_recipe("grpo", ["preset=dapo"]), load_recipe("dapo")
+    assert (config.name, config.preset) == ("grpo", "dapo")
+    assert (config.learner, config.queues) == (dapo.learner, dapo.queues)
+
+
+def test_a_buffer_in_tokens_takes_the_place_of_a_share():
+    overlong = load_recipe("dapo", ["actors.overlong.buffer=16"]).actors.overlong
+    assert (overlong.buffer, overlong.share) == (16, None)
+
+
 def test_what_a_recipe_says_wins():
     said = {"preset": "gspo", "learner": {"minibatches": 2, "learning_rate": 1e-5}}
     document = with_preset(said)

@@ -3,10 +3,13 @@
 import json
 import math
 
+import pyarrow.parquet
 import pytest
 from conftest import Headway
 
 from deploy.presets import preset_names
+from queues.accounts import export_parquet
+from queues.records import BASELINE_REWARD
 
 pytestmark = [
     pytest.mark.slow,
@@ -33,17 +36,28 @@ OWN = {
     "vapo": ["value_loss", "explained_variance", "critic_grad_norm"],
     "online_dpo": ["reference_kl"],
 }
-"""Figures that only some presets have."""
+"""Figures that only some presets have; each is a number in at least one row."""
 FRACTIONS = {
     "reinforce": ["truncated"],
+    "rloo": ["truncated"],
+    "remax": ["truncated"],
     "grpo": ["clip_low", "clip_high"],
+    "dr_grpo": ["clip_low", "clip_high"],
+    "reinforce_pp": ["clip_low", "clip_high"],
     "dapo": ["clip_low", "clip_high"],
     "cispo": ["capped"],
     "scalerl": ["capped"],
     "gspo": ["clip_low", "clip_high", "truncated"],
+    "sapo": ["damped"],
+    "areal": ["clip_low", "clip_high", "weight_capped"],
+    "ppo_rlhf": ["clip_low", "clip_high", "truncated"],
+    "vapo": ["clip_low", "clip_high"],
     "online_dpo": ["unpaired", "misordered"],
     "raft": ["kept"],
 }
+"""Fractions of tokens that only some presets have; likewise."""
+PARTS = {"dapo": {"last_answer", "overlong"}, "ppo_rlhf": {"reward_model"}}
+"""Parts of the rewards of training rollouts, where they are not the demo's."""
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +75,7 @@ def settings(*more):
 
 
 @pytest.mark.parametrize("name", preset_names())
-def test_a_preset_trains_twenty_steps_with_figures_of_its_own(demo, name):
+def test_a_preset_trains_twenty_steps_with_figures_of_its_own(demo, name, tmp_path):
     result = demo("run", name, *settings(f"steps={STEPS}"), timeout=500)
     assert result.returncode == 0, result.stdout + result.stderr
     folder = demo.folder / "runs" / name
@@ -75,8 +89,38 @@ def test_a_preset_trains_twenty_steps_with_figures_of_its_own(demo, name):
         assert math.isfinite(row["loss"])
         assert row["grad_norm"] is None or math.isfinite(row["grad_norm"])
         assert 0 < row["ess"] <= 1
-        for figure in OWN.get(name, []):
-            assert row[figure] is None or math.isfinite(row[figure]), figure
-        for fraction in FRACTIONS.get(name, []):
-            assert 0 <= row["fractions"][fraction] <= 1, fraction
+    for figure in OWN.get(name, []):
+        found = numbers(row[figure] for row in rows)
+        assert found, figure
+        assert all(map(math.isfinite, found)), figure
+    for fraction in FRACTIONS.get(name, []):
+        found = numbers(row["fractions"].get(fraction) for row in rows)
+        assert found, fraction
+        assert all(0 <= share <= 1 for share in found), fraction
     assert sum(row["optimizer_steps"] for row in rows) > 0
+    check_rollouts(name, trained_rollouts(folder, tmp_path / "rollouts.parquet"))
+
+
+def numbers(values):
+    return [value for value in values if value is not None]
+
+
+def trained_rollouts(folder, file):
+    """Every journaled rollout of a run that was trained, a row each."""
+    export_parquet(folder, file)
+    columns = ["group_id", "reward_parts", "metadata", "state"]
+    rows = pyarrow.parquet.read_table(file, columns=columns).to_pylist()
+    return [row for row in rows if row["state"] == "trained"]
+
+
+def check_rollouts(name, rollouts):
+    """What the journal says of a preset's rollouts: its rewards, and its baselines if any."""
+    assert rollouts
+    parts = PARTS.get(name, {"last_answer"})
+    assert all({part for part, _ in row["reward_parts"]} == parts for row in rollouts)
+    baselines = {}
+    for row in rollouts:
+        baseline = json.loads(row["metadata"]).get(BASELINE_REWARD)
+        assert (baseline is not None) is (name == "remax")
+        baselines.setdefault(row["group_id"], set()).add(baseline)
+    assert all(len(found) == 1 for found in baselines.values()), "one for each group"

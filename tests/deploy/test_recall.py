@@ -1,6 +1,7 @@
 """What a resumed run knows of its earlier sittings."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -57,6 +58,16 @@ def test_seconds_tokens_and_scores_go_on_where_the_last_summary_ended(run):
     assert json.loads(json.dumps(summary["heldout"])) == [
         {"version": 0, "score": 0.25, "seconds": 12.0}
     ]
+
+
+def test_restarts_are_counted_apart_by_what_was_made_again(run):
+    config, directory = run
+    train(directory, [{"loss": 0.5}])
+    named = ["actor-0", "reward-model", "actor-1", "actor-0"]
+    directory.append("restarts.jsonl", [{"actor": name} for name in named])
+    record = recall(config, directory, now=100.0)
+    summary = summarise(replace(record, batches=[]), status="done", now=110.0)
+    assert summary["restarts"] == {"actors": 3, "reward_models": 1}
 
 
 def test_a_moved_run_finds_its_own_folder_and_a_damaged_recipe_is_named(run, tmp_path):

@@ -173,19 +173,20 @@ def test_the_members_differ_and_say_what_they_are_worth(made):
 
 
 @pytest.mark.deepspeed
-def test_what_was_trained_is_what_is_served(made):
-    """Standardised, the scores of a member's own training pairs have mean 0 and deviation 1."""
+@pytest.mark.parametrize("member", [0, 1])
+def test_what_was_trained_is_what_is_served(made, member):
+    """Standardised, every member's scores of the same held-out pairs have mean 0, deviation 1."""
     import torch
 
     from actors.reward_model import Member
 
     folder, _ = made
-    judge = Member(str(folder / "model-1"), dtype="float32", device="cpu", standardise=True)
+    path = str(folder / f"model-{member}")
+    judge = Member(path, dtype="float32", device="cpu", standardise=True)
     config = load_recipe("tests/deploy/recipe.toml", SECTION)
-    pairs = PreferencePairs(config, config.reward_model, judge.read)
-    own = list(islice(pairs.of(1), 3 * 4))
+    pairs = PreferencePairs(config, config.reward_model, judge.read).heldout()
     scores = torch.cat(
-        [judge.score([text]) for pair in own for text in (pair.chosen, pair.rejected)]
+        [judge.score([text]) for pair in pairs for text in (pair.chosen, pair.rejected)]
     )
     assert float(scores.mean()) == pytest.approx(0.0, abs=1e-4)
     assert float(scores.std()) == pytest.approx(1.0, abs=1e-4)
@@ -249,6 +250,8 @@ def test_a_run_outlives_the_process_of_its_reward_models(headway, judged):
     assert "reward-model is made again (1 of 5 in a row)" in output
     (row,) = [json.loads(line) for line in (folder / "restarts.jsonl").read_text().splitlines()]
     assert row["actor"] == "reward-model"
+    summary = json.loads((folder / "summary.json").read_text())
+    assert summary["restarts"] == {"actors": 0, "reward_models": 1}
     accounts = json.loads(headway("inspect", "judged", "--json").stdout)
     assert accounts["balanced"]
     assert accounts["failed"] == {}

@@ -134,6 +134,19 @@ def test_results_leave_by_deadline_and_then_by_arrival() -> None:
     assert [group.number for group in results.pop(4)] == [2]
 
 
+@pytest.mark.parametrize("reason", ["engine_lost", "reward_model_lost"])
+def test_what_a_group_cannot_help_is_not_held_against_it(reason: str) -> None:
+    book = make_book()
+    (group,) = book.issue(make_prompts(1))
+    book.serving("a", 0)
+    for _ in range(5):
+        book.lease("a", 2, now=0.0, expires=0.0)
+        assert book.give_back(group, reason) is State.QUEUED
+    for state in (State.QUEUED, State.FAILED):
+        book.lease("a", 2, now=0.0, expires=0.0)
+        assert book.give_back(group, "reward") is state
+
+
 def test_an_evaluation_without_a_single_result_has_no_score() -> None:
     book = make_book()
     run = EvaluationRun(name="e", count=1, temperature=0.0, min_version=0)
