@@ -6,7 +6,8 @@
 Pure but for that state. No model is involved; which models are asked for what is `update`'s.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -245,7 +246,7 @@ def check_objective(config: ObjectiveConfig) -> None:
             torch.tensor([0, 0]),
             lengths=torch.tensor([1, 1]),
             baseline_rewards=torch.tensor([0.5, 0.5]),
-            reward_parts={"made_up": torch.tensor([0.0, 1.0])},
+            reward_parts=_made_up_parts(config.advantage_options.get("weights")),
             mask=row.mask,
             sequence_ids=row.sequence_ids,
             values=torch.zeros(2),
@@ -259,6 +260,12 @@ def check_objective(config: ObjectiveConfig) -> None:
         raise InputError(f"the objective cannot be computed: {error}") from error
     ids = row.sequence_ids
     token_weights(config.aggregation, row.mask, ids, ids, max_length=config.fixed_length)
+
+
+def _made_up_parts(weights: Any) -> dict[str, Tensor]:
+    """Rewards of two rollouts, of the parts that an estimator weighs."""
+    names = weights if isinstance(weights, Mapping) and weights else ("made_up",)
+    return {name: torch.tensor([0.0, 1.0]) for name in names}
 
 
 def _made_up() -> LossInputs:

@@ -332,6 +332,10 @@ def test_a_rejection_goes_with_a_loss_that_owns_its_ratio(correction):
     Objective(config)
 
 
+def test_weights_of_the_parts_of_a_reward_are_accepted():
+    Objective(LearnerConfig(advantage="gdpo", advantage_options={"weights": {"task": 1, "x": 2}}))
+
+
 def test_missing_inputs_of_an_estimator_are_named():
     with pytest.raises(InputError, match=r"remax.*needs baseline_rewards"):
         train(random_groups(), advantage="remax", loss="reinforce")
