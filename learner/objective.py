@@ -289,6 +289,11 @@ def _made_up() -> LossInputs:
 
 def _check_corrections(config: ObjectiveConfig, loss: PolicyLoss) -> None:
     weighing = [name for name in config.corrections if CORRECTIONS[name].weighs]
+    if len(weighing) > 1:
+        raise InputError(
+            f"corrections {', '.join(weighing)} each weigh by proximal / behaviour policy, so "
+            "together they would count it twice; use one of them, with any that only reject"
+        )
     if (config.corrections and loss.unit == "group") or (weighing and loss.off_policy):
         raise InputError(
             f"loss {config.loss!r} is meant for rollouts of any policy, or is one of whole groups; "

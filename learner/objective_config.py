@@ -133,8 +133,8 @@ class ObjectiveConfig(Section):
     """One of the policy losses of `learner/README.md`, or "module:function"."""
     loss_options: dict[str, Any] = Field(default_factory=dict)
     correction: str | tuple[str, ...] = "none"
-    """Importance weights and rejections on top of the loss: one, or a list, whose weights
-    multiply."""
+    """An importance weight on top of the loss, or a rejection; or a list of rejections with at most
+    one weight."""
     correction_options: dict[str, Any] = Field(default_factory=dict)
     aggregation: Literal["token_mean", "sequence_mean", "prompt_mean", "fixed_length"] = (
         "token_mean"
@@ -181,6 +181,8 @@ class ObjectiveConfig(Section):
             _known(name, CORRECTIONS)
         if not value:
             raise ValueError('an empty list; write "none"')
+        if not isinstance(value, str):
+            _refuse_counting_twice(value)
         return value
 
     @model_validator(mode="after")
@@ -310,6 +312,19 @@ class ObjectiveConfig(Section):
     @property
     def _may_own_a_ratio(self) -> bool:
         return self.loss in RATIO_LOSSES or ":" in self.loss
+
+
+def _refuse_counting_twice(corrections: tuple[str, ...]) -> None:
+    repeated = sorted({name for name in corrections if corrections.count(name) > 1})
+    if repeated:
+        raise ValueError(f"{', '.join(repeated)} more than once; name each correction once")
+    weighing = [name for name in corrections if name in WEIGHTS]
+    if len(weighing) > 1:
+        raise ValueError(
+            f"{' and '.join(weighing)} each weigh by proximal / behaviour policy, so together they "
+            f"would count it twice; use one of {', '.join(WEIGHTS)}, with any of "
+            f"{', '.join(REJECTIONS)}"
+        )
 
 
 def _known(value: str, known: tuple[str, ...]) -> str:

@@ -2,6 +2,8 @@
 
 import json
 import math
+import sys
+from types import ModuleType
 
 import pytest
 import torch
@@ -10,7 +12,7 @@ from rollouts import PlainEngine, TinyPolicy, group, random_groups, rollout
 from learner import objective_config
 from learner.advantages import ESTIMATORS
 from learner.config import LearnerConfig
-from learner.corrections import CORRECTIONS
+from learner.corrections import CORRECTIONS, ImportanceWeights
 from learner.engine import Forward
 from learner.errors import InputError
 from learner.losses import LOSSES
@@ -316,6 +318,8 @@ def test_what_a_recipe_says_of_staleness_is_what_the_loss_says(loss, steps):
         ({"loss": "dpo", "aggregation": "sequence_mean"}, 'use advantage = "best_worst"'),
         ({"correction": []}, 'an empty list; write "none"'),
         ({"correction": ["tsi"]}, "did you mean 'tis'"),
+        ({"correction": ["tis", "veto", "mis"], "loss": "reinforce"}, "tis and mis each weigh"),
+        ({"correction": ["veto", "veto"]}, "veto more than once"),
         ({"entropy": {}}, "give a coefficient above 0"),
         ({"advantage": "gae", "critic": {"shared": True, "path": "x"}}, "leave both out"),
     ],
@@ -330,6 +334,16 @@ def test_a_rejection_goes_with_a_loss_that_owns_its_ratio(correction):
     options = {"lag_mask": {"max_lag": 1}, "kl_mask": {"threshold": 1.0}}.get(correction, {})
     config = LearnerConfig(loss="cispo", correction=correction, correction_options=options)
     Objective(config)
+
+
+def test_a_weight_of_the_users_beside_another_is_refused(monkeypatch):
+    module = ModuleType("weights_of_a_user")
+    module.own = ImportanceWeights("own", CORRECTIONS["tis"].function)
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    both = LearnerConfig(loss="reinforce", correction=["mis", "weights_of_a_user:own"])
+    with pytest.raises(InputError, match="mis, weights_of_a_user:own each weigh"):
+        Objective(both)
+    Objective(LearnerConfig(loss="reinforce", correction=["weights_of_a_user:own", "veto"]))
 
 
 def test_weights_of_the_parts_of_a_reward_are_accepted():
