@@ -153,11 +153,21 @@ class TrainBatch(Sequences):
         return tied
 
     @property
+    def sampled(self) -> Tensor:
+        """[N] bool, tokens that a policy sampled, whether they train or not."""
+        return self.tokens.versions >= 0
+
+    @property
+    def generated(self) -> list[int]:
+        """The rollouts with a token that was sampled, whether it trains or not."""
+        rollouts: list[int] = torch.unique(self.rollout_of_token[self.sampled]).tolist()
+        return rollouts
+
+    @property
     def sampled_lengths(self) -> Tensor:
-        """[R] int64, tokens that each policy sampled, whether they train or not."""
-        sampled = (self.tokens.versions >= 0).long()
+        """[R] int64, tokens that a policy sampled, whether they train or not."""
         zeros = torch.zeros(len(self.lengths), dtype=torch.int64)
-        return zeros.index_add(0, self.rollout_of_token, sampled)
+        return zeros.index_add(0, self.rollout_of_token, self.sampled.long())
 
     def with_scores(self, **columns: Tensor) -> "TrainBatch":
         """The batch with columns [N] that models computed."""
@@ -233,7 +243,8 @@ def read_batch(
 
     Args:
         groups: As taken from the queue.
-        mask_truncated: Mask out rollouts that ended at the limit of their length.
+        mask_truncated: Mask out rollouts that ended at the limit of their length; their tokens
+            still count as sampled.
         process_rewards: Tell rewards of turns, which a rollout's metadata has as `turn_rewards`, a
             list of [index of the turn's last token, reward], from the rest of its reward.
 

@@ -91,6 +91,13 @@ class Objective:
         tokens, threshold = minibatch.tokens, self._config.positive_reward
         return int(positive_tokens(tokens.rewards, tokens.mask, threshold=threshold).sum())
 
+    @property
+    def credits_tokens(self) -> bool:
+        """Whether advantages are made of what models say of every token that was sampled."""
+        config = self._config
+        in_reward = config.kl is not None and config.kl.placement == "reward"
+        return in_reward or config.critic is not None
+
     def weighed(self, batch: TrainBatch) -> TrainBatch:
         """The batch with its advantages, after models have scored it."""
         config = self._config
@@ -102,7 +109,7 @@ class Objective:
             state=self.state,
             baseline_rewards=batch.baseline_rewards,
             reward_parts=batch.reward_parts,
-            mask=batch.tokens.mask,
+            mask=batch.sampled,
             sequence_ids=batch.tokens.sequence_ids,
             token_rewards=self._token_rewards(batch),
             values=batch.tokens.values,
@@ -120,7 +127,7 @@ class Objective:
         penalty = kl_rewards(
             tokens.behavior_logprobs,
             tokens.reference_logprobs,
-            tokens.mask,
+            batch.sampled,
             coefficient=self.kl_coefficient,
         )
         return penalty if given is None else penalty + given

@@ -79,7 +79,7 @@ class Updater:
                 minibatch = batch.minibatch(
                     part, aggregation=config.aggregation, fixed_length=config.fixed_length
                 )
-                plan = self._plan(minibatch)
+                plan = self._plan(minibatch, minibatch.trainable)
                 loads = workloads(minibatch.lengths, plan)
                 busiest, total = busiest + max(loads), total + sum(loads)
                 positive = self.objective.positive(minibatch)
@@ -134,18 +134,19 @@ class Updater:
     def _score(self, batch: TrainBatch, model: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
         """[N] float32 of one model, each rank having computed its rows; 0 where none did."""
         scores = torch.zeros(len(batch.tokens.token_ids))
-        for row in self._plan(batch)[self._engine.rank]:
+        rollouts = batch.generated if self.objective.credits_tokens else batch.trainable
+        for row in self._plan(batch, rollouts)[self._engine.rank]:
             micro = batch.row(row)
             said = model(micro.token_ids, micro.position_ids)
             if row:
                 scores[batch.positions(row)] = said.float().cpu()
         return self._engine.sum_over_ranks(scores)
 
-    def _plan(self, batch: Sequences) -> list[Rows]:
-        """Rows of the rollouts that train, whole groups in one row where the loss needs them."""
-        units = [[i] for i in batch.trainable]
+    def _plan(self, batch: Sequences, rollouts: Sequence[int]) -> list[Rows]:
+        """Rows of some rollouts, whole groups in one row where the loss needs them."""
+        units = [[i] for i in rollouts]
         if self.objective.unit == "group":
-            units = batch.by_group(batch.trainable)
+            units = batch.by_group(rollouts)
         lengths = [sum(batch.lengths[i] for i in unit) for unit in units]
         plan = plan_rows(lengths, self._engine.ranks, self._config.microbatch_tokens)
         return [[[i for u in row for i in units[u]] for row in rows] for rows in plan]

@@ -157,6 +157,27 @@ def test_truncated_rollouts_are_masked_but_stay_in_baselines_and_in_the_count_of
     assert part(batch, [0]).tokens.token_weights[2].item() == 1.0
 
 
+def test_rewards_of_masked_rollouts_and_of_their_turns_stay_in_the_baselines():
+    def with_turn(tokens, reward, turn, **changes):
+        turns = {"turn_rewards": [[2, turn]]}
+        return dataclasses.replace(rollout(tokens, reward=reward), metadata=turns, **changes)
+
+    first = with_turn([1, 2, 3, 4], 1.5, 0.5)
+    cut = with_turn([1, 2, 3, 4, 5], 3.0, 2.0, sample_index=1, finish_reason=FinishReason.LENGTH)
+    both = [group("a", [first, cut])]
+    for settings in ({"advantage": "dr_grpo"}, {"advantage": "reinforce_pp_baseline"}):
+        plain = weighed(both, process_rewards=True, **settings)
+        masked = weighed(both, process_rewards=True, mask_truncated=True, **settings)
+        assert masked.tokens.mask.int().tolist() == [0, 0, 1, 1, 0, 0, 0, 0, 0]
+        assert torch.equal(masked.tokens.advantages[:4], plain.tokens.advantages[:4])
+    assert (
+        weighed(both, process_rewards=True, mask_truncated=True, advantage="dr_grpo")
+        .tokens.advantages[2]
+        .item()
+        == -0.75
+    )
+
+
 def test_rewards_of_turns_go_to_the_turns_they_are_of():
     one = dataclasses.replace(
         rollout([1, 2, 3, 4, 5], reward=3.0), metadata={"turn_rewards": [[2, 0.5], [4, 0.25]]}

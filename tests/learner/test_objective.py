@@ -1,5 +1,6 @@
 """The objective around the policy loss: penalties, critic, reference, what is dropped."""
 
+import dataclasses
 import json
 import math
 import sys
@@ -18,6 +19,7 @@ from learner.errors import InputError
 from learner.losses import LOSSES
 from learner.objective import Objective, corrects_off_policyness
 from learner.update import Updater
+from queues.records import FinishReason
 
 
 class PlainCritic(PlainEngine):
@@ -95,6 +97,44 @@ def test_kl_in_the_reward_is_taken_off_before_the_baseline_and_adds_no_term():
     _, plain = train(groups)
     assert found["loss"] == found["policy_loss"] != plain["policy_loss"]
     assert found["reward_mean"] == plain["reward_mean"]
+
+
+def cut_short(groups):
+    """The groups, of each the first rollout as one that was cut off."""
+    changed = []
+    for item in groups:
+        first = dataclasses.replace(item.rollouts[0], finish_reason=FinishReason.LENGTH)
+        changed.append(group(item.group_id, [first, *item.rollouts[1:]]))
+    return changed
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"kl": {"coefficient": 0.5, "placement": "reward"}, "advantage": "reinforce_pp"},
+        {"advantage": "gae", "critic": {}, "advantage_options": {"gamma": 0.9}},
+    ],
+    ids=["kl", "critic"],
+)
+def test_advantages_do_not_depend_on_which_rollouts_are_masked_out(settings, monkeypatch):
+    seen = []
+    weighed = Objective.weighed
+
+    def kept(self, batch):
+        seen.append(weighed(self, batch))
+        return seen[-1]
+
+    monkeypatch.setattr(Objective, "weighed", kept)
+    for masked in (False, True):
+        config = LearnerConfig(mask_truncated=masked, **settings)
+        models = {
+            "reference": PlainReference(shift=1.0) if config.kl else None,
+            "critic": PlainCritic() if config.critic else None,
+        }
+        Updater(PlainEngine(), config, **models).update(cut_short(random_groups()), 0)
+    plain, masked = seen
+    assert masked.tokens.mask.sum() < plain.tokens.mask.sum()
+    assert torch.equal(masked.advantages.values, plain.advantages.values)
 
 
 def test_an_adaptive_coefficient_follows_the_measured_kl_and_is_state():
