@@ -33,7 +33,7 @@ class MicroBatch:
     mask: Tensor  # [N] bool, tokens that train; never the first of a sequence
     behavior_logprobs: Tensor  # [N] float32, 0 where not sampled
     versions: Tensor  # [N] int64, −1 where not sampled
-    rewards: Tensor  # [N] float32, the rollout's
+    rewards: Tensor  # [N] float32, the rollout's as its task gives it, without shaping
     advantages: Tensor  # [N] float32
     token_weights: Tensor  # [N] float32, loss = Σ weights · per_token over the minibatch
     proximal_logprobs: Tensor | None = None  # [N] float32, where the proximal policy is computed
@@ -120,7 +120,8 @@ class TrainBatch(Sequences):
     rewards: Tensor
     """[R] float64, process rewards left out."""
     task_rewards: Tensor
-    """[R] float64, what tells right from wrong: without shaping of lengths."""
+    """[R] float64, what tells right from wrong: without shaping of lengths, and with what turns
+    earned."""
     reward_parts: Mapping[str, Tensor]
     """[R] float64 each; NaN where a rollout lacks the part."""
     baseline_rewards: Tensor | None
@@ -267,6 +268,7 @@ def read_batch(
     of_turns = _turn_rewards(rollouts, lengths) if process_rewards else None
     if of_turns is not None:
         rewards = rewards.index_add(0, sequence_ids, -of_turns.double())
+    task_rewards = torch.tensor([r.task_reward for r in rollouts], dtype=torch.float64)
     empty = torch.zeros(len(mask))
     tokens = MicroBatch(
         token_ids=_column(rollouts, "token_ids", torch.int64),
@@ -276,7 +278,7 @@ def read_batch(
         mask=mask,
         behavior_logprobs=_column(rollouts, "behavior_logprobs", torch.float32),
         versions=_column(rollouts, "versions", torch.int64),
-        rewards=rewards.float()[sequence_ids],
+        rewards=task_rewards.float()[sequence_ids],
         advantages=empty,
         token_weights=empty,
     )
@@ -284,7 +286,7 @@ def read_batch(
         tokens=tokens,
         lengths=lengths,
         rewards=rewards,
-        task_rewards=torch.tensor([r.task_reward for r in rollouts], dtype=torch.float64),
+        task_rewards=task_rewards,
         reward_parts=_parts(rollouts),
         baseline_rewards=_baselines(rollouts),
         process_rewards=of_turns,

@@ -20,7 +20,7 @@ from learner.engine import Forward
 from learner.errors import InputError
 from learner.kl import AdaptiveCoefficient, kl_loss, kl_rewards
 from learner.losses import LOSSES, LossInputs, PolicyLoss, policy_loss
-from learner.objective_config import EntropyConfig, ObjectiveConfig
+from learner.objective_config import RAW_REWARD_ADVANTAGES, EntropyConfig, ObjectiveConfig
 from learner.offpolicyness import measure, origins
 from learner.regularisers import (
     AdaptiveEntropy,
@@ -101,9 +101,10 @@ class Objective:
     def weighed(self, batch: TrainBatch) -> TrainBatch:
         """The batch with its advantages, after models have scored it."""
         config = self._config
+        raw = config.advantage in RAW_REWARD_ADVANTAGES
         advantages = compute_advantages(
             config.advantage,
-            batch.rewards,
+            batch.task_rewards if raw else batch.rewards,
             batch.group_ids,
             lengths=batch.sampled_lengths,
             state=self.state,
@@ -111,7 +112,7 @@ class Objective:
             reward_parts=batch.reward_parts,
             mask=batch.sampled,
             sequence_ids=batch.tokens.sequence_ids,
-            token_rewards=self._token_rewards(batch),
+            token_rewards=None if raw else self._token_rewards(batch),
             values=batch.tokens.values,
             truncated=batch.truncated,
             **config.advantage_options,

@@ -26,7 +26,8 @@ GROUP_ADVANTAGES = (
 )
 """Estimators that compare the rollouts of a group."""
 RAW_REWARD_ADVANTAGES = ("gdpo", "maxrl", "pass_at_k")
-"""Estimators for which a penalty in the reward is meaningless: parts, counts, thresholds."""
+"""Estimators of parts, counts or thresholds, for which a penalty in the reward is meaningless: they
+judge by the reward that the task itself gives, without shaping, and with what turns earned."""
 ADVANTAGES = ("reinforce", *GROUP_ADVANTAGES, "reinforce_pp", "remax", "gae")
 
 RATIO_LOSSES = ("ppo", "grpo", "dapo", "cispo", "gspo", "gspo_token", "sapo")
@@ -153,8 +154,8 @@ class ObjectiveConfig(Section):
     entropy: EntropyConfig | None = None
     critic: CriticConfig | None = None
     positive_nll: float = Field(default=0.0, ge=0)
-    """Weight of the mean negative log-likelihood of the tokens of rollouts with a reward above
-    `positive_reward` (VAPO)."""
+    """Weight of the mean negative log-likelihood of the tokens of rollouts whose task gave a reward
+    above `positive_reward` (VAPO); shaping does not count."""
     positive_reward: float = 0.0
     minibatches: int = Field(default=1, ge=1)
     """Optimizer steps per batch and epoch; whole groups are split into as many parts."""

@@ -178,6 +178,23 @@ def test_rewards_of_masked_rollouts_and_of_their_turns_stay_in_the_baselines():
     )
 
 
+def shaped(reward, index, *, turn=0.0):
+    """A rollout with a punishment of its length, which is no part of what the task gives."""
+    one = rollout([1, 2, 3, 4], reward=reward - 0.8, index=index, reward_parts={"overlong": -0.8})
+    return dataclasses.replace(one, metadata={"turn_rewards": [[2, turn]]})
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "expected"), [("maxrl", {}, 1.0), ("pass_at_k", {"k": 1}, 1.0)]
+)
+def test_counts_of_successes_take_the_reward_of_the_task_and_of_its_turns(name, options, expected):
+    right, wrong = shaped(1.0, 0, turn=0.75), shaped(0.0, 1)
+    settings = {"advantage": name, "advantage_options": options, "process_rewards": True}
+    tokens = weighed([group("a", [right, wrong])], **settings).tokens
+    assert tokens.advantages[[2, 6]].tolist() == pytest.approx([expected, -expected], abs=1e-5)
+    assert tokens.rewards[[2, 6]].tolist() == pytest.approx([1.0, 0.0])
+
+
 def test_rewards_of_turns_go_to_the_turns_they_are_of():
     one = dataclasses.replace(
         rollout([1, 2, 3, 4, 5], reward=3.0), metadata={"turn_rewards": [[2, 0.5], [4, 0.25]]}
