@@ -257,6 +257,15 @@ class ObjectiveConfig(Section):
         return self
 
     @model_validator(mode="after")
+    def _parts_hold_no_turns(self) -> Self:
+        if self.advantage == "gdpo" and self.process_rewards:
+            raise ValueError(
+                'process_rewards = true with advantage = "gdpo", which normalises the parts of the '
+                "reward, and what a turn earned is no part; use process_rewards = false"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _pairs_are_chosen(self) -> Self:
         if self.loss == "dpo" and self.advantage != "best_worst" and ":" not in self.advantage:
             raise ValueError(

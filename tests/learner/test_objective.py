@@ -357,6 +357,7 @@ def test_what_a_recipe_says_of_staleness_is_what_the_loss_says(loss, steps):
         ({"critic": {}}, 'needs advantage = "gae"'),
         ({"loss": "dpo", "aggregation": "sequence_mean"}, 'use advantage = "best_worst"'),
         ({"correction": []}, 'an empty list; write "none"'),
+        ({"advantage": "gdpo", "process_rewards": True}, "what a turn earned is no part"),
         ({"correction": ["tsi"]}, "did you mean 'tis'"),
         ({"correction": ["tis", "veto", "mis"], "loss": "reinforce"}, "tis and mis each weigh"),
         ({"correction": ["veto", "veto"]}, "veto more than once"),
