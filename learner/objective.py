@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from learner.advantages import Advantages, compute_advantages
+from learner.advantages import ESTIMATORS, Advantages, compute_advantages
 from learner.aggregation import token_weights
 from learner.batch import MicroBatch, Sequences, TrainBatch
 from learner.corrections import CORRECTIONS, importance_weights
@@ -236,8 +236,8 @@ def check_objective(config: ObjectiveConfig) -> None:
     """Computes the objective of made-up rollouts of one group.
 
     Raises:
-        InputError: An unknown name or option, a value that does not fit, or a loss with its own
-            ratio under a correction.
+        InputError: An unknown name or option, a value that does not fit, a ratio that would count
+            twice, or something needed that nothing computes.
     """
     loss = LOSSES[config.loss].under(config.loss_options)
     _check_corrections(config, loss)
@@ -246,9 +246,10 @@ def check_objective(config: ObjectiveConfig) -> None:
             f"loss {config.loss!r} is what it claims only under aggregation "
             f"{' or '.join(loss.aggregations)}, not {config.aggregation!r}"
         )
-    row = _made_up()
+    _check_needs(config)
+    row = _made_up(config)
     try:
-        compute_advantages(
+        advantages = compute_advantages(
             config.advantage,
             torch.tensor([0.0, 1.0]),
             torch.tensor([0, 0]),
@@ -257,7 +258,7 @@ def check_objective(config: ObjectiveConfig) -> None:
             reward_parts=_made_up_parts(config.advantage_options.get("weights")),
             mask=row.mask,
             sequence_ids=row.sequence_ids,
-            values=torch.zeros(2),
+            values=None if config.critic is None else torch.zeros(2),
             truncated=torch.tensor([False, False]),
             **config.advantage_options,
         )
@@ -266,6 +267,11 @@ def check_objective(config: ObjectiveConfig) -> None:
         importance_weights(names, row, **config.correction_options)
     except (TypeError, RuntimeError) as error:
         raise InputError(f"the objective cannot be computed: {error}") from error
+    if config.critic is not None and advantages.returns is None:
+        raise InputError(
+            f"a critic learns returns, and advantage {config.advantage!r} gives none; let it "
+            "return Estimate(..., returns=...), or leave [learner.critic] out"
+        )
     ids = row.sequence_ids
     token_weights(config.aggregation, row.mask, ids, ids, max_length=config.fixed_length)
 
@@ -276,8 +282,8 @@ def _made_up_parts(weights: Any) -> dict[str, Tensor]:
     return {name: torch.tensor([0.0, 1.0]) for name in names}
 
 
-def _made_up() -> LossInputs:
-    """Two rollouts of one token, of one group."""
+def _made_up(config: ObjectiveConfig) -> LossInputs:
+    """Two rollouts of one token, of one group, with what is computed under the configuration."""
     logprobs = torch.tensor([-1.0, -2.0])
     return LossInputs(
         logprobs=logprobs,
@@ -285,14 +291,45 @@ def _made_up() -> LossInputs:
         advantages=torch.tensor([-1.0, 1.0]),
         mask=torch.tensor([True, True]),
         sequence_ids=torch.tensor([0, 1]),
-        proximal_logprobs=logprobs,
-        reference_logprobs=logprobs,
+        proximal_logprobs=logprobs if config.uses_proximal else None,
+        reference_logprobs=logprobs if config.uses_reference else None,
         versions=torch.tensor([0, 0]),
         group_ids=torch.tensor([0, 0]),
         version=0,
         rewards=torch.tensor([0.0, 1.0]),
         entropies=torch.tensor([1.0, 1.0]),
     )
+
+
+def needs(config: ObjectiveConfig) -> frozenset[str]:
+    """What advantage, loss and corrections say that they cannot do without.
+
+    Fields of `LossInputs` and arguments of `compute_advantages`; and `group_size`, where rollouts
+    of one prompt are compared. Of these `baseline_rewards`, `reward_parts` and `group_size` are for
+    others than the learner to supply.
+
+    Raises:
+        InputError: One of them does not exist.
+    """
+    loss, estimator = LOSSES[config.loss].under(config.loss_options), ESTIMATORS[config.advantage]
+    corrections = [CORRECTIONS[name].needs for name in config.corrections]
+    said = loss.needs.union(estimator.needs, *corrections)
+    return said | {"group_size"} if estimator.relative or loss.unit == "group" else said
+
+
+def _check_needs(config: ObjectiveConfig) -> None:
+    remedies = {
+        "reference_logprobs": (config.uses_reference, "give a [learner.kl] section"),
+        "proximal_logprobs": (config.uses_proximal, "set learner.recompute_proximal = true"),
+        "values": (config.critic is not None, "give a [learner.critic] section"),
+    }
+    for name in sorted(needs(config) & remedies.keys()):
+        supplied, remedy = remedies[name]
+        if not supplied:
+            raise InputError(
+                f"advantage {config.advantage!r}, loss {config.loss!r} or correction "
+                f"{config.correction!r} needs {name}, which nothing computes; {remedy}"
+            )
 
 
 def _check_corrections(config: ObjectiveConfig, loss: PolicyLoss) -> None:
@@ -329,3 +366,16 @@ def corrects_off_policyness(config: ObjectiveConfig) -> bool:
     to_behavior = loss.anchor == "behavior" or not config.uses_proximal
     corrected = any(name != "lag_mask" for name in config.corrections)
     return corrected or loss.off_policy or (loss.owns_is and to_behavior)
+
+
+def needs_behavior_logprobs(config: ObjectiveConfig) -> bool:
+    """Whether the objective compares with the probabilities that tokens were sampled with.
+
+    As `ObjectiveConfig.needs_behavior_logprobs`, but a loss of the user's is loaded and asked.
+
+    Raises:
+        InputError: There is no such loss.
+    """
+    loss = LOSSES[config.loss].under(config.loss_options)
+    to_behavior = loss.anchor == "behavior" or (loss.owns_is and not config.uses_proximal)
+    return to_behavior or config.compares_beside_the_loss

@@ -242,7 +242,8 @@ class ObjectiveConfig(Section):
 
     @model_validator(mode="after")
     def _critic_and_gae_go_together(self) -> Self:
-        if (self.advantage == "gae") != (self.critic is not None):
+        of_the_users = ":" in self.advantage  # which says what it needs where it is loaded
+        if not of_the_users and (self.advantage == "gae") != (self.critic is not None):
             lacks = "a [learner.critic] section" if self.critic is None else 'advantage = "gae"'
             raise ValueError(f"advantage = {self.advantage!r} needs {lacks}: only GAE uses values")
         return self
@@ -314,10 +315,19 @@ class ObjectiveConfig(Section):
 
     @property
     def needs_behavior_logprobs(self) -> bool:
-        """Whether the objective compares with the probabilities that tokens were sampled with."""
-        kl = self.kl is not None and (self.kl.placement == "reward" or "_" in self.kl.form)
+        """Whether the objective may compare with the probabilities that tokens were sampled with.
+
+        A loss of the user's is believed to own a ratio like PPO's;
+        `objective.needs_behavior_logprobs` loads it and knows.
+        """
         ratio = self._may_own_a_ratio and not self.uses_proximal
-        return bool(self.corrections) or self.loss in (*BEHAVIOR_LOSSES, "kimi") or kl or ratio
+        return self.compares_beside_the_loss or self.loss in (*BEHAVIOR_LOSSES, "kimi") or ratio
+
+    @property
+    def compares_beside_the_loss(self) -> bool:
+        """Whether a correction or the KL term compares with the behaviour policy."""
+        kl = self.kl is not None and (self.kl.placement == "reward" or "_" in self.kl.form)
+        return bool(self.corrections) or kl
 
     @property
     def _may_own_a_ratio(self) -> bool:

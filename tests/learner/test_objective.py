@@ -11,13 +11,18 @@ import torch
 from rollouts import PlainEngine, TinyPolicy, group, random_groups, rollout
 
 from learner import objective_config
-from learner.advantages import ESTIMATORS
+from learner.advantages import ESTIMATORS, Estimate, Estimator
 from learner.config import LearnerConfig
 from learner.corrections import CORRECTIONS, ImportanceWeights
 from learner.engine import Forward
 from learner.errors import InputError
-from learner.losses import LOSSES
-from learner.objective import Objective, corrects_off_policyness
+from learner.losses import LOSSES, PolicyLoss, TokenLoss
+from learner.objective import (
+    Objective,
+    corrects_off_policyness,
+    needs,
+    needs_behavior_logprobs,
+)
 from learner.update import Updater
 from queues.records import FinishReason
 
@@ -331,6 +336,7 @@ def test_what_a_recipe_says_of_staleness_is_what_the_loss_says(loss, steps):
     advantage = "best_worst" if loss == "dpo" else "grpo"
     config = LearnerConfig(loss=loss, epochs=steps, aggregation=aggregation, advantage=advantage)
     assert corrects_off_policyness(config) == config.corrects_off_policyness
+    assert needs_behavior_logprobs(config) == config.needs_behavior_logprobs
 
 
 @pytest.mark.parametrize(
@@ -385,6 +391,80 @@ def test_a_weight_of_the_users_beside_another_is_refused(monkeypatch):
     with pytest.raises(InputError, match="mis, weights_of_a_user:own each weigh"):
         Objective(both)
     Objective(LearnerConfig(loss="reinforce", correction=["weights_of_a_user:own", "veto"]))
+
+
+@pytest.fixture
+def of_the_users(monkeypatch):
+    """Makes an entry known by a dotted path."""
+    module = ModuleType("objective_of_a_user")
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+
+    def known(entry):
+        setattr(module, entry.name, entry)
+        return f"{module.__name__}:{entry.name}"
+
+    return known
+
+
+def push(inputs):
+    return TokenLoss(-inputs.current, {})
+
+
+@pytest.mark.parametrize(
+    ("need", "remedy", "settings"),
+    [
+        ("reference_logprobs", r"give a \[learner.kl\] section", {"kl": {}}),
+        ("proximal_logprobs", "recompute_proximal = true", {"recompute_proximal": True}),
+    ],
+)
+def test_what_a_loss_of_the_users_needs_is_asked_for(of_the_users, need, remedy, settings):
+    needy = PolicyLoss("needy", push, owns_is=False, needs=frozenset({need}))
+    loss = of_the_users(needy)
+    with pytest.raises(InputError, match=f"needs {need}, which nothing computes; .*{remedy}"):
+        Objective(LearnerConfig(loss=loss))
+    Objective(LearnerConfig(loss=loss, **settings))
+    correction = of_the_users(
+        ImportanceWeights("own", CORRECTIONS["none"].function, weighs=False, needs={need})
+    )
+    with pytest.raises(InputError, match=f"needs {need}"):
+        Objective(LearnerConfig(correction=correction, loss="reinforce"))
+
+
+def test_an_advantage_of_the_users_may_have_a_critic_which_learns_what_it_returns(of_the_users):
+    def with_returns(batch):
+        values = batch.the_tokens("own").values
+        return Estimate(values, token_level=True, returns=values)
+
+    own = Estimator("own", with_returns, needs=frozenset({"values"}))
+    advantage = of_the_users(own)
+    with pytest.raises(InputError, match=r"needs values.*\[learner.critic\] section"):
+        Objective(LearnerConfig(advantage=advantage))
+    config = LearnerConfig(advantage=advantage, critic={})
+    critic = PlainCritic()
+    assert Updater(PlainEngine(), config, critic=critic).update(random_groups(), 0)["value_loss"]
+    silent = of_the_users(Estimator("silent", lambda batch: batch.rewards))
+    with pytest.raises(InputError, match="a critic learns returns, and"):
+        Objective(LearnerConfig(advantage=silent, critic={}))
+
+
+def test_what_an_objective_needs_of_others_is_told():
+    assert needs(LearnerConfig(advantage="remax", loss="reinforce")) == {"baseline_rewards"}
+    assert needs(LearnerConfig()) == {"group_size"}
+    lagged = LearnerConfig(correction="lag_mask", correction_options={"max_lag": 1})
+    assert needs(lagged) == {"group_size", "versions", "version"}
+
+
+def test_a_loss_of_the_users_says_whether_it_compares_with_the_behaviour_policy(of_the_users):
+    anchored = of_the_users(PolicyLoss("anchored", push, owns_is=True, anchor="behavior"))
+    proximal = of_the_users(PolicyLoss("proximal", push, owns_is=True))
+    plain = of_the_users(PolicyLoss("plain", push, owns_is=False))
+    twice = {"epochs": 2}
+    assert LearnerConfig(loss=anchored, **twice).uses_proximal
+    assert needs_behavior_logprobs(LearnerConfig(loss=anchored, **twice))
+    assert not needs_behavior_logprobs(LearnerConfig(loss=proximal, **twice))
+    assert needs_behavior_logprobs(LearnerConfig(loss=proximal))
+    assert not needs_behavior_logprobs(LearnerConfig(loss=plain))
+    assert needs_behavior_logprobs(LearnerConfig(loss=plain, correction="tis"))
 
 
 def test_weights_of_the_parts_of_a_reward_are_accepted():
