@@ -124,8 +124,9 @@ def kl_rewards(
 class AdaptiveCoefficient:
     """A KL coefficient that holds the KL near a target: Ziegler et al. 2019 (arXiv 1909.08593).
 
-    β ← β·(1 + e·samples/horizon), e = clip(KL/target − 1, −0.2, 0.2). The unit of `target` is that
-    of the KL it is given: nats a token, or nats a sequence.
+    β ← β·(1 + e·min(samples/horizon, 1)), e = clip(KL/target − 1, −0.2, 0.2): a batch changes β by
+    a fifth at most, so that it stays positive. The unit of `target` is that of the KL it is given:
+    nats a token, or nats a sequence.
 
     Example:
         >>> controller = AdaptiveCoefficient(initial=0.1, target=1.0, horizon=100)
@@ -160,7 +161,7 @@ class AdaptiveCoefficient:
             samples: Rollouts of the batch.
         """
         error = min(max(kl / self.target - 1, -0.2), 0.2)
-        factor = 1 + error * samples / self.horizon
+        factor = 1 + error * min(samples / self.horizon, 1)
         return {**state, self.KEY: self.coefficient(state) * factor}
 
 

@@ -102,11 +102,12 @@ class Updater:
         )
         figures = statistics(batch, work, version)
         figures |= self._coefficients()
-        self.objective.adapt(
-            kl=figures.get("reference_kl"),
-            entropy=figures["entropy_mean"],
-            rollouts=len(batch.lengths),
-        )
+        if trains_policy:
+            self.objective.adapt(
+                kl=figures.get("reference_kl"),
+                entropy=figures["entropy_mean"],
+                rollouts=len(batch.lengths),
+            )
         self._refresh(version + 1)
         return figures
 

@@ -155,6 +155,20 @@ def test_an_adaptive_coefficient_follows_the_measured_kl_and_is_state():
     assert other.kl_coefficient == updater.objective.kl_coefficient
 
 
+def test_coefficients_stay_while_the_critic_alone_is_trained():
+    config = LearnerConfig(
+        advantage="gae",
+        critic={"pretrain_batches": 1},
+        kl={"coefficient": 0.1, "target": 1e-3, "horizon": 12},
+        entropy={"target": 2.39, "step": 0.1},
+    )
+    reference = PlainReference(shift=1.0)
+    updater = Updater(EntropyEngine(), config, critic=PlainCritic(), reference=reference)
+    found = [updater.update(random_groups(), version) for version in range(3)]
+    assert [one["kl_coefficient"] for one in found] == pytest.approx([0.1, 0.1, 0.12])
+    assert [one["entropy_coefficient"] for one in found] == pytest.approx([0.0, 0.0, 0.1])
+
+
 def test_the_reference_is_refreshed_at_the_versions_asked_for():
     reference = PlainReference()
     kl = {"coefficient": 0.1, "refresh_every": 3, "refresh_mix": 0.6}
