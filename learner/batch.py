@@ -154,6 +154,13 @@ class TrainBatch(Sequences):
         return tied
 
     @property
+    def whole_rewards(self) -> Tensor:
+        """[R] float64, process rewards included."""
+        if self.process_rewards is None:
+            return self.rewards
+        return self.rewards.index_add(0, self.tokens.sequence_ids, self.process_rewards.double())
+
+    @property
     def sampled(self) -> Tensor:
         """[N] bool, tokens that a policy sampled, whether they train or not."""
         return self.tokens.versions >= 0

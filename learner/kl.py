@@ -15,6 +15,7 @@ from torch import Tensor
 from learner.errors import InputError
 from learner.losses.checks import require_finite, require_one_of, require_positive
 from learner.losses.inputs import LossInputs, TokenLoss, bounded
+from learner.offpolicyness import k3
 
 ESTIMATORS = ("k1", "k2", "k3")
 FORMS = (*ESTIMATORS, "ratio_k1", "ratio_k3", "weighted_k2")
@@ -171,4 +172,4 @@ def _estimate(estimator: str, distance: Tensor) -> Tensor:
         return distance
     if estimator == "k2":
         return distance.square() / 2
-    return (-distance).expm1() + distance
+    return k3(-distance)

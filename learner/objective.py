@@ -7,6 +7,7 @@ Pure but for that state. No model is involved; which models are asked for what i
 """
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -200,19 +201,28 @@ class Objective:
         config, weights = self._config, micro.token_weights
         if micro.reference_logprobs is not None:
             form, cap = (config.kl.form, config.kl.cap) if config.kl else ("weighted_k2", 5.0)
-            kl = kl_loss(form, inputs, cap=cap)
             in_loss = config.kl is not None and config.kl.placement == "loss"
-            factor = self.kl_coefficient if in_loss else 0.0
+            if in_loss:
+                kl = kl_loss(form, inputs, cap=cap)
+                penalty = self.kl_coefficient * (weights * kl.per_token).sum()
+            else:
+                kl = kl_loss(form, replace(inputs, logprobs=out.logprobs.detach()), cap=cap)
+                penalty = torch.zeros_like(weights[0])
+            missing = kl.stats["reference_not_finite"]
             yield (
-                factor * (weights * kl.per_token).sum(),
-                {f"reference_{name.removeprefix('reference_')}": v for name, v in kl.stats.items()},
+                penalty,
+                {
+                    "reference_kl": kl.stats["kl"],
+                    "fraction/reference_not_finite": missing,
+                },
             )
         if config.entropy is not None:
             bonus = entropy_bonus(inputs)
             yield self.entropy_coefficient * (weights * bonus.per_token).sum(), {}
         if config.positive_nll:
             nll = positive_nll(inputs, total=positive, threshold=config.positive_reward)
-            yield config.positive_nll * nll.per_token.sum(), dict(nll.stats)
+            sums = {f"fraction/{name}": count for name, count in nll.stats.items()}
+            yield config.positive_nll * nll.per_token.sum(), sums
         if config.critic is not None and out.values is not None:
             loss, sums = self.value_loss(micro, out.values)
             yield config.critic.coefficient * loss, sums

@@ -47,8 +47,6 @@ REJECTIONS = ("geometric_mis", "kl_mask", "veto", "opsm", "lag_mask")
 """Corrections that only reject, and so go with every loss."""
 CORRECTIONS = ("none", *WEIGHTS, *REJECTIONS)
 
-AGGREGATIONS = ("token_mean", "sequence_mean", "prompt_mean", "fixed_length")
-
 
 class KlConfig(Section):
     """Distance to a reference policy, as a penalty. Without it no reference is loaded."""

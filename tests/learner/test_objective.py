@@ -16,6 +16,7 @@ from learner.config import LearnerConfig
 from learner.corrections import CORRECTIONS, ImportanceWeights
 from learner.engine import Forward
 from learner.errors import InputError
+from learner.kl import kl_loss
 from learner.losses import LOSSES, PolicyLoss, TokenLoss
 from learner.objective import (
     Objective,
@@ -102,6 +103,73 @@ def test_kl_in_the_reward_is_taken_off_before_the_baseline_and_adds_no_term():
     _, plain = train(groups)
     assert found["loss"] == found["policy_loss"] != plain["policy_loss"]
     assert found["reward_mean"] == plain["reward_mean"]
+    assert found["policy_loss"] == pytest.approx(loss_by_hand(groups, beta=0.5), abs=1e-6)
+    assert plain["policy_loss"] == pytest.approx(loss_by_hand(groups, beta=0.0), abs=1e-6)
+
+
+def loss_by_hand(groups, *, beta):
+    """Of cispo with grpo on rewards less β · Σ (log μ − log ref) of each rollout."""
+    policy, reference = TinyPolicy(), PlainReference(shift=1.0)
+    total, tokens = 0.0, 0
+    for item in groups:
+        rewards, terms = [], []
+        for one in item.rollouts:
+            ids = torch.tensor(one.token_ids), torch.arange(len(one.token_ids))
+            sampled = torch.tensor(one.behavior_logprobs, dtype=torch.float64)[2:]
+            current = policy(*ids)[0].detach()[2:]
+            rewards.append(one.reward - beta * (sampled - reference.logprobs(*ids)[2:]).sum())
+            terms.append(((current - sampled).exp().clamp(max=5.0) * current).sum())
+            tokens += len(current)
+        rewards = torch.stack(rewards) if beta else torch.tensor(rewards, dtype=torch.float64)
+        tied = rewards.max() - rewards.min() < 1e-8
+        advantages = 0 * rewards if tied else (rewards - rewards.mean()) / (rewards.std() + 1e-6)
+        total -= float((advantages * torch.stack(terms)).sum())
+    return total / tokens
+
+
+def test_a_distance_that_is_only_measured_has_no_gradient(monkeypatch):
+    asked = []
+
+    def seen(form, inputs, *, cap):
+        asked.append(inputs.logprobs.requires_grad)
+        return kl_loss(form, inputs, cap=cap)
+
+    monkeypatch.setattr("learner.objective.kl_loss", seen)
+    for placement in ("loss", "reward"):
+        kl = {"coefficient": 0.5, "placement": placement}
+        _, found = train(random_groups(), reference=PlainReference(shift=1.0), kl=kl)
+        assert found["reference_kl"] > 0.01
+        assert found["fractions"]["reference_not_finite"] == 0
+    assert asked == [True, False]
+
+
+class SharedEngine(PlainEngine):
+    """A policy with a value head, which counts its forward passes without gradient."""
+
+    without_gradient = 0
+
+    def forward(self, token_ids, position_ids):
+        self.without_gradient += not torch.is_grad_enabled()
+        logprobs, entropies = self.policy(token_ids, position_ids)
+        return Forward(logprobs, entropies, 3 + logprobs)
+
+
+@pytest.mark.parametrize("proximal", [True, False])
+def test_one_pass_gives_the_proximal_policy_and_the_values_of_a_shared_critic(proximal):
+    engine = SharedEngine()
+    config = LearnerConfig(advantage="gae", critic={"shared": True}, recompute_proximal=proximal)
+    updater = Updater(engine, config)
+    scored = []
+    weighed = updater.objective.weighed
+    updater.objective.weighed = lambda batch: scored.append(batch.tokens) or weighed(batch)
+    updater.update(random_groups(), 0)
+    assert engine.without_gradient == 1
+    [tokens] = scored
+    assert (tokens.proximal_logprobs is not None) == proximal
+    policy = TinyPolicy()(tokens.token_ids, tokens.position_ids)[0].detach().float()
+    torch.testing.assert_close(tokens.values, 3 + policy)
+    if proximal:
+        torch.testing.assert_close(tokens.proximal_logprobs, policy)
 
 
 def cut_short(groups):
@@ -212,6 +280,8 @@ def test_positive_examples_are_a_mean_over_all_of_their_tokens(budget):
     ).mean()
     assert found["loss"] - found["policy_loss"] == pytest.approx(0.5 * nll.item(), rel=1e-6)
     assert (both.gradient - plain.gradient).norm() > 1e-3
+    of_right = sum(len(one.token_ids) - 2 for one in right)
+    assert found["fractions"]["positive"] == pytest.approx(of_right / found["tokens_trained"])
 
 
 def test_gae_trains_a_critic_beside_the_policy():
