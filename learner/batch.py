@@ -33,7 +33,7 @@ class MicroBatch:
     mask: Tensor  # [N] bool, tokens that train; never the first of a sequence
     behavior_logprobs: Tensor  # [N] float32, 0 where not sampled
     versions: Tensor  # [N] int64, −1 where not sampled
-    rewards: Tensor  # [N] float32, the rollout's
+    rewards: Tensor  # [N] float32, the rollout's as its task gives it, without shaping
     advantages: Tensor  # [N] float32
     token_weights: Tensor  # [N] float32, loss = Σ weights · per_token over the minibatch
     proximal_logprobs: Tensor | None = None  # [N] float32, where the proximal policy is computed
@@ -120,7 +120,8 @@ class TrainBatch(Sequences):
     rewards: Tensor
     """[R] float64, process rewards left out."""
     task_rewards: Tensor
-    """[R] float64, what tells right from wrong: without shaping of lengths."""
+    """[R] float64, what tells right from wrong: without shaping of lengths, and with what turns
+    earned."""
     reward_parts: Mapping[str, Tensor]
     """[R] float64 each; NaN where a rollout lacks the part."""
     baseline_rewards: Tensor | None
@@ -153,11 +154,28 @@ class TrainBatch(Sequences):
         return tied
 
     @property
+    def whole_rewards(self) -> Tensor:
+        """[R] float64, process rewards included."""
+        if self.process_rewards is None:
+            return self.rewards
+        return self.rewards.index_add(0, self.tokens.sequence_ids, self.process_rewards.double())
+
+    @property
+    def sampled(self) -> Tensor:
+        """[N] bool, tokens that a policy sampled, whether they train or not."""
+        return self.tokens.versions >= 0
+
+    @property
+    def generated(self) -> list[int]:
+        """The rollouts with a token that was sampled, whether it trains or not."""
+        rollouts: list[int] = torch.unique(self.rollout_of_token[self.sampled]).tolist()
+        return rollouts
+
+    @property
     def sampled_lengths(self) -> Tensor:
-        """[R] int64, tokens that each policy sampled, whether they train or not."""
-        sampled = (self.tokens.versions >= 0).long()
+        """[R] int64, tokens that a policy sampled, whether they train or not."""
         zeros = torch.zeros(len(self.lengths), dtype=torch.int64)
-        return zeros.index_add(0, self.rollout_of_token, sampled)
+        return zeros.index_add(0, self.rollout_of_token, self.sampled.long())
 
     def with_scores(self, **columns: Tensor) -> "TrainBatch":
         """The batch with columns [N] that models computed."""
@@ -233,7 +251,8 @@ def read_batch(
 
     Args:
         groups: As taken from the queue.
-        mask_truncated: Mask out rollouts that ended at the limit of their length.
+        mask_truncated: Mask out rollouts that ended at the limit of their length; their tokens
+            still count as sampled.
         process_rewards: Tell rewards of turns, which a rollout's metadata has as `turn_rewards`, a
             list of [index of the turn's last token, reward], from the rest of its reward.
 
@@ -256,6 +275,7 @@ def read_batch(
     of_turns = _turn_rewards(rollouts, lengths) if process_rewards else None
     if of_turns is not None:
         rewards = rewards.index_add(0, sequence_ids, -of_turns.double())
+    task_rewards = torch.tensor([r.task_reward for r in rollouts], dtype=torch.float64)
     empty = torch.zeros(len(mask))
     tokens = MicroBatch(
         token_ids=_column(rollouts, "token_ids", torch.int64),
@@ -265,7 +285,7 @@ def read_batch(
         mask=mask,
         behavior_logprobs=_column(rollouts, "behavior_logprobs", torch.float32),
         versions=_column(rollouts, "versions", torch.int64),
-        rewards=rewards.float()[sequence_ids],
+        rewards=task_rewards.float()[sequence_ids],
         advantages=empty,
         token_weights=empty,
     )
@@ -273,7 +293,7 @@ def read_batch(
         tokens=tokens,
         lengths=lengths,
         rewards=rewards,
-        task_rewards=torch.tensor([r.task_reward for r in rollouts], dtype=torch.float64),
+        task_rewards=task_rewards,
         reward_parts=_parts(rollouts),
         baseline_rewards=_baselines(rollouts),
         process_rewards=of_turns,

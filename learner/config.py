@@ -110,13 +110,17 @@ class LearnerConfig(OptimizerConfig, ObjectiveConfig):
                 "offload_optimizer = true needs zero_stage 1, 2 or 3, not 0: DeepSpeed offloads "
                 "only what ZeRO manages"
             )
-        if self.optimizer == "muon" and (self.zero_stage == 3 or self.offload_optimizer):
-            raise ValueError(
-                f'optimizer = "muon" with zero_stage = {self.zero_stage} and offload_optimizer = '
-                f"{str(self.offload_optimizer).lower()}: it needs whole gradient matrices on the "
-                "device; use zero_stage 0, 1 or 2 without offload_optimizer, or adamw"
+        optimizers: list[tuple[str, OptimizerConfig]] = [("", self)]
+        if self.critic is not None and not self.critic.shared:
+            optimizers.append(("critic.", self.critic))
+        for where, optimizer in optimizers:
+            check_deepspeed(
+                optimizer,
+                dtype=self.dtype,
+                zero_stage=self.zero_stage,
+                offload=self.offload_optimizer,
+                where=where,
             )
-        check_deepspeed(self, dtype=self.dtype, zero_stage=self.zero_stage)
         return self
 
 

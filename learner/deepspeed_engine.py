@@ -26,6 +26,8 @@ from learner.schedule import rate_factor
 OPTIMIZER_FOLDER = "optimizer"
 GATHER_BYTES = 64 * 2**20
 """Weights that ZeRO 3 gathers at once, at least one tensor."""
+HEADS = ("score.weight", "value_head.weight")
+"""Matrices of critics, whose updates Muon does not orthogonalise."""
 PERSISTENT_ELEMENTS = 10_000
 """Under ZeRO 3: tensors with fewer elements stay whole on every rank."""
 
@@ -38,6 +40,8 @@ def _prepare() -> None:
         # Without a GPU these would compile C++ for a minute before the first step.
         deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
         torch._dynamo.config.disable = True
+    # It would mark every matrix but embeddings, and undo what `_optimizer` marks.
+    deepspeed.set_optimizer_flags = lambda config, model: None
     deepspeed.init_distributed(dist_backend=dist.get_backend(), verbose=False)
 
 
@@ -46,7 +50,7 @@ def _optimizer(config: OptimizerConfig, module: Any) -> dict[str, Any]:
     ends = [module.model.get_input_embeddings(), module.model.get_output_embeddings()]
     outer = {id(end.weight) for end in ends if end is not None}
     for name, parameter in module.named_parameters():
-        inner = id(parameter) not in outer and not name.endswith("score.weight")
+        inner = id(parameter) not in outer and not name.endswith(HEADS)
         parameter.use_muon = config.optimizer == "muon" and parameter.ndim == 2 and inner
     shared = {
         "betas": list(config.betas),

@@ -15,6 +15,7 @@ from torch import Tensor
 from learner.errors import InputError
 from learner.losses.checks import require_finite, require_one_of, require_positive
 from learner.losses.inputs import LossInputs, TokenLoss, bounded
+from learner.offpolicyness import k3
 
 ESTIMATORS = ("k1", "k2", "k3")
 FORMS = (*ESTIMATORS, "ratio_k1", "ratio_k3", "weighted_k2")
@@ -124,8 +125,9 @@ def kl_rewards(
 class AdaptiveCoefficient:
     """A KL coefficient that holds the KL near a target: Ziegler et al. 2019 (arXiv 1909.08593).
 
-    β ← β·(1 + e·samples/horizon), e = clip(KL/target − 1, −0.2, 0.2). The unit of `target` is that
-    of the KL it is given: nats a token, or nats a sequence.
+    β ← β·(1 + e·min(samples/horizon, 1)), e = clip(KL/target − 1, −0.2, 0.2): a batch changes β by
+    a fifth at most, so that it stays positive. The unit of `target` is that of the KL it is given:
+    nats a token, or nats a sequence.
 
     Example:
         >>> controller = AdaptiveCoefficient(initial=0.1, target=1.0, horizon=100)
@@ -160,7 +162,7 @@ class AdaptiveCoefficient:
             samples: Rollouts of the batch.
         """
         error = min(max(kl / self.target - 1, -0.2), 0.2)
-        factor = 1 + error * samples / self.horizon
+        factor = 1 + error * min(samples / self.horizon, 1)
         return {**state, self.KEY: self.coefficient(state) * factor}
 
 
@@ -170,4 +172,4 @@ def _estimate(estimator: str, distance: Tensor) -> Tensor:
         return distance
     if estimator == "k2":
         return distance.square() / 2
-    return (-distance).expm1() + distance
+    return k3(-distance)

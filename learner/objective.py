@@ -6,12 +6,14 @@
 Pure but for that state. No model is involved; which models are asked for what is `update`'s.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from learner.advantages import Advantages, compute_advantages
+from learner.advantages import ESTIMATORS, Advantages, compute_advantages
 from learner.aggregation import token_weights
 from learner.batch import MicroBatch, Sequences, TrainBatch
 from learner.corrections import CORRECTIONS, importance_weights
@@ -19,7 +21,7 @@ from learner.engine import Forward
 from learner.errors import InputError
 from learner.kl import AdaptiveCoefficient, kl_loss, kl_rewards
 from learner.losses import LOSSES, LossInputs, PolicyLoss, policy_loss
-from learner.objective_config import EntropyConfig, ObjectiveConfig
+from learner.objective_config import RAW_REWARD_ADVANTAGES, EntropyConfig, ObjectiveConfig
 from learner.offpolicyness import measure, origins
 from learner.regularisers import (
     AdaptiveEntropy,
@@ -90,20 +92,28 @@ class Objective:
         tokens, threshold = minibatch.tokens, self._config.positive_reward
         return int(positive_tokens(tokens.rewards, tokens.mask, threshold=threshold).sum())
 
+    @property
+    def credits_tokens(self) -> bool:
+        """Whether advantages are made of what models say of every token that was sampled."""
+        config = self._config
+        in_reward = config.kl is not None and config.kl.placement == "reward"
+        return in_reward or config.critic is not None
+
     def weighed(self, batch: TrainBatch) -> TrainBatch:
         """The batch with its advantages, after models have scored it."""
         config = self._config
+        raw = config.advantage in RAW_REWARD_ADVANTAGES
         advantages = compute_advantages(
             config.advantage,
-            batch.rewards,
+            batch.task_rewards if raw else batch.rewards,
             batch.group_ids,
             lengths=batch.sampled_lengths,
             state=self.state,
             baseline_rewards=batch.baseline_rewards,
             reward_parts=batch.reward_parts,
-            mask=batch.tokens.mask,
+            mask=batch.sampled,
             sequence_ids=batch.tokens.sequence_ids,
-            token_rewards=self._token_rewards(batch),
+            token_rewards=None if raw else self._token_rewards(batch),
             values=batch.tokens.values,
             truncated=batch.truncated,
             **config.advantage_options,
@@ -119,7 +129,7 @@ class Objective:
         penalty = kl_rewards(
             tokens.behavior_logprobs,
             tokens.reference_logprobs,
-            tokens.mask,
+            batch.sampled,
             coefficient=self.kl_coefficient,
         )
         return penalty if given is None else penalty + given
@@ -191,19 +201,28 @@ class Objective:
         config, weights = self._config, micro.token_weights
         if micro.reference_logprobs is not None:
             form, cap = (config.kl.form, config.kl.cap) if config.kl else ("weighted_k2", 5.0)
-            kl = kl_loss(form, inputs, cap=cap)
             in_loss = config.kl is not None and config.kl.placement == "loss"
-            factor = self.kl_coefficient if in_loss else 0.0
+            if in_loss:
+                kl = kl_loss(form, inputs, cap=cap)
+                penalty = self.kl_coefficient * (weights * kl.per_token).sum()
+            else:
+                kl = kl_loss(form, replace(inputs, logprobs=out.logprobs.detach()), cap=cap)
+                penalty = torch.zeros_like(weights[0])
+            missing = kl.stats["reference_not_finite"]
             yield (
-                factor * (weights * kl.per_token).sum(),
-                {f"reference_{name.removeprefix('reference_')}": v for name, v in kl.stats.items()},
+                penalty,
+                {
+                    "reference_kl": kl.stats["kl"],
+                    "fraction/reference_not_finite": missing,
+                },
             )
         if config.entropy is not None:
             bonus = entropy_bonus(inputs)
             yield self.entropy_coefficient * (weights * bonus.per_token).sum(), {}
         if config.positive_nll:
             nll = positive_nll(inputs, total=positive, threshold=config.positive_reward)
-            yield config.positive_nll * nll.per_token.sum(), dict(nll.stats)
+            sums = {f"fraction/{name}": count for name, count in nll.stats.items()}
+            yield config.positive_nll * nll.per_token.sum(), sums
         if config.critic is not None and out.values is not None:
             loss, sums = self.value_loss(micro, out.values)
             yield config.critic.coefficient * loss, sums
@@ -227,8 +246,8 @@ def check_objective(config: ObjectiveConfig) -> None:
     """Computes the objective of made-up rollouts of one group.
 
     Raises:
-        InputError: An unknown name or option, a value that does not fit, or a loss with its own
-            ratio under a correction.
+        InputError: An unknown name or option, a value that does not fit, a ratio that would count
+            twice, or something needed that nothing computes.
     """
     loss = LOSSES[config.loss].under(config.loss_options)
     _check_corrections(config, loss)
@@ -237,18 +256,19 @@ def check_objective(config: ObjectiveConfig) -> None:
             f"loss {config.loss!r} is what it claims only under aggregation "
             f"{' or '.join(loss.aggregations)}, not {config.aggregation!r}"
         )
-    row = _made_up()
+    _check_needs(config)
+    row = _made_up(config)
     try:
-        compute_advantages(
+        advantages = compute_advantages(
             config.advantage,
             torch.tensor([0.0, 1.0]),
             torch.tensor([0, 0]),
             lengths=torch.tensor([1, 1]),
             baseline_rewards=torch.tensor([0.5, 0.5]),
-            reward_parts={"made_up": torch.tensor([0.0, 1.0])},
+            reward_parts=_made_up_parts(config.advantage_options.get("weights")),
             mask=row.mask,
             sequence_ids=row.sequence_ids,
-            values=torch.zeros(2),
+            values=None if config.critic is None else torch.zeros(2),
             truncated=torch.tensor([False, False]),
             **config.advantage_options,
         )
@@ -257,12 +277,23 @@ def check_objective(config: ObjectiveConfig) -> None:
         importance_weights(names, row, **config.correction_options)
     except (TypeError, RuntimeError) as error:
         raise InputError(f"the objective cannot be computed: {error}") from error
+    if config.critic is not None and advantages.returns is None:
+        raise InputError(
+            f"a critic learns returns, and advantage {config.advantage!r} gives none; let it "
+            "return Estimate(..., returns=...), or leave [learner.critic] out"
+        )
     ids = row.sequence_ids
     token_weights(config.aggregation, row.mask, ids, ids, max_length=config.fixed_length)
 
 
-def _made_up() -> LossInputs:
-    """Two rollouts of one token, of one group."""
+def _made_up_parts(weights: Any) -> dict[str, Tensor]:
+    """Rewards of two rollouts, of the parts that an estimator weighs."""
+    names = weights if isinstance(weights, Mapping) and weights else ("made_up",)
+    return {name: torch.tensor([0.0, 1.0]) for name in names}
+
+
+def _made_up(config: ObjectiveConfig) -> LossInputs:
+    """Two rollouts of one token, of one group, with what is computed under the configuration."""
     logprobs = torch.tensor([-1.0, -2.0])
     return LossInputs(
         logprobs=logprobs,
@@ -270,8 +301,8 @@ def _made_up() -> LossInputs:
         advantages=torch.tensor([-1.0, 1.0]),
         mask=torch.tensor([True, True]),
         sequence_ids=torch.tensor([0, 1]),
-        proximal_logprobs=logprobs,
-        reference_logprobs=logprobs,
+        proximal_logprobs=logprobs if config.uses_proximal else None,
+        reference_logprobs=logprobs if config.uses_reference else None,
         versions=torch.tensor([0, 0]),
         group_ids=torch.tensor([0, 0]),
         version=0,
@@ -280,8 +311,44 @@ def _made_up() -> LossInputs:
     )
 
 
+def needs(config: ObjectiveConfig) -> frozenset[str]:
+    """What advantage, loss and corrections say that they cannot do without.
+
+    Fields of `LossInputs` and arguments of `compute_advantages`; and `group_size`, where rollouts
+    of one prompt are compared. Of these `baseline_rewards`, `reward_parts` and `group_size` are for
+    others than the learner to supply.
+
+    Raises:
+        InputError: One of them does not exist.
+    """
+    loss, estimator = LOSSES[config.loss].under(config.loss_options), ESTIMATORS[config.advantage]
+    corrections = [CORRECTIONS[name].needs for name in config.corrections]
+    said = loss.needs.union(estimator.needs, *corrections)
+    return said | {"group_size"} if estimator.relative or loss.unit == "group" else said
+
+
+def _check_needs(config: ObjectiveConfig) -> None:
+    remedies = {
+        "reference_logprobs": (config.uses_reference, "give a [learner.kl] section"),
+        "proximal_logprobs": (config.uses_proximal, "set learner.recompute_proximal = true"),
+        "values": (config.critic is not None, "give a [learner.critic] section"),
+    }
+    for name in sorted(needs(config) & remedies.keys()):
+        supplied, remedy = remedies[name]
+        if not supplied:
+            raise InputError(
+                f"advantage {config.advantage!r}, loss {config.loss!r} or correction "
+                f"{config.correction!r} needs {name}, which nothing computes; {remedy}"
+            )
+
+
 def _check_corrections(config: ObjectiveConfig, loss: PolicyLoss) -> None:
     weighing = [name for name in config.corrections if CORRECTIONS[name].weighs]
+    if len(weighing) > 1:
+        raise InputError(
+            f"corrections {', '.join(weighing)} each weigh by proximal / behaviour policy, so "
+            "together they would count it twice; use one of them, with any that only reject"
+        )
     if (config.corrections and loss.unit == "group") or (weighing and loss.off_policy):
         raise InputError(
             f"loss {config.loss!r} is meant for rollouts of any policy, or is one of whole groups; "
@@ -309,3 +376,16 @@ def corrects_off_policyness(config: ObjectiveConfig) -> bool:
     to_behavior = loss.anchor == "behavior" or not config.uses_proximal
     corrected = any(name != "lag_mask" for name in config.corrections)
     return corrected or loss.off_policy or (loss.owns_is and to_behavior)
+
+
+def needs_behavior_logprobs(config: ObjectiveConfig) -> bool:
+    """Whether the objective compares with the probabilities that tokens were sampled with.
+
+    As `ObjectiveConfig.needs_behavior_logprobs`, but a loss of the user's is loaded and asked.
+
+    Raises:
+        InputError: There is no such loss.
+    """
+    loss = LOSSES[config.loss].under(config.loss_options)
+    to_behavior = loss.anchor == "behavior" or (loss.owns_is and not config.uses_proximal)
+    return to_behavior or config.compares_beside_the_loss

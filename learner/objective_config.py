@@ -26,7 +26,8 @@ GROUP_ADVANTAGES = (
 )
 """Estimators that compare the rollouts of a group."""
 RAW_REWARD_ADVANTAGES = ("gdpo", "maxrl", "pass_at_k")
-"""Estimators for which a penalty in the reward is meaningless: parts, counts, thresholds."""
+"""Estimators of parts, counts or thresholds, for which a penalty in the reward is meaningless: they
+judge by the reward that the task itself gives, without shaping, and with what turns earned."""
 ADVANTAGES = ("reinforce", *GROUP_ADVANTAGES, "reinforce_pp", "remax", "gae")
 
 RATIO_LOSSES = ("ppo", "grpo", "dapo", "cispo", "gspo", "gspo_token", "sapo")
@@ -45,8 +46,6 @@ WEIGHTS = ("tis", "mis", "icepop", "sequence_tis", "sequence_mis")
 REJECTIONS = ("geometric_mis", "kl_mask", "veto", "opsm", "lag_mask")
 """Corrections that only reject, and so go with every loss."""
 CORRECTIONS = ("none", *WEIGHTS, *REJECTIONS)
-
-AGGREGATIONS = ("token_mean", "sequence_mean", "prompt_mean", "fixed_length")
 
 
 class KlConfig(Section):
@@ -133,8 +132,8 @@ class ObjectiveConfig(Section):
     """One of the policy losses of `learner/README.md`, or "module:function"."""
     loss_options: dict[str, Any] = Field(default_factory=dict)
     correction: str | tuple[str, ...] = "none"
-    """Importance weights and rejections on top of the loss: one, or a list, whose weights
-    multiply."""
+    """An importance weight on top of the loss, or a rejection; or a list of rejections with at most
+    one weight."""
     correction_options: dict[str, Any] = Field(default_factory=dict)
     aggregation: Literal["token_mean", "sequence_mean", "prompt_mean", "fixed_length"] = (
         "token_mean"
@@ -153,8 +152,8 @@ class ObjectiveConfig(Section):
     entropy: EntropyConfig | None = None
     critic: CriticConfig | None = None
     positive_nll: float = Field(default=0.0, ge=0)
-    """Weight of the mean negative log-likelihood of the tokens of rollouts with a reward above
-    `positive_reward` (VAPO)."""
+    """Weight of the mean negative log-likelihood of the tokens of rollouts whose task gave a reward
+    above `positive_reward` (VAPO); shaping does not count."""
     positive_reward: float = 0.0
     minibatches: int = Field(default=1, ge=1)
     """Optimizer steps per batch and epoch; whole groups are split into as many parts."""
@@ -181,6 +180,8 @@ class ObjectiveConfig(Section):
             _known(name, CORRECTIONS)
         if not value:
             raise ValueError('an empty list; write "none"')
+        if not isinstance(value, str):
+            _refuse_counting_twice(value)
         return value
 
     @model_validator(mode="after")
@@ -239,7 +240,8 @@ class ObjectiveConfig(Section):
 
     @model_validator(mode="after")
     def _critic_and_gae_go_together(self) -> Self:
-        if (self.advantage == "gae") != (self.critic is not None):
+        of_the_users = ":" in self.advantage  # which says what it needs where it is loaded
+        if not of_the_users and (self.advantage == "gae") != (self.critic is not None):
             lacks = "a [learner.critic] section" if self.critic is None else 'advantage = "gae"'
             raise ValueError(f"advantage = {self.advantage!r} needs {lacks}: only GAE uses values")
         return self
@@ -250,6 +252,15 @@ class ObjectiveConfig(Section):
             raise ValueError(
                 f'kl.placement = "reward" with advantage = {self.advantage!r}, which takes rewards '
                 'as the task gives them; use placement = "loss"'
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _parts_hold_no_turns(self) -> Self:
+        if self.advantage == "gdpo" and self.process_rewards:
+            raise ValueError(
+                'process_rewards = true with advantage = "gdpo", which normalises the parts of the '
+                "reward, and what a turn earned is no part; use process_rewards = false"
             )
         return self
 
@@ -302,14 +313,36 @@ class ObjectiveConfig(Section):
 
     @property
     def needs_behavior_logprobs(self) -> bool:
-        """Whether the objective compares with the probabilities that tokens were sampled with."""
-        kl = self.kl is not None and (self.kl.placement == "reward" or "_" in self.kl.form)
+        """Whether the objective may compare with the probabilities that tokens were sampled with.
+
+        A loss of the user's is believed to own a ratio like PPO's;
+        `objective.needs_behavior_logprobs` loads it and knows.
+        """
         ratio = self._may_own_a_ratio and not self.uses_proximal
-        return bool(self.corrections) or self.loss in (*BEHAVIOR_LOSSES, "kimi") or kl or ratio
+        return self.compares_beside_the_loss or self.loss in (*BEHAVIOR_LOSSES, "kimi") or ratio
+
+    @property
+    def compares_beside_the_loss(self) -> bool:
+        """Whether a correction or the KL term compares with the behaviour policy."""
+        kl = self.kl is not None and (self.kl.placement == "reward" or "_" in self.kl.form)
+        return bool(self.corrections) or kl
 
     @property
     def _may_own_a_ratio(self) -> bool:
         return self.loss in RATIO_LOSSES or ":" in self.loss
+
+
+def _refuse_counting_twice(corrections: tuple[str, ...]) -> None:
+    repeated = sorted({name for name in corrections if corrections.count(name) > 1})
+    if repeated:
+        raise ValueError(f"{', '.join(repeated)} more than once; name each correction once")
+    weighing = [name for name in corrections if name in WEIGHTS]
+    if len(weighing) > 1:
+        raise ValueError(
+            f"{' and '.join(weighing)} each weigh by proximal / behaviour policy, so together they "
+            f"would count it twice; use one of {', '.join(WEIGHTS)}, with any of "
+            f"{', '.join(REJECTIONS)}"
+        )
 
 
 def _known(value: str, known: tuple[str, ...]) -> str:

@@ -168,24 +168,24 @@ def figures(sums: Mapping[str, float], *, passes: int = 1) -> dict[str, float | 
     bins = [sums[f"log_ratio_bins/{index}"] for index in range(len(BIN_EDGES) - 1)]
     low, high = _extremes(bins)
     found: dict[str, float | None] = {
-        "ess": _ratio(sums["ratio"] ** 2, sums["ratio_squared"] * tokens),
-        "ess_sequence": _ratio(
+        "ess": share(sums["ratio"] ** 2, sums["ratio_squared"] * tokens),
+        "ess_sequence": share(
             sums["sequence_ratio"] ** 2, sums["sequence_ratio_squared"] * rollouts
         ),
-        "sequence_clamped": _ratio(sums["sequence_clamped"], rollouts),
-        "ratio_mean": _ratio(sums["ratio"], tokens),
+        "sequence_clamped": share(sums["sequence_clamped"], rollouts),
+        "ratio_mean": share(sums["ratio"], tokens),
         "ratio_min": low,
         "ratio_p1": quantile(bins, 0.01),
         "ratio_p99": quantile(bins, 0.99),
         "ratio_max": high,
         "chi2": sums["ratio_squared"] / tokens - 1 if tokens else None,
-        "mismatch": _ratio(sum(sums[f"{name}_difference"] for name in names), tokens),
-        "kl": _ratio(sum(sums[f"{name}_k3"] for name in names), tokens),
+        "mismatch": share(sum(sums[f"{name}_difference"] for name in names), tokens),
+        "kl": share(sum(sums[f"{name}_k3"] for name in names), tokens),
     }
     for name in names:
         count = sums[f"{name}_tokens"]
-        found[f"mismatch_{name}"] = _ratio(sums[f"{name}_difference"], count)
-        found[f"kl_{name}"] = _ratio(sums[f"{name}_k3"], count)
+        found[f"mismatch_{name}"] = share(sums[f"{name}_difference"], count)
+        found[f"kl_{name}"] = share(sums[f"{name}_k3"], count)
         found[f"tokens_{name}"] = int(count / passes)
     return found
 
@@ -219,5 +219,6 @@ def _bins(log_ratios: Tensor) -> Tensor:
     return torch.bincount(torch.bucketize(log_ratios, inner), minlength=len(BIN_EDGES) - 1).double()
 
 
-def _ratio(part: float, whole: float) -> float | None:
+def share(part: float, whole: float) -> float | None:
+    """`part` / `whole`; None where there is no whole."""
     return part / whole if whole else None

@@ -47,16 +47,40 @@ class OptimizerConfig(Section):
     schedule: ScheduleConfig = ScheduleConfig()
 
 
-def check_deepspeed(config: OptimizerConfig, *, dtype: Dtype, zero_stage: int) -> None:
-    """Refuses what DeepSpeed cannot do, or does otherwise than it says."""
+def check_deepspeed(
+    config: OptimizerConfig,
+    *,
+    dtype: Dtype,
+    zero_stage: int,
+    offload: bool = False,
+    where: str = "",
+) -> None:
+    """Refuses what DeepSpeed cannot do, or does otherwise than it says.
+
+    Args:
+        config: Of one of the optimizers of a section.
+        dtype: Of weights.
+        zero_stage: Of ZeRO.
+        offload: Whether the optimizer's state is kept in host memory.
+        where: What stands before the optimizer's settings in the section, as "critic.".
+
+    Raises:
+        ValueError: A combination that cannot be.
+    """
     if dtype == "bfloat16" and zero_stage == 0:
         raise ValueError(
             'dtype = "bfloat16" needs zero_stage >= 1, not 0: only ZeRO keeps float32 gradients '
             "and weights beside them"
         )
+    if config.optimizer == "muon" and (zero_stage == 3 or offload):
+        raise ValueError(
+            f'{where}optimizer = "muon" with zero_stage = {zero_stage} and offload_optimizer = '
+            f"{str(offload).lower()}: it needs whole gradient matrices on the device; use "
+            "zero_stage 0, 1 or 2 without offload_optimizer, or adamw"
+        )
     if config.optimizer == "muon" and zero_stage > 0 and config.gradient_clipping > 0:
         raise ValueError(
-            f'optimizer = "muon" with zero_stage = {zero_stage} and gradient_clipping = '
-            f"{config.gradient_clipping:g}: under ZeRO the orthogonalised update is clipped, not "
-            "the gradient; use gradient_clipping = 0, or zero_stage = 0"
+            f'{where}optimizer = "muon" with zero_stage = {zero_stage} and {where}gradient_clipping'
+            f" = {config.gradient_clipping:g}: under ZeRO the orthogonalised update is clipped, "
+            f"not the gradient; use {where}gradient_clipping = 0, or zero_stage = 0"
         )

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from learner.batch import TrainBatch
-from learner.offpolicyness import Origin, figures, lag_histogram, origins
+from learner.offpolicyness import Origin, figures, lag_histogram, origins, share
 from learner.values import explained_variance
 
 
@@ -19,7 +19,7 @@ class Work:
     """Sums over the tokens of all rows, each token once an epoch."""
     epochs: int
     minibatches: int
-    """Of all epochs."""
+    """That were trained, of all epochs; fewer than asked for where there are fewer groups."""
     grad_norms: Sequence[float]
     """Before clipping, of each optimizer step of the policy."""
     critic_grad_norms: Sequence[float]
@@ -31,7 +31,8 @@ class Work:
 def statistics(batch: TrainBatch, work: Work, version: int) -> dict[str, Any]:
     """What one batch was and did, as JSON values; None where there was nothing to measure.
 
-    `loss`, `policy_loss` (the loss without penalties), `reward_mean`, `reward_std`, `groups`,
+    Rewards are whole, with what turns earned. `loss`, `policy_loss` (the loss without penalties),
+    both a mean over the minibatches that were trained, `reward_mean`, `reward_std`, `groups`,
     `tied_groups`, `unscored`, `truncated_rollouts`, `dropped_rollouts`; `tokens_trained`,
     `rollouts_trained`, `multi_version_rollouts`, `response_length_mean` (sampled tokens),
     `entropy_mean` (nats); `max_lag`, `lag_mean`, `lag_histogram` (lag as a string → tokens);
@@ -55,7 +56,8 @@ def statistics(batch: TrainBatch, work: Work, version: int) -> dict[str, Any]:
     trained = sums["trained"]
     histogram = lag_histogram(row.versions, row.mask, version=version)
     sampled = torch.bincount(row.sequence_ids[row.mask], minlength=len(batch.lengths))
-    scored = batch.rewards[torch.isfinite(batch.rewards)]
+    rewards = batch.whole_rewards
+    scored = rewards[torch.isfinite(rewards)]
     origin = origins(row.versions, row.mask, row.sequence_ids, version=version)
     crossed = torch.unique(row.sequence_ids[row.mask & (origin == Origin.CROSSED)])
     advantages = batch.advantages.stats if batch.advantages is not None else {}
@@ -63,7 +65,7 @@ def statistics(batch: TrainBatch, work: Work, version: int) -> dict[str, Any]:
     return {
         "loss": sums["loss"] / work.minibatches,
         "policy_loss": sums["policy_loss"] / work.minibatches,
-        "reward_mean": _ratio(float(scored.sum()), len(scored)),
+        "reward_mean": share(float(scored.sum()), len(scored)),
         "reward_std": float(scored.std()) if len(scored) > 1 else None,
         **advantages,
         "truncated_rollouts": int(batch.truncated.sum()),
@@ -71,17 +73,17 @@ def statistics(batch: TrainBatch, work: Work, version: int) -> dict[str, Any]:
         "tokens_trained": tokens,
         "rollouts_trained": int((sampled > 0).sum()),
         "multi_version_rollouts": len(crossed),
-        "response_length_mean": _ratio(tokens, int((sampled > 0).sum())),
-        "entropy_mean": _ratio(sums["entropy"], trained),
+        "response_length_mean": share(tokens, int((sampled > 0).sum())),
+        "entropy_mean": share(sums["entropy"], trained),
         "max_lag": max(histogram, default=None),
-        "lag_mean": _ratio(sum(lag * n for lag, n in histogram.items()), tokens),
+        "lag_mean": share(sum(lag * n for lag, n in histogram.items()), tokens),
         "lag_histogram": {str(lag): n for lag, n in histogram.items()},
         **figures(sums, passes=work.epochs),
         "fractions": {
-            "rejected": _ratio(sums["rejected"], trained),
-            "not_finite": _ratio(sums["masked_in"] - trained, sums["masked_in"]),
+            "rejected": share(sums["rejected"], trained),
+            "not_finite": share(sums["masked_in"] - trained, sums["masked_in"]),
             **{
-                name.removeprefix("fraction/"): _ratio(value, trained)
+                name.removeprefix("fraction/"): share(value, trained)
                 for name, value in sums.items()
                 if name.startswith("fraction/")
             },
@@ -90,7 +92,7 @@ def statistics(batch: TrainBatch, work: Work, version: int) -> dict[str, Any]:
         "pack_efficiency": sums["row_tokens"] / sums["row_room"] if sums["row_room"] else None,
         "rank_imbalance": work.imbalance,
         "optimizer_steps": steps,
-        "grad_norm": _ratio(sum(work.grad_norms), steps),
+        "grad_norm": share(sum(work.grad_norms), steps),
         **_of_reference(sums),
         **_of_critic(work),
     }
@@ -99,7 +101,7 @@ def statistics(batch: TrainBatch, work: Work, version: int) -> dict[str, Any]:
 def _of_reference(sums: Mapping[str, float]) -> dict[str, float | None]:
     if "reference_kl" not in sums:
         return {}
-    return {"reference_kl": _ratio(sums["reference_kl"], sums["trained"])}
+    return {"reference_kl": share(sums["reference_kl"], sums["trained"])}
 
 
 def _of_critic(work: Work) -> dict[str, float | None]:
@@ -110,11 +112,7 @@ def _of_critic(work: Work) -> dict[str, float | None]:
     return {
         "value_loss": sums["value_loss"] / work.minibatches,
         "explained_variance": explained_variance(sums),
-        "value_mean": _ratio(returns - sums["critic_errors"], tokens),
-        "return_mean": _ratio(returns, tokens),
-        "critic_grad_norm": _ratio(sum(norms), len(norms)),
+        "value_mean": share(returns - sums["critic_errors"], tokens),
+        "return_mean": share(returns, tokens),
+        "critic_grad_norm": share(sum(norms), len(norms)),
     }
-
-
-def _ratio(part: float, whole: float) -> float | None:
-    return part / whole if whole else None

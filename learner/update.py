@@ -71,7 +71,7 @@ class Updater:
         sums: Counter[str] = Counter()
         norms: list[float] = []
         critic_norms: list[float] = []
-        busiest, total = 0, 0
+        busiest, total, minibatches = 0, 0, 0
         for epoch in range(config.epochs):
             for part in split_groups(
                 batch.groups, config.minibatches, version=version, epoch=epoch
@@ -79,7 +79,7 @@ class Updater:
                 minibatch = batch.minibatch(
                     part, aggregation=config.aggregation, fixed_length=config.fixed_length
                 )
-                plan = self._plan(minibatch)
+                plan = self._plan(minibatch, minibatch.trainable)
                 loads = workloads(minibatch.lengths, plan)
                 busiest, total = busiest + max(loads), total + sum(loads)
                 positive = self.objective.positive(minibatch)
@@ -88,6 +88,7 @@ class Updater:
                     sums.update(self._policy_row(micro, version, positive, train=trains_policy))
                     sums.update(self._critic_row(micro))
                     sums.update(self._packed(minibatch, row))
+                minibatches += 1
                 if trains_policy:
                     norms.append(self._engine.step())
                 if self._critic is not None:
@@ -95,57 +96,60 @@ class Updater:
         work = Work(
             sums=self._over_ranks(sums),
             epochs=config.epochs,
-            minibatches=config.steps_per_batch,
+            minibatches=minibatches,
             grad_norms=norms,
             critic_grad_norms=critic_norms,
             imbalance=busiest * self._engine.ranks / total if total else 1.0,
         )
         figures = statistics(batch, work, version)
         figures |= self._coefficients()
-        self.objective.adapt(
-            kl=figures.get("reference_kl"),
-            entropy=figures["entropy_mean"],
-            rollouts=len(batch.lengths),
-        )
+        if trains_policy:
+            self.objective.adapt(
+                kl=figures.get("reference_kl"),
+                entropy=figures["entropy_mean"],
+                rollouts=len(batch.lengths),
+            )
         self._refresh(version + 1)
         return figures
 
     def _scored(self, batch: TrainBatch) -> TrainBatch:
         """The batch with what models say of it before its first step, from all ranks."""
         columns: dict[str, Tensor] = {}
-        if self._config.uses_proximal:
-            columns["proximal_logprobs"] = self._score(
-                batch, lambda *row: self._engine.forward(*row).logprobs
-            )
+        shared = self._critic is None and self._config.critic is not None
+        if self._config.uses_proximal or shared:
+            logprobs, *values = self._score(batch, self._of_policy, outputs=1 + shared)
+            columns |= {"proximal_logprobs": logprobs} if self._config.uses_proximal else {}
+            columns |= {"values": values[0]} if shared else {}
         if self._reference is not None:
-            columns["reference_logprobs"] = self._score(batch, self._reference.logprobs)
+            [columns["reference_logprobs"]] = self._score(batch, self._reference.logprobs)
         if self._critic is not None:
-            columns["values"] = self._score(batch, self._critic.values)
-        elif self._config.critic is not None:
-            columns["values"] = self._score(batch, self._shared_values)
+            [columns["values"]] = self._score(batch, self._critic.values)
         return batch.with_scores(**columns) if columns else batch
 
-    def _shared_values(self, token_ids: Tensor, position_ids: Tensor) -> Tensor:
-        values = self._engine.forward(token_ids, position_ids).values
-        assert values is not None
-        return values
+    def _of_policy(self, token_ids: Tensor, position_ids: Tensor) -> Tensor:
+        """Log-probabilities, and values where the policy has a head for them; [N] or [2, N]."""
+        out = self._engine.forward(token_ids, position_ids)
+        return out.logprobs if out.values is None else torch.stack([out.logprobs, out.values])
 
     @torch.no_grad()
-    def _score(self, batch: TrainBatch, model: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
-        """[N] float32 of one model, each rank having computed its rows; 0 where none did."""
-        scores = torch.zeros(len(batch.tokens.token_ids))
-        for row in self._plan(batch)[self._engine.rank]:
+    def _score(
+        self, batch: TrainBatch, model: Callable[[Tensor, Tensor], Tensor], *, outputs: int = 1
+    ) -> Tensor:
+        """[outputs, N] float32 of one model, each rank having computed its rows; else 0."""
+        scores = torch.zeros(outputs, len(batch.tokens.token_ids))
+        rollouts = batch.generated if self.objective.credits_tokens else batch.trainable
+        for row in self._plan(batch, rollouts)[self._engine.rank]:
             micro = batch.row(row)
             said = model(micro.token_ids, micro.position_ids)
             if row:
-                scores[batch.positions(row)] = said.float().cpu()
+                scores[:, batch.positions(row)] = said.float().cpu()
         return self._engine.sum_over_ranks(scores)
 
-    def _plan(self, batch: Sequences) -> list[Rows]:
-        """Rows of the rollouts that train, whole groups in one row where the loss needs them."""
-        units = [[i] for i in batch.trainable]
+    def _plan(self, batch: Sequences, rollouts: Sequence[int]) -> list[Rows]:
+        """Rows of some rollouts, whole groups in one row where the loss needs them."""
+        units = [[i] for i in rollouts]
         if self.objective.unit == "group":
-            units = batch.by_group(batch.trainable)
+            units = batch.by_group(rollouts)
         lengths = [sum(batch.lengths[i] for i in unit) for unit in units]
         plan = plan_rows(lengths, self._engine.ranks, self._config.microbatch_tokens)
         return [[[i for u in row for i in units[u]] for row in rows] for rows in plan]

@@ -27,14 +27,15 @@ def gdpo(
 
     Args:
         batch: With `reward_parts`.
-        weights: By the name of the part; those not named do not count. None: each counts 1.
+        weights: By the name of the part; those not named do not count, and a name that the batch
+            lacks adds nothing. None: each counts 1.
         epsilon: ε.
 
     Returns:
         [R] float64; a rollout without any of the parts does not train.
 
     Raises:
-        InputError: A weight for a part that there is not, or token rewards, which are in no part.
+        InputError: Token rewards, which are in no part.
     """
     if batch.tokens is not None and batch.tokens.rewards.any():
         raise InputError(
@@ -42,15 +43,11 @@ def gdpo(
             "none; put a KL penalty in the loss"
         )
     weights = dict.fromkeys(batch.reward_parts, 1.0) if weights is None else weights
-    unknown = sorted(set(weights) - set(batch.reward_parts))
-    if unknown:
-        raise InputError(
-            f"weights of advantage 'gdpo' name {', '.join(unknown)}; the parts of the reward are "
-            f"{', '.join(sorted(batch.reward_parts))}"
-        )
     total = torch.zeros_like(batch.rewards)
     varied, keep = torch.zeros_like(batch.groups), torch.zeros_like(batch.groups, dtype=torch.bool)
     for name, weight in sorted(weights.items()):
+        if name not in batch.reward_parts:  # perhaps only this batch lacks it
+            continue
         there = torch.isfinite(batch.reward_parts[name])
         part = GroupedRewards(batch.reward_parts[name][there], batch.groups[there])
         total[there] += weight * part.normalised(epsilon)

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from learner.advantages.estimator import advantage
-from learner.advantages.grouped import GroupedRewards
+from learner.advantages.grouped import TIE, GroupedRewards
 from learner.errors import InputError
 
 
@@ -22,7 +22,7 @@ def maxrl(batch: GroupedRewards) -> Tensor:
     Raises:
         InputError: A reward is negative, of which no likelihood can be made.
     """
-    if (batch.rewards < 0).any():
+    if (batch.rewards < -TIE).any():  # shaping that was taken off leaves rounding
         raise InputError(
             f"advantage 'maxrl' needs rewards >= 0, found {float(batch.rewards.min()):g}"
         )

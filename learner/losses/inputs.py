@@ -42,7 +42,7 @@ class LossInputs:
     versions: Tensor | None = None  # [N] integers, −1 where not sampled
     group_ids: Tensor | None = None  # [N] integers
     version: int | None = None  # the version being trained; lag = version − versions
-    rewards: Tensor | None = None  # [N]: the reward of the token's rollout
+    rewards: Tensor | None = None  # [N]: what its task gives the token's rollout, without shaping
     entropies: Tensor | None = None  # [N] nats; with gradient where a regulariser asks for it
 
     def __post_init__(self) -> None:

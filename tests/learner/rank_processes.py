@@ -28,7 +28,7 @@ COMBINATIONS = [
 ]
 
 
-class CapturingEngine(deepspeed_engine.PolicyEngine):
+class Capturing:
     """Keeps the full gradient of the last step, as it is before clipping and the update."""
 
     def step(self):
@@ -37,13 +37,21 @@ class CapturingEngine(deepspeed_engine.PolicyEngine):
         update = self._engine._take_model_step
 
         def capture(*args, **options):
-            parameters = self._engine.module.model.parameters()
+            parameters = self._engine.module.parameters()
             gradients = [safe_get_full_grad(p).double().flatten() for p in parameters]
             self.gradient = torch.cat(gradients)
             return update(*args, **options)
 
         self._engine._take_model_step = capture
         return super().step()
+
+
+class CapturingEngine(Capturing, deepspeed_engine.PolicyEngine):
+    """Of a policy, with a value head where it has one."""
+
+
+class CapturingCritic(Capturing, deepspeed_engine.CriticEngine):
+    """Of a critic with a backbone of its own."""
 
 
 def spawn(ranks, work, *args):
@@ -209,8 +217,8 @@ OBJECTIVES = {
 
 
 def _rank(model_path, config, *, checkpoint_path=None):
-    """A rank whose engine keeps its gradients."""
-    learner_rank.PolicyEngine = CapturingEngine
+    """A rank whose engines keep their gradients."""
+    learner_rank.PolicyEngine, learner_rank.CriticEngine = CapturingEngine, CapturingCritic
     return learner_rank.Rank(
         config,
         model_path=model_path,
@@ -234,7 +242,8 @@ def objectives(rank, model_path, file):
             )
             loaded = _rank(model_path, config)
             statistics = loaded.updater.update(random_groups(count=5, size=3, version=1), 1)
-            results[name, stage] = loaded.engine.gradient, statistics
+            engines = [loaded.engine] if loaded.critic is None else [loaded.engine, loaded.critic]
+            results[name, stage] = [engine.gradient for engine in engines], statistics
             loaded.close()
     if rank == 0:
         torch.save(results, file)

@@ -422,10 +422,18 @@ def test_arguments_that_do_not_fit_each_other_are_refused(given_too, message):
         values("grpo", **given_too)
 
 
-def test_weights_of_parts_that_there_are_not_are_refused():
+def test_a_weight_of_a_part_that_the_batch_lacks_adds_nothing():
     parts = {"right": GROUP_OF_FOUR, "short": GROUP_OF_FOUR}
-    with pytest.raises(InputError, match="name shrt; the parts of the reward are right, short"):
-        values("gdpo", reward_parts=parts, weights={"shrt": 1.0})
+    both = values("gdpo", reward_parts=parts, weights={"right": 1.0, "rare": 1.0})
+    assert torch.equal(both, values("gdpo", reward_parts=parts, weights={"right": 1.0}))
+    alone = compute_advantages(
+        "gdpo",
+        GROUP_OF_FOUR,
+        torch.zeros(4, dtype=torch.int64),
+        reward_parts=parts,
+        weights={"rare": 1.0},
+    )
+    assert (alone.values.tolist(), alone.keep.tolist()) == ([0.0] * 4, [False] * 4)
 
 
 @pytest.fixture

@@ -157,6 +157,44 @@ def test_truncated_rollouts_are_masked_but_stay_in_baselines_and_in_the_count_of
     assert part(batch, [0]).tokens.token_weights[2].item() == 1.0
 
 
+def test_rewards_of_masked_rollouts_and_of_their_turns_stay_in_the_baselines():
+    def with_turn(tokens, reward, turn, **changes):
+        turns = {"turn_rewards": [[2, turn]]}
+        return dataclasses.replace(rollout(tokens, reward=reward), metadata=turns, **changes)
+
+    first = with_turn([1, 2, 3, 4], 1.5, 0.5)
+    cut = with_turn([1, 2, 3, 4, 5], 3.0, 2.0, sample_index=1, finish_reason=FinishReason.LENGTH)
+    both = [group("a", [first, cut])]
+    for settings in ({"advantage": "dr_grpo"}, {"advantage": "reinforce_pp_baseline"}):
+        plain = weighed(both, process_rewards=True, **settings)
+        masked = weighed(both, process_rewards=True, mask_truncated=True, **settings)
+        assert masked.tokens.mask.int().tolist() == [0, 0, 1, 1, 0, 0, 0, 0, 0]
+        assert torch.equal(masked.tokens.advantages[:4], plain.tokens.advantages[:4])
+    assert (
+        weighed(both, process_rewards=True, mask_truncated=True, advantage="dr_grpo")
+        .tokens.advantages[2]
+        .item()
+        == -0.75
+    )
+
+
+def shaped(reward, index, *, turn=0.0):
+    """A rollout with a punishment of its length, which is no part of what the task gives."""
+    one = rollout([1, 2, 3, 4], reward=reward - 0.8, index=index, reward_parts={"overlong": -0.8})
+    return dataclasses.replace(one, metadata={"turn_rewards": [[2, turn]]})
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "expected"), [("maxrl", {}, 1.0), ("pass_at_k", {"k": 1}, 1.0)]
+)
+def test_counts_of_successes_take_the_reward_of_the_task_and_of_its_turns(name, options, expected):
+    right, wrong = shaped(1.0, 0, turn=0.75), shaped(0.0, 1)
+    settings = {"advantage": name, "advantage_options": options, "process_rewards": True}
+    tokens = weighed([group("a", [right, wrong])], **settings).tokens
+    assert tokens.advantages[[2, 6]].tolist() == pytest.approx([expected, -expected], abs=1e-5)
+    assert tokens.rewards[[2, 6]].tolist() == pytest.approx([1.0, 0.0])
+
+
 def test_rewards_of_turns_go_to_the_turns_they_are_of():
     one = dataclasses.replace(
         rollout([1, 2, 3, 4, 5], reward=3.0), metadata={"turn_rewards": [[2, 0.5], [4, 0.25]]}

@@ -23,6 +23,24 @@ def test_a_combination_that_cannot_work_is_refused(settings, message):
         LearnerConfig(**settings)
 
 
+MUON = {"optimizer": "muon"}
+
+
+@pytest.mark.parametrize(
+    ("settings", "critic", "message"),
+    [
+        ({"zero_stage": 3}, MUON, 'critic.optimizer = "muon" with zero_stage = 3'),
+        ({"offload_optimizer": True}, MUON, "without offload_optimizer, or adamw"),
+        ({"zero_stage": 1}, MUON, "critic.gradient_clipping = 1: under ZeRO"),
+    ],
+)
+def test_the_optimizer_of_a_critic_is_held_to_what_deepspeed_can(settings, critic, message):
+    with pytest.raises(ValidationError, match=message):
+        LearnerConfig(advantage="gae", critic=critic, **settings)
+    LearnerConfig(advantage="gae", critic={**critic, "shared": True}, **settings)
+    LearnerConfig(advantage="gae", critic={}, **settings)
+
+
 def test_a_warm_start_in_bfloat16_needs_zero_too():
     with pytest.raises(ValidationError, match="needs zero_stage >= 1"):
         SftConfig(demonstrations="x", dtype="bfloat16")

@@ -167,6 +167,33 @@ def test_muon_changes_inner_matrices_by_its_own_rate(model_path):
     assert change["model.layers.0.mlp.up_proj.weight"] > 1e-3
 
 
+@pytest.mark.parametrize("zero_stage", [0, 1])
+def test_muon_leaves_heads_to_adamw_at_their_own_rate(model_path, zero_stage):
+    config = OptimizerConfig(
+        optimizer="muon", muon_learning_rate=0.02, learning_rate=1e-4, gradient_clipping=0.0
+    )
+    shared = policy(model_path, value_head=True)
+    engine = make_engine(model_path, zero_stage, config, model=shared, rates={"value_head": 5e-3})
+    try:
+        assert not shared.value_head.weight.use_muon
+        assert not shared.model.get_input_embeddings().weight.use_muon
+        assert shared.model.base_model.layers[0].mlp.up_proj.weight.use_muon
+        assert sorted(engine._full_rates) == [1e-4, 5e-3, 0.02]
+        out = engine.forward(*next(microbatches()))
+        engine.backward((out.values - 1).square().sum() + loss_of(out.logprobs, 0))
+        engine.step()
+        assert float(shared.value_head.weight.detach().abs().max()) == pytest.approx(5e-3, rel=0.01)
+    finally:
+        engine.close()
+    critic = make_critic(model_path, zero_stage, config=config)
+    try:
+        module = critic._engine.module
+        assert not module.model.score.weight.use_muon
+        assert module.model.base_model.layers[0].mlp.up_proj.weight.use_muon
+    finally:
+        critic.close()
+
+
 @pytest.mark.parametrize("zero_stage", [1, 2, 3])
 def test_bfloat16_weights_follow_float32_masters(model_path, reference, zero_stage):
     engine = make_engine(model_path, zero_stage, dtype="bfloat16")
@@ -262,12 +289,12 @@ def test_checkpointed_activations_give_the_same_steps_with_a_second_forward(
     assert not model.model.base_model.layers[0].mlp.training
 
 
-def make_critic(model_path, zero_stage, seed=0):
+def make_critic(model_path, zero_stage, seed=0, config=CONFIG):
     from learner.deepspeed_engine import CriticEngine
 
     return CriticEngine(
         load_scalar_model(model_path, dtype="float32", attention="sdpa", seed=seed),
-        CONFIG,
+        config,
         model_path=model_path,
         zero_stage=zero_stage,
         dtype="float32",

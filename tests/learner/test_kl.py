@@ -122,6 +122,13 @@ def test_the_controller_moves_by_the_clipped_error(kl, factor):
     assert (state, after["other"]) == ({"other": 3.0}, 3.0)
 
 
+@pytest.mark.parametrize(("kl", "factor"), [(0.0, 0.8), (50.0, 1.2)])
+def test_a_batch_beyond_the_horizon_changes_the_coefficient_by_a_fifth(kl, factor):
+    controller = AdaptiveCoefficient(initial=0.1, target=1.0, horizon=10)
+    after = controller.updated({}, kl=kl, samples=1000)
+    assert controller.coefficient(after) == pytest.approx(0.1 * factor)
+
+
 def test_the_controller_goes_on_from_its_state():
     controller = AdaptiveCoefficient(initial=0.1, target=1.0)
     state = controller.updated({}, kl=9.0, samples=1000)

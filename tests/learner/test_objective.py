@@ -1,21 +1,31 @@
 """The objective around the policy loss: penalties, critic, reference, what is dropped."""
 
+import dataclasses
 import json
 import math
+import sys
+from types import ModuleType
 
 import pytest
 import torch
 from rollouts import PlainEngine, TinyPolicy, group, random_groups, rollout
 
 from learner import objective_config
-from learner.advantages import ESTIMATORS
+from learner.advantages import ESTIMATORS, Estimate, Estimator
 from learner.config import LearnerConfig
-from learner.corrections import CORRECTIONS
+from learner.corrections import CORRECTIONS, ImportanceWeights
 from learner.engine import Forward
 from learner.errors import InputError
-from learner.losses import LOSSES
-from learner.objective import Objective, corrects_off_policyness
+from learner.kl import kl_loss
+from learner.losses import LOSSES, PolicyLoss, TokenLoss
+from learner.objective import (
+    Objective,
+    corrects_off_policyness,
+    needs,
+    needs_behavior_logprobs,
+)
 from learner.update import Updater
+from queues.records import FinishReason
 
 
 class PlainCritic(PlainEngine):
@@ -93,6 +103,111 @@ def test_kl_in_the_reward_is_taken_off_before_the_baseline_and_adds_no_term():
     _, plain = train(groups)
     assert found["loss"] == found["policy_loss"] != plain["policy_loss"]
     assert found["reward_mean"] == plain["reward_mean"]
+    assert found["policy_loss"] == pytest.approx(loss_by_hand(groups, beta=0.5), abs=1e-6)
+    assert plain["policy_loss"] == pytest.approx(loss_by_hand(groups, beta=0.0), abs=1e-6)
+
+
+def loss_by_hand(groups, *, beta):
+    """Of cispo with grpo on rewards less β · Σ (log μ − log ref) of each rollout."""
+    policy, reference = TinyPolicy(), PlainReference(shift=1.0)
+    total, tokens = 0.0, 0
+    for item in groups:
+        rewards, terms = [], []
+        for one in item.rollouts:
+            ids = torch.tensor(one.token_ids), torch.arange(len(one.token_ids))
+            sampled = torch.tensor(one.behavior_logprobs, dtype=torch.float64)[2:]
+            current = policy(*ids)[0].detach()[2:]
+            rewards.append(one.reward - beta * (sampled - reference.logprobs(*ids)[2:]).sum())
+            terms.append(((current - sampled).exp().clamp(max=5.0) * current).sum())
+            tokens += len(current)
+        rewards = torch.stack(rewards) if beta else torch.tensor(rewards, dtype=torch.float64)
+        tied = rewards.max() - rewards.min() < 1e-8
+        advantages = 0 * rewards if tied else (rewards - rewards.mean()) / (rewards.std() + 1e-6)
+        total -= float((advantages * torch.stack(terms)).sum())
+    return total / tokens
+
+
+def test_a_distance_that_is_only_measured_has_no_gradient(monkeypatch):
+    asked = []
+
+    def seen(form, inputs, *, cap):
+        asked.append(inputs.logprobs.requires_grad)
+        return kl_loss(form, inputs, cap=cap)
+
+    monkeypatch.setattr("learner.objective.kl_loss", seen)
+    for placement in ("loss", "reward"):
+        kl = {"coefficient": 0.5, "placement": placement}
+        _, found = train(random_groups(), reference=PlainReference(shift=1.0), kl=kl)
+        assert found["reference_kl"] > 0.01
+        assert found["fractions"]["reference_not_finite"] == 0
+    assert asked == [True, False]
+
+
+class SharedEngine(PlainEngine):
+    """A policy with a value head, which counts its forward passes without gradient."""
+
+    without_gradient = 0
+
+    def forward(self, token_ids, position_ids):
+        self.without_gradient += not torch.is_grad_enabled()
+        logprobs, entropies = self.policy(token_ids, position_ids)
+        return Forward(logprobs, entropies, 3 + logprobs)
+
+
+@pytest.mark.parametrize("proximal", [True, False])
+def test_one_pass_gives_the_proximal_policy_and_the_values_of_a_shared_critic(proximal):
+    engine = SharedEngine()
+    config = LearnerConfig(advantage="gae", critic={"shared": True}, recompute_proximal=proximal)
+    updater = Updater(engine, config)
+    scored = []
+    weighed = updater.objective.weighed
+    updater.objective.weighed = lambda batch: scored.append(batch.tokens) or weighed(batch)
+    updater.update(random_groups(), 0)
+    assert engine.without_gradient == 1
+    [tokens] = scored
+    assert (tokens.proximal_logprobs is not None) == proximal
+    policy = TinyPolicy()(tokens.token_ids, tokens.position_ids)[0].detach().float()
+    torch.testing.assert_close(tokens.values, 3 + policy)
+    if proximal:
+        torch.testing.assert_close(tokens.proximal_logprobs, policy)
+
+
+def cut_short(groups):
+    """The groups, of each the first rollout as one that was cut off."""
+    changed = []
+    for item in groups:
+        first = dataclasses.replace(item.rollouts[0], finish_reason=FinishReason.LENGTH)
+        changed.append(group(item.group_id, [first, *item.rollouts[1:]]))
+    return changed
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"kl": {"coefficient": 0.5, "placement": "reward"}, "advantage": "reinforce_pp"},
+        {"advantage": "gae", "critic": {}, "advantage_options": {"gamma": 0.9}},
+    ],
+    ids=["kl", "critic"],
+)
+def test_advantages_do_not_depend_on_which_rollouts_are_masked_out(settings, monkeypatch):
+    seen = []
+    weighed = Objective.weighed
+
+    def kept(self, batch):
+        seen.append(weighed(self, batch))
+        return seen[-1]
+
+    monkeypatch.setattr(Objective, "weighed", kept)
+    for masked in (False, True):
+        config = LearnerConfig(mask_truncated=masked, **settings)
+        models = {
+            "reference": PlainReference(shift=1.0) if config.kl else None,
+            "critic": PlainCritic() if config.critic else None,
+        }
+        Updater(PlainEngine(), config, **models).update(cut_short(random_groups()), 0)
+    plain, masked = seen
+    assert masked.tokens.mask.sum() < plain.tokens.mask.sum()
+    assert torch.equal(masked.advantages.values, plain.advantages.values)
 
 
 def test_an_adaptive_coefficient_follows_the_measured_kl_and_is_state():
@@ -106,6 +221,20 @@ def test_an_adaptive_coefficient_follows_the_measured_kl_and_is_state():
     other = Objective(config)
     other.state.update(updater.objective.state)
     assert other.kl_coefficient == updater.objective.kl_coefficient
+
+
+def test_coefficients_stay_while_the_critic_alone_is_trained():
+    config = LearnerConfig(
+        advantage="gae",
+        critic={"pretrain_batches": 1},
+        kl={"coefficient": 0.1, "target": 1e-3, "horizon": 12},
+        entropy={"target": 2.39, "step": 0.1},
+    )
+    reference = PlainReference(shift=1.0)
+    updater = Updater(EntropyEngine(), config, critic=PlainCritic(), reference=reference)
+    found = [updater.update(random_groups(), version) for version in range(3)]
+    assert [one["kl_coefficient"] for one in found] == pytest.approx([0.1, 0.1, 0.12])
+    assert [one["entropy_coefficient"] for one in found] == pytest.approx([0.0, 0.0, 0.1])
 
 
 def test_the_reference_is_refreshed_at_the_versions_asked_for():
@@ -151,6 +280,8 @@ def test_positive_examples_are_a_mean_over_all_of_their_tokens(budget):
     ).mean()
     assert found["loss"] - found["policy_loss"] == pytest.approx(0.5 * nll.item(), rel=1e-6)
     assert (both.gradient - plain.gradient).norm() > 1e-3
+    of_right = sum(len(one.token_ids) - 2 for one in right)
+    assert found["fractions"]["positive"] == pytest.approx(of_right / found["tokens_trained"])
 
 
 def test_gae_trains_a_critic_beside_the_policy():
@@ -289,6 +420,7 @@ def test_what_a_recipe_says_of_staleness_is_what_the_loss_says(loss, steps):
     advantage = "best_worst" if loss == "dpo" else "grpo"
     config = LearnerConfig(loss=loss, epochs=steps, aggregation=aggregation, advantage=advantage)
     assert corrects_off_policyness(config) == config.corrects_off_policyness
+    assert needs_behavior_logprobs(config) == config.needs_behavior_logprobs
 
 
 @pytest.mark.parametrize(
@@ -315,7 +447,10 @@ def test_what_a_recipe_says_of_staleness_is_what_the_loss_says(loss, steps):
         ({"critic": {}}, 'needs advantage = "gae"'),
         ({"loss": "dpo", "aggregation": "sequence_mean"}, 'use advantage = "best_worst"'),
         ({"correction": []}, 'an empty list; write "none"'),
+        ({"advantage": "gdpo", "process_rewards": True}, "what a turn earned is no part"),
         ({"correction": ["tsi"]}, "did you mean 'tis'"),
+        ({"correction": ["tis", "veto", "mis"], "loss": "reinforce"}, "tis and mis each weigh"),
+        ({"correction": ["veto", "veto"]}, "veto more than once"),
         ({"entropy": {}}, "give a coefficient above 0"),
         ({"advantage": "gae", "critic": {"shared": True, "path": "x"}}, "leave both out"),
     ],
@@ -330,6 +465,94 @@ def test_a_rejection_goes_with_a_loss_that_owns_its_ratio(correction):
     options = {"lag_mask": {"max_lag": 1}, "kl_mask": {"threshold": 1.0}}.get(correction, {})
     config = LearnerConfig(loss="cispo", correction=correction, correction_options=options)
     Objective(config)
+
+
+def test_a_weight_of_the_users_beside_another_is_refused(monkeypatch):
+    module = ModuleType("weights_of_a_user")
+    module.own = ImportanceWeights("own", CORRECTIONS["tis"].function)
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    both = LearnerConfig(loss="reinforce", correction=["mis", "weights_of_a_user:own"])
+    with pytest.raises(InputError, match="mis, weights_of_a_user:own each weigh"):
+        Objective(both)
+    Objective(LearnerConfig(loss="reinforce", correction=["weights_of_a_user:own", "veto"]))
+
+
+@pytest.fixture
+def of_the_users(monkeypatch):
+    """Makes an entry known by a dotted path."""
+    module = ModuleType("objective_of_a_user")
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+
+    def known(entry):
+        setattr(module, entry.name, entry)
+        return f"{module.__name__}:{entry.name}"
+
+    return known
+
+
+def push(inputs):
+    return TokenLoss(-inputs.current, {})
+
+
+@pytest.mark.parametrize(
+    ("need", "remedy", "settings"),
+    [
+        ("reference_logprobs", r"give a \[learner.kl\] section", {"kl": {}}),
+        ("proximal_logprobs", "recompute_proximal = true", {"recompute_proximal": True}),
+    ],
+)
+def test_what_a_loss_of_the_users_needs_is_asked_for(of_the_users, need, remedy, settings):
+    needy = PolicyLoss("needy", push, owns_is=False, needs=frozenset({need}))
+    loss = of_the_users(needy)
+    with pytest.raises(InputError, match=f"needs {need}, which nothing computes; .*{remedy}"):
+        Objective(LearnerConfig(loss=loss))
+    Objective(LearnerConfig(loss=loss, **settings))
+    correction = of_the_users(
+        ImportanceWeights("own", CORRECTIONS["none"].function, weighs=False, needs={need})
+    )
+    with pytest.raises(InputError, match=f"needs {need}"):
+        Objective(LearnerConfig(correction=correction, loss="reinforce"))
+
+
+def test_an_advantage_of_the_users_may_have_a_critic_which_learns_what_it_returns(of_the_users):
+    def with_returns(batch):
+        values = batch.the_tokens("own").values
+        return Estimate(values, token_level=True, returns=values)
+
+    own = Estimator("own", with_returns, needs=frozenset({"values"}))
+    advantage = of_the_users(own)
+    with pytest.raises(InputError, match=r"needs values.*\[learner.critic\] section"):
+        Objective(LearnerConfig(advantage=advantage))
+    config = LearnerConfig(advantage=advantage, critic={})
+    critic = PlainCritic()
+    assert Updater(PlainEngine(), config, critic=critic).update(random_groups(), 0)["value_loss"]
+    silent = of_the_users(Estimator("silent", lambda batch: batch.rewards))
+    with pytest.raises(InputError, match="a critic learns returns, and"):
+        Objective(LearnerConfig(advantage=silent, critic={}))
+
+
+def test_what_an_objective_needs_of_others_is_told():
+    assert needs(LearnerConfig(advantage="remax", loss="reinforce")) == {"baseline_rewards"}
+    assert needs(LearnerConfig()) == {"group_size"}
+    lagged = LearnerConfig(correction="lag_mask", correction_options={"max_lag": 1})
+    assert needs(lagged) == {"group_size", "versions", "version"}
+
+
+def test_a_loss_of_the_users_says_whether_it_compares_with_the_behaviour_policy(of_the_users):
+    anchored = of_the_users(PolicyLoss("anchored", push, owns_is=True, anchor="behavior"))
+    proximal = of_the_users(PolicyLoss("proximal", push, owns_is=True))
+    plain = of_the_users(PolicyLoss("plain", push, owns_is=False))
+    twice = {"epochs": 2}
+    assert LearnerConfig(loss=anchored, **twice).uses_proximal
+    assert needs_behavior_logprobs(LearnerConfig(loss=anchored, **twice))
+    assert not needs_behavior_logprobs(LearnerConfig(loss=proximal, **twice))
+    assert needs_behavior_logprobs(LearnerConfig(loss=proximal))
+    assert not needs_behavior_logprobs(LearnerConfig(loss=plain))
+    assert needs_behavior_logprobs(LearnerConfig(loss=plain, correction="tis"))
+
+
+def test_weights_of_the_parts_of_a_reward_are_accepted():
+    Objective(LearnerConfig(advantage="gdpo", advantage_options={"weights": {"task": 1, "x": 2}}))
 
 
 def test_missing_inputs_of_an_estimator_are_named():

@@ -1,5 +1,6 @@
 """One batch through an engine: invariances of the gradient, statistics, refusals."""
 
+import dataclasses
 import json
 import math
 import sys
@@ -254,6 +255,32 @@ def test_minibatches_and_epochs_are_optimizer_steps():
         assert found[name] == once[name]
     assert found["fractions"]["not_finite"] == 0
     assert found["ess"] == pytest.approx(once["ess"])
+
+
+def test_the_loss_is_a_mean_over_the_minibatches_that_there_are():
+    groups = random_groups(count=2)
+    many, asked = train_steps(groups, minibatches=5)
+    two, found = train_steps(groups, minibatches=2)
+    assert many.steps_taken == two.steps_taken == 2
+    assert found["loss"] != 0
+    assert (asked["loss"], asked["policy_loss"]) == (found["loss"], found["policy_loss"])
+
+
+def test_rewards_are_reported_with_what_turns_earned():
+    turns = {"turn_rewards": [[2, 0.5]]}
+    groups = [
+        group(
+            "a",
+            [
+                dataclasses.replace(rollout([1, 2, 3, 4], reward=2.0), metadata=turns),
+                rollout([1, 2, 3, 4], reward=1.0, index=1),
+            ],
+        )
+    ]
+    for process_rewards in (False, True):
+        _, found = train_steps(groups, process_rewards=process_rewards)
+        assert found["reward_mean"] == 1.5
+        assert found["reward_std"] == pytest.approx(0.5**0.5)
 
 
 def test_training_a_batch_again_is_the_same():
