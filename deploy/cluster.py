@@ -41,7 +41,8 @@ def cluster(config: RunConfig, logs: Path) -> Iterator[None]:
     except KeyboardInterrupt:
         ray.shutdown()
         raise
-    except (ConnectionError, RuntimeError, ValueError) as error:
+    except Exception as error:  # Ray raises what it likes, bare Exceptions too
+        ray.shutdown()
         if local:
             raise RunFailed(f"Ray did not start on this machine: {error}") from error
         raise InputError(f"deploy.ray_address = {address!r}: {error}") from None

@@ -139,6 +139,31 @@ def _check_objective(config: RunConfig) -> None:
             'proximal one); set learner.correction = "tis", or queues.max_staleness = 0, or '
             "queues.allow_uncorrected = true"
         )
+    _check_what_the_objective_needs(config)
+
+
+def _check_what_the_objective_needs(config: RunConfig) -> None:
+    """As the checks of `RunConfig`, for functions of the user's, which are loaded and asked."""
+    from learner.objective import needs, needs_behavior_logprobs
+
+    wanted, chosen, actors = needs(config.objective), config.learner, config.actors
+    who = f"learner.advantage = {chosen.advantage!r} or loss = {chosen.loss!r}"
+    if "group_size" in wanted and config.prompts.group_size < 2:
+        raise InputError(
+            f"{who} compares the rollouts of a group, so prompts.group_size must be at least 2, "
+            f"not {config.prompts.group_size}"
+        )
+    if "baseline_rewards" in wanted and not actors.greedy_baseline:
+        raise InputError(
+            f"{who} needs baseline_rewards, those of greedy rollouts of the same prompts; set "
+            "actors.greedy_baseline = true"
+        )
+    truncated = actors.top_p < 1 or actors.top_k > 0
+    if truncated and needs_behavior_logprobs(config.objective):
+        raise InputError(
+            f"actors.top_p = {actors.top_p} and actors.top_k = {actors.top_k} renormalise the "
+            f"behaviour policy, which {who} compares with; use top_p = 1.0 and top_k = -1"
+        )
 
 
 def _check_address(address: str) -> None:

@@ -207,6 +207,45 @@ INPUTS = [
             "def loss(inputs): raise KeyError('lost')"
         ),
     ),
+    sets(
+        "advantage needs a baseline",
+        "learner.advantage=mine:mine",
+        "needs baseline_rewards",
+        "actors.greedy_baseline = true",
+        prepare=code(
+            "from learner.advantages import advantage\n"
+            "@advantage('mine', needs={'baseline_rewards'})\n"
+            "def mine(batch): return batch.rewards"
+        ),
+    ),
+    sets(
+        "advantage compares a group of one",
+        ["learner.advantage=mine:mine", "prompts.group_size=1"],
+        "compares the rollouts of a group",
+        "group_size must be at least 2",
+        prepare=code(
+            "from learner.advantages import advantage\n"
+            "@advantage('mine', relative=True)\n"
+            "def mine(batch): return batch.rewards"
+        ),
+    ),
+    sets(
+        "top-p with a ratio of the user's",
+        [
+            "learner.loss=mine:loss",
+            "learner.minibatches=2",
+            "learner.correction=none",
+            "actors.top_p=0.9",
+            "queues.allow_uncorrected=true",
+        ],
+        "actors.top_p = 0.9",
+        "renormalise",
+        prepare=code(
+            "from learner.losses import TokenLoss, policy_loss_function\n"
+            "@policy_loss_function('mine', owns_is=True, anchor='behavior')\n"
+            "def loss(inputs): return TokenLoss(-inputs.current, {})"
+        ),
+    ),
     sets("option of a loss", "learner.loss_options={cap=3}", "has no option cap", "cap_high"),
     sets(
         "source constructor",

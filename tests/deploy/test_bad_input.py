@@ -19,6 +19,7 @@ from broken_recipes import RECIPES
 from broken_runs import RUNS, SLOW_RUNS
 
 from deploy import cli
+from learner.advantages import ESTIMATORS
 from learner.losses import LOSSES
 
 HEADWAY = Path(sys.executable).parent / "headway"
@@ -61,7 +62,8 @@ def here(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    monkeypatch.setattr(LOSSES, "_entries", dict(LOSSES._entries))
+    for registry in (LOSSES, ESTIMATORS):
+        monkeypatch.setattr(registry, "_entries", dict(registry._entries))
     importlib.invalidate_caches()
     yield tmp_path
     sys.modules.pop("mine", None)
