@@ -377,7 +377,7 @@ INPUTS = [
     sets(
         "reward models not made",
         [JUDGED, "reward_model.pairs=lettered_chain_sum"],
-        "bad-rm does not exist yet",
+        "bad-rm, which does not exist yet",
         "run `headway reward-model`",
     ),
     sets(
