@@ -20,6 +20,7 @@ from pydantic import ValidationError
 
 from deploy.config import RunConfig
 from deploy.errors import InputError
+from deploy.wording import explain
 from queues.accounts import is_open, read_accounting
 
 
@@ -137,8 +138,13 @@ class RunDirectory:
         """
         try:
             config = RunConfig.model_validate_json(self.recipe_file.read_text())
-        except (OSError, ValidationError) as error:
-            raise InputError(f"{self.recipe_file} cannot be used: {error}") from None
+        except ValidationError as error:
+            problems = "\n".join(explain(error, RunConfig))
+            raise InputError(
+                f"{self.recipe_file} is damaged, or of another version of Headway:\n{problems}"
+            ) from None
+        except (OSError, UnicodeDecodeError) as error:
+            raise InputError(f"{self.recipe_file} cannot be read: {error}") from None
         here = config.deploy.model_copy(update={"runs_dir": self.path.parent})
         return config.model_copy(update={"deploy": here})
 
@@ -146,7 +152,10 @@ class RunDirectory:
         """running, done, failed or interrupted, as last written; None before the first time."""
         if not self.summary_file.exists():
             return None
-        return str(json.loads(self.summary_file.read_text())["status"])
+        try:
+            return str(json.loads(self.summary_file.read_text())["status"])
+        except (ValueError, KeyError, TypeError) as error:
+            raise InputError(f"{self.summary_file} is damaged: {error!r}") from None
 
     def trained_nothing(self) -> bool:
         """Whether there is a run that ended before it had any result to train."""
@@ -192,10 +201,20 @@ class RunDirectory:
                 file.write(json.dumps(asdict(row) if is_dataclass(row) else row) + "\n")  # type: ignore[arg-type]
 
     def rows(self, name: str) -> list[Any]:
-        """What `append` wrote; a last line that was cut off by a crash is left out."""
+        """What `append` wrote; a last line that was cut off by a crash is left out.
+
+        Raises:
+            InputError: Another line is damaged; names it.
+        """
         path = self.path / name
-        lines = path.read_text().splitlines(keepends=True) if path.exists() else []
-        return [json.loads(line) for line in lines if line.endswith("\n")]
+        lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
+        rows = []
+        for number, line in enumerate(lines, start=1):
+            try:
+                rows += [json.loads(line)] if line.endswith(b"\n") else []
+            except ValueError as error:
+                raise InputError(f"{path}, line {number} is damaged: {error}") from None
+        return rows
 
     def rewrite(self, name: str, rows: Iterable[Any]) -> None:
         """Replaces a JSON-lines file of the run."""

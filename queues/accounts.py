@@ -121,13 +121,18 @@ def export_parquet(run_directory: Path, file: Path) -> int:
 
     Columns are those of `queues.schema.SCHEMA`, `state` and `trained_version` (null: untrained).
 
+    The file appears when it is complete.
+
     Raises:
-        InputError: There is no run in the directory, or the file cannot be written.
+        InputError: There is no run in the directory, or the file exists or cannot be written.
         LedgerError: The ledger cannot be read.
         JournalError: A journaled group cannot be read back.
     """
     from queues.schema import write_parquet  # the accounts themselves do without Arrow
 
+    if file.exists():
+        raise InputError(f"{file} exists; name a file that does not")
+    partial = file.with_name(f".{file.name}.partial")
     journal = run_directory / JOURNAL_NAME
     with open_ledger(run_directory) as database:
         rows = database.execute(
@@ -139,9 +144,13 @@ def export_parquet(run_directory: Path, file: Path) -> int:
             for segment, offset, state, trained_version in rows
         )
         try:
-            return write_parquet(groups, file)
+            count = write_parquet(groups, partial)
+            partial.rename(file)
         except OSError as error:
             raise InputError(f"{file}: cannot be written: {error}") from error
+        finally:
+            partial.unlink(missing_ok=True)
+    return count
 
 
 def account(counts: Counts, memory: StateCounts | None = None) -> Accounting:

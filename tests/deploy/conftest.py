@@ -27,7 +27,7 @@ class Headway:
     def arguments(self, command, *settings):
         return [HEADWAY, command, RECIPE, *(part for s in settings for part in ("--set", s))]
 
-    def __call__(self, *arguments, timeout=240):
+    def __call__(self, *arguments, timeout=600):
         return subprocess.run(
             [HEADWAY, *arguments],
             cwd=self.folder,
@@ -37,7 +37,7 @@ class Headway:
             timeout=timeout,
         )
 
-    def recipe(self, command, *settings, timeout=240):
+    def recipe(self, command, *settings, timeout=600):
         return self(*self.arguments(command, *settings)[1:], timeout=timeout)
 
     def start(self, command, *settings):

@@ -114,7 +114,7 @@ def test_a_tokenizer_without_padding_is_fine(here, tiny_model):
 
 
 def run(
-    folder: Path, arguments: list[str], timeout: float = 240
+    folder: Path, arguments: list[str], timeout: float = 600
 ) -> subprocess.CompletedProcess[str]:
     """Runs the command in a process of its own."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "COLUMNS": "120"}

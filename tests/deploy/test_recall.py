@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 
 from deploy.config import load_recipe
+from deploy.errors import InputError
 from deploy.recall import recall
 from deploy.run_directory import RunDirectory
 from deploy.summary import summarise
@@ -70,11 +71,26 @@ def test_restarts_are_counted_apart_by_what_was_made_again(run):
     assert summary["restarts"] == {"actors": 3, "reward_models": 1}
 
 
-def test_a_moved_run_finds_its_own_folder_and_a_damaged_recipe_is_named(run, tmp_path):
+def test_a_moved_run_finds_its_own_folder(run, tmp_path):
     config, directory = run
     moved = directory.path.rename(tmp_path / "elsewhere")
     assert RunDirectory(moved).config().deploy.runs_dir == tmp_path
     assert RunDirectory(moved).config().steps == config.steps
-    (moved / "recipe.json").write_text("{}")
-    with pytest.raises(ValueError, match=r"recipe\.json cannot be used"):
-        RunDirectory(moved).config()
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "said"),
+    [
+        ("recipe.json", b"{}", "is damaged, or of another version"),
+        ("recipe.json", b"\xff\xfe", "cannot be read"),
+        ("summary.json", b"{bad", "summary.json is damaged"),
+        ("metrics.jsonl", b'{"version": 0}\n{bad\n{"version": 2}\n', "line 2 is damaged"),
+    ],
+)
+def test_a_damaged_file_of_a_run_is_named(tmp_path, name, text, said):
+    directory = RunDirectory(tmp_path)
+    (tmp_path / name).write_bytes(text)
+    read = {"recipe.json": directory.config, "summary.json": directory.status}
+    with pytest.raises(InputError, match=said) as refused:
+        read.get(name, lambda: directory.rows(name))()
+    assert "pydantic" not in str(refused.value)

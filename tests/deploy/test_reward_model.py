@@ -205,7 +205,7 @@ def test_an_interrupt_leaves_nothing_half_written(headway, made):
         assert time.monotonic() < deadline
         time.sleep(0.1)
     process.send_signal(signal.SIGINT)
-    output, _ = process.communicate(timeout=60)
+    output, _ = process.communicate(timeout=180)
     assert process.returncode == 130, output
     assert "Traceback" not in output
     assert not list(partial.parent.glob("*stopped*"))
@@ -235,7 +235,7 @@ def judged(headway, made):
     below = psutil.Process(process.pid).children(recursive=True)
     (judge,) = [p for p in below if p.name().startswith("ray::RewardModel")]
     judge.kill()
-    output, _ = process.communicate(timeout=240)
+    output, _ = process.communicate(timeout=600)
     assert process.returncode == 0, output
     return folder, output
 

@@ -148,7 +148,7 @@ def test_synchronous_training_is_the_same_code_with_no_lag(headway):
     }
 
 
-def wait_for_batches(folder, count, process, seconds=120):
+def wait_for_batches(folder, count, process, seconds=300):
     deadline = time.monotonic() + seconds
     metrics = folder / "metrics.jsonl"
     while not metrics.exists() or len(metrics.read_text().splitlines()) < count:
@@ -170,7 +170,7 @@ def test_a_run_that_is_stopped_leaves_readable_accounts_and_no_process_or_shared
     wait_for_batches(folder, 3, process)
     assert open_shared_memory()
     process.send_signal(number)
-    output, _ = process.communicate(timeout=30)
+    output, _ = process.communicate(timeout=120)
     assert process.returncode == code, output
     assert "Traceback" not in output
     deadline = time.monotonic() + 60

@@ -21,7 +21,7 @@ def run(headway):
         "heldout.every=8",
         "actors.engine=vllm",
         "actors.max_new_tokens=160",
-        timeout=280,
+        timeout=600,
     )
     assert result.returncode == 0, result.stdout + result.stderr
     exported = headway("inspect", "real", "--parquet", "real.parquet")

@@ -370,3 +370,14 @@ def test_export_to_a_place_that_cannot_be_written_is_refused(tmp_path: Path) -> 
     asyncio.run(make_broker(tmp_path).close())
     with pytest.raises(InputError, match="cannot be written"):
         export_parquet(tmp_path, tmp_path / "missing" / "file.parquet")
+
+
+def test_an_export_never_takes_the_place_of_a_file_nor_leaves_half_of_one(tmp_path: Path) -> None:
+    asyncio.run(make_broker(tmp_path).close())
+    before = (tmp_path / FILE_NAME).read_bytes()
+    with pytest.raises(InputError, match="exists; name a file that does not"):
+        export_parquet(tmp_path, tmp_path / FILE_NAME)
+    assert (tmp_path / FILE_NAME).read_bytes() == before
+    with pytest.raises(InputError, match="cannot be written"):
+        export_parquet(tmp_path, tmp_path / "missing" / "file.parquet")
+    assert not [*tmp_path.rglob("*.partial")]

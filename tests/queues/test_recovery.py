@@ -155,6 +155,7 @@ def test_nothing_that_was_answered_is_lost_by_sigkill(
 def groups_in(directory: Path, state: str) -> set[str]:
     import pyarrow.parquet as pq
 
+    (directory / "all.parquet").unlink(missing_ok=True)
     export_parquet(directory, directory / "all.parquet")
     rows = pq.read_table(directory / "all.parquet").to_pylist()
     return {row["group_id"] for row in rows if row["state"] == state}
