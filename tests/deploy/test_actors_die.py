@@ -12,7 +12,7 @@ import pytest
 
 from tests.deploy.conftest import RECIPE
 
-pytestmark = [pytest.mark.ray, pytest.mark.deepspeed, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.slow, pytest.mark.ray, pytest.mark.deepspeed, pytest.mark.timeout(1200)]
 WAIT_SECONDS = 300.0
 ACTOR, ENGINE = "ray::RolloutActor", "VLLM::EngineCore"
 
@@ -122,7 +122,6 @@ def test_a_run_whose_actors_are_killed_loses_and_doubles_nothing(headway):
     assert summary["tokens_generated"] >= summary["tokens_trained"] > 0
 
 
-@pytest.mark.slow
 def test_an_actor_that_dies_too_often_ends_the_run_with_one_message(headway):
     with going(
         headway, "mortal", "steps=100000", "heldout.every=100000", "deploy.max_restarts=0"
@@ -142,7 +141,6 @@ def test_an_actor_that_dies_too_often_ends_the_run_with_one_message(headway):
     assert summary["accounting"]["balanced"]
 
 
-@pytest.mark.slow
 def test_an_error_of_the_users_in_one_actor_ends_the_run_and_restarts_nothing(headway):
     """The reward imports in the driver, which checks it, and in one actor, but not in the other."""
     (headway.folder / "third_time.py").write_text(
@@ -176,7 +174,6 @@ def narrowest_binding(pid):
 
 
 @pytest.mark.vllm
-@pytest.mark.slow
 @pytest.mark.timeout(500)
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="two engines on cores of their own")
 def test_an_engine_and_an_actor_of_vllm_that_are_killed_serve_the_newest_weights_again(headway):

@@ -102,6 +102,7 @@ def test_a_run_whose_processes_were_all_killed_trains_its_recorded_batches_again
     check_finished(headway, "sudden")
 
 
+@pytest.mark.slow
 def test_a_run_that_is_going_on_or_does_not_exist_is_not_resumed(headway):
     missing = headway("resume", "nowhere")
     assert missing.returncode == 2

@@ -43,6 +43,7 @@ def test_a_policy_without_any_success_is_filtered_up_to_the_limit_and_then_train
         assert -1.0 <= json.loads(row["metadata"])["baseline_reward"] <= 0.0
 
 
+@pytest.mark.slow
 def test_a_run_whose_prompts_are_all_mastered_ends_early_and_well(headway):
     lines = [json.dumps({"prompt": f"{n}+1=", "answer": str(n + 1)}) for n in range(7)]
     (headway.folder / "sums.jsonl").write_text("\n".join(lines))
