@@ -185,11 +185,13 @@ def _check_address(address: str) -> None:
 
 
 def _check_cores(config: RunConfig) -> None:
-    """Compares cores of actors and reward models with this machine's, where they will run on it."""
+    """Compares the cores of all roles with this machine's, where they will run on it."""
     if config.deploy.ray_address != "local":
         return
     actors, there = config.actors, os.sched_getaffinity(0)
     wanted = [("actors.cores has", entry) for entry in actors.cores or ()]
+    if config.learner.cores is not None:
+        wanted.append(("learner.cores =", config.learner.cores))
     if actors.asks_reward_models and actors.reward_model.cores:
         wanted.append(("actors.reward_model.cores =", actors.reward_model.cores))
     for said, entry in wanted:

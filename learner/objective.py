@@ -20,7 +20,7 @@ from learner.corrections import CORRECTIONS, importance_weights
 from learner.engine import Forward
 from learner.errors import InputError
 from learner.kl import AdaptiveCoefficient, kl_loss, kl_rewards
-from learner.losses import LOSSES, LossInputs, PolicyLoss, policy_loss
+from learner.losses import LOSSES, LossInputs, PolicyLoss, TokenLoss, policy_loss
 from learner.objective_config import RAW_REWARD_ADVANTAGES, EntropyConfig, ObjectiveConfig
 from learner.offpolicyness import measure, origins
 from learner.regularisers import (
@@ -272,11 +272,15 @@ def check_objective(config: ObjectiveConfig) -> None:
             truncated=torch.tensor([False, False]),
             **config.advantage_options,
         )
-        policy_loss(config.loss, row, **config.loss_options)
+        result = policy_loss(config.loss, row, **config.loss_options)
         names = config.corrections or "none"
         importance_weights(names, row, **config.correction_options)
     except (TypeError, RuntimeError) as error:
         raise InputError(f"the objective cannot be computed: {error}") from error
+    _check_numbers(f"advantage {config.advantage!r}", advantages.values)
+    if not isinstance(result, TokenLoss):
+        raise InputError(f"loss {config.loss!r} returned {result!r}, must be a TokenLoss")
+    _check_numbers(f"loss {config.loss!r}", result.per_token)
     if config.critic is not None and advantages.returns is None:
         raise InputError(
             f"a critic learns returns, and advantage {config.advantage!r} gives none; let it "
@@ -284,6 +288,15 @@ def check_objective(config: ObjectiveConfig) -> None:
         )
     ids = row.sequence_ids
     token_weights(config.aggregation, row.mask, ids, ids, max_length=config.fixed_length)
+
+
+def _check_numbers(who: str, values: Tensor) -> None:
+    """What was made of two made-up tokens must be two finite numbers."""
+    if values.shape != (2,) or not torch.isfinite(values).all():
+        raise InputError(
+            f"{who} made {values.tolist()} of two made-up rollouts of one token, must be two "
+            "finite numbers"
+        )
 
 
 def _made_up_parts(weights: Any) -> dict[str, Tensor]:

@@ -242,8 +242,12 @@ class ObjectiveConfig(Section):
     def _critic_and_gae_go_together(self) -> Self:
         of_the_users = ":" in self.advantage  # which says what it needs where it is loaded
         if not of_the_users and (self.advantage == "gae") != (self.critic is not None):
-            lacks = "a [learner.critic] section" if self.critic is None else 'advantage = "gae"'
-            raise ValueError(f"advantage = {self.advantage!r} needs {lacks}: only GAE uses values")
+            if self.critic is None:
+                raise ValueError('advantage = "gae" needs a [learner.critic] section')
+            raise ValueError(
+                f'[learner.critic] needs advantage = "gae", not {self.advantage!r}: only GAE uses '
+                "values"
+            )
         return self
 
     @model_validator(mode="after")

@@ -208,6 +208,17 @@ INPUTS = [
         ),
     ),
     sets(
+        "loss is no loss",
+        "learner.loss=mine:loss",
+        "returned 3, must be a TokenLoss",
+        prepare=code(
+            "from learner.losses import policy_loss_function\n"
+            "@policy_loss_function('mine', owns_is=True)\n"
+            "def loss(inputs): return 3"
+        ),
+    ),
+    sets("cores of the learner", "learner.cores=98-99", "learner.cores = '98-99'", "cores are"),
+    sets(
         "advantage needs a baseline",
         "learner.advantage=mine:mine",
         "needs baseline_rewards",

@@ -45,3 +45,8 @@ def test_it_is_held_to_the_checks_of_built_in_ones():
     with pytest.raises(InputError, match="would count that twice"):
         Updater(PlainEngine(), LearnerConfig(**OWN, correction="tis"))
     assert corrects_off_policyness(LearnerConfig(**OWN))
+
+
+def test_what_makes_no_numbers_of_made_up_rollouts_is_refused():
+    with pytest.raises(InputError, match=r"soft_clip' made .*nan.* must be two finite numbers"):
+        Updater(PlainEngine(), LearnerConfig(**OWN, loss_options={"width": 0.0}))
