@@ -5,6 +5,7 @@ vLLM's message queues, would then stay until the machine restarts.
 """
 
 import re
+import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -17,6 +18,9 @@ AGENTS = ("ray::DashboardAgent", "ray::RuntimeEnvAgent")
 
 _MAPPED = re.compile(rf"(\d+) +{SHARED_MEMORY}/", re.MULTILINE)
 """A line of /proc/<pid>/maps: the inode, and where the file was when it was opened."""
+
+END_SECONDS = 2.0
+"""How long killed processes may take to be gone."""
 
 
 @contextmanager
@@ -39,8 +43,22 @@ def ending_workers() -> Iterator[None]:
         for process in halted:
             with suppress(psutil.NoSuchProcess):
                 process.kill()
+        _await_end(halted)
         for path in left:
             path.unlink(missing_ok=True)
+
+
+def _await_end(killed: Iterable[psutil.Process]) -> None:
+    """Returns when the processes are gone or wait to be reaped, at most `END_SECONDS` later."""
+    deadline = time.monotonic() + END_SECONDS
+    while any(_lives(process) for process in killed) and time.monotonic() < deadline:
+        time.sleep(0.01)
+
+
+def _lives(process: psutil.Process) -> bool:
+    with suppress(psutil.NoSuchProcess):
+        return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
+    return False
 
 
 def mapped_files(pids: Iterable[int]) -> list[Path]:
