@@ -16,7 +16,7 @@ ROOT = Path(__file__).parent.parent
 def environment() -> dict[str, Any]:
     """What a figure was measured with and on; imports none of it."""
     return {
-        "command": " ".join(sys.argv),
+        "command": " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
         "commit": _git("rev-parse", "HEAD") or None,
         "uncommitted_changes": bool(_git("status", "--porcelain")),
         "time": datetime.now(UTC).isoformat(timespec="seconds"),
