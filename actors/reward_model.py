@@ -9,15 +9,13 @@ score, whatever shares its batch. Leaves out processes (`ray_reward_model`) and 
 trained (`deploy.reward_model`).
 """
 
-import os
 from collections.abc import Sequence
-from contextlib import suppress
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from actors.cores import cores_of
+from actors.cores import bind, cores_of
 from actors.errors import InputError
 from actors.micro_batches import MicroBatches
 from actors.reward_model_config import RewardModelConfig
@@ -152,7 +150,7 @@ def load_reward_models(paths: Sequence[str], config: RewardModelConfig) -> Rewar
     """
     cores = cores_of(config.cores) if config.cores else []
     if cores:
-        _bind(cores)
+        bind(cores, "actors.reward_model.cores")
     torch.set_num_threads(max(len(cores), 1))
     device = "cuda" if config.gpus > 0 else "cpu"
     members = [
@@ -160,15 +158,3 @@ def load_reward_models(paths: Sequence[str], config: RewardModelConfig) -> Rewar
         for path in paths
     ]
     return RewardModels(members, config)
-
-
-def _bind(cores: list[int]) -> None:
-    try:
-        for thread in os.listdir("/proc/self/task"):
-            with suppress(ProcessLookupError):  # it ended meanwhile
-                os.sched_setaffinity(int(thread), cores)
-    except OSError:
-        there = sorted(os.sched_getaffinity(0))
-        raise InputError(
-            f"actors.reward_model.cores = {cores}, but there are only {there}"
-        ) from None

@@ -10,10 +10,10 @@ import logging
 import math
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import Any, Literal
 
-from actors.cores import cores_of
+from actors.cores import bind, cores_of
 from actors.engine import Generation, SamplingParameters
 from actors.errors import ActorsError, EngineDied, EngineStale, InputError
 from actors.model_folder import weight_shapes
@@ -291,12 +291,7 @@ def _in_one_process(cores: list[int]) -> dict[str, Any]:
 
     if not current_platform.is_cpu():
         return {}
-    there = os.sched_getaffinity(0)
-    if not there.issuperset(cores):
-        raise InputError(f"actors.cores names {cores}, but there are only {sorted(there)}")
-    for thread in os.listdir("/proc/self/task"):
-        with suppress(ProcessLookupError):  # it has just ended
-            os.sched_setaffinity(int(thread), cores)
+    bind(cores, "actors.cores")
     os.environ.update(
         VLLM_ENABLE_V1_MULTIPROCESSING="0",
         OMP_NUM_THREADS=str(len(cores)),

@@ -5,10 +5,11 @@ brought in line with it. Leaves out weights and queues, which `learner` and `que
 """
 
 import json
+from collections import Counter
 
 from deploy.config import RunConfig
 from deploy.run_directory import RunDirectory
-from deploy.summary import REWARD_MODEL, Earlier, Record
+from deploy.summary import Earlier, Record
 from queues.accounts import read_batches
 
 
@@ -29,9 +30,7 @@ def recall(config: RunConfig, directory: RunDirectory, *, now: float) -> Record:
     if directory.ledger.exists():
         record.batches = [*read_batches(directory.path)]
         record.swaps = directory.rows("swaps.jsonl")
-        restarted = [row["actor"] for row in directory.rows("restarts.jsonl")]
-        record.reward_model_restarts = restarted.count(REWARD_MODEL)
-        record.actor_restarts = len(restarted) - record.reward_model_restarts
+        record.restarts = Counter(row["actor"] for row in directory.rows("restarts.jsonl"))
         directory.rewrite("metrics.jsonl", record.batches)
         directory.rewrite("swaps.jsonl", record.swaps)
     if directory.summary_file.exists():

@@ -8,54 +8,17 @@ happen again ends the run: models that cannot be loaded, a process that keeps dy
 
 import asyncio
 import time
-from collections.abc import Sequence
-from typing import Any
 
 from ray.exceptions import RayActorError
-from rich.markup import escape
 
-from actors.ray_reward_model import RewardModelClient, create_reward_model
-from deploy.config import DeployConfig, RunConfig
+from actors.ray_reward_model import RewardModelClient
+from deploy.config import DeployConfig
 from deploy.errors import RunFailed
 from deploy.progress import Screen
+from deploy.restarts import Restarts
 from deploy.run_directory import RunDirectory
 from deploy.summary import REWARD_MODEL, Record
-from deploy.supervisor import FIRST_WAIT_SECONDS, LONGEST_WAIT_SECONDS, SETTLED_SECONDS
 from deploy.tasks import first_line
-
-
-def supervised_reward_models(
-    paths: Sequence[str],
-    config: RunConfig,
-    *,
-    record: Record,
-    directory: RunDirectory,
-    screen: Screen,
-    **options: Any,
-) -> "list[RewardModelSupervisor]":
-    """Starts the process of the reward models of a run, where it has some: one, or none.
-
-    Args:
-        paths: Of the models; none where no reward asks them.
-        config: The recipe.
-        record: See `RewardModelSupervisor`.
-        directory: See there.
-        screen: See there.
-        **options: Ray actor options.
-    """
-    if not paths:
-        return []
-    client = create_reward_model(
-        paths,
-        config.actors.reward_model,
-        timeout=config.actors.reward_timeout_seconds,
-        **options,
-    )
-    return [
-        RewardModelSupervisor(
-            client, config=config.deploy, record=record, directory=directory, screen=screen
-        )
-    ]
 
 
 class RewardModelSupervisor:
@@ -81,8 +44,10 @@ class RewardModelSupervisor:
         screen: Screen,
     ) -> None:
         self.client = client
-        self._config, self._record = config, record
-        self._directory, self._screen = directory, screen
+        self._config, self._screen = config, screen
+        self._restarts = Restarts(
+            self.name, config=config, record=record, directory=directory, screen=screen
+        )
 
     async def start(self) -> None:
         """Loads the models for the first time; the caller sets the deadline.
@@ -100,21 +65,12 @@ class RewardModelSupervisor:
                 come back.
             RayError: The models cannot be loaded any more.
         """
-        in_a_row = 0
+        again = False
         while True:
             began = time.monotonic()
-            reason = await self._live(again=in_a_row > 0)
-            in_a_row = 0 if time.monotonic() - began >= SETTLED_SECONDS else in_a_row
-            if in_a_row >= self._config.max_restarts:
-                raise RunFailed(
-                    f"{self.name} died {in_a_row + 1} times in a row, more than "
-                    f"deploy.max_restarts = {self._config.max_restarts} makes up for; the last "
-                    f"error: {reason}"
-                )
-            wait = min(FIRST_WAIT_SECONDS * 2**in_a_row, LONGEST_WAIT_SECONDS)
-            in_a_row += 1
-            self._note(reason, in_a_row)
-            await asyncio.sleep(wait)
+            reason = await self._live(again=again)
+            await self._restarts.allow(reason, worked=time.monotonic() - began)
+            again = True
 
     def stop(self) -> None:
         """Ends the process for good."""
@@ -140,12 +96,3 @@ class RewardModelSupervisor:
                 f"{self.name} did not come back within deploy.start_timeout_seconds = {seconds:g}"
             ) from None
         self._screen.say(f"{self.name} is ready again")
-
-    def _note(self, reason: str, in_a_row: int) -> None:
-        self._record.reward_model_restarts += 1
-        self._screen.say(
-            f"{self.name} is made again ({in_a_row} of {self._config.max_restarts} in a row): "
-            f"{escape(reason)}"
-        )
-        row = {"actor": self.name, "at": time.time(), "in_a_row": in_a_row, "reason": reason}
-        self._directory.append("restarts.jsonl", [row])

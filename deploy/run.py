@@ -25,6 +25,7 @@ import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from actors.ray_actor import create_actor
+from actors.ray_reward_model import create_reward_model
 from deploy import heldout
 from deploy.cluster import cluster
 from deploy.config import RunConfig
@@ -36,7 +37,7 @@ from deploy.progress import Screen
 from deploy.recall import recall
 from deploy.recorder import Recorder
 from deploy.report import draw
-from deploy.reward_model_supervisor import supervised_reward_models
+from deploy.reward_model_supervisor import RewardModelSupervisor
 from deploy.run_directory import RunDirectory
 from deploy.summary import Record, summarise
 from deploy.supervisor import Supervisor
@@ -145,14 +146,25 @@ class Run:
             permit_seconds=config.weight_sync.timeout_seconds,
         )
         here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
-        self.judges = supervised_reward_models(
-            inputs.reward_models,
-            config,
-            record=record,
-            directory=directory,
-            screen=screen,
-            scheduling_strategy=here,
-        )
+        self.judges: list[RewardModelSupervisor] = []
+        """One, where a reward asks reward models."""
+        judge = None
+        if inputs.reward_models:
+            judge = create_reward_model(
+                inputs.reward_models,
+                config.actors.reward_model,
+                timeout=config.actors.reward_timeout_seconds,
+                scheduling_strategy=here,
+            )
+            self.judges.append(
+                RewardModelSupervisor(
+                    judge,
+                    config=config.deploy,
+                    record=record,
+                    directory=directory,
+                    screen=screen,
+                )
+            )
         self.learner = create_learner(config.objective, scheduling_strategy=here)
         create = partial(
             create_actor,
@@ -168,7 +180,7 @@ class Run:
             heartbeat_seconds=config.queues.heartbeat_seconds,
             broker=self.broker,
             broadcaster=self.broadcaster,
-            judge=self.judges[0].client if self.judges else None,
+            judge=judge,
             scheduling_strategy=here,
         )
         self.actors = [

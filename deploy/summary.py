@@ -52,10 +52,8 @@ class Record:
     """Evaluations at the training temperature."""
     actors: list[Row] = field(default_factory=list)
     """The newest statistics of each actor."""
-    actor_restarts: int = 0
-    """How often a rollout actor was made again."""
-    reward_model_restarts: int = 0
-    """How often the process of the reward models was."""
+    restarts: Counter[str] = field(default_factory=Counter)
+    """How often each process was made again."""
     accounting: Row = field(default_factory=dict)
 
     @property
@@ -126,8 +124,8 @@ def summarise(record: Record, *, status: str, now: float) -> dict[str, Any]:
         "overlap": overlap(batches, record.swaps),
         "selection": selection(record),
         "restarts": {
-            "actors": record.actor_restarts,
-            "reward_models": record.reward_model_restarts,
+            "actors": record.restarts.total() - record.restarts[REWARD_MODEL],
+            "reward_models": record.restarts[REWARD_MODEL],
         },
         "accounting": record.accounting,
     }

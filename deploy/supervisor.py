@@ -17,13 +17,13 @@ from typing import Any
 
 import ray
 from ray.exceptions import RayActorError, RayError, RayTaskError
-from rich.markup import escape
 
 from actors.errors import EngineDied
 from actors.tally import Tally, engine_id_of, merge
 from deploy.config import DeployConfig
 from deploy.errors import RunFailed
 from deploy.progress import Screen
+from deploy.restarts import Restarts
 from deploy.run_directory import RunDirectory
 from deploy.summary import Record
 from deploy.tasks import first_line
@@ -32,11 +32,6 @@ from queues.protocols import WorkQueue
 from weight_sync.errors import DeadlineExceeded
 from weight_sync.ray_broadcaster import BroadcasterClient
 
-FIRST_WAIT_SECONDS = 1.0
-"""Before the first restart in a row; doubled for each further one."""
-LONGEST_WAIT_SECONDS = 30.0
-SETTLED_SECONDS = 600.0
-"""An actor that worked for so long has not died in a row with the time before."""
 POLL_SECONDS = 2.0
 """Between two looks at the statistics; what came after the last one is lost with the process."""
 ANSWER_SECONDS = 5.0
@@ -73,7 +68,10 @@ class Supervisor:
         self._engine_id = engine_id_of(index)
         self._create = create
         self._broker, self._broadcaster, self._config = broker, broadcaster, config
-        self._record, self._directory, self._screen = record, directory, screen
+        self._screen = screen
+        self._restarts = Restarts(
+            self.name, config=config, record=record, directory=directory, screen=screen
+        )
         self._actor: Any = None
         self._working_since: float | None = None
         """Monotonic seconds; None while it starts."""
@@ -100,19 +98,13 @@ class Supervisor:
             QueuesError: The broker is lost.
             WeightSyncError: The broadcaster is.
         """
-        in_a_row = 0
         while True:
             self._working_since = None
             reason = await self._live()
             worked = 0.0 if self._working_since is None else time.monotonic() - self._working_since
             if reason is None or not await self._clear_away():
                 return
-            in_a_row = 0 if worked >= SETTLED_SECONDS else in_a_row
-            self._check_budget(in_a_row, reason)
-            wait = min(FIRST_WAIT_SECONDS * 2**in_a_row, LONGEST_WAIT_SECONDS)
-            in_a_row += 1
-            self._note(reason, in_a_row)
-            await asyncio.sleep(wait)
+            await self._restarts.allow(reason, worked=worked)
 
     async def statistics(self) -> dict[str, Any]:
         """See `Tally.statistics`, summed over its lives; a dead one as it last reported."""
@@ -167,22 +159,6 @@ class Supervisor:
             return False
         await self._broadcaster.release(self._engine_id)
         return True
-
-    def _check_budget(self, in_a_row: int, reason: str) -> None:
-        if in_a_row >= self._config.max_restarts:
-            raise RunFailed(
-                f"{self.name} died {in_a_row + 1} times in a row, more than deploy.max_restarts = "
-                f"{self._config.max_restarts} makes up for; the last error: {reason}"
-            )
-
-    def _note(self, reason: str, in_a_row: int) -> None:
-        self._record.actor_restarts += 1
-        self._screen.say(
-            f"{self.name} is made again ({in_a_row} of {self._config.max_restarts} in a row): "
-            f"{escape(reason)}"
-        )
-        row = {"actor": self.name, "at": time.time(), "in_a_row": in_a_row, "reason": reason}
-        self._directory.append("restarts.jsonl", [row])
 
     async def _watch(self) -> None:
         """Keeps what the actor says of itself, for when it is dead."""

@@ -1,10 +1,7 @@
 """`headway sft`: builds or loads the model of a recipe and trains it on demonstrations."""
 
-import fcntl
-import os
-import shutil
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
@@ -16,8 +13,8 @@ from deploy.config import RunConfig
 from deploy.disk import check_runs_dir
 from deploy.errors import InputError
 from deploy.inputs import ORIGIN_FILE, find_model, load_heldout, warm_start_origin
-from deploy.interrupt import deferred
 from deploy.progress import Screen
+from deploy.whole_folder import check_place, made_whole
 from learner.config import SftConfig, TinyModelConfig
 
 TRIED = 64
@@ -39,7 +36,7 @@ def warm_start(config: RunConfig, screen: Screen, *, replace: bool) -> Path:
     if config.sft is None:
         raise InputError("the recipe has no [sft] section; it says what to imitate and how long")
     folder = config.warm_start
-    _check_place(folder, replace=replace)
+    check_place(folder, replace=replace)
     check_runs_dir(config)
     path = find_model(config.model.path) if config.model.path else None
     if path:
@@ -55,57 +52,15 @@ def warm_start(config: RunConfig, screen: Screen, *, replace: bool) -> Path:
     measure, context = _of_characters(tiny) if tiny else _of_tokenizer(str(path))
     pairs = _fitting(pairs, measure, context)
     first = list(islice(pairs, TRIED))
-    with _held(folder):
-        _check_place(folder, replace=replace)  # another command may have made it meanwhile
-        screen.say("loading torch and DeepSpeed")
-        partial = folder.with_suffix(".partial")
-        try:
-            _train(config, config.sft, chain(first, pairs), screen, partial, path)
-            _swap(partial, folder)
-        except BaseException:
-            shutil.rmtree(partial, ignore_errors=True)
-            with suppress(OSError):  # a folder that holds something else stays
-                folder.parent.rmdir()
-            raise
-    return folder
-
-
-def _check_place(folder: Path, *, replace: bool) -> None:
-    if folder.exists() and not replace:
-        raise InputError(f"{folder} exists; choose another name, or delete it with --replace")
-
-
-@contextmanager
-def _held(folder: Path) -> Iterator[None]:
-    """Keeps other warm starts of the name out during the block, by a lock on the folder above.
-
-    Raises:
-        InputError: One is being made.
-    """
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    descriptor = os.open(folder.parent, os.O_RDONLY)
     try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise InputError(
-                f"another `headway sft` is making {folder}; wait for its end, or choose another "
-                "name"
-            ) from None
-        yield
-    finally:
-        os.close(descriptor)
-
-
-def _swap(partial: Path, folder: Path) -> None:
-    """Puts a finished model in its place; the one that was there is deleted last."""
-    old = folder.with_suffix(".old")
-    with deferred():
-        shutil.rmtree(old, ignore_errors=True)
-        if folder.exists():
-            folder.rename(old)
-        partial.rename(folder)
-        shutil.rmtree(old, ignore_errors=True)
+        with made_whole(folder, replace=replace) as partial:
+            screen.say("loading torch and DeepSpeed")
+            _train(config, config.sft, chain(first, pairs), screen, partial, path)
+    except BaseException:
+        with suppress(OSError):  # a folder that holds something else stays
+            folder.parent.rmdir()
+        raise
+    return folder
 
 
 def _fitting(pairs: Iterator[Pair], measure: Callable[[str], int], context: int) -> Iterator[Pair]:
@@ -179,7 +134,6 @@ def _train(
     if sft.threads:
         torch.set_num_threads(sft.threads)
     torch.manual_seed(config.seed)
-    shutil.rmtree(partial, ignore_errors=True)
     origin = path or str(partial)
     if config.model.tiny is not None:
         build_tiny(config.model.tiny, partial, seed=config.seed)

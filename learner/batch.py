@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from learner.advantages import Advantages
-from learner.advantages.grouped import all_tied
+from learner.advantages.grouped import GroupedRewards
 from learner.aggregation import token_weights
 from learner.errors import LearnerError
 from queues.records import FinishReason, Rollout, RolloutGroup
@@ -38,9 +38,7 @@ class MicroBatch:
     token_weights: Tensor  # [N] float32, loss = Σ weights · per_token over the minibatch
     proximal_logprobs: Tensor | None = None  # [N] float32, where the proximal policy is computed
     reference_logprobs: Tensor | None = None  # [N] float32, where there is a reference
-    values: Tensor | None = (
-        None  # [N] float32 as of the start of the batch, where there is a critic
-    )
+    values: Tensor | None = None  # [N] float32 at the start of the batch, where there is a critic
     returns: Tensor | None = None  # [N] float32, what the critic learns
 
     def to(self, device: torch.device) -> Self:
@@ -144,14 +142,10 @@ class TrainBatch(Sequences):
 
     @property
     def tied(self) -> Tensor:
-        """[R] bool, rollouts of groups whose scored rewards are all equal, shaping left out."""
-        tied = torch.zeros(len(self.lengths), dtype=torch.bool)
-        groups = self.group_ids
-        for group in set(self.group_of_rollout):
-            members = groups == group
-            rewards = self.task_rewards[members]
-            tied[members] = all_tied(rewards[torch.isfinite(rewards)])
-        return tied
+        """[R] bool, scored rollouts of groups whose rewards are all equal, shaping left out."""
+        scored = torch.isfinite(self.task_rewards)
+        of_scored = GroupedRewards(self.task_rewards[scored], self.group_ids[scored]).tied
+        return torch.zeros_like(scored).masked_scatter(scored, of_scored)
 
     @property
     def whole_rewards(self) -> Tensor:

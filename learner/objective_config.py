@@ -306,8 +306,8 @@ class ObjectiveConfig(Section):
     def corrects_off_policyness(self) -> bool:
         """Whether the objective may account for rollouts sampled by another policy.
 
-        A loss of the user's is believed to own a ratio; `objective.corrects_off_policyness` loads
-        it and knows.
+        A loss of the user's is believed to own a ratio;
+        `objective_check.corrects_off_policyness` loads it and knows.
         """
         return (
             any(name != "lag_mask" for name in self.corrections)
@@ -320,7 +320,7 @@ class ObjectiveConfig(Section):
         """Whether the objective may compare with the probabilities that tokens were sampled with.
 
         A loss of the user's is believed to own a ratio like PPO's;
-        `objective.needs_behavior_logprobs` loads it and knows.
+        `objective_check.needs_behavior_logprobs` loads it and knows.
         """
         ratio = self._may_own_a_ratio and not self.uses_proximal
         return self.compares_beside_the_loss or self.loss in (*BEHAVIOR_LOSSES, "kimi") or ratio

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 
 TIE = 1e-8
-"""Rewards this close, relative to their size, count as equal; as in `learner.advantages`."""
+"""Rewards this close, relative to their size, count as equal; in advantages too."""
 
 
 class Verdict(Enum):

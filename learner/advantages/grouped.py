@@ -10,9 +10,7 @@ import torch
 from torch import Tensor
 
 from learner.errors import InputError
-
-TIE = 1e-8
-"""Rewards this close, relative to their size, count as equal."""
+from queues.tie_filter import TIE
 
 
 def all_tied(values: Tensor) -> bool:

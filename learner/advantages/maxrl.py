@@ -4,8 +4,9 @@ import torch
 from torch import Tensor
 
 from learner.advantages.estimator import advantage
-from learner.advantages.grouped import TIE, GroupedRewards
+from learner.advantages.grouped import GroupedRewards
 from learner.errors import InputError
+from queues.tie_filter import TIE
 
 
 @advantage("maxrl", relative=True)

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from actors.errors import EngineDied, InputError
 from actors.tally import Tally
-from deploy import supervisor
+from deploy import restarts, supervisor
 from deploy.config import DeployConfig
 from deploy.errors import RunFailed
 from deploy.progress import Screen
@@ -46,8 +46,8 @@ class Stage:
         monkeypatch.setattr(supervisor.ray, "kill", lambda actor: self.note("kill", actor.number))
         monkeypatch.setattr(supervisor, "ANSWER_SECONDS", 0.05)
         monkeypatch.setattr(supervisor, "POLL_SECONDS", "the watcher's")
-        monkeypatch.setattr(supervisor, "time", SimpleNamespace(
-            monotonic=lambda: self.now, time=lambda: 1000.0))  # fmt: skip
+        monkeypatch.setattr(supervisor, "time", SimpleNamespace(monotonic=lambda: self.now))
+        monkeypatch.setattr(restarts, "time", SimpleNamespace(time=lambda: 1000.0))
         monkeypatch.setattr(supervisor.asyncio, "sleep", self.sleep)
         self.supervisor = Supervisor(
             3,
@@ -152,7 +152,7 @@ def test_a_dead_actor_is_cleared_away_before_another_is_made_that_works_on(stage
         ("permit", "engine-3"),
         ("create", 1), ("start", 1), ("run", 1),
     ]  # fmt: skip
-    assert played.record.actor_restarts == 1
+    assert played.record.restarts.total() == 1
     output = played.output.getvalue()
     assert "actor-3 is made again (1 of 5 in a row)" in output
     assert reason in output
@@ -179,14 +179,14 @@ def test_what_would_happen_again_is_raised_as_it_is(stage, cause, moment):
     with pytest.raises(RayTaskError) as caught:
         played.play()
     assert caught.value.cause is cause
-    assert played.record.actor_restarts == (moment != "run")
+    assert played.record.restarts.total() == (moment != "run")
 
 
 def test_a_first_start_that_fails_is_not_tried_again(stage):
     played = stage((raised(EngineDied("no memory")), OVER))
     with pytest.raises(RayTaskError):
         played.play()
-    assert played.record.actor_restarts == 0
+    assert played.record.restarts.total() == 0
 
 
 def test_waits_double_and_an_actor_that_keeps_dying_ends_the_run(stage):
@@ -200,7 +200,7 @@ def test_waits_double_and_an_actor_that_keeps_dying_ends_the_run(stage):
     )
     assert caught.value.exit_code == 1
     assert played.waits == [1, 2, 4, 8, 16, 30, 30]
-    assert played.record.actor_restarts == 7
+    assert played.record.restarts.total() == 7
     assert played.events[-3:] == [("kill", 7), ("release", "engine-3"), ("permit", "engine-3")]
 
 
@@ -234,7 +234,7 @@ def test_no_successor_is_made_when_the_run_is_over(stage):
     played = stage(RayActorError(), release=QueueClosed("the run is over"))
     played.play()
     assert played.events[-1] == ("release", "engine-3")
-    assert played.record.actor_restarts == 0
+    assert played.record.restarts.total() == 0
 
 
 def test_a_lost_broker_ends_the_run(stage):

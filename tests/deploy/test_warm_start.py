@@ -5,6 +5,7 @@ import pytest
 from deploy import warm_start
 from deploy.config import load_recipe
 from deploy.errors import InputError
+from deploy.whole_folder import made_whole
 
 
 @pytest.fixture
@@ -19,7 +20,6 @@ def trains(monkeypatch):
     results = []
 
     def train(config, sft, pairs, screen, partial, path):
-        partial.mkdir()
         (partial / "config.json").write_text("half")
         result = results.pop(0)
         if isinstance(result, BaseException):
@@ -77,8 +77,8 @@ def test_what_exists_is_kept_unless_asked(config, trains):
 def test_two_at_once_are_refused(config, trains):
     trains += ["first"]
     with (
-        warm_start._held(config.warm_start),
-        pytest.raises(InputError, match="another `headway sft` is making"),
+        pytest.raises(InputError, match="another command is making"),
+        made_whole(config.warm_start, replace=False),
     ):
         make(config)
     make(config)

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from learner.errors import InputError
-from learner.losses import LOSSES, LossInputs, PolicyLoss, policy_loss
+from learner.losses import LOSSES, LossInputs, PolicyLoss, TokenLoss, policy_loss
 from learner.losses.catalogue import policy_loss_function
 
 
@@ -336,7 +336,7 @@ def test_losses_say_what_they_need_under_their_options(name, options, expected):
 def test_a_loss_of_the_users_needs_to_say_only_whether_it_owns_a_ratio():
     @policy_loss_function("pushes_for_the_test", owns_is=False)
     def push(inputs):
-        raise NotImplementedError
+        return TokenLoss(-inputs.current, {})
 
     try:
         assert push == PolicyLoss("pushes_for_the_test", push.function, owns_is=False)

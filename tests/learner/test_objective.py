@@ -18,12 +18,8 @@ from learner.engine import Forward
 from learner.errors import InputError
 from learner.kl import kl_loss
 from learner.losses import LOSSES, PolicyLoss, TokenLoss
-from learner.objective import (
-    Objective,
-    corrects_off_policyness,
-    needs,
-    needs_behavior_logprobs,
-)
+from learner.objective import Objective
+from learner.objective_check import corrects_off_policyness, needs, needs_behavior_logprobs
 from learner.update import Updater
 from queues.records import FinishReason
 

@@ -12,7 +12,7 @@ from learner.advantages import ESTIMATORS
 from learner.config import LearnerConfig
 from learner.errors import InputError
 from learner.losses import LOSSES
-from learner.objective import corrects_off_policyness
+from learner.objective_check import corrects_off_policyness
 from learner.update import Updater
 
 README = (Path(learner.__file__).parent / "README.md").read_text()

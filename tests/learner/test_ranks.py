@@ -29,16 +29,21 @@ def model_path(tmp_path_factory):
     return str(folder)
 
 
-@pytest.fixture(scope="module")
-def measured(model_path, tmp_path_factory):
-    """Gradients and statistics by number of ranks, ZeRO stage and micro-batch budget."""
+def by_ranks(work, model_path, tmp_path_factory):
+    """What `work` writes with one rank and with two, by number of ranks and its own keys."""
     results = {}
     for ranks in (1, 2):
-        file = tmp_path_factory.mktemp("gradients") / "results.pt"
-        spawn(ranks, gradients, model_path, str(file))
+        file = tmp_path_factory.mktemp("ranks") / "results.pt"
+        spawn(ranks, work, model_path, str(file))
         for key, value in torch.load(file, weights_only=True).items():
             results[ranks, *key] = value
     return results
+
+
+@pytest.fixture(scope="module")
+def measured(model_path, tmp_path_factory):
+    """Gradients and statistics by number of ranks, ZeRO stage and micro-batch budget."""
+    return by_ranks(gradients, model_path, tmp_path_factory)
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
@@ -107,13 +112,7 @@ def test_training_on_from_a_checkpoint_is_bit_for_bit_training_without_interrupt
 @pytest.fixture(scope="module")
 def by_objective(model_path, tmp_path_factory):
     """Gradients and statistics by number of ranks, objective and ZeRO stage."""
-    results = {}
-    for ranks in (1, 2):
-        file = tmp_path_factory.mktemp("objectives") / "results.pt"
-        spawn(ranks, objectives, model_path, str(file))
-        for key, value in torch.load(file, weights_only=True).items():
-            results[ranks, *key] = value
-    return results
+    return by_ranks(objectives, model_path, tmp_path_factory)
 
 
 @pytest.mark.slow

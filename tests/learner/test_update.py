@@ -15,7 +15,7 @@ from learner.errors import InputError
 from learner.losses import PolicyLoss
 from learner.losses.cispo import cispo
 from learner.losses.reinforce import reinforce
-from learner.objective import corrects_off_policyness
+from learner.objective_check import corrects_off_policyness
 from learner.update import Updater
 
 

@@ -4,7 +4,7 @@ import pytest
 
 from queues.records import SHAPING
 from queues.schema import encode, summarize
-from queues.tie_filter import TIE, TieFilter, Verdict, tied
+from queues.tie_filter import TieFilter, Verdict, tied
 from tests.queues.conftest import make_group, make_rollout
 
 DROPPED, KEPT, LET_THROUGH = Verdict.DROPPED, Verdict.KEPT, Verdict.LET_THROUGH
@@ -29,12 +29,6 @@ def test_rewards_are_tied_up_to_rounding_relative_to_their_size(
 ) -> None:
     assert tied(rewards) is expected
     assert tied(rewards[::-1]) is expected
-
-
-def test_the_learner_calls_the_same_rewards_tied() -> None:
-    from learner.advantages import grouped
-
-    assert grouped.TIE == TIE
 
 
 def test_only_so_many_are_dropped_for_a_batch_and_the_next_batch_begins_anew() -> None:
