@@ -286,7 +286,7 @@ class Ledger:
             " sum(reward) AS rewards, sum(tokens) AS tokens,"
             " min(oldest_version) AS lowest_version, max(newest_version) AS highest_version"
             " FROM evaluations JOIN groups ON evaluation = name LEFT JOIN results USING (group_id)"
-            " GROUP BY name"
+            " GROUP BY name ORDER BY min(number)"
         )
         (last_number,) = self._execute("SELECT coalesce(max(number), 0) FROM groups").fetchone()
         return Snapshot(
