@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from queues.checksums import check
 from queues.errors import InputError, LedgerError
 from queues.groups import State, StateCounts
 from queues.journal import read_group
@@ -196,8 +197,9 @@ def open_ledger(run_directory: Path) -> Iterator[sqlite3.Connection]:
         try:
             check_schema_version(database, path)
             database.execute("BEGIN")
+            check(database, path)
             yield database
         finally:
             database.close()
-    except sqlite3.Error as error:
+    except (sqlite3.Error, UnicodeDecodeError) as error:
         raise LedgerError(f"{path}: cannot be read: {error}") from error

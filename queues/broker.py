@@ -426,7 +426,7 @@ class Broker:
 
     async def status(self, after: int = -1) -> BrokerStatus:
         """Where the run is, with the newest batches that were trained later than `after`."""
-        return status_of(self._book, after)
+        return status_of(self._book, after, paused=self._commits.paused)
 
     async def close(self) -> None:
         """End every long poll with QueueClosed, and the writing of the ledger.

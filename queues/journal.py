@@ -11,6 +11,7 @@ from any.
 import os
 import struct
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
@@ -40,6 +41,8 @@ class Journal:
         self._segment_bytes = segment_bytes
         self._file: BinaryIO | None = None
         self._dirty = False
+        self._synced = 0
+        """Bytes of the segment that `sync` has made durable."""
         try:
             directory.mkdir(parents=True, exist_ok=True)
             self._segment = max((int(path.stem) for path in directory.glob("*.segment")), default=0)
@@ -65,6 +68,23 @@ class Journal:
             self._file.flush()
             os.fdatasync(self._file.fileno())
             self._dirty = False
+            self._synced = self._file.tell()
+
+    def abandon(self) -> None:
+        """Forget every frame since the last `sync`; appending again begins a new segment.
+
+        For when a write or a sync has failed: what of it reached the disk nobody knows, and a sync
+        that is asked for again may say that all is well. The room of what is forgotten is given
+        back, as far as the disk allows.
+        """
+        if self._file is None:
+            return
+        path = _path(self.directory, self._segment)
+        with suppress(OSError):  # it writes what it still holds
+            self._file.close()
+        self._file, self._dirty = None, False
+        with suppress(OSError):
+            os.truncate(path, self._synced) if self._synced else path.unlink()
 
     def close(self) -> None:
         """Sync and close; appending again begins a new segment."""
@@ -75,7 +95,7 @@ class Journal:
 
     def _begin_segment(self) -> None:
         self.close()
-        self._segment += 1
+        self._segment, self._synced = self._segment + 1, 0
         self._file = _path(self.directory, self._segment).open("xb")
         directory = os.open(self.directory, os.O_RDONLY)
         try:

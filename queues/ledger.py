@@ -15,12 +15,14 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+from queues.checksums import check, protect
 from queues.errors import InputError, LedgerError
 from queues.evaluations import EvaluationRun
 from queues.groups import FINAL, Acceptance, Group, State, StateCounts
 from queues.journal import Location
 from queues.ledger_tables import (
     FILE_NAME,
+    JOURNAL_NAME,
     LOCK_NAME,
     add_later_tables,
     check_schema_version,
@@ -86,13 +88,15 @@ class Ledger:
             self._execute("PRAGMA journal_mode = WAL")
             self._execute(f"PRAGMA synchronous = {synchronous.upper()}")
             self._execute("PRAGMA foreign_keys = ON")
-            create_tables(self._database)
+            self._create_tables(directory)
             check_schema_version(self._database, path)
+            check(self._database, path)
             add_later_tables(self._database)
+            protect(self._database)
         except BlockingIOError as error:
             self.close()
             raise LedgerError(f"{path}: another broker of this run is alive") from error
-        except sqlite3.Error as error:
+        except (sqlite3.Error, UnicodeDecodeError) as error:
             self.close()
             raise LedgerError(f"{path}: not a ledger: {error}") from error
         except LedgerError:
@@ -286,7 +290,7 @@ class Ledger:
             " sum(reward) AS rewards, sum(tokens) AS tokens,"
             " min(oldest_version) AS lowest_version, max(newest_version) AS highest_version"
             " FROM evaluations JOIN groups ON evaluation = name LEFT JOIN results USING (group_id)"
-            " GROUP BY name"
+            " GROUP BY name ORDER BY min(number)"
         )
         (last_number,) = self._execute("SELECT coalesce(max(number), 0) FROM groups").fetchone()
         return Snapshot(
@@ -299,6 +303,19 @@ class Ledger:
             retired=[name for (name,) in self._execute("SELECT prompt FROM retired")],
             next_number=last_number + 1,
         )
+
+    def _create_tables(self, directory: Path) -> None:
+        """Create them in a new run, in the file itself: what a damaged -wal file loses is less."""
+        (there,) = self._execute("SELECT count(*) FROM sqlite_schema").fetchone()
+        if there:
+            return
+        if any((directory / JOURNAL_NAME).glob("*.segment")):
+            raise LedgerError(
+                f"{directory / FILE_NAME}: empty, but {JOURNAL_NAME}/ holds rollouts of a run; put"
+                " the ledger back from a copy"
+            )
+        create_tables(self._database)
+        self._execute("PRAGMA wal_checkpoint(PASSIVE)")
 
     def _insert_groups(self, groups: Sequence[Group], texts: Sequence[str]) -> None:
         now = time.time()

@@ -103,7 +103,7 @@ def check_schema_version(database: sqlite3.Connection, path: Path) -> None:
     """Refuse a ledger that another version of Headway wrote, or another program."""
     try:
         row = database.execute("SELECT value FROM meta WHERE key = 'schema_version'").fetchone()
-    except sqlite3.Error as error:
+    except (sqlite3.Error, UnicodeDecodeError) as error:
         raise LedgerError(f"{path}: not a ledger: {error}") from error
     found = row[0] if row else "none"
     if found != str(SCHEMA_VERSION):
