@@ -26,8 +26,12 @@ class Trainer(Protocol):
         """Trains the batch of a version; its statistics."""
         ...
 
-    async def publish(self, version: int) -> None:
-        """Copies the weights of a version and returns; sending goes on behind it."""
+    async def publish(self, version: int) -> str:
+        """Copies the weights of a version and returns; sending goes on behind it.
+
+        Returns:
+            Their checksum (`weight_sync.checksum`).
+        """
         ...
 
     async def save(self, version: int, *, cursor: str | None, totals: Mapping[str, int]) -> str:
@@ -92,10 +96,11 @@ class Learner:
             times["wait_finished_at"] = times["step_started_at"] = time.time()
             statistics = await self._trainer.update(payloads, version)
             times["step_finished_at"] = time.time()
-            await self._trainer.publish(version + 1)
+            checksum = await self._trainer.publish(version + 1)
             times["published_at"] = time.time()
             self._count(statistics)
-            await self._batches.ack(version, {**statistics, **times, "totals": self._totals})
+            told = {**statistics, **times, "weights_checksum": checksum, "totals": self._totals}
+            await self._batches.ack(version, told)
             version += 1
             if version % self._checkpoint_every == 0:
                 await self._save(version)
