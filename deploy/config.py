@@ -4,6 +4,7 @@ Imports no torch, vLLM or Ray, so that `headway validate` answers at once. What 
 the data on disk is checked when the run starts.
 """
 
+import difflib
 import json
 import tomllib
 from collections.abc import Sequence
@@ -82,7 +83,7 @@ class RunConfig(BaseModel):
         frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False
     )
 
-    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
+    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=100)
     """Name of the run and of its folder."""
     preset: str | None = None
     """The algorithm under a name; it fills in what the recipe does not say. `headway presets` lists
@@ -330,8 +331,10 @@ def _read(recipe: str) -> dict[str, Any]:
         return tomllib.loads(path.read_text())
     except FileNotFoundError:
         names = sorted(p.stem for p in SHIPPED_RECIPES.glob("*.toml")) + preset_names()
+        close = difflib.get_close_matches(recipe, names, n=1)
+        hint = f"; did you mean {close[0]!r}?" if close else ""
         raise InputError(
-            f"no recipe {recipe!r}: neither a file nor one of {', '.join(names)}"
+            f"no recipe {recipe!r}: neither a file nor one of {', '.join(names)}{hint}"
         ) from None
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"recipe {recipe!r} cannot be read: {error}") from None
