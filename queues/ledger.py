@@ -26,6 +26,7 @@ from queues.ledger_tables import (
     check_schema_version,
     create_tables,
 )
+from queues.partials import Partials
 from queues.records import Lease, Prompt, Purpose, Summary
 
 DROPPED_SINCE_TAKE = "dropped_since_take"
@@ -89,6 +90,7 @@ class Ledger:
             create_tables(self._database)
             check_schema_version(self._database, path)
             add_later_tables(self._database)
+            self.partials = Partials(self._database)
         except BlockingIOError as error:
             self.close()
             raise LedgerError(f"{path}: another broker of this run is alive") from error
@@ -182,6 +184,7 @@ class Ledger:
             "UPDATE groups SET state = 'failed', reason = ?, error = ? WHERE group_id = ?",
             (reason, error, group_id),
         )
+        self.partials.forget(group_id)
         self._advance_evaluation(group_id)
 
     def accept(self, result: Summary, location: Location | None, accepted: Acceptance) -> None:
@@ -204,6 +207,7 @@ class Ledger:
             "UPDATE groups SET state = ?, reason = ? WHERE group_id = ?",
             (accepted.state, accepted.reason, result.group_id),
         )
+        self.partials.forget(result.group_id)
         self._advance_evaluation(result.group_id)
         self._count(DROPPED_SINCE_TAKE, accepted.state is State.DROPPED)
         self._count(LET_THROUGH, accepted.let_through)

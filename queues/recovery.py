@@ -40,6 +40,9 @@ def recover(ledger: Ledger, book: Book) -> None:
     if book.retirement is not None:
         book.retirement.names.update(snapshot.retired)
     _place_groups(snapshot, book)
+    for group_id, oldest_version in ledger.partials.oldest().items():
+        if (group := book.groups.in_flight.get(group_id)) is not None:
+            group.saved = oldest_version
     ledger.begin()
     for group in book.settle():  # a run that is gone on with may have fewer steps
         ledger.fail(group.group_id, UNREACHABLE, f"training ended at version {book.version}")
