@@ -8,10 +8,11 @@
 
     who waits          for                               is woken by
     lease              prompts that admission allows     issue, evaluate, serving, ack, fail, and
-                                                         the end of patience with engines that lag
+                                                         the end of patience with engines that lag,
+                                                         or of a failed group's wait
     take, evaluation   ready groups, the last result     put, fail, ack
     prompts_wanted     a line that is too short          lease, ack, fail
-    (a put whose result is filtered wakes as fail does)
+    (a put whose result is filtered wakes as fail does, and so does a take that leaves stragglers)
     (a lost or released lease wakes as fail does, close wakes all)
 
 The feeder's calls are `feed`, the learner's `batches`, those of workers and their supervisor are
@@ -47,6 +48,7 @@ from queues.recovery import recover
 from queues.retirement import Retirement
 from queues.status import BrokerStatus, status_of
 from queues.tie_filter import TieFilter
+from queues.window_controller import WindowController
 
 log = logging.getLogger(__name__)
 
@@ -92,15 +94,20 @@ class Broker:
                 groups_per_batch=groups_per_batch,
                 steps=steps,
                 most_live=config.window,
+                on_overdue=config.on_overdue,
             ),
             group_size=group_size,
             queued_batches=config.queued_batches,
             max_attempts=config.max_attempts,
+            retry_seconds=config.retry_seconds,
             greedy_baseline=greedy_baseline,
+            controller=None
+            if config.ess_target is None
+            else WindowController(
+                target=config.ess_target, most=config.max_staleness, batches=config.ess_batches
+            ),
             tie_filter=TieFilter(limit=limit) if config.filter_tied else None,
-            retirement=None
-            if pass_rate_cap is None
-            else Retirement(cap=pass_rate_cap, threshold=pass_threshold),
+            retirement=Retirement(cap=pass_rate_cap, threshold=pass_threshold),
         )
         self._ledger = Ledger(directory, synchronous=config.synchronous)
         try:
@@ -251,6 +258,8 @@ class Broker:
         self, engine_id: str, group_id: str, attempt: int, *, reason: str, error: str
     ) -> None:
         """Give a group back: it is redelivered, and after `max_attempts` failed for this reason.
+
+        Before it is leased again it waits, unless the loss of reward models is the reason.
 
         Does nothing where the lease is not, or no longer, the caller's.
         """
