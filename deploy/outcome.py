@@ -72,6 +72,8 @@ def _selection(figures: dict[str, int]) -> list[tuple[str, str]]:
         rows.append(("groups without a signal", text))
     if figures["prompts_retired"]:
         rows.append(("prompts mastered", f"{figures['prompts_retired']:,}"))
+    if figures["groups_overdue"]:
+        rows.append(("stragglers not waited for", f"{figures['groups_overdue']:,} groups"))
     return rows
 
 
