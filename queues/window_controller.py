@@ -20,6 +20,7 @@ carry w from one end to the other, and at the ends it stays. Leaves out what ESS
 (`learner.offpolicyness`) and what a window admits (`queues.admission`).
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Self
@@ -85,8 +86,8 @@ class WindowController:
         return replace(state, window=min(state.window, self.most))
 
     def after(self, state: WindowState, ess: float | None) -> WindowState:
-        """The state after one more batch; None where its ESS was not measured."""
-        if ess is None:
+        """The state after one more batch; None, or not a number, where nothing was measured."""
+        if ess is None or not math.isfinite(ess):
             return state
         if state.settling:
             return replace(state, settling=state.settling - 1)

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from queues.admission import Bounds, feasible
+from queues.admission import Bounds, OnOverdue, feasible
 from queues.book import Book
 from queues.errors import QueueClosed
 from queues.evaluations import EvaluationRun
@@ -20,12 +20,13 @@ def make_book(
     tie_filter: TieFilter | None = None,
     max_attempts: int = 2,
     retry_seconds: float = 0.0,
+    policy: OnOverdue = "wait",
     **changes: int,
 ) -> Book:
     numbers = {"max_staleness": 1, "groups_per_batch": 2, "steps": 5} | changes
     return Book(
-        bounds=Bounds(**numbers), group_size=2, queued_batches=2, max_attempts=max_attempts,
-        retry_seconds=retry_seconds, tie_filter=tie_filter,
+        bounds=Bounds(on_overdue=policy, **numbers), group_size=2, queued_batches=2,
+        max_attempts=max_attempts, retry_seconds=retry_seconds, tie_filter=tie_filter,
     )  # fmt: skip
 
 
@@ -57,7 +58,8 @@ def check(book: Book, issued: int) -> None:
     assert len(live) <= book.bounds.window(book.version)
     assert len(book.prompts) == book.groups.train(State.QUEUED)
     assert len(book.results) == book.groups.train(State.READY)
-    assert feasible(
+    assert book.groups.overdue == sum(x.overdue and x.state is not State.TAKEN for x in live)
+    assert book.bounds.on_overdue != "wait" or feasible(
         book.groups.due, version=book.version, groups_per_batch=book.bounds.groups_per_batch
     )
 
@@ -65,6 +67,7 @@ def check(book: Book, issued: int) -> None:
 @given(
     st.lists(st.tuples(st.integers(0, 5), st.integers(0, 3)), max_size=150),
     st.integers(0, 3), st.integers(1, 4), st.integers(1, 6), st.none() | st.integers(1, 5),
+    st.sampled_from(["wait", "drop", "mask", "train"]),
 )  # fmt: skip
 @settings(max_examples=60, deadline=None)
 def test_every_group_is_in_one_state_whatever_happens(
@@ -73,8 +76,10 @@ def test_every_group_is_in_one_state_whatever_happens(
     groups_per_batch: int,
     steps: int,
     limit: int | None,
+    policy: OnOverdue,
 ) -> None:
     book = make_book(
+        policy=policy,
         tie_filter=None if limit is None else TieFilter(limit=limit),
         max_staleness=max_staleness,
         groups_per_batch=groups_per_batch,
@@ -103,11 +108,14 @@ def test_every_group_is_in_one_state_whatever_happens(
             book.give_back(leased[number % len(leased)], "unlucky", now=0.0)
         elif move == 4 and not book.training_over and not book.taken:
             book.take(book.version)
+            issued += len(book.pass_over())
             lags += [book.version - group.start_version for group in book.taken]
         elif move == 5 and book.taken:
             book.ack(BatchRecord(version=book.version, acked_at=0.0, statistics={}))
         check(book, issued)
-    assert all(lag <= max_staleness for lag in lags)
+    late = sum(lag > max_staleness for lag in lags)
+    assert late == book.late
+    assert policy in ("mask", "train") or not late
 
 
 def test_the_line_serves_evaluations_first_and_redelivered_groups_before_new_ones() -> None:

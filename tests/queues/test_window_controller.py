@@ -97,7 +97,7 @@ def test_after_a_move_as_many_batches_are_ignored_as_were_leased_before_it() -> 
 def test_a_batch_without_a_measured_ess_decides_nothing() -> None:
     controller = WindowController(target=0.8, most=4, batches=1)
     state = controller.after(controller.start(), 0.5)
-    assert controller.after(state, None) == state
+    assert controller.after(state, None) == controller.after(state, math.nan) == state
 
 
 def test_a_state_outlives_its_process_and_keeps_to_a_smaller_bound() -> None:
