@@ -1,8 +1,9 @@
 """A book from a ledger: how a broker goes on after its predecessor, however that ended.
 
 Accepted groups are ready, a taken batch is taken, evaluations go on. Leases are void, since their
-holders hold them from a broker that is gone: those groups stand at the front of the line, and their
-next lease has a higher attempt, so late results of the old ones are refused.
+holders hold them from a broker that is gone: those groups stand at the front of the line, as do
+prompts that were issued anew, and their next lease has a higher attempt, so late results of the old
+ones are refused. Failed attempts are forgotten: nobody waits because of one, and budgets are whole.
 """
 
 import json
@@ -77,7 +78,7 @@ def _check_due(book: Book) -> None:
 
 
 def _place_groups(snapshot: Snapshot, book: Book) -> None:
-    redelivered = []
+    redelivered, anew = [], set(snapshot.issued_anew)
     age = time.monotonic() - time.time()  # from epoch to monotonic seconds
     for row in snapshot.groups:
         group = _group(row)
@@ -88,7 +89,7 @@ def _place_groups(snapshot: Snapshot, book: Book) -> None:
             group.due = row["batch"]
             group.overdue = row["deadline_version"] < row["batch"]
             book.taken.append(group)
-        elif group.attempt:
+        elif group.attempt or group.prompt.prompt_id in anew:
             redelivered.append(group)
         else:
             book.prompts.append(group)

@@ -4,7 +4,7 @@ import sqlite3
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from queues.groups import FINAL, State, StateCounts
+from queues.groups import FINAL, OVERDUE, State, StateCounts
 from queues.records import Purpose
 
 Row = sqlite3.Row
@@ -25,6 +25,8 @@ class Snapshot(NamedTuple):
     """Names of prompts that are not issued again since they are mastered."""
     poisonous: Sequence[str]
     """Ids of prompts whose attempts all failed."""
+    issued_anew: Sequence[str]
+    """Ids of prompts of which a group was dropped for being overdue."""
     accepted: int
     """Results."""
     late: int
@@ -38,6 +40,12 @@ def read_snapshot(database: sqlite3.Connection, states: StateCounts) -> Snapshot
     def number(sql: str) -> int:
         found: int = database.execute(sql).fetchone()[0]
         return found
+
+    def prompts(where: str) -> list[str]:
+        rows = database.execute(
+            f"SELECT prompt_id FROM groups WHERE purpose = ? AND {where}", (Purpose.TRAIN,)
+        )
+        return [prompt_id for (prompt_id,) in rows]
 
     final = ", ".join(f"'{state}'" for state in FINAL)
     groups = database.execute(
@@ -60,13 +68,8 @@ def read_snapshot(database: sqlite3.Connection, states: StateCounts) -> Snapshot
         meta=dict(database.execute("SELECT key, value FROM meta").fetchall()),
         counters=dict(database.execute("SELECT name, value FROM counters").fetchall()),
         retired=[name for (name,) in database.execute("SELECT prompt FROM retired")],
-        poisonous=[
-            prompt_id
-            for (prompt_id,) in database.execute(
-                "SELECT prompt_id FROM groups WHERE purpose = ? AND state = ?",
-                (Purpose.TRAIN, State.FAILED),
-            )
-        ],
+        poisonous=prompts(f"state = '{State.FAILED}'"),
+        issued_anew=prompts(f"state = '{State.DROPPED}' AND reason = '{OVERDUE}'"),
         accepted=number("SELECT count(*) FROM results"),
         late=number(
             "SELECT count(*) FROM groups JOIN batch_groups USING (group_id)"

@@ -147,6 +147,18 @@ def test_a_dropped_group_is_fenced_and_its_prompt_first_in_line(connect: Connect
     play(connect(on_overdue="drop", patience_seconds=0.0), scenario)
 
 
+def test_a_prompt_that_was_issued_anew_is_first_in_line_for_the_next_broker_too(
+    tmp_path: Path,
+) -> None:
+    async def after(broker: Any) -> None:
+        await broker.serving("a", 1)
+        (anew,) = await broker.lease("a", 2, WAIT)
+        assert (anew.group_id, anew.prompt.prompt_id) == ("g00000010", "sums/0/0")
+
+    play(make_broker(tmp_path, on_overdue="drop", patience_seconds=0.0), straggle)
+    play(make_broker(tmp_path, on_overdue="drop"), after)
+
+
 def test_whoever_waits_for_work_gets_the_place_that_a_dropped_group_leaves(tmp_path: Path) -> None:
     async def scenario(broker: Any) -> None:
         await broker.serving("a", 0)
