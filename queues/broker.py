@@ -43,6 +43,7 @@ from queues.ledger import Ledger, dump_prompt
 from queues.ledger_tables import JOURNAL_NAME
 from queues.records import Batch, Evaluation, Lease, Prompt, PutStatus
 from queues.recovery import recover
+from queues.retention import Retention
 from queues.retirement import Retirement
 from queues.status import BrokerStatus, status_of
 from queues.tie_filter import TieFilter
@@ -117,6 +118,11 @@ class Broker:
         self._line = self._commits.line
         self._leases = Leases(
             self._book, self._ledger, self._commits, lease_seconds=config.lease_seconds
+        )
+        self._retention = (
+            Retention(directory, self._ledger, self._commits)
+            if config.keep_rollouts == "needed"
+            else None
         )
         self._patience_seconds = config.patience_seconds
         self._impatience: asyncio.Task[None] | None = None
@@ -415,6 +421,8 @@ class Broker:
         """
         self._commits.check_open()
         await self._commits.durable(partial(self._ledger.commit_checkpoint, version, path))
+        if self._retention is not None:
+            await self._retention.apply()
 
     # --- anyone
 

@@ -15,6 +15,8 @@ LOCK_NAME = "ledger.lock"
 """Locked by the broker while it lives."""
 JOURNAL_NAME = "journal"
 """The folder of the journal's segments."""
+REMOVED_SEGMENT = "removed_segment_"
+"""Keys of `meta` that begin so tell which segments `queues.retention` removed, and when."""
 
 _TABLES = """
 CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT, WITHOUT ROWID;
