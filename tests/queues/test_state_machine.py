@@ -405,7 +405,8 @@ def test_ten_thousand_random_steps_and_crashes_agree_with_the_model(
     clock = StoppedClock()
     time = SimpleNamespace(monotonic=clock.time, time=clock.time)
     monkeypatch.setattr("queues.leases.time", time)
-    monkeypatch.setattr("queues.broker.time", time)
+    for module in ("queues.broker", "queues.batches"):
+        monkeypatch.setattr(f"{module}.time", time)
     memory = Path("/dev/shm")  # thousands of syncs: on a disk they would take most of the time
     if os.access(memory, os.W_OK):
         tmp_path = Path(tempfile.mkdtemp(dir=memory))
