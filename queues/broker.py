@@ -45,6 +45,7 @@ from queues.ledger import Ledger
 from queues.ledger_tables import JOURNAL_NAME
 from queues.records import Batch, Evaluation, Lease, Prompt, PutStatus
 from queues.recovery import recover
+from queues.retention import Retention
 from queues.retirement import Retirement
 from queues.status import BrokerStatus, status_of
 from queues.tie_filter import TieFilter
@@ -124,6 +125,11 @@ class Broker:
         self._line = self._commits.line
         self._leases = Leases(
             self._book, self._ledger, self._commits, lease_seconds=config.lease_seconds
+        )
+        self._retention = (
+            Retention(directory, self._ledger, self._commits)
+            if config.keep_rollouts == "needed"
+            else None
         )
         self._feed = Feed(self._book, self._ledger, self._commits)
         self._batches = Batches(
@@ -306,6 +312,8 @@ class Broker:
     async def commit_checkpoint(self, version: int, path: str) -> None:
         """See `Batches.commit_checkpoint`."""
         await self._batches.commit_checkpoint(version, path)
+        if self._retention is not None:
+            await self._retention.apply()
 
     # --- anyone
 
@@ -317,7 +325,7 @@ class Broker:
 
     async def status(self, after: int = -1) -> BrokerStatus:
         """Where the run is, with the newest batches that were trained later than `after`."""
-        return status_of(self._book, after)
+        return status_of(self._book, after, paused=self._commits.paused)
 
     async def close(self) -> None:
         """End every long poll with QueueClosed, and the writing of the ledger.

@@ -67,6 +67,9 @@ class QueuesConfig(BaseModel):
     """How long a commit waits for other changes to join it."""
     segment_bytes: int = Field(default=256 * 2**20, ge=1)
     """A journal segment that has reached this size is closed and the next one begun."""
+    keep_rollouts: Literal["all", "needed"] = "all"
+    """Which rollouts the journal keeps: all of them, for `headway replay` and `inspect --parquet`,
+    at 13 bytes a token; or only segments that a rollback to a checkpoint could need."""
 
     @model_validator(mode="after")
     def _leases_outlive_heartbeats(self) -> Self:

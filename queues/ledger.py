@@ -15,12 +15,14 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+from queues.checksums import check, protect
 from queues.errors import InputError, LedgerError
 from queues.evaluations import EvaluationRun
 from queues.groups import OVERDUE, Acceptance, Group, State, StateCounts
 from queues.journal import Location
 from queues.ledger_tables import (
     FILE_NAME,
+    JOURNAL_NAME,
     LOCK_NAME,
     add_later_parts,
     check_schema_version,
@@ -68,13 +70,15 @@ class Ledger:
             self._execute("PRAGMA journal_mode = WAL")
             self._execute(f"PRAGMA synchronous = {synchronous.upper()}")
             self._execute("PRAGMA foreign_keys = ON")
-            create_tables(self._database)
+            self._create_tables(directory)
             check_schema_version(self._database, path)
+            check(self._database, path)
             add_later_parts(self._database)
+            protect(self._database)
         except BlockingIOError as error:
             self.close()
             raise LedgerError(f"{path}: another broker of this run is alive") from error
-        except sqlite3.Error as error:
+        except (sqlite3.Error, UnicodeDecodeError) as error:
             self.close()
             raise LedgerError(f"{path}: not a ledger: {error}") from error
         except LedgerError:
@@ -276,6 +280,19 @@ class Ledger:
         """Everything that a new broker goes on from; its predecessor's leases are void."""
         self._execute("UPDATE groups SET state = 'queued' WHERE state = 'leased'")
         return read_snapshot(self._database, self.counts().states)
+
+    def _create_tables(self, directory: Path) -> None:
+        """Create them in a new run, in the file itself: what a damaged -wal file loses is less."""
+        (there,) = self._execute("SELECT count(*) FROM sqlite_schema").fetchone()
+        if there:
+            return
+        if any((directory / JOURNAL_NAME).glob("*.segment")):
+            raise LedgerError(
+                f"{directory / FILE_NAME}: empty, but {JOURNAL_NAME}/ holds rollouts of a run; put"
+                " the ledger back from a copy"
+            )
+        create_tables(self._database)
+        self._execute("PRAGMA wal_checkpoint(PASSIVE)")
 
     def _insert_groups(self, groups: Sequence[Group], texts: Sequence[str]) -> None:
         now = time.time()

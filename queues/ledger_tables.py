@@ -15,6 +15,8 @@ LOCK_NAME = "ledger.lock"
 """Locked by the broker while it lives."""
 JOURNAL_NAME = "journal"
 """The folder of the journal's segments."""
+REMOVED_SEGMENT = "removed_segment_"
+"""Keys of `meta` that begin so tell which segments `queues.retention` removed, and when."""
 
 _TABLES = """
 CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT, WITHOUT ROWID;
@@ -113,7 +115,7 @@ def check_schema_version(database: sqlite3.Connection, path: Path) -> None:
     """Refuse a ledger that another version of Headway wrote, or another program."""
     try:
         row = database.execute("SELECT value FROM meta WHERE key = 'schema_version'").fetchone()
-    except sqlite3.Error as error:
+    except (sqlite3.Error, UnicodeDecodeError) as error:
         raise LedgerError(f"{path}: not a ledger: {error}") from error
     found = row[0] if row else "none"
     if found != str(SCHEMA_VERSION):

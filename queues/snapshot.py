@@ -58,7 +58,7 @@ def read_snapshot(database: sqlite3.Connection, states: StateCounts) -> Snapshot
         " sum(reward) AS rewards, sum(tokens) AS tokens,"
         " min(oldest_version) AS lowest_version, max(newest_version) AS highest_version"
         " FROM evaluations JOIN groups ON evaluation = name LEFT JOIN results USING (group_id)"
-        " GROUP BY name"
+        " GROUP BY name ORDER BY min(number)"
     )
     return Snapshot(
         groups=groups.fetchall(),

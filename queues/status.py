@@ -43,11 +43,13 @@ class BrokerStatus:
     last_error: str | None
     """The latest failed attempt: which group and prompt, by whom, the reason and the text of the
     error. None where none has failed since the broker began."""
+    paused: str | None
+    """Why nothing is accepted or handed out for now: the disk is full. None while all is well."""
     batches: Sequence[BatchRecord]
     """The newest ones after the version asked for, oldest first."""
 
 
-def status_of(book: Book, after: int) -> BrokerStatus:
+def status_of(book: Book, after: int, *, paused: str | None) -> BrokerStatus:
     """This moment of a book, with the newest batches trained later than version `after`."""
     since = book.results.oldest_since()
     return BrokerStatus(
@@ -65,5 +67,6 @@ def status_of(book: Book, after: int) -> BrokerStatus:
         evaluations=[run.name for run in book.evaluations.values() if not run.finished],
         accepted=book.accepted,
         last_error=book.last_error,
+        paused=paused,
         batches=[batch for batch in book.batches if batch.version > after],
     )

@@ -384,7 +384,9 @@ def test_a_run_that_an_earlier_version_began_goes_on_with_a_pass_rate_cap(tmp_pa
 
     play(make_broker(tmp_path), lambda broker: asyncio.sleep(0))
     database = sqlite3.connect(tmp_path / FILE_NAME)
-    database.execute("DROP TABLE retired")
+    with database:
+        database.execute("DROP TABLE retired")
+        database.execute("DELETE FROM checksums WHERE name = 'retired'")
     database.close()
     assert read_accounting(tmp_path).balanced
     play(make_broker(tmp_path, pass_rate_cap=1.0), mastered)
