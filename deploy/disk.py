@@ -2,7 +2,7 @@
 
 Checked at the start is a lower bound: the checkpoints that are kept and one more, since the new one
 is written before an old one may go, and the rollouts between two of them. A disk that is full later
-ends the run.
+makes broker, learner and recorder wait for room (`queues.room`); what else meets it ends the run.
 """
 
 import math

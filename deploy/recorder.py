@@ -16,12 +16,15 @@ from deploy.run_directory import RunDirectory
 from deploy.summary import Record, Row, summarise
 from deploy.supervisor import Supervisor
 from queues.ray_broker import BrokerClient
+from queues.room import has_room, is_full, no_room
 from queues.status import BrokerStatus
 from weight_sync.ray_broadcaster import BroadcasterClient
 
 POLL_SECONDS = 0.5
 SUMMARY_SECONDS = 20.0
 """Between two summaries: what a killed run forgets of its figures, batches and swaps excepted."""
+ASK_SECONDS = 10.0
+"""Nothing has moved for so long: the reason may be a full disk."""
 RECENT = 10
 """Batches that the shown tokens per second are taken over."""
 
@@ -48,6 +51,11 @@ class Recorder:
         self._summarised_at = time.monotonic()
         self._moved_at = time.monotonic()
         self._moving: object = None
+        self._paused: str | None = None
+        self._room_at = 0.0
+        """When the disk was last asked for room."""
+        self._unwritten: dict[str, list[Any]] = {}
+        """Rows that found no room, by file."""
         self._failed_before: int | None = None
         """Groups that had failed for good when this sitting began."""
 
@@ -60,8 +68,14 @@ class Recorder:
         while True:
             await asyncio.sleep(POLL_SECONDS)
             status = await self._gather()
+            if self._pauses(status):
+                continue
             if time.monotonic() - self._summarised_at > SUMMARY_SECONDS:
-                await self._summarise("running")
+                try:
+                    await self._summarise("running")
+                except OSError as error:
+                    if not is_full(error, self._directory.path):
+                        raise
             if status.version < status.steps:
                 self._check_failures(status)
             self._check_movement(status)
@@ -80,12 +94,43 @@ class Recorder:
         self._swaps += len(swaps)
         record.batches.extend(batches)
         record.swaps.extend(swaps)
-        self._directory.append("metrics.jsonl", batches)
-        self._directory.append("swaps.jsonl", swaps)
+        self._write("metrics.jsonl", batches)
+        self._write("swaps.jsonl", swaps)
         self._check_lags(batches)
         if batches:
             self._screen.batch(batches[-1], tokens_per_second=self._tokens_per_second())
         return status
+
+    def _write(self, name: str, rows: list[Any]) -> None:
+        """Appends rows, or keeps them until the disk has room."""
+        rows = [*self._unwritten.pop(name, []), *rows]
+        try:
+            self._directory.append(name, rows)
+        except OSError as error:
+            if not is_full(error, self._directory.path):
+                raise
+            self._unwritten[name] = rows
+
+    def _pauses(self, status: BrokerStatus) -> bool:
+        """Whether the run waits for room on a disk; says so at the beginning and the end.
+
+        The broker tells by itself. A learner that cannot write its checkpoint shows in that nothing
+        moves and the disk of the run is full.
+        """
+        now, folder = time.monotonic(), self._directory.path
+        reason = status.paused
+        if reason is None and min(now - self._moved_at, now - self._room_at) > ASK_SECONDS:
+            self._room_at = now
+            if not has_room(folder):
+                reason = no_room(folder)
+        if reason is None and (self._unwritten or self._paused) and not has_room(folder):
+            reason = no_room(folder)
+        if reason is not None:
+            self._moved_at = now - ASK_SECONDS
+        if (reason is None) != (self._paused is None):
+            self._screen.say(f"paused: {reason}" if reason else "there is room again: goes on")
+        self._paused = reason
+        return reason is not None
 
     async def _summarise(self, status: str) -> None:
         """Asks the actors and the accounts, and writes `summary.json`."""
@@ -95,6 +140,8 @@ class Recorder:
         self._directory.write_summary(summarise(self._record, status=status, now=time.time()))
 
     def _check_lags(self, batches: list[dict[str, Any]]) -> None:
+        if self._config.queues.on_overdue == "train":
+            return  # the one policy under which overdue groups exceed the bound; they are counted
         for row in batches:
             if (row["max_lag"] or 0) > self._record.max_staleness:
                 raise RunFailed(

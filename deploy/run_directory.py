@@ -9,6 +9,7 @@ logs/             output of every process      report.png      the same as a pic
 
 import fcntl
 import json
+import os
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -195,10 +196,17 @@ class RunDirectory:
         return self.path / "report.png"
 
     def append(self, name: str, rows: Iterable[Any]) -> None:
-        """Adds rows to a JSON-lines file of the run."""
-        with (self.path / name).open("a") as file:
-            for row in rows:
-                file.write(json.dumps(asdict(row) if is_dataclass(row) else row) + "\n")  # type: ignore[arg-type]
+        """Adds rows to a JSON-lines file of the run: all of them, or none where that fails."""
+        path = self.path / name
+        before = path.stat().st_size if path.exists() else 0
+        try:
+            with path.open("a") as file:
+                for row in rows:
+                    file.write(json.dumps(asdict(row) if is_dataclass(row) else row) + "\n")  # type: ignore[arg-type]
+        except OSError:
+            with suppress(OSError):
+                os.truncate(path, before)
+            raise
 
     def rows(self, name: str) -> list[Any]:
         """What `append` wrote; a last line that was cut off by a crash is left out.

@@ -76,6 +76,24 @@ def prepare(root: Path, version: int) -> Path:
     return temporary
 
 
+def discard(root: Path, version: int) -> int:
+    """Removes the temporary folder of a version; the bytes that it held."""
+    temporary = root / f".{checkpoint_path(root, version).name}.tmp"
+    held = size(temporary)
+    shutil.rmtree(temporary, ignore_errors=True)
+    return held
+
+
+def size(folder: Path) -> int:
+    """Bytes of all files in a folder; 0 where there is none."""
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+
+
+def newest_size(root: Path) -> int:
+    """Bytes of the newest finished checkpoint, as an estimate of the next; 0 before the first."""
+    return size(max(root.glob("v*"), default=root / "none"))
+
+
 def write_part(
     engine: TrainEngine,
     temporary: Path,

@@ -5,6 +5,7 @@ this rank may still hang in it. Leaves out what the operations are (`rank`).
 """
 
 import asyncio
+import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
@@ -16,8 +17,12 @@ from ray.exceptions import RayError
 from learner import checkpoint
 from learner.rank import Rank
 from learner.ray_failure import failure
+from queues.room import PROBE_BYTES, has_room, is_full, no_room
 from weight_sync.publisher import Publisher
 
+log = logging.getLogger(__name__)
+RETRY_SECONDS = 2.0
+"""How often a full disk is asked for room."""
 Call = Callable[..., Awaitable[Any]]
 
 
@@ -67,7 +72,36 @@ class Lead:
         return checksum
 
     async def save(self, version: int, *, cursor: str | None, totals: Mapping[str, int]) -> str:
-        """See `Trainer.save`."""
+        """See `Trainer.save`.
+
+        Waits for room on the disk: of the size of the last checkpoint, and where that was not
+        enough, or there is none, of what has been written. Then it begins anew; with several ranks,
+        which meet while they write, a disk that fills up in the middle ends the run.
+        """
+        root = self._checkpoints
+        room = await self._call(checkpoint.newest_size, root)
+        while True:
+            await self._wait_for(room)
+            try:
+                return await self._write(version, cursor, totals)
+            except Exception as error:
+                full = is_full(error, root) or not has_room(root)  # torch does not say why
+                if self._followers or not full:
+                    raise
+                log.warning("the checkpoint of version %d found no room: %s", version, error)
+                room = await self._call(checkpoint.discard, root, version)
+
+    async def _wait_for(self, room: int) -> None:
+        """Returns once there is so much room, in bytes; says that it waits."""
+        root, said = self._checkpoints, False
+        await self._call(lambda: root.mkdir(parents=True, exist_ok=True))
+        while not await self._call(has_room, root, max(room, PROBE_BYTES)):
+            if not said:
+                log.warning("paused: %s (a checkpoint needs about %d bytes)", no_room(root), room)
+                said = True
+            await asyncio.sleep(RETRY_SECONDS)
+
+    async def _write(self, version: int, cursor: str | None, totals: Mapping[str, int]) -> str:
         root, config = self._checkpoints, self._rank.config
         temporary = str(await self._call(checkpoint.prepare, root, version))
         calls = [follower.write.remote(temporary) for follower in self._followers]

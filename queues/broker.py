@@ -8,18 +8,19 @@
 
     who waits          for                               is woken by
     lease              prompts that admission allows     issue, evaluate, serving, ack, fail, and
-                                                         the end of patience with engines that lag
+                                                         the end of patience with engines that lag,
+                                                         or of a failed group's wait
     take, evaluation   ready groups, the last result     put, fail, ack
     prompts_wanted     a line that is too short          lease, ack, fail
-    (a put whose result is filtered wakes as fail does)
+    (a put whose result is filtered wakes as fail does, and so does a take that leaves stragglers)
     (a lost or released lease wakes as fail does, close wakes all)
 
-The `book` decides, at once and without awaiting; `commits` make it durable; only then is the caller
-answered. So a broker that is killed at any moment goes on from its ledger (`recovery`).
+The feeder's calls are `feed`, the learner's `batches`, those of workers and their supervisor are
+here. The `book` decides, at once and without awaiting; `commits` make it durable; only then is the
+caller answered. So a broker that is killed at any moment goes on from its ledger (`recovery`).
 """
 
 import asyncio
-import json
 import logging
 import time
 from collections import Counter
@@ -27,28 +28,30 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from queues import schema
 from queues.accounts import Accounting, account
 from queues.admission import Bounds
-from queues.book import ENGINE_LOST, BatchRecord, Book
+from queues.batches import Batches
+from queues.book import ENGINE_LOST, Book
 from queues.commits import Commits
 from queues.config import QueuesConfig
-from queues.errors import AccountingError, InputError, ProtocolError, QueueClosed, SchemaError
-from queues.evaluations import EvaluationRun
+from queues.errors import InputError, ProtocolError, QueueClosed, SchemaError
+from queues.feed import Feed
 from queues.groups import State
-from queues.journal import Journal, Location, read_group
+from queues.journal import Journal
 from queues.leases import Leases
-from queues.ledger import Ledger, dump_prompt
+from queues.ledger import Ledger
 from queues.ledger_tables import JOURNAL_NAME
 from queues.records import Batch, Evaluation, Lease, Prompt, PutStatus
 from queues.recovery import recover
+from queues.retention import Retention
 from queues.retirement import Retirement
 from queues.status import BrokerStatus, status_of
 from queues.tie_filter import TieFilter
+from queues.window_controller import WindowController
 
-T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 
@@ -93,15 +96,20 @@ class Broker:
                 groups_per_batch=groups_per_batch,
                 steps=steps,
                 most_live=config.window,
+                on_overdue=config.on_overdue,
             ),
             group_size=group_size,
             queued_batches=config.queued_batches,
             max_attempts=config.max_attempts,
+            retry_seconds=config.retry_seconds,
             greedy_baseline=greedy_baseline,
+            controller=None
+            if config.ess_target is None
+            else WindowController(
+                target=config.ess_target, most=config.max_staleness, batches=config.ess_batches
+            ),
             tie_filter=TieFilter(limit=limit) if config.filter_tied else None,
-            retirement=None
-            if pass_rate_cap is None
-            else Retirement(cap=pass_rate_cap, threshold=pass_threshold),
+            retirement=Retirement(cap=pass_rate_cap, threshold=pass_threshold),
         )
         self._ledger = Ledger(directory, synchronous=config.synchronous)
         try:
@@ -119,97 +127,45 @@ class Broker:
         self._leases = Leases(
             self._book, self._ledger, self._commits, lease_seconds=config.lease_seconds
         )
-        self._patience_seconds = config.patience_seconds
-        self._impatience: asyncio.Task[None] | None = None
+        self._retention = (
+            Retention(directory, self._ledger, self._commits)
+            if config.keep_rollouts == "needed"
+            else None
+        )
+        self._feed = Feed(self._book, self._ledger, self._commits)
+        self._batches = Batches(
+            self._book,
+            self._ledger,
+            self._commits,
+            self._journal,
+            patience_seconds=config.patience_seconds,
+        )
         self._released: Counter[str] = Counter()
         """How often the leases of each engine were taken back."""
 
     # --- the feeder
 
     async def prompts_wanted(self, timeout: float) -> int:
-        """How many train prompts to issue now; long-polls, 0 at the timeout.
-
-        Enough to keep the line filled, and never more groups than the remaining steps can train.
-
-        Raises:
-            QueueClosed: None will be wanted any more.
-        """
-        return await self._line.until(self._book.wanted, timeout) or 0
+        """See `Feed.prompts_wanted`."""
+        return await self._feed.prompts_wanted(timeout)
 
     async def issue(self, prompts: Sequence[Prompt], *, cursor: str, last: bool = False) -> None:
-        """Queue prompts for training, in one transaction with the source's cursor.
-
-        Args:
-            prompts: A group is made of each, less those that are retired. Once a whole epoch is,
-                the source counts as ended.
-            cursor: Where the source goes on after them.
-            last: The source has ended; only then may the last batch be short. If that ends training
-                before its last step, evaluations of versions that were not reached end without a
-                score, all their prompts failed.
-
-        Raises:
-            InputError: Metadata that is not JSON, or with a pass-rate cap an id without an epoch.
-        """
-        self._commits.check_open()
-        book = self._book
-        if book.ended:
-            raise ProtocolError("issue: the last prompts were issued before")
-        kept, exhausted = book.select(prompts)
-        texts = [dump_prompt(prompt) for prompt in kept]
-        last = last or exhausted
-        book.cursor, book.ended = cursor, last
-        if exhausted:
-            log.warning("all prompts of an epoch are retired: the source counts as ended")
-        if prompts and not kept and not last:
-            return  # a cursor that a crash forgets only brings the same retired prompts again
-        groups = book.issue(kept)
-        await self._commits.durable(
-            partial(self._ledger.issue, groups, texts, cursor, last=last),
-            self._work, *((self._progress, self._line) if last else ()),
-        )  # fmt: skip
+        """See `Feed.issue`."""
+        await self._feed.issue(prompts, cursor=cursor, last=last)
 
     async def cursor(self) -> str | None:
-        """The cursor of the last `issue`; None before the first."""
-        return self._book.cursor
+        """See `Feed.cursor`."""
+        return await self._feed.cursor()
 
     async def evaluate(
         self, name: str, prompts: Sequence[Prompt], *, temperature: float, min_version: int
     ) -> None:
-        """Queue an evaluation; a name that is known already is left as it is.
-
-        Every prompt is sampled once, ahead of training, by engines at `min_version` or later.
-        Queue the evaluation of the last version before the last `ack`: after it, without an
-        evaluation to generate, the run is over and the workers leave.
-
-        Raises:
-            QueueClosed: The run is over.
-        """
-        self._commits.check_open()
-        if not prompts:
-            raise InputError(f"evaluate: {name!r} has no prompts, must have at least 1")
-        if min_version > (steps := self._book.bounds.steps):
-            raise InputError(
-                f"evaluate: {name!r} wants min_version = {min_version}, but the last is {steps}"
-            )
-        if name in self._book.evaluations:
-            return
-        if self._book.over:
-            raise QueueClosed(f"evaluate: {name!r} comes after the end of the run")
-        texts = [dump_prompt(prompt) for prompt in prompts]
-        run = EvaluationRun(
-            name=name, count=len(prompts), temperature=temperature, min_version=min_version
-        )
-        groups = self._book.evaluate(run, prompts)
-        await self._commits.durable(partial(self._ledger.evaluate, run, groups, texts), self._work)
+        """See `Feed.evaluate`."""
+        await self._feed.evaluate(name, prompts, temperature=temperature, min_version=min_version)
 
     async def evaluation(self, name: str, timeout: float) -> Evaluation | None:
-        """The outcome of an evaluation; long-polls, None if unfinished at the timeout."""
-        run = self._book.evaluations.get(name)
-        if run is None:
-            raise ProtocolError(
-                f"evaluation: {name!r} was not queued; known are {[*self._book.evaluations]}"
-            )
-        return await self._progress.until(lambda: run.outcome() if run.finished else None, timeout)
+        """See `Feed.evaluation`."""
+        return await self._feed.evaluation(name, timeout)
 
     # --- the rollout worker
 
@@ -343,6 +299,8 @@ class Broker:
     ) -> None:
         """Give a group back: it is redelivered, and after `max_attempts` failed for this reason.
 
+        Before it is leased again it waits, unless the loss of reward models is the reason.
+
         Does nothing where the lease is not, or no longer, the caller's.
         """
         self._commits.check_open()
@@ -378,77 +336,18 @@ class Broker:
     # --- the learner
 
     async def take(self, version: int, timeout: float) -> Batch | None:
-        """The batch to train at `version`; long-polls, None at the timeout.
-
-        It is recorded before it is returned: asked again, after a restart too, it is the same.
-
-        Raises:
-            QueueClosed: That batch will never come.
-            ProtocolError: It is not the turn of that batch.
-        """
-
-        def decide() -> asyncio.Future[list[Location]] | None:
-            if 0 <= version < self._book.version + bool(self._book.taken):
-                return self._commits.submit(partial(self._ledger.locations, version))
-            group_ids = self._book.take(version)
-            if group_ids is None:
-                return None
-            return self._commits.submit(partial(self._ledger.take, version, group_ids))
-
-        recorded = await self._progress.until(decide, timeout)
-        if recorded is None:
-            return None
-        payloads = await asyncio.to_thread(self._read, await recorded)
-        return Batch(version=version, payloads=payloads)
+        """See `Batches.take`."""
+        return await self._batches.take(version, timeout)
 
     async def ack(self, version: int, statistics: Mapping[str, Any]) -> None:
-        """The batch of `version` is trained: the learner is at version + 1.
-
-        Repeated, it does nothing.
-
-        Args:
-            version: Of the batch.
-            statistics: Anything that JSON can hold; kept in the ledger, together with how much
-                was left out of training so far, where something may be.
-
-        Raises:
-            ProtocolError: That batch is not taken.
-            AccountingError: The groups do not add up any more.
-        """
-        self._commits.check_open()
-        if version < self._book.version:
-            return
-        try:
-            text = json.dumps({**statistics, **self._book.selection})
-        except (TypeError, ValueError) as error:
-            raise InputError(f"statistics of batch {version} are not JSON: {error}") from error
-        record = BatchRecord(version=version, acked_at=time.time(), statistics=json.loads(text))
-        self._book.ack(record)
-        self._book.patience_ends = time.monotonic() + self._patience_seconds
-        self._impatience = asyncio.create_task(self._wake_work_later())
-        memory = dict(self._book.groups.counts)
-        counts = await self._commits.durable(
-            partial(self._ledger.ack, version, text),
-            self._work,
-            self._progress,
-            self._line,
-        )
-        if not account(counts, memory).balanced:
-            raise AccountingError(
-                f"after batch {version} the groups do not add up: in the ledger {counts},"
-                f" in memory {memory}"
-            )
+        """See `Batches.ack`."""
+        await self._batches.ack(version, statistics)
 
     async def commit_checkpoint(self, version: int, path: str) -> None:
-        """A checkpoint of `version` is complete on disk at `path`.
-
-        Args:
-            version: Batches trained in it.
-            path: Its folder, relative to the run's, so that a run that is moved or copied keeps its
-                checkpoints. An absolute path is kept as it is.
-        """
-        self._commits.check_open()
-        await self._commits.durable(partial(self._ledger.commit_checkpoint, version, path))
+        """See `Batches.commit_checkpoint`."""
+        await self._batches.commit_checkpoint(version, path)
+        if self._retention is not None:
+            await self._retention.apply()
 
     # --- anyone
 
@@ -460,7 +359,7 @@ class Broker:
 
     async def status(self, after: int = -1) -> BrokerStatus:
         """Where the run is, with the newest batches that were trained later than `after`."""
-        return status_of(self._book, after)
+        return status_of(self._book, after, paused=self._commits.paused)
 
     async def close(self) -> None:
         """End every long poll with QueueClosed, and the writing of the ledger.
@@ -468,24 +367,13 @@ class Broker:
         Afterwards `ledger.sqlite` is the whole ledger, without its -wal file.
         """
         self._leases.stop()
-        if self._impatience is not None:
-            self._impatience.cancel()
+        self._work.stop()
         await self._commits.close()
 
     # --- inside
-
-    async def _wake_work_later(self) -> None:
-        """Lets engines that still lag when patience ends ask again."""
-        await asyncio.sleep(self._patience_seconds)
-        await self._work.wake()
 
     async def _refuse(self, group_id: str) -> PutStatus:
         has_result = await self._commits.submit(partial(self._ledger.refuse, group_id))
         if has_result is None:
             raise ProtocolError(f"put: group {group_id!r} was never issued")
         return PutStatus.DUPLICATE if has_result else PutStatus.FENCED
-
-    def _read(self, locations: Sequence[Location]) -> list[bytes]:
-        return [
-            read_group(self._journal.directory, place.segment, place.offset) for place in locations
-        ]

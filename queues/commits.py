@@ -42,6 +42,11 @@ class Commits:
         self.progress = LongPolls(self.check_open)
         self.line = LongPolls(self.check_open)
 
+    @property
+    def paused(self) -> str | None:
+        """Why nothing is made durable for now; None while all is well."""
+        return self._writer.paused
+
     def check_open(self) -> None:
         """Raise once no call may be answered any more.
 

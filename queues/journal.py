@@ -8,9 +8,11 @@ segment, so no old byte is ever touched. Blocking; used by one thread (`queues.w
 from any.
 """
 
+import logging
 import os
 import struct
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
@@ -18,6 +20,7 @@ import xxhash
 
 from queues.errors import JournalError
 
+log = logging.getLogger(__name__)
 _HEADER = struct.Struct("<IQ")
 _LARGEST = 2**32 - 1
 
@@ -40,9 +43,11 @@ class Journal:
         self._segment_bytes = segment_bytes
         self._file: BinaryIO | None = None
         self._dirty = False
+        self._synced = 0
+        """Bytes of the segment that `sync` has made durable."""
         try:
             directory.mkdir(parents=True, exist_ok=True)
-            self._segment = max((int(path.stem) for path in directory.glob("*.segment")), default=0)
+            self._segment = max(segments(directory), default=0)
         except (OSError, ValueError) as error:
             raise JournalError(f"{directory}: cannot be opened: {error}") from error
 
@@ -65,6 +70,23 @@ class Journal:
             self._file.flush()
             os.fdatasync(self._file.fileno())
             self._dirty = False
+            self._synced = self._file.tell()
+
+    def abandon(self) -> None:
+        """Forget every frame since the last `sync`; appending again begins a new segment.
+
+        For when a write or a sync has failed: what of it reached the disk nobody knows, and a sync
+        that is asked for again may say that all is well. The room of what is forgotten is given
+        back, as far as the disk allows.
+        """
+        if self._file is None:
+            return
+        path = _path(self.directory, self._segment)
+        with suppress(OSError):  # it writes what it still holds
+            self._file.close()
+        self._file, self._dirty = None, False
+        with suppress(OSError):
+            os.truncate(path, self._synced) if self._synced else path.unlink()
 
     def close(self) -> None:
         """Sync and close; appending again begins a new segment."""
@@ -75,7 +97,7 @@ class Journal:
 
     def _begin_segment(self) -> None:
         self.close()
-        self._segment += 1
+        self._segment, self._synced = self._segment + 1, 0
         self._file = _path(self.directory, self._segment).open("xb")
         directory = os.open(self.directory, os.O_RDONLY)
         try:
@@ -109,6 +131,20 @@ def frames(directory: Path, segment: int) -> Iterator[tuple[int, bytes]]:
         while (payload := _read_frame(file)) is not None:
             yield offset, payload
             offset = file.tell()
+
+
+def segments(directory: Path) -> list[int]:
+    """Numbers of the segments on disk, ascending."""
+    return sorted(int(path.stem) for path in directory.glob("*.segment"))
+
+
+def remove_segment(directory: Path, segment: int) -> None:
+    """Remove a segment; what cannot be removed stays, and is logged."""
+    path = _path(directory, segment)
+    try:
+        path.unlink(missing_ok=True)
+    except OSError as error:
+        log.warning("%s cannot be removed: %s", path, error)
 
 
 def _path(directory: Path, segment: int) -> Path:

@@ -20,6 +20,7 @@ class LongPolls:
     def __init__(self, check_open: Callable[[], None]) -> None:
         self._check_open = check_open
         self._changed = asyncio.Condition()
+        self._alarms: set[asyncio.Task[None]] = set()
 
     async def until(self, decide: Callable[[], T | None], timeout: float) -> T | None:
         """What `decide` returns, asked again after every change until it is not None.
@@ -40,3 +41,18 @@ class LongPolls:
         """Something has changed: everyone who waits asks again."""
         async with self._changed:
             self._changed.notify_all()
+
+    def wake_after(self, seconds: float) -> None:
+        """Wake later: what was refused now is allowed then, without any other change."""
+        alarm = asyncio.create_task(self._wake_after(seconds))
+        self._alarms.add(alarm)
+        alarm.add_done_callback(self._alarms.discard)
+
+    def stop(self) -> None:
+        """Nobody is woken later any more."""
+        for alarm in self._alarms:
+            alarm.cancel()
+
+    async def _wake_after(self, seconds: float) -> None:
+        await asyncio.sleep(seconds)
+        await self.wake()

@@ -12,6 +12,7 @@ ones, and some without an end (`aborted`). It goes when the group has its result
 import sqlite3
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from functools import partial
 
 from queues.admission import Bounds, leases_allowed
 
@@ -65,6 +66,7 @@ def fits(
     version: int,
     engine_version: int,
     bounds: Bounds,
+    overdue: int = 0,
 ) -> bool:
     """Whether rule 1 of `queues.admission` lets a group go on with its saved tokens.
 
@@ -74,12 +76,13 @@ def fits(
         others: Groups that are leased after it at the same time, from the engine's version.
         version: v, the learner's.
         engine_version: That the engine serves.
-        bounds: The run's.
+        bounds: The run's, within the window of staleness.
+        overdue: Number of live groups that are not in `due`, since they are overdue.
     """
     start = min(saved_version, engine_version)
-    if not leases_allowed(due, version=version, start_version=start, bounds=bounds):
+    allowed = partial(leases_allowed, version=version, bounds=bounds, overdue=overdue)
+    if not allowed(due, start_version=start):
         return False
     with_it = Counter(due)
     with_it[bounds.deadline(start)] += 1
-    allowed = leases_allowed(with_it, version=version, start_version=engine_version, bounds=bounds)
-    return allowed >= others
+    return allowed(with_it, start_version=engine_version) >= others

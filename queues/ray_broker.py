@@ -5,7 +5,8 @@ it was written for. Payloads travel through Ray's object store. The actor stays 
 made it, since the ledger lies on that node's disk, and Ray never restarts it by itself: engines
 would have to report their versions again, so a supervisor decides.
 
-Every call ends: a broker that does not answer in time counts as lost.
+Every call ends: a broker that does not answer in time counts as lost, unless it says that it waits
+for room on its disk.
 """
 
 import asyncio
@@ -101,7 +102,8 @@ class BrokerClient:
     """`Broker`'s methods, called over Ray; can be sent to other Ray actors.
 
     Every method raises what the broker raised, or BrokerLostError where it cannot be reached or
-    does not answer within ANSWER_SECONDS (long polls: beyond their own timeout).
+    does not answer within ANSWER_SECONDS (long polls: beyond their own timeout). While the broker
+    pauses (`BrokerStatus.paused`), calls that need its disk wait as long as it does.
 
     A call that is given up or cancelled may still take effect in the broker. Nothing is lost by it:
     a lease whose answer nobody received gets no heartbeat, so it expires and is redelivered; a put
@@ -206,16 +208,32 @@ class BrokerClient:
     ) -> T:
         """What a call returns or raises that waits for up to `wait` seconds by itself."""
         name, seconds = method.__name__, wait + ANSWER_SECONDS
+        call = asyncio.ensure_future(_answer(getattr(self._actor, name).remote(*args, **options)))
         try:
-            async with asyncio.timeout(seconds):
-                answer: T = await getattr(self._actor, name).remote(*args, **options)
+            while True:
+                done, _ = await asyncio.wait([call], timeout=seconds)
+                if done:
+                    answer: T = call.result()
+                    return answer
+                if not await self._pauses():
+                    raise BrokerLostError(f"{name}: the broker did not answer within {seconds:g} s")
         except RayError as error:
             raise _translate(error) from error
-        except TimeoutError as error:
-            raise BrokerLostError(
-                f"{name}: the broker did not answer within {seconds:g} s"
-            ) from error
-        return answer
+        finally:
+            call.cancel()
+
+    async def _pauses(self) -> bool:
+        """Whether the broker lives, and answers late because the disk is full."""
+        try:
+            async with asyncio.timeout(ANSWER_SECONDS):
+                status: BrokerStatus = await self._actor.status.remote()
+        except TimeoutError:
+            return False
+        return status.paused is not None
+
+
+async def _answer(reference: Any) -> Any:
+    return await reference
 
 
 def _translate(error: RayError) -> Exception:

@@ -22,6 +22,10 @@ class ResultsQueue:
         """A group became ready."""
         insort(self._groups, group, key=lambda group: (_deadline(group), group.number))
 
+    def remove(self, group: Group) -> None:
+        """A ready group is not to be taken any more."""
+        self._groups.remove(group)
+
     def deadlines(self) -> list[int]:
         """Of all ready groups, earliest first."""
         return [_deadline(group) for group in self._groups]

@@ -6,8 +6,9 @@
 
 Changes are committed in the order of their submission. So memory may be ahead of the disk by the
 commits on their way, and an answer that awaits its own future also waits for all earlier changes.
-If the disk fails, nothing more is committed or answered: the broker has to be started again from
-what is on disk.
+If the disk is full, the thread waits and tries the same changes again: nothing is answered
+meanwhile, and nothing is lost. If it fails otherwise, nothing more is committed or answered: the
+broker has to be started again from what is on disk.
 """
 
 import asyncio
@@ -22,9 +23,12 @@ from typing import Any, TypeVar
 from queues.errors import LedgerError, QueueClosed
 from queues.journal import Journal
 from queues.ledger import Ledger
+from queues.room import PROBE_BYTES, has_room, is_full, no_room
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
+RETRY_SECONDS = 1.0
+"""How often a full disk is asked for room."""
 Change = tuple[Callable[[], Any], "asyncio.Future[Any]"]
 
 
@@ -37,6 +41,9 @@ class Writer:
         self._interval = interval
         self._line: queue.SimpleQueue[Change | None] = queue.SimpleQueue()
         self._closed = False
+        self._closing = threading.Event()
+        self.paused: str | None = None
+        """Why nothing is committed for now; set in the thread."""
         self.failure: LedgerError | None = None
         """Why nothing more is committed; set in the thread."""
         self._thread = threading.Thread(target=self._run, name="ledger-writer", daemon=True)
@@ -61,6 +68,7 @@ class Writer:
         """Commit what was submitted, then close ledger and journal, the ledger in one file."""
         if not self._closed:
             self._closed = True
+            self._closing.set()
             self._line.put(None)
         await asyncio.to_thread(self._thread.join)
 
@@ -92,23 +100,57 @@ class Writer:
         return changes, False
 
     def _commit(self, changes: list[Change]) -> None:
+        """Make changes durable, however long the disk is full, and answer for them."""
+        room = PROBE_BYTES
+        while True:
+            try:
+                results = self._try(changes)
+            except Exception as error:  # noqa: BLE001  (whatever it is, nobody may be told "durable")
+                if self._waits_for(room, error):
+                    room *= 2  # if it fails once more, that was too little for these changes
+                    continue
+                self._fail(changes, error)
+            else:
+                for (_, future), result in zip(changes, results, strict=True):
+                    _resolve(future, asyncio.Future.set_result, result)
+            return
+
+    def _fail(self, changes: list[Change], error: Exception) -> None:
+        if self.failure is None:
+            self.failure = LedgerError(f"the commit failed, nothing more is accepted: {error!r}")
+            self.failure.__cause__ = error
+        for _, future in changes:
+            _resolve(future, asyncio.Future.set_exception, self.failure)
+
+    def _try(self, changes: list[Change]) -> list[Any]:
+        """All changes in one transaction, or none of them."""
+        if self.failure is not None:
+            raise self.failure
         try:
-            if self.failure is not None:
-                raise self.failure
             self._ledger.begin()
             results = [change() for change, _ in changes]
             self._journal.sync()
             self._ledger.commit()
-        except Exception as error:  # noqa: BLE001  (whatever it is, nobody may be told "durable")
-            self.failure = LedgerError(f"the commit failed, nothing more is accepted: {error!r}")
-            self.failure.__cause__ = error
+        except Exception:
             with contextlib.suppress(Exception):
                 self._ledger.rollback()
-            for _, future in changes:
-                _resolve(future, asyncio.Future.set_exception, self.failure)
-        else:
-            for (_, future), result in zip(changes, results, strict=True):
-                _resolve(future, asyncio.Future.set_result, result)
+            self._journal.abandon()
+            raise
+        return results
+
+    def _waits_for(self, room: int, error: Exception) -> bool:
+        """After a failed commit: True once the disk has room again, False if that was not it."""
+        folder = self._journal.directory.parent
+        if self.failure is not None or not is_full(error, folder):
+            return False
+        self.paused = no_room(folder)
+        log.warning("paused: %s (%r)", self.paused, error)
+        while not self._closing.wait(RETRY_SECONDS):
+            if has_room(folder, room):
+                log.warning("there is room again on the disk of %s", folder)
+                self.paused = None
+                return True
+        return False
 
 
 def _resolve(

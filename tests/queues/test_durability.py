@@ -1,6 +1,7 @@
 """Writer, ledger and accounts: grouped commits, a free event loop, books that can be wrong."""
 
 import asyncio
+import errno
 import shutil
 import sqlite3
 import threading
@@ -11,6 +12,7 @@ import pytest
 
 from queues.accounts import Accounting, export_parquet, newest_checkpoint, read_accounting
 from queues.book import Book
+from queues.checksums import register
 from queues.errors import AccountingError, InputError, LedgerError
 from queues.groups import State
 from queues.journal import Journal
@@ -84,8 +86,8 @@ def test_a_slow_disk_holds_up_nobody_who_does_not_wait_for_it(
 def test_after_a_failed_commit_nothing_is_accepted_any_more(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(self: Journal) -> None:
-        raise OSError("No space left on device")
+    def broken_disk(self: Journal) -> None:
+        raise OSError(errno.EIO, "Input/output error")
 
     async def main() -> None:
         broker = make_broker(tmp_path)
@@ -94,8 +96,8 @@ def test_after_a_failed_commit_nothing_is_accepted_any_more(
         lease, other = await broker.lease("a", 4, WAIT)
         assert await broker.put("a", answer(lease)) is PutStatus.ACCEPTED
         with monkeypatch.context() as broken:
-            broken.setattr(Journal, "sync", full)
-            with pytest.raises(LedgerError, match="No space left on device"):
+            broken.setattr(Journal, "sync", broken_disk)
+            with pytest.raises(LedgerError, match="Input/output error"):
                 await broker.put("a", answer(other))
         for call in (
             broker.issue(make_prompts(1, 9), cursor="5"),
@@ -116,7 +118,7 @@ def test_after_a_failed_commit_nothing_is_accepted_any_more(
 def test_leases_that_cannot_expire_stop_the_broker(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def broken(*_: object) -> State:
+    def broken(*_: object, **__: object) -> State:
         raise AssertionError("a bug")
 
     async def main() -> None:
@@ -173,7 +175,9 @@ async def half_a_run(directory: Path):
 
 
 def tamper(directory: Path, statement: str) -> None:
+    """As a faulty program of ours would: with checksums that are right."""
     database = sqlite3.connect(directory / FILE_NAME)
+    register(database)
     with database:
         database.execute(statement)
     database.close()

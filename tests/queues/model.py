@@ -1,0 +1,208 @@
+"""What a broker must do, as plainly as it can be said: one list, searched from end to end.
+
+The rules are those of `queues.admission`, by brute force. Nothing is shared with the code under
+test but its records. Leaves out time: whoever drives the model says which leases have expired.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+UNREACHABLE = "version_not_reached"
+EXCUSED = ("engine_lost", "reward_model_lost")
+
+
+@dataclass(eq=False)
+class ModelGroup:
+    number: int
+    prompt_id: str
+    evaluation: str | None
+    state: str = "queued"
+    reason: str = ""
+    attempt: int = 0
+    failures: int = 0
+    engine: str | None = None
+    start: int | None = None
+    due: int | None = None
+    payload: bytes | None = None
+
+    @property
+    def group_id(self) -> str:
+        return f"{'g' if self.evaluation is None else 'e'}{self.number:08d}"
+
+
+@dataclass
+class Model:
+    """B, η, G, steps, attempts and the limit of the filter (None: no filter), then the state."""
+
+    size: int
+    staleness: int
+    group_size: int
+    steps: int
+    max_attempts: int
+    limit: int | None
+    groups: list[ModelGroup] = field(default_factory=list)
+    line: list[ModelGroup] = field(default_factory=list)
+    """Queued groups, in the order in which they are leased."""
+    ready: list[ModelGroup] = field(default_factory=list)
+    """In the order of arrival, which decides nothing."""
+    taken: list[ModelGroup] = field(default_factory=list)
+    batches: list[list[ModelGroup]] = field(default_factory=list)
+    """Trained ones, by version."""
+    evaluations: dict[str, int] = field(default_factory=dict)
+    """The least version of each, in the order of their queuing."""
+    engines: dict[str, int] = field(default_factory=dict)
+    checkpoints: dict[int, str] = field(default_factory=dict)
+    cursor: str | None = None
+    ended: bool = False
+    filtered: int = 0
+    """Since the last batch was taken."""
+    duplicates: int = 0
+
+    @property
+    def version(self) -> int:
+        return len(self.batches)
+
+    def train(self, *states: str) -> list[ModelGroup]:
+        return [g for g in self.groups if g.evaluation is None and g.state in states]
+
+    @property
+    def live(self) -> list[ModelGroup]:
+        return self.train("leased", "ready", "taken")
+
+    @property
+    def training_over(self) -> bool:
+        return self.version >= self.steps or (
+            self.ended and not self.live and not self.train("queued")
+        )
+
+    @property
+    def over(self) -> bool:
+        return self.training_over and all(
+            g.state in ("scored", "failed") for g in self.groups if g.evaluation is not None
+        )
+
+    # --- rules 1 and 2
+
+    def feasible(self, dues: Sequence[int], version: int) -> bool:
+        """For every date d ≥ version − 1 at most (d − version + 1)·B are due by d."""
+        return all(
+            sum(due <= date for due in dues) <= (date - version + 1) * self.size
+            for date in range(version - 1, max(dues, default=version) + 1)
+        )
+
+    def allowed(self, start: int) -> int:
+        dues = [g.due for g in self.live]
+        window = min(self.staleness + 1, max(0, self.steps - self.version)) * self.size
+        count = 0
+        while len(dues) < window:
+            dues.append(start + self.staleness)
+            if not self.feasible(dues, self.version):
+                break
+            count += 1
+        return count
+
+    # --- operations
+
+    def issue(self, prompt_ids: Sequence[str], evaluation: str | None = None) -> None:
+        for prompt_id in prompt_ids:
+            group = ModelGroup(len(self.groups) + 1, prompt_id, evaluation)
+            self.groups.append(group)
+            self.line.append(group)
+
+    def lease(self, engine: str, room: int) -> list[ModelGroup]:
+        version, leased = self.engines[engine], []
+        for name, least in self.evaluations.items():
+            if least <= version:
+                waiting = [g for g in self.line if g.evaluation == name]
+                leased += waiting[: room - len(leased)]
+        count = min((room - len(leased)) // self.group_size, self.allowed(version))
+        leased += [g for g in self.line if g.evaluation is None][:count]
+        for group in leased:
+            self.line.remove(group)
+            group.attempt += 1
+            group.state, group.engine, group.start = "leased", engine, version
+            group.due = None if group.evaluation else version + self.staleness
+        return leased
+
+    def holds(self, group: ModelGroup, engine: str, attempt: int) -> bool:
+        return (group.state, group.engine, group.attempt) == ("leased", engine, attempt)
+
+    def put(self, group: ModelGroup, payload: bytes, *, tied: bool) -> None:
+        group.payload = payload
+        if group.evaluation is not None:
+            group.state = "scored"
+        elif self.limit is not None and tied and self.filtered < self.limit:
+            self.filtered += 1
+            group.state, group.reason, group.due = "dropped", "filtered", None
+        else:
+            group.state = "ready"
+            self.ready.append(group)
+
+    def give_back(self, group: ModelGroup, reason: str) -> None:
+        group.failures += reason not in EXCUSED
+        group.due = None
+        if group.failures < self.max_attempts:
+            group.state = "queued"
+            self.line.insert(0, group)
+        else:
+            group.state, group.reason = "failed", reason
+
+    def take(self) -> list[ModelGroup] | None:
+        ready = sorted(self.ready, key=lambda g: (g.due, g.group_id))
+        short_is_right = self.ended and not self.train("queued", "leased")
+        left = [g.due for g in ready[self.size :]] + [g.due for g in self.train("leased")]
+        enough = len(ready) >= self.size or (short_is_right and ready)
+        if not enough or not self.feasible(left, self.version + 1):
+            return None
+        self.taken = ready[: self.size]
+        for group in self.taken:
+            self.ready.remove(group)
+            group.state, group.due = "taken", self.version
+        self.filtered = 0
+        return self.taken
+
+    def ack(self) -> None:
+        for group in self.taken:
+            group.state, group.due = "trained", None
+        self.batches.append(self.taken)
+        self.taken = []
+
+    def settle(self) -> None:
+        """What waits for a version that training ended before has failed."""
+        if not self.training_over:
+            return
+        for group in list(self.line):
+            if group.evaluation and self.evaluations[group.evaluation] > self.version:
+                self.line.remove(group)
+                group.state, group.reason = "failed", UNREACHABLE
+
+    def restart(self) -> None:
+        """Leases are void, their groups go first, and what is not durable is forgotten."""
+        for group in self.groups:
+            group.failures = 0
+            if group.state == "leased":
+                group.state, group.due = "queued", None
+        queued = [g for g in self.groups if g.state == "queued"]
+        self.line = [g for g in queued if g.attempt] + [g for g in queued if not g.attempt]
+        self.ready = [g for g in self.groups if g.state == "ready"]
+        self.engines = {}
+
+    # --- what shows
+
+    def accounts(self) -> dict[str, Any]:
+        """As `Accounting.to_dict`."""
+        train = [g for g in self.groups if g.evaluation is None]
+        plain = ("queued", "leased", "ready", "taken", "trained")
+        return {
+            "issued": len(train),
+            **{state: sum(g.state == state for g in train) for state in plain},
+            **{
+                state: dict(Counter(g.reason for g in train if g.state == state))
+                for state in ("dropped", "failed")
+            },
+            "trained_twice": 0,
+            "duplicates": self.duplicates,
+            "balanced": True,
+        }

@@ -1,0 +1,271 @@
+"""A disk without room: nothing is answered, nothing is lost, and it goes on when there is room."""
+
+import asyncio
+import errno
+import os
+import shutil
+import sqlite3
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from queues import journal, writer
+from queues.accounts import read_accounting
+from queues.journal import Journal
+from queues.ledger import Ledger
+from queues.records import PutStatus
+from queues.room import has_room, is_full
+from tests.queues.conftest import answer, make_broker, make_prompts
+
+ROOT = Path(__file__).parents[2]
+NAMESPACE = ["unshare", "--map-root-user", "--mount"]
+SCRIPT = """
+import asyncio, os, shutil, sys
+from pathlib import Path
+from queues import writer
+from queues.accounts import read_accounting
+from queues.records import PutStatus
+from tests.queues.conftest import answer, make_broker, make_prompts
+
+disk, elsewhere = Path(sys.argv[1]), Path(sys.argv[2])
+writer.RETRY_SECONDS = 0.05
+
+async def until(broker, paused):
+    async with asyncio.timeout(20):
+        while ((await broker.status()).paused is not None) is not paused:
+            await asyncio.sleep(0.01)
+
+async def main():
+    broker = make_broker(disk / "run", groups_per_batch=8, synchronous="full", segment_bytes=10**5)
+    await broker.issue(make_prompts(16), cursor="16")
+    await broker.serving("a", 0)
+    leases = await broker.lease("a", 32, 0.0)
+    payloads = {lease.group_id: answer(lease, reward=float(n)) for n, lease in enumerate(leases)}
+    accepted = []
+    for round_, lease in enumerate(leases[:8]):
+        ballast = open(disk / "ballast", "wb", buffering=0)
+        try:
+            while True:
+                ballast.write(bytes(4096 if round_ % 2 else 65536))
+        except OSError:
+            pass
+        ballast.close()
+        kept = os.path.getsize(disk / "ballast") - 4096 * round_  # some rounds: room for half of it
+        os.truncate(disk / "ballast", max(0, kept))
+        put = asyncio.create_task(broker.put("a", payloads[lease.group_id]))
+        done, _ = await asyncio.wait([put], timeout=0.3)
+        if not done:
+            await until(broker, paused=True)
+            paused = (await broker.status()).paused
+            assert f"no space is left on the disk of {disk / 'run'}" in paused
+            assert await broker.heartbeat("a", [(lease.group_id, 1)]) == []
+            copy = elsewhere / str(round_)  # as if everything were killed now
+            shutil.copytree(disk / "run", copy)
+            assert read_accounting(copy).ready == len(accepted), "nobody was told of the rest"
+            again = make_broker(copy, groups_per_batch=8)
+            assert (await again.accounting()).balanced
+            await again.close()
+            print("paused")
+        os.unlink(disk / "ballast")
+        async with asyncio.timeout(20):
+            assert await put is PutStatus.ACCEPTED
+        accepted.append(payloads[lease.group_id])
+        await until(broker, paused=False)
+    assert sorted((await broker.take(0, 1.0)).payloads) == sorted(accepted)
+    assert (await broker.accounting()).balanced
+    await broker.close()
+
+asyncio.run(main())
+"""
+
+
+def can_mount() -> bool:
+    command = [*NAMESPACE, "mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", "/mnt"]
+    return (
+        shutil.which("unshare") is not None
+        and not subprocess.run(command, capture_output=True, check=False, timeout=30).returncode
+    )
+
+
+@pytest.mark.skipif(not can_mount(), reason="file systems cannot be mounted here")
+def test_a_disk_that_is_really_full_pauses_the_broker_until_there_is_room(tmp_path: Path) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    shell = 'mount -t tmpfs -o size=3m tmpfs "$1" && exec "$0" -c "$3" "$1" "$2"'
+    done = subprocess.run(
+        [*NAMESPACE, "sh", "-c", shell, sys.executable, disk, tmp_path, SCRIPT],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("paused") >= 4
+    assert "there is room again" in done.stderr
+
+
+class Full:
+    """Runs out of room at the nth point where something is written, once."""
+
+    def __init__(self, at: int) -> None:
+        self.at = at
+        self.points = 0
+
+    def reached(self) -> bool:
+        self.points += 1
+        return self.points == self.at
+
+    def file(self, original: Any) -> Any:
+        full = self
+
+        class File:
+            def write(self, content: bytes) -> int:
+                if full.reached():
+                    original.write(content[: len(content) // 2])
+                    original.flush()
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+                return original.write(content)
+
+            def __getattr__(self, name: str) -> Any:
+                return getattr(original, name)
+
+        return File()
+
+
+def sqlite_full() -> sqlite3.Error:
+    error = sqlite3.OperationalError("database or disk is full")
+    error.sqlite_errorcode = sqlite3.SQLITE_FULL
+    return error
+
+
+def install(patch: pytest.MonkeyPatch, full: Full) -> None:
+    """Every point where the broker writes: frames, new segments, syncs, and SQL of any kind."""
+    begin, execute, sync = Journal._begin_segment, Ledger._execute, os.fdatasync
+
+    def begin_segment(self: Journal) -> None:
+        if full.reached():
+            raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
+        begin(self)
+        self._file = full.file(self._file)
+
+    def executed(self: Ledger, *args: Any) -> Any:
+        if full.reached():
+            raise sqlite_full()
+        return execute(self, *args)
+
+    def synced(descriptor: int) -> None:
+        if full.reached():
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        sync(descriptor)
+
+    patch.setattr(Journal, "_begin_segment", begin_segment)
+    patch.setattr(Ledger, "_execute", executed)
+    patch.setattr(journal.os, "fdatasync", synced)
+
+
+async def small_run(folder: Path, full: Full) -> tuple[dict[str, Any], list[bytes]]:
+    with pytest.MonkeyPatch.context() as patch:
+        broker = make_broker(folder, segment_bytes=6_000)
+        install(patch, full)
+        await broker.issue(make_prompts(4), cursor="4")
+        await broker.serving("a", 0)
+        leases = await broker.lease("a", 8, 10.0)
+        for number, lease in enumerate(leases[:3]):
+            await broker.put("a", answer(lease, reward=float(number)))
+        batch = await broker.take(0, 10.0)
+        await broker.ack(0, {})
+        await broker.commit_checkpoint(1, "checkpoints/v000001")
+        assert await broker.take(0, 0.0) == batch
+    await broker.close()
+    return read_accounting(folder).to_dict(), batch.payloads
+
+
+def test_wherever_room_runs_out_the_outcome_is_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(writer, "RETRY_SECONDS", 0.001)
+    nowhere = Full(at=0)
+    expected = asyncio.run(small_run(tmp_path / "0", nowhere))
+    assert nowhere.points > 40
+    for at in range(1, nowhere.points + 1):
+        caplog.clear()
+        assert asyncio.run(small_run(tmp_path / str(at), Full(at))) == expected
+        assert caplog.text.count("paused: no space is left") == 1
+        frames = sum(
+            len([*journal.frames(tmp_path / str(at) / "journal", int(path.stem))])
+            for path in (tmp_path / str(at) / "journal").glob("*.segment")
+        )
+        assert frames in (3, 4), "a commit that fails after the sync leaves its frame unreferenced"
+
+
+def test_a_broker_that_is_closed_while_it_pauses_answers_nobody_and_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def main() -> None:
+        broker = make_broker(tmp_path)
+        await broker.issue(make_prompts(2), cursor="2")
+        await broker.serving("a", 0)
+        lease, _ = await broker.lease("a", 4, 0.0)
+        monkeypatch.setattr(writer, "has_room", lambda *_: False)
+        monkeypatch.setattr(Ledger, "commit", lambda _: (_ for _ in ()).throw(sqlite_full()))
+        put = asyncio.create_task(broker.put("a", answer(lease)))
+        async with asyncio.timeout(10):
+            while (await broker.status()).paused is None:  # noqa: ASYNC110
+                await asyncio.sleep(0.001)
+        await broker.close()
+        with pytest.raises(Exception, match=r"nothing more is accepted.*disk is full"):
+            await put
+
+    asyncio.run(main())
+    assert read_accounting(tmp_path).ready == 0
+
+
+def test_only_errors_of_a_full_disk_are_taken_for_one(tmp_path: Path) -> None:
+    assert is_full(OSError(errno.ENOSPC, "x"), tmp_path)
+    assert is_full(OSError(errno.EDQUOT, "x"), tmp_path)
+    assert not is_full(OSError(errno.EIO, "x"), tmp_path)
+    assert not is_full(None, tmp_path)
+    assert is_full(sqlite_full(), tmp_path)
+    io_error = sqlite3.OperationalError("disk I/O error")
+    io_error.sqlite_errorcode = sqlite3.SQLITE_IOERR
+    assert not is_full(io_error, tmp_path), "this disk has room"
+    wrapped = RuntimeError("cannot save")
+    wrapped.__cause__ = OSError(errno.ENOSPC, "x")
+    assert is_full(wrapped, tmp_path)
+    assert has_room(tmp_path)
+    assert not [*tmp_path.iterdir()]
+
+
+@pytest.mark.ray
+def test_a_put_answered_late_by_a_broker_that_pauses_is_waited_for(
+    ray_cluster: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import ray
+
+    from queues import ray_broker
+    from queues.errors import BrokerLostError
+
+    @ray.remote
+    class Pausing:
+        """Answers a put after 2 s, and says that it pauses, or not."""
+
+        def __init__(self, admits: bool) -> None:
+            self.admits = admits
+
+        async def put(self, engine: str, payload: bytes) -> PutStatus:
+            await asyncio.sleep(2.0)
+            return PutStatus.ACCEPTED
+
+        async def status(self) -> Any:
+            return type("Status", (), {"paused": "no space" if self.admits else None})()
+
+    monkeypatch.setattr(ray_broker, "ANSWER_SECONDS", 0.5)
+    patient = ray_broker.BrokerClient(Pausing.remote(True))
+    assert asyncio.run(patient.put("a", b"")) is PutStatus.ACCEPTED
+    silent = ray_broker.BrokerClient(Pausing.remote(False))
+    with pytest.raises(BrokerLostError, match=r"did not answer within 0\.5 s"):
+        asyncio.run(silent.put("a", b""))
