@@ -135,6 +135,7 @@ class RolloutActor:
         self._tally = Tally(engine_id_of(index))
         self._stop = asyncio.Event()
         self._parts: _Parts | None = None
+        self._works = False
 
     async def start(self) -> None:
         """Builds the parts and loads the model; the engine is STALE until the first version comes.
@@ -159,7 +160,7 @@ class RolloutActor:
         """
         if self._parts is None:
             raise ActorsError(f"{self._tally.engine_id} was told to run before it had started")
-        parts = self._parts
+        parts, self._works = self._parts, True
         try:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(parts.receiver.run(self._stop))
@@ -177,8 +178,13 @@ class RolloutActor:
         return self._tally.statistics()
 
     async def stop(self) -> None:
-        """Ends `run` within seconds, even one that has not begun; what is running is aborted."""
+        """Ends `run` within seconds, even one that has not begun; what is running is saved.
+
+        Returns when that is done, with the engine still to be closed.
+        """
         self._stop.set()
+        if self._works and self._parts is not None:
+            await self._parts.worker.left.wait()
 
     def _rewards(self, names: Sequence[str]) -> Rewards:
         timeout = self._config.reward_timeout_seconds
@@ -220,6 +226,7 @@ class RolloutActor:
             self._tally,
             self._broker,
             episodes.run,
+            interrupt=engine.interrupt,
             max_concurrent_rollouts=config.max_concurrent_rollouts,
             largest_group=self._group_size + config.greedy_baseline,
             heartbeat_seconds=self._heartbeat_seconds,

@@ -8,6 +8,7 @@ Exit codes: 0 done, 1 failed at run time, 2 bad input, 130 interrupted after a c
 import json
 import os
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -193,20 +194,24 @@ def inspect(
         Path | None, typer.Option(help="Write every journaled rollout to this file.")
     ] = None,
 ) -> None:
-    """Show the accounts of a run, alive or dead, or export its rollouts."""
-    from deploy.outcome import show_accounting
+    """Show the accounts of a run, alive or dead, and its failed prompts, or export its rollouts."""
+    from deploy.outcome import show_accounting, show_failed
     from deploy.run_directory import RunDirectory
-    from queues.accounts import export_parquet, read_accounting
+    from queues.accounts import export_parquet, read_accounting, read_failed, removed_groups
 
     directory = RunDirectory.open(run, runs_dir)
     if parquet is not None:
         typer.echo(f"{export_parquet(directory.path, parquet)} rollouts in {parquet}")
+        if gone := removed_groups(directory.path):
+            typer.echo(f"those of {gone} groups are gone, since queues.keep_rollouts = 'needed'")
         return
-    accounting = read_accounting(directory.path)
+    accounting, failed = read_accounting(directory.path), read_failed(directory.path)
     if as_json:
-        typer.echo(json.dumps(accounting.to_dict()))
+        prompts = [asdict(each) for each in failed]
+        typer.echo(json.dumps({**accounting.to_dict(), "failed_prompts": prompts}))
     else:
         show_accounting(accounting, Console())
+        show_failed(failed, Console())
 
 
 @app.command()

@@ -264,7 +264,11 @@ class RunConfig(BaseModel):
     def objective(self) -> LearnerConfig:
         """The learner's settings with what they take over from other sections filled in."""
         length = self.learner.fixed_length or self.actors.max_new_tokens
-        return self.learner.model_copy(update={"fixed_length": length})
+        limit = self.learner.max_token_lag
+        if self.queues.on_overdue == "mask":
+            bound = self.queues.max_staleness
+            limit = bound if limit is None else min(limit, bound)
+        return self.learner.model_copy(update={"fixed_length": length, "max_token_lag": limit})
 
     @property
     def flow(self) -> QueuesConfig:

@@ -1,12 +1,17 @@
 """Tables that commands end with: what a run achieved, and its accounts."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from deploy.run_directory import RunDirectory
-from queues.accounts import Accounting
+from queues.accounts import Accounting, FailedPrompt
+
+SHOWN = 20
+"""Failed prompts in a table."""
 
 
 def show(summary: dict[str, Any], directory: RunDirectory, console: Console) -> None:
@@ -72,6 +77,8 @@ def _selection(figures: dict[str, int]) -> list[tuple[str, str]]:
         rows.append(("groups without a signal", text))
     if figures["prompts_retired"]:
         rows.append(("prompts mastered", f"{figures['prompts_retired']:,}"))
+    if figures["groups_overdue"]:
+        rows.append(("stragglers not waited for", f"{figures['groups_overdue']:,} groups"))
     return rows
 
 
@@ -102,3 +109,15 @@ def show_accounting(accounting: Accounting, console: Console) -> None:
         else:
             table.add_row(key, str(value))
     console.print(table)
+
+
+def show_failed(failed: Sequence[FailedPrompt], console: Console) -> None:
+    """Prompts that failed for good with their error, the newest last; nothing where none has."""
+    if not failed:
+        return
+    table = Table("prompt", "attempts", "reason", "error", title="failed for good")
+    for each in failed[-SHOWN:]:
+        table.add_row(each.prompt_id, str(each.attempts), each.reason, escape(each.error))
+    console.print(table)
+    if len(failed) > SHOWN:
+        console.print(f"the newest {SHOWN} of {len(failed)}; --json lists them all")

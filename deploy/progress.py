@@ -64,10 +64,15 @@ class Screen:
     def batch(self, row: Mapping[str, Any], *, tokens_per_second: float | None) -> None:
         """One batch of reinforcement."""
         speed = "" if tokens_per_second is None else f" · {tokens_per_second:,.0f} tokens/s"
+        trained = "every token masked"
+        if row["max_lag"] is not None:
+            trained = (
+                f"lag {row['lag_mean']:.2f} (max {row['max_lag']})"
+                f" · length {row['response_length_mean']:.0f}"
+            )
         self.advance(
             row["version"] + 1,
-            f"reward {row['reward_mean']:.3f}{self._scores} · lag {row['lag_mean']:.2f}"
-            f" (max {row['max_lag']}) · length {row['response_length_mean']:.0f}{speed}",
+            f"reward {row['reward_mean']:.3f}{self._scores} · {trained}{speed}",
         )
 
     def supervised(self, progress: SftProgress) -> None:

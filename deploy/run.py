@@ -317,8 +317,14 @@ class Run:
             self.record.add_scores(version, scores, now=time.time())
             self.screen.score(version, {kind: score.score for kind, score in scores.items()})
 
+    async def hand_over(self) -> None:
+        """Returns when the learner has ended and the actors have saved what they are sampling."""
+        assert self.learning is not None
+        leaving = [asyncio.create_task(actor.stop()) for actor in self.actors]
+        await asyncio.wait({self.learning, *leaving})
+
     async def interrupt(self, training: "asyncio.Task[None]", interrupts: Interrupts) -> None:
-        """Lets the learner end its step and save, unless the user insists; then ends the rest.
+        """Lets learner and actors save what they have, unless the user insists; then ends the rest.
 
         Raises:
             KeyboardInterrupt: Unless training ended by itself meanwhile.
@@ -329,12 +335,14 @@ class Run:
             )
             self.learner.stop()
             insisted = asyncio.create_task(interrupts.insisted.wait())
+            saved = asyncio.create_task(self.hand_over())
             await asyncio.wait(
-                {self.learning, insisted},
+                {saved, insisted},
                 timeout=self.config.deploy.checkpoint_seconds,
                 return_when=asyncio.FIRST_COMPLETED,
             )
             insisted.cancel()
+            saved.cancel()
             if self.learning.done():
                 self.learning.result()
             else:

@@ -111,7 +111,9 @@ def summarise(record: Record, *, status: str, now: float) -> dict[str, Any]:
         "heldout": record.heldout,
         "heldout_sampled": record.heldout_sampled,
         "max_staleness": record.max_staleness,
-        "max_lag_trained": max((row["max_lag"] for row in batches), default=None),
+        "max_lag_trained": max(
+            (row["max_lag"] for row in batches if row["max_lag"] is not None), default=None
+        ),
         "lag_histogram": _lags(batches),
         "ess_mean": _mean(row["ess"] for row in batches),
         "mismatch": {kind: _mismatch(batches, kind) for kind in ("fresh", "crossed", "stale")},
@@ -132,12 +134,13 @@ def summarise(record: Record, *, status: str, now: float) -> dict[str, Any]:
 
 
 def selection(record: Record) -> dict[str, int]:
-    """What was left out of training: groups now, the rest as of the newest batch."""
+    """Left out of training or trained late: groups by now, the rest as of the newest batch."""
     newest = record.batches[-1] if record.batches else {}
     return {
         "groups_filtered": record.accounting.get("dropped", {}).get("filtered", 0),
         "groups_let_through": newest.get("groups_let_through", 0),
         "prompts_retired": newest.get("prompts_retired", 0),
+        "groups_overdue": newest.get("groups_overdue", 0),
     }
 
 

@@ -34,6 +34,8 @@ from weight_sync.ray_broadcaster import BroadcasterClient
 
 POLL_SECONDS = 2.0
 """Between two looks at the statistics; what came after the last one is lost with the process."""
+HAND_OVER_SECONDS = 8.0
+"""How long an actor may take to hand over what it is sampling."""
 ANSWER_SECONDS = 5.0
 """Deadline of an actor's answer about itself."""
 
@@ -79,6 +81,17 @@ class Supervisor:
         """What each earlier life last said of itself."""
         self._said: dict[str, Any] | None = None
         """What the present one last said."""
+
+    async def stop(self) -> None:
+        """Has the actor save what it is sampling; it takes up nothing any more.
+
+        Returns when it has, or after HAND_OVER_SECONDS; at once where it does not work.
+        """
+        if self._working_since is None:
+            return
+        with suppress(RayError, TimeoutError):
+            async with asyncio.timeout(HAND_OVER_SECONDS):
+                await self._actor.stop.remote()
 
     async def start(self) -> None:
         """Creates the process and loads the model.

@@ -237,7 +237,11 @@ def split_groups(groups: int, minibatches: int, *, version: int, epoch: int) -> 
 
 
 def read_batch(
-    groups: Sequence[RolloutGroup], *, mask_truncated: bool = False, process_rewards: bool = False
+    groups: Sequence[RolloutGroup],
+    *,
+    mask_truncated: bool = False,
+    oldest_version: int | None = None,
+    process_rewards: bool = False,
 ) -> TrainBatch:
     """Tensors of a batch, without advantages and token weights.
 
@@ -247,6 +251,7 @@ def read_batch(
         groups: As taken from the queue.
         mask_truncated: Mask out rollouts that ended at the limit of their length; their tokens
             still count as sampled.
+        oldest_version: Mask out tokens that an older version sampled; they too count as sampled.
         process_rewards: Tell rewards of turns, which a rollout's metadata has as `turn_rewards`, a
             list of [index of the turn's last token, reward], from the rest of its reward.
 
@@ -266,6 +271,9 @@ def read_batch(
     mask = _column(rollouts, "loss_mask", torch.bool)
     if mask_truncated:
         mask &= ~truncated[sequence_ids]
+    versions = _column(rollouts, "versions", torch.int64)
+    if oldest_version is not None:
+        mask &= versions >= oldest_version
     of_turns = _turn_rewards(rollouts, lengths) if process_rewards else None
     if of_turns is not None:
         rewards = rewards.index_add(0, sequence_ids, -of_turns.double())
@@ -278,7 +286,7 @@ def read_batch(
         group_ids=group_index[sequence_ids],
         mask=mask,
         behavior_logprobs=_column(rollouts, "behavior_logprobs", torch.float32),
-        versions=_column(rollouts, "versions", torch.int64),
+        versions=versions,
         rewards=task_rewards.float()[sequence_ids],
         advantages=empty,
         token_weights=empty,

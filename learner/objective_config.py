@@ -143,6 +143,9 @@ class ObjectiveConfig(Section):
     mask_truncated: bool = False
     """Leave rollouts that ended at their length limit out of the loss; their rewards stay in the
     baselines, and the rollouts in the count of `fixed_length`."""
+    max_token_lag: int | None = Field(default=None, ge=0)
+    """Leave tokens that lag by more versions out of the loss; None takes queues.max_staleness where
+    queues.on_overdue = "mask", else there is no limit."""
     drop_tied: bool = False
     """Leave groups whose rewards are all equal out of the loss and of every denominator (ScaleRL),
     so that a batch gets smaller; `queues.filter_tied` replaces them instead."""

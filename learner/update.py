@@ -54,16 +54,18 @@ class Updater:
             version: The version being trained; the steps produce `version + 1`.
 
         Returns:
-            Statistics over all ranks, JSON-serialisable; `statistics` lists them.
+            Statistics over all ranks, JSON-serialisable; `statistics` lists them. With a limit of
+            lag also `tokens_too_old`: sampled tokens that are left out for it.
 
         Raises:
             LearnerError: The batch cannot be trained.
             TrainingDiverged: The loss or the gradient is not finite, on any rank.
         """
-        config = self._config
+        config, limit = self._config, self._config.max_token_lag
         batch = read_batch(
             groups,
             mask_truncated=config.mask_truncated,
+            oldest_version=None if limit is None else version - limit,
             process_rewards=config.process_rewards,
         )
         batch = self.objective.weighed(self._scored(batch))
@@ -103,6 +105,9 @@ class Updater:
         )
         figures = statistics(batch, work, version)
         figures |= self._coefficients()
+        if limit is not None:
+            lags = version - batch.tokens.versions[batch.sampled]
+            figures["tokens_too_old"] = int((lags > limit).sum())
         if trains_policy:
             self.objective.adapt(
                 kl=figures.get("reference_kl"),

@@ -15,7 +15,6 @@ if TYPE_CHECKING:
         newest_checkpoint,
         read_accounting,
     )
-    from queues.book import BatchRecord
     from queues.broker import Broker
     from queues.config import QueuesConfig
     from queues.errors import (
@@ -33,6 +32,7 @@ if TYPE_CHECKING:
     from queues.ray_broker import BrokerClient, create_broker
     from queues.records import (
         Batch,
+        BatchRecord,
         Evaluation,
         FinishReason,
         Lease,
@@ -84,7 +84,6 @@ __all__ = [
 
 _MODULES = {
     "accounts": ("Accounting", "export_parquet", "is_open", "newest_checkpoint", "read_accounting"),
-    "book": ("BatchRecord",),
     "broker": ("Broker",),
     "config": ("QueuesConfig",),
     "errors": (
@@ -102,6 +101,7 @@ _MODULES = {
     "ray_broker": ("BrokerClient", "create_broker"),
     "records": (
         "Batch",
+        "BatchRecord",
         "Evaluation",
         "FinishReason",
         "Lease",

@@ -18,7 +18,13 @@ from queues.errors import InputError, LedgerError
 from queues.groups import State, StateCounts
 from queues.journal import read_group
 from queues.ledger import Counts, count_rows
-from queues.ledger_tables import FILE_NAME, JOURNAL_NAME, LOCK_NAME, check_schema_version
+from queues.ledger_tables import (
+    FILE_NAME,
+    JOURNAL_NAME,
+    LOCK_NAME,
+    REMOVED_SEGMENT,
+    check_schema_version,
+)
 from queues.records import Purpose
 
 
@@ -96,11 +102,69 @@ def newest_checkpoint(run_directory: Path) -> tuple[int, Path] | None:
         LedgerError: Its ledger cannot be read.
     """
     with open_ledger(run_directory) as database:
-        rows = database.execute("SELECT version, path FROM checkpoints ORDER BY version DESC")
-        for version, path in rows:
-            if (folder := run_directory / path).is_dir():
-                return version, folder
-    return None
+        return next(_checkpoints(database, run_directory, "DESC"), None)
+
+
+def oldest_checkpoint(run_directory: Path) -> int | None:
+    """Version of the oldest committed checkpoint that is there; raises as `newest_checkpoint`."""
+    with open_ledger(run_directory, verify=False) as database:
+        found = next(_checkpoints(database, run_directory, "ASC"), None)
+    return None if found is None else found[0]
+
+
+def _checkpoints(
+    database: sqlite3.Connection, run_directory: Path, order: str
+) -> Iterator[tuple[int, Path]]:
+    for version, path in database.execute(
+        f"SELECT version, path FROM checkpoints ORDER BY version {order}"
+    ):
+        if (folder := run_directory / path).is_dir():
+            yield version, folder
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FailedPrompt:
+    """A group that failed for good."""
+
+    prompt_id: str
+    group_id: str
+    purpose: str
+    attempts: int
+    reason: str
+    error: str
+    """What the last attempt said."""
+
+
+def read_failed(run_directory: Path) -> list[FailedPrompt]:
+    """Every group that failed for good, in the order of issue, of a run dead or alive.
+
+    Raises:
+        InputError: There is no run in the directory.
+        LedgerError: Its ledger cannot be read.
+    """
+    with open_ledger(run_directory) as database:
+        rows = database.execute(
+            "SELECT prompt_id, group_id, purpose, attempt, reason, coalesce(error, '')"
+            " FROM groups WHERE state = 'failed' ORDER BY number"
+        )
+        names = ("prompt_id", "group_id", "purpose", "attempts", "reason", "error")
+        return [FailedPrompt(**dict(zip(names, row, strict=True))) for row in rows]
+
+
+def removed_groups(run_directory: Path) -> int:
+    """Number of accepted groups whose rollouts `queues.retention` removed; raises likewise."""
+    with open_ledger(run_directory) as database:
+        gone = removed_segments(database)
+        counts = database.execute("SELECT segment, count(*) FROM results GROUP BY segment")
+        return sum(count for segment, count in counts if segment in gone)
+
+
+def removed_segments(database: sqlite3.Connection) -> set[int]:
+    """Segments that are gone because nothing needs them any more."""
+    rows = database.execute("SELECT key FROM meta").fetchall()
+    return {
+        int(key.removeprefix(REMOVED_SEGMENT)) for (key,) in rows if key.startswith(REMOVED_SEGMENT)
+    }
 
 
 def read_batches(run_directory: Path) -> list[dict[str, Any]]:
@@ -120,6 +184,8 @@ def read_batches(run_directory: Path) -> list[dict[str, Any]]:
 def export_parquet(run_directory: Path, file: Path) -> int:
     """Write every journaled rollout of a run to Parquet; returns the number of rows.
 
+    Those that `queues.retention` removed are left out; `removed_groups` counts them.
+
     Columns are those of `queues.schema.SCHEMA`, `state` and `trained_version` (null: untrained).
 
     The file appears when it is complete.
@@ -136,6 +202,7 @@ def export_parquet(run_directory: Path, file: Path) -> int:
     partial = file.with_name(f".{file.name}.partial")
     journal = run_directory / JOURNAL_NAME
     with open_ledger(run_directory) as database:
+        gone = removed_segments(database)
         rows = database.execute(
             "SELECT segment, offset, state, trained_version FROM results"
             " JOIN groups USING (group_id) WHERE segment IS NOT NULL ORDER BY segment, offset"
@@ -143,6 +210,7 @@ def export_parquet(run_directory: Path, file: Path) -> int:
         groups = (
             (read_group(journal, segment, offset), state, trained_version)
             for segment, offset, state, trained_version in rows
+            if segment not in gone
         )
         try:
             count = write_parquet(groups, partial)
@@ -187,8 +255,13 @@ def _by_reason(states: StateCounts, wanted: State) -> dict[str, int]:
 
 
 @contextmanager
-def open_ledger(run_directory: Path) -> Iterator[sqlite3.Connection]:
-    """The ledger, read-only, as it is at one moment."""
+def open_ledger(run_directory: Path, *, verify: bool = True) -> Iterator[sqlite3.Connection]:
+    """The ledger, read-only, as it is at one moment.
+
+    Args:
+        run_directory: The run's folder.
+        verify: Compare every row with its checksum first (`queues.checksums`).
+    """
     path = run_directory / FILE_NAME
     if not path.is_file():
         raise InputError(f"{run_directory}: no {FILE_NAME} here, so it is not the folder of a run")
@@ -197,7 +270,8 @@ def open_ledger(run_directory: Path) -> Iterator[sqlite3.Connection]:
         try:
             check_schema_version(database, path)
             database.execute("BEGIN")
-            check(database, path)
+            if verify:
+                check(database, path)
             yield database
         finally:
             database.close()

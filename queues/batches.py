@@ -2,18 +2,21 @@
 
 import asyncio
 import json
+import logging
 import time
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
 from queues.accounts import account
-from queues.book import BatchRecord, Book
+from queues.book import Book
 from queues.commits import Commits
 from queues.errors import AccountingError, InputError
 from queues.journal import Journal, Location, read_group
 from queues.ledger import Ledger
-from queues.records import Batch
+from queues.records import Batch, BatchRecord
+
+log = logging.getLogger(__name__)
 
 
 class Batches:
@@ -58,11 +61,25 @@ class Batches:
             group_ids = self._book.take(version)
             if group_ids is None:
                 return None
-            return self._commits.submit(partial(self._ledger.take, version, group_ids))
+            reissues = self._book.pass_over()
+            if reissues:
+                log.info(
+                    "batch %d: %d groups are overdue and dropped: %s", version, len(reissues),
+                    ", ".join(dropped.group_id for dropped, _ in reissues),
+                )  # fmt: skip
+
+            def record() -> list[Location]:
+                self._ledger.reissue(reissues, version)
+                return self._ledger.take(version, group_ids)
+
+            return self._commits.submit(record)
 
         recorded = await self._commits.progress.until(decide, timeout)
         if recorded is None:
             return None
+        if self._book.bounds.on_overdue != "wait":  # what is overdue takes no place, or not this
+            await self._commits.work.wake()
+            await self._commits.line.wake()
         payloads = await asyncio.to_thread(self._read, await recorded)
         return Batch(version=version, payloads=payloads)
 
@@ -74,7 +91,8 @@ class Batches:
         Args:
             version: Of the batch.
             statistics: Anything that JSON can hold; kept in the ledger, together with how much
-                was left out of training so far, where something may be.
+                was left out of training or trained late so far, where something may be, and with
+                the controller's state after this batch, where there is one; it goes by `ess`.
 
         Raises:
             ProtocolError: That batch is not taken.
@@ -84,7 +102,7 @@ class Batches:
         if version < self._book.version:
             return
         try:
-            text = json.dumps({**statistics, **self._book.selection})
+            text = json.dumps({**statistics, **self._book.additions(statistics)})
         except (TypeError, ValueError) as error:
             raise InputError(f"statistics of batch {version} are not JSON: {error}") from error
         record = BatchRecord(version=version, acked_at=time.time(), statistics=json.loads(text))

@@ -11,34 +11,27 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from queues.admission import Bounds, Choice, choose_batch, leases_allowed
-from queues.errors import ProtocolError, QueueClosed, SchemaError
+from queues.errors import ProtocolError, QueueClosed
 from queues.evaluations import EvaluationRun
-from queues.groups import FILTERED, Acceptance, Group, Groups, State
+from queues.groups import FILTERED, OVERDUE, Acceptance, Group, Groups, Reissue, State
+from queues.partials import fits
 from queues.prompt_queue import PromptQueue
-from queues.records import REWARD_MODEL_LOST, Lease, Prompt, Summary
+from queues.records import REWARD_MODEL_LOST, BatchRecord, Lease, Prompt, Summary
 from queues.results_queue import ResultsQueue
 from queues.retirement import Retirement
 from queues.tie_filter import TieFilter, Verdict
+from queues.window_controller import WindowController, WindowState
 
 BATCHES_KEPT = 100
+CONTROLLER = "window_controller"
+"""Key in the statistics of a batch: the state of the controller after it."""
 ENGINE_LOST = "engine_lost"
 """Why leases end whose engine is gone."""
 EXCUSED = frozenset({ENGINE_LOST, REWARD_MODEL_LOST})
 """Why attempts fail by no doing of their group; however often, it is queued again."""
+MOST_DOUBLINGS = 5
 UNREACHABLE = "version_not_reached"
 """Why groups fail whose evaluation wants a version after the last one."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BatchRecord:
-    """One trained batch; made at its acknowledgement, for whoever watches the run."""
-
-    version: int
-    """That it was trained at."""
-    acked_at: float
-    """Epoch seconds."""
-    statistics: Mapping[str, Any]
-    """As the learner acknowledged it."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -49,10 +42,13 @@ class Book:
     group_size: int
     queued_batches: int
     max_attempts: int
+    retry_seconds: float = 0.0
+    """Wait after a failed attempt; doubled with each further one, at most MOST_DOUBLINGS times."""
     greedy_baseline: bool = False
     """Whether every train group is generated with a greedy rollout beside it."""
+    controller: WindowController | None = None
     tie_filter: TieFilter | None = None
-    retirement: Retirement | None = None
+    retirement: Retirement = field(default_factory=Retirement)
     groups: Groups = field(default_factory=Groups)
     prompts: PromptQueue = field(default_factory=PromptQueue)
     results: ResultsQueue = field(default_factory=ResultsQueue)
@@ -65,6 +61,12 @@ class Book:
     """The batch being trained."""
     batches: deque[BatchRecord] = field(default_factory=lambda: deque(maxlen=BATCHES_KEPT))
     """The newest trained ones."""
+    accepted: int = 0
+    """Results, evaluations included, over the whole run."""
+    steered: WindowState | None = None
+    """What the controller made of the batches so far."""
+    late: int = 0
+    """Groups that were taken after their deadline, over the whole run."""
     next_number: int = 1
     """Of the next group, in the order of issue."""
     cursor: str | None = None
@@ -88,14 +90,29 @@ class Book:
         return self.training_over and all(run.finished for run in self.evaluations.values())
 
     @property
-    def selection(self) -> dict[str, int]:
-        """What was left out of training so far, by what is configured to leave it out."""
-        figures = {}
+    def staleness(self) -> int:
+        """w: new groups are due so many versions after their start."""
+        return self.bounds.max_staleness if self.steered is None else self.steered.window
+
+    def additions(self, statistics: Mapping[str, Any]) -> dict[str, Any]:
+        """What is said of the taken batch beside the learner's statistics of it.
+
+        What was left out of training or trained late so far, and where the window of staleness is
+        steered to by the batch; each where it is configured.
+        """
+        figures: dict[str, Any] = {}
         if self.tie_filter is not None:
-            figures["groups_filtered"] = self.groups.filtered
+            figures["groups_filtered"] = self.groups.dropped(FILTERED)
             figures["groups_let_through"] = self.tie_filter.let_through
-        if self.retirement is not None:
+        if self.retirement.cap is not None:
             figures["prompts_retired"] = len(self.retirement.names)
+        if self.bounds.on_overdue != "wait":
+            figures["groups_overdue"] = self.late + self.groups.dropped(OVERDUE)
+        if self.controller is not None:
+            state = self.steered or self.controller.start()
+            state = self.controller.after(state, statistics.get("ess"))
+            figures["staleness_window"] = state.window
+            figures[CONTROLLER] = state.to_dict()
         return figures
 
     # --- prompts
@@ -106,22 +123,13 @@ class Book:
         Raises:
             InputError: An id by which a prompt cannot be known again.
         """
-        return (prompts, False) if self.retirement is None else self.retirement.select(prompts)
+        return self.retirement.select(prompts)
 
     def issue(self, prompts: Sequence[Prompt], evaluation: str | None = None) -> list[Group]:
         """Queue a group for each prompt."""
-        groups = []
-        for prompt in prompts:
-            group = Group(
-                number=self.next_number,
-                group_id=f"{'g' if evaluation is None else 'e'}{self.next_number:08d}",
-                prompt=prompt,
-                evaluation=evaluation,
-            )
-            self.next_number += 1
-            self.groups.add(group)
+        groups = [self._new_group(prompt, evaluation) for prompt in prompts]
+        for group in groups:
             self.prompts.append(group)
-            groups.append(group)
         return groups
 
     def evaluate(self, run: EvaluationRun, prompts: Sequence[Prompt]) -> list[Group]:
@@ -139,9 +147,9 @@ class Book:
         if self.training_over or self.ended:
             raise QueueClosed("prompts_wanted: no more prompts will be wanted")
         size = self.bounds.groups_per_batch
-        queued, line = len(self.prompts), self.queued_batches * size
-        trainable = (self.bounds.steps - self.version) * size - self.groups.live - queued
-        wanted = min(line - queued, trainable)
+        line, waiting = self.queued_batches * size, len(self.prompts)
+        trainable = (self.bounds.steps - self.version) * size - self.groups.live - waiting
+        wanted = min(line - self.prompts.in_line, trainable)
         # Half a line at a time, rather than one prompt for each lease: every issue is a commit.
         return wanted if wanted > 0 and wanted >= min((line + 1) // 2, trainable) else None
 
@@ -172,14 +180,27 @@ class Book:
         if version is None:
             return []
         allowed = leases_allowed(
-            self.groups.due, version=self.version, start_version=version, bounds=self.bounds
+            self.groups.due,
+            version=self.version,
+            start_version=version,
+            bounds=self.bounds.within(self.staleness),
+            overdue=self.groups.overdue,
         )
         if version < self.version and now < self.patience_ends:
             allowed = 0
+        self.prompts.advance(now)
         groups = self.prompts.pop_evaluations(room, version)  # of 1 rollout each
         each = self.group_size + self.greedy_baseline
         groups += self.prompts.pop_train(min((room - len(groups)) // each, allowed))
-        return [self._lease(group, engine_id, version, expires) for group in groups]
+        leases = []
+        for others, group in zip(range(len(groups))[::-1], groups, strict=True):
+            self._drop_unfitting(group, version, others)
+            leases.append(self._lease(group, engine_id, version, expires))
+        return leases
+
+    def save(self, group: Group, result: Summary) -> None:
+        """There are tokens of a leased group, without its result."""
+        group.saved = result.oldest_version
 
     def accept(self, group: Group, result: Summary, *, now: float) -> Acceptance:
         """The one result of a leased group is in: a train group is ready, or filtered.
@@ -187,16 +208,16 @@ class Book:
         Raises:
             SchemaError: It is not what was leased; the lease stays.
         """
-        self._check_result(group, result)
+        group.check(result, self.group_size)
+        self.accepted += 1
         run = self._evaluation(group)
         if run is not None:
             self.groups.move(group, State.SCORED)
             run.score(result)
             self._close_evaluation(run)
             return Acceptance(State.SCORED)
-        rewards, retires, verdict = result.task_rewards, None, Verdict.KEPT
-        if self.retirement is not None:
-            retires = self.retirement.retire(result.prompt_id, rewards)
+        rewards, verdict = result.task_rewards, Verdict.KEPT
+        retires = self.retirement.retire(result.prompt_id, rewards)
         if self.tie_filter is not None:
             verdict = self.tie_filter.judge(rewards)
         if verdict is Verdict.DROPPED:
@@ -208,18 +229,28 @@ class Book:
         let_through = verdict is Verdict.LET_THROUGH
         return Acceptance(State.READY, let_through=let_through, retires=retires)
 
-    def give_back(self, group: Group, reason: str) -> State:
+    def give_back(self, group: Group, reason: str, *, now: float) -> State:
         """A lease ended without a result: the group is queued again, or failed for good.
 
-        The loss of an engine, or of the reward models, is not held against its groups.
+        The loss of an engine, or of the reward models, is not held against its groups: they are
+        first in line. After any other failure a group waits, and after the last one its prompt
+        does not come again.
         """
-        group.failures += reason not in EXCUSED
-        if group.failures < self.max_attempts:
-            self.groups.move(group, State.QUEUED)
+        excused = reason in EXCUSED
+        group.failures += not excused
+        if group.failures >= self.max_attempts:
+            self._fail(group, reason)
+            if group.evaluation is None:
+                self.retirement.poison(group.prompt.prompt_id)
+            return State.FAILED
+        self.groups.move(group, State.QUEUED)
+        if excused or not self.retry_seconds:
             self.prompts.redeliver(group)
-            return State.QUEUED
-        self._fail(group, reason)
-        return State.FAILED
+        else:
+            doublings = min(group.failures - 1, MOST_DOUBLINGS)
+            group.not_before = now + self.retry_seconds * 2**doublings
+            self.prompts.set_back(group, group.not_before)
+        return State.QUEUED
 
     def settle(self) -> list[Group]:
         """Once training is over: fail what waits for a version that will never come.
@@ -250,9 +281,30 @@ class Book:
         self.taken = self.results.pop(choice.count)
         for group in self.taken:
             self.groups.move(group, State.TAKEN, due=version)
+            self.late += group.overdue
         if self.tie_filter is not None:
             self.tie_filter.next_batch()
         return [group.group_id for group in self.taken]
+
+    def pass_over(self) -> list[Reissue]:
+        """To be called after every take: what becomes of the groups that were due and not taken.
+
+        Where nothing is to be older than the bound they are dropped, and their prompts are first in
+        line again.
+        """
+        missed = self.groups.missed(self.version if self.taken else self.version - 1)
+        if self.bounds.on_overdue in ("mask", "train"):
+            for group in missed:
+                self.groups.pass_over(group)
+            return []
+        reissues = [Reissue(group, self._new_group(group.prompt)) for group in missed]
+        for dropped, anew in reversed(reissues):
+            if dropped.state is State.READY:
+                self.results.remove(dropped)
+            self.groups.move(dropped, State.DROPPED, reason=OVERDUE)
+            anew.failures = dropped.failures
+            self.prompts.redeliver(anew)
+        return reissues
 
     def waits_for(self) -> list[Group]:
         """The leased groups that the learner cannot do without; empty where it need not wait."""
@@ -276,9 +328,28 @@ class Book:
             self.groups.move(group, State.TRAINED)
         self.taken = []
         self.version += 1
+        self.add_batch(record)
+
+    def add_batch(self, record: BatchRecord) -> None:
+        """A batch is trained, now or before this broker began; the newest one comes last."""
         self.batches.append(record)
+        if self.controller is not None:
+            said = record.statistics.get(CONTROLLER)
+            state = self.controller.start() if said is None else WindowState.from_dict(said)
+            self.steered = self.controller.within_bounds(state)
 
     # --- inside
+
+    def _new_group(self, prompt: Prompt, evaluation: str | None = None) -> Group:
+        group = Group(
+            number=self.next_number,
+            group_id=f"{'g' if evaluation is None else 'e'}{self.next_number:08d}",
+            prompt=prompt,
+            evaluation=evaluation,
+        )
+        self.next_number += 1
+        self.groups.add(group)
+        return group
 
     def _fail(self, group: Group, reason: str) -> None:
         self.groups.move(group, State.FAILED, reason=reason)
@@ -296,13 +367,29 @@ class Book:
             ended=self.ended and not self.prompts and not leased,
         )
 
+    def _drop_unfitting(self, group: Group, version: int, others: int) -> None:
+        """Leaves saved tokens that are too old for the group to be trained in time with them."""
+        if group.saved is not None and not fits(
+            self.groups.due,
+            saved_version=group.saved,
+            others=others,
+            version=self.version,
+            engine_version=version,
+            bounds=self.bounds.within(self.staleness),
+            overdue=self.groups.overdue,
+        ):
+            group.saved = None
+
     def _lease(self, group: Group, engine_id: str, version: int, expires: float) -> Lease:
         run = self._evaluation(group)
         if run is not None:
             run.start()
         group.attempt += 1
-        group.engine_id, group.start_version, group.expires = engine_id, version, expires
-        deadline = self.bounds.deadline(version) if run is None else None
+        group.overdue = False
+        start = version if group.saved is None else min(version, group.saved)
+        group.engine_id, group.start_version, group.expires = engine_id, start, expires
+        bounds = self.bounds.within(self.staleness)
+        deadline = bounds.deadline(start) if run is None else None
         self.groups.move(group, State.LEASED, due=deadline)
         return Lease(
             group_id=group.group_id,
@@ -311,26 +398,10 @@ class Book:
             group_size=self.group_size if run is None else 1,
             purpose=group.purpose,
             temperature=None if run is None else run.temperature,
-            start_version=version,
+            start_version=start,
             deadline_version=deadline,
             greedy_baseline=self.greedy_baseline and run is None,
         )
-
-    def _check_result(self, group: Group, result: Summary) -> None:
-        where = f"of group {group.group_id}"
-        size = self.group_size if group.evaluation is None else 1
-        if result.rollouts != size:
-            raise SchemaError(f"rollouts: {result.rollouts} {where}, must be {size}")
-        if result.prompt_id != group.prompt.prompt_id:
-            raise SchemaError(
-                f"prompt_id: {result.prompt_id!r} {where}, must be {group.prompt.prompt_id!r}"
-            )
-        start, oldest = group.start_version, result.oldest_version
-        if start is not None and oldest is not None and oldest < start:
-            raise SchemaError(
-                f"versions: a token {where} is of version {oldest}, but it was leased at version"
-                f" {start}, so its deadline would not hold"
-            )
 
     def _evaluation(self, group: Group) -> EvaluationRun | None:
         return None if group.evaluation is None else self.evaluations[group.evaluation]

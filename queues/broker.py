@@ -8,10 +8,11 @@
 
     who waits          for                               is woken by
     lease              prompts that admission allows     issue, evaluate, serving, ack, fail, and
-                                                         the end of patience with engines that lag
+                                                         the end of patience with engines that lag,
+                                                         or of a failed group's wait
     take, evaluation   ready groups, the last result     put, fail, ack
     prompts_wanted     a line that is too short          lease, ack, fail
-    (a put whose result is filtered wakes as fail does)
+    (a put whose result is filtered wakes as fail does, and so does a take that leaves stragglers)
     (a lost or released lease wakes as fail does, close wakes all)
 
 The feeder's calls are `feed`, the learner's `batches`, those of workers and their supervisor are
@@ -24,6 +25,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -35,7 +37,7 @@ from queues.batches import Batches
 from queues.book import ENGINE_LOST, Book
 from queues.commits import Commits
 from queues.config import QueuesConfig
-from queues.errors import InputError, ProtocolError, QueueClosed
+from queues.errors import InputError, ProtocolError, QueueClosed, SchemaError
 from queues.feed import Feed
 from queues.groups import State
 from queues.journal import Journal
@@ -44,9 +46,11 @@ from queues.ledger import Ledger
 from queues.ledger_tables import JOURNAL_NAME
 from queues.records import Batch, Evaluation, Lease, Prompt, PutStatus
 from queues.recovery import recover
+from queues.retention import Retention
 from queues.retirement import Retirement
 from queues.status import BrokerStatus, status_of
 from queues.tie_filter import TieFilter
+from queues.window_controller import WindowController
 
 log = logging.getLogger(__name__)
 
@@ -92,15 +96,20 @@ class Broker:
                 groups_per_batch=groups_per_batch,
                 steps=steps,
                 most_live=config.window,
+                on_overdue=config.on_overdue,
             ),
             group_size=group_size,
             queued_batches=config.queued_batches,
             max_attempts=config.max_attempts,
+            retry_seconds=config.retry_seconds,
             greedy_baseline=greedy_baseline,
+            controller=None
+            if config.ess_target is None
+            else WindowController(
+                target=config.ess_target, most=config.max_staleness, batches=config.ess_batches
+            ),
             tie_filter=TieFilter(limit=limit) if config.filter_tied else None,
-            retirement=None
-            if pass_rate_cap is None
-            else Retirement(cap=pass_rate_cap, threshold=pass_threshold),
+            retirement=Retirement(cap=pass_rate_cap, threshold=pass_threshold),
         )
         self._ledger = Ledger(directory, synchronous=config.synchronous)
         try:
@@ -117,6 +126,11 @@ class Broker:
         self._line = self._commits.line
         self._leases = Leases(
             self._book, self._ledger, self._commits, lease_seconds=config.lease_seconds
+        )
+        self._retention = (
+            Retention(directory, self._ledger, self._commits)
+            if config.keep_rollouts == "needed"
+            else None
         )
         self._feed = Feed(self._book, self._ledger, self._commits)
         self._batches = Batches(
@@ -180,14 +194,21 @@ class Broker:
             raise ProtocolError(f"lease: room = {room} must be at least 1")
         released = self._released[engine_id]
 
-        def decide() -> tuple[list[Lease], asyncio.Future[None]] | None:
+        def decide() -> tuple[list[Lease], asyncio.Future[dict[str, bytes]]] | None:
             if self._released[engine_id] != released:
                 return None  # who asks is gone; its successor asks by itself
             now, expires = time.monotonic(), self._leases.renewed()
             leases = self._book.lease(engine_id, room, now=now, expires=expires)
             if not leases:
                 return None
-            return leases, self._commits.submit(partial(self._ledger.lease, engine_id, leases))
+            in_flight = self._book.groups.in_flight
+            going_on = [x.group_id for x in leases if in_flight[x.group_id].saved is not None]
+
+            def record() -> dict[str, bytes]:
+                self._ledger.lease(engine_id, leases)
+                return self._ledger.partials.read(going_on)
+
+            return leases, self._commits.submit(record)
 
         decided = await self._work.until(decide, timeout)
         if decided is None:
@@ -195,8 +216,8 @@ class Broker:
         leases, durable = decided
         self._leases.watch()
         await self._line.wake()
-        await durable
-        return leases
+        saved = await durable
+        return [replace(lease, saved=saved.get(lease.group_id)) for lease in leases]
 
     async def heartbeat(self, engine_id: str, held: Sequence[tuple[str, int]]) -> list[str]:
         """Renew the leases of (group id, attempt); returns the ids that are lost: abort them."""
@@ -247,10 +268,38 @@ class Broker:
         await self._commits.durable(record, *wakes[accepted.state])
         return PutStatus.ACCEPTED
 
+    async def save(self, engine_id: str, payload: bytes) -> None:
+        """Keep what there is of a group that has no result yet, in the place of what there was.
+
+        Whoever leases it next is given it, where it still fits (`queues.partials`). Does nothing
+        where the lease is not, or no longer, the caller's, or is of an evaluation.
+
+        Args:
+            engine_id: Who holds the lease.
+            payload: Made by `schema.encode`, with at least one sampled token; rollouts without an
+                end are `aborted`.
+
+        Raises:
+            SchemaError: The payload breaks the schema.
+        """
+        found = await asyncio.to_thread(schema.summarize, payload)
+        self._commits.check_open()
+        group = self._book.groups.in_flight.get(found.group_id)
+        if group is None or not group.is_leased_to(engine_id, found.attempt) or group.evaluation:
+            return
+        if found.oldest_version is None:
+            raise SchemaError(f"loss_mask: nothing of group {found.group_id} is sampled")
+        self._book.save(group, found)
+        await self._commits.durable(
+            partial(self._ledger.partials.save, group.group_id, found.oldest_version, payload)
+        )
+
     async def fail(
         self, engine_id: str, group_id: str, attempt: int, *, reason: str, error: str
     ) -> None:
         """Give a group back: it is redelivered, and after `max_attempts` failed for this reason.
+
+        Before it is leased again it waits, unless the loss of reward models is the reason.
 
         Does nothing where the lease is not, or no longer, the caller's.
         """
@@ -297,6 +346,8 @@ class Broker:
     async def commit_checkpoint(self, version: int, path: str) -> None:
         """See `Batches.commit_checkpoint`."""
         await self._batches.commit_checkpoint(version, path)
+        if self._retention is not None:
+            await self._retention.apply()
 
     # --- anyone
 

@@ -4,6 +4,8 @@ from typing import Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from queues.admission import OnOverdue
+
 
 class QueuesConfig(BaseModel):
     """How far actors may run ahead, how groups are redelivered, and how durable results are."""
@@ -20,9 +22,18 @@ class QueuesConfig(BaseModel):
     A window that is full of ready results makes every group wait until its deadline, and the
     learner wait for those that take long. None: one batch in training, one in the making or what
     all engines hold at once, and a quarter of a batch."""
-    on_overdue: Literal["wait"] = "wait"
-    """What the learner does about a straggler that is due: it waits, so that nothing is discarded
-    and no token exceeds `max_staleness`."""
+    on_overdue: OnOverdue = "wait"
+    """What the learner does about a straggler that is due. `wait`: it waits, so that nothing is
+    discarded and no token exceeds `max_staleness`. The others train without it. `drop`: it is
+    aborted and its prompt issued anew, which favours short answers. `mask`: it is trained when it
+    is ready, less the tokens that exceed `max_staleness`. `train`: it is trained whole when it is
+    ready, beyond `max_staleness`."""
+    ess_target: float | None = Field(default=None, gt=0, lt=1)
+    """Effective sample size, as a fraction of a batch's tokens, that is held: while it is less, new
+    groups get an earlier deadline, down to synchronous training, and while it is more a later one,
+    up to `max_staleness`. None: the deadline is always `max_staleness`."""
+    ess_batches: int = Field(default=4, ge=1)
+    """With ess_target: batches that each decision is made of, since one batch's is noisy."""
     filter_tied: bool = False
     """Dynamic sampling: drop a group whose rollouts all earned the same task reward, since it holds
     no signal, and generate another in its place."""
@@ -40,8 +51,13 @@ class QueuesConfig(BaseModel):
     groups after a batch: one that takes the new version meanwhile starts them a version later, and
     so with a later deadline. Longer than a weight update, shorter than a step."""
     max_attempts: int = Field(default=3, ge=1)
-    """Attempts of a group that may fail, a lost lease included, before it counts as failed; an
-    engine or reward models that died are not held against it."""
+    """Attempts of a group that may fail, a lost lease included, before it counts as failed and its
+    prompt is set aside: later epochs of the source skip it. An engine or reward models that died
+    are not held against it."""
+    retry_seconds: float = Field(default=1.0, ge=0, le=3600)
+    """How long a group whose attempt failed waits for its next lease; doubled with every further
+    failure, up to 32 times this. Others are leased meanwhile. Again without a wait: attempts whose
+    engine or reward models died."""
     queued_batches: int = Field(default=2, ge=1)
     """Batches of prompts kept waiting for their first lease."""
     synchronous: Literal["full", "normal"] = "full"
@@ -51,6 +67,9 @@ class QueuesConfig(BaseModel):
     """How long a commit waits for other changes to join it."""
     segment_bytes: int = Field(default=256 * 2**20, ge=1)
     """A journal segment that has reached this size is closed and the next one begun."""
+    keep_rollouts: Literal["all", "needed"] = "all"
+    """Which rollouts the journal keeps: all of them, for `headway replay` and `inspect --parquet`,
+    at 13 bytes a token; or only segments that a rollback to a checkpoint could need."""
 
     @model_validator(mode="after")
     def _leases_outlive_heartbeats(self) -> Self:

@@ -42,8 +42,8 @@ class Feed:
         """Queue prompts for training, in one transaction with the source's cursor.
 
         Args:
-            prompts: A group is made of each, less those that are retired. Once a whole epoch is,
-                the source counts as ended.
+            prompts: A group is made of each, less those that are retired or set aside. Once a whole
+                epoch is, the source counts as ended.
             cursor: Where the source goes on after them.
             last: The source has ended; only then may the last batch be short. If that ends training
                 before its last step, evaluations of versions that were not reached end without a
@@ -61,7 +61,7 @@ class Feed:
         last = last or exhausted
         book.cursor, book.ended = cursor, last
         if exhausted:
-            log.warning("all prompts of an epoch are retired: the source counts as ended")
+            log.warning("all prompts of an epoch are set aside: the source counts as ended")
         if prompts and not kept and not last:
             return  # a cursor that a crash forgets only brings the same retired prompts again
         groups = book.issue(kept)

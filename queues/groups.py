@@ -3,6 +3,7 @@
     queued ─lease─▶ leased ─put─▶ ready ─take─▶ taken ─ack─▶ trained
        ▲               │   └─put─▶ dropped (filtered)
        └───redeliver───┴──▶ failed
+    leased or ready ─take of the batch that it is due with─▶ dropped (overdue)
 
 Evaluation groups go queued ─▶ leased ─▶ scored or failed, and are counted apart; those that want a
 version which training never reached go from queued to failed. Groups in a final state are only
@@ -16,7 +17,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, NamedTuple
 
-from queues.records import Prompt, Purpose
+from queues.errors import SchemaError
+from queues.records import Prompt, Purpose, Summary
 
 
 class State(StrEnum):
@@ -36,10 +38,10 @@ class State(StrEnum):
 
 
 FINAL = frozenset({State.TRAINED, State.DROPPED, State.FAILED, State.SCORED})
-ACCEPTED = frozenset({State.READY, State.TAKEN, State.TRAINED, State.SCORED})
-"""The states of groups whose one accepted result counts."""
 FILTERED = "filtered"
 """Why groups are dropped whose accepted result holds no signal."""
+OVERDUE = "overdue"
+"""Why groups are dropped that were not ready for the last batch that might train them."""
 
 
 class Acceptance(NamedTuple):
@@ -74,19 +76,50 @@ class Group:
     """Of the latest lease; 0 before the first."""
     failures: int = 0
     """Attempts that ended badly by their own doing; a broker that recovers begins anew."""
+    not_before: float = 0.0
+    """Monotonic seconds: no lease until then, after a failed attempt."""
     engine_id: str | None = None
     start_version: int | None = None
     due: int | None = None
     """While live: the deadline, and once taken the version of its batch (`queues.admission`)."""
+    overdue: bool = False
+    """The batch that it was due with was taken without it."""
     expires: float = 0.0
     """Monotonic seconds; while leased."""
     ready_at: float = 0.0
     """Monotonic seconds; from ready on."""
+    saved: int | None = None
+    """The oldest version of its tokens that were saved without a result; None without any."""
 
     @property
     def purpose(self) -> Purpose:
         """What it is generated for."""
         return Purpose.TRAIN if self.evaluation is None else Purpose.EVALUATE
+
+    def check(self, result: Summary, group_size: int) -> None:
+        """Refuse a result that is not what was leased.
+
+        Args:
+            result: Of this group.
+            group_size: Rollouts of a train group.
+
+        Raises:
+            SchemaError: Says what is not.
+        """
+        where = f"of group {self.group_id}"
+        size = group_size if self.evaluation is None else 1
+        if result.rollouts != size:
+            raise SchemaError(f"rollouts: {result.rollouts} {where}, must be {size}")
+        if result.prompt_id != self.prompt.prompt_id:
+            raise SchemaError(
+                f"prompt_id: {result.prompt_id!r} {where}, must be {self.prompt.prompt_id!r}"
+            )
+        start, oldest = self.start_version, result.oldest_version
+        if start is not None and oldest is not None and oldest < start:
+            raise SchemaError(
+                f"versions: a token {where} is of version {oldest}, but it was leased at version"
+                f" {start}, so its deadline would not hold"
+            )
 
     def is_leased_to(self, engine_id: str, attempt: int) -> bool:
         """Whether this holder has the lease."""
@@ -98,6 +131,13 @@ class Group:
         return latest and self.state is not State.QUEUED
 
 
+class Reissue(NamedTuple):
+    """A group that was dropped, and the one that its prompt was issued anew as."""
+
+    dropped: Group
+    anew: Group
+
+
 class Groups:
     """All groups: those in flight by id, the finished ones as counts."""
 
@@ -105,7 +145,9 @@ class Groups:
         self.in_flight: dict[str, Group] = {}
         self.counts: Counter[tuple[Purpose, State, str]] = Counter(finished or {})
         self.due: Counter[int] = Counter()
-        """Live groups by the date that they are due."""
+        """Live groups by the date that they are due, less those that are overdue."""
+        self.overdue = 0
+        """Live groups that are overdue: leased or ready."""
         for group in groups:
             self.add(group)
 
@@ -122,6 +164,23 @@ class Groups:
         if state in FINAL:
             del self.in_flight[group.group_id]
 
+    def pass_over(self, group: Group) -> None:
+        """A leased or ready group is overdue from now on."""
+        self._count(group, -1)
+        group.overdue = True
+        self._count(group, +1)
+
+    def missed(self, version: int) -> list[Group]:
+        """Leased and ready groups that were due by `version` and are not overdue yet, by issue."""
+        return [
+            group
+            for group in self.in_flight.values()
+            if group.state in (State.LEASED, State.READY)
+            and group.due is not None
+            and group.due <= version
+            and not group.overdue
+        ]
+
     def leased(self) -> list[Group]:
         """All leased groups, evaluations included."""
         return [group for group in self.in_flight.values() if group.state is State.LEASED]
@@ -134,28 +193,22 @@ class Groups:
             if purpose is Purpose.TRAIN and found is state
         )
 
-    @property
-    def accepted(self) -> int:
-        """Number of results accepted so far, evaluations included; it never falls."""
-        return sum(
-            count
-            for (_, state, reason), count in self.counts.items()
-            if state in ACCEPTED or reason == FILTERED
-        )
-
-    @property
-    def filtered(self) -> int:
-        """Number of groups that were dropped because their result holds no signal."""
-        return self.counts[Purpose.TRAIN, State.DROPPED, FILTERED]
+    def dropped(self, reason: str) -> int:
+        """Number of groups that were dropped for this reason."""
+        return self.counts[Purpose.TRAIN, State.DROPPED, reason]
 
     @property
     def live(self) -> int:
         """Number of train groups that are leased, ready or taken."""
-        return self.due.total()
+        return self.due.total() + self.overdue
 
     def _count(self, group: Group, change: int, reason: str = "") -> None:
         _add(self.counts, (group.purpose, group.state, reason), change)
-        if group.due is not None:
+        if group.due is None:
+            return
+        if group.overdue and group.state is not State.TAKEN:
+            self.overdue += change
+        else:
             _add(self.due, group.due, change)
 
 

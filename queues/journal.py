@@ -8,6 +8,7 @@ segment, so no old byte is ever touched. Blocking; used by one thread (`queues.w
 from any.
 """
 
+import logging
 import os
 import struct
 from collections.abc import Iterator
@@ -19,6 +20,7 @@ import xxhash
 
 from queues.errors import JournalError
 
+log = logging.getLogger(__name__)
 _HEADER = struct.Struct("<IQ")
 _LARGEST = 2**32 - 1
 
@@ -45,7 +47,7 @@ class Journal:
         """Bytes of the segment that `sync` has made durable."""
         try:
             directory.mkdir(parents=True, exist_ok=True)
-            self._segment = max((int(path.stem) for path in directory.glob("*.segment")), default=0)
+            self._segment = max(segments(directory), default=0)
         except (OSError, ValueError) as error:
             raise JournalError(f"{directory}: cannot be opened: {error}") from error
 
@@ -129,6 +131,20 @@ def frames(directory: Path, segment: int) -> Iterator[tuple[int, bytes]]:
         while (payload := _read_frame(file)) is not None:
             yield offset, payload
             offset = file.tell()
+
+
+def segments(directory: Path) -> list[int]:
+    """Numbers of the segments on disk, ascending."""
+    return sorted(int(path.stem) for path in directory.glob("*.segment"))
+
+
+def remove_segment(directory: Path, segment: int) -> None:
+    """Remove a segment; what cannot be removed stays, and is logged."""
+    path = _path(directory, segment)
+    try:
+        path.unlink(missing_ok=True)
+    except OSError as error:
+        log.warning("%s cannot be removed: %s", path, error)
 
 
 def _path(directory: Path, segment: int) -> Path:

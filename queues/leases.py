@@ -55,13 +55,18 @@ class Leases:
     async def give_back(self, groups: Sequence[Group], reason: str, error: str) -> None:
         """End the leases of groups without a result, in one transaction."""
         records: list[Callable[[], None]] = []
+        now = time.monotonic()
         for group in groups:
-            state = self._book.give_back(group, reason)
+            state = self._book.give_back(group, reason, now=now)
             self._book.last_error = (
                 f"group {group.group_id} (prompt {group.prompt.prompt_id}), attempt"
                 f" {group.attempt} by {group.engine_id}: {reason}: {error}"
             )
-            log.warning("%s; now %s", self._book.last_error, state)
+            wait = group.not_before - now
+            later = f" for {wait:g} s at least" if state is State.QUEUED and wait > 0 else ""
+            log.warning("%s; now %s%s", self._book.last_error, state, later)
+            if later:
+                self._commits.work.wake_after(wait)
             if state is State.FAILED:
                 records.append(partial(self._ledger.fail, group.group_id, reason, error))
             else:

@@ -18,17 +18,19 @@ from typing import Any, Literal, NamedTuple
 from queues.checksums import check, protect
 from queues.errors import InputError, LedgerError
 from queues.evaluations import EvaluationRun
-from queues.groups import FINAL, Acceptance, Group, State, StateCounts
+from queues.groups import OVERDUE, Acceptance, Group, State, StateCounts
 from queues.journal import Location
 from queues.ledger_tables import (
     FILE_NAME,
     JOURNAL_NAME,
     LOCK_NAME,
-    add_later_tables,
+    add_later_parts,
     check_schema_version,
     create_tables,
 )
+from queues.partials import Partials
 from queues.records import Lease, Prompt, Purpose, Summary
+from queues.snapshot import Snapshot, read_snapshot
 
 DROPPED_SINCE_TAKE = "dropped_since_take"
 LET_THROUGH = "let_through"
@@ -45,25 +47,6 @@ class Counts(NamedTuple):
     in_batches: Mapping[bool, int]
     """Members of batches, by whether the batch is acknowledged."""
     trained_twice: int
-
-
-Row = sqlite3.Row
-
-
-class Snapshot(NamedTuple):
-    """What a broker needs to go on where the last one stopped."""
-
-    groups: Sequence[Row]
-    """Those not in a final state, in the order of their issue, with `accepted_at` and `batch`."""
-    finished: StateCounts
-    evaluations: Sequence[Row]
-    """With their `scored`, `failed`, `rewards`, `tokens`, `lowest_version`, `highest_version`."""
-    batches: Sequence[Row]
-    meta: Mapping[str, str]
-    counters: Mapping[str, int]
-    retired: Sequence[str]
-    """Names of prompts that are not issued again."""
-    next_number: int
 
 
 class Ledger:
@@ -91,7 +74,8 @@ class Ledger:
             self._create_tables(directory)
             check_schema_version(self._database, path)
             check(self._database, path)
-            add_later_tables(self._database)
+            add_later_parts(self._database)
+            self.partials = Partials(self._database)
             protect(self._database)
         except BlockingIOError as error:
             self.close()
@@ -160,18 +144,19 @@ class Ledger:
 
     def lease(self, engine_id: str, leases: Sequence[Lease]) -> None:
         """Record leases, and when the first of an evaluation was."""
+        now = time.time()
         self._database.executemany(
             "UPDATE groups SET state = 'leased', attempt = ?, engine_id = ?, start_version = ?,"
-            " deadline_version = ? WHERE group_id = ?",
+            " deadline_version = ?, leased_at = ? WHERE group_id = ?",
             [
-                (x.attempt, engine_id, x.start_version, x.deadline_version, x.group_id)
+                (x.attempt, engine_id, x.start_version, x.deadline_version, now, x.group_id)
                 for x in leases
             ],
         )
         self._database.executemany(
             "UPDATE evaluations SET started_at = coalesce(started_at, ?)"
             " WHERE name = (SELECT evaluation FROM groups WHERE group_id = ?)",
-            [(time.time(), x.group_id) for x in leases if x.purpose is Purpose.EVALUATE],
+            [(now, x.group_id) for x in leases if x.purpose is Purpose.EVALUATE],
         )
 
     def redeliver(self, group_id: str, error: str) -> None:
@@ -186,6 +171,7 @@ class Ledger:
             "UPDATE groups SET state = 'failed', reason = ?, error = ? WHERE group_id = ?",
             (reason, error, group_id),
         )
+        self.partials.forget(group_id)
         self._advance_evaluation(group_id)
 
     def accept(self, result: Summary, location: Location | None, accepted: Acceptance) -> None:
@@ -208,11 +194,31 @@ class Ledger:
             "UPDATE groups SET state = ?, reason = ? WHERE group_id = ?",
             (accepted.state, accepted.reason, result.group_id),
         )
+        self.partials.forget(result.group_id)
         self._advance_evaluation(result.group_id)
         self._count(DROPPED_SINCE_TAKE, accepted.state is State.DROPPED)
         self._count(LET_THROUGH, accepted.let_through)
         if accepted.retires is not None:
             self._execute("INSERT INTO retired VALUES (?, ?)", (accepted.retires, result.group_id))
+
+    def reissue(self, reissues: Sequence[tuple[Group, Group]], version: int) -> None:
+        """Record groups that are overdue, each with the one that its prompt is issued anew as.
+
+        Args:
+            reissues: Those that are dropped, and those that take their place.
+            version: That of the batch which was taken without them.
+        """
+        now = time.time()
+        self._database.executemany(
+            "UPDATE groups SET state = ?, reason = ?, dropped_at = ?, dropped_version = ?"
+            " WHERE group_id = ?",
+            [(State.DROPPED, OVERDUE, now, version, old.group_id) for old, _ in reissues],
+        )
+        for dropped, _ in reissues:
+            self.partials.forget(dropped.group_id)
+        anew = [group for _, group in reissues]
+        self._insert_groups(anew, [dump_prompt(group.prompt) for group in anew])
+        self._count("issued", len(anew))
 
     def refuse(self, group_id: str) -> bool | None:
         """Count a put that was not accepted; whether another was, None if the group is unknown."""
@@ -279,30 +285,7 @@ class Ledger:
     def load(self) -> Snapshot:
         """Everything that a new broker goes on from; its predecessor's leases are void."""
         self._execute("UPDATE groups SET state = 'queued' WHERE state = 'leased'")
-        final = ", ".join(f"'{state}'" for state in FINAL)
-        groups = self._execute(
-            "SELECT groups.*, accepted_at, version AS batch FROM groups"
-            " LEFT JOIN results USING (group_id) LEFT JOIN batch_groups USING (group_id)"
-            f" WHERE state NOT IN ({final}) ORDER BY batch, position, number"
-        )
-        evaluations = self._execute(
-            "SELECT evaluations.*, count(accepted_at) AS scored, sum(state = 'failed') AS failed,"
-            " sum(reward) AS rewards, sum(tokens) AS tokens,"
-            " min(oldest_version) AS lowest_version, max(newest_version) AS highest_version"
-            " FROM evaluations JOIN groups ON evaluation = name LEFT JOIN results USING (group_id)"
-            " GROUP BY name ORDER BY min(number)"
-        )
-        (last_number,) = self._execute("SELECT coalesce(max(number), 0) FROM groups").fetchone()
-        return Snapshot(
-            groups=groups.fetchall(),
-            finished={key: n for key, n in self.counts().states.items() if key[1] in FINAL},
-            evaluations=evaluations.fetchall(),
-            batches=self._execute("SELECT * FROM batches ORDER BY version").fetchall(),
-            meta=dict(self._execute("SELECT key, value FROM meta").fetchall()),
-            counters=dict(self._execute("SELECT name, value FROM counters").fetchall()),
-            retired=[name for (name,) in self._execute("SELECT prompt FROM retired")],
-            next_number=last_number + 1,
-        )
+        return read_snapshot(self._database, self.counts().states)
 
     def _create_tables(self, directory: Path) -> None:
         """Create them in a new run, in the file itself: what a damaged -wal file loses is less."""

@@ -15,6 +15,8 @@ LOCK_NAME = "ledger.lock"
 """Locked by the broker while it lives."""
 JOURNAL_NAME = "journal"
 """The folder of the journal's segments."""
+REMOVED_SEGMENT = "removed_segment_"
+"""Keys of `meta` that begin so tell which segments `queues.retention` removed, and when."""
 
 _TABLES = """
 CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT, WITHOUT ROWID;
@@ -82,6 +84,12 @@ CREATE TABLE IF NOT EXISTS retired (        -- prompts that are not issued again
 ) STRICT, WITHOUT ROWID;
 """
 """What ledgers of this schema version may lack that were begun earlier."""
+LATER_COLUMNS = {
+    "leased_at": "REAL",  # the latest lease, epoch seconds
+    "dropped_at": "REAL",  # of overdue groups, epoch seconds
+    "dropped_version": "INTEGER",  # of overdue groups: the batch that was taken without them
+}
+"""Of `groups`, the same."""
 
 
 def create_tables(database: sqlite3.Connection) -> None:
@@ -94,9 +102,13 @@ def create_tables(database: sqlite3.Connection) -> None:
     )
 
 
-def add_later_tables(database: sqlite3.Connection) -> None:
+def add_later_parts(database: sqlite3.Connection) -> None:
     """Create what a ledger of an earlier Headway lacks; nobody who only reads needs it."""
     database.executescript(_LATER_TABLES)
+    known = {row[1] for row in database.execute("PRAGMA table_info(groups)")}
+    for name, type_ in LATER_COLUMNS.items():
+        if name not in known:
+            database.execute(f"ALTER TABLE groups ADD COLUMN {name} {type_}")
 
 
 def check_schema_version(database: sqlite3.Connection, path: Path) -> None:

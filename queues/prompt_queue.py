@@ -1,9 +1,11 @@
 """The line of groups that wait for a lease: evaluations first, then training, oldest issue first.
 
-A redelivered group goes to the front: it has waited longest. Who may lease how many is decided by
-`queues.admission`.
+A redelivered group goes to the front: it has waited longest. One whose attempt failed is set back
+first, out of the line, so that others are leased until its wait is over. Who may lease how many is
+decided by `queues.admission`.
 """
 
+import heapq
 from collections import deque
 
 from queues.groups import Group
@@ -15,9 +17,17 @@ class PromptQueue:
     def __init__(self) -> None:
         self._train: deque[Group] = deque()
         self._evaluations: dict[str, tuple[int, deque[Group]]] = {}
+        self._set_back: list[tuple[float, int, Group]] = []
+        """A heap: when its wait is over, its number, the group."""
 
     def __len__(self) -> int:
-        """Train groups that wait."""
+        """Train groups that wait, those that are set back included."""
+        aside = sum(group.evaluation is None for _, _, group in self._set_back)
+        return len(self._train) + aside
+
+    @property
+    def in_line(self) -> int:
+        """Train groups that may be leased now."""
         return len(self._train)
 
     def open_evaluation(self, name: str, min_version: int) -> None:
@@ -36,6 +46,18 @@ class PromptQueue:
         """A group that was leased before goes to the front of its line."""
         self._line(group).appendleft(group)
 
+    def set_back(self, group: Group, until: float) -> None:
+        """A group whose attempt failed is out of its line until then, in monotonic seconds."""
+        heapq.heappush(self._set_back, (until, group.number, group))
+
+    def advance(self, now: float) -> None:
+        """Groups whose wait is over go to the front of their lines, the first of them foremost."""
+        over = []
+        while self._set_back and self._set_back[0][0] <= now:
+            over.append(heapq.heappop(self._set_back)[2])
+        for group in reversed(over):
+            self.redeliver(group)
+
     def pop_train(self, limit: int) -> list[Group]:
         """Up to `limit` train groups leave the line."""
         return _pop(self._train, limit)
@@ -51,9 +73,12 @@ class PromptQueue:
     def pop_unreachable(self, last_version: int) -> list[Group]:
         """All groups leave whose evaluation wants a version after the last one."""
         groups: list[Group] = []
-        for min_version, line in self._evaluations.values():
+        for name, (min_version, line) in self._evaluations.items():
             if min_version > last_version:
                 groups += _pop(line, len(line))
+                groups += [group for *_, group in self._set_back if group.evaluation == name]
+        self._set_back = [entry for entry in self._set_back if entry[2] not in groups]
+        heapq.heapify(self._set_back)
         return groups
 
     def _line(self, group: Group) -> deque[Group]:

@@ -153,6 +153,10 @@ class BrokerClient:
         """See `Broker.put`."""
         return await self._call(Broker.put, engine_id, payload)
 
+    async def save(self, engine_id: str, payload: bytes) -> None:
+        """See `Broker.save`."""
+        await self._call(Broker.save, engine_id, payload)
+
     async def fail(
         self, engine_id: str, group_id: str, attempt: int, *, reason: str, error: str
     ) -> None:

@@ -1,18 +1,22 @@
 """A book from a ledger: how a broker goes on after its predecessor, however that ended.
 
 Accepted groups are ready, a taken batch is taken, evaluations go on. Leases are void, since their
-holders hold them from a broker that is gone: those groups stand at the front of the line, and their
-next lease has a higher attempt, so late results of the old ones are refused.
+holders hold them from a broker that is gone: those groups stand at the front of the line, as do
+prompts that were issued anew, and their next lease has a higher attempt, so late results of the old
+ones are refused. Failed attempts are forgotten: nobody waits because of one, and budgets are whole.
 """
 
 import json
 import time
 
-from queues.book import BATCHES_KEPT, UNREACHABLE, BatchRecord, Book
+from queues.admission import feasible
+from queues.book import BATCHES_KEPT, UNREACHABLE, Book
 from queues.errors import InputError
 from queues.evaluations import EvaluationRun
 from queues.groups import Group, Groups, State
-from queues.ledger import DROPPED_SINCE_TAKE, LET_THROUGH, Ledger, Row, Snapshot, load_prompt
+from queues.ledger import DROPPED_SINCE_TAKE, LET_THROUGH, Ledger, load_prompt
+from queues.records import BatchRecord
+from queues.snapshot import Row, Snapshot
 
 
 def recover(ledger: Ledger, book: Book) -> None:
@@ -27,9 +31,11 @@ def recover(ledger: Ledger, book: Book) -> None:
     book.cursor = snapshot.meta.get("cursor")
     book.ended = "ended" in snapshot.meta
     book.next_number = snapshot.next_number
+    book.accepted, book.late = snapshot.accepted, snapshot.late
     acked = [row for row in snapshot.batches if row["acked_at"] is not None]
     book.version = len(acked)
-    book.batches.extend(_batch(row) for row in acked[-BATCHES_KEPT:])
+    for row in acked[-BATCHES_KEPT:]:
+        book.add_batch(_batch(row))
     for row in snapshot.evaluations:
         run = book.evaluations[row["name"]] = _evaluation(row)
         if not run.finished:
@@ -37,13 +43,20 @@ def recover(ledger: Ledger, book: Book) -> None:
     if book.tie_filter is not None:
         book.tie_filter.dropped = snapshot.counters.get(DROPPED_SINCE_TAKE, 0)
         book.tie_filter.let_through = snapshot.counters.get(LET_THROUGH, 0)
-    if book.retirement is not None:
-        book.retirement.names.update(snapshot.retired)
+    book.retirement.names.update(snapshot.retired)
+    for prompt_id in snapshot.poisonous:
+        book.retirement.poison(prompt_id)
     _place_groups(snapshot, book)
+    for group_id, oldest_version in ledger.partials.oldest().items():
+        if (group := book.groups.in_flight.get(group_id)) is not None:
+            group.saved = oldest_version
     ledger.begin()
     for group in book.settle():  # a run that is gone on with may have fewer steps
         ledger.fail(group.group_id, UNREACHABLE, f"training ended at version {book.version}")
+    last = book.version - (not book.taken)
+    ledger.reissue(book.pass_over(), last)  # there are some where `on_overdue` was another before
     ledger.commit()
+    _check_due(book)
 
 
 def _check_shape(ledger: Ledger, book: Book) -> None:
@@ -54,8 +67,21 @@ def _check_shape(ledger: Ledger, book: Book) -> None:
             raise InputError(f"{name} = {value}, but this run was begun with {begun_with}")
 
 
+def _check_due(book: Book) -> None:
+    bounds, due = book.bounds, book.groups.due
+    size = bounds.groups_per_batch
+    if bounds.on_overdue == "wait" and not feasible(
+        due, version=book.version, groups_per_batch=size
+    ):
+        raise InputError(
+            'on_overdue = "wait", but this run went on with another policy before and has more'
+            f" results than can be trained in time, by deadline {dict(sorted(due.items()))} at"
+            f' version {book.version}; go on with that policy, or with "drop"'
+        )
+
+
 def _place_groups(snapshot: Snapshot, book: Book) -> None:
-    redelivered = []
+    redelivered, anew = [], set(snapshot.issued_anew)
     age = time.monotonic() - time.time()  # from epoch to monotonic seconds
     for row in snapshot.groups:
         group = _group(row)
@@ -64,8 +90,9 @@ def _place_groups(snapshot: Snapshot, book: Book) -> None:
             book.results.add(group)
         elif group.state is State.TAKEN:
             group.due = row["batch"]
+            group.overdue = row["deadline_version"] < row["batch"]
             book.taken.append(group)
-        elif group.attempt:
+        elif group.attempt or group.prompt.prompt_id in anew:
             redelivered.append(group)
         else:
             book.prompts.append(group)

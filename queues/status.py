@@ -4,8 +4,9 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from queues.book import BatchRecord, Book
+from queues.book import Book
 from queues.groups import State
+from queues.records import BatchRecord
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,6 +24,13 @@ class BrokerStatus:
     """Train groups leased, ready or taken."""
     window: int
     """How many may be live."""
+    staleness_window: int
+    """New groups are due so many versions after their start: max_staleness, or less where the
+    controller says so."""
+    window_reason: str | None
+    """Why the controller moved last; None without one."""
+    overdue: int
+    """Live groups whose deadline has passed."""
     engines: Mapping[str, int]
     """The version that each engine serves."""
     waits_for: Mapping[str, str | None]
@@ -50,11 +58,14 @@ def status_of(book: Book, after: int, *, paused: str | None) -> BrokerStatus:
         depth={str(state): book.groups.train(state) for state in State if state != State.SCORED},
         oldest_ready_seconds=0.0 if since is None else time.monotonic() - since,
         live=book.groups.live,
-        window=book.bounds.window(book.version),
+        window=book.bounds.within(book.staleness).window(book.version),
+        staleness_window=book.staleness,
+        window_reason=None if book.steered is None else book.steered.reason,
+        overdue=book.groups.overdue,
         engines=dict(book.engines),
         waits_for={group.group_id: group.engine_id for group in book.waits_for()},
         evaluations=[run.name for run in book.evaluations.values() if not run.finished],
-        accepted=book.groups.accepted,
+        accepted=book.accepted,
         last_error=book.last_error,
         paused=paused,
         batches=[batch for batch in book.batches if batch.version > after],

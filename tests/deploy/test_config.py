@@ -100,6 +100,21 @@ def test_fixed_length_defaults_to_the_longest_completion():
     assert load_recipe("demo", ["learner.fixed_length=7"]).objective.fixed_length == 7
 
 
+@pytest.mark.parametrize(
+    ("overrides", "limit"),
+    [
+        ([], None),
+        (["queues.on_overdue=train"], None),
+        (["queues.on_overdue=mask"], 2),
+        (["queues.on_overdue=mask", "learner.max_token_lag=1"], 1),
+        (["queues.on_overdue=mask", "learner.max_token_lag=9"], 2),
+        (["learner.max_token_lag=9"], 9),
+    ],
+)
+def test_where_stragglers_are_masked_no_token_above_the_bound_trains(overrides, limit):
+    assert load_recipe("demo", overrides).objective.max_token_lag == limit
+
+
 def test_the_window_holds_what_engines_and_learner_work_on_and_a_quarter_of_a_batch_more():
     assert load_recipe("demo").flow.window == 16 + 16 + 4
     assert load_recipe("demo", ["actors.max_concurrent_rollouts=8"]).flow.window == 16 + 16 + 4

@@ -42,7 +42,8 @@ class Run:
 
         self.recorder = Recorder(
             SimpleNamespace(
-                deploy=SimpleNamespace(stall_seconds=STALL_SECONDS, max_failed_groups=0)
+                deploy=SimpleNamespace(stall_seconds=STALL_SECONDS, max_failed_groups=0),
+                queues=SimpleNamespace(on_overdue="wait"),
             ),
             SimpleNamespace(version=0, batches=[], swaps=[], max_staleness=2, started_at=0.0),
             RunDirectory(folder),

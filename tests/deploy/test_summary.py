@@ -1,8 +1,12 @@
 """Figures of a run from hand-made rows."""
 
+import io
+
 import pytest
+from rich.console import Console
 
 from deploy.outcome import figures
+from deploy.progress import Screen
 from deploy.summary import Earlier, Record, overlap, summarise
 
 
@@ -128,7 +132,8 @@ def test_overlap_counts_updates_that_arrived_after_the_next_step_had_begun():
 def test_what_was_left_out_of_training_is_counted_and_shown():
     nothing = summarise(record(), status="done", now=21.0)
     assert set(nothing["selection"].values()) == {0}
-    rows = [*BATCHES[:-1], {**BATCHES[-1], "groups_let_through": 3, "prompts_retired": 1200}]
+    figures_of_last = {"groups_let_through": 3, "prompts_retired": 1200, "groups_overdue": 7}
+    rows = [*BATCHES[:-1], {**BATCHES[-1], **figures_of_last}]
     known = record(rows)
     known.accounting = {"balanced": True, "dropped": {"filtered": 41}}
     summary = summarise(known, status="done", now=21.0)
@@ -136,14 +141,30 @@ def test_what_was_left_out_of_training_is_counted_and_shown():
         "groups_filtered": 41,
         "groups_let_through": 3,
         "prompts_retired": 1200,
+        "groups_overdue": 7,
     }
     shown = [dict(figures({**s, "heldout": [], "heldout_sampled": []})) for s in (nothing, summary)]
-    labels = ("groups without a signal", "prompts mastered")
-    assert [shown[0].get(label) for label in labels] == [None, None]
+    labels = ("groups without a signal", "prompts mastered", "stragglers not waited for")
+    assert [shown[0].get(label) for label in labels] == [None, None, None]
     assert [shown[1].get(label) for label in labels] == [
         "41 filtered, 3 more trained on nothing",
         "1,200",
+        "7 groups",
     ]
+
+
+def test_a_batch_whose_tokens_were_all_too_old_has_no_lag_and_is_shown():
+    masked = {
+        **BATCHES[-1], "max_lag": None, "lag_mean": None, "response_length_mean": None,
+        "lag_histogram": {}, "ess": None,
+    }  # fmt: skip
+    summary = summarise(record([*BATCHES[:-1], masked]), status="done", now=21.0)
+    assert summary["max_lag_trained"] == max(row["max_lag"] for row in BATCHES[:-1])
+    written = io.StringIO()
+    screen = Screen(Console(file=written, width=200))
+    with screen.bar(3, "waiting"):
+        screen.batch({**masked, "version": 0, "reward_mean": 0.5}, tokens_per_second=None)
+    assert "step 1/3 · reward 0.500 · every token masked" in written.getvalue()
 
 
 def test_a_run_that_trained_nothing_has_a_summary_too():

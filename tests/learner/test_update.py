@@ -43,6 +43,47 @@ def on_policy(groups):
     return replaced
 
 
+def aged(groups, *, newest, oldest_trained=None):
+    """The groups with tokens of many versions; those that are too old masked out by hand."""
+    changed = []
+    for item in groups:
+        rollouts = []
+        for one in item.rollouts:
+            versions = [
+                -1 if not sampled else max(0, newest - (at + one.sample_index) % 6)
+                for at, sampled in enumerate(one.loss_mask)
+            ]
+            mask = [
+                sampled and (oldest_trained is None or version >= oldest_trained)
+                for sampled, version in zip(one.loss_mask, versions, strict=True)
+            ]
+            rollouts.append(dataclasses.replace(one, versions=versions, loss_mask=mask))
+        changed.append(group(item.group_id, rollouts))
+    return changed
+
+
+@pytest.mark.parametrize("loss", ["ppo", "gspo", "cispo", "reinforce"])
+@pytest.mark.parametrize("limit", [0, 2])
+def test_tokens_that_lag_too_much_train_as_little_as_if_they_were_masked_by_hand(loss, limit):
+    groups, version = random_groups(), 9
+    settings = {"loss": loss, "correction": "tis" if loss == "reinforce" else "none"}
+    if loss == "gspo":
+        settings["aggregation"] = "sequence_mean"
+    by_hand, expected = train(
+        aged(groups, newest=version, oldest_trained=version - limit), version=version, **settings
+    )
+    gradient, found = train(
+        aged(groups, newest=version), version=version, max_token_lag=limit, **settings
+    )
+    too_old = found.pop("tokens_too_old")
+    assert torch.equal(gradient, by_hand)
+    assert found == expected
+    assert found["max_lag"] == limit
+    everything, whole = train(aged(groups, newest=version), version=version, **settings)
+    assert too_old == whole["tokens_trained"] - found["tokens_trained"] > 0
+    assert not torch.equal(gradient, everything)
+
+
 @pytest.mark.parametrize("loss", ["ppo", "cispo", "reinforce"])
 @pytest.mark.parametrize(
     "aggregation", ["token_mean", "sequence_mean", "prompt_mean", "fixed_length"]

@@ -18,6 +18,7 @@ CONFIG: dict[str, Any] = {
     "lease_seconds": 30.0,
     "heartbeat_seconds": 1.0,
     "max_attempts": 2,
+    "retry_seconds": 0.0,
     "synchronous": "normal",
     "commit_interval_seconds": 0.0,
 }

@@ -44,11 +44,11 @@ def test_feasible_is_its_definition(due: dict[int, int], version: int, size: int
 
 @given(
     st.dictionaries(st.integers(-1, 6), st.integers(1, 5), max_size=4),
-    st.integers(0, 11), st.integers(-4, 1), BOUNDS,
+    st.integers(0, 11), st.integers(-4, 1), BOUNDS, st.integers(0, 3),
 )  # fmt: skip
 @settings(max_examples=500)
 def test_as_many_leases_are_allowed_as_can_be_granted_one_by_one(
-    due_from_now: dict[int, int], version: int, behind: int, bounds: Bounds
+    due_from_now: dict[int, int], version: int, behind: int, bounds: Bounds, overdue: int
 ) -> None:
     due = {version + date: count for date, count in due_from_now.items()}
     start = version + behind
@@ -58,13 +58,15 @@ def test_as_many_leases_are_allowed_as_can_be_granted_one_by_one(
         most = min(bounds.max_staleness + 1, bounds.steps - version) * bounds.groups_per_batch
         most = most if bounds.most_live is None else min(most, bounds.most_live)
         fits = feasible_by_definition(dict(state), version, bounds.groups_per_batch)
-        return fits and sum(state.values()) <= most
+        return fits and sum(state.values()) + overdue <= most
 
     granted, state = 0, Counter(due)
     while may_lease(state):
         state[start + bounds.max_staleness] += 1
         granted += 1
-    allowed = leases_allowed(due, version=version, start_version=start, bounds=bounds)
+    allowed = leases_allowed(
+        due, version=version, start_version=start, bounds=bounds, overdue=overdue
+    )
     assert allowed == granted
 
 
@@ -117,6 +119,12 @@ def test_a_window_smaller_than_the_bound_allows_is_kept_and_one_below_a_batch_is
     assert leases_allowed({1: 6}, version=0, start_version=0, bounds=bounds) == 3
     with pytest.raises(InputError, match="window = 3 must be at least groups_per_batch = 4"):
         Bounds(max_staleness=2, groups_per_batch=4, steps=10, most_live=3)
+
+
+def test_a_narrower_window_of_staleness_gives_earlier_deadlines_and_fewer_places() -> None:
+    bounds = Bounds(max_staleness=3, groups_per_batch=4, steps=10)
+    found = [bounds.within(staleness) for staleness in (0, 1, 3, 9)]
+    assert [(x.deadline(5), x.window(5)) for x in found] == [(5, 4), (6, 8), (8, 16), (8, 16)]
 
 
 @pytest.mark.parametrize(

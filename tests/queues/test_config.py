@@ -15,6 +15,11 @@ def test_the_defaults_are_these() -> None:
     assert not config.allow_uncorrected
 
 
+@pytest.mark.parametrize("policy", ["wait", "drop", "mask", "train"])
+def test_every_policy_for_stragglers_can_be_chosen(policy: str) -> None:
+    assert QueuesConfig(on_overdue=policy).on_overdue == policy
+
+
 @pytest.mark.parametrize(
     ("values", "message"),
     [
@@ -22,6 +27,9 @@ def test_the_defaults_are_these() -> None:
         ({"on_overdue": "panic"}, "on_overdue"),
         ({"commit_interval_seconds": 0.2}, "commit_interval_seconds"),
         ({"max_attempts": 0}, "max_attempts"),
+        ({"retry_seconds": -1}, "retry_seconds"),
+        ({"ess_target": 1.0}, "ess_target"),
+        ({"ess_batches": 0}, "ess_batches"),
         ({"queued_batches": 0}, "queued_batches"),
         ({"staleness": 2}, "staleness\n.*Extra inputs are not permitted"),
         ({"lease_seconds": 5, "heartbeat_seconds": 3}, "lease_seconds = 5 must be at least twice"),

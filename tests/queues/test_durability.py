@@ -118,7 +118,7 @@ def test_after_a_failed_commit_nothing_is_accepted_any_more(
 def test_leases_that_cannot_expire_stop_the_broker(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def broken(*_: object) -> State:
+    def broken(*_: object, **__: object) -> State:
         raise AssertionError("a bug")
 
     async def main() -> None:

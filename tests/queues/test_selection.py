@@ -260,6 +260,53 @@ def test_a_prompt_that_could_not_be_known_again_is_refused(connect: Connect) -> 
     play(connect(pass_rate_cap=1.0), scenario)
 
 
+# --- prompts that are set aside
+
+
+def test_a_prompt_that_used_up_its_attempts_is_set_aside_for_good_with_its_error(
+    tmp_path: Path,
+) -> None:
+    async def before(broker: Any) -> None:
+        await broker.serving("a", 0)
+        await broker.issue(epoch(0, 1, 2), cursor="2")
+        for attempt in (1, 2):
+            poisonous, *_ = await broker.lease("a", 2, WAIT)
+            assert (poisonous.prompt.prompt_id, poisonous.attempt) == ("sums/0/1", attempt)
+            await broker.fail("a", poisonous.group_id, attempt, reason="reward", error="boom")
+        await broker.issue(epoch(1, 1, 2), cursor="4")
+
+    async def after(broker: Any) -> None:
+        await broker.serving("a", 0)
+        await broker.issue([*epoch(2, 2, 1), Prompt(prompt_id="plain", text="1")], cursor="7")
+        leases = await broker.lease("a", 99, WAIT)
+        ids = [lease.prompt.prompt_id for lease in leases]
+        assert ids == ["sums/0/2", "sums/1/2", "sums/2/2", "plain"]
+        accounts = await broker.accounting()
+        assert (accounts.failed, accounts.balanced) == ({"reward": 1}, True)
+
+    play(make_broker(tmp_path), before)
+    play(make_broker(tmp_path), after)
+    database = sqlite3.connect(tmp_path / FILE_NAME)
+    failed = "SELECT prompt_id, reason, error FROM groups WHERE state = 'failed'"
+    assert database.execute(failed).fetchall() == [("sums/0/1", "reward", "boom")]
+    database.close()
+
+
+def test_whoever_waits_for_work_gets_a_failed_group_when_its_wait_is_over(
+    connect: Connect,
+) -> None:
+    async def scenario(broker: Any) -> None:
+        await broker.serving("a", 0)
+        await broker.issue(make_prompts(1), cursor="1")
+        (lease,) = await broker.lease("a", 2, WAIT)
+        await broker.fail("a", lease.group_id, 1, reason="reward", error="boom")
+        assert await broker.lease("a", 2, 0.0) == []
+        (again,) = await broker.lease("a", 2, WAIT)
+        assert (again.group_id, again.attempt) == (lease.group_id, 2)
+
+    play(connect(retry_seconds=0.2), scenario)
+
+
 # --- greedy baselines
 
 

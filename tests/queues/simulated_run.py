@@ -1,0 +1,382 @@
+"""A whole run in simulated time, for property tests: the real book decides.
+
+Engines, learner and feeder are events with random durations: lognormal generation, updates that
+lag, lost engines, failures, ties, groups that a policy drops, and a window of staleness that
+changes.
+"""
+
+import heapq
+import random
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from queues.admission import Bounds, OnOverdue, feasible
+from queues.book import ENGINE_LOST, Book
+from queues.errors import QueueClosed
+from queues.groups import FILTERED, OVERDUE, Group, State
+from queues.records import BatchRecord, Lease, Prompt, Purpose, Summary
+from queues.retirement import split
+from queues.tie_filter import TieFilter
+from queues.window_controller import WindowState
+
+GROUP_SIZE = 2
+HEARTBEAT = 0.3
+"""How late an engine learns that a group is not wanted any more."""
+
+
+def shuffled_epochs(prompts: int, chance: random.Random) -> Iterator[Prompt]:
+    """A source that comes back to its prompts, each time in another order."""
+    epoch = 0
+    while True:
+        for index in chance.sample(range(prompts), prompts):
+            yield Prompt(prompt_id=f"sums/{epoch}/{index}", text=str(index))
+        epoch += 1
+
+
+@dataclass(frozen=True)
+class Fact:
+    """What became of one lease that ended in a result, or was cut off."""
+
+    group_id: str
+    start_version: int
+    deadline: int
+    seconds: float
+    """Of generation, had nobody cut it off."""
+    versions: range
+    """Of its tokens."""
+
+
+@dataclass
+class Run:
+    """One run to its end; what happened is in its fields."""
+
+    book: Book
+    seed: int
+    tie_rate: float
+    prompts: int | None = None
+    """The source ends after so many; None: it does not."""
+    distinct: int = 50
+    """Prompts in an epoch of the source."""
+    fail_rate: float = 0.05
+    death_rate: float = 0.05
+    changes_window: bool = False
+    """Whether a controller changes the window of staleness at random."""
+    ess: Callable[[Sequence[int]], float] | None = None
+    """What the learner measures of a batch with these lags."""
+    issued: list[str] = field(default_factory=list)
+    """Prompt ids, as the source gave them."""
+    batches: list[list[str]] = field(default_factory=list)
+    lags: list[int] = field(default_factory=list)
+    """Of the oldest and the newest token of each group that the loss sees."""
+    results: dict[str, Fact] = field(default_factory=dict)
+    """The one result of each group."""
+    cut_off: list[tuple[Fact, float]] = field(default_factory=list)
+    """What was dropped while it was generated, and after how many seconds."""
+    late: set[str] = field(default_factory=set)
+    """Groups that were taken after their deadline."""
+    reissued: dict[str, str] = field(default_factory=dict)
+    """By the group that was dropped, the one that took its place."""
+    dropped: Counter[int] = field(default_factory=Counter)
+    """Filtered groups by the number of batches that were taken before."""
+    tied_trained: int = 0
+
+    def __post_init__(self) -> None:
+        self.chance = random.Random(self.seed)
+        self.room = {
+            f"engine-{number}": self.chance.randint(self.needed, 24)
+            for number in range(self.chance.randint(1, 4))
+        }
+        self.delay = {engine: self.chance.choice([0.01, 0.3, 3.0]) for engine in self.room}
+        self.source = shuffled_epochs(self.distinct, self.chance)
+        self.now = 0.0
+        self.events: list[tuple[float, int, str, tuple]] = []
+        self.order = 0
+        self.tied: set[str] = set()
+        self.held: dict[str, tuple[str, Lease, float]] = {}
+        """Engine, lease and its beginning, by group: what engines generate."""
+        self.needs: dict[str, float] = {}
+        """Seconds of generation by group, of its latest lease."""
+        self.said: list[dict[str, Any]] = []
+        """Statistics of every batch."""
+        self.batch_lags: list[int] = []
+        self.first_leases: list[int] = []
+        for engine in self.room:
+            self.book.serving(engine, 0)
+
+    @property
+    def needed(self) -> int:
+        return GROUP_SIZE + self.book.greedy_baseline
+
+    @property
+    def policy(self) -> OnOverdue:
+        return self.book.bounds.on_overdue
+
+    def after(self, seconds: float, what: str, *values: object) -> None:
+        self.order += 1
+        heapq.heappush(self.events, (self.now + seconds, self.order, what, values))
+
+    def feed(self) -> None:
+        while not self.book.ended:
+            try:
+                wanted = self.book.wanted()
+            except QueueClosed:
+                return
+            if wanted is None:
+                return
+            last = self.prompts is not None and len(self.issued) + wanted >= self.prompts
+            if last:
+                wanted = self.prompts - len(self.issued)
+            drawn = [next(self.source) for _ in range(wanted)]
+            kept, exhausted = self.book.select(drawn)
+            gone = self.book.retirement.names | self.book.retirement.poisonous
+            assert not {split(prompt.prompt_id)[0] for prompt in kept} & gone
+            self.book.issue(kept)
+            self.issued += [prompt.prompt_id for prompt in kept]
+            self.book.ended = last or exhausted
+
+    def lease(self) -> None:
+        for engine, room in self.room.items():
+            if self.book.over or room < 1:
+                continue
+            leases = self.book.lease(engine, room, now=self.now, expires=0.0)
+            assert sum(lease.room for lease in leases) <= room
+            for lease in leases:
+                self.begin(engine, lease)
+
+    def begin(self, engine: str, lease: Lease) -> None:
+        assert lease.deadline_version <= lease.start_version + self.book.bounds.max_staleness
+        assert lease.deadline_version >= self.book.version + bool(self.book.taken)
+        if lease.attempt == 1 and lease.group_id not in self.reissued.values():
+            self.first_leases.append(int(lease.group_id[1:]))
+        self.room[engine] -= lease.room
+        self.held[lease.group_id] = engine, lease, self.now
+        luck = self.chance.random()
+        what = "die" if luck < self.death_rate else "finish"
+        if self.death_rate <= luck < self.death_rate + self.fail_rate:
+            what = "fail"
+        seconds = self.chance.lognormvariate(0, 1.2)
+        self.needs[lease.group_id] = seconds
+        self.after(seconds, what, lease)
+
+    def fact(self, lease: Lease) -> Fact:
+        engine = self.book.engines[self.held[lease.group_id][0]]
+        return Fact(
+            group_id=lease.group_id,
+            start_version=lease.start_version,
+            deadline=lease.deadline_version,
+            seconds=self.needs[lease.group_id],
+            versions=range(lease.start_version, engine + 1),
+        )
+
+    def take(self) -> None:
+        book = self.book
+        if book.taken or book.training_over:
+            return
+        batch = book.take(book.version)
+        if batch is None:
+            return
+        self.batches.append(batch)
+        self.batch_lags = []
+        for group in book.taken:
+            fact = self.results[group.group_id]
+            lags = [book.version - version for version in fact.versions]
+            if self.policy == "mask":
+                lags = [lag for lag in lags if lag <= book.bounds.max_staleness]
+            self.lags += lags
+            self.batch_lags += lags
+            if book.version > fact.deadline:
+                self.late.add(group.group_id)
+        self.tied_trained += len(self.tied & set(batch))
+        self.pass_over()
+        self.after(self.chance.uniform(0.2, 2.0), "train")
+
+    def pass_over(self) -> None:
+        for dropped, anew in self.book.pass_over():
+            assert dropped.prompt == anew.prompt
+            self.reissued[dropped.group_id] = anew.group_id
+            if dropped.group_id in self.held:
+                self.after(HEARTBEAT, "abort", dropped.group_id)
+                _, lease, began = self.held[dropped.group_id]
+                self.cut_off.append((self.fact(lease), self.now - began))
+
+    def handle(self, what: str, values: tuple) -> None:
+        if what == "train":
+            measured = {} if self.ess is None else {"ess": self.ess(self.batch_lags)}
+            self.said.append({**measured, **self.book.additions(measured)})
+            self.book.ack(
+                BatchRecord(version=self.book.version, acked_at=0.0, statistics=self.said[-1])
+            )
+            if self.changes_window:
+                window = self.chance.randint(0, self.book.bounds.max_staleness)
+                self.book.steered = WindowState(window=window)
+            for engine, delay in self.delay.items():
+                self.after(delay, "update", engine, self.book.version)
+        elif what == "update":
+            engine, version = values
+            self.book.serving(engine, max(version, self.book.engines[engine]))
+        elif what == "abort":
+            self.release(*values)
+        elif what != "retry":
+            self.end(what, *values)
+
+    def release(self, group_id: str) -> tuple[str, Lease, float] | None:
+        """The engine has room again; None where it had been told before to let go."""
+        held = self.held.pop(group_id, None)
+        if held is not None:
+            self.room[held[0]] += held[1].room
+        return held
+
+    def end(self, what: str, lease: Lease) -> None:
+        fact = self.fact(lease) if lease.group_id in self.held else None
+        held = self.release(lease.group_id)
+        group = self.book.groups.in_flight.get(lease.group_id)
+        if held is None or group is None:
+            assert lease.group_id in self.reissued, "only what was dropped is not wanted any more"
+            return
+        engine, *_ = held
+        assert group.is_leased_to(engine, lease.attempt)
+        if what == "finish":
+            self.finish(group, fact)
+            return
+        reason = ENGINE_LOST if what == "die" else "reward"
+        self.book.give_back(group, reason, now=self.now)
+        if group.not_before > self.now:
+            self.after(group.not_before - self.now, "retry")
+
+    def finish(self, group: Group, fact: Fact) -> None:
+        rewards = [0.0, 1.0]
+        if self.chance.random() < self.tie_rate:
+            rewards = [float(self.chance.random() < 0.5)] * 2
+            self.tied.add(group.group_id)
+        result = Summary(
+            group_id=group.group_id, prompt_id=group.prompt.prompt_id, attempt=group.attempt,
+            rollouts=GROUP_SIZE, tokens=4, reward=0.0, task_rewards=rewards,
+            oldest_version=fact.versions[0], newest_version=fact.versions[-1],
+        )  # fmt: skip
+        assert group.group_id not in self.results, "at most one result"
+        self.results[group.group_id] = fact
+        accepted = self.book.accept(group, result, now=self.now)
+        if accepted.state is State.DROPPED:
+            assert accepted.reason == FILTERED
+            assert group.group_id in self.tied
+            self.dropped[len(self.batches)] += 1
+
+    def run(self) -> None:
+        self.feed()
+        self.lease()
+        while self.events:
+            self.now, _, what, values = heapq.heappop(self.events)
+            self.handle(what, values)
+            self.check()
+            self.take()
+            self.check()
+            self.feed()
+            self.check_line()
+            self.lease()
+            self.check_engines()
+        self.account()
+
+    def check(self) -> None:
+        book = self.book
+        size = book.bounds.groups_per_batch
+        assert book.groups.live <= book.bounds.window(book.version)
+        assert sum(book.groups.counts.values()) == len(self.issued) + len(self.reissued)
+        if self.policy == "wait":
+            assert feasible(book.groups.due, version=book.version, groups_per_batch=size)
+            assert not book.groups.overdue
+        waiting = [
+            group
+            for group in book.groups.in_flight.values()
+            if group.state in (State.LEASED, State.READY) and not group.overdue
+        ]
+        first = book.version + bool(book.taken)
+        assert all(group.due >= first for group in waiting), "none missed its batch unnoticed"
+
+    def check_line(self) -> None:
+        """Whatever is filtered, dropped or fails, there are prompts, while more can be trained."""
+        book, bounds = self.book, self.book.bounds
+        on_their_way = book.groups.live + len(book.prompts)
+        enough = on_their_way >= (bounds.steps - book.version) * bounds.groups_per_batch
+        assert book.prompts.in_line or book.ended or enough, "the line is empty"
+
+    def check_engines(self) -> None:
+        """Nor is there ever less than a batch on its way, while an engine could generate more."""
+        book, size = self.book, self.book.bounds.groups_per_batch
+        if book.training_over:
+            return
+        idle = [
+            engine
+            for engine, room in self.room.items()
+            if room >= self.needed and book.engines[engine] >= book.version
+        ]
+        starves = book.groups.live < size and book.prompts.in_line and idle
+        assert not starves, "a batch short of groups, and nobody generates them"
+
+    def account(self) -> None:
+        """Nothing can happen any more: the run has to be over, and every group in its place."""
+        book, counts = self.book, self.book.groups.counts
+        assert book.training_over, "it hangs"
+        trained = [group_id for batch in self.batches for group_id in batch]
+        assert len(set(trained)) == len(trained), "a group is trained once"
+        assert set(trained) <= set(self.results)
+        assert not set(trained) & set(self.reissued), "what was dropped is not trained"
+        assert book.groups.train(State.TRAINED) == len(trained)
+        assert book.groups.dropped(FILTERED) == sum(self.dropped.values())
+        assert book.groups.dropped(OVERDUE) == len(self.reissued)
+        assert self.first_leases == sorted(self.first_leases), "nobody is overtaken in the line"
+        assert set(counts) <= {
+            (Purpose.TRAIN, State.TRAINED, ""),
+            (Purpose.TRAIN, State.DROPPED, FILTERED),
+            (Purpose.TRAIN, State.DROPPED, OVERDUE),
+            (Purpose.TRAIN, State.FAILED, "reward"),
+            (Purpose.TRAIN, State.QUEUED, ""),
+        }
+        self.account_for_lateness()
+        if book.tie_filter is not None:
+            assert max(self.dropped.values(), default=0) <= book.tie_filter.limit
+            assert book.tie_filter.let_through == self.tied_trained, "what is let through trains"
+
+    def account_for_lateness(self) -> None:
+        book, bound = self.book, self.book.bounds.max_staleness
+        assert book.late == len(self.late)
+        if self.policy == "train":
+            older = {x.group_id for x in self.results.values() if x.group_id in self.late}
+            assert self.late == older
+        else:
+            assert max(self.lags, default=0) <= bound
+        if self.policy in ("wait", "drop"):
+            assert not self.late
+        if self.policy != "drop":
+            assert not self.reissued
+        said = book.additions({}).get("groups_overdue", 0)
+        assert said == len(self.late) + len(self.reissued)
+
+
+def make_book(
+    max_staleness: int,
+    size: int,
+    steps: int,
+    limit: int,
+    *,
+    baseline: bool = False,
+    policy: OnOverdue = "wait",
+    most_live: int | None = None,
+) -> Book:
+    bounds = Bounds(
+        max_staleness=max_staleness,
+        groups_per_batch=size,
+        steps=steps,
+        on_overdue=policy,
+        most_live=most_live,
+    )
+    return Book(
+        bounds=bounds,
+        group_size=GROUP_SIZE,
+        queued_batches=2,
+        max_attempts=2,
+        retry_seconds=0.5,
+        greedy_baseline=baseline,
+        tie_filter=TieFilter(limit=limit * size),
+    )
