@@ -73,6 +73,10 @@ class Book:
     """The source has no more prompts."""
     patience_ends: float = 0.0
     """Monotonic seconds until which engines that lag get no training groups."""
+    given_back: Counter[str] = field(default_factory=Counter)
+    """Leases that ended without a result since the broker began, by reason."""
+    refused: int = 0
+    """Results that were refused since then."""
     last_error: str | None = None
     """The latest failed attempt, for whoever watches the run."""
 
@@ -213,6 +217,7 @@ class Book:
 
         The loss of an engine, or of the reward models, is not held against its groups.
         """
+        self.given_back[reason] += 1
         group.failures += reason not in EXCUSED
         if group.failures < self.max_attempts:
             self.groups.move(group, State.QUEUED)
