@@ -51,8 +51,13 @@ class DeployConfig(BaseModel):
 
     ray_address: str = Field(default="local", pattern=r"^(local|auto|(ray://)?[^\s/]+:\d+)$")
     """`local` starts a cluster on this machine for the run; else "host:port", or `auto`."""
-    metrics_port: int = Field(default=0, ge=0, le=0)
-    """Port of a metrics endpoint; 0 is none, which is all there is so far."""
+    metrics: bool = True
+    """Show metrics of every process to Prometheus, which finds them at one address of the run."""
+    metrics_port: int = Field(default=0, ge=0, le=65535)
+    """Port of that address; 0 takes a free one, which the command prints."""
+    metrics_host: str = Field(default="127.0.0.1", pattern=r"^[0-9A-Za-z.:-]+$")
+    """Address that all of them bind to. The default shows them on their own machine alone; on a
+    cluster "0.0.0.0" lets a Prometheus elsewhere reach them, and everybody else who can."""
     runs_dir: Path = Path("runs")
     """Folder of run folders, relative to where the command runs."""
 

@@ -19,6 +19,7 @@ from deploy import heldout
 from deploy.config import RunConfig
 from deploy.disk import check_room, check_runs_dir
 from deploy.errors import InputError
+from deploy.exporter import check_address
 from deploy.origin import (
     refuse_another_origin,
     reward_model_origin,
@@ -57,6 +58,8 @@ def load_inputs(config: RunConfig) -> Inputs:
     check_runs_dir(config)
     _check_cores(config)
     _check_address(config.deploy.ray_address)
+    if config.deploy.metrics:
+        check_address(config.deploy.metrics_host, config.deploy.metrics_port)
     path = model_path(config)
     check_model(path)
     scored_by = config.actors.heldout_reward or config.actors.reward

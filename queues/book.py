@@ -75,6 +75,10 @@ class Book:
     """The source has no more prompts."""
     patience_ends: float = 0.0
     """Monotonic seconds until which engines that lag get no training groups."""
+    given_back: Counter[str] = field(default_factory=Counter)
+    """Leases that ended without a result since the broker began, by reason."""
+    refused: int = 0
+    """Results that were refused since then."""
     last_error: str | None = None
     """The latest failed attempt, for whoever watches the run."""
 
@@ -236,6 +240,7 @@ class Book:
         first in line. After any other failure a group waits, and after the last one its prompt
         does not come again.
         """
+        self.given_back[reason] += 1
         excused = reason in EXCUSED
         group.failures += not excused
         if group.failures >= self.max_attempts:

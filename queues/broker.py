@@ -373,6 +373,7 @@ class Broker:
     # --- inside
 
     async def _refuse(self, group_id: str) -> PutStatus:
+        self._book.refused += 1
         has_result = await self._commits.submit(partial(self._ledger.refuse, group_id))
         if has_result is None:
             raise ProtocolError(f"put: group {group_id!r} was never issued")
