@@ -195,9 +195,10 @@ def inspect(
     ] = None,
 ) -> None:
     """Show the accounts of a run, alive or dead, and its failed prompts, or export its rollouts."""
-    from deploy.outcome import show_accounting, show_failed
+    from deploy.outcome import show_accounting, show_bias, show_failed
     from deploy.run_directory import RunDirectory
     from queues.accounts import export_parquet, read_accounting, read_failed, removed_groups
+    from queues.bias import read_bias
 
     directory = RunDirectory.open(run, runs_dir)
     if parquet is not None:
@@ -206,12 +207,14 @@ def inspect(
             typer.echo(f"those of {gone} groups are gone, since queues.keep_rollouts = 'needed'")
         return
     accounting, failed = read_accounting(directory.path), read_failed(directory.path)
+    bias = read_bias(directory.path)
     if as_json:
-        prompts = [asdict(each) for each in failed]
-        typer.echo(json.dumps({**accounting.to_dict(), "failed_prompts": prompts}))
+        more = {"failed_prompts": [asdict(each) for each in failed], "bias": bias.to_dict()}
+        typer.echo(json.dumps({**accounting.to_dict(), **more}))
     else:
         show_accounting(accounting, Console())
         show_failed(failed, Console())
+        show_bias(bias, Console())
 
 
 @app.command()

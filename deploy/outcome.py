@@ -9,6 +9,7 @@ from rich.table import Table
 
 from deploy.run_directory import RunDirectory
 from queues.accounts import Accounting, FailedPrompt
+from queues.bias import BiasReport
 
 SHOWN = 20
 """Failed prompts in a table."""
@@ -121,3 +122,25 @@ def show_failed(failed: Sequence[FailedPrompt], console: Console) -> None:
     console.print(table)
     if len(failed) > SHOWN:
         console.print(f"the newest {SHOWN} of {len(failed)}; --json lists them all")
+
+
+def show_bias(report: BiasReport, console: Console) -> None:
+    """What was left out of training or trained late beside what was trained, where something was.
+
+    `queues.bias` says what the numbers mean.
+    """
+    if not any(count for fate, count in report.groups.items() if fate != "trained"):
+        return
+    table = Table("groups", "known", "mean", "p50", "p95", "max", title="left out, and trained")
+    for fate, measures in report.fates.items():
+        for measure, found in measures.items():
+            if found.count:
+                numbers = (_number(x, ".4g") for x in (found.mean, found.p50, found.p95, found.max))
+                table.add_row(f"{fate}: {measure}", str(found.count), *numbers)
+    console.print(table)
+    if report.groups["dropped"] and report.bias is not None:
+        console.print(
+            f"what was to be trained took at least {report.bias:.2f} times as long as what was"
+        )
+    if report.tokens_masked:
+        console.print(f"{report.tokens_masked:,} tokens of late groups were masked")
