@@ -20,8 +20,21 @@ class Draft:
         self._lease = lease
         rollouts = [] if lease.saved is None else decode(lease.saved).rollouts
         self._rollouts = {rollout.sample_index: rollout for rollout in rollouts}
-        self.changed = False
-        """Whether there is something that `encode` has not been asked for."""
+        self._saved = self._tokens
+
+    @property
+    def changed(self) -> bool:
+        """Whether there are tokens that `encode` has not been asked for."""
+        return self._tokens > self._saved
+
+    @property
+    def due(self) -> bool:
+        """Whether they are half of all, so that what is written in all stays below twice that."""
+        return self.changed and self._tokens >= 2 * self._saved
+
+    @property
+    def _tokens(self) -> int:
+        return sum(sum(rollout.loss_mask) for rollout in self._rollouts.values())
 
     def get(self, index: int) -> Rollout | None:
         """What there is of a rollout, by its index in the group."""
@@ -31,11 +44,10 @@ class Draft:
         """Takes in a rollout, finished or interrupted, unless nothing of it was sampled."""
         if any(rollout.loss_mask):
             self._rollouts[rollout.sample_index] = rollout
-            self.changed = True
 
     def encode(self) -> bytes:
         """All of it, as `WorkQueue.save` takes it."""
-        self.changed = False
+        self._saved = self._tokens
         return encode(
             RolloutGroup(
                 group_id=self._lease.group_id,

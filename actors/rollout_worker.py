@@ -241,7 +241,7 @@ class RolloutWorker:
                     if key[0] == group_id:
                         task.cancel()
             for draft in [*self._drafts.values()]:
-                if draft.changed:
+                if draft.due:
                     await self._work.save(self._engine_id, draft.encode())
 
     async def _watch(self, stop: asyncio.Event) -> None:

@@ -34,10 +34,12 @@ from benchmarks.chaos_stage import (
     until,
 )
 from benchmarks.environment import environment
+from deploy.cli import INTERRUPTED
+from deploy.interrupt import raise_interrupts
 
 SURVIVED = frozenset({"rollout actor", "engine worker"})
 """Roles whose death a run outlives by itself."""
-BATCH_SECONDS = 300.0
+BATCH_SECONDS = 900.0
 """Deadline of a run, or of one that is gone on with, to train its next batch."""
 FINISH_SECONDS = 1800.0
 """Deadline of the last run to reach its step target after the last kill."""
@@ -223,9 +225,10 @@ def markdown(document: Mapping[str, Any]) -> str:
         "|---|---|---|---|",
     ]
     for role, kills in struck.items():
-        ends = [kill["seconds_to_end"] for kill in kills if kill["exit_code"] is not None]
-        seconds = f"{min(ends):.1f} to {max(ends):.1f}" if ends else "–"
-        lines.append(f"| {role} | {len(kills)} | {len(ends)} | {seconds} |")
+        ended = sum(kill["exit_code"] is not None for kill in kills)
+        times = [kill["seconds_to_end"] for kill in kills if kill["seconds_to_end"] is not None]
+        seconds = f"{min(times):.1f} to {max(times):.1f}" if times else "–"
+        lines.append(f"| {role} | {len(kills)} | {ended} | {seconds} |")
     lines += [
         "",
         "| run | batches | trained again | issued | trained | left out | largest lag | problems |",
@@ -253,8 +256,12 @@ def main() -> None:
     parser.add_argument(
         "--work", type=Path, default=Path("runs/chaos"), help="folder of the runs; emptied first"
     )
+    raise_interrupts()
     chaos = Chaos(parser.parse_args())
-    sound = chaos.run()
+    try:
+        sound = chaos.run()
+    except KeyboardInterrupt:
+        sys.exit(INTERRUPTED)
     print((chaos.options.out / "chaos.md").read_text())
     sys.exit(0 if sound else 1)
 

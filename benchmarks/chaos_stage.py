@@ -25,8 +25,10 @@ ROLES = {
     "driver": "",
 }
 """How the title of each role's process begins; the driver is the command itself."""
-END_SECONDS = 180.0
+END_SECONDS = 300.0
 """Deadline of a run to end after a kill that it does not outlive."""
+REST_SECONDS = 60.0
+"""How long processes may outlive their driver before they are ended."""
 GROUPS, SIZE, STALENESS = 4, 2, 2
 
 RECIPE = """
@@ -136,14 +138,14 @@ class Stage:
 
         Ray's own agents are not waited for: they take a minute to see that their node is gone.
         """
-        deadline = time.monotonic() + END_SECONDS
+        deadline = time.monotonic() + REST_SECONDS
         while left := [
             pid for pid, title in processes(self.folder) if not title.startswith(AGENTS)
         ]:
             if time.monotonic() > deadline:
                 for pid in left:
                     kill(pid)
-                deadline += END_SECONDS
+                deadline += REST_SECONDS
             time.sleep(0.2)
 
     def end(self) -> None:

@@ -47,6 +47,8 @@ from weight_sync.manifest import Bucket, Manifest, TensorSpec
 STEPS, GROUPS, SIZE, STALENESS = 7, 3, 2, 2
 QUIET_SECONDS = 3.0
 """Virtual time without a result, after which nothing more may be generated at this version."""
+HEARTBEAT = 0.1
+"""Virtual seconds; often enough that what has finished before its group is saved."""
 WRITER_SECONDS = 20.0
 TOKENIZER = character_tokenizer()
 
@@ -237,7 +239,7 @@ class World:
 
         worker = RolloutWorker(
             Tally(engine_id_of(index)), self.broker, first_attempt, interrupt=engine.interrupt,
-            max_concurrent_rollouts=2 * SIZE, largest_group=SIZE, heartbeat_seconds=5.0,
+            max_concurrent_rollouts=2 * SIZE, largest_group=SIZE, heartbeat_seconds=HEARTBEAT,
         )  # fmt: skip
         return engine, worker
 

@@ -95,22 +95,26 @@ def test_kills_are_spread_over_the_roles_in_an_order_that_the_seed_gives():
 def test_the_report_is_sound_only_when_every_kill_and_every_run_is_in_it():
     kills = [
         {"role": role, "run": "run-1", "exit_code": code, "seconds_to_end": seconds}
-        for role, code, seconds in (("broker", 1, 2.0), ("rollout actor", None, None))
+        for role, code, seconds in (
+            ("broker", 1, 2.0),
+            ("rollout actor", None, None),
+            ("rollout actor", 1, None),
+        )
     ]
     runs = {"run-1": verdict().to_dict()}
-    assert conclude(kills, runs, 2)["sound"]
-    assert not conclude(kills, runs, 3)["sound"]
-    assert not conclude(kills, {}, 2)["sound"]
-    lost = conclude(kills, {"run-1": verdict(fates=FATES[:4]).to_dict()}, 2)
+    assert conclude(kills, runs, 3)["sound"]
+    assert not conclude(kills, runs, 4)["sound"]
+    assert not conclude(kills, {}, 3)["sound"]
+    lost = conclude(kills, {"run-1": verdict(fates=FATES[:4]).to_dict()}, 3)
     assert (lost["sound"], lost["prompts_lost"]) == (False, 1)
     document = {
         "command": "c", "commit": None, "time": "t", "seconds": 9.0, "kills": kills, "runs": runs,
         "settings": {"engine": "vllm", "on_overdue": "wait", "steps": 3},
-        "verdict": conclude(kills, runs, 2),
+        "verdict": conclude(kills, runs, 3),
     }  # fmt: skip
     lines = markdown(document).splitlines()
     assert "| broker | 1 | 1 | 2.0 to 2.0 |" in lines
-    assert "| rollout actor | 1 | 0 | – |" in lines
+    assert "| rollout actor | 2 | 1 | – |" in lines
     assert "| run-1 | 3 | 0 | 8 | 6 | 1 filtered, 1 waiting | 1 | none |" in lines
 
 

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from queues.accounts import read_accounting, read_batches
+from queues.accounts import open_ledger, read_accounting, read_batches
 from tests.deploy.lockstep import GROUPS, STALENESS, STEPS, outcome, play
 
 CRASHES = 16
@@ -21,6 +21,12 @@ def check(folder, checksums, expected):
     accounts = read_accounting(folder)
     assert (accounts.balanced, accounts.trained_twice) == (True, 0)
     assert accounts.trained == STEPS * GROUPS
+
+
+def saved_groups(folder):
+    """Groups of which a crash leaves rollouts that had no result yet."""
+    with open_ledger(folder) as database:
+        return database.execute("SELECT count(*) FROM partials").fetchone()[0]
 
 
 @pytest.fixture
@@ -53,6 +59,7 @@ def test_a_run_that_is_killed_anywhere_and_resumed_equals_the_uninterrupted_one(
     checksums, crashes = play(monkeypatch, folder, chosen)
     check(folder, checksums, expected)
     assert len(crashes.copies) == CRASHES
+    assert sum(map(saved_groups, crashes.copies)) > 0, "some go on with what was saved"
     for copy in crashes.copies:
         checksums, _ = play(monkeypatch, copy)
         check(copy, checksums, expected)

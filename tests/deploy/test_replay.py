@@ -9,6 +9,7 @@ import pytest
 
 from deploy.errors import InputError
 from deploy.replay import Plan, compare, parse_steps, plan_replay
+from queues.checksums import register
 
 
 def recorded(*checksums):
@@ -89,6 +90,14 @@ def files(folder):
     }
 
 
+def alter(folder, statement):
+    """Changes the ledger as a broker does, with the checksums of its rows."""
+    with sqlite3.connect(folder / "ledger.sqlite") as ledger:
+        register(ledger)
+        ledger.execute(statement)
+    ledger.close()
+
+
 @pytest.fixture(scope="module")
 def trained(headway):
     """A run of six batches with checkpoints at 2, 4 and 6."""
@@ -122,12 +131,11 @@ def test_a_difference_ends_with_1_and_what_cannot_be_replayed_with_2(headway, tr
     shutil.copytree(trained.with_name("replayed-sft"), trained.with_name("altered-sft"))
     recipe = json.loads((other / "recipe.json").read_text())
     (other / "recipe.json").write_text(json.dumps({**recipe, "name": "altered"}))
-    with sqlite3.connect(other / "ledger.sqlite") as ledger:
-        ledger.execute(
-            "UPDATE batches SET statistics = json_set(statistics, '$.weights_checksum', 'f00')"
-            " WHERE version = 4"
-        )
-    ledger.close()
+    alter(
+        other,
+        "UPDATE batches SET statistics = json_set(statistics, '$.weights_checksum', 'f00')"
+        " WHERE version = 4",
+    )
     differs = headway("replay", "altered", "--steps", "4:6")
     assert differs.returncode == 1, differs.stdout + differs.stderr
     words = " ".join(differs.stdout.split())
@@ -141,6 +149,10 @@ def test_a_difference_ends_with_1_and_what_cannot_be_replayed_with_2(headway, tr
     assert gone.returncode == 2, gone.stdout + gone.stderr
     assert "batch 4: its group g0" in gone.stderr
     assert "cannot be read any more" in gone.stderr
+    alter(other, "INSERT INTO meta VALUES ('removed_segment_1', '0')")
+    removed = headway("replay", "altered", "--steps", "4:6")
+    assert removed.returncode == 2, removed.stdout + removed.stderr
+    assert 'queues.keep_rollouts = "all" keeps every group' in removed.stderr
 
 
 @pytest.mark.slow

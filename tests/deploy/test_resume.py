@@ -7,8 +7,11 @@ import shutil
 import signal
 import time
 
+import pyarrow.parquet
 import pytest
 
+from queues.accounts import open_ledger
+from queues.schema import decode
 from tests.deploy.processes import open_shared_memory, processes_of
 
 pytestmark = [pytest.mark.ray, pytest.mark.deepspeed]
@@ -82,6 +85,43 @@ def test_an_interrupted_run_goes_on_from_its_checkpoint_to_its_end(headway):
 
     again = headway("resume", "paused")
     assert (again.returncode, "is done" in again.stdout) == (0, True)
+
+
+def test_rollouts_that_an_interrupt_cuts_off_are_gone_on_with_and_keep_their_tokens(headway):
+    settings = ("steps=20", "heldout.every=20", "actors.scripted_options={tokens_per_second=12.0}")
+    process = begin(headway, "cut", *settings)
+    folder = headway.folder / "runs" / "cut"
+    wait_for_batches(folder, 2, process)
+    os.killpg(process.pid, signal.SIGINT)
+    output, _ = process.communicate(timeout=180)
+    assert process.returncode == 130, output
+    with open_ledger(folder) as ledger:
+        saved = dict(ledger.execute("SELECT group_id, payload FROM partials").fetchall())
+    assert saved, "rollouts of two seconds were running"
+    begun = {
+        (group_id, rollout.sample_index): rollout
+        for group_id, payload in saved.items()
+        for rollout in decode(payload).rollouts
+    }
+    resumed = headway("resume", "cut")
+    assert resumed.returncode == 0, resumed.stdout + resumed.stderr
+    exported = headway("inspect", "cut", "--parquet", "cut.parquet")
+    assert exported.returncode == 0, exported.stderr
+    rows = pyarrow.parquet.read_table(headway.folder / "cut.parquet").to_pylist()
+    ended = {(row["group_id"], row["sample_index"]): row for row in rows}
+    gone_on = [
+        key
+        for key, rollout in begun.items()
+        if key in ended and ended[key]["created_at"] == rollout.created_at
+    ]
+    assert gone_on
+    for key in gone_on:
+        count = len(begun[key].token_ids)
+        for name in ("token_ids", "versions", "behavior_logprobs"):
+            assert ended[key][name][:count] == list(getattr(begun[key], name)), key
+        assert len(ended[key]["token_ids"]) >= count
+    with open_ledger(folder) as ledger:
+        assert ledger.execute("SELECT count(*) FROM partials").fetchone()[0] == 0
 
 
 def test_a_run_whose_processes_were_all_killed_trains_its_recorded_batches_again(headway):

@@ -101,7 +101,7 @@ class Actor:
         self.seconds = seconds[0] if seconds else 0.0
         self.number = sum(kind == "create" for kind, *_ in stage.events)
         stage.note("create", self.number)
-        for name in ("start", "run", "statistics"):
+        for name in ("start", "run", "statistics", "stop"):
             setattr(self, name, SimpleNamespace(remote=getattr(self, f"_{name}")))
         self.dead = False
 
@@ -120,6 +120,10 @@ class Actor:
 
     async def _run(self):
         await self._end("run", self.ran)
+
+    async def _stop(self):
+        self.stage.note("stop", self.number)
+        await asyncio.Event().wait()
 
     async def _statistics(self):
         if self.dead:
@@ -266,3 +270,24 @@ def test_statistics_never_hang_or_raise(stage):
         assert await played.supervisor.statistics() == before
 
     asyncio.run(asyncio.wait_for(scenario(), 10))
+
+
+def test_an_actor_that_works_is_asked_to_hand_over_and_not_waited_for_without_end(
+    stage, monkeypatch
+):
+    monkeypatch.setattr(supervisor, "HAND_OVER_SECONDS", 0.05)
+    played = stage(HANG)
+
+    async def scenario():
+        await played.supervisor.stop()
+        assert played.events == [], "there is none yet"
+        working = asyncio.create_task(played.supervisor.run())
+        async with asyncio.timeout(10):
+            while ("run", 0) not in played.events:
+                await asyncio.wait({working}, timeout=0.001)
+            await played.supervisor.stop()
+        assert played.events[-1] == ("stop", 0)
+        working.cancel()
+        await asyncio.wait({working})
+
+    asyncio.run(scenario())
