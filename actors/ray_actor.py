@@ -32,7 +32,7 @@ from queues.protocols import WorkQueue
 from weight_sync.announcements import Announcements
 from weight_sync.config import WeightSyncConfig
 from weight_sync.receiver import Receiver
-from weight_sync.transports.shared_memory import SharedMemoryTransport
+from weight_sync.transports.choice import make_transport
 
 MAX_CONCURRENCY = 16
 """Calls that may be open at once: start, run, stop, and statistics by several."""
@@ -228,7 +228,7 @@ class RolloutActor:
             self._tally.engine_id,
             engine,
             self._broadcaster,
-            SharedMemoryTransport(),
+            make_transport(self._weight_sync),
             expected=engine.inventory(),
             on_version=worker.on_version,
             timeout=self._weight_sync.timeout_seconds,

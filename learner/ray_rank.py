@@ -87,7 +87,7 @@ class RankActor:
         from learner.learner import Learner
         from learner.ray_lead import Lead
         from weight_sync.publisher import Publisher
-        from weight_sync.transports.shared_memory import SharedMemoryTransport
+        from weight_sync.transports.choice import make_transport
 
         state = self._rank.state
         if version != (state.version if state else 0):
@@ -96,7 +96,7 @@ class RankActor:
                 f"{f'version {state.version}' if state else 'the initial model'}"
             )
         self._publisher = Publisher(
-            SharedMemoryTransport(),
+            make_transport(weight_sync),
             broadcaster.announce,
             weight_sync.bucket_bytes,
             timeout=weight_sync.timeout_seconds,

@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 
 class WeightSyncConfig(BaseModel):
@@ -12,8 +12,11 @@ class WeightSyncConfig(BaseModel):
         frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False
     )
 
-    transport: Literal["shared_memory"] = "shared_memory"
-    """How the bytes travel; `shared_memory` needs learner and engines on one node."""
+    transport: Literal["shared_memory", "object_store", "filesystem"] = "shared_memory"
+    """How the bytes travel: `shared_memory` where learner and engines are on one node,
+    `object_store` to any node of the cluster, `filesystem` through `folder`."""
+    folder: str | None = None
+    """Shared folder of transport `filesystem`, seen by all nodes; for one run alone."""
     codec: Literal["full"] = "full"
     """What is sent: every tensor, whole."""
     update_mode: Literal["in_flight", "between_requests"] = "in_flight"
@@ -28,3 +31,12 @@ class WeightSyncConfig(BaseModel):
     """Deadline of staging, of a swap (pause, load and resume together) and of a publish; also how
     long a swap permit outlives a holder that died. With `between_requests` the pause lasts as
     long as the longest running request, and this must exceed it."""
+
+    @model_validator(mode="after")
+    def _folder_where_it_is_used(self) -> "WeightSyncConfig":
+        if (self.folder is None) == (self.transport == "filesystem"):
+            raise ValueError(
+                f"transport is {self.transport!r} and folder is {self.folder!r}; "
+                'transport "filesystem" needs a folder, and nothing else uses one'
+            )
+        return self

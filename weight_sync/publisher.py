@@ -1,7 +1,7 @@
 """Publishes the weights of a policy version while the learner goes on.
 
     publish(v, tensors)          caller's thread     copies to host memory, then returns
-        └─▶ background thread    plan ─▶ write and checksum ─▶ manifest ─▶ announce ─▶ retire v−1
+        └─▶ background thread    plan ─▶ write and checksum ─▶ manifest ─▶ announce ─▶ commit
     publish(v+1, …)              waits for the background of v first, and raises what failed there
 
 Nothing is announced before every byte of it can be read. Receivers that have staged a version
@@ -24,7 +24,7 @@ from weight_sync.buckets import plan_buckets
 from weight_sync.checksum import checksum
 from weight_sync.errors import DeadlineExceeded, PublishFailed, VersionOrderError
 from weight_sync.manifest import Manifest
-from weight_sync.transport import Transport
+from weight_sync.transport import Piece, Transport
 
 Announce = Callable[[Manifest], Awaitable[None] | None]
 
@@ -146,9 +146,9 @@ class Publisher:
             self._bucket_bytes,
         )
         memory = {name: _bytes_of(tensor) for name, tensor in snapshot}
-        pieces: list[list[tuple[int, memoryview]]] = [[] for _ in plan.sizes]
+        pieces: list[list[Piece]] = [[] for _ in plan.sizes]
         for spec in plan.tensors:
-            pieces[spec.bucket].append((spec.offset, memory[spec.name]))
+            pieces[spec.bucket].append(Piece(spec.offset, memory[spec.name], spec))
         buckets = tuple(
             self._transport.write(version, nbytes, parts)
             for nbytes, parts in zip(plan.sizes, pieces, strict=True)
@@ -163,7 +163,7 @@ class Publisher:
         answer = self._announce(manifest)
         if inspect.isawaitable(answer):
             asyncio.run(_settle(answer))
-        self._transport.retire(before=version)
+        self._transport.commit(manifest)
 
 
 async def _settle(answer: Awaitable[None]) -> None:
