@@ -170,6 +170,7 @@ class RolloutActor:
             if not isinstance(error, QueueClosed):  # the broker left while a version arrived
                 raise error from errors
         finally:
+            parts.receiver.close()
             await parts.engine.close()
 
     async def statistics(self) -> dict[str, Any]:
@@ -232,6 +233,7 @@ class RolloutActor:
             expected=engine.inventory(),
             on_version=worker.on_version,
             timeout=self._weight_sync.timeout_seconds,
+            keep_base=self._weight_sync.codec == "delta",
         )
         return _Parts(engine, worker, receiver)
 

@@ -1,5 +1,6 @@
 """Settings of weight synchronisation: the section `[weight_sync]` of a recipe."""
 
+from pathlib import PurePath
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -17,8 +18,13 @@ class WeightSyncConfig(BaseModel):
     `object_store` to any node of the cluster, `filesystem` through `folder`."""
     folder: str | None = None
     """Shared folder of transport `filesystem`, seen by all nodes; for one run alone."""
-    codec: Literal["full"] = "full"
-    """What is sent: every tensor, whole."""
+    codec: Literal["full", "delta"] = "full"
+    """What is sent: every tensor, whole; or the elements that changed since the version before,
+    where the receiver has it and it is less. `delta` costs a copy of the weights in the memory of
+    the learner and two in that of every actor, and saves only what crosses between nodes."""
+    wire_dtype: Literal["as_trained", "bfloat16"] = "as_trained"
+    """What tensors are cast to before they are sent. Engines that serve bfloat16 lose nothing by
+    it; others then do not serve quite what is trained."""
     update_mode: Literal["in_flight", "between_requests"] = "in_flight"
     """Swap while requests are frozen half-way, or after the running ones have finished."""
     clear_cache: bool = False
@@ -34,6 +40,8 @@ class WeightSyncConfig(BaseModel):
 
     @model_validator(mode="after")
     def _folder_where_it_is_used(self) -> "WeightSyncConfig":
+        if self.folder is not None and not PurePath(self.folder).is_absolute():
+            raise ValueError(f"folder is {self.folder!r}; expected an absolute path")
         if (self.folder is None) == (self.transport == "filesystem"):
             raise ValueError(
                 f"transport is {self.transport!r} and folder is {self.folder!r}; "

@@ -39,9 +39,7 @@ def pieces(*parts: tuple[int, bytes]) -> list[Piece]:
 def manifest_of(version: int, bucket: Bucket) -> Manifest:
     """A version that consists of one float in a bucket."""
     spec = TensorSpec(name="a", dtype="float32", shape=(), bucket=0, offset=0, nbytes=4)
-    return Manifest(
-        version=version, codec="full", tensors=(spec,), buckets=(bucket,), created_at=version
-    )
+    return Manifest(version=version, tensors=(spec,), buckets=(bucket,), created_at=version)
 
 
 def test_what_was_written_is_read_and_gaps_are_zero(transport: Transport) -> None:
