@@ -32,7 +32,7 @@ from queues.protocols import WorkQueue
 from weight_sync.announcements import Announcements
 from weight_sync.config import WeightSyncConfig
 from weight_sync.receiver import Receiver
-from weight_sync.transports.shared_memory import SharedMemoryTransport
+from weight_sync.transports.choice import make_transport
 
 MAX_CONCURRENCY = 16
 """Calls that may be open at once: start, run, stop, and statistics by several."""
@@ -177,6 +177,7 @@ class RolloutActor:
             if not isinstance(error, QueueClosed):  # the broker left while a version arrived
                 raise error from errors
         finally:
+            parts.receiver.close()
             await parts.engine.close()
 
     async def statistics(self) -> dict[str, Any]:
@@ -251,10 +252,11 @@ class RolloutActor:
             self._tally.engine_id,
             engine,
             self._broadcaster,
-            SharedMemoryTransport(),
+            make_transport(self._weight_sync),
             expected=engine.inventory(),
             on_version=worker.on_version,
             timeout=self._weight_sync.timeout_seconds,
+            keep_base=self._weight_sync.codec == "delta",
         )
         return _Parts(engine, worker, receiver)
 

@@ -28,6 +28,7 @@ from deploy.progress import Screen
 from deploy.run_directory import RunDirectory
 from queues.accounts import read_batches
 from queues.recorded import RecordedBatches, committed_checkpoints
+from weight_sync.config import WeightSyncConfig
 
 if TYPE_CHECKING:
     from learner.rank import Rank
@@ -179,7 +180,7 @@ async def _in_this_process(
         temperature=config.actors.temperature,
     )
     learner = Learner(
-        _Alone(rank, show),
+        _Alone(rank, show, config.weight_sync),
         batches,
         steps=plan.end,
         checkpoint_every=plan.end + 1,
@@ -195,8 +196,13 @@ async def _in_this_process(
 class _Alone:
     """A rank that trains alone and keeps nothing (a `learner.Trainer`)."""
 
-    def __init__(self, rank: "Rank", show: Callable[[Sequence[Row]], None]) -> None:
+    def __init__(
+        self, rank: "Rank", show: Callable[[Sequence[Row]], None], weight_sync: WeightSyncConfig
+    ) -> None:
+        from weight_sync.snapshot import Snapshot, wire_dtype
+
         self._rank, self._show = rank, show
+        self._snapshot, self._wire_dtype = Snapshot(), wire_dtype(weight_sync)
 
     async def update(self, payloads: Sequence[bytes], version: int) -> dict[str, Any]:
         statistics = self._rank.update(payloads, version)
@@ -204,9 +210,7 @@ class _Alone:
         return statistics
 
     async def publish(self, version: int) -> str:
-        from weight_sync.checksum import checksum
-
-        return checksum(self._rank.weights())
+        return self._snapshot.take(self._rank.weights(), self._wire_dtype)
 
     async def save(self, version: int, *, cursor: str | None, totals: Mapping[str, int]) -> str:
         return ""
@@ -259,7 +263,9 @@ async def _by_processes(
                 version=plan.start,
                 steps=plan.end,
                 checkpoints=f"{scratch}/checkpoints",
-                weight_sync=config.weight_sync,
+                weight_sync=config.weight_sync.model_copy(
+                    update={"transport": "shared_memory", "folder": None}
+                ),
             ),
         )
         seen = plan.start - 1

@@ -91,7 +91,8 @@ class RankActor:
         from learner.learner import Learner
         from learner.ray_lead import Lead
         from weight_sync.publisher import Publisher
-        from weight_sync.transports.shared_memory import SharedMemoryTransport
+        from weight_sync.snapshot import wire_dtype
+        from weight_sync.transports.choice import make_transport
 
         state = self._rank.state
         if version != (state.version if state else 0):
@@ -100,10 +101,12 @@ class RankActor:
                 f"{f'version {state.version}' if state else 'the initial model'}"
             )
         self._publisher = Publisher(
-            SharedMemoryTransport(),
+            make_transport(weight_sync),
             broadcaster.announce,
             weight_sync.bucket_bytes,
             timeout=weight_sync.timeout_seconds,
+            codec=weight_sync.codec,
+            wire_dtype=wire_dtype(weight_sync),
         )
         lead = Lead(
             self._rank, followers, self._call, self._publisher, checkpoints=Path(checkpoints)

@@ -25,8 +25,15 @@ class SwapReport:
     swap_finished_at: float | None
     """When it generated again; None if it did not."""
     bytes: int
+    """What was fetched for this attempt; of the whole version where nothing was."""
     seeding: bool = False
     """Whether the engine served nothing before: the first version of a new engine."""
+    codec: str = "full"
+    """How the version came: "full" or "delta"."""
+    full_bytes: int = 0
+    """Of the whole version; what `bytes` is to be held against."""
+    changed: float | None = None
+    """Share of elements that differ from the version before; None where nobody compared."""
     error: str | None = None
     """None: the engine serves the version."""
 

@@ -1,8 +1,9 @@
 """Settings of weight synchronisation: the section `[weight_sync]` of a recipe."""
 
+from pathlib import PurePath
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 
 class WeightSyncConfig(BaseModel):
@@ -12,10 +13,18 @@ class WeightSyncConfig(BaseModel):
         frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False
     )
 
-    transport: Literal["shared_memory"] = "shared_memory"
-    """How the bytes travel; `shared_memory` needs learner and engines on one node."""
-    codec: Literal["full"] = "full"
-    """What is sent: every tensor, whole."""
+    transport: Literal["shared_memory", "object_store", "filesystem"] = "shared_memory"
+    """How the bytes travel: `shared_memory` where learner and engines are on one node,
+    `object_store` to any node of the cluster, `filesystem` through `folder`."""
+    folder: str | None = None
+    """Shared folder of transport `filesystem`, seen by all nodes; for one run alone."""
+    codec: Literal["full", "delta"] = "full"
+    """What is sent: every tensor, whole; or the elements that changed since the version before,
+    where the receiver has it and it is less. `delta` costs a copy of the weights in the memory of
+    the learner and two in that of every actor, and saves only what crosses between nodes."""
+    wire_dtype: Literal["as_trained", "bfloat16"] = "as_trained"
+    """What tensors are cast to before they are sent. Engines that serve bfloat16 lose nothing by
+    it; others then do not serve quite what is trained."""
     update_mode: Literal["in_flight", "between_requests"] = "in_flight"
     """Swap while requests are frozen half-way, or after the running ones have finished."""
     clear_cache: bool = False
@@ -28,3 +37,14 @@ class WeightSyncConfig(BaseModel):
     """Deadline of staging, of a swap (pause, load and resume together) and of a publish; also how
     long a swap permit outlives a holder that died. With `between_requests` the pause lasts as
     long as the longest running request, and this must exceed it."""
+
+    @model_validator(mode="after")
+    def _folder_where_it_is_used(self) -> "WeightSyncConfig":
+        if self.folder is not None and not PurePath(self.folder).is_absolute():
+            raise ValueError(f"folder is {self.folder!r}; expected an absolute path")
+        if (self.folder is None) == (self.transport == "filesystem"):
+            raise ValueError(
+                f"transport is {self.transport!r} and folder is {self.folder!r}; "
+                'transport "filesystem" needs a folder, and nothing else uses one'
+            )
+        return self

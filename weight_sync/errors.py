@@ -6,6 +6,7 @@ WeightSyncError                  exit code 1
 ├── IncompatibleWeights          names, shapes or dtypes are not those of the engine
 ├── VersionOrderError            a version that is not newer than the last one
 ├── StagingError                 a bucket is missing, truncated, unsealed or fails its checksum
+│   └── WrongBase                a delta was made for other weights than those that are here
 ├── LoadFailed                   the engine was touched and lives: a full re-send repairs it
 ├── PublishFailed                the background part of an earlier `publish` failed
 ├── BroadcasterDied              the broadcaster's process is gone, or does not answer
@@ -41,6 +42,10 @@ class VersionOrderError(WeightSyncError):
 
 class StagingError(WeightSyncError):
     """A bucket could not be opened or verified; the engine was not touched."""
+
+
+class WrongBase(StagingError):
+    """A delta that does not apply to the weights at hand; the engine was not touched."""
 
 
 class LoadFailed(WeightSyncError):

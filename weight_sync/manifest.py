@@ -9,14 +9,14 @@ import json
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Any
 
 from weight_sync.errors import IncompatibleWeights, ManifestError
 
 ITEM_BYTES: Mapping[str, int] = {"float32": 4, "float16": 2, "bfloat16": 2, "float64": 8}
 """Bytes of one element, by the name that torch gives the dtype. Nothing else may travel."""
 
-FORMAT = 1
+FORMAT = 2
 
 Signature = Mapping[str, tuple[str | None, tuple[int, ...]]]
 """Dtype (None: any) and shape of every tensor of a model, by name."""
@@ -50,6 +50,16 @@ class Bucket:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Delta:
+    """How a receiver that holds an earlier version may get this one."""
+
+    base_version: int
+    """The version whose buckets the patches apply to; they name its checksums themselves."""
+    buckets: tuple[Bucket, ...]
+    """A patch (`codecs.delta`) for each bucket of the version, in their order."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
     """All tensors of one policy version and where their bytes lie.
 
@@ -59,29 +69,28 @@ class Manifest:
 
     version: int
     """Policy version, from 0."""
-    codec: Literal["full"]
     tensors: tuple[TensorSpec, ...]
     buckets: tuple[Bucket, ...]
     created_at: float
     """Epoch seconds of the call of `publish`."""
-    base_version: int | None = None
-    """The version a delta applies to; None for `full`."""
+    delta: Delta | None = None
+    """None: there is only the whole version, by codec `full`, or because no delta would pay."""
+    changed: float | None = None
+    """Share of elements that differ from the base's, in [0, 1]; None where nobody compared."""
 
     def __post_init__(self) -> None:
         if self.version < 0:
             raise ManifestError(f"version is {self.version}; policy versions start at 0")
-        if self.codec != "full":
-            raise ManifestError(f'codec is {self.codec!r}; this build knows "full"')
-        if self.base_version is not None:
-            raise ManifestError(f"base_version is {self.base_version}; a full version has none")
         if not self.tensors:
             raise ManifestError(f"version {self.version} has no tensors")
         _check_buckets(self.buckets)
         _check_tensors(self.tensors, self.buckets)
+        if self.delta is not None:
+            _check_delta(self.delta, self.version, len(self.buckets))
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all buckets, padding included."""
+        """Bytes of all buckets, padding included; of the whole version, whatever travels."""
         return sum(bucket.nbytes for bucket in self.buckets)
 
     @property
@@ -110,7 +119,11 @@ class Manifest:
                 for spec in fields.pop("tensors")
             )
             buckets = tuple(Bucket(**bucket) for bucket in fields.pop("buckets"))
-            return cls(tensors=tensors, buckets=buckets, **fields)
+            delta = fields.pop("delta")
+            if delta is not None:
+                patches = tuple(Bucket(**bucket) for bucket in delta.pop("buckets"))
+                delta = Delta(buckets=patches, **delta)
+            return cls(tensors=tensors, buckets=buckets, delta=delta, **fields)
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise ManifestError(f"not a manifest: {error!r} in {text[:80]!r}") from error
 
@@ -123,6 +136,14 @@ def _check_buckets(buckets: Iterable[Bucket]) -> None:
             raise ManifestError(
                 f"bucket {index} has checksum {bucket.checksum!r}; expected 32 hexadecimal digits"
             )
+
+
+def _check_delta(delta: Delta, version: int, buckets: int) -> None:
+    if not 0 <= delta.base_version < version:
+        raise ManifestError(f"version {version} has a delta on version {delta.base_version}")
+    if len(delta.buckets) != buckets:
+        raise ManifestError(f"a delta has {len(delta.buckets)} patches for {buckets} buckets")
+    _check_buckets(delta.buckets)
 
 
 def _check_tensors(tensors: Iterable[TensorSpec], buckets: tuple[Bucket, ...]) -> None:

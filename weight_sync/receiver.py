@@ -39,9 +39,11 @@ POLL_SECONDS = 1.0
 
 @dataclass(slots=True)
 class _Attempt:
-    """Times of one attempt, filled as it proceeds."""
+    """One attempt, filled as it proceeds."""
 
     seeding: bool
+    codec: str = "full"
+    moved: int | None = None
     staged_at: float | None = None
     started_at: float | None = None
     finished_at: float | None = None
@@ -62,6 +64,8 @@ class Receiver:
             that loads. Dtypes are learned from it in any case.
         on_version: Awaited with each version once the engine serves it.
         timeout: Deadline in seconds of staging, and of pause, load and resume together.
+        keep_base: Whether the newest staged version stays in host memory, so that the next one can
+            come as a delta.
         retry_seconds: Wait before a version that failed is tried again, doubled up to 32 times as
             long while it keeps failing; a newer version ends the wait.
     """
@@ -76,6 +80,7 @@ class Receiver:
         expected: Signature | None = None,
         on_version: Callable[[int], Awaitable[None]] | None = None,
         timeout: float = 60.0,
+        keep_base: bool = False,
         retry_seconds: float = 1.0,
     ) -> None:
         self.engine_id = engine_id
@@ -89,6 +94,8 @@ class Receiver:
         self._expected = expected
         self._on_version = on_version
         self._timeout = timeout
+        self._keep_base = keep_base
+        self._base: StagedWeights | None = None
         self._retry_seconds = retry_seconds
 
     async def run(self, stop: asyncio.Event) -> None:
@@ -136,6 +143,7 @@ class Receiver:
                 raise
             return report
         attempt.staged_at = time.time()
+        attempt.codec, attempt.moved = staged.codec, staged.moved
         try:
             if not await self._permitted(manifest.version, stop):
                 return None
@@ -147,13 +155,27 @@ class Receiver:
                 await self._report(manifest, attempt, error)
                 raise
         finally:
-            staged.close()
+            self._done_with(staged)
         self.version = manifest.version
         self._expected = manifest.signature
         report = await self._report(manifest, attempt, None)
         if self._on_version is not None:
             await self._on_version(manifest.version)
         return report
+
+    def close(self) -> None:
+        """Gives back what is kept for the next delta."""
+        if self._base is not None:
+            self._base.close()
+            self._base = None
+
+    def _done_with(self, staged: StagedWeights) -> None:
+        """Closes a version, or keeps it in the place of the one kept before."""
+        if self._keep_base:
+            self.close()
+            self._base = staged
+        else:
+            staged.close()
 
     async def _stage(self, manifest: Manifest) -> StagedWeights:
         """Everything that can be refused without touching the engine."""
@@ -164,7 +186,9 @@ class Receiver:
             )
         if self._expected is not None:
             check_signature(manifest, self._expected)
-        staging = asyncio.get_running_loop().run_in_executor(None, stage, manifest, self._transport)
+        staging = asyncio.get_running_loop().run_in_executor(
+            None, stage, manifest, self._transport, self._base
+        )
         try:
             async with asyncio.timeout(self._timeout):
                 try:
@@ -231,8 +255,11 @@ class Receiver:
             resume_seconds=attempt.resume,
             swap_started_at=attempt.started_at,
             swap_finished_at=attempt.finished_at,
-            bytes=manifest.nbytes,
+            bytes=manifest.nbytes if attempt.moved is None else attempt.moved,
             seeding=attempt.seeding,
+            codec=attempt.codec,
+            full_bytes=manifest.nbytes,
+            changed=manifest.changed,
             error=None if error is None else f"{type(error).__name__}: {error}",
         )
         if report.error:

@@ -6,9 +6,20 @@ is run against every implementation.
 """
 
 from collections.abc import Iterable
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
-from weight_sync.manifest import Bucket
+from weight_sync.manifest import Bucket, Manifest, TensorSpec
+
+
+class Piece(NamedTuple):
+    """A part of a bucket."""
+
+    offset: int
+    """First byte inside the bucket."""
+    memory: memoryview
+    """One-dimensional bytes; must not change before `Transport.write` returns."""
+    tensor: TensorSpec | None = None
+    """What it is, for transports whose files say so; None: bytes that only a codec can read."""
 
 
 class StagedBucket(Protocol):
@@ -32,18 +43,22 @@ class StagedBucket(Protocol):
 class Transport(Protocol):
     """Moves buckets from one publisher to many receivers."""
 
-    def write(self, version: int, nbytes: int, pieces: Iterable[tuple[int, memoryview]]) -> Bucket:
-        """Stores one bucket of a version; it can be opened as soon as this returns.
+    def write(self, version: int, nbytes: int, pieces: Iterable[Piece]) -> Bucket:
+        """Publisher: stores one bucket of a version; it can be opened as soon as this returns.
 
         Args:
-            version: What `retire` groups by.
-            nbytes: Size of the bucket; bytes that no piece covers are 0.
-            pieces: Offset and contents, ascending and without overlap.
+            version: What `commit` groups by.
+            nbytes: Size of the bucket, above 0; bytes that no piece covers are 0.
+            pieces: Ascending and without overlap.
         """
         ...
 
-    def retire(self, before: int) -> None:
-        """Publisher: forgets all versions below `before`; staged buckets are not affected."""
+    def commit(self, manifest: Manifest) -> None:
+        """Publisher: this version was announced; gives back what all older ones occupy.
+
+        Opening an older bucket fails from now on, or still yields exactly its bytes. What is
+        staged already is not affected.
+        """
         ...
 
     def open(self, bucket: Bucket) -> StagedBucket:
@@ -55,5 +70,5 @@ class Transport(Protocol):
         ...
 
     def close(self) -> None:
-        """Publisher: forgets every version."""
+        """Gives back what this process holds; harmless to call twice."""
         ...

@@ -19,7 +19,6 @@ from weight_sync.manifest import Bucket, Manifest, TensorSpec
 def manifest(version: int) -> Manifest:
     return Manifest(
         version=version,
-        codec="full",
         tensors=(TensorSpec(name="a", dtype="float32", shape=(), bucket=0, offset=0, nbytes=4),),
         buckets=(Bucket(nbytes=4, checksum="0" * 32, location=""),),
         created_at=0.0,

@@ -69,7 +69,5 @@ def test_a_plan_holds_every_tensor_once_aligned_and_within_bounds(
     for before, (first, *_) in zip(plan.sizes, members[1:], strict=False):
         assert -(-before // ALIGNMENT) * ALIGNMENT + first.nbytes > bucket_bytes
     buckets = tuple(Bucket(nbytes=n, checksum="0" * 32, location="") for n in plan.sizes)
-    manifest = Manifest(
-        version=0, codec="full", tensors=plan.tensors, buckets=buckets, created_at=0.0
-    )
+    manifest = Manifest(version=0, tensors=plan.tensors, buckets=buckets, created_at=0.0)
     assert Manifest.from_json(manifest.to_json()) == manifest

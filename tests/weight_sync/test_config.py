@@ -23,8 +23,11 @@ def test_defaults_swap_a_quarter_of_the_engines_in_flight() -> None:
         ("update_fraction", 1.5),
         ("bucket_bytes", 16),
         ("timeout_seconds", 0),
-        ("transport", "nccl"),
-        ("codec", "delta"),
+        ("transport", "carrier_pigeon"),
+        ("transport", "filesystem"),
+        ("folder", "/shared"),
+        ("codec", "zip"),
+        ("wire_dtype", "int8"),
         ("update_mode", "never"),
         ("buckets", 3),
     ],
@@ -32,6 +35,12 @@ def test_defaults_swap_a_quarter_of_the_engines_in_flight() -> None:
 def test_what_cannot_work_is_refused_by_name(key: str, value: object) -> None:
     with pytest.raises(ValidationError, match=key):
         WeightSyncConfig(**{key: value})
+
+
+def test_a_shared_folder_is_an_absolute_path() -> None:
+    with pytest.raises(ValidationError, match="expected an absolute path"):
+        WeightSyncConfig(transport="filesystem", folder="weights")
+    WeightSyncConfig(transport="filesystem", folder="/shared/weights")
 
 
 def test_every_field_is_documented() -> None:

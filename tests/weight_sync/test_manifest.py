@@ -6,26 +6,29 @@ from dataclasses import replace
 import pytest
 
 from weight_sync.errors import IncompatibleWeights, ManifestError
-from weight_sync.manifest import Bucket, Manifest, TensorSpec, check_signature
+from weight_sync.manifest import Bucket, Delta, Manifest, TensorSpec, check_signature
 
 A = TensorSpec(name="a", dtype="float32", shape=(2, 3), bucket=0, offset=0, nbytes=24)
 B = TensorSpec(name="b", dtype="bfloat16", shape=(), bucket=0, offset=64, nbytes=2)
 BUCKET = Bucket(nbytes=66, checksum="0" * 32, location="/proc/1/fd/3")
-GOOD = Manifest(version=7, codec="full", tensors=(A, B), buckets=(BUCKET,), created_at=12.5)
+GOOD = Manifest(version=7, tensors=(A, B), buckets=(BUCKET,), created_at=12.5)
 
 
 def test_json_round_trip_is_the_identity() -> None:
     assert Manifest.from_json(GOOD.to_json()) == GOOD
     assert "\n" not in GOOD.to_json()
     assert GOOD.nbytes == 66
+    with_delta = replace(GOOD, delta=Delta(base_version=6, buckets=(BUCKET,)), changed=0.25)
+    assert Manifest.from_json(with_delta.to_json()) == with_delta
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
         ({"version": -1}, "version is -1"),
-        ({"codec": "delta"}, "codec is 'delta'"),
-        ({"base_version": 3}, "base_version is 3"),
+        ({"delta": Delta(base_version=7, buckets=(BUCKET,))}, "version 7 has a delta on version 7"),
+        ({"delta": Delta(base_version=-1, buckets=(BUCKET,))}, "a delta on version -1"),
+        ({"delta": Delta(base_version=6, buckets=())}, "0 patches for 1 buckets"),
         ({"tensors": ()}, "no tensors"),
         ({"tensors": (A, A)}, "'a' occurs twice"),
         ({"tensors": (replace(A, nbytes=23), B)}, "'a' has 23 bytes; float32 .* has 24"),
@@ -47,7 +50,7 @@ def test_contradictions_are_refused_and_named(changes: dict, message: str) -> No
 
 @pytest.mark.parametrize(
     "text",
-    ["", "[]", "{}", '{"format": 2}', "null", GOOD.to_json()[:-9],
+    ["", "[]", "{}", '{"format": 1}', "null", GOOD.to_json()[:-9],
      GOOD.to_json().replace('"version"', '"verzion"'),
      GOOD.to_json().replace('"offset":64', '"offset":"x"')],
 )  # fmt: skip

@@ -98,7 +98,7 @@ def test_every_version_is_announced_in_order_and_complete(transport, weights) ->
     with Publisher(transport, announce) as publisher:
         for version in (0, 1, 2, 5):
             publisher.publish(version, weights(version).items())
-        publisher.flush(30)
+            publisher.flush(30)
     assert seen == [0, 1, 2, 5]
 
 
@@ -118,6 +118,7 @@ def test_an_asynchronous_announcement_is_awaited(transport, weights) -> None:
 @pytest.mark.parametrize("version", [4, 3, 0])
 def test_versions_only_grow(publisher, weights, manifests, version) -> None:
     publisher.publish(4, weights(4).items())
+    publisher.flush(30)
     with pytest.raises(VersionOrderError, match=f"version {version} cannot follow version 4"):
         publisher.publish(version, weights(0).items())
     publisher.publish(5, weights(5).items())
@@ -134,6 +135,8 @@ def test_a_failed_announcement_is_raised_at_the_next_call_once(transport, weight
 
     with Publisher(transport, announce) as publisher:
         publisher.publish(0, weights(0).items())
+        with publisher._changed:
+            assert publisher._changed.wait_for(lambda: publisher._failed, 30)
         with pytest.raises(PublishFailed, match="version 0 failed: nobody there"):
             publisher.publish(1, weights(1).items())
         publisher.publish(1, weights(1).items())
@@ -168,6 +171,83 @@ def test_a_name_twice_or_a_strange_dtype_is_refused(publisher) -> None:
     publisher.publish(1, [("a", torch.ones(1, dtype=torch.int32))])
     with pytest.raises(PublishFailed, match="dtype 'int32'"):
         publisher.flush(30)
+
+
+class GatedTransport(SharedMemoryTransport):
+    """Writes when it is let; says when it has been asked."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked, self.may_write = threading.Semaphore(0), threading.Semaphore(0)
+
+    def write(self, version, nbytes, pieces) -> Bucket:
+        self.asked.release()
+        assert self.may_write.acquire(timeout=30)
+        return super().write(version, nbytes, pieces)
+
+
+def test_the_newest_of_the_versions_that_wait_wins_and_the_others_are_counted(weights) -> None:
+    seen: list[tuple[int, float]] = []
+    transport = GatedTransport()
+
+    def announce(manifest: Manifest) -> None:
+        staged = stage(manifest, transport)
+        seen.append((manifest.version, float(dict(staged.tensors())["a"])))
+        staged.close()
+
+    with Publisher(transport, announce) as publisher:
+        publisher.publish(0, [("a", torch.tensor(0.0))])
+        assert transport.asked.acquire(timeout=30)
+        for version in (1, 2, 3):
+            publisher.publish(version, [("a", torch.tensor(float(version)))])
+        assert publisher.skipped == 2
+        transport.may_write.release(2)
+        publisher.flush(30)
+    assert seen == [(0, 0.0), (3, 3.0)]
+
+
+def test_a_publish_behind_one_that_hangs_fails_at_the_deadline(weights) -> None:
+    transport = GatedTransport()
+    publisher = Publisher(transport, lambda manifest: None, timeout=0.05)
+    publisher.publish(0, weights(0).items())
+    assert transport.asked.acquire(timeout=30)
+    until = threading.Event()
+    until.wait(0.1)
+    with pytest.raises(DeadlineExceeded, match=r"version 0 was not announced within 0.05 s"):
+        publisher.publish(1, weights(1).items())
+    transport.may_write.release(99)
+    publisher.flush(30)
+    publisher.close()
+
+
+def test_host_memory_is_taken_twice_and_then_used_again(publisher, weights) -> None:
+    used = set()
+    for version in range(8):
+        publisher.publish(version, weights(version).items())
+        publisher.flush(30)
+        used |= {tensor.data_ptr() for _, tensor in publisher._idle[0].tensors}
+    assert len(used) == len(weights(0))
+
+
+def test_tensors_are_cast_to_the_type_of_the_wire(transport, manifests, weights) -> None:
+    with Publisher(transport, manifests.append, wire_dtype=torch.bfloat16) as publisher:
+        found = publisher.publish(0, weights(0).items())
+        publisher.flush(30)
+        staged = stage(manifests[0], transport)
+        cast = {name: tensor.to(torch.bfloat16) for name, tensor in weights(0).items()}
+        assert found == checksum(cast.items())
+        for name, tensor in staged.tensors():
+            assert torch.equal(tensor, cast[name])
+        staged.close()
+
+
+def test_a_large_tensor_is_copied_and_checksummed_whole(publisher, transport, manifests) -> None:
+    large = torch.randn(300_001, generator=torch.Generator().manual_seed(0))
+    assert publisher.publish(0, [("large", large)]) == checksum([("large", large)])
+    publisher.flush(30)
+    staged = stage(manifests[0], transport)
+    assert torch.equal(dict(staged.tensors())["large"], large)
+    staged.close()
 
 
 def test_only_the_newest_version_is_kept(publisher, transport, weights, manifests) -> None:

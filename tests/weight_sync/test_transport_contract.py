@@ -9,19 +9,37 @@ import pytest
 import xxhash
 
 from weight_sync.errors import StagingError
-from weight_sync.transport import Transport
+from weight_sync.manifest import Bucket, Manifest, TensorSpec
+from weight_sync.transport import Piece, Transport
+from weight_sync.transports.filesystem import FilesystemTransport
 from weight_sync.transports.shared_memory import SharedMemoryTransport, map_verified
 
+PARAMS = ["shared_memory", "filesystem", pytest.param("object_store", marks=pytest.mark.ray)]
 
-@pytest.fixture(params=[SharedMemoryTransport])
-def transport(request) -> Iterator[Transport]:
-    transport = request.param()
+
+@pytest.fixture(params=PARAMS)
+def transport(request, tmp_path) -> Iterator[Transport]:
+    if request.param == "object_store":
+        request.getfixturevalue("ray_cluster")
+        from weight_sync.transports.ray_object_store import ObjectStoreTransport
+
+        transport: Transport = ObjectStoreTransport()
+    elif request.param == "filesystem":
+        transport = FilesystemTransport(tmp_path / "weights")
+    else:
+        transport = SharedMemoryTransport()
     yield transport
     transport.close()
 
 
-def pieces(*parts: tuple[int, bytes]) -> list[tuple[int, memoryview]]:
-    return [(offset, memoryview(data)) for offset, data in parts]
+def pieces(*parts: tuple[int, bytes]) -> list[Piece]:
+    return [Piece(offset, memoryview(data)) for offset, data in parts]
+
+
+def manifest_of(version: int, bucket: Bucket) -> Manifest:
+    """A version that consists of one float in a bucket."""
+    spec = TensorSpec(name="a", dtype="float32", shape=(), bucket=0, offset=0, nbytes=4)
+    return Manifest(version=version, tensors=(spec,), buckets=(bucket,), created_at=version)
 
 
 def test_what_was_written_is_read_and_gaps_are_zero(transport: Transport) -> None:
@@ -41,29 +59,71 @@ def test_a_large_bucket_survives_the_trip(transport: Transport) -> None:
     staged.close()
 
 
+def test_named_tensors_arrive_like_nameless_bytes(transport: Transport) -> None:
+    names = [("b", "bfloat16", (3,), 0, b"abcdef"), ("a", "float32", (), 64, b"ghij")]
+    parts = [
+        Piece(
+            offset,
+            memoryview(data),
+            TensorSpec(
+                name=name, dtype=dtype, shape=shape, bucket=0, offset=offset, nbytes=len(data)
+            ),
+        )
+        for name, dtype, shape, offset, data in names
+    ]
+    staged = transport.open(transport.write(0, 68, parts))
+    assert bytes(staged.memory) == b"abcdef" + bytes(58) + b"ghij"
+    staged.close()
+
+
 def test_a_staged_bucket_outlives_its_version_and_its_publisher(transport: Transport) -> None:
-    bucket = transport.write(0, 3, pieces((0, b"abc")))
+    bucket = transport.write(0, 4, pieces((0, b"abcd")))
     staged = transport.open(bucket)
-    transport.retire(before=1)
-    with pytest.raises(StagingError):
-        transport.open(bucket)
+    transport.commit(manifest_of(1, transport.write(1, 4, pieces((0, b"efgh")))))
     again = transport.open(staged.bucket)
     transport.close()
-    assert (bytes(staged.memory), bytes(again.memory)) == (b"abc", b"abc")
+    assert (bytes(staged.memory), bytes(again.memory)) == (b"abcd", b"abcd")
     view = again.memory
     again.close()
     staged.close()
-    assert bytes(view) == b"abc"
+    assert bytes(view) == b"abcd"
 
 
-def test_retire_keeps_the_version_it_names_and_newer_ones(transport: Transport) -> None:
-    buckets = [transport.write(v, 1, pieces((0, bytes([v])))) for v in (4, 5, 6)]
-    transport.retire(before=5)
+def test_a_staged_bucket_can_be_mapped_by_another_process_of_the_node(transport: Transport) -> None:
+    staged = transport.open(transport.write(0, 4, pieces((0, b"abcd"))))
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.write(writer, bytes(map_verified(staged.bucket)))
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert os.read(reader, 4) == b"abcd"
+    os.close(reader)
+    os.close(writer)
+    staged.close()
+
+
+def test_commit_keeps_the_version_it_names_and_newer_ones(transport: Transport) -> None:
+    buckets = {v: transport.write(v, 4, pieces((0, bytes([v] * 4)))) for v in (4, 5, 6)}
+    transport.commit(manifest_of(5, buckets[5]))
     with pytest.raises(StagingError):
-        transport.open(buckets[0])
+        transport.open(buckets[4])
     for version in (5, 6):
-        staged = transport.open(buckets[version - 4])
-        assert bytes(staged.memory) == bytes([version])
+        staged = transport.open(buckets[version])
+        assert bytes(staged.memory) == bytes([version] * 4)
+        staged.close()
+    transport.commit(manifest_of(6, buckets[6]))
+    transport.open(buckets[6]).close()
+    with pytest.raises(StagingError):
+        transport.open(buckets[5])
+
+
+def test_many_buckets_of_a_version_are_kept_apart(transport: Transport) -> None:
+    written = [transport.write(0, 4, pieces((0, bytes([i] * 4)))) for i in range(9)]
+    assert len({bucket.location for bucket in written}) == 9
+    for number, bucket in enumerate(written):
+        staged = transport.open(bucket)
+        assert bytes(staged.memory) == bytes([number] * 4)
         staged.close()
 
 
@@ -91,7 +151,7 @@ def test_a_bucket_that_is_not_the_promised_one_is_refused(
 
 def test_closing_gives_every_descriptor_back(transport: Transport) -> None:
     before = len(os.listdir("/proc/self/fd"))
-    staged = [transport.open(transport.write(v, 9, [])) for v in range(5)]
+    staged = [transport.open(transport.write(v, 9, pieces())) for v in range(5)]
     for held in staged:
         held.close()
         held.close()

@@ -11,12 +11,13 @@ import fcntl
 import mmap
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import xxhash
 
 from weight_sync.errors import StagingError
-from weight_sync.manifest import Bucket
+from weight_sync.manifest import Bucket, Manifest
+from weight_sync.transport import Piece
 
 SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
 
@@ -26,77 +27,113 @@ _LOCATION = re.compile(r"/proc/\d+/fd/\d+")
 class SharedMemoryBucket:
     """A bucket held by this process through a file descriptor of its own (a `StagedBucket`)."""
 
-    def __init__(self, descriptor: int, memory: memoryview, checksum: str) -> None:
+    def __init__(self, descriptor: int, nbytes: int, checksum: str) -> None:
         self._descriptor = descriptor
-        self.memory = memory
+        self._memory: memoryview | None = None
         self.bucket = Bucket(
-            nbytes=memory.nbytes, checksum=checksum, location=f"/proc/{os.getpid()}/fd/{descriptor}"
+            nbytes=nbytes, checksum=checksum, location=f"/proc/{os.getpid()}/fd/{descriptor}"
         )
+
+    @property
+    def memory(self) -> memoryview:
+        """See `StagedBucket.memory`; mapped when first asked for."""
+        if self._descriptor < 0:
+            raise ValueError("this bucket was closed")
+        if self._memory is None:
+            self._memory = _map(self._descriptor, self.bucket.nbytes)
+        return self._memory
 
     def close(self) -> None:
         """See `StagedBucket.close`."""
         if self._descriptor >= 0:
             os.close(self._descriptor)
-            self._descriptor = -1
-            self.memory = memoryview(b"")
+            self._descriptor, self._memory = -1, None
 
 
 class SharedMemoryTransport:
     """Stores and opens buckets in the memory of this node (a `Transport`)."""
 
     def __init__(self) -> None:
-        self._held: dict[int, list[int]] = {}
+        self._held: dict[int, list[SharedMemoryBucket]] = {}
 
-    def write(self, version: int, nbytes: int, pieces: Iterable[tuple[int, memoryview]]) -> Bucket:
+    def write(self, version: int, nbytes: int, pieces: Iterable[Piece]) -> Bucket:
         """See `Transport.write`; one copy, checksummed on the way."""
-        descriptor = os.memfd_create(
-            f"headway-weights-{version}", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING
-        )
-        try:
-            os.ftruncate(descriptor, nbytes)
-            digest, end = xxhash.xxh3_128(), 0
-            for offset, piece in pieces:
-                digest.update(bytes(offset - end))
-                digest.update(piece)
-                end = offset + piece.nbytes
-                _write_all(descriptor, piece, offset)
-            digest.update(bytes(nbytes - end))
-            fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, SEALS)
-        except BaseException:
-            os.close(descriptor)
-            raise
-        self._held.setdefault(version, []).append(descriptor)
-        return Bucket(
-            nbytes=nbytes,
-            checksum=digest.hexdigest(),
-            location=f"/proc/{os.getpid()}/fd/{descriptor}",
-        )
+        held = seal(nbytes, pieces)
+        self._held.setdefault(version, []).append(held)
+        return held.bucket
 
-    def retire(self, before: int) -> None:
-        """See `Transport.retire`."""
-        for version in [held for held in self._held if held < before]:
-            for descriptor in self._held.pop(version):
-                os.close(descriptor)
+    def commit(self, manifest: Manifest) -> None:
+        """See `Transport.commit`."""
+        self._forget(before=manifest.version)
 
     def open(self, bucket: Bucket) -> SharedMemoryBucket:
         """See `Transport.open`."""
         descriptor = _open_sealed(bucket)
         try:
-            memory = _map(descriptor, bucket.nbytes)
-            checksum = xxhash.xxh3_128_hexdigest(memory)
-            if checksum != bucket.checksum:
-                raise StagingError(
-                    f"bucket at {bucket.location} has checksum {checksum}; its manifest says "
-                    f"{bucket.checksum}"
-                )
-            return SharedMemoryBucket(descriptor, memory, checksum)
+            held = SharedMemoryBucket(descriptor, bucket.nbytes, bucket.checksum)
+            check_checksum(bucket, xxhash.xxh3_128_hexdigest(held.memory))
+            return held
         except BaseException:
             os.close(descriptor)
             raise
 
     def close(self) -> None:
-        """See `Transport.close`."""
-        self.retire(max(self._held, default=0) + 1)
+        """See `Transport.close`; every version is gone."""
+        self._forget(before=max(self._held, default=0) + 1)
+
+    def _forget(self, before: int) -> None:
+        for version in [held for held in self._held if held < before]:
+            for bucket in self._held.pop(version):
+                bucket.close()
+
+
+def seal(nbytes: int, pieces: Iterable[Piece]) -> SharedMemoryBucket:
+    """Makes a bucket of this node that nobody can change any more.
+
+    Args:
+        nbytes: Its size, above 0; bytes that no piece covers are 0.
+        pieces: Ascending and without overlap.
+    """
+    descriptor = os.memfd_create("headway-weights", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        os.ftruncate(descriptor, nbytes)
+        checksum = hashed(nbytes, pieces, lambda piece: _write_all(descriptor, piece))
+        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, SEALS)
+        return SharedMemoryBucket(descriptor, nbytes, checksum)
+    except BaseException:
+        os.close(descriptor)
+        raise
+
+
+def hashed(
+    nbytes: int, pieces: Iterable[Piece], each: Callable[[Piece], None] = lambda piece: None
+) -> str:
+    """The checksum of a bucket, gaps included; calls `each` while its piece is in the cache."""
+    digest, end = xxhash.xxh3_128(), 0
+    for piece in pieces:
+        digest.update(bytes(piece.offset - end))
+        digest.update(piece.memory)
+        end = piece.offset + piece.memory.nbytes
+        each(piece)
+    digest.update(bytes(nbytes - end))
+    return digest.hexdigest()
+
+
+def is_staged(bucket: Bucket) -> bool:
+    """Whether a location is one that a receiver of this node holds."""
+    return _LOCATION.fullmatch(bucket.location) is not None
+
+
+def check_checksum(bucket: Bucket, found: str) -> None:
+    """Compares what was read with what was promised.
+
+    Raises:
+        StagingError: They differ.
+    """
+    if found != bucket.checksum:
+        raise StagingError(
+            f"bucket at {bucket.location} has checksum {found}; its manifest says {bucket.checksum}"
+        )
 
 
 def map_verified(bucket: Bucket) -> memoryview:
@@ -143,8 +180,8 @@ def _map(descriptor: int, nbytes: int) -> memoryview:
     return memoryview(mmap.mmap(descriptor, nbytes, access=mmap.ACCESS_COPY))
 
 
-def _write_all(descriptor: int, piece: memoryview, offset: int) -> None:
+def _write_all(descriptor: int, piece: Piece) -> None:
     """Writes a whole piece; one call moves at most 2 GiB."""
     done = 0
-    while done < piece.nbytes:
-        done += os.pwrite(descriptor, piece[done:], offset + done)
+    while done < piece.memory.nbytes:
+        done += os.pwrite(descriptor, piece.memory[done:], piece.offset + done)

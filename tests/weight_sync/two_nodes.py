@@ -1,0 +1,116 @@
+"""A learner's node and another one with two engines, on one machine; prints what it found as JSON.
+
+A program of its own: a process can be connected to one cluster only.
+"""
+
+import json
+import sys
+import time
+
+import ray
+from ray.cluster_utils import Cluster
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from weight_sync.errors import StagingError
+from weight_sync.manifest import Manifest
+from weight_sync.publisher import Publisher
+from weight_sync.staging import stage
+from weight_sync.transports.ray_object_store import ObjectStoreTransport
+
+BUCKETS = 3
+
+
+class Engine:
+    """What a receiver does, without an engine behind it."""
+
+    def __init__(self) -> None:
+        self.transport = ObjectStoreTransport(timeout=30)
+        self.staged = None
+
+    def stage(self, manifest: Manifest) -> dict[str, float] | str:
+        """Sums of the tensors; the error where it is refused."""
+        try:
+            self.staged = stage(manifest, self.transport)
+        except StagingError as error:
+            return f"{type(error).__name__}: {error}"
+        return self.sums()
+
+    def sums(self) -> dict[str, float]:
+        return {name: float(tensor.sum()) for name, tensor in self.staged.tensors()}
+
+    def bytes_are_private(self) -> bool:
+        """Whether the staged memory is that of another process of this node."""
+        return all("/proc/" in bucket.location for bucket in self.staged.manifest.buckets)
+
+    def pulled(self) -> int:
+        """Buckets that the depot of this node has pulled."""
+        (depot,) = self.transport._depots.values()
+        return ray.get(depot._find().pulled.remote())
+
+    def kill_depot(self) -> None:
+        (depot,) = self.transport._depots.values()
+        ray.kill(depot._find())
+
+
+class Learner:
+    """Publishes versions full of their own number."""
+
+    def __init__(self) -> None:
+        self.manifests: list[Manifest] = []
+        self.publisher = Publisher(ObjectStoreTransport(), self.manifests.append, 8192)
+
+    def publish(self, version: int) -> Manifest:
+        import torch
+
+        tensors = [(f"t{i}", torch.full((2048,), float(version))) for i in range(BUCKETS)]
+        self.publisher.publish(version, tensors)
+        self.publisher.flush(30)
+        return self.manifests[-1]
+
+
+def on(node: str, kind: type) -> object:
+    strategy = NodeAffinitySchedulingStrategy(node, soft=False)
+    return ray.remote(kind).options(num_cpus=0, scheduling_strategy=strategy).remote()
+
+
+def main() -> None:
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
+    other = cluster.add_node(num_cpus=1)
+    ray.init(address=cluster.address, log_to_driver=False)
+    here = ray.get_runtime_context().get_node_id()
+    learner = on(here, Learner)
+    neighbour = on(here, Engine)
+    engines = [on(other.node_id, Engine) for _ in range(2)]
+    found: dict[str, object] = {}
+
+    first = ray.get(learner.publish.remote(1))
+    found["sums"] = ray.get([e.stage.remote(first) for e in [neighbour, *engines]])
+    found["pulled_by_two_engines"] = ray.get(engines[0].pulled.remote())
+
+    second = ray.get(learner.publish.remote(2))
+    found["second"] = ray.get([e.stage.remote(second) for e in engines])
+    found["pulled_after_two_versions"] = ray.get(engines[1].pulled.remote())
+    found["superseded"] = ray.get(engines[0].stage.remote(first))
+
+    broken = json.loads(second.to_json())
+    broken["buckets"][1]["checksum"] = "0" * 32
+    found["corrupted"] = ray.get(engines[0].stage.remote(Manifest.from_json(json.dumps(broken))))
+
+    ray.get(engines[0].stage.remote(second))
+    ray.get(engines[0].kill_depot.remote())
+    found["held_without_depot"] = ray.get(engines[1].sums.remote())
+    begin = time.monotonic()
+    found["after_depot_died"] = ray.get(engines[1].stage.remote(second))
+    found["depot_recovery_seconds"] = time.monotonic() - begin
+
+    third = ray.get(learner.publish.remote(3))
+    ray.kill(learner)
+    found["after_learner_died"] = ray.get(engines[1].stage.remote(third))
+    found["held_after_learner_died"] = ray.get(engines[1].sums.remote())
+    print(json.dumps(found))
+    ray.shutdown()
+    cluster.shutdown()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""What is sent of a version: pure functions over bytes. Nothing is moved here."""
