@@ -23,7 +23,7 @@ from actors.errors import ActorsError, InputError
 from actors.failures import gravest
 from actors.model_folder import context_length, load_tokenizer, weight_shapes
 from actors.rendering import Renderer
-from actors.rewards import Rewards, load_rewards, load_shaping
+from actors.rewards import RewardPool, Rewards, load_rewards, load_shaping
 from actors.rewards.learned import Judge
 from actors.rollout_worker import RolloutWorker
 from actors.tally import Tally, engine_id_of
@@ -133,6 +133,7 @@ class RolloutActor:
         self._broadcaster = broadcaster
         self._judge = judge
         self._tally = Tally(engine_id_of(index))
+        self._pool = RewardPool(config.reward_processes, config.reward_memory_gib)
         self._stop = asyncio.Event()
         self._parts: _Parts | None = None
 
@@ -170,6 +171,7 @@ class RolloutActor:
             if not isinstance(error, QueueClosed):  # the broker left while a version arrived
                 raise error from errors
         finally:
+            self._pool.close()
             await parts.engine.close()
 
     async def statistics(self) -> dict[str, Any]:
@@ -181,8 +183,14 @@ class RolloutActor:
         self._stop.set()
 
     def _rewards(self, names: Sequence[str]) -> Rewards:
-        timeout = self._config.reward_timeout_seconds
-        return load_rewards(names, timeout=timeout, judge=self._judge)
+        return load_rewards(
+            names,
+            timeout=self._config.reward_timeout_seconds,
+            options=self._config.reward_options,
+            weights=self._config.reward_weights,
+            judge=self._judge,
+            pool=self._pool,
+        )
 
     def _build(self) -> _Parts:
         """Everything but the running engine; blocks while it reads the model folder."""

@@ -14,7 +14,7 @@ from actors.config import ActorsConfig, HeldoutConfig, OverlongConfig, PromptsCo
     [
         (ActorsConfig, {"temprature": 1.0}, "temprature"),
         (ActorsConfig, {"temperature": 0.0}, "greater than 0"),
-        (ActorsConfig, {"reward": ["exact"]}, "exact_match, last_answer, math_verify"),
+        (ActorsConfig, {"reward": ["exact"]}, "exact_match, last_answer, numeric_match"),
         (ActorsConfig, {"reward": []}, "at least one"),
         (ActorsConfig, {"reward": ["exact_match", "exact_match"]}, "none twice"),
         (ActorsConfig, {"environment": "tools"}, "single_turn"),
