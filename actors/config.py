@@ -22,6 +22,7 @@ REWARDS = (
     "similarity",
     "math_verify",
     "reasoning_gym",
+    "code",
     "reward_model",
 )
 ENVIRONMENTS = ("single_turn",)
@@ -72,8 +73,8 @@ class ActorsConfig(_Section):
     """`single_turn`, or the dotted path "module:Class" of an environment."""
     reward: tuple[str, ...] = ("reasoning_gym",)
     """Rewards, added up: exact_match, last_answer, numeric_match, tags, regex, json_schema,
-    similarity, math_verify, reasoning_gym, reward_model, or dotted paths "module:function" of
-    score(prompt, completion, answer, metadata) -> float | dict[str, float]."""
+    similarity, math_verify, reasoning_gym, code, reward_model, or dotted paths "module:function"
+    of score(prompt, completion, answer, metadata) -> float | dict[str, float]."""
     heldout_reward: tuple[str, ...] | None = None
     """Likewise, of held-out rollouts; None takes `reward`."""
     reward_options: dict[str, dict[str, Any]] = {}
@@ -106,6 +107,9 @@ class ActorsConfig(_Section):
     scored and not trained, and its reward is the baseline of ReMax."""
     reward_timeout_seconds: float = Field(default=30.0, gt=0)
     """Deadline of each reward of a rollout; past it the rollout has failed."""
+    code_execution: Literal["off", "sandbox"] = "off"
+    """Whether the reward `code` may run the programs that a model writes, in a sandbox; where the
+    machine allows none, the run is refused."""
     reward_processes: int = Field(default=2, ge=1)
     """Processes of each actor that call rewards at once; while some calls are slow, up to eight
     times as many."""

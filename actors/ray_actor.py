@@ -190,6 +190,7 @@ class RolloutActor:
             weights=self._config.reward_weights,
             judge=self._judge,
             pool=self._pool,
+            code_execution=self._config.code_execution,
         )
 
     def _build(self) -> _Parts:

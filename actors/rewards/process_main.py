@@ -58,7 +58,7 @@ class Server:
         except NoNumber as error:
             answer = {"error": str(error)}
         except InputError as error:
-            answer = {"error": f"cannot be loaded: {error}"}
+            answer = {"error": f"cannot be used: {error}"}
         except MemoryError as error:
             answer = {"error": f"raised {error!r}", "memory": True}
         except BaseException as error:  # noqa: BLE001  (SystemExit too: told to whoever asked)

@@ -39,6 +39,7 @@ SHIPPED = {
     "similarity": Shipped("similarity", answer=True),
     "math_verify": Shipped("math_verify", answer=True),
     "reasoning_gym": Shipped("reasoning_gym"),
+    "code": Shipped("code"),
 }
 """All but `reward_model`, which asks a process that a run may have."""
 

@@ -8,13 +8,15 @@ process would cost them many times their own work, and they cannot hang.
 
 import asyncio
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 from actors.errors import InputError, RewardFailed, RewardModelLost
+from actors.rewards.code import read_tests
 from actors.rewards.learned import Judge, LearnedReward
 from actors.rewards.parts import NoNumber, parts_of
 from actors.rewards.pool import RewardPool
 from actors.rewards.registry import SHIPPED, find_reward, is_coroutine
+from actors.sandbox import check_sandbox
 from queues.records import FinishReason, Prompt
 
 Arguments = tuple[str, str, str | None, Mapping[str, Any]]
@@ -151,6 +153,7 @@ def load_rewards(
     weights: Mapping[str, float] | None = None,
     judge: Judge | None = None,
     pool: RewardPool | None = None,
+    code_execution: Literal["off", "sandbox"] = "off",
 ) -> Rewards:
     """The rewards with these names.
 
@@ -161,10 +164,14 @@ def load_rewards(
         weights: Factors of rewards in the total, by name; 1 where there is none.
         judge: What `reward_model` asks; without one it fails every rollout.
         pool: Where rewards run that need processes; without one they get their own.
+        code_execution: Whether the reward `code` may run what the policy writes.
 
     Raises:
-        InputError: No such reward, or options that it does not have.
+        InputError: No such reward, or options that it does not have, or `code` is not allowed or
+            has no sandbox on this machine.
     """
+    if "code" in names:
+        _check_code_execution(code_execution)
     options, pool = options or {}, pool or RewardPool()
 
     def load(name: str) -> Reward:
@@ -179,11 +186,21 @@ def load_rewards(
     return Rewards({name: load(name) for name in names}, weights or {})
 
 
+def _check_code_execution(code_execution: Literal["off", "sandbox"]) -> None:
+    if code_execution == "off":
+        raise InputError(
+            'actors.reward = "code" runs programs that the model writes, which is off; set '
+            'actors.code_execution = "sandbox" to allow it'
+        )
+    check_sandbox()
+
+
 def check_scorable(names: Sequence[str], prompts: Iterable[Prompt]) -> None:
     """Compares what the rewards that ship with Headway need with what prompts have.
 
     Raises:
-        InputError: A prompt without an answer, or without the entry of its reasoning-gym task.
+        InputError: A prompt without an answer, without the entry of its reasoning-gym task, or
+            without tests.
     """
     compare = [name for name in names if name in SHIPPED and SHIPPED[name].answer]
     for prompt in prompts:
@@ -197,3 +214,9 @@ def check_scorable(names: Sequence[str], prompts: Iterable[Prompt]) -> None:
                 "actors.reward = 'reasoning_gym' scores problems of a source reasoning_gym:TASK, "
                 f"and prompt {prompt.prompt_id!r} is not one; give another reward"
             )
+        if "code" in names:
+            try:
+                read_tests(prompt.metadata.get("tests"))
+            except ValueError as error:
+                place = f"actors.reward = 'code': prompt {prompt.prompt_id!r}"
+                raise InputError(f"{place}: {error}") from None

@@ -184,7 +184,7 @@ def gym_prompts():
     return [load_source(f"reasoning_gym:{task}", options={}, seed=3).next(1)[0] for task in tasks]
 
 
-@pytest.mark.parametrize("name", sorted(SHIPPED))
+@pytest.mark.parametrize("name", sorted(SHIPPED.keys() - {"code"}))
 def test_malformed_completions_are_scored_and_never_right(pool, name):
     prompt = Prompt(prompt_id="sums/0/1", text="3+4=", answer="fourteen halves and 31")
     prompts = gym_prompts() if name == "reasoning_gym" else [prompt]
