@@ -26,7 +26,7 @@ REWARDS = (
     "reward_model",
 )
 ENVIRONMENTS = ("single_turn",)
-SOURCES = ("files", "lettered_chain_sum", "reasoning_gym:TASK")
+SOURCES = ("files", "datasets:NAME", "mixture", "lettered_chain_sum", "reasoning_gym:TASK")
 
 
 class _Section(BaseModel):
@@ -221,9 +221,11 @@ class PromptsConfig(_Section):
     """Where prompts come from, and how many make a batch."""
 
     source: str
-    """`files`, `lettered_chain_sum`, `reasoning_gym:TASK`, or the dotted path "module:Class"."""
+    """`files`, `datasets:NAME`, `mixture`, `lettered_chain_sum`, `reasoning_gym:TASK`, or the
+    dotted path "module:Class"."""
     source_options: dict[str, Any] = {}
-    """Keywords of the source: of `files` path and heldout_path, of reasoning-gym the task's."""
+    """Keywords of the source: of `files` path, heldout_path and how rows are read, of `mixture` its
+    parts, of reasoning-gym the task's, or the level of its curriculum."""
     groups_per_batch: int = Field(default=16, ge=1)
     """B: groups that are trained at one version."""
     group_size: int = Field(default=8, ge=1)
