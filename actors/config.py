@@ -12,9 +12,21 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 from actors.cores import Cores
 from actors.reward_model_config import RewardModelConfig
 
-REWARDS = ("exact_match", "last_answer", "math_verify", "reasoning_gym", "reward_model")
+REWARDS = (
+    "exact_match",
+    "last_answer",
+    "numeric_match",
+    "tags",
+    "regex",
+    "json_schema",
+    "similarity",
+    "math_verify",
+    "reasoning_gym",
+    "code",
+    "reward_model",
+)
 ENVIRONMENTS = ("single_turn",)
-SOURCES = ("files", "lettered_chain_sum", "reasoning_gym:TASK")
+SOURCES = ("files", "datasets:NAME", "mixture", "lettered_chain_sum", "reasoning_gym:TASK")
 
 
 class _Section(BaseModel):
@@ -60,11 +72,16 @@ class ActorsConfig(_Section):
     environment: str = "single_turn"
     """`single_turn`, or the dotted path "module:Class" of an environment."""
     reward: tuple[str, ...] = ("reasoning_gym",)
-    """Rewards, added up: exact_match, last_answer, math_verify, reasoning_gym, reward_model, or
-    dotted paths "module:function" of score(prompt, completion, answer, metadata) -> float |
-    dict[str, float]."""
+    """Rewards, added up: exact_match, last_answer, numeric_match, tags, regex, json_schema,
+    similarity, math_verify, reasoning_gym, code, reward_model, or dotted paths "module:function"
+    of score(prompt, completion, answer, metadata) -> float | dict[str, float]."""
     heldout_reward: tuple[str, ...] | None = None
     """Likewise, of held-out rollouts; None takes `reward`."""
+    reward_options: dict[str, dict[str, Any]] = {}
+    """Keyword arguments of rewards by name, as { regex = { pattern = "…" } }."""
+    reward_weights: dict[str, float] = {}
+    """Factors of rewards by name, 1 where there is none. The parts of a rollout are recorded
+    without them: learner.advantage = "gdpo" weighs parts by its own option."""
 
     temperature: float = Field(default=1.0, gt=0)
     """Of training rollouts. The learner divides its logits by it too."""
@@ -90,6 +107,14 @@ class ActorsConfig(_Section):
     scored and not trained, and its reward is the baseline of ReMax."""
     reward_timeout_seconds: float = Field(default=30.0, gt=0)
     """Deadline of each reward of a rollout; past it the rollout has failed."""
+    code_execution: Literal["off", "sandbox"] = "off"
+    """Whether the reward `code` may run the programs that a model writes, in a sandbox; where the
+    machine allows none, the run is refused."""
+    reward_processes: int = Field(default=2, ge=1)
+    """Processes of each actor that call rewards at once; while some calls are slow, up to eight
+    times as many."""
+    reward_memory_gib: float = Field(default=4.0, gt=0)
+    """Private memory of such a process; a reward that needs more has failed its rollout."""
     rollout_timeout_seconds: float = Field(default=1800.0, gt=0)
     """Deadline of a whole rollout, rewards included; past it the rollout has failed."""
 
@@ -142,6 +167,21 @@ class ActorsConfig(_Section):
         return value
 
     @model_validator(mode="after")
+    def _rewards_are_used(self) -> Self:
+        used = (*self.reward, *(self.heldout_reward or ()))
+        for setting, given in (
+            ("reward_options", self.reward_options),
+            ("reward_weights", self.reward_weights),
+        ):
+            unused = sorted(given.keys() - set(used))
+            if unused:
+                raise ValueError(
+                    f"actors.{setting} names {', '.join(unused)}, which is no reward of this "
+                    f"recipe; it has {', '.join(dict.fromkeys(used))}"
+                )
+        return self
+
+    @model_validator(mode="after")
     def _fits_together(self) -> Self:
         if self.cores is not None and len(self.cores) != self.count:
             raise ValueError(
@@ -181,9 +221,11 @@ class PromptsConfig(_Section):
     """Where prompts come from, and how many make a batch."""
 
     source: str
-    """`files`, `lettered_chain_sum`, `reasoning_gym:TASK`, or the dotted path "module:Class"."""
+    """`files`, `datasets:NAME`, `mixture`, `lettered_chain_sum`, `reasoning_gym:TASK`, or the
+    dotted path "module:Class"."""
     source_options: dict[str, Any] = {}
-    """Keywords of the source: of `files` path and heldout_path, of reasoning-gym the task's."""
+    """Keywords of the source: of `files` path, heldout_path and how rows are read, of `mixture` its
+    parts, of reasoning-gym the task's, or the level of its curriculum."""
     groups_per_batch: int = Field(default=16, ge=1)
     """B: groups that are trained at one version."""
     group_size: int = Field(default=8, ge=1)

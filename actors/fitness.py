@@ -6,7 +6,7 @@ What only a conversation can show is left to each rollout, which fails where som
 from collections.abc import Iterable
 
 from actors.config import ActorsConfig
-from actors.environments.environment import Message
+from actors.environments.single_turn import opening
 from actors.errors import InputError, PromptRefused
 from actors.model_folder import context_length, load_tokenizer, vocabulary_size
 from actors.rendering import Renderer
@@ -44,7 +44,7 @@ def check_fit(model_path: str, config: ActorsConfig, prompts: Iterable[Prompt]) 
         return
     for prompt in prompts:
         try:
-            length = len(renderer.prompt([Message("user", prompt.text)]))
+            length = len(renderer.prompt(opening(prompt)))
         except PromptRefused as error:
             raise InputError(f"prompt {prompt.prompt_id!r}: {error}") from None
         if not 1 <= length < context:

@@ -23,7 +23,7 @@ from actors.errors import ActorsError, InputError
 from actors.failures import gravest
 from actors.model_folder import context_length, load_tokenizer, weight_shapes
 from actors.rendering import Renderer
-from actors.rewards import Rewards, load_rewards, load_shaping
+from actors.rewards import RewardPool, Rewards, load_rewards, load_shaping
 from actors.rewards.learned import Judge
 from actors.rollout_worker import RolloutWorker
 from actors.tally import Tally, engine_id_of
@@ -138,6 +138,7 @@ class RolloutActor:
         self._judge = judge
         self._metrics_host = metrics_host
         self._tally = Tally(engine_id_of(index))
+        self._pool = RewardPool(config.reward_processes, config.reward_memory_gib)
         self._stop = asyncio.Event()
         self._parts: _Parts | None = None
         self._works = False
@@ -178,6 +179,7 @@ class RolloutActor:
                 raise error from errors
         finally:
             parts.receiver.close()
+            self._pool.close()
             await parts.engine.close()
 
     async def statistics(self) -> dict[str, Any]:
@@ -204,8 +206,15 @@ class RolloutActor:
         self._tally.metrics = address(self._metrics_host, port, node)
 
     def _rewards(self, names: Sequence[str]) -> Rewards:
-        timeout = self._config.reward_timeout_seconds
-        return load_rewards(names, timeout=timeout, judge=self._judge)
+        return load_rewards(
+            names,
+            timeout=self._config.reward_timeout_seconds,
+            options=self._config.reward_options,
+            weights=self._config.reward_weights,
+            judge=self._judge,
+            pool=self._pool,
+            code_execution=self._config.code_execution,
+        )
 
     def _build(self) -> _Parts:
         """Everything but the running engine; blocks while it reads the model folder."""

@@ -13,6 +13,7 @@ BENCHMARKS = {
     "chaos": "chaos",
     "logprob-memory": "logprob_memory",
     "presets": "presets",
+    "rewards": "reward_rate",
     "update-pause": "update_pause",
 }
 """Modules of the folder `benchmarks`, by the name that the command gives them."""

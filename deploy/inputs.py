@@ -63,8 +63,12 @@ def load_inputs(config: RunConfig) -> Inputs:
     path = model_path(config)
     check_model(path)
     scored_by = config.actors.heldout_reward or config.actors.reward
-    load_rewards(config.actors.reward)
-    load_rewards(scored_by)
+    for names in (config.actors.reward, scored_by):
+        load_rewards(
+            names,
+            options=config.actors.reward_options,
+            code_execution=config.actors.code_execution,
+        )
     load_environment(config.actors.environment)
     evaluations, problems = load_heldout(config)
     prompts = config.prompts

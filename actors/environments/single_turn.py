@@ -1,7 +1,15 @@
-"""A question and an answer: the prompt is the only message, and the policy speaks once."""
+"""A question and an answer: the prompt says everything, and the policy speaks once."""
 
 from actors.environments.environment import Message, Turn
 from queues.records import Prompt
+
+
+def opening(prompt: Prompt) -> list[Message]:
+    """The messages of a prompt: those that its source gave, else its text as one of the user's."""
+    given = prompt.metadata.get("messages")
+    if given is None:
+        return [Message("user", prompt.text)]
+    return [Message(message["role"], message["content"]) for message in given]
 
 
 class SingleTurn:
@@ -9,7 +17,7 @@ class SingleTurn:
 
     async def reset(self, prompt: Prompt) -> list[Message]:
         """See `Environment.reset`."""
-        return [Message("user", prompt.text)]
+        return opening(prompt)
 
     async def step(self, message: Message) -> Turn:
         """See `Environment.step`."""

@@ -1,6 +1,15 @@
 """What scores rollouts: rewards by name or dotted path, added up."""
 
+from actors.rewards.pool import RewardPool
 from actors.rewards.rewards import Rewards, Score, check_scorable, load_rewards
 from actors.rewards.shaping import Shaping, load_shaping
 
-__all__ = ["Rewards", "Score", "Shaping", "check_scorable", "load_rewards", "load_shaping"]
+__all__ = [
+    "RewardPool",
+    "Rewards",
+    "Score",
+    "Shaping",
+    "check_scorable",
+    "load_rewards",
+    "load_shaping",
+]

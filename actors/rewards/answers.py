@@ -1,12 +1,25 @@
 """Rewards that compare text with the prompt's answer.
 
-An answer counts only if the policy ended it itself: the start of "=12" may have become "=123".
+An answer counts only if the policy ended it itself: the start of "=12" may have become "=123". All
+of them take time in proportion to the text, and so run where they are called.
 """
 
+import re
+from collections import deque
 from collections.abc import Mapping
+from fractions import Fraction
 from typing import Any
 
 from queues.records import FinishReason
+
+NUMBER = re.compile(
+    r"(?<![\w.])[-+]?(?:\d{1,3}(?:,\d{3})+(?![\d])|\d+|(?=\.\d))(?:\.\d+)?(?:[eE][-+]?\d{1,3}(?!\d))?"
+    r"(?:/\d+)?"
+)
+"""A number as people and programs write it: -3, 1,234.5, .5, 6.02e23, 3/4."""
+
+LONGEST = 1000
+"""Characters of a number; what is longer is none."""
 
 
 async def exact_match(
@@ -24,7 +37,60 @@ async def last_answer(
     return _equal(last, answer, metadata) if found else 0.0
 
 
+async def numeric_match(
+    prompt: str,
+    completion: str,
+    answer: str | None,
+    metadata: Mapping[str, Any],
+    *,
+    tolerance: float = 0.0,
+    relative_tolerance: float = 0.0,
+) -> float:
+    """1 where the last number of the completion is the answer's; else 0.
+
+    Args:
+        prompt: Not looked at.
+        completion: Its last number is judged; 7, 7.0 and 14/2 are one number.
+        answer: Likewise.
+        metadata: With `finish_reason`.
+        tolerance: Largest difference.
+        relative_tolerance: Likewise, as a share of the answer; the larger of the two counts.
+
+    Raises:
+        ValueError: The prompt has no answer, or one that holds no number.
+    """
+    gold = _last_number(_given(answer))
+    if gold is None:
+        raise ValueError(f"numeric_match finds no number in the answer {answer!r}")
+    found = _last_number(completion)
+    if found is None or metadata["finish_reason"] != FinishReason.STOP:
+        return 0.0
+    allowed = max(Fraction(tolerance), Fraction(relative_tolerance) * abs(gold))
+    return float(abs(found - gold) <= allowed)
+
+
+def _last_number(text: str) -> Fraction | None:
+    last = last_match(NUMBER, text)
+    if last is None or len(last[0]) > LONGEST:
+        return None
+    over, _, under = last[0].replace(",", "").partition("/")
+    if under and not int(under):
+        return None
+    return Fraction(over) / int(under or 1)
+
+
+def last_match(pattern: re.Pattern[str], text: str) -> re.Match[str] | None:
+    """The last of the matches that do not overlap; None if there is none."""
+    last = deque(pattern.finditer(text), maxlen=1)
+    return last[0] if last else None
+
+
 def _equal(text: str, answer: str | None, metadata: Mapping[str, Any]) -> float:
+    right = text.strip() == _given(answer).strip()
+    return float(right and metadata["finish_reason"] == FinishReason.STOP)
+
+
+def _given(answer: str | None) -> str:
     if answer is None:
         raise ValueError("the prompt has no answer to compare with")
-    return float(metadata["finish_reason"] == FinishReason.STOP and text.strip() == answer.strip())
+    return answer

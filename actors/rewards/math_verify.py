@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
+from math_verify import parse, verify
+
 
 def math_verify(
     prompt: str, completion: str, answer: str | None, metadata: Mapping[str, Any]
@@ -14,8 +16,6 @@ def math_verify(
     Raises:
         ValueError: The prompt has no answer, or one that holds no expression.
     """
-    from math_verify import parse, verify
-
     if answer is None:
         raise ValueError("the prompt has no answer to compare with")
     gold = parse(answer, parsing_timeout=None)

@@ -6,6 +6,9 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 
+import reasoning_gym as library
+from reasoning_gym.utils import extract_answer
+
 
 def reasoning_gym(
     prompt: str, completion: str, answer: str | None, metadata: Mapping[str, Any]
@@ -17,8 +20,6 @@ def reasoning_gym(
     Raises:
         ValueError: The prompt is not from a reasoning_gym source.
     """
-    from reasoning_gym.utils import extract_answer
-
     if "task" not in metadata or "entry" not in metadata:
         raise ValueError("the prompt is not from a source reasoning_gym:TASK")
     judged = extract_answer(completion) or completion.strip()
@@ -29,6 +30,4 @@ def reasoning_gym(
 @lru_cache(maxsize=64)
 def _task(name: str, options: str) -> Any:
     """A data set of the task, for its verifier alone."""
-    import reasoning_gym
-
-    return reasoning_gym.create_dataset(name, seed=0, size=1, **json.loads(options))
+    return library.create_dataset(name, seed=0, size=1, **json.loads(options))

@@ -11,7 +11,7 @@ import json
 from typing import Any
 
 import reasoning_gym
-from reasoning_gym.factory import DATASETS
+from reasoning_gym.factory import DATASETS, create_curriculum, has_curriculum
 
 from actors.errors import InputError
 from actors.sources.source import Split
@@ -30,7 +30,8 @@ class ReasoningGymSource:
 
     Args:
         task: Name in reasoning-gym, as "chain_sum".
-        options: Keywords of the task's configuration, without size and seed.
+        options: Keywords of the task's configuration, without size and seed, and `level`, the level
+            of its curriculum.
         seed: Of the run.
         split: Which problems to draw.
         heldout_size: Distinct held-out problems.
@@ -65,7 +66,7 @@ class ReasoningGymSource:
                 "the seed of the recipe decides, and the source is endless"
             )
         self._task = task
-        self._options = options
+        self._options = _at_level(task, options) if "level" in options else options
         self._train = split == "train"
         self._opened: tuple[int, Any] | None = None
         self._place = 0
@@ -143,6 +144,26 @@ class ReasoningGymSource:
             answer=None if answer is None else str(answer),
             metadata={"task": self._task, "options": self._options, "entry": repr(_plain(entry))},
         )
+
+
+def _at_level(task: str, options: dict[str, Any]) -> dict[str, Any]:
+    """Options of a task with those that its curriculum has at a level; what is given goes first."""
+    given = dict(options)
+    level = given.pop("level")
+    if not has_curriculum(task):
+        raise InputError(
+            f"reasoning_gym:{task} has no curriculum, and so no level; give its options"
+        )
+    if not isinstance(level, int) or level < 0:
+        raise InputError(f"reasoning_gym:{task}: level = {level!r}, must be a whole number from 0")
+    curriculum = create_curriculum(task)
+    highest = max(len(attribute.levels) for attribute in curriculum.attributes.values()) - 1
+    if level > highest:
+        raise InputError(f"reasoning_gym:{task}: level = {level}, must be from 0 to {highest}")
+    curriculum.set_global_level(level)
+    chosen = vars(curriculum.generate_configuration({}))
+    fixed = {name: value for name, value in chosen.items() if name not in ("seed", "size")}
+    return {**_plain(fixed), **given}
 
 
 def _plain(value: Any) -> Any:

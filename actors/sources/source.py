@@ -45,7 +45,8 @@ def load_source(
     """Builds a prompt source.
 
     Args:
-        name: `files`, `lettered_chain_sum`, `reasoning_gym:TASK`, or "module:Class".
+        name: `files`, `datasets:NAME`, `mixture`, `lettered_chain_sum`, `reasoning_gym:TASK`, or
+            "module:Class".
         options: Keywords of the source.
         seed: Of the training prompts. The held-out ones are the same for every seed.
         split: Which problems to draw.
@@ -79,7 +80,15 @@ def _builder(name: str) -> Callable[..., Any]:
         from actors.sources.lettered_chain_sum import LetteredChainSum
 
         return LetteredChainSum
+    if name == "mixture":
+        from actors.sources.mixture import Mixture
+
+        return Mixture
     kind, _, task = name.partition(":")
+    if kind == "datasets" and task:
+        from actors.sources.hub_dataset import DatasetSource
+
+        return lambda **keywords: DatasetSource(task, **keywords)
     if kind == "reasoning_gym" and task:
         from actors.sources.reasoning_gym import ReasoningGymSource
 

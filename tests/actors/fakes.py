@@ -9,10 +9,12 @@ from actors.engine import Generation
 from actors.environments.environment import load_environment
 from actors.episode import EpisodeRunner
 from actors.rendering import Renderer
-from actors.rewards import Shaping, load_rewards
+from actors.rewards import RewardPool, Shaping, load_rewards
 from queues.records import FinishReason, Lease, Prompt, Purpose, PutStatus, Rollout
 
 EOS = 1
+POOL = RewardPool()
+"""For all tests that call rewards of a user's and test something else."""
 
 
 def lease(
@@ -101,8 +103,8 @@ def episodes(
         renderer=Renderer(character_tokenizer()),
         environment=environment,
         new_environment=load_environment(environment),
-        rewards=load_rewards(rewards),
-        heldout_rewards=load_rewards(heldout_rewards or rewards),
+        rewards=load_rewards(rewards, pool=POOL),
+        heldout_rewards=load_rewards(heldout_rewards or rewards, pool=POOL),
         sampling=sampling,
         **settings,
     )

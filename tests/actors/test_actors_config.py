@@ -14,7 +14,7 @@ from actors.config import ActorsConfig, HeldoutConfig, OverlongConfig, PromptsCo
     [
         (ActorsConfig, {"temprature": 1.0}, "temprature"),
         (ActorsConfig, {"temperature": 0.0}, "greater than 0"),
-        (ActorsConfig, {"reward": ["exact"]}, "exact_match, last_answer, math_verify"),
+        (ActorsConfig, {"reward": ["exact"]}, "exact_match, last_answer, numeric_match"),
         (ActorsConfig, {"reward": []}, "at least one"),
         (ActorsConfig, {"reward": ["exact_match", "exact_match"]}, "none twice"),
         (ActorsConfig, {"environment": "tools"}, "single_turn"),
@@ -31,7 +31,7 @@ from actors.config import ActorsConfig, HeldoutConfig, OverlongConfig, PromptsCo
         (ActorsConfig, {"overlong": {}}, "give either buffer, in tokens, or share"),
         (ActorsConfig, {"missing_eos_penalty": -1}, "greater than or equal to 0"),
         (ActorsConfig, {"scripted_options": {"median_length": 3}}, "no effect"),
-        (PromptsConfig, {"source": "file"}, "files, lettered_chain_sum"),
+        (PromptsConfig, {"source": "file"}, "files, datasets:NAME, mixture, lettered_chain_sum"),
         (PromptsConfig, {"source": "files", "group_size": 0}, "greater than or equal to 1"),
         (PromptsConfig, {"source": "files", "pass_rate_cap": 0}, "greater than 0"),
         (PromptsConfig, {"source": "files", "pass_rate_cap": 1.1}, "less than or equal to 1"),

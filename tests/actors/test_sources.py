@@ -2,7 +2,9 @@
 
 import json
 
+import pyarrow as pa
 import pytest
+from pyarrow import feather, parquet
 
 from actors.errors import InputError
 from actors.sources import reasoning_gym as gym
@@ -20,12 +22,39 @@ def write(path, rows):
     return str(path)
 
 
-@pytest.fixture(params=["files", "lettered_chain_sum", "reasoning_gym:chain_sum", "gym:small"])
+def write_table(path, rows):
+    table = pa.Table.from_pylist(rows)
+    if path.suffix == ".parquet":
+        parquet.write_table(table, path)
+    elif path.suffix == ".feather":
+        feather.write_feather(table, path)
+    else:
+        new = pa.ipc.new_stream if path.stem == "stream" else pa.ipc.new_file
+        with new(path, table.schema) as writer:
+            writer.write_table(table)
+    return str(path)
+
+
+TABLES = ("sums.parquet", "sums.arrow", "stream.arrow", "sums.feather")
+OTHERS = ("mixture", "lettered_chain_sum", "reasoning_gym:chain_sum", "gym:small")
+
+
+@pytest.fixture(params=["files", *TABLES, *OTHERS])
 def open_source(request, tmp_path):
     """Opens the source of the parameter with other keywords than the usual ones."""
     name, options = request.param, {}
     if name == "files":
         options = {"path": write(tmp_path / "sums.jsonl", lines(100))}
+    if name in TABLES:
+        rows = [{**line, "answer": str(line["answer"])} for line in lines(100)]
+        name, options = "files", {"path": write_table(tmp_path / name, rows)}
+    if name == "mixture":
+        options = {
+            "parts": [
+                {"source": "reasoning_gym:chain_sum", "weight": [[0, 1.0], [100, 0.0]]},
+                {"source": "lettered_chain_sum", "weight": [[0, 0.0], [100, 2.0]]},
+            ]
+        }
     if name == "gym:small":
         name, options = "reasoning_gym:chain_sum", {
             "min_digits": 1, "max_digits": 1, "min_terms": 2, "max_terms": 2,
@@ -112,7 +141,7 @@ def test_a_gym_epoch_goes_over_into_the_next_without_repeating(monkeypatch):
         ("user_module:Sevens", {}, "has no 'Sevens'"),
         ("user_module:CONSTANT", {}, "is a int"),
         ("user_module:Countdown", {}, "Countdown"),
-        ("nothing", {}, "files, lettered_chain_sum, reasoning_gym:TASK"),
+        ("nothing", {}, "files, datasets:NAME, mixture, lettered_chain_sum"),
     ],
 )
 def test_a_wrong_source_or_option_is_one_clear_input_error(name, options, message):

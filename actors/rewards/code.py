@@ -1,0 +1,187 @@
+"""Whether a program that the policy wrote passes its tests, run in the sandbox of `actors.sandbox`.
+
+What the program should answer never enters the sandbox: it is compared outside. A program can give
+any answer it likes, but it has to find the right one.
+"""
+
+import ast
+import json
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Literal, NamedTuple
+
+from actors.sandbox import Sandbox
+
+FENCED = re.compile(r"```(?:python|py)?[ \t]*\n(.*?)```", re.DOTALL)
+CALLER = """
+import contextlib, json, sys
+given = json.load(sys.stdin)
+answers, space = sys.stdout, {"__name__": "candidate"}
+def plain(value):
+    return sorted(value) if isinstance(value, (set, frozenset)) else f"{value!r}, not JSON"
+with contextlib.redirect_stdout(sys.stderr):
+    exec(compile(given["program"], "candidate", "exec"), space)
+    for call in given["calls"]:
+        try:
+            answer = json.dumps([eval(call, space)], default=plain)
+        except Exception as error:
+            answer = "null"
+            print(repr(error), file=sys.stderr)
+        print(answer, file=answers, flush=True)
+"""
+
+
+class Dialogue(NamedTuple):
+    """A test of a whole program."""
+
+    stdin: str
+    stdout: str
+    """Compared line by line, without white space at their ends."""
+
+
+class Call(NamedTuple):
+    """A test of a function."""
+
+    expression: str
+    """As "add(1, 2)"."""
+    result: Any
+    """As JSON has it: a tuple is a list, a set a sorted list."""
+
+
+def code(
+    prompt: str,
+    completion: str,
+    answer: str | None,
+    metadata: Mapping[str, Any],
+    *,
+    score: Literal["all", "share"] = "all",
+    seconds: float = 10.0,
+    memory_mib: int = 256,
+) -> float:
+    """1 where a program of Python's standard library passes its tests; else 0.
+
+    The program is the last fenced block of the completion, or without one the whole of it.
+
+    Args:
+        prompt: Not looked at.
+        completion: With the program.
+        answer: Not looked at.
+        metadata: Its `tests` are a list of {"stdin": …, "stdout": …}, {"call": "add(1, 2)",
+            "result": 3}, or texts like "assert add(1, 2) == 3" whose right side is a literal.
+        score: `share` gives the share of the tests that are passed.
+        seconds: Of all tests together; what is not tried in time is not passed. Keep it below
+            actors.reward_timeout_seconds.
+        memory_mib: Of the program.
+
+    Raises:
+        ValueError: There are no tests, or one that cannot be read.
+        InputError: There is no sandbox on this machine; nothing was run.
+    """
+    blocks = FENCED.findall(completion)
+    program = blocks[-1] if blocks else completion
+    tests = read_tests(metadata.get("tests"))
+    passed, left = 0, seconds
+    for run in _runs(tests):
+        count, spent = _judge(program, run, Sandbox(seconds=left, memory_mib=memory_mib))
+        passed += count
+        left -= spent
+        if left <= 0 or (score == "all" and count < len(run)):
+            break
+    return passed / len(tests) if score == "share" else float(passed == len(tests))
+
+
+def read_tests(found: Any) -> list[Dialogue | Call]:
+    """The tests of a prompt.
+
+    Raises:
+        ValueError: There are none, or one has another form.
+    """
+    if not isinstance(found, list) or not found:
+        raise ValueError(f"the metadata of the prompt has tests = {found!r}, must be a list")
+    return [_read_test(test) for test in found]
+
+
+def _read_test(test: Any) -> Dialogue | Call:
+    if isinstance(test, str):
+        return _read_assertion(test)
+    if isinstance(test, Mapping):
+        if test.keys() == {"stdin", "stdout"}:
+            return Dialogue(str(test["stdin"]), str(test["stdout"]))
+        if test.keys() == {"call", "result"} and isinstance(test["call"], str):
+            return Call(test["call"], test["result"])
+    raise ValueError(
+        f"a test is {test!r}, must be an object with stdin and stdout, or with call and result, or "
+        'a text like "assert add(1, 2) == 3"'
+    )
+
+
+def _read_assertion(text: str) -> Call:
+    try:
+        (statement,) = ast.parse(text.strip()).body
+        assert isinstance(statement, ast.Assert)
+        compared = statement.test
+        assert isinstance(compared, ast.Compare)
+        (operator,), (literal,) = compared.ops, compared.comparators
+        assert isinstance(operator, (ast.Eq, ast.Is))
+        result = ast.literal_eval(literal)
+    except (AssertionError, SyntaxError, ValueError):
+        raise ValueError(
+            f'the test {text!r} cannot be judged outside the sandbox; must be like "assert add(1, '
+            '2) == 3", one comparison with a literal'
+        ) from None
+    plain = json.loads(json.dumps(result, default=sorted))
+    return Call(ast.unparse(compared.left), plain)
+
+
+def _runs(tests: Sequence[Dialogue | Call]) -> Iterator[list[Dialogue] | list[Call]]:
+    """Tests that share a run of the program: all calls, and each dialogue by itself."""
+    calls = [test for test in tests if isinstance(test, Call)]
+    if calls:
+        yield calls
+    yield from ([test] for test in tests if isinstance(test, Dialogue))
+
+
+def _judge(program: str, run: Sequence[Dialogue | Call], sandbox: Sandbox) -> tuple[int, float]:
+    """Tests of one run that are passed, and the seconds that it took."""
+    first = run[0]
+    if isinstance(first, Dialogue):
+        outcome = sandbox.run(program, first.stdin)
+        ended = (outcome.ended, outcome.code) == ("exit", 0)
+        return int(ended and _lines(outcome.stdout) == _lines(first.stdout)), outcome.seconds
+    calls = [test for test in run if isinstance(test, Call)]
+    given = {"program": program, "calls": [call.expression for call in calls]}
+    outcome = sandbox.run(CALLER, json.dumps(given))
+    answers = zip(outcome.stdout.split("\n"), calls, strict=False)
+    return sum(_is_right(line, call.result) for line, call in answers), outcome.seconds
+
+
+def _is_right(line: str, expected: Any) -> bool:
+    try:
+        found = json.loads(line)
+    except (ValueError, RecursionError):
+        return False
+    return isinstance(found, list) and len(found) == 1 and _equal(found[0], expected)
+
+
+def _equal(found: Any, expected: Any) -> bool:
+    """Whether two JSON values are one; numbers that are not whole may differ by 1e-9 of them."""
+    if _is_number(expected) and _is_number(found):
+        return bool(found == expected) or (
+            isinstance(expected, float) and math.isclose(found, expected, abs_tol=1e-12)
+        )
+    if isinstance(expected, list) and isinstance(found, list):
+        return len(found) == len(expected) and all(map(_equal, found, expected))
+    if isinstance(expected, dict) and isinstance(found, dict):
+        return found.keys() == expected.keys() and all(
+            _equal(found[key], expected[key]) for key in expected
+        )
+    return type(found) is type(expected) and bool(found == expected)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _lines(text: str) -> list[str]:
+    return [line.rstrip() for line in text.rstrip().split("\n")]

@@ -1,0 +1,70 @@
+"""Rewards for the shape of a completion: a regular expression, or tags in their order."""
+
+import re
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import Any
+
+from actors.rewards.answers import last_match
+
+
+def regex(
+    prompt: str,
+    completion: str,
+    answer: str | None,
+    metadata: Mapping[str, Any],
+    *,
+    pattern: str,
+) -> float:
+    r"""1 where a regular expression is found in the completion; else 0.
+
+    Args:
+        prompt: Not looked at.
+        completion: Searched; "." matches new lines too.
+        answer: Must equal the group named `answer`, apart from white space, if there is such a one.
+        metadata: Not looked at.
+        pattern: In Python's syntax, as "\\\\boxed\\{(?P<answer>[^}]*)\\}". Of several matches the
+            last one counts.
+
+    Raises:
+        ValueError: The pattern has a group `answer` and the prompt has none.
+    """
+    compiled = _compiled(pattern)
+    last = last_match(compiled, completion)
+    if last is None:
+        return 0.0
+    if "answer" not in compiled.groupindex:
+        return 1.0
+    if answer is None:
+        raise ValueError("the prompt has no answer to compare with the group `answer`")
+    return float((last["answer"] or "").strip() == answer.strip())
+
+
+@lru_cache(maxsize=64)
+def _compiled(pattern: str) -> re.Pattern[str]:
+    return re.compile(pattern, re.DOTALL)
+
+
+async def tags(
+    prompt: str,
+    completion: str,
+    answer: str | None,
+    metadata: Mapping[str, Any],
+    *,
+    names: Sequence[str] = ("think", "answer"),
+) -> float:
+    """1 where the completion is `<think>…</think><answer>…</answer>` and nothing else; else 0.
+
+    Each tag must be there once; between them and around them there may be white space. Takes time
+    in proportion to the text.
+    """
+    rest = completion
+    for name in names:
+        opening, closing = f"<{name}>", f"</{name}>"
+        if completion.count(opening) != 1 or completion.count(closing) != 1:
+            return 0.0
+        before, _, rest = rest.partition(opening)
+        _, found, rest = rest.partition(closing)
+        if before.strip() or not found:
+            return 0.0
+    return float(not rest.strip())

@@ -1,0 +1,165 @@
+"""A process that calls rewards, seen from the process that asks it.
+
+Leaves out when to start and when to end one (`pool`).
+"""
+
+import asyncio
+import itertools
+import json
+import os
+import queue
+import signal
+import subprocess
+import sys
+import threading
+import weakref
+from contextlib import suppress
+from typing import Any
+
+
+class ProcessEnded(Exception):
+    """The process ended before it answered; says how."""
+
+
+class Unanswered(Exception):
+    """The process did not answer within the deadline."""
+
+
+class RewardProcess:
+    """A running `actors.rewards.process_main`.
+
+    It may be asked from any event loop, one at a time or several. It ends at `close`, with this
+    object, and with the thread that made it.
+
+    Args:
+        memory_bytes: Limit of its private memory (RLIMIT_DATA).
+    """
+
+    def __init__(self, memory_bytes: int) -> None:
+        self._popen = subprocess.Popen(
+            [
+                sys.executable,
+                "-m",
+                "actors.rewards.process_main",
+                str(memory_bytes),
+                str(os.getpid()),
+            ],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(path or "." for path in sys.path)},
+            start_new_session=True,
+        )
+        self._numbers = itertools.count()
+        self._outbox: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        self._pending: dict[int, asyncio.Future[dict[str, Any]]] = {}
+        self.resident = 0
+        """Bytes in RAM after its last answer."""
+        self.loaded: set[str] = set()
+        """Rewards that it has made ready; kept by whoever asks."""
+        self.ended = threading.Event()
+        for work, arguments in (
+            (_write, (self._popen, self._outbox)),
+            (_read, (self._popen, self._pending, self.ended)),
+        ):
+            threading.Thread(target=work, args=arguments, daemon=True).start()
+        self._finalizer = weakref.finalize(self, _end, self._popen, self._outbox)
+
+    @property
+    def asked(self) -> int:
+        """Questions without an answer."""
+        return len(self._pending)
+
+    async def ask(self, message: dict[str, Any], timeout: float, *, grace: float = 0) -> Any:
+        """The answer to a message of `process_main`.
+
+        Args:
+            message: Without its `id`.
+            timeout: Deadline in seconds.
+            grace: Where above 0, how long the process may take to admit that it was cancelled.
+
+        Raises:
+            ProcessEnded: There will be none.
+            TimeoutError: It took longer, and the process lives and answers.
+            Unanswered: It took longer, and the process is blocked by this call or another.
+        """
+        number = next(self._numbers)
+        future: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
+        self._pending[number] = future
+        if self.ended.is_set():
+            self._pending.pop(number, None)
+            raise ProcessEnded(_how(self._popen))
+        try:
+            self._send({**message, "id": number})
+            done, _ = await asyncio.wait([future], timeout=timeout)
+            if not done and grace:
+                self._send({"cancel": number})
+                if (await asyncio.wait([future], timeout=grace))[0]:
+                    raise TimeoutError
+            if not future.done():
+                raise Unanswered
+            answer = future.result()
+        finally:
+            self._pending.pop(number, None)
+        self.resident = answer["resident"]
+        return answer
+
+    def close(self) -> None:
+        """Ends the process at once, and those that it started in its session."""
+        self._finalizer()
+
+    def _send(self, message: dict[str, Any]) -> None:
+        self._outbox.put(json.dumps(message).encode() + b"\n")
+
+
+def _write(popen: subprocess.Popen[bytes], outbox: queue.SimpleQueue[bytes | None]) -> None:
+    assert popen.stdin is not None
+    with suppress(OSError):
+        while (line := outbox.get()) is not None:
+            popen.stdin.write(line)
+            popen.stdin.flush()
+    with suppress(OSError):
+        popen.stdin.close()
+
+
+def _read(
+    popen: subprocess.Popen[bytes],
+    pending: dict[int, asyncio.Future[dict[str, Any]]],
+    ended: threading.Event,
+) -> None:
+    assert popen.stdout is not None
+    with popen.stdout:
+        for line in popen.stdout:
+            with suppress(ValueError, KeyError):  # not ours, or nobody waits any more
+                answer = json.loads(line)
+                _resolve(pending[answer["id"]], answer)
+    popen.wait()
+    ended.set()
+    for future in list(pending.values()):
+        _resolve(future, ProcessEnded(_how(popen)))
+
+
+def _resolve(future: asyncio.Future[dict[str, Any]], result: dict[str, Any] | Exception) -> None:
+    def resolve() -> None:
+        if future.done():
+            return
+        if isinstance(result, Exception):
+            future.set_exception(result)
+        else:
+            future.set_result(result)
+
+    with suppress(RuntimeError):  # the loop is closed: nobody waits any more
+        future.get_loop().call_soon_threadsafe(resolve)
+
+
+def _end(popen: subprocess.Popen[bytes], outbox: queue.SimpleQueue[bytes | None]) -> None:
+    outbox.put(None)
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(popen.pid, signal.SIGKILL)
+    popen.wait()
+
+
+def _how(popen: subprocess.Popen[bytes]) -> str:
+    code = popen.returncode
+    if code is not None and code < 0:
+        return f"ended its process ({signal.Signals(-code).name})"
+    return f"ended its process (exit code {code})"

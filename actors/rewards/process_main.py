@@ -1,0 +1,118 @@
+"""What a reward process runs: reads calls from its input, and writes what came out.
+
+    python -m actors.rewards.process_main MEMORY_BYTES
+
+One JSON object a line in both directions. `{"load": [name, options]}` makes a reward ready,
+`{"call": [name, options], "arguments": [...]}` calls it, `{"cancel": id}` ends a coroutine; each of
+the first two has an `id`, and one answer with it. What rewards print goes to the log. The process
+ends with whoever started it. It keeps nothing from the outside: it isolates failures, not attacks.
+"""
+
+import asyncio
+import ctypes
+import inspect
+import json
+import os
+import resource
+import signal
+import sys
+import threading
+from typing import Any
+
+from actors.errors import InputError
+from actors.rewards.parts import NoNumber, parts_of
+from actors.rewards.registry import RewardFunction, find_reward
+
+PR_SET_PDEATHSIG = 1
+
+
+class Server:
+    """Answers calls; coroutines wait side by side, everything else in its turn."""
+
+    def __init__(self, out: int) -> None:
+        self._out = out
+        self._rewards: dict[str, RewardFunction] = {}
+        self._running: dict[int, asyncio.Task[None]] = {}
+
+    def take(self, message: dict[str, Any]) -> None:
+        """Begins what a line asks for."""
+        if "cancel" in message:
+            task = self._running.get(message["cancel"])
+            if task is not None:
+                task.cancel()
+            return
+        number = message["id"]
+        task = self._running[number] = asyncio.ensure_future(self._serve(message))
+        task.add_done_callback(lambda _: self._running.pop(number))
+
+    async def _serve(self, message: dict[str, Any]) -> None:
+        answer: dict[str, Any]
+        try:
+            if "load" in message:
+                self._reward(*message["load"])
+                answer = {}
+            else:
+                answer = {"parts": await self._call(message["call"], message["arguments"])}
+        except asyncio.CancelledError:
+            answer = {"error": "was cancelled"}
+        except NoNumber as error:
+            answer = {"error": str(error)}
+        except InputError as error:
+            answer = {"error": f"cannot be used: {error}"}
+        except MemoryError as error:
+            answer = {"error": f"raised {error!r}", "memory": True}
+        except BaseException as error:  # noqa: BLE001  (SystemExit too: told to whoever asked)
+            answer = {"error": f"raised {error!r}"}
+        line = json.dumps({"id": message["id"], "resident": resident_bytes(), **answer}) + "\n"
+        _write(self._out, line.encode())
+
+    async def _call(self, reward: list[Any], arguments: list[Any]) -> dict[str, float]:
+        found = self._reward(*reward)(*arguments)
+        return parts_of(reward[0], await found if inspect.isawaitable(found) else found)
+
+    def _reward(self, name: str, options: dict[str, Any]) -> RewardFunction:
+        key = json.dumps([name, options])
+        if key not in self._rewards:
+            self._rewards[key] = find_reward(name, options)
+        return self._rewards[key]
+
+
+def resident_bytes() -> int:
+    """Memory of this process that is in RAM."""
+    with open("/proc/self/statm", encoding="ascii") as file:
+        return int(file.read().split()[1]) * resource.getpagesize()
+
+
+def _write(out: int, line: bytes) -> None:
+    while line:
+        line = line[os.write(out, line) :]
+
+
+async def _serve_until_end(out: int) -> None:
+    loop, server, ended = asyncio.get_running_loop(), Server(out), asyncio.Event()
+
+    def read() -> None:
+        for line in sys.stdin.buffer:
+            loop.call_soon_threadsafe(server.take, json.loads(line))
+        os._exit(0)
+
+    threading.Thread(target=read, daemon=True).start()
+    await ended.wait()
+
+
+def main() -> None:
+    """Serves until the input ends."""
+    memory, parent = int(sys.argv[1]), int(sys.argv[2])
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # it died before
+        return
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_DATA, (memory, memory))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    out = os.dup(1)
+    os.dup2(2, 1)
+    asyncio.run(_serve_until_end(out))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,5 @@
+"""Runs programs that nobody has read, kept from everything but their own input and output."""
+
+from actors.sandbox.sandbox import Outcome, Sandbox, check_sandbox
+
+__all__ = ["Outcome", "Sandbox", "check_sandbox"]

@@ -1,0 +1,237 @@
+"""What stands between the kernel and a program in the sandbox: three processes, one inside another.
+
+    launcher ─new namespaces─▶ init (pid 1: mounts, a root of its own, no rights) ─▶ the program
+
+Run by path, as `python -I -S launcher.py CONFIG_FD STATUS_FD`, and imports nothing of ours but the
+file beside it. CONFIG is JSON (`sandbox.Sandbox` writes it). To STATUS one line of JSON is written:
+`{"exit": code}`, `{"signal": number}`, or `{"error": text}` where the program was not started.
+Every step must succeed before the next: nothing of the program runs in a sandbox that lacks a wall.
+
+Walls: user (unless started by root, who becomes nobody), mount, pid, network, IPC and UTS
+namespaces; a root file system of a few read-only directories without /proc, /etc or any home; one
+small writable folder that holds no programs; limits of memory, time, file size, files and threads;
+no capabilities, no new privileges; a list of allowed system calls. When the launcher dies, the
+kernel ends init and with it all the rest.
+"""
+
+import ctypes
+import importlib.util
+import json
+import os
+import resource
+import signal
+import sys
+from typing import Any, NoReturn
+
+CLONE_NEWNS, CLONE_NEWUTS, CLONE_NEWIPC = 0x00020000, 0x04000000, 0x08000000
+CLONE_NEWUSER, CLONE_NEWPID, CLONE_NEWNET = 0x10000000, 0x20000000, 0x40000000
+MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_REMOUNT = 1, 2, 4, 8, 32
+MS_BIND, MS_REC, MS_PRIVATE = 4096, 16384, 1 << 18
+MNT_DETACH = 2
+PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_NO_NEW_PRIVS, PR_SET_SECCOMP = 1, 4, 38, 22
+SECCOMP_MODE_FILTER = 2
+SYS_PIVOT_ROOT, SYS_CAPSET, SYS_MOUNT_SETATTR = 155, 126, 442
+AT_RECURSIVE, AT_FDCWD = 0x8000, -100
+DEVICES = ("null", "zero", "full", "urandom")
+FIRST_USER = 0x60000000
+"""Users of sandboxes that root starts: nobody else's, and one for each that runs at a time."""
+libc = ctypes.CDLL(None, use_errno=True)
+
+
+def check(what: str, result: int) -> None:
+    """Raises what a call of libc has left in errno."""
+    if result < 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"{what}: {os.strerror(number)}")
+
+
+def prctl(what: str, option: int, *values: Any) -> None:
+    """One setting of this process."""
+    check(what, libc.prctl(option, *values, *[0] * (4 - len(values))))
+
+
+def mount(source: str, target: str, kind: str | None, flags: int, data: str | None = None) -> None:
+    """Mounts a file system, or a folder somewhere else."""
+    texts = [None if text is None else text.encode() for text in (source, target, kind, data)]
+    check(
+        f"mount {target}",
+        libc.mount(texts[0], texts[1], texts[2], ctypes.c_ulong(flags), texts[3]),
+    )
+
+
+def unshare(*, root: bool) -> None:
+    """New namespaces of every kind; as oneself in a new user namespace where that is needed."""
+    flags = CLONE_NEWNS | CLONE_NEWUTS | CLONE_NEWIPC | CLONE_NEWPID | CLONE_NEWNET
+    user, group = os.getuid(), os.getgid()
+    check("unshare", libc.unshare(flags | (0 if root else CLONE_NEWUSER)))
+    if not root:
+        for name, text in (
+            ("setgroups", "deny"),
+            ("uid_map", f"{user} {user} 1"),
+            ("gid_map", f"{group} {group} 1"),
+        ):
+            with open(f"/proc/self/{name}", "w", encoding="ascii") as file:
+                file.write(text)
+
+
+def bind_read_only(source: str, target: str) -> None:
+    """Shows a folder of the machine, with all that is mounted in it, for reading."""
+    os.makedirs(target, exist_ok=True)
+    mount(source, target, None, MS_BIND | MS_REC)
+    wanted = (ctypes.c_uint64 * 4)(MS_RDONLY | MS_NOSUID | MS_NODEV, 0, 0, 0)
+    check(
+        f"make {target} read-only",
+        libc.syscall(
+            SYS_MOUNT_SETATTR,
+            AT_FDCWD,
+            target.encode(),
+            AT_RECURSIVE,
+            ctypes.byref(wanted),
+            ctypes.sizeof(wanted),
+        ),
+    )
+
+
+def build_root(config: dict[str, Any]) -> None:
+    """Moves into a root of its own that holds what the config names, a few devices and /work."""
+    mount("none", "/", None, MS_REC | MS_PRIVATE)
+    root = "/tmp"
+    mount("sandbox", root, "tmpfs", MS_NOSUID | MS_NODEV, "size=1m,nr_inodes=512,mode=755")
+    for path in config["folders"]:
+        if os.path.islink(path):
+            os.makedirs(os.path.dirname(root + path), exist_ok=True)
+            os.symlink(os.readlink(path), root + path)
+        else:
+            bind_read_only(path, root + path)
+    os.mkdir(f"{root}/dev")
+    for name in DEVICES:
+        with open(f"{root}/dev/{name}", "w", encoding="ascii"):
+            pass
+        mount(f"/dev/{name}", f"{root}/dev/{name}", None, MS_BIND)
+    os.mkdir(f"{root}/work")
+    size = f"size={config['disk_bytes']},nr_inodes={config['files']},mode=1777"
+    mount("work", f"{root}/work", "tmpfs", MS_NOSUID | MS_NODEV | MS_NOEXEC, size)
+    os.symlink("work", f"{root}/tmp")
+    with open(f"{root}/work/program.py", "w", encoding="utf-8", errors="surrogatepass") as file:
+        file.write(config["program"])
+    os.chmod(f"{root}/work/program.py", 0o644)
+    os.chdir(root)
+    os.mkdir("old")
+    check("pivot_root", libc.syscall(SYS_PIVOT_ROOT, b".", b"old"))
+    os.chdir("/")
+    check("leave the old root", libc.umount2(b"/old", MNT_DETACH))
+    os.rmdir("/old")
+    mount("none", "/", None, MS_REMOUNT | MS_BIND | MS_RDONLY | MS_NOSUID | MS_NODEV)
+    os.chdir("/work")
+
+
+def drop_rights(user: int | None) -> None:
+    """Becomes a user without any right, for good."""
+    if user is not None:
+        os.setgroups([])
+        os.setresgid(user, user, user)
+        os.setresuid(user, user, user)
+    header = (ctypes.c_uint32 * 2)(0x20080522, 0)
+    check("capset", libc.syscall(SYS_CAPSET, ctypes.byref(header), (ctypes.c_uint32 * 6)()))
+    prctl("no new privileges", PR_SET_NO_NEW_PRIVS, 1)
+    prctl("not dumpable", PR_SET_DUMPABLE, 0)
+    prctl("die with the launcher", PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def limit(config: dict[str, Any]) -> None:
+    """What the program may use."""
+    for name, most in config["limits"].items():
+        resource.setrlimit(getattr(resource, name), (most, most))
+
+
+def allow_system_calls(program: bytes) -> None:
+    """Installs a seccomp filter."""
+    buffer = ctypes.create_string_buffer(program, len(program))
+
+    class Program(ctypes.Structure):
+        _fields_ = (("length", ctypes.c_ushort), ("filter", ctypes.c_void_p))
+
+    whole = Program(len(program) // 8, ctypes.cast(buffer, ctypes.c_void_p))
+    prctl("seccomp", PR_SET_SECCOMP, SECCOMP_MODE_FILTER, ctypes.byref(whole))
+
+
+def report(status: int, what: dict[str, Any]) -> None:
+    """Tells whoever started the launcher."""
+    os.write(status, json.dumps(what).encode() + b"\n")
+
+
+def run_program(config: dict[str, Any], program: bytes, status: int) -> NoReturn:
+    """Becomes the program."""
+    try:
+        os.setsid()
+        limit(config)
+        os.closerange(3, status)
+        os.closerange(status + 1, 1 << 16)  # status itself is closed by exec
+        allow_system_calls(program)
+        os.execve(config["command"][0], config["command"], config["environment"])
+    except BaseException as error:  # noqa: BLE001  (the only way to tell)
+        report(status, {"error": f"the program was not started: {error}"})
+    os._exit(1)
+
+
+def run_init(config: dict[str, Any], program: bytes, status: int) -> NoReturn:
+    """Pid 1 of the sandbox: builds it, starts the program, and ends everything with it."""
+    try:
+        prctl("die with the launcher", PR_SET_PDEATHSIG, signal.SIGKILL)
+        signal.signal(signal.SIGALRM, lambda *_: os._exit(1))
+        signal.setitimer(signal.ITIMER_REAL, config["seconds"] + 5)
+        build_root(config)
+        drop_rights(config["user"])
+        child = os.fork()
+        if child == 0:
+            run_program(config, program, status)
+        null = os.open("/dev/null", os.O_RDWR)
+        for descriptor in (0, 1, 2):
+            os.dup2(null, descriptor)
+        while True:
+            ended, how = os.wait()
+            if ended == child:
+                break
+        code = os.waitstatus_to_exitcode(how)
+        report(status, {"exit": code} if code >= 0 else {"signal": -code})
+    except BaseException as error:  # noqa: BLE001  (the only way to tell)
+        report(status, {"error": str(error)})
+    os._exit(0)
+
+
+def load_filter() -> bytes:
+    """The filter of the file beside this one; read before the root changes."""
+    path = os.path.join(os.path.dirname(os.path.abspath(__file__)), "system_calls.py")
+    spec = importlib.util.spec_from_file_location("system_calls", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    program: bytes = module.filter_program()
+    return program
+
+
+def main() -> None:
+    """Reads what to run, makes the namespaces, and waits for init."""
+    status = int(sys.argv[2])
+    try:
+        with open(int(sys.argv[1]), encoding="utf-8", errors="surrogatepass") as file:
+            config = json.load(file)
+        os.set_inheritable(status, False)
+        prctl("die with the caller", PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != config["parent"]:
+            return
+        root = os.geteuid() == 0
+        config["user"] = FIRST_USER + os.getpid() if root else None
+        program = load_filter()
+        unshare(root=root)
+        child = os.fork()
+        if child == 0:
+            run_init(config, program, status)
+        os.waitpid(child, 0)
+    except BaseException as error:  # noqa: BLE001  (the only way to tell)
+        report(status, {"error": str(error)})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,114 @@
+"""The order of prompts that come from rows: shuffled by epoch, resumable, some of them held out.
+
+Every epoch is shuffled by a seed of its own. What is held out is decided by the text alone: the
+prompts with the smallest hashes, the same for every seed and every order of the rows, or those of a
+second table. Training leaves out every row with a held-out text.
+"""
+
+import json
+import random
+from collections.abc import Callable
+
+import xxhash
+
+from actors.errors import InputError
+from actors.sources.rows import LOG, Read
+from actors.sources.source import Split
+from queues.records import Prompt
+
+
+class RowSource:
+    """Rows of a table (a `PromptSource`).
+
+    Args:
+        table: Its name, and a function that reads it.
+        heldout: Likewise of the table to hold out from, where that is another one.
+        seed: Of the shuffling.
+        split: Which rows to draw.
+        heldout_size: Distinct held-out prompts.
+        shard: [i, n]: of the training rows, every n-th from the i-th on.
+
+    Raises:
+        InputError: A table that cannot be read, or too few rows.
+    """
+
+    def __init__(
+        self,
+        table: tuple[str, Callable[[], Read]],
+        heldout: tuple[str, Callable[[], Read]] | None,
+        *,
+        seed: int,
+        split: Split,
+        heldout_size: int,
+        shard: tuple[int, int],
+    ) -> None:
+        name, read = table
+        rows, notes = read()
+        others = heldout[1]().prompts if heldout else rows
+        held_out = _hold_out(others, heldout_size)
+        self._split = split
+        if split == "heldout":
+            self._rows = held_out
+            self._label = f"{heldout[0] if heldout else name}_heldout"
+        else:
+            for note in notes:
+                LOG.warning("%s", note)
+            texts = {row.text for row in held_out}
+            index, count = shard
+            self._rows = [row for row in rows if row.text not in texts][index::count]
+            self._label = name
+        if not self._rows:
+            raise InputError(
+                f"{name}: nothing is left for the {split} split: {len(rows)} prompts, "
+                f"{heldout_size} held out" + (f", shard {list(shard)}" if shard != (0, 1) else "")
+            )
+        self._seed = seed
+        self._place = 0
+        self._order: tuple[int, list[int]] | None = None
+
+    def next(self, count: int) -> list[Prompt]:
+        """See `PromptSource.next`."""
+        start, self._place = self._place, self._place + count
+        return [self._at(place) for place in range(start, start + count)]
+
+    def cursor(self) -> str:
+        """See `PromptSource.cursor`."""
+        return json.dumps({"place": self._place})
+
+    def restore(self, cursor: str) -> None:
+        """See `PromptSource.restore`."""
+        self._place = json.loads(cursor)["place"]
+
+    def _at(self, place: int) -> Prompt:
+        epoch, position = divmod(place, len(self._rows))
+        row = self._rows[self._shuffled(epoch)[position]]
+        return Prompt(
+            prompt_id=f"{self._label}/{epoch}/{row.prompt_id}",
+            text=row.text,
+            answer=row.answer,
+            metadata=row.metadata,
+        )
+
+    def _shuffled(self, epoch: int) -> list[int]:
+        """The order of an epoch; held-out rows stay in theirs."""
+        if self._order is None or self._order[0] != epoch:
+            order = list(range(len(self._rows)))
+            if self._split == "train":
+                random.Random(f"{self._seed}/{epoch}").shuffle(order)
+            self._order = (epoch, order)
+        return self._order[1]
+
+
+def _hold_out(rows: list[Prompt], size: int) -> list[Prompt]:
+    """The first row of each of the `size` texts with the smallest hashes."""
+    distinct = {row.text: row for row in reversed(rows)}
+    if size > len(distinct):
+        raise InputError(
+            f"{size} prompts cannot be held out of {len(distinct)} different ones; "
+            "lower heldout.size and heldout.final_size"
+        )
+    return sorted(distinct.values(), key=_hash)[:size]
+
+
+def _hash(row: Prompt) -> int:
+    return xxhash.xxh3_64_intdigest(row.text.encode(errors="surrogatepass"))

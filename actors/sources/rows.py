@@ -1,0 +1,197 @@
+"""Prompts from rows of a table, whatever the table is stored as.
+
+A row has a prompt (a text, or a conversation of messages), and perhaps an answer and metadata. What
+is wrong with rows is told by their numbers, all of it in one message. Leaves out where rows come
+from (`tables`) and their order (`row_source`).
+"""
+
+import json
+import logging
+from collections.abc import Iterable, Mapping
+from typing import Any, Literal, NamedTuple
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from actors.errors import InputError
+from queues.records import Prompt
+
+LOG = logging.getLogger("headway.sources")
+SHOWN = 10
+"""Rows that a message names; it counts the others."""
+ROLES = ("system", "user", "assistant", "tool")
+
+
+class RowOptions(BaseModel):
+    """How rows become prompts: options of every source that reads rows."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    prompt_field: str = "prompt"
+    """A text that is not empty, or a list of messages with `role` and `content`."""
+    answer_field: str = "answer"
+    """A text or a number; a row may have none."""
+    other_fields: Literal["refuse", "ignore", "metadata"] = "refuse"
+    """What becomes of fields that are neither of the two nor `metadata`."""
+    bad_rows: Literal["refuse", "skip"] = "refuse"
+    """Whether rows that cannot be read end the run before it begins, or are told and left out."""
+    duplicates: Literal["keep", "drop", "refuse"] = "keep"
+    """What becomes of rows whose prompt an earlier row has; they are told in any case."""
+    min_characters: int = Field(default=0, ge=0)
+    """Prompts that are shorter are left out."""
+    max_characters: int | None = Field(default=None, ge=1)
+    """Prompts that are longer are left out."""
+    shard: tuple[int, int] = (0, 1)
+    """[i, n]: of the training rows, every n-th from the i-th on, counted from 0."""
+
+
+class Read(NamedTuple):
+    """What a table gave."""
+
+    prompts: list[Prompt]
+    """The id of each is the number of its row, from 1."""
+    notes: list[str]
+    """What was left out, for the log."""
+
+
+Row = Mapping[str, Any] | ValueError
+"""A row, or why it cannot be read."""
+
+
+def row_options(source: str, options: Mapping[str, Any]) -> RowOptions:
+    """Options of rows, checked.
+
+    Raises:
+        InputError: An unknown option, or a value that is not allowed.
+    """
+    try:
+        chosen = RowOptions(**options)
+    except ValidationError as error:
+        wrong = error.errors()[0]
+        name = ".".join(str(part) for part in wrong["loc"]) or "options"
+        known = ", ".join(RowOptions.model_fields)
+        if wrong["type"] == "extra_forbidden":
+            raise InputError(f"source {source!r}: unknown: {name}; known: {known}") from None
+        raise InputError(
+            f"source {source!r}: {name} = {wrong['input']!r}: {wrong['msg']}"
+        ) from None
+    index, count = chosen.shard
+    if not 0 <= index < count:
+        raise InputError(
+            f"source {source!r}: shard = [{index}, {count}], must be [i, n] with 0 ≤ i < n"
+        )
+    return chosen
+
+
+def read_rows(place: str, rows: Iterable[tuple[int, Row]], options: RowOptions) -> Read:
+    """All prompts of a table.
+
+    Args:
+        place: Name of the table, for messages.
+        rows: With their numbers.
+        options: How they are read.
+
+    Raises:
+        InputError: Rows that cannot be read or that repeat others, where that is refused; none.
+    """
+    prompts: list[Prompt] = []
+    bad: list[str] = []
+    repeated: list[str] = []
+    first: dict[str, int] = {}
+    short = long = 0
+    for number, row in rows:
+        problem = str(row) if isinstance(row, ValueError) else _problem(row, options)
+        if problem or isinstance(row, ValueError):
+            bad.append(f"{place}:{number}: {problem}")
+            continue
+        prompt = _prompt(number, row, options)
+        earlier = first.setdefault(prompt.text, number)
+        if earlier != number:
+            repeated.append(f"{place}:{number}: the prompt of row {earlier} again")
+            if options.duplicates == "drop":
+                continue
+        short += (too_short := len(prompt.text) < options.min_characters)
+        long += (too_long := len(prompt.text) > (options.max_characters or len(prompt.text)))
+        if not too_short and not too_long:
+            prompts.append(prompt)
+    if bad and options.bad_rows == "refuse":
+        raise InputError(_some(bad))
+    if repeated and options.duplicates == "refuse":
+        raise InputError(_some(repeated))
+    dropped = "left out" if options.duplicates == "drop" else "kept"
+    notes = [
+        *([f"{len(bad)} rows were left out: {_some(bad)}"] if bad else []),
+        *([f"{len(repeated)} rows were {dropped}: {_some(repeated)}"] if repeated else []),
+        *([f"{place}: {short} prompts shorter than min_characters left out"] if short else []),
+        *([f"{place}: {long} prompts longer than max_characters left out"] if long else []),
+    ]
+    if not prompts:
+        raise InputError("; ".join([f"{place}: no prompts", *notes]))
+    return Read(prompts, notes)
+
+
+def _some(problems: list[str]) -> str:
+    more = len(problems) - SHOWN
+    return "; ".join([*problems[:SHOWN], *([f"and {more} more"] if more > 0 else [])])
+
+
+def _problem(row: Any, options: RowOptions) -> str | None:
+    """What is wrong with a row; None if nothing is."""
+    if not isinstance(row, Mapping):
+        return (
+            f"found {type(row).__name__}, must be an object with the field {options.prompt_field}"
+        )
+    fields = (options.prompt_field, options.answer_field, "metadata")
+    unknown = sorted(row.keys() - set(fields))
+    if unknown and options.other_fields == "refuse":
+        return (
+            f"unknown fields {', '.join(unknown)}; must be {', '.join(fields)}, or set other_fields"
+        )
+    name = options.prompt_field
+    prompt, answer = row.get(name), row.get(options.answer_field)
+    if isinstance(prompt, list):
+        if not prompt or not all(map(_is_message, prompt)):
+            return (
+                f"{name} is {prompt!r}, must be a text or messages, each of a role "
+                f"({', '.join(ROLES)}) and a content"
+            )
+    elif not isinstance(prompt, str) or not prompt:
+        return f"{name} is {prompt!r}, must be a string that is not empty"
+    if not isinstance(answer, (str, int, float, type(None))):
+        return f"{options.answer_field} is {answer!r}, must be a string or a number"
+    if not isinstance(row.get("metadata"), (Mapping, type(None))):
+        return f"metadata is {row['metadata']!r}, must be an object"
+    try:
+        json.dumps(_metadata(row, options))
+    except (TypeError, ValueError) as error:
+        return f"what becomes metadata is not JSON: {error}"
+    return None
+
+
+def _is_message(found: Any) -> bool:
+    return (
+        isinstance(found, Mapping)
+        and found.keys() == {"role", "content"}
+        and found["role"] in ROLES
+        and isinstance(found["content"], str)
+    )
+
+
+def _prompt(number: int, row: Mapping[str, Any], options: RowOptions) -> Prompt:
+    said, answer = row[options.prompt_field], row.get(options.answer_field)
+    metadata = _metadata(row, options)
+    if isinstance(said, list):
+        metadata["messages"] = [dict(message) for message in said]
+        said = "\n\n".join(message["content"] for message in said)
+    return Prompt(
+        prompt_id=str(number),
+        text=said,
+        answer=None if answer is None else str(answer),
+        metadata=metadata,
+    )
+
+
+def _metadata(row: Mapping[str, Any], options: RowOptions) -> dict[str, Any]:
+    known = {options.prompt_field, options.answer_field, "metadata"}
+    others = {key: value for key, value in row.items() if key not in known}
+    kept = others if options.other_fields == "metadata" else {}
+    return {**kept, **(row.get("metadata") or {})}

@@ -1,0 +1,157 @@
+"""The reward of programs: what passes, what does not, and what a cheating program cannot do."""
+
+import asyncio
+import random
+
+import pytest
+
+from actors.errors import InputError, RewardFailed
+from actors.rewards import RewardPool, check_scorable, load_rewards
+from actors.rewards import rewards as module
+from actors.rewards.code import code
+from actors.sandbox import check_sandbox
+from queues.records import Prompt
+
+try:
+    check_sandbox()
+    MISSING = ""
+except InputError as error:
+    MISSING = str(error)
+needs_sandbox = pytest.mark.skipif(bool(MISSING), reason=MISSING)
+
+ADD = ["assert add(1, 2) == 3", {"call": "add(-1, 1)", "result": 0}]
+GREET = [
+    {"stdin": "Ada\n", "stdout": "hello Ada\n"},
+    {"stdin": "Bob\n", "stdout": "hello Bob"},
+]
+
+
+def score(completion, tests, **options):
+    return code("", completion, None, {"tests": tests, "finish_reason": "stop"}, **options)
+
+
+@needs_sandbox
+@pytest.mark.parametrize(
+    ("completion", "tests", "expected"),
+    [
+        ("def add(a, b): return a + b", ADD, 1.0),
+        ("Like this:\n```python\ndef add(a, b):\n    return a + b\n```\nDone.", ADD, 1.0),
+        ("def add(a, b): return 3", ADD, 0.0),
+        ("def add(a, b) return", ADD, 0.0),
+        ("", ADD, 0.0),
+        ("print('hello', input())", GREET, 1.0),
+        ("print('hello Ada')", GREET, 0.0),
+        ("print('hello', input()); raise SystemExit(1)", GREET, 0.0),
+        ("def f(): return {'a': (1, 2.0)}", [{"call": "f()", "result": {"a": [1, 2]}}], 1.0),
+        ("def f(): return 0.1 + 0.2", ["assert f() == 0.3"], 1.0),
+        ("def f(): return True", ["assert f() == 1"], 0.0),
+        ("def f(): return {3, 1}", ["assert f() == {1, 3}"], 1.0),
+        ("def f(): return object()", ["assert f() == 1"], 0.0),
+    ],
+)
+def test_a_program_is_worth_what_its_tests_say(completion, tests, expected):
+    assert score(completion, tests) == expected
+
+
+@needs_sandbox
+@pytest.mark.parametrize(
+    "cheat",
+    [
+        "raise SystemExit(0)",
+        "import os\nos._exit(0)",
+        "class Same:\n    def __eq__(self, other): return True\ndef add(a, b): return Same()",
+        "import sys, json\njson.dumps = lambda *a, **k: '[true]'\ndef add(a, b): return 1",
+        "import sys\nfor _ in range(9): print('[3]', file=sys.__stdout__)",
+        "import gc\ndef add(a, b): return next(o for o in gc.get_objects() if 'result' in o)",
+        "while True: pass",
+        "import os\nwhile True: os.write(1, b'[3]\\n' * 1000)",
+    ],
+)
+def test_a_program_that_cheats_gets_nothing(cheat):
+    assert score(cheat, ADD, seconds=3.0) == 0.0
+
+
+@needs_sandbox
+def test_a_share_of_the_tests_is_counted_where_it_is_asked_for():
+    assert score("def add(a, b): return 3", ADD, score="share") == 0.5
+    assert score("print('hello Ada')", GREET, score="share") == 0.5
+
+
+@needs_sandbox
+def test_time_is_for_all_tests_together():
+    program = (
+        "import time\nname = input()\ntime.sleep(60 if name == 'Ada' else 0)\nprint('hello', name)"
+    )
+    assert score(program, GREET, score="share", seconds=1.0) == 0.0
+
+
+@needs_sandbox
+@pytest.mark.slow
+def test_malformed_programs_are_scored():
+    pieces = [
+        "def ",
+        "(",
+        "\x00",
+        "\ud800",
+        "```",
+        "\n",
+        "\t",
+        "import os",
+        "7",
+        "'",
+        "∞",
+        ":",
+        "```python\n",
+    ]
+    random_ = random.Random(3)
+    for _ in range(100):
+        text = "".join(random_.choices(pieces, k=random_.randrange(1, 20)))
+        assert score(text, ADD) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("tests", "message"),
+    [
+        (None, "must be a list"),
+        ([], "must be a list"),
+        ([{"stdin": "a"}], "must be an object with stdin and stdout"),
+        (["assert add(1, 2)"], "cannot be judged outside the sandbox"),
+        (["assert f(1) == g(2)"], "cannot be judged outside the sandbox"),
+        (["print(1)"], "cannot be judged outside the sandbox"),
+        ([3], "must be an object"),
+    ],
+)
+def test_tests_that_cannot_be_read_are_errors_before_the_run_and_failures_in_it(tests, message):
+    with pytest.raises(ValueError, match=message):
+        score("def add(a, b): return a + b", tests)
+    prompt = Prompt(prompt_id="a/0/0", text="?", metadata={"tests": tests})
+    with pytest.raises(InputError, match=message):
+        check_scorable(["code"], [prompt])
+
+
+def test_programs_are_run_only_where_a_recipe_asks_for_it():
+    with pytest.raises(InputError, match=r'set actors\.code_execution = "sandbox" to allow it'):
+        load_rewards(["code"])
+
+
+def test_without_a_sandbox_the_reward_is_refused(monkeypatch):
+    def refuse():
+        raise InputError("no sandbox for programs that models write")
+
+    monkeypatch.setattr(module, "check_sandbox", refuse)
+    with pytest.raises(InputError, match="no sandbox"):
+        load_rewards(["code"], code_execution="sandbox")
+
+
+@needs_sandbox
+def test_it_is_one_reward_among_others_and_fails_like_them():
+    pool = RewardPool(processes=1)
+    rewards = load_rewards(
+        ["code", "tags"], pool=pool, code_execution="sandbox", options={"code": {"score": "share"}}
+    )
+    prompt = Prompt(prompt_id="a/0/0", text="?", metadata={"tests": ADD})
+    found = asyncio.run(rewards.score(prompt, "def add(a, b): return a + b"))
+    assert found == (1.0, {"code": 1.0, "tags": 0.0})
+    with pytest.raises(RewardFailed, match="must be a list"):
+        asyncio.run(rewards.score(Prompt(prompt_id="b/0/0", text="?"), "pass"))
+    pool.close()

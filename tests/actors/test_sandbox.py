@@ -1,0 +1,265 @@
+"""Attacks on the sandbox: each program says ESCAPED if it gets through, and HELD if it does not."""
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from actors.errors import InputError
+from actors.sandbox import Sandbox, check_sandbox
+from actors.sandbox import sandbox as module
+
+PRELUDE = """
+import ctypes, os
+libc = ctypes.CDLL(None, use_errno=True)
+def held(attack, *errors):
+    try:
+        found = attack()
+    except (errors or (OSError,)) as error:
+        print("HELD", type(error).__name__)
+    else:
+        print("ESCAPED", found)
+def call(number, *arguments):
+    if libc.syscall(number, *arguments) < 0:
+        raise OSError(ctypes.get_errno(), "")
+"""
+ATTACKS = {
+    "fork bomb": "held(lambda: [os.fork() for _ in range(1000)])",
+    "another program": "import subprocess\nheld(lambda: subprocess.run([os.sys.executable, '-V']))",
+    "vfork": "held(lambda: call(58))",
+    "a process by clone3": "held(lambda: call(435, 0, 0))",
+    "read /etc/passwd": "held(lambda: open('/etc/passwd').read())",
+    "read the home of root": "held(lambda: os.listdir('/root/.ssh'))",
+    "read a file of the machine": "held(lambda: open(SECRET).read())",
+    "read it by a symbolic link": "os.symlink(SECRET, 'x')\nheld(lambda: open('x').read())",
+    "climb out of the root": "held(lambda: open('../' * 20 + SECRET).read())",
+    "link to the old root": "held(lambda: os.listdir('/old'))",
+    "chroot": "held(lambda: os.chroot('/work'))",
+    "read the memory of others": "held(lambda: open('/proc/1/mem', 'rb'))",
+    "list processes": "held(lambda: os.listdir('/proc'))",
+    "mount": "held(lambda: call(165, b'proc', b'/work', b'proc', 0, 0))",
+    "trace init": "held(lambda: call(101, 16, 1, 0, 0))",
+    "write into init": "held(lambda: call(311, 1, 0, 0, 0, 0, 0))",
+    "a new user namespace": "held(lambda: call(272, 0x10000000))",
+    "enter a namespace": "held(lambda: call(308, 0, 0))",
+    "become root": "held(lambda: os.setuid(0))",
+    "a device": "held(lambda: os.mknod('d', 0o60666, os.makedev(8, 0)))",
+    "the network": "import socket\nheld(lambda: socket.create_connection(('127.0.0.1', PORT)))",
+    "a unix socket": "import socket\nheld(lambda: socket.socket(socket.AF_UNIX))",
+    "write to /": "held(lambda: open('/x', 'w'))",
+    "write to the library": "held(lambda: open(os.__file__, 'a'))",
+    "write to /dev": "held(lambda: open('/dev/x', 'w'))",
+    "write to shared memory": "held(lambda: open('/dev/shm/x', 'w'))",
+    "run what it wrote": (
+        "open('x', 'w').write('#!/bin/sh')\nos.chmod('x', 0o755)\n"
+        "held(lambda: os.execv('x', ['x']))"
+    ),
+    "memory that is a file": "held(lambda: os.memfd_create('x'))",
+    "memory of System V": "held(lambda: call(29, 0, 1 << 30, 0o1600))",
+    "memory": "held(lambda: len(bytearray(1 << 30)), MemoryError)",
+    "fill the disk": (
+        "def fill():\n    with open('x', 'wb', 0) as f:\n"
+        "        while f.write(b'x' * 65536): pass\n"
+        "held(fill)"
+    ),
+    "a file with holes": "held(lambda: os.truncate(os.open('x', os.O_CREAT | os.O_RDWR), 1 << 40))",
+    "very many files": "held(lambda: [open(f'f{i}', 'w').close() for i in range(10**5)])",
+    "very many open files": "held(lambda: [open('/dev/null') for _ in range(1000)])",
+    "very many threads": (
+        "import threading, time\n"
+        "def t(): threading.Thread(target=time.sleep, args=(9,), daemon=True).start()\n"
+        "held(lambda: [t() for _ in range(100)], RuntimeError)\nos.sys.stdout.flush()\nos._exit(0)"
+    ),
+    "raise its limits": (
+        "import resource as r\nheld(lambda: r.setrlimit(r.RLIMIT_AS, (-1, -1)), ValueError)"
+    ),
+    "what is left open": (
+        "def is_open(fd):\n    try: os.fstat(fd)\n    except OSError: return False\n"
+        "    return True\n"
+        "print('ESCAPED' if any(map(is_open, range(3, 64))) else 'HELD')"
+    ),
+    "secrets of the environment": "held(lambda: os.environ['SECRET'], KeyError)",
+    "kernel keys": "held(lambda: call(250, 0, -3, 1))",
+    "io_uring": "held(lambda: call(425, 8, 0))",
+    "bpf": "held(lambda: call(321, 0, 0, 0))",
+}  # fmt: skip
+STUBBORN = {
+    "sleeps": "import time\ntime.sleep(3600)",
+    "ignores signals": (
+        "import signal\nfor s in set(signal.Signals) - {9, 19}: signal.signal(s, signal.SIG_IGN)\n"
+        "while True: pass"
+    ),
+    "closes its output": "import os, time\nos.close(1); os.close(2)\ntime.sleep(3600)",
+    "stops itself": "import os, signal\nos.kill(os.getpid(), signal.SIGSTOP)",
+}
+
+try:
+    check_sandbox()
+    MISSING = ""
+except InputError as error:
+    MISSING = str(error)
+needs_sandbox = pytest.mark.skipif(bool(MISSING), reason=MISSING)
+
+
+def processes_of(user_floor=0x60000000):
+    """Processes that still run as a user of a sandbox."""
+    return [
+        path.name
+        for path in Path("/proc").glob("[0-9]*")
+        if path.exists() and path.stat().st_uid >= user_floor
+    ]
+
+
+@needs_sandbox
+@pytest.mark.parametrize("attack", ATTACKS)
+def test_an_attack_is_held(attack, tmp_path, monkeypatch):
+    monkeypatch.setenv("SECRET", "much")
+    secret = tmp_path / "secret"
+    secret.write_text("much")
+    secret.chmod(0o666)
+    tmp_path.chmod(0o777)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.settimeout(0)
+        given = f"SECRET, PORT = {str(secret)!r}, {server.getsockname()[1]}\n"
+        outcome = Sandbox(seconds=30).run(PRELUDE + given + ATTACKS[attack])
+        with pytest.raises(BlockingIOError):
+            server.accept()
+    assert outcome.stdout.startswith("HELD"), outcome
+    assert "ESCAPED" not in outcome.stdout
+    assert (outcome.ended, outcome.code) == ("exit", 0), outcome
+    assert secret.read_text() == "much"
+
+
+@needs_sandbox
+@pytest.mark.parametrize("program", STUBBORN)
+def test_a_program_that_does_not_end_is_ended_and_leaves_nothing(program):
+    outcome = Sandbox(seconds=1.5).run(STUBBORN[program])
+    assert outcome.ended == "timeout"
+    deadline = time.monotonic() + 20
+    while processes_of() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert processes_of() == []
+
+
+@needs_sandbox
+def test_endless_output_is_cut_at_its_limit():
+    program = "while True: print('x' * 1000)"
+    outcome = Sandbox(seconds=30, output_kib=64).run(program)
+    assert outcome.ended == "output"
+    assert len(outcome.stdout) == 64 * 1024
+
+
+@needs_sandbox
+@pytest.mark.parametrize("target", ["os.getppid()", "1", "-1", "0"])
+def test_signals_reach_nobody_else(target):
+    outcome = Sandbox(seconds=30).run(f"import os\nos.kill({target}, 9)\nprint('on')")
+    assert (outcome.ended, outcome.code) in {("exit", 0), ("exit", 1), ("signal", 9)}
+    assert Sandbox(seconds=30).run("print('alive')").stdout == "alive\n"
+
+
+@needs_sandbox
+def test_system_calls_of_another_architecture_end_the_program():
+    program = (
+        "import ctypes, mmap\n"
+        "code = mmap.mmap(-1, 4096, prot=7)\n"
+        "code.write(bytes.fromhex('b814000000cd80c3'))\n"  # getpid by int 0x80
+        "address = ctypes.addressof(ctypes.c_char.from_buffer(code))\n"
+        "print('ESCAPED', ctypes.CFUNCTYPE(ctypes.c_int)(address)())\n"
+    )
+    outcome = Sandbox(seconds=30).run(program)
+    assert (outcome.ended, outcome.code, outcome.stdout) == ("signal", signal.SIGSYS, "")
+
+
+@needs_sandbox
+def test_a_program_reads_its_input_and_how_it_ended_is_told():
+    double = Sandbox(seconds=30).run("print(int(input()) * 2)", "21\n")
+    assert (double.ended, double.code, double.stdout, double.stderr) == ("exit", 0, "42\n", "")
+    failed = Sandbox(seconds=30).run("raise SystemExit(3)")
+    assert (failed.ended, failed.code) == ("exit", 3)
+    crashed = Sandbox(seconds=30).run("import ctypes\nctypes.string_at(0)")
+    assert (crashed.ended, crashed.code) == ("signal", signal.SIGSEGV)
+    wrong = Sandbox(seconds=30).run("print(1")
+    assert wrong.code == 1
+    assert "SyntaxError" in wrong.stderr
+
+
+@needs_sandbox
+def test_large_inputs_and_programs_that_do_not_read_them_are_no_deadlock():
+    count = Sandbox(seconds=30).run("import sys\nprint(len(sys.stdin.read()))", "x" * 3_000_000)
+    assert count.stdout == "3000000\n"
+    assert Sandbox(seconds=30).run("print(1)", "x" * 3_000_000).stdout == "1\n"
+
+
+@needs_sandbox
+def test_a_sandbox_ends_with_whoever_started_it():
+    starter = (
+        "from actors.sandbox import Sandbox\n"
+        "print('go', flush=True)\n"
+        "Sandbox(seconds=600).run('import time\\ntime.sleep(600)')\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", starter], stdout=subprocess.PIPE) as process:
+        assert process.stdout.readline() == b"go\n"
+        deadline = time.monotonic() + 30
+        while not processes_of() and time.monotonic() < deadline and os.geteuid() == 0:
+            time.sleep(0.01)
+        process.kill()
+    while processes_of() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert processes_of() == []
+
+
+@needs_sandbox
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to become somebody else")
+def test_it_holds_without_root_where_user_namespaces_may_be_made(tmp_path):
+    python = shutil.which("python3", path="/usr/bin")
+    if python is None:
+        pytest.skip("no interpreter that everybody may run")
+    for name in ("launcher.py", "system_calls.py"):
+        shutil.copy(module.LAUNCHER.with_name(name), tmp_path)
+    driver = (
+        "import json, os, subprocess, sys\n"
+        f"config = json.load(open({str(tmp_path / 'config')!r}))\n"
+        "config['parent'] = os.getpid()\n"
+        "read, write = os.pipe()\n"
+        "inside, fill = os.pipe()\n"
+        "os.write(fill, json.dumps(config).encode()); os.close(fill)\n"
+        f"subprocess.run([sys.executable, '-I', '-S', {str(tmp_path / 'launcher.py')!r}, "
+        "str(inside), str(write)], pass_fds=(inside, write))\n"
+        "os.close(write); print(os.read(read, 9999).decode())\n"
+    )
+    config = Sandbox()._config(module.PROBE)
+    config["folders"] = [*(path for path in module.FOLDERS if os.path.lexists(path)), "/usr"]
+    config["folders"] = [path for path in config["folders"] if not path.startswith("/usr/")]
+    config["command"] = [os.path.realpath(python), "-I", "-B", "/work/program.py"]
+    (tmp_path / "config").write_text(json.dumps(config))
+    for path in (tmp_path, *tmp_path.parents[:3]):
+        path.chmod(0o755)
+    done = subprocess.run(
+        [python, "-c", driver], user=65534, group=65534, extra_groups=[], cwd="/",
+        capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert done.stdout.splitlines() == ["walls stand", '{"exit": 0}', ""], done
+
+
+def test_nothing_runs_where_a_wall_is_missing(monkeypatch, tmp_path):
+    launcher = tmp_path / "launcher.py"
+    launcher.write_text(module.LAUNCHER.read_text().replace("def unshare(", "def old(", 1))
+    shutil.copy(module.LAUNCHER.with_name("system_calls.py"), tmp_path)
+    monkeypatch.setattr(module, "LAUNCHER", launcher)
+    with pytest.raises(InputError, match="no program is run") as caught:
+        Sandbox(seconds=30).run("print('ran')")
+    assert caught.value.exit_code == 2
+    assert "user namespaces" in str(caught.value)
+
+
+def test_another_machine_is_refused_in_one_message(monkeypatch):
+    monkeypatch.setattr(module.platform, "machine", lambda: "riscv64")
+    with pytest.raises(InputError, match="it needs Linux on x86_64"):
+        check_sandbox.__wrapped__()
