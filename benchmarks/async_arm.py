@@ -11,8 +11,8 @@ from deploy.config import RunConfig
 from deploy.errors import DeployError
 from deploy.inputs import load_inputs
 from deploy.progress import Screen
-from deploy.run import run
 from deploy.run_directory import RunDirectory
+from deploy.sitting import run
 
 
 def main() -> None:

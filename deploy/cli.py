@@ -117,7 +117,7 @@ def _train(
         from deploy.disk import is_full_disk
         from deploy.errors import RunFailed
         from deploy.outcome import show
-        from deploy.run import run
+        from deploy.sitting import run
     try:
         with directory.held():
             summary = run(config, inputs, directory, screen)

@@ -20,33 +20,29 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
-import psutil
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from actors.ray_actor import create_actor
 from actors.ray_reward_model import create_reward_model
 from deploy import heldout
-from deploy.cluster import cluster
 from deploy.config import RunConfig
 from deploy.cores import actors_on_cores
-from deploy.errors import Interrupted, RunFailed
+from deploy.errors import RunFailed
 from deploy.exporter import Exporter
 from deploy.inputs import Inputs
-from deploy.interrupt import Interrupts, deferred, raise_interrupts
+from deploy.interrupt import Interrupts
 from deploy.metrics import RunMetrics
 from deploy.progress import Screen
-from deploy.recall import recall
 from deploy.recorder import Recorder
-from deploy.report import draw
 from deploy.reward_model_supervisor import RewardModelSupervisor
 from deploy.run_directory import RunDirectory
-from deploy.summary import Record, summarise
+from deploy.summary import Record
 from deploy.supervisor import Supervisor
 from deploy.tasks import all_or_first_error, named
 from learner.cores import cores_of
 from learner.ray_group import create_learner
-from queues.accounts import newest_checkpoint, read_accounting
+from queues.accounts import newest_checkpoint
 from queues.errors import QueueClosed, QueuesError
 from queues.ray_broker import create_broker
 from weight_sync.errors import WeightSyncError
@@ -55,66 +51,6 @@ from weight_sync.ray_broadcaster import create_broadcaster
 CLOSE_SECONDS = 2.0
 """What an interrupted run gets to ask for its last figures, and any run to close its books; both
 can be had from its folder as well."""
-
-
-def run(
-    config: RunConfig, inputs: Inputs, directory: RunDirectory, screen: Screen
-) -> dict[str, Any]:
-    """Trains to the end of a recipe; goes on where an earlier sitting of the run ended.
-
-    Returns:
-        The summary, which is also in the run's folder.
-
-    Raises:
-        RunFailed: A process of the run died or raised, or nothing moved before a deadline.
-        Interrupted: The user stopped it; names the newest checkpoint.
-    """
-    record = recall(config, directory, now=psutil.Process().create_time())
-    status = "failed"
-    try:
-        screen.say("starting Ray")
-        with cluster(config, directory.logs):
-            try:
-                asyncio.run(Run(config, inputs, directory, screen, record).run())
-            finally:
-                raise_interrupts()  # an event loop leaves SIGTERM deadly behind
-        status = "done"
-    except KeyboardInterrupt:
-        status = "interrupted"
-        raise Interrupted(where_it_stands(directory)) from None
-    except RunFailed as error:
-        error.add_logs(directory.logs)
-        raise
-    finally:
-        with deferred():
-            summary = finish(record, directory, status)
-            if status != "interrupted":
-                picture(record, directory, screen)
-    return summary
-
-
-def finish(record: Record, directory: RunDirectory, status: str) -> dict[str, Any]:
-    """Writes the last figures of a sitting."""
-    if directory.ledger.exists():
-        record.accounting = read_accounting(directory.path).to_dict()
-    summary = summarise(record, status=status, now=time.time())
-    directory.write_summary(summary)
-    return summary
-
-
-def picture(record: Record, directory: RunDirectory, screen: Screen) -> None:
-    """Draws the run; what goes wrong there changes nothing about how it ended."""
-    try:
-        draw(record, directory)
-    except Exception as error:  # noqa: BLE001
-        screen.say(f"no picture was drawn ({error!r}); try `headway report {directory.path}`")
-
-
-def where_it_stands(directory: RunDirectory) -> str:
-    """What an interrupted run keeps, and how to go on."""
-    saved = newest_checkpoint(directory.path) if directory.ledger.exists() else None
-    kept = f"version {saved[0]} is in {saved[1]}" if saved else "there is no checkpoint yet"
-    return f"stopped by the user; {kept}\ngo on with: headway resume {directory.path}"
 
 
 class Run:
