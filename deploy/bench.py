@@ -12,6 +12,7 @@ BENCHMARKS = {
     "async": "async_gain",
     "logprob-memory": "logprob_memory",
     "presets": "presets",
+    "queue": "queue",
     "update-pause": "update_pause",
 }
 """Modules of the folder `benchmarks`, by the name that the command gives them."""
