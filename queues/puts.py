@@ -40,7 +40,7 @@ class Puts:
 
         They are decided in their order, and durable together.
         """
-        results = await asyncio.to_thread(_summarize, [payload for _, payload in puts])
+        results = await asyncio.to_thread(schema.summarize_many, [payload for _, payload in puts])
         self._commits.check_open()
         changes: list[Change] = []
         wakes: dict[LongPolls, None] = {}
@@ -91,16 +91,6 @@ class Puts:
         if has_result is None:
             return ProtocolError(f"put: group {group_id!r} was never issued")
         return PutStatus.DUPLICATE if has_result else PutStatus.FENCED
-
-
-def _summarize(payloads: Sequence[Payload]) -> list[Summary | SchemaError]:
-    results: list[Summary | SchemaError] = []
-    for payload in payloads:
-        try:
-            results.append(schema.summarize(payload))
-        except SchemaError as error:
-            results.append(error)
-    return results
 
 
 def _answer(error: SchemaError) -> Change:

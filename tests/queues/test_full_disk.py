@@ -256,9 +256,9 @@ def test_a_put_answered_late_by_a_broker_that_pauses_is_waited_for(
         def __init__(self, admits: bool) -> None:
             self.admits = admits
 
-        async def put(self, engine: str, payload: bytes) -> PutStatus:
+        async def put_many(self, puts: Any) -> list[PutStatus]:
             await asyncio.sleep(2.0)
-            return PutStatus.ACCEPTED
+            return [PutStatus.ACCEPTED] * len(puts)
 
         async def status(self) -> Any:
             return type("Status", (), {"paused": "no space" if self.admits else None})()
@@ -267,5 +267,5 @@ def test_a_put_answered_late_by_a_broker_that_pauses_is_waited_for(
     patient = ray_broker.BrokerClient(Pausing.remote(True))
     assert asyncio.run(patient.put("a", b"")) is PutStatus.ACCEPTED
     silent = ray_broker.BrokerClient(Pausing.remote(False))
-    with pytest.raises(BrokerLostError, match=r"did not answer within 0\.5 s"):
+    with pytest.raises(BrokerLostError, match=r"put_many: the broker did not answer within 0\.5 s"):
         asyncio.run(silent.put("a", b""))
