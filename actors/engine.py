@@ -80,6 +80,14 @@ class RolloutEngine(UpdatableEngine, Protocol):
         """
         ...
 
+    async def interrupt(self) -> None:
+        """Ends every request, running or to come, as ABORTED with the tokens that it has; for good.
+
+        Raises:
+            EngineDied: The engine is gone, and with it every request.
+        """
+        ...
+
     async def close(self) -> None:
         """Ends every process of the engine; running requests fail."""
         ...

@@ -6,6 +6,10 @@
 
 What the environment says is in the context and out of the loss: mask false, version −1,
 log-probability 0. All that was sampled keeps the engine's ids, log-probabilities and versions.
+
+A rollout whose engine is interrupted ends as `aborted`, with what was sampled. One that was
+interrupted while the policy spoke for the first time can be gone on with, by any engine: nothing
+but its tokens made it what it is. Later turns depend on an environment that is gone.
 """
 
 import asyncio
@@ -42,6 +46,22 @@ class Transcript:
     versions: list[int] = field(default_factory=list)
     cache_salt: str | None = None
     """Of the first request, and so of all; its cached state is this rollout's own past."""
+
+    @classmethod
+    def of(cls, saved: Rollout) -> "Transcript":
+        """That of a rollout that was interrupted."""
+        return cls(
+            token_ids=[*saved.token_ids],
+            loss_mask=[*saved.loss_mask],
+            behavior_logprobs=[*saved.behavior_logprobs],
+            versions=[*saved.versions],
+        )
+
+    @property
+    def spoken(self) -> list[int]:
+        """What the policy has sampled since anyone else spoke."""
+        count = next((i for i, own in enumerate(reversed(self.loss_mask)) if not own), 0)
+        return self.token_ids[len(self.token_ids) - count :]
 
     @property
     def sampled(self) -> int:
@@ -87,8 +107,17 @@ class EpisodeRunner:
     timeout: float
     """Deadline of a rollout in seconds."""
 
-    async def run(self, lease: Lease, sample_index: int) -> Rollout:
+    async def run(self, lease: Lease, sample_index: int, saved: Rollout | None = None) -> Rollout:
         """Samples and scores one rollout of a group.
+
+        Args:
+            lease: Of the group.
+            sample_index: Of the rollout in it.
+            saved: What there is of the rollout, interrupted in its first turn; the rest is sampled.
+
+        Returns:
+            The rollout; `aborted` and without a reward where the engine was interrupted in the
+            first turn.
 
         Raises:
             RolloutFailed: There is no result; its class says why.
@@ -96,7 +125,7 @@ class EpisodeRunner:
         """
         try:
             async with asyncio.timeout(self.timeout) as deadline:
-                return await self._play(lease, sample_index)
+                return await self._play(lease, sample_index, saved)
         except TimeoutError as error:
             if not deadline.expired():
                 raise
@@ -105,23 +134,22 @@ class EpisodeRunner:
                 f"{self.timeout:g} s"
             ) from error
 
-    async def _play(self, lease: Lease, sample_index: int) -> Rollout:
-        created_at = datetime.now(UTC)
+    async def _play(self, lease: Lease, sample_index: int, saved: Rollout | None) -> Rollout:
+        created_at = saved.created_at if saved else datetime.now(UTC)
         environment = self._environment(lease)
         opening = Turn(await self._ask(lease, environment.reset, lease.prompt), 0.0, done=False)
         self._check_turn(lease, opening)
-        transcript = Transcript()
-        transcript.inject(self.renderer.prompt(opening.messages))
-        prompt_length = len(transcript.token_ids)
-        self._check_prompt(lease, prompt_length)
+        transcript, prompt_length = self._opening(lease, opening, saved)
         given, turns = 0.0, 0
         of_turns: list[tuple[int, float]] = []
         while True:
             turns += 1
             request_id = f"{lease.group_id}/{lease.attempt}/{sample_index}/{turns}"
-            generation = await self._generate(lease, request_id, transcript)
+            generation = await self._generate(lease, request_id, transcript, first=turns == 1)
             transcript.sample(generation)
-            reply = self.renderer.text(generation.token_ids)
+            if generation.finish_reason is FinishReason.ABORTED:
+                return self._interrupted(transcript, sample_index, prompt_length, created_at)
+            reply = self.renderer.text(transcript.spoken)
             turn = await self._ask(lease, environment.step, Message("assistant", reply))
             self._check_turn(lease, turn)
             given += float(turn.reward)
@@ -157,6 +185,37 @@ class EpisodeRunner:
             created_at=created_at,
             finished_at=datetime.now(UTC),
             metadata={"turn_rewards": of_turns} if any(paid for _, paid in of_turns) else {},
+        )
+
+    def _opening(
+        self, lease: Lease, opening: Turn, saved: Rollout | None
+    ) -> tuple[Transcript, int]:
+        """What the policy goes on from, and the length of the prompt in it."""
+        if saved is not None:
+            return Transcript.of(saved), saved.prompt_length
+        transcript = Transcript()
+        transcript.inject(self.renderer.prompt(opening.messages))
+        self._check_prompt(lease, len(transcript.token_ids))
+        return transcript, len(transcript.token_ids)
+
+    def _interrupted(
+        self, transcript: Transcript, sample_index: int, prompt_length: int, created_at: datetime
+    ) -> Rollout:
+        return Rollout(
+            sample_index=sample_index,
+            token_ids=transcript.token_ids,
+            prompt_length=prompt_length,
+            loss_mask=transcript.loss_mask,
+            behavior_logprobs=transcript.behavior_logprobs,
+            versions=transcript.versions,
+            reward=0.0,
+            reward_parts={},
+            finish_reason=FinishReason.ABORTED,
+            turns=1,
+            environment=self.environment,
+            engine_id=self.engine_id,
+            created_at=created_at,
+            finished_at=datetime.now(UTC),
         )
 
     def _environment(self, lease: Lease) -> Environment:
@@ -198,7 +257,10 @@ class EpisodeRunner:
             self.max_model_len - len(transcript.token_ids),
         )
 
-    async def _generate(self, lease: Lease, request_id: str, transcript: Transcript) -> Generation:
+    async def _generate(
+        self, lease: Lease, request_id: str, transcript: Transcript, *, first: bool
+    ) -> Generation:
+        """What the policy says next; it may be interrupted in the first turn alone."""
         heat = self.sampling.temperature if lease.temperature is None else lease.temperature
         sampling = SamplingParameters(
             temperature=heat,
@@ -214,7 +276,8 @@ class EpisodeRunner:
             raise
         except ActorsError as error:
             raise RolloutFailed(f"request {request_id}: {error}") from error
-        if generation.finish_reason not in (FinishReason.STOP, FinishReason.LENGTH):
+        ended = generation.finish_reason in (FinishReason.STOP, FinishReason.LENGTH)
+        if not ended and not (first and generation.finish_reason is FinishReason.ABORTED):
             raise RolloutFailed(
                 f"request {request_id} ended as {generation.finish_reason} after "
                 f"{len(generation.token_ids)} tokens"

@@ -5,27 +5,41 @@
                                                                         └─ one failed ──▶ fail
     (a greedy rollout that a lease asks for beside its group runs with them, and is not put)
     every few seconds: heartbeat of all groups held ─▶ abort those that are no longer ours
+                       rollouts that have finished before the others of their group ─▶ save
 
 Who waits on whom: the loop on the first version (`on_version`), then on room (a group's end), then
-on the broker, which grants what admission allows. It ends when the run is over (QueueClosed) or at
-`stop`; both abort what is running, and the broker redelivers what it still wants when the leases
-expire. An engine that died, or a broker that is lost, ends it with that error.
+on the broker, which grants what admission allows. It ends when the run is over (QueueClosed), which
+aborts what is running, or at `stop`, which interrupts it and saves what it has sampled: the broker
+gives that to whoever leases the group next. An engine that died, or a broker that is lost, ends it
+with that error.
 """
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import replace
 
-from actors.errors import InputError, RolloutFailed
+from actors.draft import Draft
+from actors.errors import ActorsError, InputError, RolloutFailed
 from actors.failures import gravest
 from actors.tally import Tally
 from queues.errors import QueueClosed, SchemaError
 from queues.protocols import WorkQueue
-from queues.records import BASELINE_REWARD, Lease, PutStatus, Rollout, RolloutGroup
+from queues.records import (
+    BASELINE_REWARD,
+    FinishReason,
+    Lease,
+    Purpose,
+    PutStatus,
+    Rollout,
+    RolloutGroup,
+)
 from queues.schema import encode
 
 POLL_SECONDS = 1.0
 """Longest wait for a lease before `stop` and the room are looked at again."""
+HAND_OVER_SECONDS = 5.0
+"""How long interrupted rollouts may take to be saved, and those that just end to be put."""
 
 
 class RolloutWorker:
@@ -34,7 +48,9 @@ class RolloutWorker:
     Args:
         tally: Counts what is done; its engine holds the leases.
         work: The broker.
-        run_episode: Makes one rollout of a lease, given the sample's index.
+        run_episode: Makes one rollout of a lease, given the sample's index, and what an earlier
+            attempt has sampled of it.
+        interrupt: Ends every rollout as it is (`RolloutEngine.interrupt`).
         max_concurrent_rollouts: Room, in rollouts; groups begin and end as a whole.
         largest_group: Most rollouts that a lease may be for, a baseline included.
         heartbeat_seconds: How often leases are renewed.
@@ -47,8 +63,9 @@ class RolloutWorker:
         self,
         tally: Tally,
         work: WorkQueue,
-        run_episode: Callable[[Lease, int], Awaitable[Rollout]],
+        run_episode: Callable[[Lease, int, Rollout | None], Awaitable[Rollout]],
         *,
+        interrupt: Callable[[], Awaitable[None]],
         max_concurrent_rollouts: int,
         largest_group: int,
         heartbeat_seconds: float,
@@ -62,12 +79,17 @@ class RolloutWorker:
         self._engine_id = tally.engine_id
         self._occupancy = tally.occupancy
         self._work = work
-        self._run_episode = run_episode
+        self._run_episode, self._interrupt = run_episode, interrupt
         self._slots = max_concurrent_rollouts
         self._largest_group = largest_group
         self._heartbeat_seconds = heartbeat_seconds
         self._held: dict[tuple[str, int], asyncio.Task[None]] = {}
+        self._drafts: dict[tuple[str, int], Draft] = {}
+        """Of the training groups that are held."""
+        self._leaving = False
         self._changed = asyncio.Event()
+        self.left = asyncio.Event()
+        """Set when `run` has ended."""
 
     async def on_version(self, version: int) -> None:
         """The engine serves this version from now on."""
@@ -97,6 +119,7 @@ class RolloutWorker:
                         continue
                     for lease in await self._work.lease(self._engine_id, room, POLL_SECONDS):
                         self._begin(lease, tasks)
+                await self._hand_over()
                 for task in (*background, *self._held.values()):
                     task.cancel()
         except BaseExceptionGroup as errors:
@@ -105,6 +128,15 @@ class RolloutWorker:
                 raise error from errors
         finally:
             self._occupancy.freeze()
+            self.left.set()
+
+    async def _hand_over(self) -> None:
+        """Interrupts what is running, and waits until it is saved or put."""
+        self._leaving = True
+        with suppress(ActorsError):  # an engine that is gone has nothing to save
+            await self._interrupt()
+            if self._held:
+                await asyncio.wait([*self._held.values()], timeout=HAND_OVER_SECONDS)
 
     def _room(self) -> int:
         """Rollouts that may begin now."""
@@ -119,16 +151,24 @@ class RolloutWorker:
     def _end(self, lease: Lease) -> None:
         self._occupancy.change(-lease.room)
         del self._held[lease.group_id, lease.attempt]
+        self._drafts.pop((lease.group_id, lease.attempt), None)
         self._changed.set()
 
     async def _complete(self, lease: Lease) -> None:
         """One group from its lease to the broker's answer."""
         try:
+            draft = Draft(lease)
+            if lease.purpose is Purpose.TRAIN:
+                self._drafts[lease.group_id, lease.attempt] = draft
+            rollouts = await self._sample(lease, draft)
+            if any(rollout.finish_reason is FinishReason.ABORTED for rollout in rollouts):
+                await self._save_interrupted(lease, draft)
+                return
             group = RolloutGroup(
                 group_id=lease.group_id,
                 prompt_id=lease.prompt.prompt_id,
                 attempt=lease.attempt,
-                rollouts=await self._sample(lease),
+                rollouts=rollouts,
             )
             status = await self._work.put(self._engine_id, encode(group))
         except (RolloutFailed, SchemaError) as error:
@@ -143,34 +183,55 @@ class RolloutWorker:
         else:
             self._tally.groups[PutStatus(status).value] += 1
 
-    async def _sample(self, lease: Lease) -> list[Rollout]:
-        """All rollouts of a group; the first that fails, the baseline too, aborts the others."""
+    async def _save_interrupted(self, lease: Lease, draft: Draft) -> None:
+        """A group that the end of this worker has interrupted.
+
+        Raises:
+            RolloutFailed: Nobody was to interrupt it.
+        """
+        if not self._leaving:
+            raise RolloutFailed(f"rollouts of group {lease.group_id} were aborted by the engine")
+        self._tally.groups["aborted"] += 1
+        if draft.changed and lease.purpose is Purpose.TRAIN:
+            await self._work.save(self._engine_id, draft.encode())
+
+    async def _sample(self, lease: Lease, draft: Draft) -> list[Rollout]:
+        """All rollouts of a group; the first that fails, the baseline too, aborts the others.
+
+        Where some are interrupted the baseline, which may be one of them, is the last.
+        """
         greedy = replace(lease, temperature=0.0)
         try:
             async with asyncio.TaskGroup() as episodes:
                 tasks = [
                     episodes.create_task(
-                        self._episode(lease if index < lease.group_size else greedy, index)
+                        self._episode(lease if index < lease.group_size else greedy, index, draft)
                     )
                     for index in range(lease.room)
                 ]
         except BaseExceptionGroup as errors:
             raise gravest(errors) from errors
         rollouts = [task.result() for task in tasks]
-        if not lease.greedy_baseline:
+        interrupted = any(rollout.finish_reason is FinishReason.ABORTED for rollout in rollouts)
+        if interrupted or not lease.greedy_baseline:
             return rollouts
         *group, baseline = rollouts
         found = {BASELINE_REWARD: baseline.reward}
         return [replace(rollout, metadata={**rollout.metadata, **found}) for rollout in group]
 
-    async def _episode(self, lease: Lease, index: int) -> Rollout:
-        rollout = await self._run_episode(lease, index)
-        self._tally.tokens += sum(rollout.loss_mask)
-        self._tally.rollouts += 1
+    async def _episode(self, lease: Lease, index: int, draft: Draft) -> Rollout:
+        saved = draft.get(index)
+        if saved is not None and saved.finish_reason is not FinishReason.ABORTED:
+            return saved
+        rollout = await self._run_episode(lease, index, saved)
+        self._tally.tokens += sum(rollout.loss_mask) - (sum(saved.loss_mask) if saved else 0)
+        self._tally.rollouts += rollout.finish_reason is not FinishReason.ABORTED
+        if index < lease.group_size:
+            draft.keep(rollout)
         return rollout
 
     async def _heartbeat(self) -> None:
-        """Renews the leases and aborts the groups that are lost."""
+        """Renews the leases, saves what has finished, and aborts the groups that are lost."""
         while True:
             await asyncio.sleep(self._heartbeat_seconds)
             if not self._held:
@@ -179,6 +240,9 @@ class RolloutWorker:
                 for key, task in list(self._held.items()):
                     if key[0] == group_id:
                         task.cancel()
+            for draft in [*self._drafts.values()]:
+                if draft.changed:
+                    await self._work.save(self._engine_id, draft.encode())
 
     async def _watch(self, stop: asyncio.Event) -> None:
         """Wakes the loop for `stop`."""

@@ -58,6 +58,7 @@ class ScriptedEngine:
         self._load_seconds = load_seconds
         self._version = initial_version
         self._runs = asyncio.Event()
+        self._interrupted = False
         self._closed = False
 
     async def start(self) -> None:
@@ -91,16 +92,24 @@ class ScriptedEngine:
             await asyncio.sleep(0 if rate is None else burst / rate)
             await self._runs.wait()
             self._check_open()
+            if self._interrupted:
+                break
             for position in range(len(token_ids), min(len(token_ids) + burst, count)):
                 token_ids.append(self._token(origin, position, length))
                 versions.append(self._version)
         return Generation(
             token_ids=token_ids,
-            logprobs=[-_unit(f"{origin}|{position}|logprob") for position in range(count)],
+            logprobs=[-_unit(f"{origin}|{position}|logprob") for position in range(len(token_ids))],
             versions=versions,
-            finish_reason=FinishReason.STOP if length == count else FinishReason.LENGTH,
-            cache_salt=str(versions[0]) if cache_salt is None else cache_salt,
+            finish_reason=_reason(len(token_ids), count, length),
+            cache_salt=str((versions or [self._version])[0]) if cache_salt is None else cache_salt,
         )
+
+    async def interrupt(self) -> None:
+        """See `RolloutEngine.interrupt`."""
+        self._check_open()
+        self._interrupted = True
+        self._runs.set()
 
     async def pause(self) -> None:
         """See `UpdatableEngine.pause`."""
@@ -143,6 +152,13 @@ class ScriptedEngine:
             return self._eos
         token = int(_unit(f"{origin}|{position}") * (self._vocabulary - 1))
         return token + (token >= self._eos)
+
+
+def _reason(sampled: int, count: int, length: int) -> FinishReason:
+    """Why a request ends that was to have `count` tokens of the `length` until its end."""
+    if sampled < count:
+        return FinishReason.ABORTED
+    return FinishReason.STOP if length == count else FinishReason.LENGTH
 
 
 def _unit(text: str) -> float:

@@ -92,6 +92,9 @@ class VllmEngine:
         """Requests without a token whose salt names the version that they were admitted under."""
         self._recalled: set[str] = set()
         """Those of them that a pause took back; they are admitted again after it."""
+        self._requests: set[str] = set()
+        """All that vLLM has."""
+        self._interrupted = False
 
     async def start(self) -> None:
         """See `RolloutEngine.start`; takes half a minute, and generates a little to warm up.
@@ -176,7 +179,7 @@ class VllmEngine:
 
     async def _admitted(self) -> None:
         """Returns while the engine is not paused."""
-        while not self._admits.is_set():  # it may be paused again before a waiter wakes
+        while not (self._admits.is_set() or self._interrupted):  # it may be paused again meanwhile
             await self._admits.wait()
         if self._engine is None:
             raise EngineDied("the engine was closed")
@@ -185,6 +188,20 @@ class VllmEngine:
         self, request_id: str, prompt_ids: Sequence[int], sampling: SamplingParameters, salt: str
     ) -> Generation:
         """One request of vLLM, which has it before anything else can run here."""
+        if self._interrupted:
+            return Generation(
+                token_ids=[], logprobs=[], versions=[], finish_reason=FinishReason.ABORTED,
+                cache_salt=salt,
+            )  # fmt: skip
+        self._requests.add(request_id)
+        try:
+            return await self._stream(request_id, prompt_ids, sampling, salt)
+        finally:
+            self._requests.discard(request_id)
+
+    async def _stream(
+        self, request_id: str, prompt_ids: Sequence[int], sampling: SamplingParameters, salt: str
+    ) -> Generation:
         from vllm import SamplingParams
         from vllm.inputs import tokens_input
         from vllm.sampling_params import RequestOutputKind
@@ -226,6 +243,14 @@ class VllmEngine:
             finish_reason=_FINISH_REASONS.get(completion.finish_reason, FinishReason.ERROR),
             cache_salt=salt,
         )
+
+    async def interrupt(self) -> None:
+        """See `RolloutEngine.interrupt`."""
+        self._interrupted = True
+        self._admits.set()
+        with _typed_errors():
+            if self._engine is not None:
+                await self._engine.abort(list(self._requests))
 
     async def pause(self) -> None:
         """See `UpdatableEngine.pause`; takes requests back that have not begun."""

@@ -10,6 +10,7 @@ from deploy.errors import InputError
 ROOT = Path(__file__).parent.parent
 BENCHMARKS = {
     "async": "async_gain",
+    "chaos": "chaos",
     "logprob-memory": "logprob_memory",
     "presets": "presets",
     "queue": "queue",

@@ -240,6 +240,26 @@ def report(run: RunName, runs_dir: RunsDir = Path("runs")) -> None:
     typer.echo(draw(RunDirectory.open(run, runs_dir)))
 
 
+@app.command()
+def replay(
+    run: RunName,
+    steps: Annotated[str, typer.Option(metavar="A:B", help="Batches A to B−1.")],
+    runs_dir: RunsDir = Path("runs"),
+) -> None:
+    """Train recorded batches of a run again, and compare the weights; 1 where they differ."""
+    from deploy.replay import parse_steps
+    from deploy.replay import replay as again
+    from deploy.run_directory import RunDirectory
+
+    wanted = parse_steps(steps)
+    directory = RunDirectory.open(run, runs_dir)
+    from deploy.progress import Screen
+
+    screen = Screen()
+    if not again(directory, wanted, screen, screen.console):
+        raise typer.Exit(1)
+
+
 @app.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
 def bench(
     name: Annotated[str, typer.Argument(help="A benchmark, such as `async`.")],

@@ -34,6 +34,8 @@ from weight_sync.ray_broadcaster import BroadcasterClient
 
 POLL_SECONDS = 2.0
 """Between two looks at the statistics; what came after the last one is lost with the process."""
+HAND_OVER_SECONDS = 8.0
+"""How long an actor may take to hand over what it is sampling."""
 ANSWER_SECONDS = 5.0
 """Deadline of an actor's answer about itself."""
 
@@ -80,6 +82,17 @@ class Supervisor:
         self._said: dict[str, Any] | None = None
         """What the present one last said."""
 
+    async def stop(self) -> None:
+        """Has the actor save what it is sampling; it takes up nothing any more.
+
+        Returns when it has, or after HAND_OVER_SECONDS; at once where it does not work.
+        """
+        if self._working_since is None:
+            return
+        with suppress(RayError, TimeoutError):
+            async with asyncio.timeout(HAND_OVER_SECONDS):
+                await self._actor.stop.remote()
+
     async def start(self) -> None:
         """Creates the process and loads the model.
 
@@ -111,6 +124,11 @@ class Supervisor:
         await self._ask()
         said = self._lives if self._said is None else [*self._lives, self._said]
         return merge(said) if said else {**Tally(self._engine_id).statistics(), "pid": None}
+
+    @property
+    def metrics(self) -> str | None:
+        """Where Prometheus finds the metrics of the present life, once they are known."""
+        return self._said["metrics"] if self._said else None
 
     async def _live(self) -> str | None:
         """Runs the actor, made first where it is gone; why it died, or None: the run is over."""

@@ -12,7 +12,7 @@ nothing. Leaves out how ranks train together (`ray_lead`), supervision and how w
 
 import asyncio
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from queues.errors import QueueClosed
@@ -26,8 +26,12 @@ class Trainer(Protocol):
         """Trains the batch of a version; its statistics."""
         ...
 
-    async def publish(self, version: int) -> None:
-        """Copies the weights of a version and returns; sending goes on behind it."""
+    async def publish(self, version: int) -> str:
+        """Copies the weights of a version and returns; sending goes on behind it.
+
+        Returns:
+            Their checksum (`weight_sync.checksum`).
+        """
         ...
 
     async def save(self, version: int, *, cursor: str | None, totals: Mapping[str, int]) -> str:
@@ -57,6 +61,7 @@ class Learner:
         start_version: int = 0,
         totals: Mapping[str, int] | None = None,
         poll_seconds: float = 2.0,
+        observe: Callable[[Mapping[str, Any]], None] = lambda _: None,
     ) -> None:
         """Takes its collaborators.
 
@@ -68,6 +73,7 @@ class Learner:
             start_version: The version that the trainer's weights are.
             totals: `rollouts` and `tokens` trained until then.
             poll_seconds: Longest time that one `take` waits, and so until a stop is seen.
+            observe: Gets the statistics of each batch once they are acknowledged.
         """
         self._trainer = trainer
         self._batches = batches
@@ -76,6 +82,7 @@ class Learner:
         self._start_version = start_version
         self._totals = {"rollouts": 0, "tokens": 0, **(totals or {})}
         self._poll_seconds = poll_seconds
+        self._observe = observe
 
     async def run(self, stop: asyncio.Event | None = None) -> int:
         """Trains until the last step, the end of the queue, or `stop`; the version reached."""
@@ -92,10 +99,12 @@ class Learner:
             times["wait_finished_at"] = times["step_started_at"] = time.time()
             statistics = await self._trainer.update(payloads, version)
             times["step_finished_at"] = time.time()
-            await self._trainer.publish(version + 1)
+            checksum = await self._trainer.publish(version + 1)
             times["published_at"] = time.time()
             self._count(statistics)
-            await self._batches.ack(version, {**statistics, **times, "totals": self._totals})
+            told = {**statistics, **times, "weights_checksum": checksum, "totals": self._totals}
+            await self._batches.ack(version, told)
+            self._observe(told)
             version += 1
             if version % self._checkpoint_every == 0:
                 await self._save(version)

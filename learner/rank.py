@@ -20,6 +20,7 @@ from learner.model import load_policy
 from learner.objective_config import CriticConfig
 from learner.reference import REFERENCE_FOLDER, Reference
 from learner.scalar_model import load_scalar_model
+from learner.trained_log import note_trained
 from learner.update import Updater
 from queues.schema import decode
 
@@ -128,7 +129,11 @@ class Rank:
 
     def update(self, payloads: Sequence[bytes], version: int) -> dict[str, Any]:
         """Trains a batch of encoded groups; statistics over all ranks. Collective."""
-        return self.updater.update([decode(payload) for payload in payloads], version)
+        groups = [decode(payload) for payload in payloads]
+        statistics = self.updater.update(groups, version)
+        if self.engine.rank == 0:
+            note_trained(groups, version)
+        return statistics
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         """Names and tensors of the policy. Collective where the engine gathers."""

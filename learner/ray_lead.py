@@ -62,13 +62,14 @@ class Lead:
         )
         return statistics
 
-    async def publish(self, version: int) -> None:
+    async def publish(self, version: int) -> str:
         """See `Trainer.publish`."""
         gathering = self._followers if self._rank.engine.gathers else []
         calls = [follower.gather.remote() for follower in gathering]
-        await self._together(
+        checksum: str = await self._together(
             self._call(lambda: self._publisher.publish(version, self._rank.weights())), calls
         )
+        return checksum
 
     async def save(self, version: int, *, cursor: str | None, totals: Mapping[str, int]) -> str:
         """See `Trainer.save`.

@@ -14,6 +14,7 @@ from queues.admission import Bounds, Choice, choose_batch, leases_allowed
 from queues.errors import ProtocolError, QueueClosed
 from queues.evaluations import EvaluationRun
 from queues.groups import FILTERED, OVERDUE, Acceptance, Group, Groups, Reissue, State
+from queues.partials import fits
 from queues.prompt_queue import PromptQueue
 from queues.records import REWARD_MODEL_LOST, BatchRecord, Lease, Prompt, Summary
 from queues.results_queue import ResultsQueue
@@ -74,6 +75,10 @@ class Book:
     """The source has no more prompts."""
     patience_ends: float = 0.0
     """Monotonic seconds until which engines that lag get no training groups."""
+    given_back: Counter[str] = field(default_factory=Counter)
+    """Leases that ended without a result since the broker began, by reason."""
+    refused: int = 0
+    """Results that were refused since then."""
     last_error: str | None = None
     """The latest failed attempt, for whoever watches the run."""
 
@@ -178,20 +183,30 @@ class Book:
         version = self.engines.get(engine_id)
         if version is None:
             return []
-        allowed = leases_allowed(
-            self.groups.due,
-            version=self.version,
-            start_version=version,
-            bounds=self.bounds.within(self.staleness),
-            overdue=self.groups.overdue,
-        )
-        if version < self.version and now < self.patience_ends:
-            allowed = 0
         self.prompts.advance(now)
         groups = self.prompts.pop_evaluations(room, version)  # of 1 rollout each
         each = self.group_size + self.greedy_baseline
-        groups += self.prompts.pop_train(min((room - len(groups)) // each, allowed))
-        return [self._lease(group, engine_id, version, expires) for group in groups]
+        wanted = min((room - len(groups)) // each, len(self.prompts))
+        lags = version < self.version and now < self.patience_ends
+        # In a full window many ask in vain at once.
+        if wanted and not lags and self.groups.live < self.bounds.window(self.version):
+            allowed = leases_allowed(
+                self.groups.due,
+                version=self.version,
+                start_version=version,
+                bounds=self.bounds.within(self.staleness),
+                overdue=self.groups.overdue,
+            )
+            groups += self.prompts.pop_train(min(wanted, allowed))
+        leases = []
+        for others, group in zip(range(len(groups))[::-1], groups, strict=True):
+            self._drop_unfitting(group, version, others)
+            leases.append(self._lease(group, engine_id, version, expires))
+        return leases
+
+    def save(self, group: Group, result: Summary) -> None:
+        """There are tokens of a leased group, without its result."""
+        group.saved = result.oldest_version
 
     def accept(self, group: Group, result: Summary, *, now: float) -> Acceptance:
         """The one result of a leased group is in: a train group is ready, or filtered.
@@ -227,6 +242,7 @@ class Book:
         first in line. After any other failure a group waits, and after the last one its prompt
         does not come again.
         """
+        self.given_back[reason] += 1
         excused = reason in EXCUSED
         group.failures += not excused
         if group.failures >= self.max_attempts:
@@ -358,15 +374,29 @@ class Book:
             ended=self.ended and not self.prompts and not leased,
         )
 
+    def _drop_unfitting(self, group: Group, version: int, others: int) -> None:
+        """Leaves saved tokens that are too old for the group to be trained in time with them."""
+        if group.saved is not None and not fits(
+            self.groups.due,
+            saved_version=group.saved,
+            others=others,
+            version=self.version,
+            engine_version=version,
+            bounds=self.bounds.within(self.staleness),
+            overdue=self.groups.overdue,
+        ):
+            group.saved = None
+
     def _lease(self, group: Group, engine_id: str, version: int, expires: float) -> Lease:
         run = self._evaluation(group)
         if run is not None:
             run.start()
         group.attempt += 1
         group.overdue = False
-        group.engine_id, group.start_version, group.expires = engine_id, version, expires
+        start = version if group.saved is None else min(version, group.saved)
+        group.engine_id, group.start_version, group.expires = engine_id, start, expires
         bounds = self.bounds.within(self.staleness)
-        deadline = bounds.deadline(version) if run is None else None
+        deadline = bounds.deadline(start) if run is None else None
         self.groups.move(group, State.LEASED, due=deadline)
         return Lease(
             group_id=group.group_id,
@@ -375,7 +405,7 @@ class Book:
             group_size=self.group_size if run is None else 1,
             purpose=group.purpose,
             temperature=None if run is None else run.temperature,
-            start_version=version,
+            start_version=start,
             deadline_version=deadline,
             greedy_baseline=self.greedy_baseline and run is None,
         )

@@ -25,17 +25,19 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from queues import schema
 from queues.accounts import Accounting, account
 from queues.admission import Bounds
 from queues.batches import Batches
 from queues.book import ENGINE_LOST, Book
 from queues.commits import Commits
 from queues.config import QueuesConfig
-from queues.errors import InputError, ProtocolError, QueueClosed, QueuesError
+from queues.errors import InputError, ProtocolError, QueueClosed, QueuesError, SchemaError
 from queues.feed import Feed
 from queues.journal import Journal
 from queues.leases import Leases
@@ -172,7 +174,7 @@ class Broker:
         """The engine samples from this policy version from now on, never again from an older."""
         self._commits.check_open()
         self._book.serving(engine_id, version)
-        await self._work.wake()
+        await self._work.wake(engine_id)
 
     async def lease(self, engine_id: str, room: int, timeout: float) -> list[Lease]:
         """Groups to generate; long-polls, empty at the timeout.
@@ -193,23 +195,30 @@ class Broker:
             raise ProtocolError(f"lease: room = {room} must be at least 1")
         released = self._released[engine_id]
 
-        def decide() -> tuple[list[Lease], asyncio.Future[None]] | None:
+        def decide() -> tuple[list[Lease], asyncio.Future[dict[str, bytes]]] | None:
             if self._released[engine_id] != released:
                 return None  # who asks is gone; its successor asks by itself
             now, expires = time.monotonic(), self._leases.renewed()
             leases = self._book.lease(engine_id, room, now=now, expires=expires)
             if not leases:
                 return None
-            return leases, self._commits.submit(partial(self._ledger.lease, engine_id, leases))
+            in_flight = self._book.groups.in_flight
+            going_on = [x.group_id for x in leases if in_flight[x.group_id].saved is not None]
 
-        decided = await self._work.until(decide, timeout)
+            def record() -> dict[str, bytes]:
+                self._ledger.lease(engine_id, leases)
+                return self._ledger.partials.read(going_on)
+
+            return leases, self._commits.submit(record)
+
+        decided = await self._work.until(decide, timeout, name=engine_id)
         if decided is None:
             return []
         leases, durable = decided
         self._leases.watch()
         await self._line.wake()
-        await durable
-        return leases
+        saved = await durable
+        return [replace(lease, saved=saved.get(lease.group_id)) for lease in leases]
 
     async def heartbeat(self, engine_id: str, held: Sequence[tuple[str, int]]) -> list[str]:
         """Renew the leases of (group id, attempt); returns the ids that are lost: abort them."""
@@ -242,6 +251,32 @@ class Broker:
     async def put_many(self, puts: Sequence[tuple[str, Payload]]) -> list[PutStatus | QueuesError]:
         """See `Puts.put_many`."""
         return await self._puts.put_many(puts)
+
+    async def save(self, engine_id: str, payload: bytes) -> None:
+        """Keep what there is of a group that has no result yet, in the place of what there was.
+
+        Whoever leases it next is given it, where it still fits (`queues.partials`). Does nothing
+        where the lease is not, or no longer, the caller's, or is of an evaluation.
+
+        Args:
+            engine_id: Who holds the lease.
+            payload: Made by `schema.encode`, with at least one sampled token; rollouts without an
+                end are `aborted`.
+
+        Raises:
+            SchemaError: The payload breaks the schema.
+        """
+        found = await asyncio.to_thread(schema.summarize, payload)
+        self._commits.check_open()
+        group = self._book.groups.in_flight.get(found.group_id)
+        if group is None or not group.is_leased_to(engine_id, found.attempt) or group.evaluation:
+            return
+        if found.oldest_version is None:
+            raise SchemaError(f"loss_mask: nothing of group {found.group_id} is sampled")
+        self._book.save(group, found)
+        await self._commits.durable(
+            partial(self._ledger.partials.save, group.group_id, found.oldest_version, payload)
+        )
 
     async def fail(
         self, engine_id: str, group_id: str, attempt: int, *, reason: str, error: str

@@ -88,6 +88,8 @@ class Group:
     """Monotonic seconds; while leased."""
     ready_at: float = 0.0
     """Monotonic seconds; from ready on."""
+    saved: int | None = None
+    """The oldest version of its tokens that were saved without a result; None without any."""
 
     @property
     def purpose(self) -> Purpose:

@@ -27,6 +27,7 @@ from queues.ledger_tables import (
     check_schema_version,
     create_tables,
 )
+from queues.partials import Partials
 from queues.records import Lease, Prompt, Purpose, Summary
 from queues.snapshot import Snapshot, read_snapshot
 
@@ -73,6 +74,7 @@ class Ledger:
             check_schema_version(self._database, path)
             check(self._database, path)
             add_later_parts(self._database)
+            self.partials = Partials(self._database)
             protect(self._database)
         except BlockingIOError as error:
             self.close()
@@ -168,6 +170,7 @@ class Ledger:
             "UPDATE groups SET state = 'failed', reason = ?, error = ? WHERE group_id = ?",
             (reason, error, group_id),
         )
+        self.partials.forget(group_id)
         self._advance_evaluation(group_id)
 
     def accept(self, result: Summary, location: Location | None, accepted: Acceptance) -> None:
@@ -190,6 +193,7 @@ class Ledger:
             "UPDATE groups SET state = ?, reason = ? WHERE group_id = ?",
             (accepted.state, accepted.reason, result.group_id),
         )
+        self.partials.forget(result.group_id)
         self._advance_evaluation(result.group_id)
         self._count(DROPPED_SINCE_TAKE, accepted.state is State.DROPPED)
         self._count(LET_THROUGH, accepted.let_through)
@@ -209,6 +213,8 @@ class Ledger:
             " WHERE group_id = ?",
             [(State.DROPPED, OVERDUE, now, version, old.group_id) for old, _ in reissues],
         )
+        for dropped, _ in reissues:
+            self.partials.forget(dropped.group_id)
         anew = [group for _, group in reissues]
         self._insert_groups(anew, [dump_prompt(group.prompt) for group in anew])
         self._count("issued", len(anew))

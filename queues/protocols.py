@@ -46,6 +46,9 @@ class WorkQueue(Protocol):
     async def put(self, engine_id: str, payload: bytes) -> PutStatus:
         """Deliver a finished group, made by `queues.schema.encode`; durable when accepted."""
 
+    async def save(self, engine_id: str, payload: bytes) -> None:
+        """Keep what there is of a group without a result, for whoever leases it next."""
+
     async def fail(
         self, engine_id: str, group_id: str, attempt: int, *, reason: str, error: str
     ) -> None:

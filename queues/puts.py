@@ -61,6 +61,7 @@ class Puts:
         book, commits = self._book, self._commits
         group = book.groups.in_flight.get(result.group_id)
         if group is None or not group.is_leased_to(engine_id, result.attempt):
+            book.refused += 1
             return lambda: self._refuse(result.group_id)
         try:
             accepted = book.accept(group, result, now=time.monotonic())

@@ -40,6 +40,8 @@ ANSWER_SECONDS = 30.0
 """How long a call may take beyond the wait that it asks for."""
 MESSAGE_BYTES = 32 * 2**20
 """Puts of this size together fill a message."""
+SCRAPE_SECONDS = 5.0
+"""How long a scrape waits for the broker's status."""
 START_SECONDS = 120.0
 """How long the broker may take to start: a new process, and a long ledger to recover."""
 
@@ -114,6 +116,18 @@ class _BrokerActor(Broker):
         if self._refusal is not None:
             raise self._refusal
 
+    async def serve_metrics(self, host: str) -> str:
+        """Show `metrics.BrokerMetrics` until the process ends; host:port."""
+        from queues.metrics import BrokerMetrics, address, serve
+
+        loop = asyncio.get_running_loop()
+
+        def status() -> BrokerStatus:
+            return asyncio.run_coroutine_threadsafe(self.status(), loop).result(SCRAPE_SECONDS)
+
+        port = serve([BrokerMetrics(status)], host=host)
+        return address(host, port, ray.util.get_node_ip_address())
+
 
 class BrokerClient:
     """`Broker`'s methods, called over Ray; can be sent to other Ray actors.
@@ -185,6 +199,10 @@ class BrokerClient:
         engines = (engine_id for engine_id, _ in puts)
         return await self._call(Broker.put_many, list(zip(engines, shared, strict=True)))
 
+    async def save(self, engine_id: str, payload: bytes) -> None:
+        """See `Broker.save`."""
+        await self._call(Broker.save, engine_id, payload)
+
     async def fail(
         self, engine_id: str, group_id: str, attempt: int, *, reason: str, error: str
     ) -> None:
@@ -215,6 +233,11 @@ class BrokerClient:
     async def status(self, after: int = -1) -> BrokerStatus:
         """See `Broker.status`."""
         return await self._call(Broker.status, after)
+
+    async def serve_metrics(self, host: str) -> str:
+        """Show metrics of the broker at this address of its node; host:port."""
+        found: str = await self._actor.serve_metrics.remote(host)
+        return found
 
     async def close(self) -> None:
         """See `Broker.close`; the actor itself lives until its handles are gone."""

@@ -72,12 +72,15 @@ class Lease:
     temperature: float | None
     """None: the temperature of the actor's configuration."""
     start_version: int
-    """The version that the engine served when the lease was granted (s)."""
+    """The version that the engine served when the lease was granted, or the oldest of the saved
+    tokens, where that is older (s)."""
     deadline_version: int | None
     """The last version whose batch may train the group: s + η, or earlier where a controller says
     so; None for evaluations. Whether it is trained later all the same says `queues.on_overdue`."""
     greedy_baseline: bool = False
     """Whether one more rollout is sampled, greedily: it is scored as a baseline and not put."""
+    saved: bytes | None = None
+    """What earlier attempts have sampled and saved (`queues.partials`), to be gone on with."""
 
     @property
     def room(self) -> int:

@@ -47,6 +47,9 @@ def recover(ledger: Ledger, book: Book) -> None:
     for prompt_id in snapshot.poisonous:
         book.retirement.poison(prompt_id)
     _place_groups(snapshot, book)
+    for group_id, oldest_version in ledger.partials.oldest().items():
+        if (group := book.groups.in_flight.get(group_id)) is not None:
+            group.saved = oldest_version
     ledger.begin()
     for group in book.settle():  # a run that is gone on with may have fewer steps
         ledger.fail(group.group_id, UNREACHABLE, f"training ended at version {book.version}")

@@ -1,6 +1,7 @@
-"""Ready groups, earliest deadline first, in the order of their arrival within a deadline.
+"""Ready groups, earliest deadline first, in the order of their issue within a deadline.
 
-Whether the learner may take them is decided by `queues.admission`.
+So a batch does not depend on who was faster, and a broker that recovers has the order that the last
+one had. Whether the learner may take them is decided by `queues.admission`.
 """
 
 from bisect import insort
@@ -19,7 +20,7 @@ class ResultsQueue:
 
     def add(self, group: Group) -> None:
         """A group became ready."""
-        insort(self._groups, group, key=_deadline)
+        insort(self._groups, group, key=lambda group: (_deadline(group), group.number))
 
     def remove(self, group: Group) -> None:
         """A ready group is not to be taken any more."""

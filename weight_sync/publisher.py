@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from weight_sync.buckets import plan_buckets
+from weight_sync.checksum import checksum
 from weight_sync.errors import DeadlineExceeded, PublishFailed, VersionOrderError
 from weight_sync.manifest import Manifest
 from weight_sync.transport import Transport
@@ -57,12 +58,15 @@ class Publisher:
         self.version: int | None = None
         """The version handed over last."""
 
-    def publish(self, version: int, tensors: Iterable[tuple[str, Tensor]]) -> None:
+    def publish(self, version: int, tensors: Iterable[tuple[str, Tensor]]) -> str:
         """Takes a copy of all tensors and lets them change again when it returns.
 
         Args:
             version: Above the last one.
             tensors: Names and tensors of any device and layout, as in the model folder.
+
+        Returns:
+            Their `checksum`.
 
         Raises:
             VersionOrderError: The version is not above the last one.
@@ -78,6 +82,7 @@ class Publisher:
         snapshot = self._copy_to_host(tensors)
         self.version = version
         self._running = self._thread.submit(self._store, version, snapshot, created_at)
+        return checksum(snapshot)
 
     def flush(self, timeout: float) -> None:
         """Waits until the last version is announced.

@@ -153,5 +153,8 @@ class Desk:
         await self.note("put", payload)
         return PutStatus.ACCEPTED
 
+    async def save(self, engine_id, payload):
+        await self.note("save", payload)
+
     async def fail(self, engine_id, group_id, attempt, *, reason, error):
         await self.note("fail", group_id, attempt, reason, error)

@@ -231,6 +231,25 @@ def test_cancelling_a_call_ends_its_request_and_no_other(bench: Bench) -> None:
     assert (len(other.token_ids), len(again.token_ids)) == (40, 3)
 
 
+def test_an_interrupted_engine_gives_what_it_has_and_begins_nothing(bench: Bench) -> None:
+    async def interrupted():
+        requests = [
+            asyncio.create_task(bench.generate(f"r{index}", tokens=400))
+            for index in range(SLOTS + 1)
+        ]
+        await asyncio.sleep(0.1)
+        await bench.engine.interrupt()
+        return await asyncio.gather(*requests), await bench.generate("late")
+
+    done, late = bench.run(interrupted())
+    bench.engine._interrupted = False  # it is for good, but other tests follow
+    assert {one.finish_reason for one in (*done, late)} == {FinishReason.ABORTED}
+    assert late.token_ids == late.logprobs == late.versions == []
+    for one in done:
+        assert len(one.token_ids) == len(one.logprobs) == len(one.versions) < 400
+    assert {version for one in done for version in one.versions} == {bench.version}
+
+
 def test_the_inventory_names_exactly_the_weights_that_are_published(bench: Bench) -> None:
     shapes = {name: shape for name, (_, shape) in bench.engine.inventory().items()}
     assert shapes == {name: tuple(weight.shape) for name, weight in bench.weights().items()}

@@ -1,6 +1,7 @@
 """One rollout: what is recorded of it, and how it fails."""
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 from fakes import EOS, Recited, episodes, lease
@@ -131,7 +132,7 @@ def test_rollouts_of_every_kind_pass_the_schema():
     ("line", "settings", "kind", "reason"),
     [
         (ActorsError("no luck"), {}, RolloutFailed, "engine"),
-        (FinishReason.ABORTED, {}, RolloutFailed, "engine"),
+        (FinishReason.ERROR, {}, RolloutFailed, "engine"),
         ("=7", {"max_model_len": 4}, PromptRefused, "prompt"),
         ("=7", {"of": lease(text="")}, PromptRefused, "prompt"),
         ("=7", {"environment": "user_module:Broken"}, EnvironmentFailed, "environment"),
@@ -168,3 +169,49 @@ def test_an_engine_that_is_gone_is_not_the_fault_of_one_rollout(error):
 def test_an_environment_without_its_methods_is_an_input_error(name, message):
     with pytest.raises(InputError, match=message):
         load_environment(name)
+
+
+class Cut(Recited):
+    """An engine that is interrupted in the middle of its first line."""
+
+    async def generate(self, *args, **options):
+        whole = await super().generate(*args, **options)
+        if self.lines:
+            count = len(whole.token_ids) // 2
+            return replace(
+                whole,
+                token_ids=whole.token_ids[:count],
+                logprobs=whole.logprobs[:count],
+                versions=whole.versions[:count],
+                finish_reason=FinishReason.ABORTED,
+            )
+        return whole
+
+
+def test_an_interrupted_rollout_is_gone_on_with_and_judged_by_all_that_was_said():
+    engine = Cut("b3+4", "3+4=7", version=3)
+    runner = episodes(engine, SAMPLING)
+    begun = asyncio.run(runner.run(lease(), 1))
+    assert begun.token_ids == ids("3+4=b3")
+    assert (begun.finish_reason, begun.reward, begun.reward_parts) == (
+        FinishReason.ABORTED, 0.0, {},
+    )  # fmt: skip
+    engine.version = 4
+    group = RolloutGroup(group_id="g1", prompt_id="p", attempt=1, rollouts=[begun])
+    [saved] = decode(encode(group)).rollouts
+    done = asyncio.run(runner.run(lease(attempt=2), 1, saved))
+    name, context, sampling, salt = engine.requests[1]
+    assert (name, context, salt) == ("g1/2/1/1", ids("3+4=b3"), None)
+    assert sampling.max_new_tokens == SAMPLING.max_new_tokens - 2
+    assert done.token_ids == [*ids("3+4=b33+4=7"), EOS]
+    assert done.versions == [-1] * 4 + [3] * 2 + [4] * 6
+    assert done.loss_mask == [False] * 4 + [True] * 8
+    assert done.prompt_length == 4
+    assert (done.reward, done.finish_reason, done.turns) == (1.0, FinishReason.STOP, 1)
+    assert done.created_at == begun.created_at
+
+
+def test_a_rollout_that_is_interrupted_in_a_later_turn_fails():
+    engine = Recited("a", FinishReason.ABORTED)
+    with pytest.raises(RolloutFailed, match="ended as aborted"):
+        play(engine, environment="user_module:Countdown")

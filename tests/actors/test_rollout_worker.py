@@ -16,8 +16,8 @@ from actors.tally import Tally
 from queues.broker import Broker
 from queues.config import QueuesConfig
 from queues.errors import BrokerLostError, QueueClosed
-from queues.records import Prompt, Purpose
-from queues.schema import decode
+from queues.records import FinishReason, Prompt, Purpose, RolloutGroup
+from queues.schema import decode, encode
 
 
 class Stage:
@@ -29,19 +29,30 @@ class Stage:
         self.temperatures = []
         self.rewards = {}
         """By index; 1 where none is given."""
+        self.interrupted = False
+        self.saved = {}
+        """What an episode was given of an earlier attempt, by index."""
 
-    async def run(self, of, index):
+    async def run(self, of, index, saved):
         self.begun.append((of.group_id, index))
         self.temperatures.append(of.temperature)
         if error := self.errors.get((of.group_id, index)):
             raise error
+        self.saved[index] = saved
         try:
             await self.ended.wait()
         except asyncio.CancelledError:
             self.aborted.append((of.group_id, index))
             raise
         reward = self.rewards.get(index, 1.0)
-        return replace(rollout(of, index), reward=reward, metadata={"seed": index})
+        return replace(
+            rollout(of, index), reward=reward, metadata={"seed": index},
+            finish_reason=FinishReason.ABORTED if self.interrupted else FinishReason.STOP,
+        )  # fmt: skip
+
+    async def interrupt(self):
+        self.interrupted = True
+        self.ended.set()
 
 
 class Counted(RolloutWorker):
@@ -56,6 +67,7 @@ def build(desk, stage, *, slots=4, size=2, heartbeat=60.0):
         Tally("engine-0"),
         desk,
         stage.run,
+        interrupt=stage.interrupt,
         max_concurrent_rollouts=slots,
         largest_group=size,
         heartbeat_seconds=heartbeat,
@@ -198,11 +210,11 @@ def test_a_rollout_that_the_schema_refuses_fails_its_group():
     async def scenario():
         desk = Desk(lease("odd", size=1))
 
-        async def episode(of, index):
+        async def episode(of, index, saved):
             return rollout(of, index, version=-5)
 
         worker = RolloutWorker(
-            Tally("engine-0"), desk, episode,
+            Tally("engine-0"), desk, episode, interrupt=Stage().interrupt,
             max_concurrent_rollouts=1, largest_group=1, heartbeat_seconds=60,
         )  # fmt: skip
         async with working(worker):
@@ -235,15 +247,103 @@ def test_heartbeats_renew_what_is_held_and_lost_groups_are_aborted():
     asyncio.run(scenario())
 
 
-def test_stop_aborts_what_is_running():
+def test_stop_interrupts_what_is_running_and_saves_what_was_sampled():
+    async def scenario():
+        desk, stage = Desk(lease("g1", attempt=2)), Stage()
+        worker = build(desk, stage)
+        async with working(worker):
+            await worker.on_version(0)
+            await desk.until(lambda events: len(events) > 3)
+        assert desk.of("put") == desk.of("fail") == stage.aborted == []
+        group = decode(desk.of("save")[0][0])
+        assert (group.group_id, group.attempt) == ("g1", 2)
+        assert [r.sample_index for r in group.rollouts] == [0, 1]
+        assert {r.finish_reason for r in group.rollouts} == {FinishReason.ABORTED}
+        assert worker.statistics()["groups"] == {"aborted": 1}
+        assert worker.statistics()["rollouts"] == 0
+
+    asyncio.run(scenario())
+
+
+def test_rollouts_that_nobody_was_to_interrupt_fail_their_group():
     async def scenario():
         desk, stage = Desk(lease("g1")), Stage()
         worker = build(desk, stage)
         async with working(worker):
             await worker.on_version(0)
             await desk.until(lambda events: len(events) > 3)
-        assert sorted(stage.aborted) == [("g1", 0), ("g1", 1)]
-        assert desk.of("put") == desk.of("fail") == []
+            await stage.interrupt()
+            await desk.until(lambda events: desk.of("fail"))
+        [(group_id, _, reason, error)] = desk.of("fail")
+        assert (group_id, reason, "aborted by the engine" in error) == ("g1", "engine", True)
+        assert desk.of("save") == []
+
+    asyncio.run(scenario())
+
+
+def test_an_interrupted_baseline_is_never_taken_for_a_reward_of_zero():
+    async def scenario():
+        desk, stage = Desk(lease("g1", greedy_baseline=True)), Stage()
+        worker = build(desk, stage, slots=6, size=3)
+        async with working(worker):
+            await worker.on_version(0)
+            await desk.until(lambda events: len(events) > 3)
+        assert desk.of("put") == []
+        saved = decode(desk.of("save")[0][0])
+        assert [r.sample_index for r in saved.rollouts] == [0, 1], "the baseline is sampled anew"
+
+    asyncio.run(scenario())
+
+
+class Uneven(Stage):
+    """Of each group the rollout 0 ends at once."""
+
+    async def run(self, of, index, saved):
+        if index == 0:
+            self.begun.append((of.group_id, index))
+            return rollout(of, index)
+        return await super().run(of, index, saved)
+
+
+def test_rollouts_that_finished_before_their_group_are_saved_with_the_heartbeat_once():
+    async def scenario():
+        desk, stage = Desk(lease("g1"), lease("e1", size=1)), Uneven()
+        desk.leases[1] = replace(desk.leases[1], purpose=Purpose.EVALUATE)
+        worker = build(desk, stage, heartbeat=0.005)
+        async with working(worker):
+            await worker.on_version(0)
+            await desk.until(lambda events: len(desk.of("heartbeat")) > 4)
+            assert len(desk.of("save")) == 1
+            stage.ended.set()
+            await desk.until(lambda events: len(desk.of("put")) == 2)
+        [saved] = decode(desk.of("save")[0][0]).rollouts
+        assert (saved.sample_index, saved.finish_reason) == (0, FinishReason.STOP)
+
+    asyncio.run(scenario())
+
+
+def test_a_lease_that_carries_saved_rollouts_samples_only_what_is_missing():
+    first = lease("g1", size=3)
+    finished = replace(rollout(first, 0), reward=0.25)
+    begun = replace(rollout(first, 2), finish_reason=FinishReason.ABORTED, reward=0.0)
+    saved = encode(
+        RolloutGroup(group_id="g1", prompt_id="sums/0/1", attempt=1, rollouts=[finished, begun])
+    )
+
+    async def scenario():
+        desk, stage = Desk(replace(first, attempt=2, saved=saved)), Stage()
+        stage.ended.set()
+        worker = build(desk, stage, slots=3, size=3)
+        async with working(worker):
+            await worker.on_version(5)
+            await desk.until(lambda events: desk.of("put"))
+        assert stage.begun == [("g1", 1), ("g1", 2)]
+        assert stage.saved[1] is None
+        assert (stage.saved[2].sample_index, stage.saved[2].versions) == (2, begun.versions)
+        group = decode(desk.of("put")[0][0])
+        assert group.attempt == 2
+        assert [r.reward for r in group.rollouts] == [0.25, 1.0, 1.0]
+        assert worker.statistics()["tokens_generated"] == 2, "of rollout 1; the others had theirs"
 
     asyncio.run(scenario())
 
@@ -356,8 +456,8 @@ def test_workers_broker_and_learner_train_every_group_within_the_bound(
         await engine.start()
         runner = episodes(engine, SamplingParameters(temperature=1.0, max_new_tokens=30))
 
-        async def episode(of, index):
-            rollout = await runner.run(of, index)
+        async def episode(of, index, saved):
+            rollout = await runner.run(of, index, saved)
             if of.purpose is Purpose.TRAIN and of.temperature == 0.0:
                 greedy.append(rollout)
             return rollout
@@ -366,6 +466,7 @@ def test_workers_broker_and_learner_train_every_group_within_the_bound(
             Tally("engine-0"),
             broker,
             episode,
+            interrupt=engine.interrupt,
             max_concurrent_rollouts=6,
             largest_group=size + baseline,
             heartbeat_seconds=1.0,
@@ -411,3 +512,66 @@ def test_workers_broker_and_learner_train_every_group_within_the_bound(
         {rollout.reward for rollout in greedy} if baseline else {None}
     )
     assert statistics["tokens_generated"] == tokens + evaluation.tokens
+
+
+def test_what_a_worker_has_sampled_when_it_is_stopped_is_gone_on_with_by_another(tmp_path):
+    """Tokens, log-probabilities and versions stay; the group starts at the oldest of them."""
+
+    def work(broker, name, *, version, rate):
+        engine = ScriptedEngine(
+            {}, vocabulary=40, median_length=50, tokens_per_second=rate, initial_version=version
+        )
+        runner = episodes(engine, SamplingParameters(temperature=1.0, max_new_tokens=30))
+        worker = Counted(
+            Tally(name), broker, runner.run, interrupt=engine.interrupt,
+            max_concurrent_rollouts=2, largest_group=2, heartbeat_seconds=60.0,
+        )  # fmt: skip
+        return engine, worker
+
+    async def begin():
+        broker = open_broker()
+        await broker.issue([Prompt(prompt_id="sums/0/0", text="1+1=", answer="2")], cursor="1")
+        engine, worker = work(broker, "first", version=0, rate=100.0)
+        await engine.start()
+        async with working(worker):
+            await worker.on_version(0)
+            await asyncio.sleep(0.15)
+        tokens = worker.statistics()["tokens_generated"]
+        await broker.close()
+        return tokens
+
+    async def go_on():
+        broker = open_broker()
+        [group] = broker._book.groups.in_flight.values()
+        assert group.saved == 0
+        engine, worker = work(broker, "second", version=1, rate=None)
+        await engine.start()
+        async with working(worker):
+            await worker.on_version(1)
+            batch = await broker.take(0, 10.0)
+        await broker.close()
+        return decode(batch.payloads[0]), group, worker.statistics()["tokens_generated"]
+
+    def open_broker():
+        return Broker(
+            tmp_path, config=QueuesConfig(max_staleness=2, synchronous="normal"),
+            groups_per_batch=1, group_size=2, steps=3,
+        )  # fmt: skip
+
+    saved = asyncio.run(begin())
+    group, held, sampled = asyncio.run(go_on())
+    assert group.attempt == 2
+    assert (held.start_version, held.due) == (0, 0), "taken into batch 0"
+    assert 2 <= saved < 60
+    assert saved + sampled == 60
+    for rollout_ in group.rollouts:
+        own = [v for v in rollout_.versions if v >= 0]
+        assert len(own) == 30
+        assert own == sorted(own)
+        assert set(own) == {0, 1}
+        assert rollout_.finish_reason is FinishReason.LENGTH
+        assert all(
+            lp < 0
+            for lp, m in zip(rollout_.behavior_logprobs, rollout_.loss_mask, strict=True)
+            if m
+        )

@@ -50,6 +50,7 @@ class RecordingTrainer:
 
     async def publish(self, version):
         self.events.append(f"publish {version}")
+        return f"weights of {version}"
 
     async def save(self, version, *, cursor, totals):
         self.events.append(f"save {version}")
@@ -107,6 +108,7 @@ def test_statistics_carry_ordered_wall_clock_times():
     times = [queue.acknowledged[0][f"{name}_at"] for name in ["sitting_started", *names]]
     assert times == sorted(times)
     assert queue.acknowledged[0]["loss"] == 0.5
+    assert queue.acknowledged[1]["weights_checksum"] == "weights of 2", "what the batch produced"
     began = {row["sitting_started_at"] for row in queue.acknowledged.values()}
     assert len(began) == 1, "one sitting"
 

@@ -46,7 +46,7 @@ class Model:
     line: list[ModelGroup] = field(default_factory=list)
     """Queued groups, in the order in which they are leased."""
     ready: list[ModelGroup] = field(default_factory=list)
-    """In the order of arrival."""
+    """In the order of arrival, which decides nothing."""
     taken: list[ModelGroup] = field(default_factory=list)
     batches: list[list[ModelGroup]] = field(default_factory=list)
     """Trained ones, by version."""
@@ -150,7 +150,7 @@ class Model:
             group.state, group.reason = "failed", reason
 
     def take(self) -> list[ModelGroup] | None:
-        ready = sorted(self.ready, key=lambda g: g.due)
+        ready = sorted(self.ready, key=lambda g: (g.due, g.group_id))
         short_is_right = self.ended and not self.train("queued", "leased")
         left = [g.due for g in ready[self.size :]] + [g.due for g in self.train("leased")]
         enough = len(ready) >= self.size or (short_is_right and ready)

@@ -134,10 +134,10 @@ def test_the_line_serves_evaluations_first_and_redelivered_groups_before_new_one
     assert [group.number for group in line.pop_train(9)] == [2]
 
 
-def test_results_leave_by_deadline_and_then_by_arrival() -> None:
+def test_results_leave_by_deadline_and_then_in_the_order_of_issue_whoever_came_first() -> None:
     results = ResultsQueue()
     assert results.oldest_since() is None
-    for number, due in enumerate([4, 3, 4, 2, 3]):
+    for number, due in reversed([*enumerate([4, 3, 4, 2, 3])]):
         group = make_group(number)
         group.due, group.ready_at = due, 10.0 + number
         results.add(group)

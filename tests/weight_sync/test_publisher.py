@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from weight_sync.checksum import checksum
 from weight_sync.errors import (
     DeadlineExceeded,
     ManifestError,
@@ -179,3 +180,16 @@ def test_only_the_newest_version_is_kept(publisher, transport, weights, manifest
     staged.close()
     with pytest.raises(StagingError):  # its descriptors are gone, or belong to a newer version
         stage(manifests[0], transport)
+
+
+def test_the_checksum_of_a_version_is_that_of_its_names_bytes_and_their_order(
+    publisher, weights
+) -> None:
+    first = publisher.publish(0, weights(0).items())
+    assert first == checksum(weights(0).items())
+    assert publisher.publish(1, weights(1).items()) != first
+    assert publisher.publish(2, weights(0).items()) == first
+    assert checksum(reversed(weights(0).items())) != first
+    base = torch.arange(6.0).reshape(2, 3)
+    assert checksum([("t", base.T)]) == checksum([("t", base.T.contiguous())])
+    assert checksum([("t", base)]) != checksum([("u", base)])

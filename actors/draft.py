@@ -1,0 +1,46 @@
+"""What of a group is generated and not yet put: worth keeping when its worker ends, or dies.
+
+Finished rollouts that wait for the others of their group, and interrupted ones, with the versions
+and log-probabilities of their tokens. Where it is kept is `queues.partials`; what an interrupted
+rollout goes on from, `actors.episode`.
+"""
+
+from queues.records import Lease, Rollout, RolloutGroup
+from queues.schema import decode, encode
+
+
+class Draft:
+    """The rollouts of one lease so far; begins with those that the lease carries.
+
+    Raises:
+        SchemaError: What the lease carries cannot be read.
+    """
+
+    def __init__(self, lease: Lease) -> None:
+        self._lease = lease
+        rollouts = [] if lease.saved is None else decode(lease.saved).rollouts
+        self._rollouts = {rollout.sample_index: rollout for rollout in rollouts}
+        self.changed = False
+        """Whether there is something that `encode` has not been asked for."""
+
+    def get(self, index: int) -> Rollout | None:
+        """What there is of a rollout, by its index in the group."""
+        return self._rollouts.get(index)
+
+    def keep(self, rollout: Rollout) -> None:
+        """Takes in a rollout, finished or interrupted, unless nothing of it was sampled."""
+        if any(rollout.loss_mask):
+            self._rollouts[rollout.sample_index] = rollout
+            self.changed = True
+
+    def encode(self) -> bytes:
+        """All of it, as `WorkQueue.save` takes it."""
+        self.changed = False
+        return encode(
+            RolloutGroup(
+                group_id=self._lease.group_id,
+                prompt_id=self._lease.prompt.prompt_id,
+                attempt=self._lease.attempt,
+                rollouts=[self._rollouts[index] for index in sorted(self._rollouts)],
+            )
+        )

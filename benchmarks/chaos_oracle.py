@@ -1,0 +1,145 @@
+"""Whether a run that was killed again and again lost a prompt or trained a group twice.
+
+    the source, read anew ──────▶ prompts 0 … n−1 that were issued ─┐
+    the learner's own log ──────▶ prompts of every trained batch ───┼─▶ verdict
+    the ledger, for the rest ───▶ filtered, dropped, failed, waiting ┘
+
+The ledger's word is taken only for groups that were not trained, and of those that it calls
+filtered the rewards are compared in the journal. Pure; `chaos` reads the files.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, NamedTuple
+
+WAITING = frozenset({"queued", "leased", "ready"})
+"""States of groups that more steps would have trained."""
+
+
+class Fate(NamedTuple):
+    """What the ledger says of one group that was issued for training."""
+
+    prompt_id: str
+    state: str
+    reason: str
+    tied: bool | None
+    """Whether all its rewards in the journal are the same; None where it has no result."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """What was found in one run."""
+
+    steps: int
+    issued: int
+    """Prompts of the source up to the last one that is known anywhere."""
+    trained: int
+    """Prompts in the learner's log."""
+    left_out: dict[str, int]
+    """Prompts that were not trained and need not be, by what became of them."""
+    retrained_batches: int
+    """Lines of the log beyond one a batch: trained again after a rollback."""
+    max_lag: int | None
+    problems: list[str] = field(default_factory=list)
+    prompts_lost: int = 0
+    groups_trained_twice: int = 0
+    lags_above_bound: int = 0
+
+    @property
+    def sound(self) -> bool:
+        """Whether nothing is wrong."""
+        return not self.problems
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON."""
+        return {**asdict(self), "sound": self.sound}
+
+
+def judge(
+    log: Sequence[Mapping[str, Any]],
+    source: Sequence[str],
+    fates: Iterable[Fate],
+    *,
+    steps: int,
+    groups_per_batch: int,
+    max_staleness: int,
+) -> Verdict:
+    """Holds a finished run against the learner's log and the source.
+
+    Args:
+        log: Rows of `learner.trained_log`, in their order.
+        source: Ids of the first prompts of the source, as many as could have been issued.
+        fates: Of every train group in the ledger.
+        steps: Batches that the run had to train.
+        groups_per_batch: B.
+        max_staleness: η.
+    """
+    problems: list[str] = []
+    batches: dict[int, list[tuple[str, str, int | None]]] = {}
+    for row in log:
+        groups = [(prompt, group, oldest) for prompt, group, oldest in row["groups"]]
+        if batches.setdefault(row["version"], groups) != groups:
+            problems.append(f"batch {row['version']} was trained again with other groups")
+    if sorted(batches) != list(range(steps)):
+        missing = sorted(set(range(steps)) ^ set(batches))
+        problems.append(f"the log does not hold the batches 0 to {steps - 1} once: {missing[:5]}")
+    short = [version for version, groups in batches.items() if len(groups) != groups_per_batch]
+    problems += [f"batch {version} has {len(batches[version])} groups" for version in short]
+    trained = [(prompt, group) for groups in batches.values() for prompt, group, _ in groups]
+    twice = _repeated(group for _, group in trained) + _repeated(prompt for prompt, _ in trained)
+    problems += [f"{name} was trained in two batches" for name in twice[:5]]
+    lags = [
+        (version - oldest, group)
+        for version, groups in batches.items()
+        for _, group, oldest in groups
+        if oldest is not None
+    ]
+    above = [(lag, group) for lag, group in lags if lag > max_staleness]
+    problems += [f"{group} was trained with a lag of {lag}" for lag, group in above[:5]]
+    left_out, issued, lost = _account(source, {prompt for prompt, _ in trained}, list(fates))
+    problems += [f"prompt {prompt} is lost: {what}" for prompt, what in lost[:5]]
+    return Verdict(
+        steps=steps,
+        issued=issued,
+        trained=len(trained),
+        left_out=left_out,
+        retrained_batches=len(log) - len(batches),
+        max_lag=max((lag for lag, _ in lags), default=None),
+        problems=problems,
+        prompts_lost=len(lost),
+        groups_trained_twice=len(twice),
+        lags_above_bound=len(above),
+    )
+
+
+def _account(
+    source: Sequence[str], trained: set[str], fates: Sequence[Fate]
+) -> tuple[dict[str, int], int, list[tuple[str, str]]]:
+    """What became of prompts that were not trained, how many were issued, and the lost ones."""
+    of_prompt: dict[str, list[Fate]] = {}
+    for fate in fates:
+        of_prompt.setdefault(fate.prompt_id, []).append(fate)
+    order = {prompt: index for index, prompt in enumerate(source)}
+    known = trained | of_prompt.keys()
+    issued = 1 + max((order[prompt] for prompt in known if prompt in order), default=-1)
+    lost = [(prompt, "the source does not have it") for prompt in sorted(known - order.keys())]
+    left_out: Counter[str] = Counter()
+    for prompt in source[:issued]:
+        if prompt in trained:
+            continue
+        # A prompt that was dropped is issued again: the newest of its groups counts.
+        newest = of_prompt[prompt][-1] if prompt in of_prompt else None
+        if newest is None:
+            lost.append((prompt, "the ledger does not have it"))
+        elif newest.state in WAITING:
+            left_out["waiting"] += 1
+        elif newest.state == "dropped" and newest.reason == "filtered" and newest.tied:
+            left_out["filtered"] += 1
+        else:  # failed groups too: nothing in this task fails by itself
+            lost.append((prompt, f"the ledger says {newest.state} {newest.reason}".strip()))
+    return dict(left_out), issued, lost
+
+
+def _repeated(names: Iterable[str]) -> list[str]:
+    return [name for name, count in Counter(names).items() if count > 1]

@@ -1,0 +1,361 @@
+"""A whole run in one event loop: broker, two workers with scripted engines, feeder and learner.
+
+    lockstep   everything that may be generated is generated and put ─▶ one batch is trained ─▶
+               every engine takes the new version ─▶ again
+    time       virtual: it stands while anyone can go on, and then jumps to the next moment that
+               someone waits for
+
+So the outcome is a function of the prompts alone. Crashes are copies of the run's folder as it lies
+on the disk in the middle of things; a world on such a copy goes on where this one stood.
+"""
+
+import asyncio
+import json
+import selectors
+import shutil
+import threading
+import time
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import torch
+
+from actors.engine import SamplingParameters
+from actors.environments.environment import load_environment
+from actors.episode import EpisodeRunner
+from actors.rendering import Renderer
+from actors.rewards import Shaping
+from actors.rewards.rewards import Rewards
+from actors.rollout_worker import RolloutWorker
+from actors.scripted_engine import ScriptedEngine
+from actors.tally import Tally, engine_id_of
+from learner.learner import Learner
+from queues.accounts import newest_checkpoint
+from queues.broker import Broker
+from queues.config import QueuesConfig
+from queues.errors import QueueClosed
+from queues.recorded import read_batch
+from queues.records import Prompt
+from queues.schema import decode
+from queues.writer import Writer
+from tests.actors.characters import CHARACTERS, character_tokenizer
+from weight_sync.checksum import checksum
+from weight_sync.manifest import Bucket, Manifest, TensorSpec
+
+STEPS, GROUPS, SIZE, STALENESS = 7, 3, 2, 2
+QUIET_SECONDS = 3.0
+"""Virtual time without a result, after which nothing more may be generated at this version."""
+WRITER_SECONDS = 20.0
+TOKENIZER = character_tokenizer()
+
+
+class Clock:
+    """What the world takes for the time, monotonic and since the epoch."""
+
+    def __init__(self):
+        self.now = 1000.0
+
+    def monotonic(self):
+        return self.now
+
+    def epoch(self):
+        return 1.8e9 + self.now
+
+
+class Jumping(selectors.DefaultSelector):
+    """Never waits: the clock is put forward by what would have been waited."""
+
+    def __init__(self, clock):
+        super().__init__()
+        self.clock = clock
+
+    def select(self, timeout=None):
+        assert timeout is not None, "everyone waits for someone else, for ever"
+        self.clock.now += max(0.0, timeout)
+        return super().select(0)
+
+
+class VirtualLoop(asyncio.SelectorEventLoop):
+    """An event loop on a virtual clock, whose helpers in threads are done before it goes on."""
+
+    def __init__(self, clock):
+        super().__init__(Jumping(clock))
+        self.clock = clock
+        self.told = threading.Event()
+        """A thread has answered."""
+
+    def time(self):
+        return self.clock.now
+
+    def call_soon_threadsafe(self, *args, **options):
+        handle = super().call_soon_threadsafe(*args, **options)
+        self.told.set()
+        return handle
+
+    def run_in_executor(self, executor, function, *args):
+        done = self.create_future()
+        try:
+            done.set_result(function(*args))
+        except Exception as error:  # noqa: BLE001  (raised where it is awaited)
+            done.set_exception(error)
+        return done
+
+
+class Crashes:
+    """Copies the folder of a run at moments before and after commits, which are counted."""
+
+    def __init__(self, folder, moments=()):
+        self.folder, self.moments, self.count = folder, set(moments), 0
+        self.copies = []
+
+    def pass_moment(self):
+        self.count += 1
+        if self.count in self.moments:
+            copy = self.folder.with_name(f"{self.folder.name}-{self.count}")
+            shutil.copytree(self.folder, copy)
+            self.copies.append(copy)
+
+
+def lockstep_writer(crashes):
+    """The writer, each change of which is durable, and its caller's next, before anything else."""
+
+    class LockstepWriter(Writer):
+        def submit(self, change):
+            told = asyncio.get_running_loop().told
+            told.clear()
+
+            def changed():
+                result = change()
+                crashes.pass_moment()  # written, not committed
+                return result
+
+            future = super().submit(changed)
+            assert told.wait(WRITER_SECONDS), "the writer's thread has not answered"
+            crashes.pass_moment()  # committed, and nobody knows yet
+            return future
+
+    return LockstepWriter
+
+
+class Bandit:
+    """A policy of one distribution over tokens, trained by REINFORCE with momentum."""
+
+    def __init__(self, folder, on_publish):
+        self.folder, self.on_publish = folder, on_publish
+        self.weights = torch.zeros(len(TOKENIZER))
+        self.momentum = torch.zeros(len(TOKENIZER))
+        self.checksums = {}
+
+    def load(self, checkpoint):
+        self.weights, self.momentum = torch.load(checkpoint / "bandit.pt")
+
+    async def update(self, payloads, version):
+        self.weights.requires_grad_(True)
+        logprobs, loss, tokens = torch.log_softmax(self.weights, 0), torch.zeros(()), 0
+        for group in map(decode, payloads):
+            mean = sum(rollout.reward for rollout in group.rollouts) / len(group.rollouts)
+            for rollout in group.rollouts:
+                sampled = rollout.token_ids[rollout.prompt_length :]
+                loss = loss - (rollout.reward - mean) * logprobs[list(sampled)].mean()
+                tokens += len(sampled)
+        (gradient,) = torch.autograd.grad(loss, self.weights)
+        self.momentum = 0.9 * self.momentum + gradient
+        self.weights = self.weights.detach() - 0.1 * self.momentum
+        figures = {"rollouts_trained": len(payloads) * SIZE, "tokens_trained": tokens}
+        return {"loss": float(loss.detach()), **figures}
+
+    async def publish(self, version):
+        self.checksums[version] = checksum([("weights", self.weights)])
+        await self.on_publish(version)
+        return self.checksums[version]
+
+    async def save(self, version, *, cursor, totals):
+        path = Path("checkpoints") / f"v{version:06d}"
+        (self.folder / path).mkdir(parents=True, exist_ok=True)
+        torch.save((self.weights, self.momentum), self.folder / path / "bandit.pt")
+        return str(path)
+
+    async def prune(self, version):
+        pass
+
+
+async def score(prompt, completion, answer, metadata):
+    """Ties in half of the groups of two."""
+    return float(sum(map(ord, completion)) % 2)
+
+
+def weights_of_nothing(version):
+    """Staged weights as an engine without a model takes them."""
+    tensor = TensorSpec(name="w", dtype="float32", shape=(1,), bucket=0, offset=0, nbytes=4)
+    bucket = Bucket(nbytes=4, checksum="0" * 32, location="nowhere")
+    manifest = Manifest(
+        version=version, codec="full", tensors=(tensor,), buckets=(bucket,), created_at=0.0
+    )
+    return SimpleNamespace(manifest=manifest, tensors=lambda: [("w", torch.zeros(1))])
+
+
+class World:
+    """One sitting of a run in a folder, from its start or from what lies there, to its end.
+
+    Args:
+        folder: Of the run.
+        on_overdue: What `queues.config` allows.
+    """
+
+    def __init__(self, folder, **settings):
+        self.folder, self.stop = folder, asyncio.Event()
+        self.broker = Broker(
+            folder,
+            config=QueuesConfig(
+                max_staleness=STALENESS, filter_tied=True, synchronous="normal",
+                commit_interval_seconds=0.0, **settings,
+            ),
+            groups_per_batch=GROUPS, group_size=SIZE, steps=STEPS,
+        )  # fmt: skip
+        self.workers = [self.make_worker(index) for index in range(2)]
+        self.trainer = Bandit(folder, self.serve_if_newest)
+
+    def make_worker(self, index):
+        engine = ScriptedEngine(
+            {"w": (1,)}, vocabulary=len(TOKENIZER), tokens_per_second=50.0 * (index + 1),
+            median_length=12.0, length_sigma=0.6,
+        )  # fmt: skip
+        rewards = Rewards({"parity": score}, timeout=9.0)
+        episodes = EpisodeRunner(
+            engine_id=engine_id_of(index), engine=engine, renderer=Renderer(TOKENIZER),
+            environment="single_turn", new_environment=load_environment("single_turn"),
+            rewards=rewards, heldout_rewards=rewards, shaping=Shaping(limit=40),
+            sampling=SamplingParameters(temperature=1.0, max_new_tokens=40),
+            max_model_len=200, timeout=100.0,
+        )  # fmt: skip
+
+        def first_attempt(lease, index, saved):
+            """What a scripted engine says depends on the request's name, which has the attempt."""
+            return episodes.run(replace(lease, attempt=1), index, saved)
+
+        worker = RolloutWorker(
+            Tally(engine_id_of(index)), self.broker, first_attempt, interrupt=engine.interrupt,
+            max_concurrent_rollouts=2 * SIZE, largest_group=SIZE, heartbeat_seconds=5.0,
+        )  # fmt: skip
+        return engine, worker
+
+    async def run(self):
+        """Trains to the last step; the checksums of the versions that this sitting published."""
+        start = newest_checkpoint(self.folder)
+        if start is not None:
+            self.trainer.load(start[1])
+        for engine, _ in self.workers:
+            await engine.start()
+        await self.broker.evaluate("held-out", prompts(3, "h"), temperature=0.0, min_version=3)
+        learner = Learner(
+            self.trainer, self, steps=STEPS, checkpoint_every=2,
+            start_version=start[0] if start else 0,
+        )  # fmt: skip
+        async with asyncio.TaskGroup() as tasks:
+            for _, worker in self.workers:
+                tasks.create_task(worker.run(self.stop))
+            tasks.create_task(self.feed())
+            await learner.run()
+            assert await self.broker.evaluation("held-out", 60.0) is not None
+        await self.broker.close()
+        return self.trainer.checksums
+
+    async def feed(self):
+        while True:
+            try:
+                wanted = await self.broker.prompts_wanted(10.0)
+            except QueueClosed:
+                return
+            issued = int(await self.broker.cursor() or 0)
+            if wanted:
+                await self.broker.issue(prompts(wanted, "t", issued), cursor=str(issued + wanted))
+
+    # --- the learner's queue, which keeps everyone in step
+
+    async def take(self, version, timeout):
+        status = await self.broker.status()
+        if version == status.version and not status.depth["taken"]:
+            await self.quiet()
+        return await self.broker.take(version, timeout)
+
+    async def ack(self, version, statistics):
+        await self.broker.ack(version, statistics)
+        await self.serve_if_newest(version + 1)
+
+    async def commit_checkpoint(self, version, path):
+        await self.broker.commit_checkpoint(version, path)
+
+    async def cursor(self):
+        return await self.broker.cursor()
+
+    async def quiet(self):
+        """Returns when nothing is leased, and nothing has come for a while."""
+        seen, leased = None, 1
+        while leased or seen != (status := await self.broker.status()).accepted:
+            status = await self.broker.status()
+            seen, leased = status.accepted, status.depth["leased"]
+            await asyncio.sleep(QUIET_SECONDS)
+
+    async def serve_if_newest(self, version):
+        """Every engine takes a version, unless the run was further already."""
+        if (await self.broker.status()).version == version:
+            for engine, worker in self.workers:
+                await engine.pause()
+                await engine.load(weights_of_nothing(version), version)
+                await engine.resume()
+                await worker.on_version(version)
+
+
+def prompts(count, kind, first=0):
+    """The prompts of a source from an index on."""
+    return [
+        Prompt(prompt_id=f"{kind}/0/{index}", text=CHARACTERS[index % 26] + str(index), answer="1")
+        for index in range(first, first + count)
+    ]
+
+
+@contextmanager
+def lockstep(monkeypatch, crashes):
+    """Patches clocks and writer for the worlds in the block; the factory of their event loop."""
+    clock = Clock()
+    with monkeypatch.context() as patch:
+        patch.setattr(time, "monotonic", clock.monotonic)
+        patch.setattr(time, "time", clock.epoch)
+        patch.setattr("queues.commits.Writer", lockstep_writer(crashes))
+        yield lambda: VirtualLoop(clock)
+
+
+def play(monkeypatch, folder, moments=(), **settings):
+    """One sitting in a folder; checksums by version, and the crashes on the way."""
+    crashes = Crashes(folder, moments)
+
+    async def main():
+        return await World(folder, **settings).run()
+
+    with lockstep(monkeypatch, crashes) as factory, asyncio.Runner(loop_factory=factory) as runner:
+        return runner.run(main()), crashes
+
+
+def outcome(folder):
+    """Every trained batch of a run: its groups with all that was sampled, in their order."""
+    batches = []
+    for version in range(STEPS):
+        groups = [decode(payload) for payload in read_batch(folder, version)]
+        batches.append(
+            [
+                (
+                    group.group_id, group.prompt_id,
+                    [
+                        (
+                            list(r.token_ids), list(r.versions), list(r.behavior_logprobs),
+                            list(r.loss_mask), r.reward, json.dumps(dict(r.metadata)),
+                        )
+                        for r in group.rollouts
+                    ],
+                )
+                for group in groups
+            ]
+        )  # fmt: skip
+    return batches

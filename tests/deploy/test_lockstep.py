@@ -1,0 +1,74 @@
+"""A run that was killed at any moment, and goes on, equals the one that was not, bit by bit."""
+
+import random
+
+import pytest
+
+from queues.accounts import read_accounting, read_batches
+from tests.deploy.lockstep import GROUPS, STALENESS, STEPS, outcome, play
+
+CRASHES = 16
+
+
+def check(folder, checksums, expected):
+    """A finished run has trained what another did, with the same weights after every batch."""
+    batches, weights = expected
+    assert outcome(folder) == batches
+    assert checksums == {version: weights[version] for version in checksums}
+    assert max(checksums) == STEPS
+    recorded = {row["version"] + 1: row["weights_checksum"] for row in read_batches(folder)}
+    assert recorded == {version: weights[version] for version in range(1, STEPS + 1)}
+    accounts = read_accounting(folder)
+    assert (accounts.balanced, accounts.trained_twice) == (True, 0)
+    assert accounts.trained == STEPS * GROUPS
+
+
+@pytest.fixture
+def whole(tmp_path, monkeypatch):
+    """Batches and weights of a run that nothing happened to, and the moments it had."""
+    folder = tmp_path / "whole"
+    checksums, crashes = play(monkeypatch, folder)
+    return (outcome(folder), checksums), crashes.count
+
+
+def test_the_run_runs_ahead_and_filters_so_that_there_is_something_to_lose(whole, tmp_path):
+    (batches, checksums), _ = whole
+    assert len(set(checksums.values())) == STEPS + 1, "every batch teaches something"
+    lags = [
+        version - max(versions)
+        for version, groups in enumerate(batches)
+        for _, _, rollouts in groups
+        for _, versions, *_ in rollouts
+    ]
+    assert set(lags) == {0, 1, STALENESS}
+    assert read_accounting(tmp_path / "whole").dropped["filtered"] > 0
+
+
+def test_a_run_that_is_killed_anywhere_and_resumed_equals_the_uninterrupted_one(
+    whole, tmp_path, monkeypatch
+):
+    expected, moments = whole
+    chosen = random.Random(5).sample(range(1, moments), CRASHES)
+    folder = tmp_path / "again"
+    checksums, crashes = play(monkeypatch, folder, chosen)
+    check(folder, checksums, expected)
+    assert len(crashes.copies) == CRASHES
+    for copy in crashes.copies:
+        checksums, _ = play(monkeypatch, copy)
+        check(copy, checksums, expected)
+
+
+def test_a_run_that_is_killed_again_and_again_equals_the_uninterrupted_one(
+    whole, tmp_path, monkeypatch
+):
+    expected, moments = whole
+    draw, folder, sittings = random.Random(7), tmp_path / "mortal", 0
+    while True:
+        checksums, crashes = play(monkeypatch, folder, {draw.randrange(2, moments // 4)})
+        sittings += 1
+        if not crashes.copies:
+            break
+        folder = crashes.copies[0]
+        assert sittings < 40, "it gets nowhere"
+    check(folder, checksums, expected)
+    assert sittings > 4
