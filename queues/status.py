@@ -66,7 +66,7 @@ def status_of(book: Book, after: int, *, paused: str | None) -> BrokerStatus:
         live=book.groups.live,
         window=book.bounds.within(book.staleness).window(book.version),
         staleness_window=book.staleness,
-        window_reason=None if book.steered is None else book.steered.reason,
+        window_reason=None if book.steering is None else book.steering.state.reason,
         overdue=book.groups.overdue,
         engines=dict(book.engines),
         ended={
