@@ -123,7 +123,7 @@ def crowd(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(dir=folder) as directory:
         actor, client = start_broker(Path(directory))
         with driven(100, actors, 1, {"client": client}, at_once=1) as ((producers,), consumer):
-            time.sleep(options.warm_up)
+            time.sleep(3 * options.warm_up)  # a thousand engines report their versions first
             ray.get(producers.begin.remote(), timeout=CALL_SECONDS)
             speed = measure(consumer, 0.0, 2 * options.seconds)
             served, seconds = ray.get(producers.figures.remote(), timeout=CALL_SECONDS)
