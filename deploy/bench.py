@@ -13,6 +13,7 @@ BENCHMARKS = {
     "chaos": "chaos",
     "logprob-memory": "logprob_memory",
     "presets": "presets",
+    "queue": "queue",
     "rewards": "reward_rate",
     "update-pause": "update_pause",
 }

@@ -168,19 +168,21 @@ class Book:
         version = self.engines.get(engine_id)
         if version is None:
             return []
-        allowed = leases_allowed(
-            self.groups.due,
-            version=self.version,
-            start_version=version,
-            bounds=self.bounds.within(self.staleness),
-            overdue=self.groups.overdue,
-        )
-        if version < self.version and now < self.patience_ends:
-            allowed = 0
         self.prompts.advance(now)
         groups = self.prompts.pop_evaluations(room, version)  # of 1 rollout each
         each = self.group_size + self.greedy_baseline
-        groups += self.prompts.pop_train(min((room - len(groups)) // each, allowed))
+        wanted = min((room - len(groups)) // each, len(self.prompts))
+        lags = version < self.version and now < self.patience_ends
+        # In a full window many ask in vain at once.
+        if wanted and not lags and self.groups.live < self.bounds.window(self.version):
+            allowed = leases_allowed(
+                self.groups.due,
+                version=self.version,
+                start_version=version,
+                bounds=self.bounds.within(self.staleness),
+                overdue=self.groups.overdue,
+            )
+            groups += self.prompts.pop_train(min(wanted, allowed))
         leases = []
         for others, group in zip(range(len(groups))[::-1], groups, strict=True):
             self._drop_unfitting(group, version, others)

@@ -37,14 +37,14 @@ from queues.batches import Batches
 from queues.book import ENGINE_LOST, Book
 from queues.commits import Commits
 from queues.config import QueuesConfig
-from queues.errors import InputError, ProtocolError, QueueClosed, SchemaError
+from queues.errors import InputError, ProtocolError, QueueClosed, QueuesError, SchemaError
 from queues.feed import Feed
-from queues.groups import State
 from queues.journal import Journal
 from queues.leases import Leases
 from queues.ledger import Ledger
 from queues.ledger_tables import JOURNAL_NAME
-from queues.records import Batch, Evaluation, Lease, Prompt, PutStatus
+from queues.puts import Puts
+from queues.records import Batch, Evaluation, Lease, Payload, Prompt, PutStatus
 from queues.recovery import recover
 from queues.retention import Retention
 from queues.retirement import Retirement
@@ -134,6 +134,7 @@ class Broker:
             if config.keep_rollouts == "needed"
             else None
         )
+        self._puts = Puts(self._book, self._ledger, self._journal, self._commits)
         self._feed = Feed(self._book, self._ledger, self._commits)
         self._batches = Batches(
             self._book,
@@ -175,7 +176,7 @@ class Broker:
         """The engine samples from this policy version from now on, never again from an older."""
         self._commits.check_open()
         self._book.serving(engine_id, version)
-        await self._work.wake()
+        await self._work.wake(engine_id)
 
     async def lease(self, engine_id: str, room: int, timeout: float) -> list[Lease]:
         """Groups to generate; long-polls, empty at the timeout.
@@ -212,7 +213,7 @@ class Broker:
 
             return leases, self._commits.submit(record)
 
-        decided = await self._work.until(decide, timeout)
+        decided = await self._work.until(decide, timeout, name=engine_id)
         if decided is None:
             return []
         leases, durable = decided
@@ -244,31 +245,14 @@ class Broker:
             SchemaError: The payload breaks the schema, or is not what was leased; the lease stays.
             ProtocolError: The group was never issued.
         """
-        result = await asyncio.to_thread(schema.summarize, payload)
-        self._commits.check_open()
-        group = self._book.groups.in_flight.get(result.group_id)
-        if group is None or not group.is_leased_to(engine_id, result.attempt):
-            return await self._refuse(result.group_id)
-        accepted = self._book.accept(group, result, now=time.monotonic())
-        tie_filter = self._book.tie_filter
-        if accepted.let_through and tie_filter is not None and tie_filter.passed == 1:
-            log.warning(
-                "batch %d: %d groups without a signal were filtered, the limit"
-                " (queues.max_filtered_batches); more of them are trained",
-                self._book.version + bool(self._book.taken), tie_filter.dropped,
-            )  # fmt: skip
+        (answer,) = await self.put_many([(engine_id, payload)])
+        if isinstance(answer, QueuesError):
+            raise answer
+        return answer
 
-        def record() -> None:
-            location = self._journal.append(payload) if group.evaluation is None else None
-            self._ledger.accept(result, location, accepted)
-
-        wakes = {
-            State.READY: (self._progress,),
-            State.SCORED: (self._progress, self._work),
-            State.DROPPED: (self._progress, self._work, self._line),
-        }
-        await self._commits.durable(record, *wakes[accepted.state])
-        return PutStatus.ACCEPTED
+    async def put_many(self, puts: Sequence[tuple[str, Payload]]) -> list[PutStatus | QueuesError]:
+        """See `Puts.put_many`."""
+        return await self._puts.put_many(puts)
 
     async def save(self, engine_id: str, payload: bytes) -> None:
         """Keep what there is of a group that has no result yet, in the place of what there was.
@@ -371,12 +355,3 @@ class Broker:
         self._leases.stop()
         self._work.stop()
         await self._commits.close()
-
-    # --- inside
-
-    async def _refuse(self, group_id: str) -> PutStatus:
-        self._book.refused += 1
-        has_result = await self._commits.submit(partial(self._ledger.refuse, group_id))
-        if has_result is None:
-            raise ProtocolError(f"put: group {group_id!r} was never issued")
-        return PutStatus.DUPLICATE if has_result else PutStatus.FENCED

@@ -111,4 +111,5 @@ def _sum(database: sqlite3.Connection, table: str, columns: str) -> int:
 
 
 def _hash(*values: Any) -> int:
-    return int(xxhash.xxh3_64_intdigest(repr(values).encode())) & _MASK
+    short = [xxhash.xxh3_64_digest(each) if isinstance(each, bytes) else each for each in values]
+    return int(xxhash.xxh3_64_intdigest(repr(short).encode())) & _MASK

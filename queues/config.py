@@ -63,7 +63,7 @@ class QueuesConfig(BaseModel):
     synchronous: Literal["full", "normal"] = "full"
     """Durability of the ledger: `full` survives the loss of power, `normal` only that of
     processes."""
-    commit_interval_seconds: float = Field(default=0.005, ge=0, le=0.1)
+    commit_interval_seconds: float = Field(default=0.001, ge=0, le=0.1)
     """How long a commit waits for other changes to join it."""
     segment_bytes: int = Field(default=256 * 2**20, ge=1)
     """A journal segment that has reached this size is closed and the next one begun."""

@@ -19,6 +19,7 @@ from typing import BinaryIO, NamedTuple
 import xxhash
 
 from queues.errors import JournalError
+from queues.records import Payload
 
 log = logging.getLogger(__name__)
 _HEADER = struct.Struct("<IQ")
@@ -51,7 +52,7 @@ class Journal:
         except (OSError, ValueError) as error:
             raise JournalError(f"{directory}: cannot be opened: {error}") from error
 
-    def append(self, payload: bytes) -> Location:
+    def append(self, payload: Payload) -> Location:
         """Write a frame; it is durable only after `sync`."""
         if len(payload) > _LARGEST:
             raise JournalError(f"payload of {len(payload)} bytes, at most {_LARGEST} fit a frame")

@@ -11,7 +11,6 @@ import json
 import sqlite3
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -344,7 +343,7 @@ def dump_prompt(prompt: Prompt) -> str:
         InputError: Its metadata is not JSON.
     """
     try:
-        return json.dumps(asdict(prompt))
+        return json.dumps({name: getattr(prompt, name) for name in Prompt.__slots__})
     except (TypeError, ValueError) as error:
         raise InputError(f"prompt {prompt.prompt_id!r}: metadata is not JSON: {error}") from error
 

@@ -19,28 +19,45 @@ class LongPolls:
 
     def __init__(self, check_open: Callable[[], None]) -> None:
         self._check_open = check_open
-        self._changed = asyncio.Condition()
+        self._waiting: dict[asyncio.Future[None], str | None] = {}
+        """Those who wait, in the order of their coming, and what they are named."""
         self._alarms: set[asyncio.Task[None]] = set()
 
-    async def until(self, decide: Callable[[], T | None], timeout: float) -> T | None:
+    async def until(
+        self, decide: Callable[[], T | None], timeout: float, *, name: str | None = None
+    ) -> T | None:
         """What `decide` returns, asked again after every change until it is not None.
 
         None at the timeout, in seconds.
+
+        Args:
+            decide: Asked at once and without awaiting.
+            timeout: Seconds.
+            name: Of the caller, where some changes concern only it.
         """
         try:
-            async with asyncio.timeout(timeout), self._changed:
+            async with asyncio.timeout(timeout):
                 while True:
                     self._check_open()
                     if (decided := decide()) is not None:
                         return decided
-                    await self._changed.wait()
+                    await self._change(name)
         except TimeoutError:
             return None
 
-    async def wake(self) -> None:
-        """Something has changed: everyone who waits asks again."""
-        async with self._changed:
-            self._changed.notify_all()
+    async def wake(self, name: str | None = None) -> None:
+        """Something has changed: everyone who waits, or of this name, asks again, in order."""
+        for changed, waiting in self._waiting.items():
+            if name in (None, waiting) and not changed.done():
+                changed.set_result(None)
+
+    async def _change(self, name: str | None) -> None:
+        changed = asyncio.get_running_loop().create_future()
+        self._waiting[changed] = name
+        try:
+            await changed
+        finally:
+            del self._waiting[changed]
 
     def wake_after(self, seconds: float) -> None:
         """Wake later: what was refused now is allowed then, without any other change."""

@@ -10,10 +10,13 @@ for room on its disk.
 """
 
 import asyncio
+from collections import deque
 from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
+import numpy as np
 import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
@@ -22,16 +25,21 @@ from queues.accounts import Accounting
 from queues.broker import Broker
 from queues.config import QueuesConfig
 from queues.errors import BrokerLostError, QueuesError
-from queues.records import Batch, Evaluation, Lease, Prompt, PutStatus
+from queues.records import Batch, Evaluation, Lease, Payload, Prompt, PutStatus
 from queues.status import BrokerStatus
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
+Put = tuple[tuple[str, bytes], "asyncio.Future[PutStatus]"]
+"""Engine and payload, and who waits for the answer."""
+
 MAX_CONCURRENCY = 10_000
 """Long polls that may be open at once."""
 ANSWER_SECONDS = 30.0
 """How long a call may take beyond the wait that it asks for."""
+MESSAGE_BYTES = 32 * 2**20
+"""Puts of this size together fill a message."""
 SCRAPE_SECONDS = 5.0
 """How long a scrape waits for the broker's status."""
 START_SECONDS = 120.0
@@ -94,6 +102,15 @@ class _BrokerActor(Broker):
         except QueuesError as error:
             self._refusal = error
 
+    async def put_many(self, puts: Sequence[tuple[str, Payload]]) -> list[PutStatus | QueuesError]:
+        """See `Puts.put_many`; payloads as `_share` made them, read where Ray keeps them."""
+        return await super().put_many([(engine_id, memoryview(x)) for engine_id, x in puts])
+
+    async def take(self, version: int, timeout: float) -> Batch | None:
+        """See `Batches.take`; payloads as `_share` makes them."""
+        batch = await super().take(version, timeout)
+        return batch and replace(batch, payloads=_share(batch.payloads))
+
     async def opened(self) -> None:
         """Raise what the constructor refused."""
         if self._refusal is not None:
@@ -126,6 +143,11 @@ class BrokerClient:
 
     def __init__(self, actor: Any) -> None:
         self._actor = actor
+        self._outbox: deque[Put] = deque()
+        self._sending: asyncio.Task[None] | None = None
+
+    def __reduce__(self) -> tuple[type[Self], tuple[Any]]:
+        return type(self), (self._actor,)
 
     async def prompts_wanted(self, timeout: float) -> int:
         """See `Broker.prompts_wanted`."""
@@ -164,8 +186,18 @@ class BrokerClient:
         return await self._call(Broker.heartbeat, engine_id, held)
 
     async def put(self, engine_id: str, payload: bytes) -> PutStatus:
-        """See `Broker.put`."""
-        return await self._call(Broker.put, engine_id, payload)
+        """See `Broker.put`; what is put while an answer is on its way goes in one message."""
+        answered: asyncio.Future[PutStatus] = asyncio.get_running_loop().create_future()
+        self._outbox.append(((engine_id, payload), answered))
+        if self._sending is None or self._sending.done():
+            self._sending = asyncio.create_task(self._send())
+        return await answered
+
+    async def put_many(self, puts: Sequence[tuple[str, Payload]]) -> list[PutStatus | QueuesError]:
+        """See `Broker.put_many`."""
+        shared = _share([payload for _, payload in puts])
+        engines = (engine_id for engine_id, _ in puts)
+        return await self._call(Broker.put_many, list(zip(engines, shared, strict=True)))
 
     async def save(self, engine_id: str, payload: bytes) -> None:
         """See `Broker.save`."""
@@ -183,7 +215,8 @@ class BrokerClient:
 
     async def take(self, version: int, timeout: float) -> Batch | None:
         """See `Broker.take`."""
-        return await self._poll(timeout, Broker.take, version, timeout)
+        batch = await self._poll(timeout, Broker.take, version, timeout)
+        return batch and replace(batch, payloads=[bytes(payload) for payload in batch.payloads])
 
     async def ack(self, version: int, statistics: Mapping[str, Any]) -> None:
         """See `Broker.ack`."""
@@ -209,6 +242,29 @@ class BrokerClient:
     async def close(self) -> None:
         """See `Broker.close`; the actor itself lives until its handles are gone."""
         await self._call(Broker.close)
+
+    async def _send(self) -> None:
+        """Put what waits, message after message, until nothing does."""
+        while self._outbox:
+            await asyncio.sleep(0)  # whoever puts at this moment comes along
+            message: list[Put] = []
+            size = 0
+            while self._outbox and (not message or size < MESSAGE_BYTES):
+                message.append(self._outbox.popleft())
+                size += len(message[-1][0][1])
+            try:
+                answers: Sequence[PutStatus | Exception] = await self.put_many(
+                    [put for put, _ in message]
+                )
+            except Exception as error:  # noqa: BLE001  (each caller is told)
+                answers = [error] * len(message)
+            for (_, answered), answer in zip(message, answers, strict=True):
+                if answered.done():
+                    continue  # its caller was cancelled
+                if isinstance(answer, Exception):
+                    answered.set_exception(answer)
+                else:
+                    answered.set_result(answer)
 
     async def _call(
         self,
@@ -253,6 +309,11 @@ class BrokerClient:
 
 async def _answer(reference: Any) -> Any:
     return await reference
+
+
+def _share(payloads: Sequence[Payload]) -> list[Any]:
+    """Payloads as arrays [bytes] uint8: Ray lays those out once, while it copies bytes thrice."""
+    return [np.frombuffer(payload, dtype=np.uint8) for payload in payloads]
 
 
 def _translate(error: RayError) -> Exception:

@@ -10,6 +10,8 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Any
 
+Payload = bytes | memoryview
+"""An encoded group; a view where it lies in memory of Ray's."""
 SHAPING = frozenset({"overlong", "missing_eos"})
 """Reward parts that shape lengths rather than judge the task."""
 BASELINE_REWARD = "baseline_reward"

@@ -6,7 +6,8 @@ not decided here (`queues.broker`), nor where its bytes lie (`queues.journal`).
 """
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -17,10 +18,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from queues.errors import SchemaError
-from queues.records import SHAPING, FinishReason, Rollout, RolloutGroup, Summary
+from queues.records import SHAPING, FinishReason, Payload, Rollout, RolloutGroup, Summary
 
 SCHEMA_VERSION = 1
 VERSION_KEY = b"headway.schema_version"
+SMALL_BYTES = 2**17
+"""Payloads up to this size are checked together."""
 LOGPROB_TOLERANCE = 1e-4
 """Log-probabilities may exceed 0 by this much: engines round."""
 
@@ -71,7 +74,8 @@ def encode(group: RolloutGroup) -> bytes:
         except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
             raise SchemaError(f"{field.name}: not {field.type}: {error}") from error
     batch = pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
-    _validate(batch)
+    _validate_whole(batch)
+    _validate(batch, [batch.num_rows])
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, SCHEMA) as writer:
         writer.write_batch(batch)
@@ -92,39 +96,69 @@ def decode(payload: bytes) -> RolloutGroup:
     )
 
 
-def read_batch(payload: bytes) -> pa.RecordBatch:
+def read_batch(payload: Payload) -> pa.RecordBatch:
     """The validated record batch in a payload; raises as `decode` does."""
-    try:
-        with pa.ipc.open_stream(payload) as reader:
-            _check_schema(reader.schema)
-            batches = list(reader)
-    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
-        raise SchemaError(f"payload: not an Arrow IPC stream: {error}") from error
-    if len(batches) != 1:
-        raise SchemaError(f"payload: {len(batches)} record batches, must be 1, a whole group")
-    _validate(batches[0])
-    return batches[0]
+    batch = _parse(payload)
+    _validate(batch, [batch.num_rows])
+    return batch
 
 
-def summarize(payload: bytes) -> Summary:
+def summarize(payload: Payload) -> Summary:
     """Validate a payload and say what is in it, without making a Python object of every token."""
     batch = read_batch(payload)
-    sampled = _flat(batch, "loss_mask")
-    versions = _flat(batch, "versions")[sampled]
+    return _summaries(batch, [batch.num_rows])[0]
+
+
+def summarize_many(payloads: Sequence[Payload]) -> list[Summary | SchemaError]:
+    """What `summarize` returns or raises for each.
+
+    Small groups are looked at together, since the calls cost more than their rows.
+    """
+    if len(payloads) > 1 and max(map(len, payloads)) <= SMALL_BYTES:
+        with suppress(SchemaError):  # then one by one, to see whose it is
+            batches = [_parse(payload) for payload in payloads]
+            sizes = [batch.num_rows for batch in batches]
+            together = pa.concat_batches(batches)
+            _validate(together, sizes)
+            return [*_summaries(together, sizes)]
+    results: list[Summary | SchemaError] = []
+    for payload in payloads:
+        try:
+            results.append(summarize(payload))
+        except SchemaError as error:
+            results.append(error)
+    return results
+
+
+def _summaries(batch: pa.RecordBatch, sizes: Sequence[int]) -> list[Summary]:
+    """Of consecutive groups of so many rows."""
+    lengths = _lengths(batch, "token_ids")
+    ends = np.cumsum(lengths)
+    mask, versions = _flat(batch, "loss_mask"), _flat(batch, "versions")
     rewards = batch.column("reward").to_numpy()
     shaping = [
         sum(value for name, value in parts if name in SHAPING)
         for parts in batch.column("reward_parts").to_pylist()
     ]
-    return Summary(
-        **{name: batch.column(name)[0].as_py() for name in _GROUP_COLUMNS},
-        rollouts=batch.num_rows,
-        tokens=int(sampled.sum()),
-        reward=float(rewards.mean()),
-        task_rewards=tuple((rewards - shaping).tolist()),
-        oldest_version=int(versions.min()) if versions.size else None,
-        newest_version=int(versions.max()) if versions.size else None,
-    )
+    names = {name: batch.column(name).to_pylist() for name in _GROUP_COLUMNS}
+    summaries, first = [], 0
+    for size in sizes:
+        rows = slice(first, first + size)
+        tokens = slice(ends[first] - lengths[first], ends[first + size - 1])
+        sampled = versions[tokens][mask[tokens]]
+        summaries.append(
+            Summary(
+                **{name: values[first] for name, values in names.items()},
+                rollouts=size,
+                tokens=sampled.size,
+                reward=float(rewards[rows].mean()),
+                task_rewards=tuple((rewards[rows] - shaping[rows]).tolist()),
+                oldest_version=int(sampled.min()) if sampled.size else None,
+                newest_version=int(sampled.max()) if sampled.size else None,
+            )
+        )
+        first += size
+    return summaries
 
 
 def write_parquet(groups: Iterable[tuple[bytes, str, int | None]], file: Path) -> int:
@@ -179,6 +213,8 @@ def _rollout(row: dict[str, Any]) -> Rollout:
 
 
 def _check_schema(schema: pa.Schema) -> None:
+    if schema.equals(SCHEMA, check_metadata=True):
+        return
     found = (schema.metadata or {}).get(VERSION_KEY, b"none").decode(errors="replace")
     if found != str(SCHEMA_VERSION):
         raise SchemaError(f"{VERSION_KEY.decode()}: found {found}, must be {SCHEMA_VERSION}")
@@ -194,16 +230,34 @@ def _check_schema(schema: pa.Schema) -> None:
         raise SchemaError(f"{', '.join(extra) or 'columns'}: unknown or out of order")
 
 
-def _validate(batch: pa.RecordBatch) -> None:
+def _parse(payload: Payload) -> pa.RecordBatch:
+    """The record batch in a payload, of the right schema and whole, its values not yet checked."""
+    try:
+        with pa.ipc.open_stream(payload) as reader:
+            _check_schema(reader.schema)
+            batches = list(reader)
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+        raise SchemaError(f"payload: not an Arrow IPC stream: {error}") from error
+    if len(batches) != 1:
+        raise SchemaError(f"payload: {len(batches)} record batches, must be 1, a whole group")
+    _validate_whole(batches[0])
+    return batches[0]
+
+
+def _validate_whole(batch: pa.RecordBatch) -> None:
     if batch.num_rows == 0:
         raise SchemaError("rollouts: none, must be at least 1")
     try:
         batch.validate(full=True)
     except pa.ArrowException as error:
         raise SchemaError(f"payload: damaged: {error}") from error
+
+
+def _validate(batch: pa.RecordBatch, sizes: Sequence[int]) -> None:
+    """Check the values of consecutive groups of so many rows."""
     for name in SCHEMA.names:
         _validate_no_nulls(name, batch.column(name))
-    _validate_group(batch)
+    _validate_groups(batch, sizes)
     _validate_tokens(batch)
     _validate_rows(batch)
 
@@ -215,13 +269,18 @@ def _validate_no_nulls(name: str, column: Any) -> None:
     _require(name, column.null_count == 0 and inner.null_count == 0, "must not be null")
 
 
-def _validate_group(batch: pa.RecordBatch) -> None:
-    for name in _GROUP_COLUMNS:
-        _require(name, len(batch.column(name).unique()) == 1, "must be one for the whole group")
-    _require("attempt", batch.column("attempt")[0].as_py() >= 1, "must be at least 1")
-    index = batch.column("sample_index").to_numpy()
-    _require("sample_index", bool((index >= 0).all()), "must not be negative")
-    _require("sample_index", len(np.unique(index)) == len(index), "must differ within the group")
+def _validate_groups(batch: pa.RecordBatch, sizes: Sequence[int]) -> None:
+    columns = {name: batch.column(name).to_pylist() for name in (*_GROUP_COLUMNS, "sample_index")}
+    first = 0
+    for size in sizes:
+        different = {name: set(column[first : first + size]) for name, column in columns.items()}
+        first += size
+        for name in _GROUP_COLUMNS:
+            _require(name, len(different[name]) == 1, "must be one for the whole group")
+        index = different["sample_index"]
+        _require("attempt", min(different["attempt"]) >= 1, "must be at least 1")
+        _require("sample_index", min(index) >= 0, "must not be negative")
+        _require("sample_index", len(index) == size, "must differ within the group")
 
 
 def _validate_tokens(batch: pa.RecordBatch) -> None:

@@ -251,21 +251,25 @@ def test_a_put_answered_late_by_a_broker_that_pauses_is_waited_for(
 
     @ray.remote
     class Pausing:
-        """Answers a put after 2 s, and says that it pauses, or not."""
+        """Answers a put after 3 s, and says that it pauses, or not."""
 
         def __init__(self, admits: bool) -> None:
             self.admits = admits
 
-        async def put(self, engine: str, payload: bytes) -> PutStatus:
-            await asyncio.sleep(2.0)
-            return PutStatus.ACCEPTED
+        async def put_many(self, puts: Any) -> list[PutStatus]:
+            await asyncio.sleep(3.0)
+            return [PutStatus.ACCEPTED] * len(puts)
 
-        async def status(self) -> Any:
+        async def status(self, after: int = -1) -> Any:
             return type("Status", (), {"paused": "no space" if self.admits else None})()
 
-    monkeypatch.setattr(ray_broker, "ANSWER_SECONDS", 0.5)
-    patient = ray_broker.BrokerClient(Pausing.remote(True))
+    patient, silent = (
+        ray_broker.BrokerClient(Pausing.options(max_concurrency=9, num_cpus=0).remote(admits))
+        for admits in (True, False)
+    )
+    for client in (patient, silent):
+        asyncio.run(client.status())  # its process has started
+    monkeypatch.setattr(ray_broker, "ANSWER_SECONDS", 1.0)
     assert asyncio.run(patient.put("a", b"")) is PutStatus.ACCEPTED
-    silent = ray_broker.BrokerClient(Pausing.remote(False))
-    with pytest.raises(BrokerLostError, match=r"did not answer within 0\.5 s"):
+    with pytest.raises(BrokerLostError, match="put_many: the broker did not answer within 1 s"):
         asyncio.run(silent.put("a", b""))

@@ -54,7 +54,10 @@ def test_a_broker_that_does_not_answer_is_lost(monkeypatch: pytest.MonkeyPatch) 
 
     @ray.remote
     class Mute:
-        """Answers late, and a status at once."""
+        """Answers late, its status too, and its cursor at once."""
+
+        async def status(self) -> None:
+            await asyncio.sleep(1.5)
 
         async def take(self, version: int, timeout: float) -> None:
             await asyncio.sleep(timeout + 1.5)
