@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 SEED ?= 0
 STAMP := $(VENV)/.installed
 
-.PHONY: help setup demo test test-fast test-slow test-trl check format bench clean
+.PHONY: help setup demo test test-fast test-slow test-trl test-prometheus check format bench clean
 
 help:  ## Show what there is
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -35,6 +35,12 @@ test-trl: setup  ## Compare losses with TRL's own code, which is installed besid
 	$(BIN)/pip install --quiet --no-deps --upgrade --target .trl -r deploy/locks/trl.txt
 	PYTHONPATH=$(CURDIR)/.trl $(BIN)/python -m pytest -m slow tests/learner/test_losses_trl.py
 
+test-prometheus: setup  ## Every expression of dashboard and alerts against a real Prometheus
+	mkdir -p .prometheus
+	test -x .prometheus/usr/bin/prometheus || (cd .prometheus \
+		&& apt-get download prometheus && dpkg -x prometheus_*.deb . && rm prometheus_*.deb)
+	$(BIN)/python -m pytest -m slow tests/deploy/test_prometheus.py
+
 check: setup  ## Lint, formatting, types, import rules
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -49,4 +55,4 @@ bench: setup  ## Measure what a weight update costs; `headway bench async` measu
 	$(BIN)/headway bench update-pause
 
 clean:  ## Remove the environment and caches, not the runs
-	rm -rf $(VENV) .trl .mypy_cache .pytest_cache .ruff_cache .hypothesis build *.egg-info
+	rm -rf $(VENV) .trl .prometheus .mypy_cache .pytest_cache .ruff_cache .hypothesis build *.egg-info

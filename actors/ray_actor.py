@@ -50,6 +50,7 @@ def create_actor(
     broker: WorkQueue,
     broadcaster: Announcements,
     judge: Judge | None = None,
+    metrics_host: str | None = None,
     **options: Any,
 ) -> Any:
     """Starts the process of a rollout actor on the cluster.
@@ -65,6 +66,7 @@ def create_actor(
         broker: A client that can be sent to other processes.
         broadcaster: Likewise.
         judge: Likewise; what the reward `reward_model` asks.
+        metrics_host: Address of its node to show metrics at; None: nowhere.
         **options: Ray actor options such as `scheduling_strategy`.
 
     Returns:
@@ -90,6 +92,7 @@ def create_actor(
         broker=broker,
         broadcaster=broadcaster,
         judge=judge,
+        metrics_host=metrics_host,
     )
 
 
@@ -121,6 +124,7 @@ class RolloutActor:
         broker: WorkQueue,
         broadcaster: Announcements,
         judge: Judge | None = None,
+        metrics_host: str | None = None,
     ) -> None:
         self._index = index
         self._config = config
@@ -132,6 +136,7 @@ class RolloutActor:
         self._broker = broker
         self._broadcaster = broadcaster
         self._judge = judge
+        self._metrics_host = metrics_host
         self._tally = Tally(engine_id_of(index))
         self._stop = asyncio.Event()
         self._parts: _Parts | None = None
@@ -144,6 +149,7 @@ class RolloutActor:
             InputError: A setting, the model, or code of the user's cannot be used.
             EngineDied: The engine did not start.
         """
+        self._show_metrics()
         parts = await asyncio.to_thread(self._build)
         await parts.engine.start()
         gc.collect()
@@ -185,6 +191,16 @@ class RolloutActor:
         self._stop.set()
         if self._works and self._parts is not None:
             await self._parts.worker.left.wait()
+
+    def _show_metrics(self) -> None:
+        if self._metrics_host is None:
+            return
+        from actors.metrics import ActorMetrics
+        from queues.metrics import address, serve
+
+        port = serve([ActorMetrics(self._tally)], host=self._metrics_host)
+        node = ray.util.get_node_ip_address()
+        self._tally.metrics = address(self._metrics_host, port, node)
 
     def _rewards(self, names: Sequence[str]) -> Rewards:
         timeout = self._config.reward_timeout_seconds

@@ -28,6 +28,8 @@ class Tally:
         self.groups: Counter[str] = Counter()
         """By what became of them."""
         self.occupancy = Occupancy()
+        self.metrics: str | None = None
+        """Where Prometheus finds the metrics of this life, as host:port."""
 
     def statistics(self) -> dict[str, Any]:
         """All of it, as JSON."""
@@ -36,6 +38,7 @@ class Tally:
         return {
             "engine_id": self.engine_id,
             "pid": os.getpid(),
+            "metrics": self.metrics,
             "version": self.version,
             "tokens_generated": self.tokens,
             "rollouts": self.rollouts,

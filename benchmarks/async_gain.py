@@ -37,7 +37,7 @@ from benchmarks import async_figures, async_outcome
 from benchmarks.environment import environment
 from deploy.config import ModelConfig, RunConfig, load_recipe
 from deploy.errors import DeployError, InputError, Interrupted, RunFailed
-from deploy.inputs import ORIGIN_FILE, warm_start_origin
+from deploy.origin import ORIGIN_FILE, warm_start_origin
 from deploy.report import read_record
 from deploy.run_directory import RunDirectory
 from deploy.timeline import Timeline, idle_share, read_timeline, running_rollouts

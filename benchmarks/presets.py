@@ -22,7 +22,7 @@ from typing import Any
 from benchmarks.environment import environment
 from deploy.config import RunConfig, load_recipe
 from deploy.errors import InputError
-from deploy.inputs import ORIGIN_FILE, warm_start_origin
+from deploy.origin import ORIGIN_FILE, warm_start_origin
 from deploy.presets import preset_names
 
 COLUMNS = {

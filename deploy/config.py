@@ -4,6 +4,7 @@ Imports no torch, vLLM or Ray, so that `headway validate` answers at once. What 
 the data on disk is checked when the run starts.
 """
 
+import difflib
 import json
 import tomllib
 from collections.abc import Sequence
@@ -50,8 +51,13 @@ class DeployConfig(BaseModel):
 
     ray_address: str = Field(default="local", pattern=r"^(local|auto|(ray://)?[^\s/]+:\d+)$")
     """`local` starts a cluster on this machine for the run; else "host:port", or `auto`."""
-    metrics_port: int = Field(default=0, ge=0, le=0)
-    """Port of a metrics endpoint; 0 is none, which is all there is so far."""
+    metrics: bool = True
+    """Show metrics of every process to Prometheus, which finds them at one address of the run."""
+    metrics_port: int = Field(default=0, ge=0, le=65535)
+    """Port of that address; 0 takes a free one, which the command prints."""
+    metrics_host: str = Field(default="127.0.0.1", pattern=r"^[0-9A-Za-z.:-]+$")
+    """Address that all of them bind to. The default shows them on their own machine alone; on a
+    cluster "0.0.0.0" lets a Prometheus elsewhere reach them, and everybody else who can."""
     runs_dir: Path = Path("runs")
     """Folder of run folders, relative to where the command runs."""
 
@@ -82,7 +88,7 @@ class RunConfig(BaseModel):
         frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False
     )
 
-    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
+    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=100)
     """Name of the run and of its folder."""
     preset: str | None = None
     """The algorithm under a name; it fills in what the recipe does not say. `headway presets` lists
@@ -334,8 +340,10 @@ def _read(recipe: str) -> dict[str, Any]:
         return tomllib.loads(path.read_text())
     except FileNotFoundError:
         names = sorted(p.stem for p in SHIPPED_RECIPES.glob("*.toml")) + preset_names()
+        close = difflib.get_close_matches(recipe, names, n=1)
+        hint = f"; did you mean {close[0]!r}?" if close else ""
         raise InputError(
-            f"no recipe {recipe!r}: neither a file nor one of {', '.join(names)}"
+            f"no recipe {recipe!r}: neither a file nor one of {', '.join(names)}{hint}"
         ) from None
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"recipe {recipe!r} cannot be read: {error}") from None

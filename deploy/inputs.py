@@ -1,6 +1,5 @@
 """What a run is made from, checked before anything is written: model, prompts, evaluations."""
 
-import json
 import os
 import re
 import socket
@@ -20,6 +19,13 @@ from deploy import heldout
 from deploy.config import RunConfig
 from deploy.disk import check_room, check_runs_dir
 from deploy.errors import InputError
+from deploy.exporter import check_address
+from deploy.origin import (
+    refuse_another_origin,
+    reward_model_origin,
+    same_warm_starts,
+    warm_start_origin,
+)
 from queues.records import Prompt
 from queues.retirement import split
 
@@ -27,9 +33,6 @@ HUB_NAME = re.compile(r"\w[\w.-]*/\w[\w.-]*")
 
 KNOCK_SECONDS = 5.0
 """Deadline of a connection to a cluster."""
-
-ORIGIN_FILE = "origin.json"
-"""In the folder of a warm start: what it was made from."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +58,8 @@ def load_inputs(config: RunConfig) -> Inputs:
     check_runs_dir(config)
     _check_cores(config)
     _check_address(config.deploy.ray_address)
+    if config.deploy.metrics:
+        check_address(config.deploy.metrics_host, config.deploy.metrics_port)
     path = model_path(config)
     check_model(path)
     scored_by = config.actors.heldout_reward or config.actors.reward
@@ -225,14 +230,6 @@ def load_heldout(config: RunConfig) -> tuple[list[heldout.Planned], list[Prompt]
         raise InputError(f"held-out problems: {error}") from error
 
 
-def warm_start_origin(config: RunConfig) -> str:
-    """What a warm start depends on, as JSON; two that differ are different models."""
-    sections = config.model_dump(mode="json", include={"seed", "model", "sft"})
-    if sections["sft"] is not None:
-        del sections["sft"]["name"]
-    return json.dumps(sections, sort_keys=True)
-
-
 def model_path(config: RunConfig) -> str:
     """The folder or hub name of the initial weights.
 
@@ -249,15 +246,6 @@ def model_path(config: RunConfig) -> str:
             "random weights answer nothing, so there is nothing to reinforce"
         )
     return find_model(path)
-
-
-def reward_model_origin(config: RunConfig) -> str:
-    """What reward models depend on, as JSON."""
-    sections = config.model_dump(mode="json", include={"seed", "model", "sft", "reward_model"})
-    for section in ("sft", "reward_model"):
-        if sections[section] is not None:
-            del sections[section]["name"]
-    return json.dumps(sections, sort_keys=True)
 
 
 def reward_model_paths(config: RunConfig) -> tuple[str, ...]:
@@ -278,13 +266,12 @@ def reward_model_paths(config: RunConfig) -> tuple[str, ...]:
             "reward-model` with the same recipe and settings first, or name model folders in "
             "actors.reward_model.paths"
         )
-    origin = folder / ORIGIN_FILE
-    if not origin.exists() or origin.read_text() != reward_model_origin(config):
-        raise InputError(
-            f"{folder} was made with another seed, [model], [sft] or [reward_model]; run `headway "
-            "reward-model --replace` with the same recipe and settings, or name the model folders "
-            "in actors.reward_model.paths"
-        )
+    refuse_another_origin(
+        folder,
+        reward_model_origin(config),
+        "run `headway reward-model --replace` with the same recipe and settings, or name the model "
+        "folders in actors.reward_model.paths",
+    )
     return tuple(str(path.absolute()) for path in found)
 
 
@@ -310,14 +297,15 @@ def find_model(path: str, *, setting: str = "model.path") -> str:
 def _warm_start(config: RunConfig) -> str:
     folder = config.warm_start
     if not (folder / "config.json").exists():
+        made = same_warm_starts(config)
+        hint = f', or set sft.name = "{made[0]}", which was made with these' if made else ""
         raise InputError(
             f"the recipe has an [sft] section, but {folder} does not exist yet; run `headway sft` "
-            "with the same recipe and settings first"
+            f"with the same recipe and settings first{hint}"
         )
-    origin = folder / ORIGIN_FILE
-    if not origin.exists() or origin.read_text() != warm_start_origin(config):
-        raise InputError(
-            f"{folder} was made with another seed, [model] or [sft]; run `headway sft --replace` "
-            "with the same recipe and settings, or choose another name"
-        )
+    refuse_another_origin(
+        folder,
+        warm_start_origin(config),
+        "run `headway sft --replace` with the same recipe and settings, or choose another name",
+    )
     return str(folder.absolute())

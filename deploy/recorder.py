@@ -11,6 +11,7 @@ from typing import Any
 
 from deploy.config import RunConfig
 from deploy.errors import RunFailed
+from deploy.exporter import Exporter
 from deploy.progress import Screen
 from deploy.run_directory import RunDirectory
 from deploy.summary import Record, Row, summarise
@@ -42,10 +43,12 @@ class Recorder:
         broker: BrokerClient,
         broadcaster: BroadcasterClient,
         actors: list[Supervisor],
+        exporter: Exporter | None = None,
     ) -> None:
         self._config, self._record = config, record
         self._directory, self._screen = directory, screen
         self._broker, self._broadcaster, self._actors = broker, broadcaster, actors
+        self._exporter = exporter
         self._swaps = 0
         """Reports taken from the broadcaster, which knows nothing of earlier sittings."""
         self._summarised_at = time.monotonic()
@@ -68,6 +71,8 @@ class Recorder:
         while True:
             await asyncio.sleep(POLL_SECONDS)
             status = await self._gather()
+            if self._exporter is not None:
+                self._exporter.write()
             if self._pauses(status):
                 continue
             if time.monotonic() - self._summarised_at > SUMMARY_SECONDS:

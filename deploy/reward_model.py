@@ -18,7 +18,8 @@ from actors.reward_model_folder import Scale, load_reader
 from deploy.config import RunConfig
 from deploy.disk import check_runs_dir
 from deploy.errors import InputError, RunFailed
-from deploy.inputs import ORIGIN_FILE, find_model, model_path, reward_model_origin
+from deploy.inputs import find_model, model_path
+from deploy.origin import ORIGIN_FILE, reward_model_origin
 from deploy.preference_pairs import PreferencePairs
 from deploy.progress import Screen
 from deploy.whole_folder import check_place, made_whole

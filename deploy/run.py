@@ -31,8 +31,10 @@ from deploy.cluster import cluster
 from deploy.config import RunConfig
 from deploy.cores import actors_on_cores
 from deploy.errors import Interrupted, RunFailed
+from deploy.exporter import Exporter
 from deploy.inputs import Inputs
 from deploy.interrupt import Interrupts, deferred, raise_interrupts
+from deploy.metrics import RunMetrics
 from deploy.progress import Screen
 from deploy.recall import recall
 from deploy.recorder import Recorder
@@ -181,6 +183,7 @@ class Run:
             broker=self.broker,
             broadcaster=self.broadcaster,
             judge=judge,
+            metrics_host=config.deploy.metrics_host if config.deploy.metrics else None,
             scheduling_strategy=here,
         )
         self.actors = [
@@ -196,6 +199,9 @@ class Run:
             )
             for index in range(config.actors.count)
         ]
+        self.shown: list[tuple[str, str]] = []
+        """Processes that live as long as the run, and where their metrics are."""
+        self.exporter = self.export() if config.deploy.metrics else None
         self.recorder = Recorder(
             config,
             record,
@@ -204,6 +210,22 @@ class Run:
             broker=self.broker,
             broadcaster=self.broadcaster,
             actors=self.actors,
+            exporter=self.exporter,
+        )
+
+    def export(self) -> Exporter:
+        """Opens the address that Prometheus asks."""
+        return Exporter(
+            self.config.name,
+            self.directory.path,
+            [RunMetrics(self.record, self.directory.path)],
+            lambda: [
+                *self.shown,
+                *((actor.name, actor.metrics) for actor in self.actors if actor.metrics),
+            ],
+            host=self.config.deploy.metrics_host,
+            port=self.config.deploy.metrics_port,
+            node=ray.util.get_node_ip_address(),
         )
 
     async def run(self) -> None:
@@ -222,6 +244,8 @@ class Run:
             await training
         finally:
             asked.cancel()
+            if self.exporter is not None:
+                self.exporter.close()
             with suppress(QueuesError, TimeoutError):
                 async with asyncio.timeout(CLOSE_SECONDS):
                     await self.broker.close()
@@ -265,6 +289,13 @@ class Run:
             **{judge.name: judge.start() for judge in self.judges},
             **{actor.name: actor.start() for actor in self.actors},
         }
+        if self.exporter is not None:
+            host = config.deploy.metrics_host
+            self.shown += [
+                ("broker", await self.broker.serve_metrics(host)),
+                ("learner", await self.learner.serve_metrics(host)),
+            ]
+            self.screen.say(f"metrics: http://{self.exporter.address}/targets")
         tasks = [named(name, self.announce(name, ready)) for name, ready in loading.items()]
         try:
             async with asyncio.timeout(config.deploy.start_timeout_seconds):

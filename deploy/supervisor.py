@@ -125,6 +125,11 @@ class Supervisor:
         said = self._lives if self._said is None else [*self._lives, self._said]
         return merge(said) if said else {**Tally(self._engine_id).statistics(), "pid": None}
 
+    @property
+    def metrics(self) -> str | None:
+        """Where Prometheus finds the metrics of the present life, once they are known."""
+        return self._said["metrics"] if self._said else None
+
     async def _live(self) -> str | None:
         """Runs the actor, made first where it is gone; why it died, or None: the run is over."""
         watching = asyncio.create_task(self._watch())

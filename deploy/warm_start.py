@@ -12,7 +12,8 @@ from actors.sources.demonstrations import load_demonstrations
 from deploy.config import RunConfig
 from deploy.disk import check_runs_dir
 from deploy.errors import InputError
-from deploy.inputs import ORIGIN_FILE, find_model, load_heldout, warm_start_origin
+from deploy.inputs import find_model, load_heldout
+from deploy.origin import ORIGIN_FILE, warm_start_origin
 from deploy.progress import Screen
 from deploy.whole_folder import check_place, made_whole
 from learner.config import SftConfig, TinyModelConfig

@@ -28,6 +28,7 @@ ALLOWED = {
     "too_short": "at least {min_length} entries",
     "too_long": "at most {max_length} entries",
     "string_too_short": "at least {min_length} characters",
+    "string_too_long": "at most {max_length} characters",
     "string_pattern_mismatch": "text of the form {pattern}",
 }
 """What is allowed, by pydantic's type of error and with its context."""

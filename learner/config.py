@@ -127,7 +127,7 @@ class LearnerConfig(OptimizerConfig, ObjectiveConfig):
 class SftConfig(OptimizerConfig):
     """Supervised warm start on demonstrations: `headway sft RECIPE`."""
 
-    name: str | None = Field(default=None, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
+    name: str | None = Field(default=None, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=100)
     """Of the warm start; None takes the run's. Recipes with one name share one model."""
     demonstrations: str
     """A source of (prompt, completion) pairs: a JSONL file with the fields prompt and completion,

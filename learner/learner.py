@@ -12,7 +12,7 @@ nothing. Leaves out how ranks train together (`ray_lead`), supervision and how w
 
 import asyncio
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from queues.errors import QueueClosed
@@ -61,6 +61,7 @@ class Learner:
         start_version: int = 0,
         totals: Mapping[str, int] | None = None,
         poll_seconds: float = 2.0,
+        observe: Callable[[Mapping[str, Any]], None] = lambda _: None,
     ) -> None:
         """Takes its collaborators.
 
@@ -72,6 +73,7 @@ class Learner:
             start_version: The version that the trainer's weights are.
             totals: `rollouts` and `tokens` trained until then.
             poll_seconds: Longest time that one `take` waits, and so until a stop is seen.
+            observe: Gets the statistics of each batch once they are acknowledged.
         """
         self._trainer = trainer
         self._batches = batches
@@ -80,6 +82,7 @@ class Learner:
         self._start_version = start_version
         self._totals = {"rollouts": 0, "tokens": 0, **(totals or {})}
         self._poll_seconds = poll_seconds
+        self._observe = observe
 
     async def run(self, stop: asyncio.Event | None = None) -> int:
         """Trains until the last step, the end of the queue, or `stop`; the version reached."""
@@ -101,6 +104,7 @@ class Learner:
             self._count(statistics)
             told = {**statistics, **times, "weights_checksum": checksum, "totals": self._totals}
             await self._batches.ack(version, told)
+            self._observe(told)
             version += 1
             if version % self._checkpoint_every == 0:
                 await self._save(version)

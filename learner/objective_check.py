@@ -15,6 +15,7 @@ from learner.corrections import CORRECTIONS, importance_weights
 from learner.errors import InputError
 from learner.losses import LOSSES, LossInputs, PolicyLoss, TokenLoss, policy_loss
 from learner.objective_config import ObjectiveConfig
+from learner.registry import options_of, refuse_unknown_options, refuse_wrong_options
 
 
 def check_objective(config: ObjectiveConfig) -> None:
@@ -24,6 +25,7 @@ def check_objective(config: ObjectiveConfig) -> None:
         InputError: An unknown name or option, a value that does not fit, a ratio that would count
             twice, or something needed that nothing computes.
     """
+    _check_options(config)
     loss = LOSSES[config.loss].under(config.loss_options)
     _check_corrections(config, loss)
     if loss.aggregations is not None and config.aggregation not in loss.aggregations:
@@ -63,6 +65,30 @@ def check_objective(config: ObjectiveConfig) -> None:
         )
     ids = row.sequence_ids
     token_weights(config.aggregation, row.mask, ids, ids, max_length=config.fixed_length)
+
+
+def _check_options(config: ObjectiveConfig) -> None:
+    """Every option is one that its function takes, and of the type that it says."""
+    for setting, name, function, given in (
+        (
+            "learner.advantage_options",
+            config.advantage,
+            ESTIMATORS[config.advantage].function,
+            config.advantage_options,
+        ),
+        ("learner.loss_options", config.loss, LOSSES[config.loss].function, config.loss_options),
+    ):
+        refuse_wrong_options(setting, name, function, given)
+    options, names = config.correction_options, config.corrections
+    functions = {name: CORRECTIONS[name].function for name in names}
+    known = {key for function in functions.values() for key in options_of(function)}
+    setting = "learner.correction_options"
+    refuse_unknown_options(f"{setting}: {' and '.join(names) or 'none'}", options, known | {*names})
+    for name, corrects in functions.items():
+        shared = {key: options[key] for key in options_of(corrects) if key in options}
+        own = options.get(name, {})
+        chosen = {**shared, **own} if isinstance(own, Mapping) else own
+        refuse_wrong_options(setting, name, corrects, chosen)
 
 
 def _check_numbers(who: str, values: Tensor) -> None:

@@ -101,6 +101,11 @@ class LearnerGroup:
         [reached] = await self._first_failure({0: running}, watched)
         return int(reached)
 
+    async def serve_metrics(self, host: str) -> str:
+        """Shows metrics of rank 0 at this address of its node; host:port."""
+        found: str = await self._ranks[0].serve_metrics.remote(host)
+        return found
+
     def stop(self) -> None:
         """Ends `run` at the next batch boundary, with a checkpoint; returns at once."""
         with suppress(RayError):

@@ -6,10 +6,10 @@ that wait for it in a collective operation still hang.
 
 import asyncio
 import gc
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import ray
 
@@ -17,6 +17,9 @@ from learner.config import LearnerConfig
 from learner.cores import bind, cores_of_rank
 from learner.errors import LearnerError
 from weight_sync.config import WeightSyncConfig
+
+if TYPE_CHECKING:
+    from learner.metrics import LearnerMetrics
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -31,6 +34,7 @@ class RankActor:
         self._failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         # One thread for everything that computes, so that torch keeps one pool of threads.
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="rank")
+        self._metrics: LearnerMetrics | None = None
 
     def __repr__(self) -> str:
         return f"learner-{self._number}"
@@ -111,10 +115,24 @@ class RankActor:
             checkpoint_every=self._config.checkpoint_every,
             start_version=version,
             totals=state.totals if state else None,
+            observe=self._observe,
         )
         reached = await learner.run(self._stop)
         await self._call(self._publisher.flush, weight_sync.timeout_seconds)
         return reached
+
+    async def serve_metrics(self, host: str) -> str:
+        """Rank 0: shows `metrics.LearnerMetrics` until the process ends; host:port."""
+        from learner.metrics import LearnerMetrics
+        from queues.metrics import address, serve
+
+        self._metrics = LearnerMetrics()
+        port = serve([self._metrics], host=host)
+        return address(host, port, ray.util.get_node_ip_address())
+
+    def _observe(self, row: Mapping[str, Any]) -> None:
+        if self._metrics is not None:
+            self._metrics.observe(row)
 
     async def stop(self) -> None:
         """Rank 0: ends `run` at the next batch boundary, with a checkpoint."""

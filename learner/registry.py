@@ -6,8 +6,10 @@ Holds no algorithm. Built-in entries register themselves when their package is i
 import difflib
 import importlib
 import inspect
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any, Generic, TypeVar
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, Generic, TypeVar, get_type_hints
+
+from pydantic import TypeAdapter, ValidationError
 
 from learner.errors import InputError
 
@@ -85,3 +87,34 @@ def refuse_unknown_options(what: str, given: Iterable[str], known: Iterable[str]
     if unknown:
         allowed = ", ".join(sorted(known)) or "none"
         raise InputError(f"{what} has no option {', '.join(unknown)}; its options: {allowed}")
+
+
+def refuse_wrong_options(
+    setting: str, name: str, function: Callable[..., Any], options: object
+) -> None:
+    """Holds a recipe's options against what a registered function says that it takes.
+
+    Args:
+        setting: The table in the recipe.
+        name: Of the function.
+        function: Its keyword-only parameters are the options; those without a type take anything.
+        options: By name.
+
+    Raises:
+        InputError: One is unknown, lacks, or has another type.
+    """
+    if not isinstance(options, Mapping):
+        raise InputError(f"{setting} = {options!r} must be a table of options of {name!r}")
+    known = options_of(function)
+    refuse_unknown_options(f"{setting}: {name!r}", options, known)
+    types, parameters = get_type_hints(function), inspect.signature(function).parameters
+    for key in known:
+        if key not in options:
+            if parameters[key].default is inspect.Parameter.empty:
+                raise InputError(f"{setting} lacks {key}, which {name!r} cannot do without")
+            continue
+        try:
+            TypeAdapter(types.get(key, Any)).validate_python(options[key], strict=True)
+        except ValidationError as error:
+            said = error.errors()[0]["msg"]
+            raise InputError(f"{setting}.{key} = {options[key]!r} of {name!r}: {said}") from None

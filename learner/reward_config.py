@@ -10,7 +10,7 @@ from learner.optimizer_config import Dtype, OptimizerConfig, check_deepspeed
 class RewardTrainingConfig(OptimizerConfig):
     """Reward models from preference pairs, by the likelihood of Bradley and Terry."""
 
-    name: str | None = Field(default=None, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
+    name: str | None = Field(default=None, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=100)
     """Of the models; None takes the run's. Recipes with one name share them."""
     pairs: str
     """A source of (prompt, chosen, rejected) triples: a JSONL file with these fields, or the name

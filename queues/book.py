@@ -20,11 +20,9 @@ from queues.records import REWARD_MODEL_LOST, BatchRecord, Lease, Prompt, Summar
 from queues.results_queue import ResultsQueue
 from queues.retirement import Retirement
 from queues.tie_filter import TieFilter, Verdict
-from queues.window_controller import WindowController, WindowState
+from queues.window_controller import Steering
 
 BATCHES_KEPT = 100
-CONTROLLER = "window_controller"
-"""Key in the statistics of a batch: the state of the controller after it."""
 ENGINE_LOST = "engine_lost"
 """Why leases end whose engine is gone."""
 EXCUSED = frozenset({ENGINE_LOST, REWARD_MODEL_LOST})
@@ -46,7 +44,8 @@ class Book:
     """Wait after a failed attempt; doubled with each further one, at most MOST_DOUBLINGS times."""
     greedy_baseline: bool = False
     """Whether every train group is generated with a greedy rollout beside it."""
-    controller: WindowController | None = None
+    steering: Steering | None = None
+    """Of the window of staleness; None keeps it at its widest."""
     tie_filter: TieFilter | None = None
     retirement: Retirement = field(default_factory=Retirement)
     groups: Groups = field(default_factory=Groups)
@@ -63,8 +62,6 @@ class Book:
     """The newest trained ones."""
     accepted: int = 0
     """Results, evaluations included, over the whole run."""
-    steered: WindowState | None = None
-    """What the controller made of the batches so far."""
     late: int = 0
     """Groups that were taken after their deadline, over the whole run."""
     next_number: int = 1
@@ -75,6 +72,10 @@ class Book:
     """The source has no more prompts."""
     patience_ends: float = 0.0
     """Monotonic seconds until which engines that lag get no training groups."""
+    given_back: Counter[str] = field(default_factory=Counter)
+    """Leases that ended without a result since the broker began, by reason."""
+    refused: int = 0
+    """Results that were refused since then."""
     last_error: str | None = None
     """The latest failed attempt, for whoever watches the run."""
 
@@ -92,13 +93,12 @@ class Book:
     @property
     def staleness(self) -> int:
         """w: new groups are due so many versions after their start."""
-        return self.bounds.max_staleness if self.steered is None else self.steered.window
+        return self.bounds.max_staleness if self.steering is None else self.steering.state.window
 
     def additions(self, statistics: Mapping[str, Any]) -> dict[str, Any]:
-        """What is said of the taken batch beside the learner's statistics of it.
+        """What is said of the taken batch beside the learner's statistics of it, where configured.
 
-        What was left out of training or trained late so far, and where the window of staleness is
-        steered to by the batch; each where it is configured.
+        What was left out of training or trained late so far, and the window of staleness after it.
         """
         figures: dict[str, Any] = {}
         if self.tie_filter is not None:
@@ -108,22 +108,11 @@ class Book:
             figures["prompts_retired"] = len(self.retirement.names)
         if self.bounds.on_overdue != "wait":
             figures["groups_overdue"] = self.late + self.groups.dropped(OVERDUE)
-        if self.controller is not None:
-            state = self.steered or self.controller.start()
-            state = self.controller.after(state, statistics.get("ess"))
-            figures["staleness_window"] = state.window
-            figures[CONTROLLER] = state.to_dict()
+        if self.steering is not None:
+            figures |= self.steering.after(statistics)
         return figures
 
     # --- prompts
-
-    def select(self, prompts: Sequence[Prompt]) -> tuple[Sequence[Prompt], bool]:
-        """The prompts that may be issued, and whether the source has none that is left.
-
-        Raises:
-            InputError: An id by which a prompt cannot be known again.
-        """
-        return self.retirement.select(prompts)
 
     def issue(self, prompts: Sequence[Prompt], evaluation: str | None = None) -> list[Group]:
         """Queue a group for each prompt."""
@@ -236,6 +225,7 @@ class Book:
         first in line. After any other failure a group waits, and after the last one its prompt
         does not come again.
         """
+        self.given_back[reason] += 1
         excused = reason in EXCUSED
         group.failures += not excused
         if group.failures >= self.max_attempts:
@@ -333,10 +323,8 @@ class Book:
     def add_batch(self, record: BatchRecord) -> None:
         """A batch is trained, now or before this broker began; the newest one comes last."""
         self.batches.append(record)
-        if self.controller is not None:
-            said = record.statistics.get(CONTROLLER)
-            state = self.controller.start() if said is None else WindowState.from_dict(said)
-            self.steered = self.controller.within_bounds(state)
+        if self.steering is not None:
+            self.steering.go_on(record.statistics)
 
     # --- inside
 
@@ -388,8 +376,7 @@ class Book:
         group.overdue = False
         start = version if group.saved is None else min(version, group.saved)
         group.engine_id, group.start_version, group.expires = engine_id, start, expires
-        bounds = self.bounds.within(self.staleness)
-        deadline = bounds.deadline(start) if run is None else None
+        deadline = self.bounds.within(self.staleness).deadline(start) if run is None else None
         self.groups.move(group, State.LEASED, due=deadline)
         return Lease(
             group_id=group.group_id,

@@ -50,7 +50,7 @@ from queues.retention import Retention
 from queues.retirement import Retirement
 from queues.status import BrokerStatus, status_of
 from queues.tie_filter import TieFilter
-from queues.window_controller import WindowController
+from queues.window_controller import Steering, WindowController
 
 log = logging.getLogger(__name__)
 
@@ -103,10 +103,12 @@ class Broker:
             max_attempts=config.max_attempts,
             retry_seconds=config.retry_seconds,
             greedy_baseline=greedy_baseline,
-            controller=None
+            steering=None
             if config.ess_target is None
-            else WindowController(
-                target=config.ess_target, most=config.max_staleness, batches=config.ess_batches
+            else Steering(
+                WindowController(
+                    target=config.ess_target, most=config.max_staleness, batches=config.ess_batches
+                )
             ),
             tie_filter=TieFilter(limit=limit) if config.filter_tied else None,
             retirement=Retirement(cap=pass_rate_cap, threshold=pass_threshold),
@@ -373,6 +375,7 @@ class Broker:
     # --- inside
 
     async def _refuse(self, group_id: str) -> PutStatus:
+        self._book.refused += 1
         has_result = await self._commits.submit(partial(self._ledger.refuse, group_id))
         if has_result is None:
             raise ProtocolError(f"put: group {group_id!r} was never issued")

@@ -56,7 +56,7 @@ class Feed:
         book = self._book
         if book.ended:
             raise ProtocolError("issue: the last prompts were issued before")
-        kept, exhausted = book.select(prompts)
+        kept, exhausted = book.retirement.select(prompts)
         texts = [dump_prompt(prompt) for prompt in kept]
         last = last or exhausted
         book.cursor, book.ended = cursor, last

@@ -32,6 +32,8 @@ MAX_CONCURRENCY = 10_000
 """Long polls that may be open at once."""
 ANSWER_SECONDS = 30.0
 """How long a call may take beyond the wait that it asks for."""
+SCRAPE_SECONDS = 5.0
+"""How long a scrape waits for the broker's status."""
 START_SECONDS = 120.0
 """How long the broker may take to start: a new process, and a long ledger to recover."""
 
@@ -96,6 +98,18 @@ class _BrokerActor(Broker):
         """Raise what the constructor refused."""
         if self._refusal is not None:
             raise self._refusal
+
+    async def serve_metrics(self, host: str) -> str:
+        """Show `metrics.BrokerMetrics` until the process ends; host:port."""
+        from queues.metrics import BrokerMetrics, address, serve
+
+        loop = asyncio.get_running_loop()
+
+        def status() -> BrokerStatus:
+            return asyncio.run_coroutine_threadsafe(self.status(), loop).result(SCRAPE_SECONDS)
+
+        port = serve([BrokerMetrics(status)], host=host)
+        return address(host, port, ray.util.get_node_ip_address())
 
 
 class BrokerClient:
@@ -186,6 +200,11 @@ class BrokerClient:
     async def status(self, after: int = -1) -> BrokerStatus:
         """See `Broker.status`."""
         return await self._call(Broker.status, after)
+
+    async def serve_metrics(self, host: str) -> str:
+        """Show metrics of the broker at this address of its node; host:port."""
+        found: str = await self._actor.serve_metrics.remote(host)
+        return found
 
     async def close(self) -> None:
         """See `Broker.close`; the actor itself lives until its handles are gone."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from queues.book import Book
 from queues.groups import State
-from queues.records import BatchRecord
+from queues.records import BatchRecord, Purpose
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +33,12 @@ class BrokerStatus:
     """Live groups whose deadline has passed."""
     engines: Mapping[str, int]
     """The version that each engine serves."""
+    ended: Mapping[tuple[str, str], int]
+    """Train groups that were dropped or failed, by state and reason."""
+    given_back: Mapping[str, int]
+    """Leases that ended without a result since the broker began, by reason."""
+    refused: int
+    """Results that were refused since then: of lost leases, or of groups that have one."""
     waits_for: Mapping[str, str | None]
     """Leased groups that are due, so that the learner waits for them, and who holds each."""
     evaluations: Sequence[str]
@@ -60,9 +66,16 @@ def status_of(book: Book, after: int, *, paused: str | None) -> BrokerStatus:
         live=book.groups.live,
         window=book.bounds.within(book.staleness).window(book.version),
         staleness_window=book.staleness,
-        window_reason=None if book.steered is None else book.steered.reason,
+        window_reason=None if book.steering is None else book.steering.state.reason,
         overdue=book.groups.overdue,
         engines=dict(book.engines),
+        ended={
+            (str(state), reason): count
+            for (purpose, state, reason), count in book.groups.counts.items()
+            if purpose is Purpose.TRAIN and reason
+        },
+        given_back=dict(book.given_back),
+        refused=book.refused,
         waits_for={group.group_id: group.engine_id for group in book.waits_for()},
         evaluations=[run.name for run in book.evaluations.values() if not run.finished],
         accepted=book.accepted,

@@ -25,6 +25,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Self
 
+STATE = "window_controller"
+"""Key in the statistics of a batch: the state of the controller after it."""
 MOST_PATIENCE = 32
 """Decisions between two tries of a window that was too wide."""
 
@@ -117,3 +119,26 @@ class WindowController:
 
 def _moved(state: WindowState, window: int, reason: str) -> WindowState:
     return replace(state, window=window, settling=max(state.window, window) + 1, reason=reason)
+
+
+class Steering:
+    """The controller of one run: its state goes with the statistics of every batch, and from there.
+
+    Args:
+        controller: Decides.
+    """
+
+    def __init__(self, controller: WindowController) -> None:
+        self._controller = controller
+        self.state = controller.start()
+
+    def after(self, statistics: Mapping[str, Any]) -> dict[str, Any]:
+        """What a batch with these statistics of the learner's decides, to be kept with them."""
+        state = self._controller.after(self.state, statistics.get("ess"))
+        return {"staleness_window": state.window, STATE: state.to_dict()}
+
+    def go_on(self, statistics: Mapping[str, Any]) -> None:
+        """Go on from what was kept with the newest batch; without any, from the start."""
+        said = statistics.get(STATE)
+        state = self._controller.start() if said is None else WindowState.from_dict(said)
+        self.state = self._controller.within_bounds(state)

@@ -7,7 +7,7 @@ import pytest
 from benchmarks import presets
 from benchmarks.presets import figures, markdown, prepare
 from deploy.config import load_recipe
-from deploy.inputs import ORIGIN_FILE, warm_start_origin
+from deploy.origin import ORIGIN_FILE, warm_start_origin
 
 
 def written(folder, rows, **changes):

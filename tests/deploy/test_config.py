@@ -35,6 +35,7 @@ def test_overrides_change_typed_values_and_plain_strings():
         ("steps=many", 'steps = "many": must be a whole number'),
         ("learner.loss=pppo", "'pppo' is not one of reinforce, ppo, grpo, dapo, cispo"),
         ("learner.zero_stage=5", "learner.zero_stage = 5"),
+        (f"name={'x' * 101}", "must be at most 100 characters"),
         ("name=a/b", 'name = "a/b": must be letters, digits, "."'),
         ("actors.max_concurrent_rollouts=4", "= 4 must be at least prompts.group_size = 8"),
         ("actors.overlong.buffr=4", "actors.overlong.buffr: unknown key; did you mean 'buffer'?"),
@@ -87,6 +88,7 @@ def test_every_problem_of_a_recipe_is_reported_at_once():
 
 def test_a_recipe_that_is_missing_or_not_toml_is_named(tmp_path):
     assert "neither a file nor one of demo" in refusal("nothing")
+    assert refusal("demmo").endswith("; did you mean 'demo'?")
     broken = tmp_path / "broken.toml"
     broken.write_text("name = ")
     assert "is not TOML" in refusal(str(broken))

@@ -8,7 +8,8 @@ import pytest
 
 from deploy.config import load_recipe
 from deploy.errors import InputError
-from deploy.inputs import ORIGIN_FILE, load_inputs, model_path, warm_start_origin
+from deploy.inputs import load_inputs, model_path
+from deploy.origin import ORIGIN_FILE, warm_start_origin
 
 
 def recipe(tmp_path, *overrides):
@@ -33,13 +34,26 @@ def test_a_recipe_with_a_warm_start_asks_for_it_first(tmp_path):
         load_inputs(recipe(tmp_path))
 
 
-@pytest.mark.parametrize("changed", ["seed=1", "sft.steps=9", "model.tiny.layers=2"])
-def test_a_warm_start_of_other_settings_is_refused(tmp_path, changed):
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ("seed=1", "made with seed = 0, not 1. For this recipe, run `headway sft --replace`"),
+        ("sft.steps=9", "made with sft.steps = 850, not 9"),
+        ("model.tiny.layers=2", "made with model.tiny.layers = 3, not 2"),
+    ],
+)
+def test_a_warm_start_of_other_settings_is_refused_with_what_differs(tmp_path, changed, said):
     config = recipe(tmp_path)
     make_warm_start(config)
     assert model_path(config) == str(config.warm_start)
-    with pytest.raises(InputError, match="made with another seed"):
+    with pytest.raises(InputError, match=said):
         model_path(recipe(tmp_path, changed))
+
+
+def test_a_warm_start_that_another_name_has_is_pointed_at(tmp_path):
+    make_warm_start(recipe(tmp_path))
+    with pytest.raises(InputError, match=r'or set sft\.name = "demo", which was'):
+        model_path(recipe(tmp_path, "name=other"))
 
 
 @pytest.mark.parametrize("unrelated", ["steps=9", "learner.learning_rate=1e-5"])

@@ -134,7 +134,7 @@ def test_a_run_asks_for_reward_models_that_are_not_made_yet_or_were_made_otherwi
     with pytest.raises(InputError, match="run `headway reward-model` with the same recipe"):
         reward_model_paths(config)
     (config.reward_models / "model-0").mkdir(parents=True)
-    with pytest.raises(InputError, match="was made with another seed"):
+    with pytest.raises(InputError, match="does not tell what it was made with"):
         reward_model_paths(config)
     assert reward_model_paths(config_of(tmp_path)) == ()
 

@@ -19,7 +19,12 @@ from learner.errors import InputError
 from learner.kl import kl_loss
 from learner.losses import LOSSES, PolicyLoss, TokenLoss
 from learner.objective import Objective
-from learner.objective_check import corrects_off_policyness, needs, needs_behavior_logprobs
+from learner.objective_check import (
+    check_objective,
+    corrects_off_policyness,
+    needs,
+    needs_behavior_logprobs,
+)
 from learner.update import Updater
 from queues.records import FinishReason
 
@@ -454,6 +459,33 @@ def test_what_a_recipe_says_of_staleness_is_what_the_loss_says(loss, steps):
 def test_settings_that_contradict_each_other_are_refused(settings, said):
     with pytest.raises(ValueError, match=said):
         LearnerConfig(**settings)
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"loss_options": {"cap": 3}}, "learner.loss_options: 'cispo' has no option cap; its"),
+        ({"loss_options": {"cap_high": "5"}}, "cap_high = '5' of 'cispo': Input .* valid number"),
+        ({"advantage_options": {"epsilon": True}}, "advantage_options.epsilon = True of 'grpo'"),
+        (
+            {"advantage": "reinforce", "advantage_options": {"baseline": "median"}},
+            "baseline = 'median' .*'mean', 'leave_one_out' or 'ema'",
+        ),
+        ({"correction": "lag_mask"}, "correction_options lacks max_lag, which 'lag_mask'"),
+        (
+            {"correction": ["veto", "lag_mask"], "correction_options": {"lag_mask": 3}},
+            "correction_options = 3 must be a table of options of 'lag_mask'",
+        ),
+        ({"correction_options": {"cap": 3.0}}, "correction_options: none has no option cap"),
+        (
+            {"loss": "decoupled_ppo", "loss_options": {"proximal": ["detach"]}},
+            "loss_options.proximal = .* valid string",
+        ),
+    ],
+)
+def test_an_option_that_does_not_fit_is_named_with_its_setting(settings, said):
+    with pytest.raises(InputError, match=said):
+        check_objective(LearnerConfig(**settings))
 
 
 @pytest.mark.parametrize("correction", objective_config.REJECTIONS)

@@ -19,7 +19,7 @@ from queues.groups import FILTERED, OVERDUE, Group, State
 from queues.records import BatchRecord, Lease, Prompt, Purpose, Summary
 from queues.retirement import split
 from queues.tie_filter import TieFilter
-from queues.window_controller import WindowState
+from queues.window_controller import Steering, WindowController, WindowState
 
 GROUP_SIZE = 2
 HEARTBEAT = 0.3
@@ -94,6 +94,9 @@ class Run:
         self.events: list[tuple[float, int, str, tuple]] = []
         self.order = 0
         self.tied: set[str] = set()
+        if self.changes_window:
+            most = self.book.bounds.max_staleness
+            self.book.steering = Steering(WindowController(target=0.5, most=most, batches=1))
         self.held: dict[str, tuple[str, Lease, float]] = {}
         """Engine, lease and its beginning, by group: what engines generate."""
         self.needs: dict[str, float] = {}
@@ -129,7 +132,7 @@ class Run:
             if last:
                 wanted = self.prompts - len(self.issued)
             drawn = [next(self.source) for _ in range(wanted)]
-            kept, exhausted = self.book.select(drawn)
+            kept, exhausted = self.book.retirement.select(drawn)
             gone = self.book.retirement.names | self.book.retirement.poisonous
             assert not {split(prompt.prompt_id)[0] for prompt in kept} & gone
             self.book.issue(kept)
@@ -210,7 +213,7 @@ class Run:
             )
             if self.changes_window:
                 window = self.chance.randint(0, self.book.bounds.max_staleness)
-                self.book.steered = WindowState(window=window)
+                self.book.steering.state = WindowState(window=window)
             for engine, delay in self.delay.items():
                 self.after(delay, "update", engine, self.book.version)
         elif what == "update":

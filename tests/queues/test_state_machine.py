@@ -148,14 +148,18 @@ class QueueMachine(RuleBasedStateMachine):
             self.spy(getattr(self.broker, owner), method, (owner, method, when))
 
     def spy(self, owner: Any, method: str, point: tuple[str, str, str]) -> None:
-        """Make a copy of the folder at this point, in the thread that writes, where it is armed."""
+        """Make a copy of the folder at this point, in the thread that writes, where it is armed.
+
+        Once: an operation that looks at the accounts at its end commits twice, as a rule.
+        """
         original: Callable[..., Any] = getattr(owner, method)
 
         def spied(*args: Any) -> Any:
-            if self.armed == point and point[2] == "before":
+            armed = self.armed == point and self.snapshot is None
+            if armed and point[2] == "before":
                 self.snapshot = self.copied()
             result = original(*args)
-            if self.armed == point and point[2] == "after":
+            if armed and point[2] == "after":
                 self.snapshot = self.copied()
             return result
 

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from queues.admission import OnOverdue
-from queues.window_controller import MOST_PATIENCE, WindowController, WindowState
+from queues.window_controller import MOST_PATIENCE, Steering, WindowController, WindowState
 from tests.queues.conftest import answer, make_broker, make_prompts
 from tests.queues.simulated_run import Run, make_book
 from tests.queues.test_broker import WAIT, play
@@ -120,7 +120,7 @@ def test_in_a_run_whose_engines_outrun_the_learner_the_target_is_held(
         return math.exp(chance.gauss(-0.2 * mean, 0.03))
 
     book = make_book(4, 4, 400, 1, policy=policy)
-    book.controller = WindowController(target=target, most=4, batches=BATCHES)
+    book.steering = Steering(WindowController(target=target, most=4, batches=BATCHES))
     run = Run(book, seed, 0.1, ess=ess)
     run.room, run.delay = {"engine-0": 80}, {"engine-0": 0.05}
     run.run()

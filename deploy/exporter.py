@@ -1,0 +1,150 @@
+"""The run's address for Prometheus: its own metrics, and where those of its processes are.
+
+/metrics    of the driver
+/targets    every process with its labels, for `http_sd_configs`
+targets.json in the run's folder, the same for `file_sd_configs`
+"""
+
+import json
+import socket
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+from prometheus_client import CollectorRegistry, ProcessCollector
+from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client.registry import Collector
+
+from deploy.errors import InputError
+from queues.metrics import address
+
+FILE = "targets.json"
+Targets = Sequence[tuple[str, str]]
+"""Process and address, as "actor-0", "127.0.0.1:9000"."""
+
+
+class Exporter:
+    """Serves until `close`.
+
+    Args:
+        run: Name of the run, a label of all.
+        folder: Of the run; gets `targets.json`.
+        collectors: Metrics of this process.
+        targets: Names and addresses of the other processes that show metrics now; asked by
+            another thread.
+        host: Address to bind to.
+        port: 0 takes a free one.
+        node: Address of this node, under which others find what is bound to all of them.
+
+    Raises:
+        InputError: Somebody else has the port, or the host is not of this machine.
+    """
+
+    def __init__(
+        self,
+        run: str,
+        folder: Path,
+        collectors: Sequence[Collector],
+        targets: Callable[[], Targets],
+        *,
+        host: str,
+        port: int,
+        node: str,
+    ) -> None:
+        self._run, self._file, self._targets = run, folder / FILE, targets
+        self._written = ""
+        registry = CollectorRegistry()
+        for collector in collectors:
+            registry.register(collector)
+        ProcessCollector(namespace="headway", registry=registry)
+        answers: dict[str, tuple[str, Callable[[], bytes]]] = {
+            "/metrics": (CONTENT_TYPE_LATEST, lambda: generate_latest(registry)),
+            "/targets": ("application/json", lambda: json.dumps(self.targets()).encode()),
+        }
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                if self.path not in answers:
+                    self.send_error(404, f"there are {', '.join(answers)}")
+                    return
+                kind, answer = answers[self.path]
+                body = answer()
+                self.send_response(200)
+                self.send_header("Content-Type", kind)
+                self.end_headers()
+                self.wfile.write(body)
+
+            def log_message(self, *_: Any) -> None:
+                """Scrapes are not told."""
+
+        with _explained(host, port):
+            self._server = ThreadingHTTPServer((host, port), Handler)
+        self.address = address(host, self._server.server_port, node)
+        """Where to find it, as host:port."""
+        self._thread = threading.Thread(
+            target=self._server.serve_forever, name="exporter", daemon=True
+        )
+        self._thread.start()
+
+    def targets(self) -> list[dict[str, Any]]:
+        """Every process of the run that shows metrics, as Prometheus wants them."""
+        return [
+            {
+                "targets": [found],
+                "labels": {"run": self._run, "process": name, "role": role(name)},
+            }
+            for name, found in [("driver", self.address), *self._targets()]
+        ]
+
+    def write(self) -> None:
+        """Brings `targets.json` up to date, where it is not and the disk has room."""
+        text = json.dumps(self.targets(), indent=1)
+        if text == self._written:
+            return
+        partial = self._file.with_suffix(".partial")
+        with suppress(OSError):
+            partial.write_text(text)
+            partial.replace(self._file)
+            self._written = text
+
+    def close(self) -> None:
+        """Ends serving; `targets.json` goes."""
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+        self._file.unlink(missing_ok=True)
+
+
+def role(process: str) -> str:
+    """What a process does: its name without a number.
+
+    Example:
+        >>> role("actor-3"), role("broker")
+        ('actor', 'broker')
+    """
+    name, _, number = process.rpartition("-")
+    return name if number.isdigit() else process
+
+
+def check_address(host: str, port: int) -> None:
+    """Tries to bind, for an instant.
+
+    Raises:
+        InputError: Somebody else has the port, or the host is not of this machine.
+    """
+    with _explained(host, port), socket.create_server((host, port)):
+        pass
+
+
+@contextmanager
+def _explained(host: str, port: int) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise InputError(
+            f"deploy.metrics_host = {host!r} with metrics_port = {port}: {error.strerror}; choose "
+            "another, metrics_port = 0 for any that is free, or metrics = false"
+        ) from error

@@ -1,0 +1,108 @@
+"""Metrics of a run that its driver knows: weight updates, restarts, held-out scores, its disk."""
+
+import shutil
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    InfoMetricFamily,
+    Metric,
+    SummaryMetricFamily,
+)
+from prometheus_client.registry import Collector
+
+from deploy.summary import Record, Row
+
+PHASES = ("stage", "permit", "pause", "serve")
+"""Of a weight update: verifying beside generation, waiting for other engines, standing still; and
+`serve`, all of it from `publish` to generating with the new weights."""
+
+
+class RunMetrics(Collector):
+    """What the record of a run says; read by the thread of a scrape while the driver appends to it.
+
+    Args:
+        record: Of the run.
+        folder: Of the run, whose disk is watched.
+    """
+
+    def __init__(self, record: Record, folder: Path) -> None:
+        self._record, self._folder = record, folder
+        self._seen = 0
+        self._seconds: Counter[tuple[str, str]] = Counter()
+        self._updates: Counter[str] = Counter()
+        self._failures: Counter[str] = Counter()
+        self._bytes: Counter[str] = Counter()
+
+    def collect(self) -> Iterator[Metric]:
+        """One scrape."""
+        record = self._record
+        yield InfoMetricFamily(
+            "headway_run",
+            "The run.",
+            value={"name": record.name, "max_staleness": str(record.max_staleness)},
+        )
+        yield GaugeMetricFamily(
+            "headway_max_staleness", "Largest lag allowed, in versions.", record.max_staleness
+        )
+        yield from self._weight_updates()
+        restarts = CounterMetricFamily(
+            "headway_restarts", "Processes that were made again.", labels=["restarted"]
+        )
+        for process, count in list(record.restarts.items()):
+            restarts.add_metric([process], count)
+        yield restarts
+        scores = GaugeMetricFamily(
+            "headway_heldout_score", "The newest held-out score.", labels=["kind"]
+        )
+        for kind, rows in (("greedy", record.heldout), ("sampled", record.heldout_sampled)):
+            if rows and rows[-1]["score"] is not None:
+                scores.add_metric([kind], rows[-1]["score"])
+        yield scores
+        yield GaugeMetricFamily(
+            "headway_disk_free_bytes",
+            "On the disk of the run's folder.",
+            shutil.disk_usage(self._folder).free,
+        )
+
+    def _weight_updates(self) -> Iterator[Metric]:
+        for row in self._record.swaps[self._seen :]:
+            self._seen += 1
+            self._add(row)
+        seconds = SummaryMetricFamily(
+            "headway_weight_update_seconds",
+            "Of weight updates that ended well, by phase.",
+            labels=["engine", "phase"],
+        )
+        for (engine, phase), value in self._seconds.items():
+            seconds.add_metric([engine, phase], self._updates[engine], value)
+        yield seconds
+        failures = CounterMetricFamily(
+            "headway_weight_update_failures", "Updates that failed.", labels=["engine"]
+        )
+        sent = CounterMetricFamily(
+            "headway_weight_update_bytes", "Of weights that were loaded.", labels=["engine"]
+        )
+        for engine in sorted(self._updates.keys() | self._failures.keys()):
+            failures.add_metric([engine], self._failures[engine])
+            sent.add_metric([engine], self._bytes[engine])
+        yield failures
+        yield sent
+
+    def _add(self, row: Row) -> None:
+        engine = row["engine_id"]
+        if row["error"]:
+            self._failures[engine] += 1
+            return
+        self._updates[engine] += 1
+        self._bytes[engine] += row["bytes"]
+        seconds = {
+            "stage": row["staged_at"] - row["published_at"],
+            "permit": row["swap_started_at"] - row["staged_at"],
+            "pause": row["pause_seconds"] + row["load_seconds"] + row["resume_seconds"],
+            "serve": row["swap_finished_at"] - row["published_at"],
+        }
+        self._seconds.update({(engine, phase): seconds[phase] for phase in PHASES})

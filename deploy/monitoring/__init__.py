@@ -1,0 +1,1 @@
+"""What ships for Prometheus and Grafana: how to find runs, alert rules, a dashboard."""

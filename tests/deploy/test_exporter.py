@@ -1,0 +1,102 @@
+"""The address that Prometheus asks, and what it is told."""
+
+import json
+import socket
+import urllib.error
+import urllib.request
+
+import pytest
+
+from deploy.config import load_recipe
+from deploy.errors import InputError
+from deploy.exporter import Exporter, check_address
+from deploy.inputs import load_inputs
+from deploy.metrics import RunMetrics
+from deploy.monitoring import dashboard
+from deploy.summary import Record
+
+
+@pytest.fixture
+def others():
+    return [("broker", "10.0.0.1:9000")]
+
+
+@pytest.fixture
+def exporter(tmp_path, others):
+    record = Record(name="mine", steps=3, max_staleness=2, started_at=0.0)
+    record.swaps.append(
+        {
+            "engine_id": "engine-0",
+            "published_at": 10.0,
+            "staged_at": 10.5,
+            "swap_started_at": 10.75,
+            "pause_seconds": 0.25,
+            "load_seconds": 0.5,
+            "resume_seconds": 0.25,
+            "swap_finished_at": 12.0,
+            "bytes": 100,
+            "error": None,
+        }
+    )
+    record.swaps.append({"engine_id": "engine-0", "error": "LoadFailed: no"})
+    made = Exporter(
+        "mine",
+        tmp_path,
+        [RunMetrics(record, tmp_path)],
+        lambda: others,
+        host="127.0.0.1",
+        port=0,
+        node="10.0.0.7",
+    )
+    yield made
+    made.close()
+
+
+def ask(exporter, path):
+    with urllib.request.urlopen(f"http://{exporter.address}{path}", timeout=10) as answer:
+        return answer.read().decode()
+
+
+def test_processes_are_found_with_their_labels_as_they_come_and_go(exporter, others, tmp_path):
+    others.append(("actor-0", "10.0.0.2:9001"))
+    driver = {"run": "mine", "process": "driver", "role": "driver"}
+    expected = [
+        {"targets": [exporter.address], "labels": driver},
+        {"targets": ["10.0.0.1:9000"], "labels": driver | {"process": "broker", "role": "broker"}},
+        {"targets": ["10.0.0.2:9001"], "labels": driver | {"process": "actor-0", "role": "actor"}},
+    ]
+    assert json.loads(ask(exporter, "/targets")) == expected
+    exporter.write()
+    assert json.loads((tmp_path / "targets.json").read_text()) == expected
+    others.clear()
+    exporter.write()
+    assert json.loads((tmp_path / "targets.json").read_text()) == expected[:1]
+
+
+def test_weight_updates_are_summed_by_phase_once_however_often_they_are_asked_for(exporter):
+    ask(exporter, "/metrics")
+    lines = ask(exporter, "/metrics").splitlines()
+    for phase, seconds in {"stage": 0.5, "permit": 0.25, "pause": 1.0, "serve": 2.0}.items():
+        labels = f'{{engine="engine-0",phase="{phase}"}}'
+        assert f"headway_weight_update_seconds_count{labels} 1.0" in lines
+        assert f"headway_weight_update_seconds_sum{labels} {seconds}" in lines
+    assert 'headway_weight_update_failures_total{engine="engine-0"} 1.0' in lines
+    assert 'headway_weight_update_bytes_total{engine="engine-0"} 100.0' in lines
+
+
+def test_another_path_says_what_there_is(exporter):
+    with pytest.raises(urllib.error.HTTPError, match="there are /metrics, /targets"):
+        ask(exporter, "/")
+
+
+def test_a_port_in_use_is_refused_before_anything_starts(tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        settings = [f"deploy.metrics_port={port}", f"deploy.runs_dir={tmp_path}"]
+        with pytest.raises(InputError, match=f"metrics_port = {port}: Address already in use"):
+            load_inputs(load_recipe("demo", settings))
+    check_address("127.0.0.1", port)
+
+
+def test_the_dashboard_that_ships_is_the_one_that_its_table_makes():
+    assert dashboard.FILE.read_text() == dashboard.text()

@@ -1,0 +1,63 @@
+"""What the learner shows of trained batches."""
+
+from prometheus_client import CollectorRegistry
+
+from learner.metrics import LearnerMetrics
+
+
+def row(**changes):
+    return {
+        "tokens_trained": 10,
+        "rollouts_trained": 4,
+        "optimizer_steps": 1,
+        "tied_groups": 0.0,
+        "unscored": 1,
+        "lag_histogram": {"0": 7, "3": 3},
+        "reward_mean": 0.5,
+        "ess": None,
+        "kl_fresh": 0.25,
+        "kl_stale": None,
+        "fractions": {"capped": 0.125, "rejected": None},
+        "wait_started_at": 100.0,
+        "wait_finished_at": 101.0,
+        "step_started_at": 101.0,
+        "step_finished_at": 103.0,
+        "published_at": 103.5,
+        **changes,
+    }
+
+
+def test_counts_add_up_over_batches_and_figures_are_the_newest():
+    metrics, registry = LearnerMetrics(), CollectorRegistry()
+    registry.register(metrics)
+    metrics.observe(row())
+    metrics.observe(row(reward_mean=0.75, lag_histogram={"20": 10}))
+
+    def value(name, **labels):
+        return registry.get_sample_value(f"headway_{name}", labels)
+
+    assert value("batches_trained_total") == 2
+    assert value("tokens_trained_total") == 20
+    assert value("unscored_total") == 2
+    assert value("reward_mean") == 0.75
+    assert value("ess") is None
+    assert value("origin_kl", origin="fresh") == 0.25
+    assert value("origin_kl", origin="stale") is None
+    assert value("token_fraction", kind="capped") == 0.125
+    assert value("token_fraction", kind="rejected") is None
+    assert value("learner_seconds_total", phase="wait") == 2
+    assert value("learner_seconds_total", phase="step") == 4
+    assert value("learner_seconds_total", phase="publish") == 1
+    assert value("token_lag_bucket", le="0.0") == 7
+    assert value("token_lag_bucket", le="3.0") == 10
+    assert value("token_lag_bucket", le="16.0") == 10
+    assert value("token_lag_bucket", le="+Inf") == 20
+    assert value("token_lag_sum") == 209
+
+
+def test_a_learner_that_has_trained_nothing_shows_zeros_and_no_figures():
+    registry = CollectorRegistry()
+    registry.register(LearnerMetrics())
+    assert registry.get_sample_value("headway_batches_trained_total") == 0
+    assert registry.get_sample_value("headway_token_lag_count") == 0
+    assert registry.get_sample_value("headway_reward_mean") is None
