@@ -231,14 +231,16 @@ def markdown(document: Mapping[str, Any]) -> str:
         lines.append(f"| {role} | {len(kills)} | {ended} | {seconds} |")
     lines += [
         "",
-        "| run | batches | trained again | issued | trained | left out | largest lag | problems |",
-        "|---|---|---|---|---|---|---|---|",
+        "| run | batches | trained again | issued | trained | left out | stragglers dropped and "
+        "issued again | largest lag | problems |",
+        "|---|---|---|---|---|---|---|---|---|",
     ]
     for name, run in document["runs"].items():
         left_out = ", ".join(f"{count} {what}" for what, count in run["left_out"].items())
         lines.append(
             f"| {name} | {run['steps']} | {run['retrained_batches']} | {run['issued']} | "
-            f"{run['trained']} | {left_out or '–'} | {run['max_lag']} | "
+            f"{run['trained']} | {left_out or '–'} | {run['dropped_overdue']} | "
+            f"{run['max_lag']} | "
             f"{'; '.join(run['problems']) or 'none'} |"
         )
     return "\n".join(lines) + "\n"

@@ -38,6 +38,8 @@ class Verdict:
     """Prompts in the learner's log."""
     left_out: dict[str, int]
     """Prompts that were not trained and need not be, by what became of them."""
+    dropped_overdue: int
+    """Groups that were dropped as stragglers, and whose prompts were issued again."""
     retrained_batches: int
     """Lines of the log beyond one a batch: trained again after a rollback."""
     max_lag: int | None
@@ -97,13 +99,15 @@ def judge(
     ]
     above = [(lag, group) for lag, group in lags if lag > max_staleness]
     problems += [f"{group} was trained with a lag of {lag}" for lag, group in above[:5]]
-    left_out, issued, lost = _account(source, {prompt for prompt, _ in trained}, list(fates))
+    fates = list(fates)
+    left_out, issued, lost = _account(source, {prompt for prompt, _ in trained}, fates)
     problems += [f"prompt {prompt} is lost: {what}" for prompt, what in lost[:5]]
     return Verdict(
         steps=steps,
         issued=issued,
         trained=len(trained),
         left_out=left_out,
+        dropped_overdue=sum(fate.reason == "overdue" for fate in fates),
         retrained_batches=len(log) - len(batches),
         max_lag=max((lag for lag, _ in lags), default=None),
         problems=problems,

@@ -68,7 +68,8 @@ def test_a_prompt_that_was_dropped_and_issued_again_counts_by_its_newest_group()
     dropped = Fate("s/0/4", "dropped", "overdue", None)
     again = Fate("s/0/4", "ready", "", None)
     fates = [one for one in FATES if one.prompt_id != "s/0/4"]
-    assert verdict(fates=[*fates, dropped, again]).sound
+    found = verdict(fates=[*fates, dropped, again])
+    assert (found.sound, found.dropped_overdue) == (True, 1)
     assert verdict(fates=[*fates, again, dropped]).prompts_lost == 1
 
 
@@ -115,7 +116,7 @@ def test_the_report_is_sound_only_when_every_kill_and_every_run_is_in_it():
     lines = markdown(document).splitlines()
     assert "| broker | 1 | 1 | 2.0 to 2.0 |" in lines
     assert "| rollout actor | 2 | 1 | – |" in lines
-    assert "| run-1 | 3 | 0 | 8 | 6 | 1 filtered, 1 waiting | 1 | none |" in lines
+    assert "| run-1 | 3 | 0 | 8 | 6 | 1 filtered, 1 waiting | 0 | 1 | none |" in lines
 
 
 def test_the_learner_writes_a_line_for_each_batch_where_the_environment_asks(tmp_path, monkeypatch):
