@@ -13,6 +13,7 @@ BENCHMARKS = {
     "logprob-memory": "logprob_memory",
     "presets": "presets",
     "update-pause": "update_pause",
+    "weight-sync": "weight_sync",
 }
 """Modules of the folder `benchmarks`, by the name that the command gives them."""
 
