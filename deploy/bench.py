@@ -16,6 +16,7 @@ BENCHMARKS = {
     "queue": "queue",
     "rewards": "reward_rate",
     "update-pause": "update_pause",
+    "weight-sync": "weight_sync",
 }
 """Modules of the folder `benchmarks`, by the name that the command gives them."""
 
