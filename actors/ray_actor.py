@@ -230,23 +230,14 @@ class RolloutActor:
             max_model_len,
             tokenizer,
         )
-        episodes = EpisodeRunner(
-            engine_id=self._tally.engine_id,
-            engine=engine,
-            renderer=Renderer(tokenizer, config.chat_template),
-            environment=config.environment,
-            new_environment=load_environment(config.environment),
+        episodes = build_episodes(
+            self._tally.engine_id,
+            config,
+            engine,
+            tokenizer,
+            max_model_len,
             rewards=self._rewards(config.reward),
             heldout_rewards=self._rewards(config.heldout_reward or config.reward),
-            shaping=load_shaping(config),
-            sampling=SamplingParameters(
-                temperature=config.temperature,
-                max_new_tokens=config.max_new_tokens,
-                top_p=config.top_p,
-                top_k=config.top_k,
-            ),
-            max_model_len=max_model_len,
-            timeout=config.rollout_timeout_seconds,
         )
         worker = RolloutWorker(
             self._tally,
@@ -270,6 +261,37 @@ class RolloutActor:
         return _Parts(engine, worker, receiver)
 
 
+def build_episodes(
+    engine_id: str,
+    config: ActorsConfig,
+    engine: RolloutEngine,
+    tokenizer: Any,
+    max_model_len: int,
+    *,
+    rewards: Rewards,
+    heldout_rewards: Rewards,
+) -> EpisodeRunner:
+    """What turns leases into rollouts on one engine, as the section `[actors]` says."""
+    return EpisodeRunner(
+        engine_id=engine_id,
+        engine=engine,
+        renderer=Renderer(tokenizer, config.chat_template),
+        environment=config.environment,
+        new_environment=load_environment(config.environment),
+        rewards=rewards,
+        heldout_rewards=heldout_rewards,
+        shaping=load_shaping(config),
+        sampling=SamplingParameters(
+            temperature=config.temperature,
+            max_new_tokens=config.max_new_tokens,
+            top_p=config.top_p,
+            top_k=config.top_k,
+        ),
+        max_model_len=max_model_len,
+        timeout=config.rollout_timeout_seconds,
+    )
+
+
 def build_engine(
     index: int,
     config: ActorsConfig,
@@ -278,8 +300,20 @@ def build_engine(
     seed: int,
     max_model_len: int,
     tokenizer: Any,
+    *,
+    initial_version: int | None = None,
 ) -> RolloutEngine:
     """The engine of one actor, not started.
+
+    Args:
+        index: Number among the actors, from 0.
+        config: Section `[actors]`.
+        weight_sync: Section `[weight_sync]`.
+        model_path: Local folder or hub name.
+        seed: Of the run.
+        max_model_len: Longest rollout in tokens.
+        tokenizer: Of transformers.
+        initial_version: Of the weights in the model folder; None waits for the first update.
 
     Raises:
         InputError: Options that the scripted engine does not have.
@@ -287,7 +321,11 @@ def build_engine(
     if config.engine == "scripted":
         from actors.scripted_engine import ScriptedEngine
 
-        options = {"vocabulary": len(tokenizer), "eos_token_id": tokenizer.eos_token_id}
+        options = {
+            "vocabulary": len(tokenizer),
+            "eos_token_id": tokenizer.eos_token_id,
+            "initial_version": initial_version,
+        }
         try:
             return ScriptedEngine(
                 weight_shapes(model_path), **{**options, **config.scripted_options}
@@ -310,4 +348,5 @@ def build_engine(
         seed=seed * config.count + index,
         update_mode=weight_sync.update_mode,
         clear_cache=weight_sync.clear_cache,
+        initial_version=initial_version,
     )

@@ -170,6 +170,23 @@ def validate(recipe: Recipe, overrides: Overrides = []) -> None:  # noqa: B006
     typer.echo(config.model_dump_json(indent=2))
 
 
+@app.command(name="try")
+def try_recipe(
+    recipe: Recipe,
+    overrides: Overrides = [],  # noqa: B006
+    *,
+    prompts: Annotated[int, typer.Option(min=1, help="Prompts to try, once each.")] = 3,
+) -> None:
+    """Play a few episodes with the model of a recipe and print all of them; trains nothing."""
+    from deploy.config import load_recipe
+
+    config = load_recipe(recipe, overrides)
+    with deferred():
+        from deploy.inputs import load_inputs
+        from deploy.try_recipe import try_recipe
+    try_recipe(config, load_inputs(config), prompts, typer.echo)
+
+
 @app.command()
 def presets(
     name: Annotated[str | None, typer.Argument(help="One of them, in full.")] = None,
