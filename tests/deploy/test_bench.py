@@ -94,7 +94,7 @@ def test_medians_are_taken_over_rounds_figure_by_figure():
 
 
 def test_an_unknown_benchmark_names_those_there_are():
-    with pytest.raises(InputError, match="there are async, logprob-memory, presets, update-pause"):
+    with pytest.raises(InputError, match="there are async, chaos, logprob-memory, presets, queue"):
         start("speed", [])
 
 
