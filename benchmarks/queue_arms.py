@@ -22,7 +22,7 @@ import ray
 from ray.util.queue import Queue
 
 from queues.config import QueuesConfig
-from queues.ray_broker import MAX_CONCURRENCY, BrokerClient, _BrokerActor
+from queues.ray_broker import MAX_CONCURRENCY, BrokerClient, _BrokerActor, _share
 from queues.records import (
     Batch,
     FinishReason,
@@ -158,7 +158,7 @@ class EmptyBroker:
         return [PutStatus.ACCEPTED] * len(puts)
 
     async def take(self, version: int, timeout: float) -> Batch | None:
-        """See `Broker.take`; every payload is the same."""
+        """See `Broker.take`; equal payloads, each of which travels."""
         self._wanted = (version + 1) * BATCH
         self._batch_is_ready.clear()
         if self._put < self._wanted:
@@ -166,7 +166,7 @@ class EmptyBroker:
                 await asyncio.wait_for(self._batch_is_ready.wait(), timeout)
         if self._put < self._wanted:
             return None
-        return Batch(version=version, payloads=[self._payload] * BATCH)
+        return Batch(version=version, payloads=_share([self._payload] * BATCH))
 
     async def ack(self, version: int, statistics: Any) -> None:
         """See `Broker.ack`."""

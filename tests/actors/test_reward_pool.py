@@ -70,22 +70,19 @@ def test_what_a_reward_does_wrong_fails_it_with_the_reason_and_the_next_is_score
 
 
 @pytest.mark.parametrize("name", ["sleeps", "loops_in_c"])
-def test_hung_rewards_delay_others_by_less_than_their_own_limit(pool, name):
-    limit = 4.0
-
+def test_others_are_scored_while_rewards_hang(pool, name):
     async def scenario():
         fine = await warmed("hostile_rewards:fine", pool)
-        stuck = rewards(f"hostile_rewards:{name}", pool, timeout=limit)
+        stuck = rewards(f"hostile_rewards:{name}", pool, timeout=60.0)
         hung = [asyncio.create_task(stuck.score(SUM, "7")) for _ in range(4)]
         await asyncio.sleep(0)
-        began = time.monotonic()
         await asyncio.gather(*(fine.score(SUM, "7") for _ in range(20)))
-        took = time.monotonic() - began
-        failed = await asyncio.gather(*hung, return_exceptions=True)
-        assert all(isinstance(error, RewardFailed) for error in failed)
-        return took
+        assert not any(task.done() for task in hung)
+        for task in hung:
+            task.cancel()
+        await asyncio.gather(*hung, return_exceptions=True)
 
-    assert asyncio.run(scenario()) < limit
+    asyncio.run(asyncio.wait_for(scenario(), 50))
 
 
 def test_a_coroutine_that_blocks_fails_alone_and_those_beside_it_are_scored(pool):

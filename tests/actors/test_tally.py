@@ -9,6 +9,7 @@ def life(**changes):
     return {
         "engine_id": "engine-0",
         "pid": 1,
+        "metrics": None,
         "version": 3,
         "tokens_generated": 100,
         "rollouts": 10,
@@ -44,6 +45,7 @@ def test_lives_add_up_and_the_moment_is_the_newest_ones():
     assert merged == {
         "engine_id": "engine-0",
         "pid": 2,
+        "metrics": None,
         "version": 7,
         "tokens_generated": 200,
         "rollouts": 20,

@@ -27,7 +27,7 @@ from actors.environments.environment import load_environment
 from actors.episode import EpisodeRunner
 from actors.rendering import Renderer
 from actors.rewards import Shaping
-from actors.rewards.rewards import Rewards
+from actors.rewards.rewards import Inline, Rewards
 from actors.rollout_worker import RolloutWorker
 from actors.scripted_engine import ScriptedEngine
 from actors.tally import Tally, engine_id_of
@@ -192,9 +192,7 @@ def weights_of_nothing(version):
     """Staged weights as an engine without a model takes them."""
     tensor = TensorSpec(name="w", dtype="float32", shape=(1,), bucket=0, offset=0, nbytes=4)
     bucket = Bucket(nbytes=4, checksum="0" * 32, location="nowhere")
-    manifest = Manifest(
-        version=version, codec="full", tensors=(tensor,), buckets=(bucket,), created_at=0.0
-    )
+    manifest = Manifest(version=version, tensors=(tensor,), buckets=(bucket,), created_at=0.0)
     return SimpleNamespace(manifest=manifest, tensors=lambda: [("w", torch.zeros(1))])
 
 
@@ -224,7 +222,7 @@ class World:
             {"w": (1,)}, vocabulary=len(TOKENIZER), tokens_per_second=50.0 * (index + 1),
             median_length=12.0, length_sigma=0.6,
         )  # fmt: skip
-        rewards = Rewards({"parity": score}, timeout=9.0)
+        rewards = Rewards({"parity": Inline("parity", score, 9.0)}, {})
         episodes = EpisodeRunner(
             engine_id=engine_id_of(index), engine=engine, renderer=Renderer(TOKENIZER),
             environment="single_turn", new_environment=load_environment("single_turn"),

@@ -252,7 +252,7 @@ def test_a_loss_with_its_own_ratio_under_a_correction_is_refused():
     [
         ({"advantage_options": {"eps": 1}}, "no option eps; its options: epsilon"),
         ({"loss": "ppo", "loss_options": {"clip": 0.2}}, "no option clip"),
-        ({"loss_options": {"cap_high": "5"}}, "the objective cannot be computed"),
+        ({"loss_options": {"cap_high": "5"}}, "cap_high = '5' of 'cispo'"),
         ({"loss": "reinforce", "correction": "tis", "correction_options": {"cap": -1}}, "cap > 0"),
         ({"aggregation": "fixed_length"}, "fixed_length needs max_length"),
         ({"loss": "no_module:loss"}, "cannot load loss"),
