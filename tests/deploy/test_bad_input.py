@@ -10,7 +10,9 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from broken import HELD, Case, sets, tokenizer
@@ -113,19 +115,24 @@ def test_a_tokenizer_without_padding_is_fine(here, tiny_model):
     check_fit(str(here / "model"), ActorsConfig(engine="scripted"), [])
 
 
+def start(folder: Path, arguments: list[str], **options: Any) -> "subprocess.Popen[str]":
+    """Starts the command in a process of its own."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "COLUMNS": "200"}
+    return subprocess.Popen(
+        [HEADWAY, *arguments], cwd=folder, env=environment, text=True, **options
+    )
+
+
 def run(
     folder: Path, arguments: list[str], timeout: float = 600
 ) -> subprocess.CompletedProcess[str]:
-    """Runs the command in a process of its own."""
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "COLUMNS": "120"}
-    return subprocess.run(
-        [HEADWAY, *arguments],
-        cwd=folder,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=timeout,
-    )
+    """Runs the command in a process of its own, to its end."""
+    process = start(folder, arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    try:
+        output, errors = process.communicate(timeout=timeout)
+    finally:
+        process.kill()
+    return subprocess.CompletedProcess(arguments, process.returncode, output, errors)
 
 
 @pytest.mark.parametrize("case", [RECIPES[0], INPUTS[0]], ids=ids([RECIPES[0], INPUTS[0]]))
@@ -178,8 +185,26 @@ def small_disk(tmp_path):
 
 @pytest.mark.ray
 @pytest.mark.deepspeed
-def test_a_disk_that_fills_during_the_run_ends_it_with_one_message(
+def test_a_run_whose_disk_fills_says_so_and_goes_on_when_there_is_room(
     tmp_path, tiny_model, small_disk
 ):
-    settings = [f"deploy.runs_dir={small_disk}", "steps=500", "learner.checkpoint_every=1"]
-    end(sets("full", settings, "no space is left", str(small_disk), code=1), tmp_path, tiny_model)
+    settings = [f"deploy.runs_dir={small_disk}", "steps=8", "learner.checkpoint_every=1"]
+    arguments = lay_out(sets("full", settings), tmp_path, tiny_model)
+    output = tmp_path / "output"
+    with output.open("w") as file:
+        process = start(tmp_path, arguments, stdout=file, stderr=subprocess.STDOUT)
+    try:
+        deadline = time.monotonic() + 300
+        while f"paused: no space is left on the disk of {small_disk}" not in output.read_text():
+            assert process.poll() is None, output.read_text()
+            assert time.monotonic() < deadline, output.read_text()
+            time.sleep(0.1)
+        subprocess.run(["mount", "-o", "remount,size=256m", small_disk], check=True)
+        assert process.wait(300) == 0, output.read_text()
+    finally:
+        process.kill()
+        process.wait()
+    assert "there is room again: goes on" in output.read_text()
+    summary = json.loads((small_disk / "bad" / "summary.json").read_text())
+    assert (summary["status"], summary["version"]) == ("done", 8)
+    assert summary["accounting"]["balanced"]
