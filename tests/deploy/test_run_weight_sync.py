@@ -31,6 +31,7 @@ def test_a_run_over_a_shared_folder_sends_small_deltas_in_bfloat16(headway) -> N
         "weight_sync.wire_dtype=bfloat16",
         "steps=6",
         "learner.learning_rate=1e-6",
+        "learner.entropy={coefficient=0.1}",  # so that rewards which are all equal teach something
     )
     assert summary["weight_sync"]["failed"] == 0
     first, *others = swaps
