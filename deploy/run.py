@@ -181,7 +181,9 @@ class Run:
             broker=self.broker,
             broadcaster=self.broadcaster,
             judge=judge,
-            scheduling_strategy=here,
+            scheduling_strategy=here
+            if config.weight_sync.transport == "shared_memory"
+            else "SPREAD",
         )
         self.actors = [
             Supervisor(
