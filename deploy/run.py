@@ -120,7 +120,9 @@ class Run:
             broadcaster=self.broadcaster,
             judge=judge,
             metrics_host=config.deploy.metrics_host if config.deploy.metrics else None,
-            scheduling_strategy=here,
+            scheduling_strategy=here
+            if config.weight_sync.transport == "shared_memory"
+            else "SPREAD",
         )
         self.actors = [
             Supervisor(
