@@ -14,7 +14,7 @@ but its tokens made it what it is. Later turns depend on an environment that is 
 
 import asyncio
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -148,7 +148,7 @@ class EpisodeRunner:
             generation = await self._generate(lease, request_id, transcript, first=turns == 1)
             transcript.sample(generation)
             if generation.finish_reason is FinishReason.ABORTED:
-                return self._interrupted(transcript, sample_index, prompt_length, created_at)
+                return self._unscored(transcript, sample_index, prompt_length, created_at)
             reply = self.renderer.text(transcript.spoken)
             turn = await self._ask(lease, environment.step, Message("assistant", reply))
             self._check_turn(lease, turn)
@@ -169,21 +169,12 @@ class EpisodeRunner:
             parts = {"environment": given, **parts}
         room = self.max_model_len - prompt_length
         shaping = self.shaping.parts(transcript.sampled, finish_reason, room=room) if train else {}
-        return Rollout(
-            sample_index=sample_index,
-            token_ids=transcript.token_ids,
-            prompt_length=prompt_length,
-            loss_mask=transcript.loss_mask,
-            behavior_logprobs=transcript.behavior_logprobs,
-            versions=transcript.versions,
+        return replace(
+            self._unscored(transcript, sample_index, prompt_length, created_at),
             reward=score.total + given + sum(shaping.values()),
             reward_parts={**parts, **shaping},
             finish_reason=finish_reason,
             turns=turns,
-            environment=self.environment,
-            engine_id=self.engine_id,
-            created_at=created_at,
-            finished_at=datetime.now(UTC),
             metadata={"turn_rewards": of_turns} if any(paid for _, paid in of_turns) else {},
         )
 
@@ -198,9 +189,10 @@ class EpisodeRunner:
         self._check_prompt(lease, len(transcript.token_ids))
         return transcript, len(transcript.token_ids)
 
-    def _interrupted(
+    def _unscored(
         self, transcript: Transcript, sample_index: int, prompt_length: int, created_at: datetime
     ) -> Rollout:
+        """What was said so far, as it is saved where it is interrupted in the first turn."""
         return Rollout(
             sample_index=sample_index,
             token_ids=transcript.token_ids,

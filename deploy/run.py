@@ -84,59 +84,9 @@ class Run:
             permit_seconds=config.weight_sync.timeout_seconds,
         )
         here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
-        self.judges: list[RewardModelSupervisor] = []
-        """One, where a reward asks reward models."""
-        judge = None
-        if inputs.reward_models:
-            judge = create_reward_model(
-                inputs.reward_models,
-                config.actors.reward_model,
-                timeout=config.actors.reward_timeout_seconds,
-                scheduling_strategy=here,
-            )
-            self.judges.append(
-                RewardModelSupervisor(
-                    judge,
-                    config=config.deploy,
-                    record=record,
-                    directory=directory,
-                    screen=screen,
-                )
-            )
+        self.judges = self.make_judges(here)
         self.learner = create_learner(config.objective, scheduling_strategy=here)
-        create = partial(
-            create_actor,
-            config=actors_on_cores(
-                config.actors,
-                os.sched_getaffinity(0),
-                set(cores_of(config.learner.cores)) if config.learner.cores else set(),
-            ),
-            weight_sync=config.weight_sync,
-            model_path=inputs.model_path,
-            seed=config.seed,
-            group_size=config.prompts.group_size,
-            heartbeat_seconds=config.queues.heartbeat_seconds,
-            broker=self.broker,
-            broadcaster=self.broadcaster,
-            judge=judge,
-            metrics_host=config.deploy.metrics_host if config.deploy.metrics else None,
-            scheduling_strategy=here
-            if config.weight_sync.transport == "shared_memory"
-            else "SPREAD",
-        )
-        self.actors = [
-            Supervisor(
-                index,
-                partial(create, index),
-                broker=self.broker,
-                broadcaster=self.broadcaster,
-                config=config.deploy,
-                record=record,
-                directory=directory,
-                screen=screen,
-            )
-            for index in range(config.actors.count)
-        ]
+        self.actors = self.make_actors(here)
         self.shown: list[tuple[str, str]] = []
         """Processes that live as long as the run, and where their metrics are."""
         self.exporter = self.export() if config.deploy.metrics else None
@@ -150,6 +100,64 @@ class Run:
             actors=self.actors,
             exporter=self.exporter,
         )
+
+    def make_judges(self, here: NodeAffinitySchedulingStrategy) -> list[RewardModelSupervisor]:
+        """The process of the reward models, where a reward asks them."""
+        config, models = self.config, self.inputs.reward_models
+        if not models:
+            return []
+        judge = create_reward_model(
+            models,
+            config.actors.reward_model,
+            timeout=config.actors.reward_timeout_seconds,
+            scheduling_strategy=here,
+        )
+        return [
+            RewardModelSupervisor(
+                judge,
+                config=config.deploy,
+                record=self.record,
+                directory=self.directory,
+                screen=self.screen,
+            )
+        ]
+
+    def make_actors(self, here: NodeAffinitySchedulingStrategy) -> list[Supervisor]:
+        """The rollout actors; on other nodes too, where weights cross between nodes."""
+        config = self.config
+        create = partial(
+            create_actor,
+            config=actors_on_cores(
+                config.actors,
+                os.sched_getaffinity(0),
+                set(cores_of(config.learner.cores)) if config.learner.cores else set(),
+            ),
+            weight_sync=config.weight_sync,
+            model_path=self.inputs.model_path,
+            seed=config.seed,
+            group_size=config.prompts.group_size,
+            heartbeat_seconds=config.queues.heartbeat_seconds,
+            broker=self.broker,
+            broadcaster=self.broadcaster,
+            judge=self.judges[0].client if self.judges else None,
+            metrics_host=config.deploy.metrics_host if config.deploy.metrics else None,
+            scheduling_strategy=here
+            if config.weight_sync.transport == "shared_memory"
+            else "SPREAD",
+        )
+        return [
+            Supervisor(
+                index,
+                partial(create, index),
+                broker=self.broker,
+                broadcaster=self.broadcaster,
+                config=config.deploy,
+                record=self.record,
+                directory=self.directory,
+                screen=self.screen,
+            )
+            for index in range(config.actors.count)
+        ]
 
     def export(self) -> Exporter:
         """Opens the address that Prometheus asks."""

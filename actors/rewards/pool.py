@@ -17,7 +17,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from actors.errors import RewardFailed
-from actors.rewards.process import ProcessEnded, RewardProcess, Unanswered
+from actors.rewards.process import Home, ProcessEnded, RewardProcess, Unanswered
 
 SLOW_SECONDS = 1.0
 MOST = 8
@@ -32,6 +32,8 @@ SHARED = 256
 class RewardPool:
     """Processes for rewards; none runs before the first call.
 
+    They run on the cores that this process has now: an engine may bind it to fewer later.
+
     Args:
         processes: Plain functions that are called at once, apart from those that are slow.
         memory_gib: Limit of each process.
@@ -39,6 +41,7 @@ class RewardPool:
 
     def __init__(self, processes: int = 2, memory_gib: float = 4.0) -> None:
         self._memory = int(memory_gib * 2**30)
+        self._home = Home.here()
         self._processes = processes
         self._idle: list[RewardProcess] = []
         self._all: set[RewardProcess] = set()
@@ -161,7 +164,7 @@ class RewardPool:
         return process.resident > self._memory / 2
 
     def _start(self) -> RewardProcess:
-        process = RewardProcess(self._memory)
+        process = RewardProcess(self._memory, self._home)
         self._all.add(process)
         return process
 

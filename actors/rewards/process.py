@@ -14,7 +14,7 @@ import sys
 import threading
 import weakref
 from contextlib import suppress
-from typing import Any
+from typing import Any, NamedTuple, Self
 
 
 class ProcessEnded(Exception):
@@ -25,6 +25,18 @@ class Unanswered(Exception):
     """The process did not answer within the deadline."""
 
 
+class Home(NamedTuple):
+    """What a process inherits; taken before an engine binds its own process to cores."""
+
+    cores: frozenset[int]
+    environment: dict[str, str]
+
+    @classmethod
+    def here(cls) -> Self:
+        """That of this process as it is now."""
+        return cls(frozenset(os.sched_getaffinity(0)), dict(os.environ))
+
+
 class RewardProcess:
     """A running `actors.rewards.process_main`.
 
@@ -33,9 +45,12 @@ class RewardProcess:
 
     Args:
         memory_bytes: Limit of its private memory (RLIMIT_DATA).
+        home: Where it runs; None: with the cores and the environment of this process.
     """
 
-    def __init__(self, memory_bytes: int) -> None:
+    def __init__(self, memory_bytes: int, home: Home | None = None) -> None:
+        home = home or Home.here()
+        path = os.pathsep.join(folder or "." for folder in sys.path)
         self._popen = subprocess.Popen(
             [
                 sys.executable,
@@ -43,10 +58,11 @@ class RewardProcess:
                 "actors.rewards.process_main",
                 str(memory_bytes),
                 str(os.getpid()),
+                ",".join(map(str, sorted(home.cores))),
             ],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(path or "." for path in sys.path)},
+            env={**home.environment, "PYTHONPATH": path},
             start_new_session=True,
         )
         self._numbers = itertools.count()

@@ -1,6 +1,6 @@
 """What a reward process runs: reads calls from its input, and writes what came out.
 
-    python -m actors.rewards.process_main MEMORY_BYTES
+    python -m actors.rewards.process_main MEMORY_BYTES PARENT_PID CORES
 
 One JSON object a line in both directions. `{"load": [name, options]}` makes a reward ready,
 `{"call": [name, options], "arguments": [...]}` calls it, `{"cancel": id}` ends a coroutine; each of
@@ -17,6 +17,7 @@ import resource
 import signal
 import sys
 import threading
+from contextlib import suppress
 from typing import Any
 
 from actors.errors import InputError
@@ -106,6 +107,8 @@ def main() -> None:
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:  # it died before
         return
+    with suppress(OSError):  # cores that a cpuset has taken away since
+        os.sched_setaffinity(0, map(int, sys.argv[3].split(",")))
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_DATA, (memory, memory))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))

@@ -9,7 +9,6 @@ import json
 import os
 import platform
 import selectors
-import signal
 import subprocess
 import sys
 import tempfile
@@ -226,12 +225,3 @@ def unavailable(reason: str) -> str:
         "kernel.apparmor_restrict_unprivileged_userns=0; in a container a seccomp profile that "
         "allows unshare) or root with CAP_SYS_ADMIN; without it no program is run"
     )
-
-
-def describe(outcome: Outcome) -> str:
-    """How a program ended, in words."""
-    if outcome.ended == "signal":
-        return f"ended by {signal.Signals(outcome.code).name}"
-    if outcome.ended == "exit":
-        return f"ended with exit code {outcome.code}"
-    return {"timeout": "took too long", "output": "wrote too much"}[outcome.ended]

@@ -75,3 +75,7 @@ def starts_another(prompt, completion, answer, metadata):
 
 def scaled(prompt, completion, answer, metadata, *, factor, offset=0.0):
     return {"size": len(completion) * factor, "offset": offset}
+
+
+def cores(prompt, completion, answer, metadata):
+    return float(len(os.sched_getaffinity(0)))

@@ -22,19 +22,16 @@ def run(headway, name: str, *settings: str) -> tuple[dict, list[dict]]:
 
 def test_a_run_over_a_shared_folder_sends_small_deltas_in_bfloat16(headway) -> None:
     folder = headway.folder / "weights"
-    (headway.folder / "rewards_by_length.py").write_text(
-        "def score(prompt, completion, answer, metadata):\n    return len(completion) / 100\n"
-    )
     summary, swaps = run(
         headway,
         "folder",
         "weight_sync.transport=filesystem",
         f"weight_sync.folder={folder}",
-        "actors.reward=['rewards_by_length:score']",
-        "learner.learning_rate=1e-5",
         "weight_sync.codec=delta",
         "weight_sync.wire_dtype=bfloat16",
         "steps=6",
+        "learner.learning_rate=1e-6",
+        "learner.entropy={coefficient=0.1}",  # so that rewards which are all equal teach something
     )
     assert summary["weight_sync"]["failed"] == 0
     first, *others = swaps
@@ -43,9 +40,8 @@ def test_a_run_over_a_shared_folder_sends_small_deltas_in_bfloat16(headway) -> N
     assert deltas
     for swap in deltas:
         print(f"changed {swap['changed']:.4f}, {swap['bytes']} of {swap['full_bytes']} bytes")
-        assert 0 <= swap["changed"] < 0.5
+        assert 0 < swap["changed"] < 0.5
         assert swap["bytes"] < swap["full_bytes"]
-    assert any(swap["changed"] for swap in deltas)
     (newest,) = folder.iterdir()
     assert newest.name.startswith("00000006-")
 
