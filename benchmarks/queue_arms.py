@@ -296,6 +296,7 @@ def start_broker(directory: Path) -> tuple[Any, BrokerClient]:
         max_staleness=FOREVER,
         window=WINDOW,
         queued_batches=2 * WINDOW // BATCH,
+        patience_seconds=0.0,  # no engine ever gets a newer version here
         synchronous="full",
     )
     actor = (

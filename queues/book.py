@@ -284,7 +284,10 @@ class Book:
         Where nothing is to be older than the bound they are dropped, and their prompts are first in
         line again.
         """
-        missed = self.groups.missed(self.version if self.taken else self.version - 1)
+        last = self.version if self.taken else self.version - 1
+        if sum(n for due, n in self.groups.due.items() if due <= last) == len(self.taken):
+            return []
+        missed = self.groups.missed(last)
         if self.bounds.on_overdue in ("mask", "train"):
             for group in missed:
                 self.groups.pass_over(group)

@@ -46,6 +46,7 @@ class Counts(NamedTuple):
     in_batches: Mapping[bool, int]
     """Members of batches, by whether the batch is acknowledged."""
     trained_twice: int
+    """Members of batches beyond the first time that their group is in one."""
 
 
 class Ledger:
@@ -194,7 +195,8 @@ class Ledger:
             (accepted.state, accepted.reason, result.group_id),
         )
         self.partials.forget(result.group_id)
-        self._advance_evaluation(result.group_id)
+        if accepted.state is State.SCORED:
+            self._advance_evaluation(result.group_id)
         self._count(DROPPED_SINCE_TAKE, accepted.state is State.DROPPED)
         self._count(LET_THROUGH, accepted.let_through)
         if accepted.retires is not None:
@@ -261,7 +263,7 @@ class Ledger:
             (time.time(), statistics, version),
         )
         self._update_batch("state = 'trained', trained_version = :version", version)
-        return self.counts()
+        return count_rows(self._database, newest=version)
 
     def commit_checkpoint(self, version: int, path: str) -> None:
         """Record a complete checkpoint."""
@@ -353,8 +355,14 @@ def load_prompt(text: str) -> Prompt:
     return Prompt(**json.loads(text))
 
 
-def count_rows(database: sqlite3.Connection) -> Counts:
-    """Count the rows of a ledger; in one transaction where consistency matters."""
+def count_rows(database: sqlite3.Connection, *, newest: int | None = None) -> Counts:
+    """Count the rows of a ledger; in one transaction where consistency matters.
+
+    Args:
+        database: The ledger.
+        newest: Look only among the groups of this batch for those that are trained twice, since
+            others were looked at before. None: look at all.
+    """
     states = {
         (Purpose(purpose), State(state), reason): count
         for purpose, state, reason, count in database.execute(
@@ -362,21 +370,24 @@ def count_rows(database: sqlite3.Connection) -> Counts:
         )
     }
     counters = dict(database.execute("SELECT name, value FROM counters").fetchall())
-    in_batches = {False: 0, True: 0} | {
-        bool(acked): count
-        for acked, count in database.execute(
-            "SELECT acked_at IS NOT NULL, count(*) FROM batch_groups JOIN batches USING (version)"
-            " GROUP BY 1"
-        )
-    }
-    (trained_twice,) = database.execute(
-        "SELECT count(*) - count(DISTINCT group_id) FROM batch_groups JOIN batches USING (version)"
-        " WHERE acked_at IS NOT NULL"
+    (members,) = database.execute("SELECT count(*) FROM batch_groups").fetchone()
+    (in_training,) = database.execute(
+        "SELECT count(*) FROM batch_groups"
+        " WHERE version IN (SELECT version FROM batches WHERE acked_at IS NULL)"
     ).fetchone()
+    if newest is None:
+        again = "SELECT count(*) - count(DISTINCT group_id) FROM batch_groups"
+    else:
+        again = (
+            "SELECT count(*) FROM batch_groups AS new JOIN batch_groups AS old USING (group_id)"
+            " WHERE new.version = :newest"
+            " AND (old.version, old.position) < (new.version, new.position)"
+        )
+    (trained_twice,) = database.execute(again, {"newest": newest}).fetchone()
     return Counts(
         states=states,
         issued=counters["issued"],
         duplicates=counters["duplicates"],
-        in_batches=in_batches,
+        in_batches={False: in_training, True: members - in_training},
         trained_twice=trained_twice,
     )

@@ -31,16 +31,20 @@ class Partials:
     def __init__(self, database: sqlite3.Connection) -> None:
         self._database = database
         database.executescript(_TABLE)
+        self._held = {group_id for (group_id,) in database.execute("SELECT group_id FROM partials")}
+        """Groups that may have a payload: most never have, and are not asked for."""
 
     def save(self, group_id: str, oldest_version: int, payload: bytes) -> None:
         """Keep what there is of a group, in the place of what there was."""
+        self._held.add(group_id)
         self._database.execute(
             "INSERT OR REPLACE INTO partials VALUES (?, ?, ?)", (group_id, oldest_version, payload)
         )
 
     def forget(self, group_id: str) -> None:
         """The group has its result, or never will."""
-        self._database.execute("DELETE FROM partials WHERE group_id = ?", (group_id,))
+        if group_id in self._held:
+            self._database.execute("DELETE FROM partials WHERE group_id = ?", (group_id,))
 
     def read(self, group_ids: Iterable[str]) -> dict[str, bytes]:
         """Payloads by group, of those that have one."""

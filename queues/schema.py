@@ -145,16 +145,17 @@ def _summaries(batch: pa.RecordBatch, sizes: Sequence[int]) -> list[Summary]:
     for size in sizes:
         rows = slice(first, first + size)
         tokens = slice(ends[first] - lengths[first], ends[first + size - 1])
-        sampled = versions[tokens][mask[tokens]]
+        sampled = int(np.count_nonzero(mask[tokens]))
         summaries.append(
             Summary(
                 **{name: values[first] for name, values in names.items()},
                 rollouts=size,
-                tokens=sampled.size,
+                tokens=sampled,
                 reward=float(rewards[rows].mean()),
                 task_rewards=tuple((rewards[rows] - shaping[rows]).tolist()),
-                oldest_version=int(sampled.min()) if sampled.size else None,
-                newest_version=int(sampled.max()) if sampled.size else None,
+                # Those that are not sampled are -1, the largest of unsigned numbers.
+                oldest_version=int(versions[tokens].view(np.uint32).min()) if sampled else None,
+                newest_version=int(versions[tokens].max()) if sampled else None,
             )
         )
         first += size
@@ -295,39 +296,39 @@ def _validate_tokens(batch: pa.RecordBatch) -> None:
             )
     prompt = batch.column("prompt_length").to_numpy()
     inside = (prompt >= 1) & (prompt <= lengths)
-    _require("prompt_length", bool(inside.all()), "must be from 1 to the length of token_ids")
+    _require("prompt_length", inside.all(), "must be from 1 to the length of token_ids")
 
     mask = _flat(batch, "loss_mask")
-    position = np.arange(lengths.sum()) - np.repeat(np.cumsum(lengths) - lengths, lengths)
-    in_prompt = position < np.repeat(prompt, lengths)
     logprobs = _flat(batch, "behavior_logprobs")
     versions = _flat(batch, "versions")
-    _require("token_ids", bool((_flat(batch, "token_ids") >= 0).all()), "must not be negative")
-    _require("loss_mask", not (mask & in_prompt).any(), "must be false in the prompt")
-    _require("behavior_logprobs", bool(np.isfinite(logprobs).all()), "must be finite")
-    _require("behavior_logprobs", bool((logprobs <= LOGPROB_TOLERANCE).all()), "must not exceed 0")
-    _require("behavior_logprobs", not logprobs[~mask].any(), "must be 0 where not sampled")
-    _require("versions", bool((versions[mask] >= 0).all()), "must not be negative where sampled")
-    _require("versions", bool((versions[~mask] == -1).all()), "must be -1 where not sampled")
+    starts = np.cumsum(lengths) - lengths
+    edges = np.stack([starts, starts + prompt], axis=1).ravel()
+    in_prompt = np.logical_or.reduceat(mask, edges[edges < mask.size])[::2]
+    _require("token_ids", _flat(batch, "token_ids").min() >= 0, "must not be negative")
+    _require("loss_mask", not in_prompt.any(), "must be false in the prompt")
+    _require("behavior_logprobs", np.isfinite(logprobs).all(), "must be finite")
+    _require("behavior_logprobs", logprobs.max() <= LOGPROB_TOLERANCE, "must not exceed 0")
+    _require("behavior_logprobs", not ((logprobs != 0) > mask).any(), "must be 0 where not sampled")
+    _require("versions", not ((versions < 0) & mask).any(), "must not be negative where sampled")
+    _require("versions", ((versions == -1) | mask).all(), "must be -1 where not sampled")
 
 
 def _validate_rows(batch: pa.RecordBatch) -> None:
-    finite = bool(np.isfinite(batch.column("reward").to_numpy()).all())
-    _require("reward", finite, "must be finite")
+    _require("reward", np.isfinite(batch.column("reward").to_numpy()).all(), "must be finite")
     parts = batch.column("reward_parts")
-    _require("reward_parts", bool(np.isfinite(np.asarray(parts.items)).all()), "must be finite")
+    _require("reward_parts", np.isfinite(np.asarray(parts.items)).all(), "must be finite")
     unique = all(len(dict(row)) == len(row) for row in parts.to_pylist())
     _require("reward_parts", unique, "must have different keys")
-    _require("turns", bool((batch.column("turns").to_numpy() >= 1).all()), "must be at least 1")
+    _require("turns", (batch.column("turns").to_numpy() >= 1).all(), "must be at least 1")
     reasons = set(batch.column("finish_reason").to_pylist())
     unknown = sorted(reasons - set(FinishReason))
     _require("finish_reason", not unknown, f"{unknown} must be of {[*map(str, FinishReason)]}")
     created, finished = (
         batch.column(name).cast(pa.int64()).to_numpy() for name in ("created_at", "finished_at")
     )
-    _require("created_at", bool((created >= 0).all()), "must not be before 1970")
-    _require("finished_at", bool((finished >= created).all()), "must not be before created_at")
-    _require("finished_at", bool((finished <= _LATEST).all()), "must not be after 9999")
+    _require("created_at", (created >= 0).all(), "must not be before 1970")
+    _require("finished_at", (finished >= created).all(), "must not be before created_at")
+    _require("finished_at", (finished <= _LATEST).all(), "must not be after 9999")
     for text in batch.column("metadata").to_pylist():
         try:
             is_object = isinstance(json.loads(text), dict)
@@ -336,7 +337,7 @@ def _validate_rows(batch: pa.RecordBatch) -> None:
         _require("metadata", is_object, f"must be a JSON object, found {text[:80]!r}")
 
 
-def _require(name: str, holds: bool, rule: str) -> None:
+def _require(name: str, holds: bool | np.bool, rule: str) -> None:
     if not holds:
         raise SchemaError(f"{name}: {rule}")
 

@@ -17,7 +17,7 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from queues.errors import LedgerError, QueueClosed
@@ -111,16 +111,14 @@ class Writer:
                     continue
                 self._fail(changes, error)
             else:
-                for (_, future), result in zip(changes, results, strict=True):
-                    _resolve(future, asyncio.Future.set_result, result)
+                _resolve(changes, asyncio.Future.set_result, results)
             return
 
     def _fail(self, changes: list[Change], error: Exception) -> None:
         if self.failure is None:
             self.failure = LedgerError(f"the commit failed, nothing more is accepted: {error!r}")
             self.failure.__cause__ = error
-        for _, future in changes:
-            _resolve(future, asyncio.Future.set_exception, self.failure)
+        _resolve(changes, asyncio.Future.set_exception, [self.failure] * len(changes))
 
     def _try(self, changes: list[Change]) -> list[Any]:
         """All changes in one transaction, or none of them."""
@@ -154,11 +152,16 @@ class Writer:
 
 
 def _resolve(
-    future: "asyncio.Future[Any]", set_: Callable[["asyncio.Future[Any]", Any], None], value: Any
+    changes: list[Change],
+    set_: Callable[["asyncio.Future[Any]", Any], None],
+    values: Sequence[Any],
 ) -> None:
+    """Answer for all changes of a commit, which come from one event loop."""
+
     def deliver() -> None:
-        if not future.done():
-            set_(future, value)
+        for (_, future), value in zip(changes, values, strict=True):
+            if not future.done():
+                set_(future, value)
 
     with contextlib.suppress(RuntimeError):  # the event loop ended before its broker was closed
-        future.get_loop().call_soon_threadsafe(deliver)
+        changes[0][1].get_loop().call_soon_threadsafe(deliver)
