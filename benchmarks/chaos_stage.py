@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import sqlite3
 import subprocess
@@ -19,12 +20,13 @@ T = TypeVar("T")
 
 ROLES = {
     "rollout actor": "ray::RolloutActor",
-    "engine worker": "VLLM::EngineCore",
+    "engine worker": "VLLM::EngineCore|.* spawn_main",
     "broker": "ray::_BrokerActor",
     "learner rank": "ray::RankActor",
     "driver": "",
 }
-"""How the title of each role's process begins; the driver is the command itself."""
+"""Patterns of the title of each role's process, as vLLM does not always get to set its own; the
+driver is the command itself."""
 END_SECONDS = 300.0
 """Deadline of a run to end after a kill that it does not outlive."""
 REST_SECONDS = 60.0
@@ -130,7 +132,7 @@ class Stage:
         assert self.process is not None
         if role == "driver":
             return self.process.pid
-        found = [pid for pid, title in processes(self.folder) if title.startswith(ROLES[role])]
+        found = [pid for pid, title in processes(self.folder) if re.match(ROLES[role], title)]
         return found[-1] if found else None
 
     def rest(self) -> None:
