@@ -24,6 +24,7 @@ import torch
 
 from learner.engine import TrainEngine, ValueEngine
 from learner.errors import InputError
+from learner.full_disk import write_whole
 from learner.reference import Reference
 
 log = logging.getLogger(__name__)
@@ -76,14 +77,6 @@ def prepare(root: Path, version: int) -> Path:
     return temporary
 
 
-def discard(root: Path, version: int) -> int:
-    """Removes the temporary folder of a version; the bytes that it held."""
-    temporary = root / f".{checkpoint_path(root, version).name}.tmp"
-    held = size(temporary)
-    shutil.rmtree(temporary, ignore_errors=True)
-    return held
-
-
 def size(folder: Path) -> int:
     """Bytes of all files in a folder; 0 where there is none."""
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
@@ -109,7 +102,8 @@ def write_part(
         reference.save(temporary)
     folder = temporary / RANDOM_FOLDER
     folder.mkdir(parents=True, exist_ok=True)
-    torch.save(_random_state(), folder / f"rank-{engine.rank}.pt")
+    file = folder / f"rank-{engine.rank}.pt"
+    write_whole(file, lambda: torch.save(_random_state(), file))
     engine.sum_over_ranks(torch.zeros(1))  # a barrier: no file appears while others are synced
     for path in [*temporary.rglob("*"), temporary]:
         _sync(path)
@@ -124,7 +118,7 @@ def finish(root: Path, state: State) -> Path:
     final = checkpoint_path(root, state.version)
     temporary = root / f".{final.name}.tmp"
     file = temporary / STATE_FILE
-    file.write_text(json.dumps(asdict(state), indent=1))
+    write_whole(file, lambda: file.write_text(json.dumps(asdict(state), indent=1)))
     _sync(file)
     _sync(temporary)
     _remove(final)

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from learner.checkpoint import check_whole
 from learner.engine import Forward
 from learner.errors import InputError, TrainingDiverged
+from learner.full_disk import write_whole
 from learner.model import Policy, before_each, check_packing, load_tokenizer
 from learner.optimizer_config import OptimizerConfig
 from learner.rendezvous import join_alone
@@ -86,6 +87,12 @@ def _groups(module: nn.Module, rates: Mapping[str, float]) -> list[dict[str, Any
     ]
 
 
+def _wait_for_room(writer: Any) -> None:
+    """Makes DeepSpeed's writer of checkpoint files wait while the disk is full."""
+    save = writer.save
+    writer.save = lambda state_dict, path: write_whole(Path(path), lambda: save(state_dict, path))
+
+
 class DeepSpeedEngine:
     """A module, its gradients and its optimizer under DeepSpeed (a `Trainable`).
 
@@ -140,6 +147,7 @@ class DeepSpeedEngine:
                 "optimizer": optimizer,
             },
         )
+        _wait_for_room(self._engine.checkpoint_engine)
         self._register(module)
         if zero_stage == 0 and dtype == "float32":
             self._engine.clip_fp32_gradients = self._clip  # DeepSpeed's own forgets the norm
@@ -227,8 +235,14 @@ class DeepSpeedEngine:
                 if self.rank == 0:
                     gathered[name] = tensor.to("cpu", copy=True)
         if self.rank == 0:
-            self._engine.module.model.save_pretrained(folder, state_dict=gathered or None)
-            load_tokenizer(self._model_path).save_pretrained(folder)
+            model, tokenizer = self._engine.module.model, load_tokenizer(self._model_path)
+
+            def write() -> None:
+                model.save_pretrained(folder, state_dict=gathered or None)
+                tokenizer.save_pretrained(folder)
+
+            folder.mkdir(parents=True, exist_ok=True)
+            write_whole(folder, write)
         dist.barrier()
 
     def save(self, folder: Path) -> None:

@@ -15,14 +15,13 @@ import ray
 from ray.exceptions import RayError
 
 from learner import checkpoint
+from learner.full_disk import RETRY_SECONDS
 from learner.rank import Rank
 from learner.ray_failure import failure
-from queues.room import PROBE_BYTES, has_room, is_full, no_room
+from queues.room import PROBE_BYTES, has_room, no_room
 from weight_sync.publisher import Publisher
 
 log = logging.getLogger(__name__)
-RETRY_SECONDS = 2.0
-"""How often a full disk is asked for room."""
 Call = Callable[..., Awaitable[Any]]
 
 
@@ -74,22 +73,11 @@ class Lead:
     async def save(self, version: int, *, cursor: str | None, totals: Mapping[str, int]) -> str:
         """See `Trainer.save`.
 
-        Waits for room on the disk: of the size of the last checkpoint, and where that was not
-        enough, or there is none, of what has been written. Then it begins anew; with several ranks,
-        which meet while they write, a disk that fills up in the middle ends the run.
+        Waits first for as much room on the disk as the last checkpoint took; a disk that fills up
+        later is waited for by the rank that writes (`full_disk`).
         """
-        root = self._checkpoints
-        room = await self._call(checkpoint.newest_size, root)
-        while True:
-            await self._wait_for(room)
-            try:
-                return await self._write(version, cursor, totals)
-            except Exception as error:
-                full = is_full(error, root) or not has_room(root)  # torch does not say why
-                if self._followers or not full:
-                    raise
-                log.warning("the checkpoint of version %d found no room: %s", version, error)
-                room = await self._call(checkpoint.discard, root, version)
+        await self._wait_for(await self._call(checkpoint.newest_size, self._checkpoints))
+        return await self._write(version, cursor, totals)
 
     async def _wait_for(self, room: int) -> None:
         """Returns once there is so much room, in bytes; says that it waits."""
@@ -97,7 +85,8 @@ class Lead:
         await self._call(lambda: root.mkdir(parents=True, exist_ok=True))
         while not await self._call(has_room, root, max(room, PROBE_BYTES)):
             if not said:
-                log.warning("paused: %s (a checkpoint needs about %d bytes)", no_room(root), room)
+                needs = f" (a checkpoint needs about {room} bytes)" if room else ""
+                log.warning("paused: %s%s", no_room(root), needs)
                 said = True
             await asyncio.sleep(RETRY_SECONDS)
 

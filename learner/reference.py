@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from learner.full_disk import write_whole
 from learner.model import Policy
 
 REFERENCE_FOLDER = "reference"
@@ -55,4 +56,6 @@ class Reference:
     def save(self, folder: Path) -> None:
         """Writes what cannot be loaded from a model folder any more. By one rank."""
         if self._refreshed:
-            self._policy.model.save_pretrained(folder / REFERENCE_FOLDER)
+            own = folder / REFERENCE_FOLDER
+            own.mkdir(parents=True, exist_ok=True)
+            write_whole(own, lambda: self._policy.model.save_pretrained(own))

@@ -3,15 +3,17 @@
 Results are written by rank 0 with torch.save, under the keys that the tests look up.
 """
 
+import shutil
 from dataclasses import asdict
 from pathlib import Path
+from types import SimpleNamespace
 
 import torch
 import torch.distributed as dist
 import torch.multiprocessing
 from rollouts import random_groups
 
-from learner import checkpoint, deepspeed_engine
+from learner import checkpoint, deepspeed_engine, full_disk
 from learner import rank as learner_rank
 from learner.config import LearnerConfig
 from learner.errors import TrainingDiverged
@@ -155,6 +157,29 @@ def resumed(rank, model_path, root, file):
         results[stage, dtype] = straight, again
     if rank == 0:
         torch.save(results, file)
+
+
+def filled(rank, model_path, disk, file):
+    """The same with ZeRO 2, where the disk of the checkpoint fills up after the model is written.
+
+    Room comes when a rank has waited for it. Who waited is in `waited-RANK`.
+    """
+    disk = Path(disk)
+    config = LearnerConfig(zero_stage=2, ranks=dist.get_world_size(), minibatches=2)
+    ballast = disk / "ballast"
+    if rank == 0:
+        left = checkpoint.size(Path(model_path)) + 2**16
+        ballast.write_bytes(bytes(shutil.disk_usage(disk).free - left))
+
+    def make_room(seconds):
+        (disk / f"waited-{rank}").touch()
+        ballast.unlink(missing_ok=True)
+
+    full_disk.time = SimpleNamespace(sleep=make_room)
+    straight = _train(rank, model_path, config, disk, [0, 1, 2, 3], load=None)
+    again = _train(rank, model_path, config, disk, [2, 3], load=2)
+    if rank == 0:
+        torch.save((straight, again), file)
 
 
 def _train(rank, model_path, config, root, versions, *, load):
