@@ -40,8 +40,9 @@ def arm(rows: Sequence[Row], actors_idle: float) -> dict[str, Any]:
     """
     begin, end = window(rows)
     measured = rows[WARM_UP:]
-    tokens = sum(row["tokens_trained"] for row in measured)
-    lags = sum(row["lag_mean"] * row["tokens_trained"] for row in measured)
+    trained = [row for row in measured if row["tokens_trained"]]
+    tokens = sum(row["tokens_trained"] for row in trained)
+    lags = sum(row["lag_mean"] * row["tokens_trained"] for row in trained)
     waits = sum(row["wait_finished_at"] - row["wait_started_at"] for row in measured)
     steps = [row["step_finished_at"] - row["step_started_at"] for row in measured]
     return {
@@ -51,8 +52,8 @@ def arm(rows: Sequence[Row], actors_idle: float) -> dict[str, Any]:
         "learner_other_seconds": (end - begin - waits - sum(steps)) / len(measured),
         "actors_idle": actors_idle,
         "lag_mean": lags / tokens,
-        "lag_max": max(row["max_lag"] for row in measured),
-        "ess": fmean(row["ess"] for row in measured),
+        "lag_max": max(row["max_lag"] for row in trained),
+        "ess": fmean(row["ess"] for row in trained),
         "tokens_per_rollout": tokens_per_rollout(rows),
         "reward_mean": fmean(row["reward_mean"] for row in measured),
         "raw": {
