@@ -93,13 +93,13 @@ class CountedBroker(_BrokerActor):
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
-        self._syncs, sync = 0, self._journal.sync
+        self._syncs, commit = 0, self._journal.commit
 
         def counted() -> None:
             self._syncs += self._journal._dirty
-            sync()
+            commit()
 
-        self._journal.sync = counted
+        self._journal.commit = counted
 
     async def vitals(self) -> tuple[int, int]:
         """Syncs so far, and the process."""
