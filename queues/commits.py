@@ -12,6 +12,7 @@ The three kinds of waiting are `work` (leases), `progress` (batches, outcomes) a
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
@@ -53,6 +54,12 @@ class Commits:
     def paused(self) -> str | None:
         """Why nothing is made durable for now; None while all is well."""
         return self._rows.paused or self._payloads.paused
+
+    @property
+    def paused_until(self) -> float:
+        """Monotonic seconds until which nothing was made durable; minus infinity at first."""
+        until = max(self._rows.paused_until, self._payloads.paused_until)
+        return time.monotonic() if self.paused else until
 
     def check_open(self) -> None:
         """Raise once no call may be answered any more.

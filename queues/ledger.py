@@ -263,6 +263,13 @@ class Ledger:
         self._update_batch("state = 'trained', trained_version = :version", version)
         return count_rows(self._database, newest=version)
 
+    def statistics(self, version: int) -> str:
+        """What was recorded of a trained batch, as JSON."""
+        (text,) = self._execute(
+            "SELECT statistics FROM batches WHERE version = ?", (version,)
+        ).fetchone()
+        return str(text)
+
     def commit_checkpoint(self, version: int, path: str) -> None:
         """Record a complete checkpoint."""
         self._execute(

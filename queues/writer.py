@@ -14,6 +14,7 @@ broker has to be started again from what is on disk.
 import asyncio
 import contextlib
 import logging
+import math
 import queue
 import threading
 import time
@@ -68,6 +69,8 @@ class Writer:
         self._closing = threading.Event()
         self.paused: str | None = None
         """Why nothing is committed for now; set in the thread."""
+        self.paused_until = -math.inf
+        """Monotonic seconds until which nothing was committed, as far as is known."""
         self.failure: LedgerError | None = None
         """Why nothing more is committed; set in the thread."""
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
@@ -161,6 +164,7 @@ class Writer:
         self.paused = no_room(folder)
         log.warning("paused: %s (%r)", self.paused, error)
         while not self._closing.wait(RETRY_SECONDS):
+            self.paused_until = time.monotonic()
             if has_room(folder, room):
                 log.warning("there is room again on the disk of %s", folder)
                 self.paused = None
