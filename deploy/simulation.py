@@ -45,11 +45,18 @@ class Setting:
     swaps_at_once: int = 1
     patience_seconds: float = 0.0
     queued_batches: int = 2
+    beyond: int = 0
+    """Batches at the end that are left out, as a run leases less and less towards its end."""
+
+    @property
+    def last(self) -> int:
+        """Batches that are trained."""
+        return self.bounds.steps - self.beyond
 
     @property
     def counted(self) -> int:
         """Batches that figures are made of."""
-        return self.bounds.steps - WARM_UP
+        return self.last - WARM_UP
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,7 +97,7 @@ class Simulation:
                 f'queues.on_overdue = "{setting.bounds.on_overdue}" cannot be simulated; "wait" can'
             )
         if setting.counted < 2:
-            raise InputError(f"{setting.bounds.steps} steps; at least {WARM_UP + 2} are needed")
+            raise InputError(f"{setting.last} steps; at least {WARM_UP + 2} are needed")
         self._setting, self._rates = setting, rates
         self._chance = random.Random(seed)
         self._book = Book(
@@ -130,7 +137,7 @@ class Simulation:
             self._book.serving(name, 0)
         self._feed()
         self._lease()
-        while not self._book.training_over:
+        while len(self._ends) < self._setting.last:
             self._now, _, what, values = heapq.heappop(self._events)
             getattr(self, f"_{what}")(*values)
         return self._outcome()
@@ -180,7 +187,7 @@ class Simulation:
 
     def _trained(self) -> None:
         self._ends.append(self._now)
-        if len(self._ends) in (WARM_UP, self._setting.bounds.steps):
+        if len(self._ends) in (WARM_UP, self._setting.last):
             for engine in self._engines.values():
                 engine.advance(self._now)
                 self._counted_from.append((engine.idle_seconds, engine.rollout_seconds))
