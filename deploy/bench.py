@@ -12,6 +12,7 @@ BENCHMARKS = {
     "async": "async_gain",
     "chaos": "chaos",
     "logprob-memory": "logprob_memory",
+    "plan": "plan_check",
     "presets": "presets",
     "queue": "queue",
     "rewards": "reward_rate",

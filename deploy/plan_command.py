@@ -187,6 +187,11 @@ def _caveats(measured: Measured, recorded: RunConfig) -> list[str]:
             "the run was evaluated while it trained, which its journal does not show: its engines "
             "look slower than they are"
         )
+    if recorded.queues.max_staleness == 0:
+        notes.append(
+            "the run was synchronous: what actors and learner cost each other where they share "
+            "cores is not in its rates, so above a bound of 0 they are too high there"
+        )
     if measured.explained < LEAST_EXPLAINED:
         notes.append(
             f"the engines' rates explain {measured.explained:.0%} of how long rollouts took: "
