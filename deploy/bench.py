@@ -16,6 +16,7 @@ BENCHMARKS = {
     "presets": "presets",
     "queue": "queue",
     "rewards": "reward_rate",
+    "scale": "scale",
     "update-pause": "update_pause",
     "weight-sync": "weight_sync",
 }
