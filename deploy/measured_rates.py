@@ -5,7 +5,7 @@ Engine. A rollout of L tokens that was one of n̄ on average, while s of them be
     seconds = a·L + b·L·n̄ + f·s/2        (pauses for weights left out)
 
 so a, b and f (`EngineRates`) are least squares over all rollouts, none below 0. Learner: likewise,
-seconds of a step over its tokens. The first batches are left out of everything.
+seconds of a step over its tokens. The first batches of those looked at are left out of everything.
 
 What was measured is what the run met: an engine that shared its cores with the learner was slower
 than one alone, and held-out evaluations, which are not journaled, made it look slower still.
@@ -32,6 +32,9 @@ if TYPE_CHECKING:
 
 LEAST_BATCHES = WARM_UP + 5
 """Of a run that is measured."""
+MOST_BATCHES = 100
+"""The newest ones are measured: a policy that has changed writes otherwise."""
+MOST_TIED = 0.99
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +42,8 @@ class Measured:
     """What a run says about the parts that it was made of."""
 
     rates: Rates
+    batches: int
+    """That were looked at, the first ones included."""
     explained: float
     """Share of the variance of rollout times that the engine's rates explain (R²)."""
     ess_loss: float | None
@@ -57,13 +62,15 @@ def read_rates(directory: "RunDirectory") -> Measured:
         QueuesError: Its ledger or journal cannot be read.
     """
     rows = {row["version"]: row for row in directory.rows("metrics.jsonl")}
-    batches = [rows[version] for version in sorted(rows)]
+    every = [rows[version] for version in sorted(rows)]
+    sitting = every[-1].get("sitting_started_at") if every else None
+    batches = [row for row in every if row.get("sitting_started_at") == sitting][-MOST_BATCHES:]
     if len(batches) < LEAST_BATCHES:
         raise InputError(
-            f"{directory.path} has trained {len(batches)} batches; at least {LEAST_BATCHES} are "
-            "needed to tell how fast its parts are"
+            f"{directory.path} has trained {len(batches)} batches since it was last started; at "
+            f"least {LEAST_BATCHES} are needed to tell how fast its parts are"
         )
-    history = read_history(directory.path, 0, batches[-1]["version"])
+    history = read_history(directory.path, batches[0]["version"], batches[-1]["version"])
     swaps = directory.rows("swaps.jsonl")
     return rates_of(batches, swaps, [group for group in history.groups if group.taken_at])
 
@@ -74,7 +81,7 @@ def rates_of(
     """The rates behind recorded rows, at least LEAST_BATCHES of them.
 
     Args:
-        batches: Statistics of the trained batches, in order.
+        batches: Statistics of consecutive trained batches of one sitting, in order.
         swaps: Swap reports.
         groups: The trained groups, in the order in which they were accepted.
     """
@@ -95,8 +102,10 @@ def rates_of(
                     [row["swap_finished_at"] - row["swap_started_at"] for row in updates]
                 ),
             ),
-            lengths=tuple(tuple(group.tokens) for group in late),
+            lengths=tuple(tuple(max(1, each) for each in group.tokens) for group in late),
+            tied_share=_tied_share(measured, late),
         ),
+        batches=len(batches),
         explained=explained,
         ess_loss=_ess_loss(measured),
         samples_per_second=sum(row["rollouts_trained"] for row in measured) / (end - begin),
@@ -212,14 +221,13 @@ def _learner(batches: Sequence[Row], groups: Sequence[GroupTimes]) -> LearnerRat
     found = _least_squares(factors, seconds)
     left = seconds - factors @ found
     batch, token = found.tolist()
-    taken = np.unique([group.taken_at for group in groups if group.taken_at is not None])
+    in_batches = [group.taken_at for group in groups if group.taken_at != group.accepted_at]
+    taken = np.unique([time for time in in_batches if time is not None])
     begun = np.array([row["wait_finished_at"] for row in measured])
     place = np.searchsorted(taken, begun) - 1
     fetches = (begun - taken[np.maximum(place, 0)])[place >= 0]
     pauses = [
-        after["wait_started_at"] - row["step_finished_at"]
-        for row, after in pairwise(batches)
-        if row.get("sitting_started_at") == after.get("sitting_started_at")
+        after["wait_started_at"] - row["step_finished_at"] for row, after in pairwise(batches)
     ]
     return LearnerRates(
         batch_seconds=batch,
@@ -228,6 +236,16 @@ def _learner(batches: Sequence[Row], groups: Sequence[GroupTimes]) -> LearnerRat
         take_seconds=float(np.median(fetches)) if len(fetches) else 0.0,
         publish_seconds=max(0.0, float(np.median(pauses))),
     )
+
+
+def _tied_share(batches: Sequence[Row], groups: Sequence[GroupTimes]) -> float:
+    """Of the groups that were filtered, or would have been; a filtered one left when it came."""
+    filtered = sum(group.taken_at == group.accepted_at for group in groups)
+    if filtered:
+        return min(filtered / len(groups), MOST_TIED)
+    counted = [row for row in batches if "tied_groups" in row]
+    tied, every = (sum(float(row[name]) for row in counted) for name in ("tied_groups", "groups"))
+    return min(tied / every, MOST_TIED) if every else 0.0
 
 
 def _ess_loss(batches: Sequence[Mapping[str, Any]]) -> float | None:

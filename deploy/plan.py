@@ -150,6 +150,9 @@ def setting_of(
         swaps_at_once=max(1, int(config.weight_sync.update_fraction * actors)),
         patience_seconds=queues.patience_seconds,
         queued_batches=queues.queued_batches,
+        most_filtered=queues.max_filtered_batches * config.prompts.groups_per_batch
+        if queues.filter_tied
+        else None,
         beyond=beyond,
     )
 

@@ -86,8 +86,8 @@ def plan(
         InputError: Something is missing, contradicts itself, or cannot be simulated.
     """
     source, notes, itself = _source(config, run, given)
-    if config.queues.filter_tied:
-        notes.append("queues.filter_tied: groups that will be dropped are not part of this")
+    if config.queues.filter_tied and run is None:
+        notes.append("queues.filter_tied: how many groups will be dropped is not known; none here")
     if config.queues.ess_target is not None:
         notes.append("queues.ess_target: the window of staleness is taken as always at its widest")
     own = config.actors.count * config.actors.tensor_parallel_size + config.learner.ranks
@@ -207,7 +207,7 @@ def _compare(measured: Measured, recorded: RunConfig) -> dict[str, Any] | None:
             recorded,
             staleness=recorded.queues.max_staleness,
             actors=recorded.actors.count,
-            steps=recorded.steps,
+            steps=measured.batches,
         )
         found = simulate(setting, measured.rates, seed=recorded.seed)
     except InputError:

@@ -1,7 +1,7 @@
 """How fast the parts of a run are: what a simulation needs to know of engines, learner and updates.
 
-Plain numbers, given by hand or measured (`deploy.measured_rates`). Leaves out failures, groups that
-are filtered, and held-out evaluations.
+Plain numbers, given by hand or measured (`deploy.measured_rates`). Leaves out failures and held-out
+evaluations.
 """
 
 import math
@@ -105,9 +105,15 @@ class Rates:
     update: UpdateRates = UpdateRates()
     lengths: Sequence[Sequence[int]]
     """Sampled tokens of each rollout of some groups; a simulation goes through them in turn."""
+    tied_share: float = 0.0
+    """Groups whose rollouts all earn the same; dropped where a recipe filters them."""
 
     def __post_init__(self) -> None:
-        """Refuse a run without a token."""
+        """Refuse a run without a token, or without a group to train."""
+        if not 0 <= self.tied_share < 1:
+            raise InputError(f"tied_share = {self.tied_share} must be at least 0 and below 1")
+        if not self.engine.token_seconds(1):
+            raise InputError("step_seconds and rollout_step_seconds of an engine are both 0")
         if not self.lengths or not all(self.lengths):
             raise InputError("no rollout's length is known, so there is nothing to simulate")
         if any(length < 1 for group in self.lengths for length in group):
@@ -141,6 +147,7 @@ class Rates:
                 part: {field.name: getattr(value, field.name) for field in fields(value)}
                 for part, value in parts.items()
             },
+            "tied_share": self.tied_share,
             "lengths": {"rollouts": len(flat), "mean": mean, "variation": spread / mean},
         }
 

@@ -25,7 +25,9 @@ from deploy.simulated_engine import FOREVER, SimulatedEngine
 from queues.admission import Bounds
 from queues.book import Book
 from queues.errors import QueueClosed
+from queues.groups import State
 from queues.records import BatchRecord, Lease, Prompt, Summary
+from queues.tie_filter import TieFilter
 
 WARM_UP = 5
 """Batches left out of every figure: the pipeline fills. As in `benchmarks.async_figures`."""
@@ -45,6 +47,8 @@ class Setting:
     swaps_at_once: int = 1
     patience_seconds: float = 0.0
     queued_batches: int = 2
+    most_filtered: int | None = None
+    """Groups without a signal that may be dropped for one batch; None: none is dropped."""
     beyond: int = 0
     """Batches at the end that are left out, as a run leases less and less towards its end."""
 
@@ -88,7 +92,7 @@ class Simulation:
     Args:
         setting: What the recipe decides.
         rates: How fast everything is.
-        seed: Of the learner's variation.
+        seed: Of the learner's variation, and of which groups are tied.
     """
 
     def __init__(self, setting: Setting, rates: Rates, *, seed: int = 0) -> None:
@@ -106,6 +110,9 @@ class Simulation:
             queued_batches=setting.queued_batches,
             max_attempts=1,
             greedy_baseline=setting.baseline,
+            tie_filter=None
+            if setting.most_filtered is None
+            else TieFilter(limit=setting.most_filtered),
         )
         names = [f"engine-{number}" for number in range(setting.engines)]
         self._engines = {
@@ -149,7 +156,8 @@ class Simulation:
         if plan != engine.plan:
             return
         engine.advance(self._now)
-        while engine.running and engine.running[0][0] <= engine.token + 1e-6:
+        engine.token = max(engine.token, engine.running[0][0])  # whatever rounding says
+        while engine.running and engine.running[0][0] <= engine.token:
             end, _, began, lease = heapq.heappop(engine.running)
             engine.stalled += self._rates.engine.turnover_seconds / 2
             group = lease.group_id
@@ -163,12 +171,17 @@ class Simulation:
     def _put(self, engine: SimulatedEngine, lease: Lease) -> None:
         group = self._book.groups.in_flight[lease.group_id]
         sampled = self._sampled[lease.group_id]
+        tied = self._chance.random() < self._rates.tied_share
         result = Summary(
             group_id=lease.group_id, prompt_id=lease.prompt.prompt_id, attempt=lease.attempt,
-            rollouts=lease.group_size, tokens=sampled.total(), reward=0.0, task_rewards=[0.0],
+            rollouts=lease.group_size, tokens=sampled.total(), reward=0.0,
+            task_rewards=[0.0, float(not tied)],
             oldest_version=min(sampled), newest_version=max(sampled),
         )  # fmt: skip
-        self._book.accept(group, result, now=self._now)
+        if self._book.accept(group, result, now=self._now).state is State.DROPPED:
+            del self._sampled[lease.group_id], self._tokens[lease.group_id]
+            self._feed()
+            self._lease()
         engine.room += lease.room
         self._lease([engine])
         self._take()

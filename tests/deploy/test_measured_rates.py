@@ -2,6 +2,7 @@
 
 import math
 import random
+from dataclasses import replace
 
 import pytest
 
@@ -125,6 +126,18 @@ def test_lengths_are_of_the_groups_after_the_first_batches():
     assert 0 < len(late) < len(groups)
 
 
+def test_groups_without_a_signal_are_counted_whether_they_were_dropped_or_trained():
+    groups = made()
+    dropped = [
+        replace(group, taken_at=group.accepted_at) if place % 4 == 0 else group
+        for place, group in enumerate(groups)
+    ]
+    assert rates_of(rows(12), [], dropped).rates.tied_share == pytest.approx(0.25, abs=0.01)
+    trained = [{**row, "tied_groups": 2.0, "groups": 8.0} for row in rows(12)]
+    assert rates_of(trained, [], groups).rates.tied_share == 0.25
+    assert rates_of(rows(12), [], groups).rates.tied_share == 0.0
+
+
 def test_the_loss_of_sample_size_is_per_version_of_lag():
     assert rates_of(rows(12, ess=math.exp(-0.3), lag=1.5), [], made()).ess_loss == pytest.approx(
         0.2
@@ -132,8 +145,11 @@ def test_the_loss_of_sample_size_is_per_version_of_lag():
     assert rates_of(rows(12, ess=1.0, lag=0.0), [], made()).ess_loss is None
 
 
-def test_a_run_that_has_hardly_begun_is_refused(tmp_path):
+def test_a_run_that_has_hardly_begun_again_is_refused(tmp_path):
     run = RunDirectory(tmp_path)
-    run.append("metrics.jsonl", rows(LEAST_BATCHES - 1))
-    with pytest.raises(InputError, match=f"has trained 9 batches; at least {LEAST_BATCHES}"):
+    earlier = [{**row, "sitting_started_at": 1.0} for row in rows(40)[:31]]
+    newest = [{**row, "sitting_started_at": 2.0} for row in rows(40)[31:]]
+    run.append("metrics.jsonl", [*earlier, *newest])
+    message = f"has trained 9 batches since it was last started; at least {LEAST_BATCHES}"
+    with pytest.raises(InputError, match=message):
         read_rates(run)

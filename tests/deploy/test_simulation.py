@@ -88,6 +88,15 @@ def test_engines_swap_one_after_another_where_only_one_may():
     assert in_turn.samples_per_second == pytest.approx(2 / 3.5)
 
 
+def test_groups_without_a_signal_cost_actors_what_they_took():
+    """At η = 0, with half of all groups dropped, a batch of one is generated twice on average."""
+    filtered = replace(setting(0), most_filtered=10, bounds=replace(setting(0).bounds, steps=400))
+    found = simulate(filtered, rates(tied_share=0.5))
+    assert found.samples_per_second == pytest.approx(1 / (2 * 1.0 + 0.5), rel=0.1)
+    kept = simulate(replace(filtered, most_filtered=None), rates(tied_share=0.5))
+    assert kept.samples_per_second == pytest.approx(1 / 1.5)
+
+
 @pytest.mark.parametrize("staleness", [0, 1, 2, 4])
 @pytest.mark.parametrize("engines", [1, 3])
 def test_no_token_that_is_trained_exceeds_the_bound(staleness, engines):
@@ -137,8 +146,10 @@ def test_what_cannot_be_simulated_is_refused(changes, message):
     [
         (lambda: EngineRates(step_seconds=-1.0), "step_seconds = -1.0 must be"),
         (lambda: LearnerRates(token_seconds=float("nan")), "token_seconds = nan must be"),
+        (lambda: rates(step=0.0), "step_seconds and rollout_step_seconds of an engine are both 0"),
         (lambda: rates(lengths=()), "no rollout's length is known"),
         (lambda: rates(lengths=((3, 0),)), "a rollout without a token"),
+        (lambda: rates(tied_share=1.0), "tied_share = 1.0 must be"),
         (lambda: lognormal_lengths(0, 1, group_size=1, seed=0), "lengths of 0 tokens"),
         (
             lambda: EngineRates.of_throughput(one=100, full=50, slots=8),
