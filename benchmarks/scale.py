@@ -40,7 +40,7 @@ CONTROL = ("put", "heartbeat", "serving")
 """Calls that wait for nobody: what they take is the broker's own doing."""
 AIM_SECONDS = 0.1
 GROUPS = 256
-WITNESSES = 4
+WITNESSES = 32
 CALL_SECONDS = 120.0
 SCRAPE_EVERY = 2.0
 

@@ -3,7 +3,14 @@
 import pytest
 
 from benchmarks.queue_arms import GROUP_SIZE
-from benchmarks.scale import generation_seconds, groups_each, quantiles, shares, with_control
+from benchmarks.scale import (
+    WITNESSES,
+    generation_seconds,
+    groups_each,
+    quantiles,
+    shares,
+    with_control,
+)
 from benchmarks.scale_arms import CALLS, manifest, payload_at
 from queues.schema import summarize
 
@@ -17,11 +24,12 @@ def test_actors_give_the_rate_that_is_asked(actors, each):
 
 
 def test_a_few_are_timed_and_everybody_is_simulated_once():
-    names = [f"engine-{number}" for number in range(9)]
+    names = [f"engine-{number:02d}" for number in range(WITNESSES + 5)]
     first, *rest = shares(names, 2)
-    assert first == names[:4]
+    assert first == names[:WITNESSES]
     assert sorted([*first, *(name for share in rest for name in share)]) == names
     assert [len(share) for share in rest] == [3, 2]
+    assert shares(names[:8], 2) == [names[:8]]
 
 
 @pytest.mark.parametrize("version", [0, 7])
