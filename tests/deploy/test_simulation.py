@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from deploy.buffer_law import Phase, batches_per_second
 from deploy.errors import InputError
 from deploy.rates import EngineRates, LearnerRates, Rates, UpdateRates, lognormal_lengths
 from deploy.simulated_engine import SimulatedEngine
@@ -176,3 +177,14 @@ def test_drawn_lengths_have_the_mean_and_the_variation_that_were_asked_for():
     drawn = rates(lengths=lognormal_lengths(200, 0.8, group_size=8, seed=1)).to_dict()["lengths"]
     assert drawn["mean"] == pytest.approx(200, rel=0.03)
     assert drawn["variation"] == pytest.approx(0.8, rel=0.1)
+
+
+@pytest.mark.parametrize("staleness", [0, 1, 2, 5])
+def test_a_run_of_one_slot_is_the_line_of_the_finite_buffer_law(staleness):
+    """One group a batch, one at a time: bounded staleness is the room between two machines."""
+    lengths = lognormal_lengths(1000, 0.7, group_size=1, seed=0, groups=2000)
+    line = replace(setting(staleness), bounds=replace(setting(staleness).bounds, steps=2000))
+    found = simulate(line, rates(lengths=lengths, step=0.001, train=1.1))
+    generate = Phase(0.001 * sum(each for (each,) in lengths) / len(lengths), variation=0.7)
+    law = batches_per_second(generate, Phase(1.1), live=staleness + 1)
+    assert found.samples_per_second == pytest.approx(law, rel=0.03)
