@@ -6,11 +6,13 @@ Broker with admission and ledger, broadcaster, and metrics are the real ones, ea
 actors and learner are simulated (`scale_arms`). Together the actors generate GROUPS groups at once,
 or one each where they are more, and a batch has as many. For each number of actors and each rate of
 groups/s that they would give by themselves (0: generation takes no time) it shows what came
-through, how long calls took, the share of a core that broker and broadcaster needed, their memory,
-and how long a scrape took. Calls are timed in a process that has WITNESSES of the actors, so that
-they do not wait for the simulation of the others. The figure of merit is the 99th percentile of all
-calls that need not wait for anybody (put, heartbeat, serving): at most 100 ms at 200 groups/s. Raw
-numbers are stored under benchmarks/results/.
+through, how long calls took, the share of a core that broker and broadcaster got, what the broker
+would carry with a core of its own at that cost a group, their memory, and how long a scrape took.
+
+Calls are timed in a process that has WITNESSES of the actors, so that they do not wait for the
+simulation of the others. The figure of merit is the 99th percentile of all calls that need not wait
+for anybody (put, heartbeat, serving): at most 100 ms at 200 groups/s. Raw numbers are stored under
+benchmarks/results/.
 """
 
 import argparse
@@ -140,19 +142,22 @@ def measure(actors: int, rate: float, options: argparse.Namespace, folder: Path)
         found = ray.get([each.figures.remote() for each in crowds], timeout=CALL_SECONDS)
         passed = after[0] - before[0]
         seconds = with_control(found[0][0])
+        put = sum(len(calls["put"]) for calls, _ in found) / passed
+        cores = {
+            name: (sum(each.cpu_times()[:2]) - busy[name]) / passed
+            for name, each in processes.items()
+        }
         return {
             "actors": actors,
             "asked_groups_per_second": rate or None,
-            "put_groups_per_second": sum(len(calls["put"]) for calls, _ in found) / passed,
+            "put_groups_per_second": put,
             "trained_groups_per_second": (after[1] - before[1]) / passed,
             "versions_per_second": (after[2] - before[2]) / passed,
             "refused": sum(refused for _, refused in found),
             "seconds": {call: quantiles(values) for call, values in seconds.items()},
             "scrape": quantiles(scrapes),
-            "cores": {
-                name: (sum(each.cpu_times()[:2]) - busy[name]) / passed
-                for name, each in processes.items()
-            },
+            "cores": cores,
+            "broker_groups_per_core_second": put / cores["broker"],
             "megabytes": {name: each.memory_info().rss / 1e6 for name, each in processes.items()},
         }
 
@@ -181,7 +186,8 @@ def line(found: dict[str, Any]) -> str:
         f" {found['put_groups_per_second']:6,.0f} groups/s; ms p50/p99: put {milliseconds('put')},"
         f" control {milliseconds('control')}, announced {milliseconds('announced')}, permit"
         f" {milliseconds('permit')}; scrape {1e3 * found['scrape']['max']:.0f} ms at most; broker"
-        f" {found['cores']['broker']:.2f} cores {found['megabytes']['broker']:.0f} MB, broadcaster"
+        f" {found['cores']['broker']:.2f} cores, so {found['broker_groups_per_core_second']:,.0f}"
+        f" groups/s of a whole one, {found['megabytes']['broker']:.0f} MB, broadcaster"
         f" {found['cores']['broadcaster']:.2f} cores {found['megabytes']['broadcaster']:.0f} MB"
     )
 
