@@ -12,9 +12,11 @@ BENCHMARKS = {
     "async": "async_gain",
     "chaos": "chaos",
     "logprob-memory": "logprob_memory",
+    "plan": "plan_check",
     "presets": "presets",
     "queue": "queue",
     "rewards": "reward_rate",
+    "scale": "scale",
     "update-pause": "update_pause",
     "weight-sync": "weight_sync",
 }

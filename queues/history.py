@@ -23,6 +23,8 @@ class GroupTimes:
     """None: no batch has it. A filtered group leaves when it is accepted."""
     rollouts: Sequence[tuple[float, float]]
     """When each of its rollouts began and ended."""
+    tokens: Sequence[int] = ()
+    """Sampled tokens of each of them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,6 +85,7 @@ def read_history(run_directory: Path, first: int, last: int) -> History:
                 accepted_at=accepted_at,
                 taken_at=taken_at,
                 rollouts=[(r.created_at.timestamp(), r.finished_at.timestamp()) for r in rollouts],
+                tokens=[sum(r.loss_mask) for r in rollouts],
             )
         )
     return History(groups=groups, acked_at=dict(acked), checkpoints=dict(checkpoints))

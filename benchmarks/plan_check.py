@@ -1,0 +1,194 @@
+"""How well `headway plan` predicts: measured against simulated throughput and lag, by bound.
+
+    headway bench plan [FOLDER] [--gain FILE]
+
+FOLDER is what `headway bench async` left behind. In each of its rounds the rates of every arm's
+parts are measured, and with them every arm is predicted: the arm itself, which says how faithful
+the model is, and the others, which is what a plan is for. `--gain` predicts the arms of a stored
+async_gain.json, whose runs need not be there: an engine's rates are those of its actors alone with
+two policies (a time for a rollout and one for a token), the learner's are those of the reference
+arm, and lengths are lognormal with each recorded batch's mean. Raw numbers are stored under
+benchmarks/results/.
+"""
+
+import argparse
+import json
+import math
+import random
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.environment import environment
+from deploy.config import RunConfig, load_recipe
+from deploy.errors import DeployError, InputError
+from deploy.measured_rates import Measured, read_rates
+from deploy.plan import setting_of
+from deploy.rates import EngineRates, LearnerRates, Rates, UpdateRates
+from deploy.run_directory import RunDirectory
+from deploy.simulation import simulate
+
+RESULTS = Path(__file__).parent / "results"
+TAIL = 1.0
+"""Variation of lengths within a batch, where a stored figure does not have it."""
+
+
+def check_folder(folder: Path) -> dict[str, Any]:
+    """Every arm of every round, predicted by the rates of each.
+
+    Raises:
+        InputError: There are no arms.
+    """
+    rounds: dict[str, dict[int, RunDirectory]] = {}
+    for path in sorted(folder.glob("round*-eta*")):
+        if found := re.fullmatch(r"(round\d+)-eta(\d+)", path.name):
+            rounds.setdefault(found[1], {})[int(found[2])] = RunDirectory(path)
+    if not rounds:
+        raise InputError(f"{folder} has no runs round1-eta0, …: name a folder of `bench async`")
+    checks = []
+    for name, arms in rounds.items():
+        measured = {bound: read_rates(arm) for bound, arm in sorted(arms.items())}
+        configs = {bound: arm.config() for bound, arm in arms.items()}
+        checks += [
+            {"round": name, "rates_of": source, **compare(configs[arm], rates.rates, measured[arm])}
+            for source, rates in measured.items()
+            for arm in measured
+        ]
+    return {"folder": folder.name, "checks": checks}
+
+
+def compare(config: RunConfig, rates: Rates, measured: Measured) -> dict[str, Any]:
+    """One arm: what was measured of it, and what rates predict."""
+    bound = config.queues.max_staleness
+    setting = setting_of(config, staleness=bound, actors=config.actors.count, steps=config.steps)
+    found = simulate(setting, rates, seed=config.seed)
+    return {
+        "max_staleness": bound,
+        "measured": measured.samples_per_second,
+        "predicted": found.samples_per_second,
+        "ratio": measured.samples_per_second / found.samples_per_second,
+        "learner_idle": {"measured": measured.learner_idle, "predicted": found.learner_idle},
+        "lag_mean": {"measured": measured.lag_mean, "predicted": found.lag_mean},
+    }
+
+
+def check_gain(document: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The arms of a stored async_gain.json, round by round; arms with all cores are left out."""
+    base = load_recipe(document["recipe"], document["settings"])
+    checks = []
+    for number, round_ in enumerate(document["rounds"], start=1):
+        reference = round_["arms"][str(document["reference_bound"])]
+        for name, arm in round_["arms"].items():
+            if not name.isdigit():
+                continue
+            rates = gain_rates(round_["limits"], reference, arm, base)
+            setting = setting_of(
+                base, staleness=int(name), actors=base.actors.count, steps=document["steps"]
+            )
+            found = simulate(setting, rates)
+            checks.append(
+                {
+                    "round": f"round{number}",
+                    "max_staleness": int(name),
+                    "measured": arm["samples_per_second"],
+                    "predicted": found.samples_per_second,
+                    "ratio": arm["samples_per_second"] / found.samples_per_second,
+                    "learner_idle": {
+                        "measured": arm["learner_idle"],
+                        "predicted": found.learner_idle,
+                    },
+                    "lag_mean": {"measured": arm["lag_mean"], "predicted": found.lag_mean},
+                }
+            )
+    return checks
+
+
+def gain_rates(
+    limits: Mapping[str, Any], reference: Mapping[str, Any], arm: Mapping[str, Any], base: RunConfig
+) -> Rates:
+    """Rates from one round's stored figures.
+
+    Args:
+        limits: Its limits; those of the actors with two policies.
+        reference: The arm whose learner is taken.
+        arm: The arm whose lengths are taken.
+        base: The recipe.
+    """
+    initial, trained = (limits["actors"]["raw"][policy] for policy in ("initial", "trained"))
+    longer = trained["tokens_per_rollout"] - initial["tokens_per_rollout"]
+    token = (1 / trained["samples_per_second"] - 1 / initial["samples_per_second"]) / longer
+    chance = random.Random(base.seed)
+    sigma = math.sqrt(math.log1p(TAIL**2))
+    lengths = []
+    batch, size = base.prompts.groups_per_batch, base.prompts.group_size
+    for tokens in arm["raw"]["tokens_trained"]:
+        middle = math.log(tokens / (batch * size)) - sigma**2 / 2
+        lengths += [
+            tuple(max(1, round(chance.lognormvariate(middle, sigma))) for _ in range(size))
+            for _ in range(batch)
+        ]
+    return Rates(
+        engine=EngineRates(
+            step_seconds=0.0,
+            rollout_step_seconds=token,
+            turnover_seconds=1 / initial["samples_per_second"]
+            - token * initial["tokens_per_rollout"],
+        ),
+        learner=LearnerRates(
+            batch_seconds=reference["learner_step_seconds"],
+            publish_seconds=reference["learner_other_seconds"],
+        ),
+        update=UpdateRates(pause_seconds=0.06),
+        lengths=lengths,
+    ).at_most(base.actors.max_new_tokens)
+
+
+def line(check: Mapping[str, Any]) -> str:
+    """One comparison on a line."""
+    lag = check["lag_mean"]
+    return (
+        f"η = {check['max_staleness']:2d}: {check['measured']:7.1f} samples/s measured,"
+        f" {check['predicted']:7.1f} predicted, {check['ratio']:.2f};"
+        f" mean lag {lag['measured']:.2f} and {lag['predicted']:.2f}"
+    )
+
+
+def say(text: str, checks: Sequence[Mapping[str, Any]]) -> None:
+    """A table on the terminal."""
+    print(text)
+    for check in checks:
+        print(f"  {line(check)}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="headway bench plan", description=__doc__.splitlines()[0])
+    parser.add_argument("folder", type=Path, nargs="?", help="of a `headway bench async`")
+    parser.add_argument("--gain", type=Path, default=RESULTS / "async_gain.json")
+    parser.add_argument("--out", type=Path, default=RESULTS / "plan_check.json")
+    options = parser.parse_args()
+    record: dict[str, Any] = environment()
+    try:
+        if options.folder is not None:
+            record["runs"] = check_folder(options.folder)
+        try:
+            document = json.loads(options.gain.read_text())
+        except (OSError, ValueError) as error:
+            raise InputError(f"--gain {options.gain} cannot be read: {error}") from None
+        record["gain"] = {"of": document["command"], "commit": document["commit"]}
+        record["gain"]["checks"] = check_gain(document)
+    except DeployError as error:
+        print(f"headway: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)
+    for source in sorted({check["rates_of"] for check in record.get("runs", {}).get("checks", [])}):
+        mine = [each for each in record["runs"]["checks"] if each["rates_of"] == source]
+        say(f"by the rates of the run with η = {source}", mine)
+    say(f"by the limits in {options.gain.name}", record["gain"]["checks"])
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+    options.out.write_text(json.dumps(record, indent=1) + "\n")
+    print(f"stored in {options.out}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,210 @@
+"""What a recipe's throughput and lag will be, for each bound and each split of the devices.
+
+Each combination is a run in simulated time (`deploy.simulation`), beside what the finite-buffer law
+says (`deploy.buffer_law`). An engine takes `actors.tensor_parallel_size` devices, whatever they
+are, a rank of the learner one. More engines are as fast as one each; more ranks share a batch's
+tokens out and gain nothing on what a batch takes besides.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from math import exp
+from statistics import fmean, pstdev
+
+from deploy.buffer_law import Phase, batches_per_second
+from deploy.config import RunConfig
+from deploy.errors import InputError
+from deploy.rates import LearnerRates, Rates
+from deploy.simulation import WARM_UP, Outcome, Setting, simulate
+from queues.admission import Bounds
+
+ROLLOUTS = 20_000
+"""Of a simulated run, about."""
+FEWEST_STEPS, MOST_STEPS = 20, 60
+MOST_SPLITS = 12
+BUSY = 0.05
+"""A side that idles less than this share of the time is what limits the throughput."""
+AS_GOOD = 0.99
+"""Of the largest throughput: a smaller bound that reaches this much is the better choice."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """Rates, and the size of the learner that they are of."""
+
+    rates: Rates
+    ranks: int
+    ess_loss: float | None = None
+    """−ln ESS per version of mean lag (`deploy.measured_rates`); None where it is not known."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prospect:
+    """One bound with one split."""
+
+    staleness: int
+    actors: int
+    ranks: int
+    outcome: Outcome
+    law: float
+    """Samples/s by the finite-buffer law."""
+    actors_alone: float
+    """Samples/s of these actors if the learner took no time."""
+    learner_alone: float
+    """Samples/s of this learner if batches were always ready."""
+    windowed: bool
+    """Whether the window holds fewer batches than the bound would allow."""
+    ess: float | None
+
+    @property
+    def samples_per_second(self) -> float:
+        """Predicted."""
+        return self.outcome.samples_per_second
+
+    @property
+    def limit(self) -> str:
+        """What its throughput is limited by: learner, actors, window, or staleness.
+
+        The last two where neither side is always busy: batches wait for rollouts that take long,
+        and no others may begin meanwhile.
+        """
+        if self.outcome.learner_idle < BUSY:
+            return "learner"
+        if self.samples_per_second > (1 - BUSY) * self.actors_alone:
+            return "actors"
+        return "window" if self.windowed else "staleness"
+
+
+def predict(
+    config: RunConfig, source: Source, *, bounds: Sequence[int], devices: int
+) -> list[Prospect]:
+    """Every bound with every split, by split and then by bound.
+
+    Args:
+        config: The recipe; its own bound, count of actors and ranks are left out of account.
+        source: How fast everything is.
+        bounds: Values of `queues.max_staleness`.
+        devices: That actors and learner share.
+
+    Raises:
+        InputError: The devices are too few, or the recipe cannot be simulated.
+    """
+    rates = source.rates.at_most(config.actors.max_new_tokens).shuffled(config.seed)
+    found = []
+    for actors, ranks in splits(config, devices):
+        split = replace(rates, learner=rates.learner.on(ranks / source.ranks))
+        found += list(_prospects(config, split, actors, ranks, bounds, source.ess_loss))
+    return found
+
+
+def splits(config: RunConfig, devices: int) -> list[tuple[int, int]]:
+    """Engines and ranks that use the devices up, as far as they come out even.
+
+    Of more than MOST_SPLITS every so many, the first and the last among them.
+
+    Raises:
+        InputError: There are none.
+    """
+    each = config.actors.tensor_parallel_size
+    most = (devices - 1) // each
+    if most < 1:
+        raise InputError(
+            f"{devices} devices are too few: an engine takes {each} "
+            f"(actors.tensor_parallel_size) and the learner at least 1"
+        )
+    shown = min(most, MOST_SPLITS)
+    chosen = {1 + round(place * (most - 1) / max(1, shown - 1)) for place in range(shown)}
+    return [(actors, devices - actors * each) for actors in sorted(chosen)]
+
+
+def best(prospects: Sequence[Prospect]) -> Prospect:
+    """The largest throughput, or what reaches AS_GOOD of it with less staleness."""
+    most = max(each.samples_per_second for each in prospects)
+    as_good = [each for each in prospects if each.samples_per_second >= AS_GOOD * most]
+    return min(as_good, key=lambda each: (each.staleness, -each.samples_per_second))
+
+
+def setting_of(
+    config: RunConfig, *, staleness: int, actors: int, steps: int, beyond: int = 0
+) -> Setting:
+    """A run of the recipe with another bound, other actors and other steps."""
+    shaped = config.model_copy(
+        update={
+            "actors": config.actors.model_copy(update={"count": actors}),
+            "queues": config.queues.model_copy(update={"max_staleness": staleness}),
+        }
+    )
+    queues = shaped.flow
+    return Setting(
+        bounds=Bounds(
+            max_staleness=staleness,
+            groups_per_batch=config.prompts.groups_per_batch,
+            steps=steps,
+            most_live=queues.window,
+            on_overdue=queues.on_overdue,
+        ),
+        group_size=config.prompts.group_size,
+        baseline=config.actors.greedy_baseline,
+        engines=actors,
+        slots=config.actors.max_concurrent_rollouts,
+        swaps_at_once=max(1, int(config.weight_sync.update_fraction * actors)),
+        patience_seconds=queues.patience_seconds,
+        queued_batches=queues.queued_batches,
+        most_filtered=queues.max_filtered_batches * config.prompts.groups_per_batch
+        if queues.filter_tied
+        else None,
+        beyond=beyond,
+    )
+
+
+def _prospects(
+    config: RunConfig,
+    rates: Rates,
+    actors: int,
+    ranks: int,
+    bounds: Sequence[int],
+    ess_loss: float | None,
+) -> Iterable[Prospect]:
+    """Every bound with one split."""
+    samples = config.prompts.groups_per_batch * config.prompts.group_size
+    steps = WARM_UP + min(MOST_STEPS, max(FEWEST_STEPS, ROLLOUTS // samples))
+    generate = _generation(config, rates, actors, steps)
+    for staleness in bounds:
+        beyond = staleness + 1
+        setting = setting_of(
+            config, staleness=staleness, actors=actors, steps=steps + beyond, beyond=beyond
+        )
+        outcome = simulate(setting, rates, seed=config.seed)
+        train = _phase(outcome.step_seconds, _besides(rates.learner))
+        window = setting.bounds.window(0) / config.prompts.groups_per_batch
+        yield Prospect(
+            staleness=staleness,
+            actors=actors,
+            ranks=ranks,
+            outcome=outcome,
+            law=samples * batches_per_second(generate, train, live=window),
+            actors_alone=samples / generate.seconds,
+            learner_alone=samples / train.seconds,
+            windowed=window < staleness + 1,
+            ess=None if ess_loss is None else exp(-ess_loss * outcome.lag_mean),
+        )
+
+
+def _generation(config: RunConfig, rates: Rates, actors: int, steps: int) -> Phase:
+    """The actors' time for a batch, for a learner that takes none and a bound that never holds."""
+    setting = setting_of(config, staleness=2 * steps, actors=actors, steps=2 * steps, beyond=steps)
+    unbounded = replace(setting, bounds=replace(setting.bounds, most_live=None))
+    free = replace(rates, learner=LearnerRates())
+    return _phase(simulate(unbounded, free).batch_seconds, 0.0)
+
+
+def _phase(seconds: Sequence[float], besides: float) -> Phase:
+    mean = fmean(seconds) + besides
+    if not mean:
+        raise InputError("the learner takes no time, or the actors none: there is nothing to plan")
+    return Phase(mean, variation=pstdev(seconds) / mean)
+
+
+def _besides(learner: LearnerRates) -> float:
+    """Seconds of a batch in which the learner neither trains nor waits for rollouts."""
+    return learner.take_seconds + learner.publish_seconds

@@ -1,0 +1,155 @@
+"""Rates are found again from the rows of a run that was made with them."""
+
+import math
+import random
+from dataclasses import replace
+
+import pytest
+
+from deploy.errors import InputError
+from deploy.measured_rates import LEAST_BATCHES, rates_of, read_rates
+from deploy.rates import EngineRates
+from deploy.run_directory import RunDirectory
+from deploy.simulated_engine import SimulatedEngine
+from queues.history import GroupTimes
+
+TRUE = EngineRates(step_seconds=0.004, rollout_step_seconds=0.0002, turnover_seconds=0.003)
+PUT = 0.02
+
+
+def made(count=600, seed=0):
+    """Groups of one rollout on one engine: at most 1, 15 or 29 at once in turn, begun at random."""
+    chance = random.Random(seed)
+    engine = SimulatedEngine("engine-0", TRUE, room=0)
+    groups, begun = [], {}
+    now, number = 0.0, 0
+    while len(groups) < count:
+        most = 1 + 14 * (len(groups) // 40 % 3)
+        begins = now + chance.expovariate(50.0) if len(begun) < most else math.inf
+        ends = engine.next_end()
+        now = min(begins, ends)
+        engine.advance(now)
+        engine.stalled += TRUE.turnover_seconds / 2
+        if ends <= begins:
+            _, which, _, _ = engine.running[0]
+            engine.running.remove(engine.running[0])
+            engine.running.sort(key=lambda entry: entry[0])
+            began, tokens = begun.pop(which)
+            groups.append(
+                GroupTimes(
+                    engine_id="engine-0",
+                    accepted_at=now + PUT,
+                    taken_at=now + PUT + 0.5,
+                    rollouts=[(began, now)],
+                    tokens=[tokens],
+                )
+            )
+        else:
+            number += 1
+            tokens = chance.randint(5, 80)
+            begun[number] = now, tokens
+            engine.running.append((engine.token + tokens, number, engine.token, None))
+            engine.running.sort(key=lambda entry: entry[0])
+    return groups
+
+
+def rows(count, *, ess=None, lag=1.5):
+    """Batches a second apart: half of it waiting, the rest a step of 0.1 s and 1 ms a token."""
+    found, now = [], 0.0
+    for version in range(count):
+        tokens = 200 + 50 * (version % 3)
+        waited = now + 0.5
+        stepped = waited + 0.1 + 0.001 * tokens
+        found.append(
+            {
+                "version": version,
+                "wait_started_at": now,
+                "wait_finished_at": waited,
+                "step_started_at": waited,
+                "step_finished_at": stepped,
+                "tokens_trained": tokens,
+                "rollouts_trained": 8,
+                "lag_mean": lag,
+                "ess": ess,
+            }
+        )
+        now = stepped + 0.01
+    return found
+
+
+def swap(version, published, *, staged=0.02, pause=0.05, **more):
+    return {
+        "engine_id": "engine-0",
+        "version": version,
+        "published_at": published,
+        "staged_at": published + staged,
+        "swap_started_at": published + staged,
+        "swap_finished_at": published + staged + pause,
+        "error": None,
+        "seeding": False,
+        **more,
+    }
+
+
+def test_an_engine_s_rates_are_found_again():
+    found = rates_of(rows(12), [], made())
+    assert found.explained > 0.98
+    assert found.rates.engine.step_seconds == pytest.approx(TRUE.step_seconds, rel=0.2)
+    assert found.rates.engine.rollout_step_seconds == pytest.approx(
+        TRUE.rollout_step_seconds, rel=0.2
+    )
+    assert found.rates.engine.turnover_seconds == pytest.approx(TRUE.turnover_seconds, rel=0.2)
+    assert found.rates.engine.put_seconds == pytest.approx(PUT)
+
+
+def test_a_learner_s_rates_are_found_again():
+    learner = rates_of(rows(30), [], made()).rates.learner
+    assert learner.batch_seconds == pytest.approx(0.1)
+    assert learner.token_seconds == pytest.approx(0.001)
+    assert learner.variation == pytest.approx(0.0, abs=1e-9)
+    assert learner.publish_seconds == pytest.approx(0.01)
+
+
+def test_updates_that_failed_or_seeded_an_engine_are_left_out():
+    swaps = [swap(1, 5.0), swap(2, 6.0, pause=0.15), swap(0, 0.1, pause=9.0, seeding=True)]
+    swaps.append({**swap(3, 7.0), "error": "no", "staged_at": None, "swap_finished_at": None})
+    update = rates_of(rows(12), swaps, made()).rates.update
+    assert update.staging_seconds == pytest.approx(0.02)
+    assert update.pause_seconds == pytest.approx(0.1)
+
+
+def test_lengths_are_of_the_groups_after_the_first_batches():
+    groups, batches = made(), rows(12)
+    after = batches[4]["step_finished_at"]
+    late = [tuple(group.tokens) for group in groups if group.taken_at > after]
+    assert list(rates_of(batches, [], groups).rates.lengths) == late
+    assert 0 < len(late) < len(groups)
+
+
+def test_groups_without_a_signal_are_counted_whether_they_were_dropped_or_trained():
+    groups = made()
+    dropped = [
+        replace(group, taken_at=group.accepted_at) if place % 4 == 0 else group
+        for place, group in enumerate(groups)
+    ]
+    assert rates_of(rows(12), [], dropped).rates.tied_share == pytest.approx(0.25, abs=0.01)
+    trained = [{**row, "tied_groups": 2.0, "groups": 8.0} for row in rows(12)]
+    assert rates_of(trained, [], groups).rates.tied_share == 0.25
+    assert rates_of(rows(12), [], groups).rates.tied_share == 0.0
+
+
+def test_the_loss_of_sample_size_is_per_version_of_lag():
+    assert rates_of(rows(12, ess=math.exp(-0.3), lag=1.5), [], made()).ess_loss == pytest.approx(
+        0.2
+    )
+    assert rates_of(rows(12, ess=1.0, lag=0.0), [], made()).ess_loss is None
+
+
+def test_a_run_that_has_hardly_begun_again_is_refused(tmp_path):
+    run = RunDirectory(tmp_path)
+    earlier = [{**row, "sitting_started_at": 1.0} for row in rows(40)[:31]]
+    newest = [{**row, "sitting_started_at": 2.0} for row in rows(40)[31:]]
+    run.append("metrics.jsonl", [*earlier, *newest])
+    message = f"has trained 9 batches since it was last started; at least {LEAST_BATCHES}"
+    with pytest.raises(InputError, match=message):
+        read_rates(run)

@@ -1,0 +1,167 @@
+"""`headway plan`: splits, the best of them and what limits it; what it refuses; what it prints."""
+
+import io
+import json
+from dataclasses import replace
+
+import pytest
+from rich.console import Console
+
+from deploy.config import load_recipe
+from deploy.errors import InputError
+from deploy.plan import Source, best, predict, setting_of, splits
+from deploy.plan_command import Given, parse_bounds, plan, show
+from deploy.rates import EngineRates, LearnerRates, Rates
+
+GIVEN = Given(
+    tokens=40,
+    tokens_variation=0.5,
+    rollout_rate=100,
+    engine_rate=3000,
+    train_rate=4000,
+    pause=0.05,
+)
+SMALL = ("prompts.groups_per_batch=4", "prompts.group_size=4", "actors.max_concurrent_rollouts=32")
+
+
+def recipe(*settings):
+    return load_recipe("demo", [*SMALL, *settings])
+
+
+def source(train, ess_loss=None):
+    rates = Rates(
+        engine=EngineRates(step_seconds=0.01),
+        learner=LearnerRates(token_seconds=train),
+        lengths=((100,) * 4,) * 4,
+    )
+    return Source(rates=rates, ranks=1, ess_loss=ess_loss)
+
+
+@pytest.mark.parametrize(
+    ("devices", "each", "expected"),
+    [
+        (2, 1, [(1, 1)]),
+        (4, 1, [(1, 3), (2, 2), (3, 1)]),
+        (8, 2, [(1, 6), (2, 4), (3, 2)]),
+    ],
+)
+def test_splits_use_the_devices_up(devices, each, expected):
+    config = recipe()
+    actors = config.actors.model_copy(update={"tensor_parallel_size": each})
+    assert splits(config.model_copy(update={"actors": actors}), devices) == expected
+
+
+def test_of_many_splits_some_are_tried_from_one_end_to_the_other():
+    found = splits(recipe(), 65)
+    assert len(found) == 12
+    assert (found[0], found[-1]) == ((1, 64), (64, 1))
+
+
+def test_a_device_is_not_enough():
+    with pytest.raises(InputError, match="1 devices are too few: an engine takes 1"):
+        splits(recipe(), 1)
+
+
+def test_a_setting_is_that_of_the_run():
+    config = recipe("queues.patience_seconds=0.7", "weight_sync.update_fraction=0.5")
+    setting = setting_of(config, staleness=3, actors=4, steps=30)
+    assert setting.bounds.most_live == 4 + 4 * (32 // 4) + 1, "one window for all engines"
+    assert (setting.bounds.max_staleness, setting.bounds.groups_per_batch) == (3, 4)
+    assert (setting.engines, setting.slots, setting.group_size) == (4, 32, 4)
+    assert (setting.swaps_at_once, setting.patience_seconds) == (2, 0.7)
+
+
+def test_more_devices_go_to_the_side_that_is_slower():
+    """An engine generates two batches a second; a rank of the learner trains one in 3.2 s."""
+    found = predict(recipe(), source(train=0.002), bounds=[1], devices=4)
+    assert [(each.actors, each.ranks) for each in found] == [(1, 3), (2, 2), (3, 1)]
+    assert best(found).ranks == 3
+    assert [each.limit for each in found] == ["learner"] * 3
+    assert found[0].learner_alone == pytest.approx(16 / (3.2 / 3))
+    assert found[0].samples_per_second == pytest.approx(found[0].learner_alone, rel=0.01)
+
+
+def test_the_smallest_bound_that_is_as_good_is_the_best():
+    config = recipe("actors.max_concurrent_rollouts=16")  # a batch: the second waits
+    found = predict(config, source(train=0.0001), bounds=[0, 1, 2, 4], devices=2)
+    by_bound = {each.staleness: each for each in found}
+    assert by_bound[0].limit == "staleness"
+    assert by_bound[0].samples_per_second == pytest.approx(16 / 1.16, rel=0.01)
+    assert best(found).staleness == 1
+    assert best(found).limit == "actors"
+
+
+def test_lag_costs_sample_size():
+    found = predict(recipe(), source(train=0.002, ess_loss=0.1), bounds=[0, 2], devices=2)
+    assert found[0].ess == 1.0
+    assert 0.8 < found[1].ess < 1.0
+
+
+def test_lengths_are_cut_where_the_recipe_cuts_them():
+    long = source(train=0.0001)
+    cut = predict(recipe("actors.max_new_tokens=50"), long, bounds=[0], devices=2)[0]
+    whole = predict(recipe(), long, bounds=[0], devices=2)[0]
+    assert cut.samples_per_second == pytest.approx(2 * whole.samples_per_second, rel=0.01)
+
+
+def test_a_plan_of_given_rates_is_json_and_a_table():
+    document = plan(recipe(), run=None, given=GIVEN, bounds=[0, 1], devices=3)
+    assert json.loads(json.dumps(document)) == document
+    assert document["best"] in document["prospects"]
+    assert [(row["actors"], row["max_staleness"]) for row in document["prospects"]] == [
+        (1, 0),
+        (1, 1),
+        (2, 0),
+        (2, 1),
+    ]
+    assert document["rates"]["lengths"]["mean"] == pytest.approx(40, rel=0.1)
+    console = Console(width=140, record=True, file=io.StringIO())
+    show(document, console)
+    text = console.export_text()
+    assert "demo on 3 devices, predicted" in text
+    assert f"{document['best']['samples_per_second']:.1f} samples/s" in text
+    assert "limited by" in text
+
+
+def test_what_is_not_predicted_is_said():
+    config = recipe("queues.filter_tied=true", "queues.ess_target=0.9")
+    notes = plan(config, run=None, given=GIVEN, bounds=[1], devices=2)["notes"]
+    assert [note.split(":")[0] for note in notes] == ["queues.filter_tied", "queues.ess_target"]
+
+
+@pytest.mark.parametrize("text", ["", "1,", "a", "-1", "0,1.5", "99999", "0 1"])
+def test_bounds_that_are_not_whole_numbers_are_refused(text):
+    with pytest.raises(InputError, match="--bounds"):
+        parse_bounds(text)
+    assert parse_bounds("4,0,4,1") == [0, 1, 4]
+
+
+@pytest.mark.parametrize(
+    ("settings", "changes", "message"),
+    [
+        ((), {"tokens": None, "train_rate": None}, "give --tokens, --train-rate too"),
+        ((), {"train_rate": 0.0}, "--train-rate 0.0 must be above 0"),
+        ((), {"tokens": 0.5}, "lengths of 0.5 tokens"),
+        ((), {"engine_rate": 50}, "cannot give 50 to 32 at once"),
+        ((), {"pause": -1.0}, "pause_seconds = -1.0"),
+        (("queues.on_overdue=drop",), {}, 'queues.on_overdue = "drop" cannot be simulated'),
+    ],
+)
+def test_what_cannot_be_planned_is_one_message(settings, changes, message):
+    with pytest.raises(InputError, match=message):
+        plan(recipe(*settings), run=None, given=replace(GIVEN, **changes), bounds=[1], devices=2)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["demo"], "no rates: name a run to measure them of with --run, or give --tokens"),
+        (["demo", "--run", "nothing"], "no run 'nothing'"),
+        (["demo", "--run", "x", "--bounds", "two"], "--bounds 'two'"),
+    ],
+)
+def test_the_command_says_what_is_wrong_in_one_message(headway, arguments, message):
+    result = headway("plan", *arguments)
+    assert (result.returncode, result.stdout) == (2, "")
+    assert result.stderr.startswith("headway: ")
+    assert message in result.stderr
