@@ -3,11 +3,13 @@
 In one run, with requests running throughout, for each way of sending:
 
 - `publish`: what the learner waits,
+- `prepare`: what the engine does beforehand, while it generates,
 - `stall`: pause, load and resume together, while nothing is generated,
 - `serving`: from the call of `publish` until the engine generates with the new weights,
 - bytes that were fetched, and the share of elements that changed.
 
-Beside them, of the same bytes: a warm memcpy by one thread, and the bare load by vLLM's calls.
+Beside them: a warm memcpy of the same bytes by one thread, the bare load of the same weights by
+vLLM's calls (its layerwise reload), and vLLM's pause and resume with nothing in between.
 The learner's side is another process. Every update changes one element in a hundred. The second
 node is another node of Ray's on this machine: what crosses goes through two object stores, but over
 no network. The load of the machine is stored with the figures: they mean little on a busy one.
@@ -40,7 +42,7 @@ from safetensors.torch import load_file
 
 from actors.vllm_engine import VllmEngine
 from benchmarks.environment import environment
-from benchmarks.update_pause import RESULTS, Load, build_model
+from benchmarks.update_pause import RESULTS, Load, build_model, empty_pause
 from weight_sync.broadcaster import Broadcaster
 from weight_sync.manifest import Manifest
 from weight_sync.publisher import Publisher
@@ -184,7 +186,10 @@ async def measure_way(
     )
     raw: dict[str, list[Any]] = {
         key: []
-        for key in ("publish", "staging", "stall", "serving", "bytes", "changed", "bare_load")
+        for key in (
+            *("publish", "staging", "prepare", "stall", "serving", "bytes", "changed"),
+            *("bare_load", "empty_pause"),
+        )
     }
     for number in range(rounds + WARM_UP):
         pipe.send(next(versions))
@@ -197,12 +202,14 @@ async def measure_way(
             continue
         raw["publish"].append(publish)
         raw["staging"].append(report.staged_at - report.published_at)
+        raw["prepare"].append(report.prepare_seconds)
         raw["stall"].append(report.stalled_seconds)
         raw["serving"].append(report.swap_finished_at - report.published_at)
         raw["bytes"].append(report.bytes)
         raw["changed"].append(report.changed)
         if way == WAYS[0]:
             raw["bare_load"].append(await bare_load(engine, manifest, receiving))
+            raw["empty_pause"].append(await empty_pause(engine))
     receiver.close()
     return raw
 
@@ -228,7 +235,11 @@ async def measure(
     spawn = multiprocessing.get_context("spawn")
     try:
         await asyncio.sleep(arguments.warm_up)
-        for way in [way for way in WAYS if address or not way.transport.startswith("object")]:
+        for way in [
+            way
+            for way in WAYS[: arguments.ways]
+            if address or not way.transport.startswith("object")
+        ]:
             mine, other = spawn.Pipe()
             learner = spawn.Process(
                 target=publisher_process,
@@ -254,24 +265,30 @@ async def measure(
 def show(found: dict[str, Any]) -> dict[str, Any]:
     """Prints medians and the ratios that the aims are about; the same as data."""
     memcpy = statistics.median(found["memcpy"])
-    bare = statistics.median(found["ways"][str(WAYS[0])]["bare_load"])
-    print(f"{found['bytes']:,} bytes: memcpy {memcpy:.4f} s, vLLM's bare load {bare:.3f} s")
-    print(f"{'':42s} publish    stall  serving      bytes   publish/  stall/  serving/")
-    print(f"{'':42s}       s        s        s              memcpy    load    load+4memcpy")
-    medians: dict[str, Any] = {"memcpy": memcpy, "bare_load": bare}
+    first = found["ways"][str(WAYS[0])]
+    bare, empty = (statistics.median(first[key]) for key in ("bare_load", "empty_pause"))
+    print(
+        f"{found['bytes']:,} bytes: memcpy {memcpy:.4f} s, vLLM's bare load {bare:.3f} s, "
+        f"its empty pause {empty:.4f} s"
+    )
+    print(f"{'':40s} publish  prepare   stall  serving      bytes   publish/  stall/  serving/")
+    print(f"{'':40s}       s        s       s        s              memcpy    load    load+4memcpy")
+    medians: dict[str, Any] = {"memcpy": memcpy, "bare_load": bare, "empty_pause": empty}
     for way, raw in found["ways"].items():
-        publish, stall, serving, nbytes = (
-            statistics.median(raw[key]) for key in ("publish", "stall", "serving", "bytes")
+        publish, prepare, stall, serving, nbytes = (
+            statistics.median(raw[key])
+            for key in ("publish", "prepare", "stall", "serving", "bytes")
         )
         ratios = publish / memcpy, stall / bare, serving / (bare + 4 * memcpy)
         medians[way] = {
-            "publish": publish, "stall": stall, "serving": serving, "bytes": nbytes,
+            "publish": publish, "prepare": prepare, "stall": stall, "serving": serving,
+            "bytes": nbytes,
             "publish_per_memcpy": ratios[0], "stall_per_load": ratios[1],
             "serving_per_load_and_4_memcpy": ratios[2],
         }  # fmt: skip
         print(
-            f"{way:42s} {publish:7.4f}  {stall:7.3f}  {serving:7.3f}  {nbytes:12,.0f}"
-            f"  {ratios[0]:5.2f}  {ratios[1]:6.2f}  {ratios[2]:6.2f}"
+            f"{way:40s} {publish:7.4f}  {prepare:7.3f}  {stall:6.4f}  {serving:7.3f}"
+            f"  {nbytes:12,.0f}  {ratios[0]:5.2f}  {ratios[1]:6.3f}  {ratios[2]:6.2f}"
         )
     return medians
 
@@ -282,6 +299,7 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=16, help="requests that run throughout")
     parser.add_argument("--rounds", type=int, default=5, help="updates of each way that count")
     parser.add_argument("--one-node", action="store_true", help="leave Ray out")
+    parser.add_argument("--ways", type=int, default=len(WAYS), help="only the first so many")
     parser.add_argument("--warm-up", type=float, default=3.0, help="seconds before measuring")
     arguments = parser.parse_args()
     os.environ.setdefault("HF_HUB_OFFLINE", "1")

@@ -31,6 +31,13 @@ class RecordingEngine:
         self.failing_loads = 0
         self.error: Exception | None = None
         self.hold: asyncio.Event | None = None
+        self.prepared: list[int] = []
+        self.preparing: asyncio.Event | None = None
+
+    async def prepare(self, weights: StagedWeights) -> None:
+        self.prepared.append(weights.manifest.version)
+        if self.preparing is not None:
+            await self.preparing.wait()
 
     async def pause(self) -> None:
         self.events.append("pause")
