@@ -126,6 +126,7 @@ class StagedWeightsEngine(WeightTransferEngine[NoInitInfo, ManifestInfo]):
         if self.device.type == "cpu":  # vLLM's packed copy of a tied weight is still the old one
             for layer in self._tied:
                 layer.quant_method.process_weights_after_loading(layer)
+            _pack_experts(self.model)
 
     def shutdown(self) -> None:
         """Nothing is held between updates."""
@@ -212,6 +213,14 @@ def _layers_without_weights(model: torch.nn.Module) -> tuple[list[Any], list[str
             untouched.append((name, layer, parameters))
     tied = [layer for _, layer, parameters in untouched if parameters <= updated]
     return tied, [name for name, _, parameters in untouched if not parameters <= updated]
+
+
+def _pack_experts(model: torch.nn.Module) -> None:
+    """Packs the weights of experts, which vLLM does on CPUs for the first load alone."""
+    for layer in model.modules():
+        kernel = getattr(getattr(layer, "quant_method", None), "moe_kernel", None)
+        if kernel is not None:
+            kernel.fused_experts.process_weights_after_loading(layer)
 
 
 def register() -> None:

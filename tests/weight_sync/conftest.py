@@ -1,7 +1,9 @@
 """Small models, an engine that records what is done to it, and a run wired in one process."""
 
 import asyncio
+import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,6 +13,8 @@ from weight_sync.manifest import Manifest
 from weight_sync.publisher import Publisher
 from weight_sync.staging import StagedWeights
 from weight_sync.transports.shared_memory import SharedMemoryTransport
+
+sys.path.insert(0, str(Path(__file__).parent))
 
 
 def make_weights(seed: int, dtype: torch.dtype = torch.float32) -> dict[str, torch.Tensor]:
