@@ -25,7 +25,7 @@ from weight_sync.errors import LoadFailed
 from weight_sync.manifest import Manifest
 from weight_sync.staging import tensor_views
 from weight_sync.transports.shared_memory import map_verified
-from weight_sync.vllm_shadow import Shadow, applies
+from weight_sync.vllm_shadow import Shadow, applies, incomplete
 
 BACKEND = "headway"
 
@@ -103,15 +103,17 @@ class StagedWeightsEngine(WeightTransferEngine[NoInitInfo, ManifestInfo]):
 
         Raises:
             StagingError: A bucket is gone; nothing was loaded.
-            LoadFailed: A layer got no weights at all, and would have kept the old ones.
+            LoadFailed: A layer got no weights, and would have kept the old ones, or a part of them.
         """
         manifest = Manifest.from_json(update_info.manifest)
         memories = [map_verified(bucket) for bucket in manifest.buckets]
         self.model.load_weights(tensor_views(manifest.tensors, memories))
-        self._tied, skipped = _layers_without_weights(self.model)
+        skipped = [name for name, layer in self.model.named_modules() if incomplete(layer)]
+        self._tied, without = _layers_without_weights(self.model)
+        skipped += without
         if skipped:
             raise LoadFailed(
-                f"version {manifest.version} has no weights for {len(skipped)} layers "
+                f"version {manifest.version} has not all weights for {len(skipped)} layers "
                 f"({', '.join(skipped[:3])})"
             )
 

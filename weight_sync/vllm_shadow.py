@@ -28,6 +28,16 @@ PACKED = "cpu_linear"
 """The attribute that vLLM's packing sets: the product with the packed weight."""
 
 
+def incomplete(layer: nn.Module) -> bool:
+    """Whether a projection got a part of its weights: one of those that are fused is missing.
+
+    Of an embedding a part is padding, which nothing is loaded into.
+    """
+    info = layerwise.get_layerwise_info(layer)
+    linear = type(getattr(layer, "quant_method", None)) is UnquantizedLinearMethod
+    return linear and 0 < info.load_numel < (info.load_numel_total or 0)
+
+
 def applies(model: nn.Module) -> bool:
     """Whether every layer is of a kind whose weights can change hands."""
     return all(_known(layer) for layer in model.modules())
@@ -52,7 +62,7 @@ class Shadow:
         """Fills and packs every layer; nothing of the model changes.
 
         Raises:
-            LoadFailed: A layer got no weights at all.
+            LoadFailed: A layer got no weights, or a part of them.
             Exception: Whatever vLLM's loaders raise for weights that they cannot take.
         """
         for live, twin in self._twins.items():
@@ -60,13 +70,13 @@ class Shadow:
                 twin._parameters[name] = _own(name, parameter, live, twin)
             layerwise.initialize_online_processing(twin)
         self._root.load_weights(tensors)
+        skipped = [self._names[live] for live, twin in self._twins.items() if incomplete(twin)]
         waiting = self._packed()
         new = {
             id(parameter): twin._parameters[name]
             for live, twin in self._loaded
             for name, parameter in _parameters(live).items()
         }
-        skipped = []
         for live, twin in waiting:
             if any(id(parameter) not in new for parameter in _parameters(live).values()):
                 skipped.append(self._names[live])
@@ -77,7 +87,9 @@ class Shadow:
             method.process_weights_after_loading(twin)
             self._loaded.append((live, twin))
         if skipped:
-            raise LoadFailed(f"no weights for {len(skipped)} layers ({', '.join(skipped[:3])})")
+            raise LoadFailed(
+                f"not all weights for {len(skipped)} layers ({', '.join(skipped[:3])})"
+            )
 
     def exchange(self) -> None:
         """Gives the new weights to the model and takes the old ones, which `close` frees."""
