@@ -9,7 +9,9 @@ In one run, with requests running throughout, for each way of sending:
 - bytes that were fetched, and the share of elements that changed.
 
 Beside them: a warm memcpy of the same bytes by one thread, the bare load of the same weights by
-vLLM's calls (its layerwise reload), and vLLM's pause and resume with nothing in between.
+vLLM's calls (its layerwise reload), and vLLM's pause and resume with nothing in between. At last,
+in windows that take turns, the tokens a second with an update every second and with none; what is
+lost beyond the stalls is what staging and preparing cost.
 The learner's side is another process. Every update changes one element in a hundred. The second
 node is another node of Ray's on this machine: what crosses goes through two object stores, but over
 no network. The load of the machine is stored with the figures: they mean little on a busy one.
@@ -55,6 +57,8 @@ from weight_sync.transports.shared_memory import SharedMemoryTransport
 SHAPES = {3: (128, 3), 100: (512, 8), 1000: (1024, 20)}
 """Hidden size and layers of a Qwen3 with about so many megabytes of float32."""
 CHANGED = 0.01
+TOKENS_OF_WINDOWS = 50
+"""Of a request while tokens are counted, which is when it ends."""
 WARM_UP = 2
 """Updates that touch fresh memory, in either snapshot, and have no base for a delta."""
 
@@ -214,6 +218,45 @@ async def measure_way(
     return raw
 
 
+async def measure_loss(
+    engine: VllmEngine,
+    arguments: argparse.Namespace,
+    versions: Iterator[int],
+    pipe: Connection,
+    receiving: Transport,
+) -> dict[str, list[float]]:
+    """Tokens a second in windows without and with updates, and the share of the latter stalled."""
+    receiver = Receiver("e0", engine, Broadcaster(1.0, 1), receiving, timeout=120)
+
+    async def update() -> float:
+        pipe.send(next(versions))
+        manifest = Manifest.from_json(await asyncio.to_thread(pipe.recv))
+        report = await receiver.update(manifest)
+        await asyncio.to_thread(pipe.recv)
+        if report is None or report.error:
+            raise SystemExit(f"the update failed: {report and report.error}")
+        return report.stalled_seconds
+
+    found: dict[str, list[float]] = {"without": [], "with": [], "stalled": [], "updates": []}
+    for _ in range(WARM_UP):
+        await update()
+    load = Load(engine, arguments.requests, tokens=TOKENS_OF_WINDOWS)
+    await asyncio.sleep(arguments.warm_up)
+    for number in range(2 * arguments.windows):
+        tokens, begin, stalls = load.tokens, time.perf_counter(), []
+        while (elapsed := time.perf_counter() - begin) < arguments.window_seconds:
+            if number % 2:
+                stalls.append(await update())
+            await asyncio.sleep(max(0.0, 1 - (time.perf_counter() - begin - elapsed)))
+        found["with" if number % 2 else "without"].append((load.tokens - tokens) / elapsed)
+        if number % 2:
+            found["stalled"].append(sum(stalls) / elapsed)
+            found["updates"].append(len(stalls) / elapsed)
+    await load.stop()
+    receiver.close()
+    return found
+
+
 async def measure(
     arguments: argparse.Namespace, folder: Path, nodes: tuple[str | None, str | None]
 ) -> dict[str, Any]:
@@ -257,6 +300,19 @@ async def measure(
             await asyncio.to_thread(learner.join, 60)
             shutil.rmtree(folder / "weights", ignore_errors=True)
         await load.stop()
+        if arguments.windows:
+            mine, other = spawn.Pipe()
+            learner = spawn.Process(
+                target=publisher_process,
+                args=(other, folder / "model", WAYS[0], folder / "weights", None),
+                daemon=True,
+            )
+            learner.start()
+            found["tokens_per_second"] = await measure_loss(
+                engine, arguments, versions, mine, SharedMemoryTransport()
+            )
+            mine.send(None)
+            await asyncio.to_thread(learner.join, 60)
     finally:
         await engine.close()
     return found
@@ -290,6 +346,16 @@ def show(found: dict[str, Any]) -> dict[str, Any]:
             f"{way:40s} {publish:7.4f}  {prepare:7.3f}  {stall:6.4f}  {serving:7.3f}"
             f"  {nbytes:12,.0f}  {ratios[0]:5.2f}  {ratios[1]:6.3f}  {ratios[2]:6.2f}"
         )
+    if "tokens_per_second" in found:
+        rates = {key: statistics.median(raw) for key, raw in found["tokens_per_second"].items()}
+        rates["lost"] = 1 - rates["with"] / rates["without"]
+        rates["lost_beyond_stalls"] = rates["lost"] - rates["stalled"]
+        medians["tokens_per_second"] = rates
+        print(
+            f"tokens a second: {rates['without']:.0f} without updates, {rates['with']:.0f} with "
+            f"{rates['updates']:.2f} a second: {rates['lost']:.1%} lost, of which stalls are "
+            f"{rates['stalled']:.1%}"
+        )
     return medians
 
 
@@ -300,6 +366,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5, help="updates of each way that count")
     parser.add_argument("--one-node", action="store_true", help="leave Ray out")
     parser.add_argument("--ways", type=int, default=len(WAYS), help="only the first so many")
+    parser.add_argument("--windows", type=int, default=4, help="of each kind, for tokens a second")
+    parser.add_argument("--window-seconds", type=float, default=8.0)
     parser.add_argument("--warm-up", type=float, default=3.0, help="seconds before measuring")
     arguments = parser.parse_args()
     os.environ.setdefault("HF_HUB_OFFLINE", "1")

@@ -1,4 +1,4 @@
-"""Two engines through fifty updates with requests running: every token is of the version it says."""
+"""Two engines through fifty updates with requests running: tokens are of the versions they say."""
 
 import asyncio
 import contextlib
@@ -190,9 +190,7 @@ def test_each_token_of_a_request_that_lives_through_updates_is_of_its_version(fl
 
 
 def say(model, token: int) -> None:
-    """Makes a model that says one token for ever: no layer adds anything, one row of the head is
-    along all that is left, the norm of a constant.
-    """
+    """Makes a model that says one token for ever: no layer adds anything to a constant."""
     for parameter in model.parameters():
         parameter.fill_(0.0)
     model.model.embed_tokens.weight.fill_(1.0)
