@@ -1,7 +1,7 @@
-"""Reports how many weights the steps of a run changed, and what that saved: of a run by delta.
+r"""Reports how many weights the steps of a run changed, and what that saved: of a run by delta.
 
     headway sft demo
-    headway run demo --set weight_sync.codec=delta --set weight_sync.wire_dtype=bfloat16 \\
+    headway run demo --set weight_sync.codec=delta --set weight_sync.wire_dtype=bfloat16 \
         --set steps=100
     python -m benchmarks.delta_share runs/demo
 
