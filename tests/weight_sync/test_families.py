@@ -57,14 +57,24 @@ def staged(version: int, weights):
     held.close()
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_the_engine_serves_exactly_what_was_published_last(family, tmp_path, monkeypatch) -> None:
+@pytest.mark.parametrize(
+    ("family", "workers"), [*((family, 1) for family in FAMILIES), ("qwen2, biases and tied", 2)]
+)
+def test_the_engine_serves_exactly_what_was_published_last(
+    family: str, workers: int, tmp_path, monkeypatch
+) -> None:
+    """By one worker, and by two that hold half of every projection."""
     from actors.vllm_engine import VllmEngine
 
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     model = build(family, tmp_path)
     engine = VllmEngine(
-        str(tmp_path), dtype="float32", max_model_len=128, kv_cache_gib=1, cores="0"
+        str(tmp_path),
+        dtype="float32",
+        max_model_len=128,
+        kv_cache_gib=1,
+        cores="0" if workers == 1 else "0|1",
+        tensor_parallel_size=workers,
     )
     prepared = "moe" not in family
 
