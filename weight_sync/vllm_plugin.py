@@ -50,11 +50,11 @@ class StagedWeightsEngine(WeightTransferEngine[NoInitInfo, ManifestInfo]):
 
     init_info_cls = NoInitInfo
     update_info_cls = ManifestInfo
+    _preparation: "Preparation | None" = None
 
     def init_transfer_engine(self, init_info: NoInitInfo) -> None:
         """Nothing to connect to."""
         self._tied: list[Any] = []
-        self._preparation: Preparation | None = None
 
     def prepare(self, manifest: Manifest) -> bool:
         """Begins to make the weights of a version; False where only the pause can load them."""
@@ -131,7 +131,8 @@ class StagedWeightsEngine(WeightTransferEngine[NoInitInfo, ManifestInfo]):
             _pack_experts(self.model)
 
     def shutdown(self) -> None:
-        """Nothing is held between updates."""
+        """Frees what was prepared; nothing else is held between updates."""
+        self._discard()
 
 
 class Preparation:
