@@ -111,6 +111,9 @@ class ScriptedEngine:
         self._interrupted = True
         self._runs.set()
 
+    async def prepare(self, weights: StagedWeights) -> None:
+        """See `UpdatableEngine.prepare`; there is nothing to do."""
+
     async def pause(self) -> None:
         """See `UpdatableEngine.pause`."""
         self._check_open()

@@ -24,6 +24,8 @@ from weight_sync.staging import StagedWeights
 
 WARM_UP_TOKENS = 8
 
+PREPARED_POLL_SECONDS = 0.01
+
 SHUTDOWN_SECONDS = 20.0
 """What vLLM's processes get to end by themselves before they are killed."""
 
@@ -95,6 +97,8 @@ class VllmEngine:
         self._requests: set[str] = set()
         """All that vLLM has."""
         self._interrupted = False
+        self._prepared: str | None = None
+        """The manifest that vLLM's workers have made ready."""
 
     async def start(self) -> None:
         """See `RolloutEngine.start`; takes half a minute, and generates a little to warm up.
@@ -115,6 +119,7 @@ class VllmEngine:
                 AsyncEngineArgs(
                     **self._arguments,
                     weight_transfer_config=WeightTransferConfig(backend="headway"),
+                    worker_extension_cls="weight_sync.vllm_plugin.PreparesWeights",
                     logprobs_mode="processed_logprobs",
                     disable_log_stats=True,
                 )
@@ -264,16 +269,33 @@ class VllmEngine:
             self._recalled |= recalled
             await self._engine.abort(recalled)
 
+    async def prepare(self, weights: StagedWeights) -> None:
+        """See `UpdatableEngine.prepare`; the worker maps the staged memory, nothing is copied here.
+
+        Only on a CPU, and for models that `weight_sync.vllm_shadow` knows.
+        """
+        manifest = weights.manifest.to_json()
+        self._prepared = None
+        with _typed_errors():
+            begun = await self._engine.collective_rpc("prepare_weights", args=(manifest,))
+            if not all(begun):
+                return
+            while True:
+                if all(await self._engine.collective_rpc("weights_prepared")):
+                    break
+                await asyncio.sleep(PREPARED_POLL_SECONDS)
+        self._prepared = manifest
+
     async def load(self, weights: StagedWeights, version: int) -> None:
-        """See `UpdatableEngine.load`; the worker maps the staged memory, nothing is copied here."""
-        from vllm.distributed.weight_transfer.base import WeightTransferUpdateRequest
+        """See `UpdatableEngine.load`: what was prepared changes hands, other weights are loaded."""
         from vllm.v1.engine.exceptions import EngineDeadError
 
-        request = WeightTransferUpdateRequest(update_info={"manifest": weights.manifest.to_json()})
+        manifest = weights.manifest.to_json()
+        prepared, self._prepared = self._prepared, None
         try:
-            await self._engine.start_weight_update()
-            await self._engine.update_weights(request)
-            await self._engine.finish_weight_update(weight_version=str(version))
+            if manifest != prepared or not await self._exchanged(weights.manifest.version):
+                await self._reload(manifest)
+            await self._engine.update_weight_version(str(version))
         except EngineDeadError as error:
             raise EngineDied(f"vLLM died while loading version {version}") from error
         except Exception as error:
@@ -281,6 +303,20 @@ class VllmEngine:
                 raise EngineDied(f"vLLM died while loading version {version}: {error}") from error
             raise LoadFailed(f"vLLM could not load version {version}: {error}") from error
         self._version = version
+
+    async def _exchanged(self, version: int) -> bool:
+        """Whether every worker has put what it prepared in its place."""
+        return all(await self._engine.collective_rpc("exchange_weights", args=(version,)))
+
+    async def _reload(self, manifest: str) -> None:
+        """Has vLLM load a version layer by layer."""
+        from vllm.distributed.weight_transfer.base import WeightTransferUpdateRequest
+
+        await self._engine.start_weight_update()
+        await self._engine.update_weights(
+            WeightTransferUpdateRequest(update_info={"manifest": manifest})
+        )
+        await self._engine.finish_weight_update()
 
     async def resume(self) -> None:
         """See `UpdatableEngine.resume`."""

@@ -76,14 +76,15 @@ def build_model(folder: Path, *, hidden: int, layers: int) -> int:
 class Load:
     """Keeps a number of requests running and counts what they sampled."""
 
-    def __init__(self, engine: VllmEngine, requests: int) -> None:
+    def __init__(self, engine: VllmEngine, requests: int, tokens: int = 400) -> None:
         self._engine = engine
+        self._each = tokens
         self.tokens = 0
         self.crossed = 0
         self._tasks = [asyncio.create_task(self._repeat(slot)) for slot in range(requests)]
 
     async def _repeat(self, slot: int) -> None:
-        sampling = SamplingParameters(temperature=1.0, max_new_tokens=400)
+        sampling = SamplingParameters(temperature=1.0, max_new_tokens=self._each)
         for count in itertools.count():
             done = await self._engine.generate(
                 f"{slot}-{count}", [3, 13, slot], sampling, cache_salt=str(count)

@@ -3,11 +3,15 @@
 In one run, with requests running throughout, for each way of sending:
 
 - `publish`: what the learner waits,
+- `prepare`: what the engine does beforehand, while it generates,
 - `stall`: pause, load and resume together, while nothing is generated,
 - `serving`: from the call of `publish` until the engine generates with the new weights,
 - bytes that were fetched, and the share of elements that changed.
 
-Beside them, of the same bytes: a warm memcpy by one thread, and the bare load by vLLM's calls.
+Beside them: a warm memcpy of the same bytes by one thread, the bare load of the same weights by
+vLLM's calls (its layerwise reload), and vLLM's pause and resume with nothing in between. At last,
+in windows that take turns, the tokens a second with an update every second and with none; what is
+lost beyond the stalls is what staging and preparing cost.
 The learner's side is another process. Every update changes one element in a hundred. The second
 node is another node of Ray's on this machine: what crosses goes through two object stores, but over
 no network. The load of the machine is stored with the figures: they mean little on a busy one.
@@ -40,7 +44,7 @@ from safetensors.torch import load_file
 
 from actors.vllm_engine import VllmEngine
 from benchmarks.environment import environment
-from benchmarks.update_pause import RESULTS, Load, build_model
+from benchmarks.update_pause import RESULTS, Load, build_model, empty_pause
 from weight_sync.broadcaster import Broadcaster
 from weight_sync.manifest import Manifest
 from weight_sync.publisher import Publisher
@@ -53,6 +57,8 @@ from weight_sync.transports.shared_memory import SharedMemoryTransport
 SHAPES = {3: (128, 3), 100: (512, 8), 1000: (1024, 20)}
 """Hidden size and layers of a Qwen3 with about so many megabytes of float32."""
 CHANGED = 0.01
+TOKENS_OF_WINDOWS = 50
+"""Of a request while tokens are counted, which is when it ends."""
 WARM_UP = 2
 """Updates that touch fresh memory, in either snapshot, and have no base for a delta."""
 
@@ -184,7 +190,10 @@ async def measure_way(
     )
     raw: dict[str, list[Any]] = {
         key: []
-        for key in ("publish", "staging", "stall", "serving", "bytes", "changed", "bare_load")
+        for key in (
+            *("publish", "staging", "prepare", "stall", "serving", "bytes", "changed"),
+            *("bare_load", "empty_pause"),
+        )
     }
     for number in range(rounds + WARM_UP):
         pipe.send(next(versions))
@@ -197,14 +206,55 @@ async def measure_way(
             continue
         raw["publish"].append(publish)
         raw["staging"].append(report.staged_at - report.published_at)
+        raw["prepare"].append(report.prepare_seconds)
         raw["stall"].append(report.stalled_seconds)
         raw["serving"].append(report.swap_finished_at - report.published_at)
         raw["bytes"].append(report.bytes)
         raw["changed"].append(report.changed)
         if way == WAYS[0]:
             raw["bare_load"].append(await bare_load(engine, manifest, receiving))
+            raw["empty_pause"].append(await empty_pause(engine))
     receiver.close()
     return raw
+
+
+async def measure_loss(
+    engine: VllmEngine,
+    arguments: argparse.Namespace,
+    versions: Iterator[int],
+    pipe: Connection,
+    receiving: Transport,
+) -> dict[str, list[float]]:
+    """Tokens a second in windows without and with updates, and the share of the latter stalled."""
+    receiver = Receiver("e0", engine, Broadcaster(1.0, 1), receiving, timeout=120)
+
+    async def update() -> float:
+        pipe.send(next(versions))
+        manifest = Manifest.from_json(await asyncio.to_thread(pipe.recv))
+        report = await receiver.update(manifest)
+        await asyncio.to_thread(pipe.recv)
+        if report is None or report.error:
+            raise SystemExit(f"the update failed: {report and report.error}")
+        return report.stalled_seconds
+
+    found: dict[str, list[float]] = {"without": [], "with": [], "stalled": [], "updates": []}
+    for _ in range(WARM_UP):
+        await update()
+    load = Load(engine, arguments.requests, tokens=TOKENS_OF_WINDOWS)
+    await asyncio.sleep(arguments.warm_up)
+    for number in range(2 * arguments.windows):
+        tokens, begin, stalls = load.tokens, time.perf_counter(), []
+        while (elapsed := time.perf_counter() - begin) < arguments.window_seconds:
+            if number % 2:
+                stalls.append(await update())
+            await asyncio.sleep(max(0.0, 1 - (time.perf_counter() - begin - elapsed)))
+        found["with" if number % 2 else "without"].append((load.tokens - tokens) / elapsed)
+        if number % 2:
+            found["stalled"].append(sum(stalls) / elapsed)
+            found["updates"].append(len(stalls) / elapsed)
+    await load.stop()
+    receiver.close()
+    return found
 
 
 async def measure(
@@ -228,7 +278,11 @@ async def measure(
     spawn = multiprocessing.get_context("spawn")
     try:
         await asyncio.sleep(arguments.warm_up)
-        for way in [way for way in WAYS if address or not way.transport.startswith("object")]:
+        for way in [
+            way
+            for way in WAYS[: arguments.ways]
+            if address or not way.transport.startswith("object")
+        ]:
             mine, other = spawn.Pipe()
             learner = spawn.Process(
                 target=publisher_process,
@@ -246,6 +300,19 @@ async def measure(
             await asyncio.to_thread(learner.join, 60)
             shutil.rmtree(folder / "weights", ignore_errors=True)
         await load.stop()
+        if arguments.windows:
+            mine, other = spawn.Pipe()
+            learner = spawn.Process(
+                target=publisher_process,
+                args=(other, folder / "model", WAYS[0], folder / "weights", None),
+                daemon=True,
+            )
+            learner.start()
+            found["tokens_per_second"] = await measure_loss(
+                engine, arguments, versions, mine, SharedMemoryTransport()
+            )
+            mine.send(None)
+            await asyncio.to_thread(learner.join, 60)
     finally:
         await engine.close()
     return found
@@ -254,24 +321,40 @@ async def measure(
 def show(found: dict[str, Any]) -> dict[str, Any]:
     """Prints medians and the ratios that the aims are about; the same as data."""
     memcpy = statistics.median(found["memcpy"])
-    bare = statistics.median(found["ways"][str(WAYS[0])]["bare_load"])
-    print(f"{found['bytes']:,} bytes: memcpy {memcpy:.4f} s, vLLM's bare load {bare:.3f} s")
-    print(f"{'':42s} publish    stall  serving      bytes   publish/  stall/  serving/")
-    print(f"{'':42s}       s        s        s              memcpy    load    load+4memcpy")
-    medians: dict[str, Any] = {"memcpy": memcpy, "bare_load": bare}
+    first = found["ways"][str(WAYS[0])]
+    bare, empty = (statistics.median(first[key]) for key in ("bare_load", "empty_pause"))
+    print(
+        f"{found['bytes']:,} bytes: memcpy {memcpy:.4f} s, vLLM's bare load {bare:.3f} s, "
+        f"its empty pause {empty:.4f} s"
+    )
+    print(f"{'':40s} publish  prepare   stall  serving      bytes   publish/  stall/  serving/")
+    print(f"{'':40s}       s        s       s        s              memcpy    load    load+4memcpy")
+    medians: dict[str, Any] = {"memcpy": memcpy, "bare_load": bare, "empty_pause": empty}
     for way, raw in found["ways"].items():
-        publish, stall, serving, nbytes = (
-            statistics.median(raw[key]) for key in ("publish", "stall", "serving", "bytes")
+        publish, prepare, stall, serving, nbytes = (
+            statistics.median(raw[key])
+            for key in ("publish", "prepare", "stall", "serving", "bytes")
         )
         ratios = publish / memcpy, stall / bare, serving / (bare + 4 * memcpy)
         medians[way] = {
-            "publish": publish, "stall": stall, "serving": serving, "bytes": nbytes,
+            "publish": publish, "prepare": prepare, "stall": stall, "serving": serving,
+            "bytes": nbytes,
             "publish_per_memcpy": ratios[0], "stall_per_load": ratios[1],
             "serving_per_load_and_4_memcpy": ratios[2],
         }  # fmt: skip
         print(
-            f"{way:42s} {publish:7.4f}  {stall:7.3f}  {serving:7.3f}  {nbytes:12,.0f}"
-            f"  {ratios[0]:5.2f}  {ratios[1]:6.2f}  {ratios[2]:6.2f}"
+            f"{way:40s} {publish:7.4f}  {prepare:7.3f}  {stall:6.4f}  {serving:7.3f}"
+            f"  {nbytes:12,.0f}  {ratios[0]:5.2f}  {ratios[1]:6.3f}  {ratios[2]:6.2f}"
+        )
+    if "tokens_per_second" in found:
+        rates = {key: statistics.median(raw) for key, raw in found["tokens_per_second"].items()}
+        rates["lost"] = 1 - rates["with"] / rates["without"]
+        rates["lost_beyond_stalls"] = rates["lost"] - rates["stalled"]
+        medians["tokens_per_second"] = rates
+        print(
+            f"tokens a second: {rates['without']:.0f} without updates, {rates['with']:.0f} with "
+            f"{rates['updates']:.2f} a second: {rates['lost']:.1%} lost, of which stalls are "
+            f"{rates['stalled']:.1%}"
         )
     return medians
 
@@ -282,6 +365,9 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=16, help="requests that run throughout")
     parser.add_argument("--rounds", type=int, default=5, help="updates of each way that count")
     parser.add_argument("--one-node", action="store_true", help="leave Ray out")
+    parser.add_argument("--ways", type=int, default=len(WAYS), help="only the first so many")
+    parser.add_argument("--windows", type=int, default=4, help="of each kind, for tokens a second")
+    parser.add_argument("--window-seconds", type=float, default=8.0)
     parser.add_argument("--warm-up", type=float, default=3.0, help="seconds before measuring")
     arguments = parser.parse_args()
     os.environ.setdefault("HF_HUB_OFFLINE", "1")

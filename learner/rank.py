@@ -16,6 +16,7 @@ from torch import Tensor
 from learner import checkpoint
 from learner.config import LearnerConfig
 from learner.deepspeed_engine import CriticEngine, PolicyEngine
+from learner.folder_form import FolderForm
 from learner.model import load_policy
 from learner.objective_config import CriticConfig
 from learner.reference import REFERENCE_FOLDER, Reference
@@ -102,6 +103,7 @@ class Rank:
             float32_head=config.float32_head,
             value_head=shared is not None,
         )
+        self._folder_form = FolderForm(policy.model)
         rates = {"value_head": shared.learning_rate} if shared else None
         trained = self._steps - (critic.pretrain_batches if critic else 0)
         steps = max(1, trained) * config.steps_per_batch
@@ -137,8 +139,11 @@ class Rank:
         return statistics
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Names and tensors of the policy. Collective where the engine gathers."""
-        return self.engine.weights()
+        """Names and tensors of the policy, as its folder has them.
+
+        Collective where the engine gathers.
+        """
+        return self._folder_form.of(self.engine.weights())
 
     def gather(self) -> None:
         """Takes part in another rank's reading of the weights. Collective."""

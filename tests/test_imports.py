@@ -20,7 +20,7 @@ ALLOWED = {
     "deploy": {"actors", "learner", "queues", "weight_sync"},
 }
 HEAVY = {
-    "vllm": ["actors/vllm_engine.py", "weight_sync/vllm_plugin.py", "weight_sync/vllm_sender.py"],
+    "vllm": ["actors/vllm_engine.py", "weight_sync/vllm_*.py"],
     "deepspeed": ["learner/deepspeed_engine.py"],
     "ray": ["*/ray_*.py", "deploy/*.py"],
     "pyarrow": ["queues/schema.py", "queues/journal.py", "actors/sources/*.py"],

@@ -26,6 +26,8 @@ class SwapReport:
     """When it generated again; None if it did not."""
     bytes: int
     """What was fetched for this attempt; of the whole version where nothing was."""
+    prepare_seconds: float = 0.0
+    """What the engine did of the load beforehand, while it generated."""
     seeding: bool = False
     """Whether the engine served nothing before: the first version of a new engine."""
     codec: str = "full"

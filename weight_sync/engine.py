@@ -9,6 +9,14 @@ if TYPE_CHECKING:  # keeps torch out of modules that only describe engines
 class UpdatableEngine(Protocol):
     """An engine whose weights can be replaced while it has requests."""
 
+    async def prepare(self, weights: "StagedWeights") -> None:
+        """Does beforehand what it can of `load`, while tokens are sampled by the old weights.
+
+        Called before `pause`, and not followed by a `load` if a newer version comes. Weights that
+        cannot be prepared are no error here: `load` refuses them.
+        """
+        ...
+
     async def pause(self) -> None:
         """Returns when no token is sampled any more; calling it again while paused is harmless."""
         ...

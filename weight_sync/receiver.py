@@ -1,6 +1,7 @@
 """Brings every new version into one engine.
 
     newest ─▶ check against the engine's tensors ─▶ stage: open and verify    engine generates
+           ─▶ prepare: what the engine can load beside the old weights        engine generates
            ─▶ permit                                                          engine generates
            ─▶ pause ─▶ load ─▶ resume                                         engine stands still
            ─▶ report, which gives the permit back ─▶ on_version               engine generates
@@ -45,6 +46,7 @@ class _Attempt:
     codec: str = "full"
     moved: int | None = None
     staged_at: float | None = None
+    prepare: float = 0.0
     started_at: float | None = None
     finished_at: float | None = None
     pause: float = 0.0
@@ -63,7 +65,8 @@ class Receiver:
         expected: Dtypes and shapes that the engine takes; None learns them from the first version
             that loads. Dtypes are learned from it in any case.
         on_version: Awaited with each version once the engine serves it.
-        timeout: Deadline in seconds of staging, and of pause, load and resume together.
+        timeout: Deadline in seconds of staging, of preparing, and of pause, load and resume
+            together.
         keep_base: Whether the newest staged version stays in host memory, so that the next one can
             come as a delta.
         retry_seconds: Wait before a version that failed is tried again, doubled up to 32 times as
@@ -103,7 +106,7 @@ class Receiver:
 
         Raises:
             IncompatibleWeights: The first version is of another model; no later one would fit.
-            DeadlineExceeded: A swap hung; the state of the engine is unknown.
+            DeadlineExceeded: The engine hung; its state is unknown.
             Exception: Whatever the engine raised other than `LoadFailed`; it is beyond repair.
         """
         failed, failures, retry_at = -1, 0, 0.0
@@ -145,6 +148,7 @@ class Receiver:
         attempt.staged_at = time.time()
         attempt.codec, attempt.moved = staged.codec, staged.moved
         try:
+            await self._prepare(staged, attempt)
             if not await self._permitted(manifest.version, stop):
                 return None
             try:
@@ -203,6 +207,19 @@ class Receiver:
         finally:
             del staging  # its error would refer to this frame, and so keep the buckets open
 
+    async def _prepare(self, staged: StagedWeights, attempt: _Attempt) -> None:
+        """Has the engine do beforehand what it can, under a deadline of its own."""
+        begin = time.perf_counter()
+        try:
+            async with asyncio.timeout(self._timeout):
+                await self._engine.prepare(staged)
+        except TimeoutError as error:
+            raise DeadlineExceeded(
+                f"{self.engine_id} did not prepare version {staged.manifest.version} within "
+                f"{self._timeout} s"
+            ) from error
+        attempt.prepare = time.perf_counter() - begin
+
     async def _permitted(self, version: int, stop: asyncio.Event | None) -> bool:
         """Waits for a permit; False if a newer version or `stop` came first."""
         while not await self._announcements.acquire_swap(self.engine_id, POLL_SECONDS):
@@ -250,6 +267,7 @@ class Receiver:
             version=manifest.version,
             published_at=manifest.created_at,
             staged_at=attempt.staged_at,
+            prepare_seconds=attempt.prepare,
             pause_seconds=attempt.pause,
             load_seconds=attempt.load,
             resume_seconds=attempt.resume,

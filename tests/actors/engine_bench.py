@@ -80,6 +80,7 @@ class Bench:
 
     async def update(self, weights: dict[str, torch.Tensor] | None = None) -> int:
         with staged(self.version + 1, weights or self.weights()) as held:
+            await self.engine.prepare(held)
             await self.engine.pause()
             await self.engine.load(held, self.version + 1)
             await self.engine.resume()

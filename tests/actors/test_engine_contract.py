@@ -83,6 +83,33 @@ def test_tokens_after_an_update_carry_its_version_and_come_from_its_weights(benc
         torch.testing.assert_close(torch.tensor(done.logprobs), expected, atol=1e-3, rtol=0)
 
 
+def test_what_is_prepared_is_served_when_it_is_loaded_and_not_before(bench: Bench) -> None:
+    """Prepared once, overtaken by the next, which is then loaded."""
+    old = {name: weight.clone() for name, weight in bench.weights().items()}
+    before = bench.version
+
+    async def overtaken():
+        bench.perturb()
+        with staged(before + 1, bench.weights()) as held:
+            await bench.engine.prepare(held)
+            between = await bench.generate("between", tokens=64)
+        bench.perturb()
+        await bench.update()
+        return between, await bench.generate("after", tokens=64)
+
+    between, after = bench.run(overtaken())
+    assert set(between.versions) == {before}
+    assert set(after.versions) == {before + 1}
+    if bench.real:
+        expected = forward_logprobs(bench.model, after.token_ids)
+        torch.testing.assert_close(torch.tensor(after.logprobs), expected, atol=1e-4, rtol=0)
+        new = {name: weight.clone() for name, weight in bench.weights().items()}
+        bench.model.load_state_dict(old, strict=False)
+        expected = forward_logprobs(bench.model, between.token_ids)
+        torch.testing.assert_close(torch.tensor(between.logprobs), expected, atol=1e-4, rtol=0)
+        bench.model.load_state_dict(new, strict=False)
+
+
 def test_an_update_in_the_middle_of_a_request_leaves_tokens_of_both_versions(bench: Bench) -> None:
     async def crossing():
         request = asyncio.create_task(bench.generate(tokens=400))
@@ -182,7 +209,7 @@ def test_a_cached_prompt_is_prefilled_anew_after_an_update(bench: Bench) -> None
         assert (torch.tensor(stale.logprobs) - apart).abs().max() > 0.05
 
 
-@pytest.mark.parametrize("fault", ["foreign", "missing", "shape"])
+@pytest.mark.parametrize("fault", ["foreign", "missing", "part", "shape"])
 def test_a_failed_load_leaves_no_trace_once_a_full_load_succeeds(bench: Bench, fault: str) -> None:
     old = {name: weight.clone() for name, weight in bench.weights().items()}
     bad = {name: weight + 1 for name, weight in old.items()}
@@ -192,15 +219,19 @@ def test_a_failed_load_leaves_no_trace_once_a_full_load_succeeds(bench: Bench, f
         bad["model.layers.1.nobody.weight"] = torch.ones(3)
     elif fault == "missing":
         del bad[name if name in bad else last]
+    elif fault == "part":
+        del bad["model.layers.1.self_attn.v_proj.weight" if name in bad else last]
     else:
         bad["model.layers.1.self_attn.v_proj.weight"] = torch.ones(7, 5)
 
     async def fail_then_repair():
         request = asyncio.create_task(bench.generate(tokens=300))
         await asyncio.sleep(0.05)
-        await bench.engine.pause()
-        with staged(bench.version + 1, bad) as held, pytest.raises(LoadFailed):
-            await bench.engine.load(held, bench.version + 1)
+        with staged(bench.version + 1, bad) as held:
+            await bench.engine.prepare(held)
+            await bench.engine.pause()
+            with pytest.raises(LoadFailed):
+                await bench.engine.load(held, bench.version + 1)
         finished, _ = await asyncio.wait([request], timeout=0.3)
         assert not finished
         bench.version += 1

@@ -1,7 +1,9 @@
 """Small models, an engine that records what is done to it, and a run wired in one process."""
 
 import asyncio
+import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,6 +13,8 @@ from weight_sync.manifest import Manifest
 from weight_sync.publisher import Publisher
 from weight_sync.staging import StagedWeights
 from weight_sync.transports.shared_memory import SharedMemoryTransport
+
+sys.path.insert(0, str(Path(__file__).parent))
 
 
 def make_weights(seed: int, dtype: torch.dtype = torch.float32) -> dict[str, torch.Tensor]:
@@ -31,6 +35,13 @@ class RecordingEngine:
         self.failing_loads = 0
         self.error: Exception | None = None
         self.hold: asyncio.Event | None = None
+        self.prepared: list[int] = []
+        self.preparing: asyncio.Event | None = None
+
+    async def prepare(self, weights: StagedWeights) -> None:
+        self.prepared.append(weights.manifest.version)
+        if self.preparing is not None:
+            await self.preparing.wait()
 
     async def pause(self) -> None:
         self.events.append("pause")

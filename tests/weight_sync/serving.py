@@ -31,6 +31,9 @@ class FileEngine:
         with self._state.open("a") as file:
             print(line, file=file, flush=True)
 
+    async def prepare(self, weights: StagedWeights) -> None:
+        pass
+
     async def pause(self) -> None:
         self.say("pause")
 

@@ -207,6 +207,38 @@ def test_a_swap_that_hangs_is_named_at_its_deadline(engine, transport, published
     asyncio.run(run())
 
 
+def test_an_engine_prepares_what_was_verified_before_it_is_paused(
+    engine, transport, published
+) -> None:
+    async def run():
+        engine.preparing = asyncio.Event()
+        _, _, update = serve(engine, transport, published(3))
+        running = asyncio.create_task(update)
+        async with asyncio.timeout(10):
+            while not engine.prepared:  # noqa: ASYNC110  (set by another task)
+                await asyncio.sleep(0.01)
+        assert engine.events == []
+        engine.preparing.set()
+        return await running
+
+    report = asyncio.run(run())
+    assert (engine.prepared, engine.events) == ([3], swap(3))
+    assert report.prepare_seconds > 0
+    assert report.staged_at + report.prepare_seconds <= report.swap_started_at + 0.01
+
+
+def test_an_engine_that_prepares_for_ever_is_named_and_was_not_paused(
+    engine, transport, published
+) -> None:
+    async def run():
+        engine.preparing = asyncio.Event()
+        await serve(engine, transport, published(3), timeout=0.2)[2]
+
+    with pytest.raises(DeadlineExceeded, match=r"e0 did not prepare version 3 within 0\.2 s"):
+        asyncio.run(run())
+    assert engine.events == []
+
+
 def test_staged_memory_is_given_back_whatever_happens(engine, transport, published) -> None:
     manifest = published(0)
     before = len(os.listdir("/proc/self/fd"))

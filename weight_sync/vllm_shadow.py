@@ -1,0 +1,173 @@
+"""A second set of weights beside those that vLLM computes with, made while it generates.
+
+    Shadow(model)  ─▶  load(tensors)    any thread: new tensors, packed as the kernels want them
+                   ─▶  exchange()       engine paused: references change hands, nothing is copied
+
+A shadow has layers of its own that share everything with the model's but their tensors, so that
+vLLM's loaders and vLLM's packing do the work, fused projections included. The engine keeps its
+weights until `exchange`, whatever happens before. It costs the memory of the weights once more.
+Leaves out GPUs, where that memory is not to be had, and layers of other kinds than those it knows:
+`layerwise` reloading does them (`vllm_plugin`). Written against vLLM 0.32.
+"""
+
+from collections.abc import Iterable
+from types import MethodType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from vllm.model_executor.layers.attention import Attention
+from vllm.model_executor.layers.linear import UnquantizedLinearMethod
+from vllm.model_executor.layers.quantization.base_config import QuantizeMethodBase
+from vllm.model_executor.layers.vocab_parallel_embedding import UnquantizedEmbeddingMethod
+from vllm.model_executor.model_loader.reload import layerwise, meta, sanitize
+
+from weight_sync.errors import LoadFailed
+
+PACKED = "cpu_linear"
+"""The attribute that vLLM's packing sets: the product with the packed weight."""
+
+
+def incomplete(layer: nn.Module) -> bool:
+    """Whether a projection got a part of its weights: one of those that are fused is missing.
+
+    Of an embedding a part is padding, which nothing is loaded into.
+    """
+    info = layerwise.get_layerwise_info(layer)
+    linear = type(getattr(layer, "quant_method", None)) is UnquantizedLinearMethod
+    return linear and 0 < info.load_numel < (info.load_numel_total or 0)
+
+
+def applies(model: nn.Module) -> bool:
+    """Whether every layer is of a kind whose weights can change hands."""
+    return all(_known(layer) for layer in model.modules())
+
+
+class Shadow:
+    """All weights of a model once more.
+
+    Args:
+        model: vLLM's, for which `applies`; it is only read before `exchange`.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._names = {layer: name for name, layer in model.named_modules()}
+        self._twins: dict[nn.Module, nn.Module] = {}
+        self._root: Any = self._twin_of(model)
+        self._loaded: list[tuple[nn.Module, nn.Module]] = []
+        self._old: list[Any] = []
+
+    @torch.no_grad()
+    def load(self, tensors: Iterable[tuple[str, Tensor]]) -> None:
+        """Fills and packs every layer; nothing of the model changes.
+
+        Raises:
+            LoadFailed: A layer got no weights, or a part of them.
+            Exception: Whatever vLLM's loaders raise for weights that they cannot take.
+        """
+        for live, twin in self._twins.items():
+            for name, parameter in _to_be_loaded(live).items():
+                twin._parameters[name] = _own(name, parameter, live, twin)
+            layerwise.initialize_online_processing(twin)
+        self._root.load_weights(tensors)
+        skipped = [self._names[live] for live, twin in self._twins.items() if incomplete(twin)]
+        waiting = self._packed()
+        new = {
+            id(parameter): twin._parameters[name]
+            for live, twin in self._loaded
+            for name, parameter in _parameters(live).items()
+        }
+        for live, twin in waiting:
+            if any(id(parameter) not in new for parameter in _parameters(live).values()):
+                skipped.append(self._names[live])
+                continue
+            for name, parameter in _parameters(live).items():  # tied: loaded as another layer's
+                twin._parameters[name] = new[id(parameter)]
+            method: Any = twin.quant_method
+            method.process_weights_after_loading(twin)
+            self._loaded.append((live, twin))
+        if skipped:
+            raise LoadFailed(
+                f"not all weights for {len(skipped)} layers ({', '.join(skipped[:3])})"
+            )
+
+    def exchange(self) -> None:
+        """Gives the new weights to the model and takes the old ones, which `close` frees."""
+        for live, twin in self._loaded:
+            for name, parameter in _parameters(live).items():
+                if parameter.numel():
+                    self._old.append(parameter.data)
+                    parameter.data = _parameters(twin)[name].data
+            if PACKED in twin.__dict__:
+                self._old.append(live.__dict__.get(PACKED))
+                live.__dict__[PACKED] = twin.__dict__[PACKED]
+
+    def close(self) -> None:
+        """Frees what the model does not use: a matter of tenths of a second for a gigabyte."""
+        for twin in self._twins.values():  # vLLM's loaders and their layers refer to each other
+            twin._parameters.clear()
+            twin.__dict__.pop(PACKED, None)
+            layerwise.get_layerwise_info(twin).reset()
+        self._loaded.clear()
+        self._old.clear()
+
+    def _twin_of(self, live: nn.Module) -> nn.Module:
+        """A layer with tables of its own and no tensors; one for each layer of the model."""
+        if live not in self._twins:
+            twin = object.__new__(type(live))
+            twin.__dict__ = live.__dict__ | {
+                "_parameters": {},
+                "_buffers": {},
+                "_non_persistent_buffers_set": set(),
+            }
+            twin.__dict__.pop(PACKED, None)
+            self._twins[live] = twin
+            twin.__dict__["_modules"] = {
+                name: None if child is None else self._twin_of(child)
+                for name, child in live._modules.items()
+            }
+        return self._twins[live]
+
+    def _packed(self) -> list[tuple[nn.Module, nn.Module]]:
+        """Packs layers of which a part is padding; those that should have got weights."""
+        waiting = []
+        for live, twin in self._twins.items():
+            info = layerwise.get_layerwise_info(twin)
+            if info.can_load() and info.load_numel:
+                layerwise._layerwise_process(twin, info)
+            if not info.can_load():
+                self._loaded.append((live, twin))
+            elif _parameters(live):
+                waiting.append((live, twin))
+        return waiting
+
+
+def _known(layer: nn.Module) -> bool:
+    method = getattr(layer, "quant_method", None)
+    if isinstance(method, QuantizeMethodBase):
+        weight = _to_be_loaded(layer).get("weight")
+        kinds = UnquantizedLinearMethod, UnquantizedEmbeddingMethod
+        return type(method) in kinds and weight is not None and weight.ndim == 2
+    return type(layer) is Attention or not hasattr(layer, "process_weights_after_loading")
+
+
+def _parameters(layer: nn.Module) -> dict[str, Tensor]:
+    return {name: value for name, value in layer._parameters.items() if value is not None}
+
+
+def _to_be_loaded(layer: nn.Module) -> dict[str, Tensor]:
+    """Parameters in the form in which weights come, before packing."""
+    unpacked: dict[str, Tensor] = layerwise.get_layerwise_info(layer).restore_metadata[0]
+    return _parameters(layer) | unpacked
+
+
+def _own(name: str, parameter: Tensor, live: nn.Module, twin: nn.Module) -> Any:
+    """An empty parameter like another, whose loader is the twin's."""
+    own: Any = meta.to_meta_tensor(parameter)
+    loader = layerwise._get_original_loader(own)
+    if isinstance(loader, MethodType) and loader.__self__ in (live, sanitize.layer_ref_sentinel):
+        loader = MethodType(loader.__func__, twin)
+    own.weight_loader = loader
+    if name in meta.SKIP_TENSORS:  # vLLM fills these as they come, without waiting for the layer
+        return meta.materialize_meta_tensor(own)
+    return own
