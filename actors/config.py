@@ -25,7 +25,7 @@ REWARDS = (
     "code",
     "reward_model",
 )
-ENVIRONMENTS = ("single_turn",)
+ENVIRONMENTS = ("single_turn", "tools")
 SOURCES = ("files", "datasets:NAME", "mixture", "lettered_chain_sum", "reasoning_gym:TASK")
 
 
@@ -70,7 +70,14 @@ class ActorsConfig(_Section):
     engine: Literal["vllm", "scripted"] = "vllm"
     """`scripted` needs no model and learns nothing: it is for tests and for load."""
     environment: str = "single_turn"
-    """`single_turn`, or the dotted path "module:Class" of an environment."""
+    """`single_turn`, `tools`, or the dotted path "module:Class" of an environment."""
+    environment_options: dict[str, Any] = {}
+    """Keyword arguments of the environment; of `tools` those of `ToolOptions`."""
+    environment_timeout_seconds: float = Field(default=300.0, gt=0)
+    """Deadline of each answer of the environment; past it the rollout has failed."""
+    max_turns: int = Field(default=32, ge=1)
+    """Most messages of the policy in one rollout; it is cut off where the environment would go on.
+    """
     reward: tuple[str, ...] = ("reasoning_gym",)
     """Rewards, added up: exact_match, last_answer, numeric_match, tags, regex, json_schema,
     similarity, math_verify, reasoning_gym, code, reward_model, or dotted paths "module:function"
@@ -108,8 +115,8 @@ class ActorsConfig(_Section):
     reward_timeout_seconds: float = Field(default=30.0, gt=0)
     """Deadline of each reward of a rollout; past it the rollout has failed."""
     code_execution: Literal["off", "sandbox"] = "off"
-    """Whether the reward `code` may run the programs that a model writes, in a sandbox; where the
-    machine allows none, the run is refused."""
+    """Whether the reward `code` and the tool `python` may run the programs that a model writes, in
+    a sandbox; where the machine allows none, the run is refused."""
     reward_processes: int = Field(default=2, ge=1)
     """Processes of each actor that call rewards at once; while some calls are slow, up to eight
     times as many."""

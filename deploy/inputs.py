@@ -69,7 +69,11 @@ def load_inputs(config: RunConfig) -> Inputs:
             options=config.actors.reward_options,
             code_execution=config.actors.code_execution,
         )
-    load_environment(config.actors.environment)
+    load_environment(
+        config.actors.environment,
+        config.actors.environment_options,
+        code_execution=config.actors.code_execution,
+    )
     evaluations, problems = load_heldout(config)
     prompts = config.prompts
     own = config.heldout is not None and config.heldout.source is None
