@@ -26,7 +26,14 @@ REWARDS = (
     "reward_model",
 )
 ENVIRONMENTS = ("single_turn", "tools")
-SOURCES = ("files", "datasets:NAME", "mixture", "lettered_chain_sum", "reasoning_gym:TASK")
+SOURCES = (
+    "files",
+    "datasets:NAME",
+    "mixture",
+    "lettered_chain_sum",
+    "tiny:TASK",
+    "reasoning_gym:TASK",
+)
 
 
 class _Section(BaseModel):
@@ -228,8 +235,8 @@ class PromptsConfig(_Section):
     """Where prompts come from, and how many make a batch."""
 
     source: str
-    """`files`, `datasets:NAME`, `mixture`, `lettered_chain_sum`, `reasoning_gym:TASK`, or the
-    dotted path "module:Class"."""
+    """`files`, `datasets:NAME`, `mixture`, `lettered_chain_sum`, `tiny:TASK`, `reasoning_gym:TASK`,
+    or the dotted path "module:Class"."""
     source_options: dict[str, Any] = {}
     """Keywords of the source: of `files` path, heldout_path and how rows are read, of `mixture` its
     parts, of reasoning-gym the task's, or the level of its curriculum."""
