@@ -95,7 +95,8 @@ def test_medians_are_taken_over_rounds_figure_by_figure():
 
 def test_an_unknown_benchmark_names_those_there_are():
     known = (
-        "there are async, chaos, logprob-memory, presets, queue, rewards, update-pause, weight-sync"
+        "there are async, chaos, episodes, logprob-memory, presets, queue, rewards, update-pause, "
+        "weight-sync"
     )
     with pytest.raises(InputError, match=known):
         start("speed", [])
