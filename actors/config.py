@@ -24,6 +24,7 @@ REWARDS = (
     "reasoning_gym",
     "code",
     "reward_model",
+    "llm_judge",
 )
 ENVIRONMENTS = ("single_turn", "tools")
 SOURCES = (
@@ -87,8 +88,8 @@ class ActorsConfig(_Section):
     """
     reward: tuple[str, ...] = ("reasoning_gym",)
     """Rewards, added up: exact_match, last_answer, numeric_match, tags, regex, json_schema,
-    similarity, math_verify, reasoning_gym, code, reward_model, or dotted paths "module:function"
-    of score(prompt, completion, answer, metadata) -> float | dict[str, float]."""
+    similarity, math_verify, reasoning_gym, code, reward_model, llm_judge, or dotted paths
+    "module:function" of score(prompt, completion, answer, metadata) -> float | dict[str, float]."""
     heldout_reward: tuple[str, ...] | None = None
     """Likewise, of held-out rollouts; None takes `reward`."""
     reward_options: dict[str, dict[str, Any]] = {}
