@@ -273,6 +273,17 @@ class HeldoutConfig(_Section):
     """Problems at the initial and at the last version; None takes `size`."""
     sampled: bool = False
     """Evaluate at actors.temperature too, not only greedily."""
+    samples: int = Field(default=1, ge=1)
+    """Of each problem at actors.temperature; several (k) also give pass@k, the mean over the
+    problems of the best of their k rewards."""
+
+    @model_validator(mode="after")
+    def _samples_are_sampled(self) -> Self:
+        if self.samples > 1 and not self.sampled:
+            raise ValueError(
+                f"heldout.samples = {self.samples} has no effect without heldout.sampled = true"
+            )
+        return self
 
     @field_validator("source")
     @classmethod
