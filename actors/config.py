@@ -241,6 +241,9 @@ class PromptsConfig(_Section):
     source_options: dict[str, Any] = {}
     """Keywords of the source: of `files` path, heldout_path and how rows are read, of `mixture` its
     parts, of reasoning-gym the task's, or the level of its curriculum."""
+    max_tokens: int | None = Field(default=None, ge=1)
+    """Prompts with more tokens, as the chat template writes them, are left out, held-out ones too.
+    None leaves out none; one that is longer than the context then ends the run before it begins."""
     groups_per_batch: int = Field(default=16, ge=1)
     """B: groups that are trained at one version."""
     group_size: int = Field(default=8, ge=1)

@@ -18,7 +18,7 @@ part a prompt comes from depends on the seed and its place alone.
 import json
 import random
 from collections.abc import Iterator
-from itertools import accumulate, pairwise
+from itertools import accumulate, chain, pairwise, zip_longest
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
@@ -83,12 +83,13 @@ class Mixture:
         parts = _parts(options)
         share, more = divmod(heldout_size, len(parts))
         sizes = [share + (place < more) for place in range(len(parts))]
-        self._held_out = [
-            self._named(part, place, prompt)
+        of_parts = [
+            [self._named(part, place, p) for p in _load(part, seed, "heldout", size).next(size)]
             for place, (part, size) in enumerate(zip(parts, sizes, strict=True))
             if size
-            for prompt in _load(part, seed, "heldout", size).next(size)
         ]
+        in_turn = chain.from_iterable(zip_longest(*of_parts))  # a smaller evaluation has all parts
+        self._held_out = [prompt for prompt in in_turn if prompt is not None]
         self._train = split == "train"
         if not self._train and not self._held_out:
             raise InputError("source 'mixture': the held-out split needs a size above 0")
