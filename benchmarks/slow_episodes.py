@@ -298,7 +298,7 @@ def main() -> None:
                 f"(r = {row['single_turn_tokens_per_second']:,.0f})",
                 flush=True,
             )
-    stored = RESULTS / "slow_episodes.json"
+    stored = RESULTS / f"slow_episodes_{chosen.engine}.json"
     stored.parent.mkdir(exist_ok=True)
     settings = {"episodes": EPISODES, "turns": TURNS, "seconds": chosen.seconds}
     stored.write_text(
