@@ -24,9 +24,17 @@ REWARDS = (
     "reasoning_gym",
     "code",
     "reward_model",
+    "llm_judge",
 )
-ENVIRONMENTS = ("single_turn",)
-SOURCES = ("files", "datasets:NAME", "mixture", "lettered_chain_sum", "reasoning_gym:TASK")
+ENVIRONMENTS = ("single_turn", "tools")
+SOURCES = (
+    "files",
+    "datasets:NAME",
+    "mixture",
+    "lettered_chain_sum",
+    "tiny:TASK",
+    "reasoning_gym:TASK",
+)
 
 
 class _Section(BaseModel):
@@ -70,11 +78,18 @@ class ActorsConfig(_Section):
     engine: Literal["vllm", "scripted"] = "vllm"
     """`scripted` needs no model and learns nothing: it is for tests and for load."""
     environment: str = "single_turn"
-    """`single_turn`, or the dotted path "module:Class" of an environment."""
+    """`single_turn`, `tools`, or the dotted path "module:Class" of an environment."""
+    environment_options: dict[str, Any] = {}
+    """Keyword arguments of the environment; of `tools` those of `ToolOptions`."""
+    environment_timeout_seconds: float = Field(default=300.0, gt=0)
+    """Deadline of each answer of the environment; past it the rollout has failed."""
+    max_turns: int = Field(default=32, ge=1)
+    """Most messages of the policy in one rollout; it is cut off where the environment would go on.
+    """
     reward: tuple[str, ...] = ("reasoning_gym",)
     """Rewards, added up: exact_match, last_answer, numeric_match, tags, regex, json_schema,
-    similarity, math_verify, reasoning_gym, code, reward_model, or dotted paths "module:function"
-    of score(prompt, completion, answer, metadata) -> float | dict[str, float]."""
+    similarity, math_verify, reasoning_gym, code, reward_model, llm_judge, or dotted paths
+    "module:function" of score(prompt, completion, answer, metadata) -> float | dict[str, float]."""
     heldout_reward: tuple[str, ...] | None = None
     """Likewise, of held-out rollouts; None takes `reward`."""
     reward_options: dict[str, dict[str, Any]] = {}
@@ -108,8 +123,8 @@ class ActorsConfig(_Section):
     reward_timeout_seconds: float = Field(default=30.0, gt=0)
     """Deadline of each reward of a rollout; past it the rollout has failed."""
     code_execution: Literal["off", "sandbox"] = "off"
-    """Whether the reward `code` may run the programs that a model writes, in a sandbox; where the
-    machine allows none, the run is refused."""
+    """Whether the reward `code` and the tool `python` may run the programs that a model writes, in
+    a sandbox; where the machine allows none, the run is refused."""
     reward_processes: int = Field(default=2, ge=1)
     """Processes of each actor that call rewards at once; while some calls are slow, up to eight
     times as many."""
@@ -221,11 +236,14 @@ class PromptsConfig(_Section):
     """Where prompts come from, and how many make a batch."""
 
     source: str
-    """`files`, `datasets:NAME`, `mixture`, `lettered_chain_sum`, `reasoning_gym:TASK`, or the
-    dotted path "module:Class"."""
+    """`files`, `datasets:NAME`, `mixture`, `lettered_chain_sum`, `tiny:TASK`, `reasoning_gym:TASK`,
+    or the dotted path "module:Class"."""
     source_options: dict[str, Any] = {}
     """Keywords of the source: of `files` path, heldout_path and how rows are read, of `mixture` its
     parts, of reasoning-gym the task's, or the level of its curriculum."""
+    max_tokens: int | None = Field(default=None, ge=1)
+    """Prompts with more tokens, as the chat template writes them, are left out, held-out ones too.
+    None leaves out none; one that is longer than the context then ends the run before it begins."""
     groups_per_batch: int = Field(default=16, ge=1)
     """B: groups that are trained at one version."""
     group_size: int = Field(default=8, ge=1)
@@ -258,6 +276,17 @@ class HeldoutConfig(_Section):
     """Problems at the initial and at the last version; None takes `size`."""
     sampled: bool = False
     """Evaluate at actors.temperature too, not only greedily."""
+    samples: int = Field(default=1, ge=1)
+    """Of each problem at actors.temperature; several (k) also give pass@k, the mean over the
+    problems of the best of their k rewards."""
+
+    @model_validator(mode="after")
+    def _samples_are_sampled(self) -> Self:
+        if self.samples > 1 and not self.sampled:
+            raise ValueError(
+                f"heldout.samples = {self.samples} has no effect without heldout.sampled = true"
+            )
+        return self
 
     @field_validator("source")
     @classmethod

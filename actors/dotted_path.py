@@ -2,7 +2,7 @@
 
 import difflib
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from importlib import import_module
 from typing import Any
 
@@ -42,13 +42,19 @@ def load_dotted(path: str, *, setting: str, known: tuple[str, ...]) -> Any:
         ) from None
 
 
-def check_arguments(function: Callable[..., Any], *names: str, setting: str) -> None:
+def check_arguments(
+    function: Callable[..., Any],
+    *names: str,
+    setting: str,
+    options: Mapping[str, Any] | None = None,
+) -> None:
     """Compares how user code is called with what it takes.
 
     Args:
         function: A function or a class.
         names: Positional arguments that it is called with.
         setting: Key and value of the recipe, for the message.
+        options: Keyword arguments that it is called with.
 
     Raises:
         InputError: It takes other arguments.
@@ -58,8 +64,9 @@ def check_arguments(function: Callable[..., Any], *names: str, setting: str) -> 
     except (ValueError, TypeError):  # code in C does not say
         return
     try:
-        signature.bind(*names)
+        signature.bind(*names, **(options or {}))
     except TypeError as error:
+        called = ", ".join([*names, *(options or {})])
         raise InputError(
-            f"{setting} takes {signature}, but is called with ({', '.join(names)}): {error}"
+            f"{setting} takes {signature}, but is called with ({called}): {error}"
         ) from None

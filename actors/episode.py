@@ -58,12 +58,6 @@ class Transcript:
         )
 
     @property
-    def spoken(self) -> list[int]:
-        """What the policy has sampled since anyone else spoke."""
-        count = next((i for i, own in enumerate(reversed(self.loss_mask)) if not own), 0)
-        return self.token_ids[len(self.token_ids) - count :]
-
-    @property
     def sampled(self) -> int:
         """Tokens that the policy sampled."""
         return sum(self.loss_mask)
@@ -95,6 +89,10 @@ class EpisodeRunner:
     environment: str
     """Name in the records."""
     new_environment: Callable[[], Environment]
+    environment_timeout: float
+    """Deadline of each of its answers in seconds."""
+    max_turns: int
+    """Most messages of the policy in a rollout."""
     rewards: Rewards
     heldout_rewards: Rewards
     """Of evaluations."""
@@ -140,7 +138,7 @@ class EpisodeRunner:
         opening = Turn(await self._ask(lease, environment.reset, lease.prompt), 0.0, done=False)
         self._check_turn(lease, opening)
         transcript, prompt_length = self._opening(lease, opening, saved)
-        given, turns = 0.0, 0
+        given, turns, began = 0.0, 0, prompt_length
         of_turns: list[tuple[int, float]] = []
         while True:
             turns += 1
@@ -149,7 +147,7 @@ class EpisodeRunner:
             transcript.sample(generation)
             if generation.finish_reason is FinishReason.ABORTED:
                 return self._unscored(transcript, sample_index, prompt_length, created_at)
-            reply = self.renderer.text(transcript.spoken)
+            reply = self.renderer.text(transcript.token_ids[began:])
             turn = await self._ask(lease, environment.step, Message("assistant", reply))
             self._check_turn(lease, turn)
             given += float(turn.reward)
@@ -157,8 +155,9 @@ class EpisodeRunner:
             if turn.done or generation.finish_reason is FinishReason.LENGTH:
                 finish_reason = generation.finish_reason
                 break
-            transcript.inject(self.renderer.continuation(turn.messages))
-            if self._room(transcript) < 1:
+            transcript.inject(self.renderer.continuation(turn.messages, transcript.token_ids[-1]))
+            began = len(transcript.token_ids)
+            if turns == self.max_turns or self._room(transcript) < 1:
                 finish_reason = FinishReason.LENGTH
                 break
         train = lease.purpose is Purpose.TRAIN
@@ -278,8 +277,14 @@ class EpisodeRunner:
 
     async def _ask(self, lease: Lease, method: Callable[..., Any], argument: Any) -> Any:
         try:
-            return await call(method, argument)
+            async with asyncio.timeout(self.environment_timeout) as deadline:
+                return await call(method, argument)
         except Exception as error:
+            if isinstance(error, TimeoutError) and deadline.expired():
+                raise EnvironmentFailed(
+                    f"environment {self.environment!r} took longer than "
+                    f"{self.environment_timeout:g} s on prompt {lease.prompt.prompt_id!r}"
+                ) from error
             raise EnvironmentFailed(
                 f"environment {self.environment!r} raised {error!r} on prompt "
                 f"{lease.prompt.prompt_id!r}"

@@ -277,7 +277,11 @@ def build_episodes(
         engine=engine,
         renderer=Renderer(tokenizer, config.chat_template),
         environment=config.environment,
-        new_environment=load_environment(config.environment),
+        new_environment=load_environment(
+            config.environment, config.environment_options, code_execution=config.code_execution
+        ),
+        environment_timeout=config.environment_timeout_seconds,
+        max_turns=config.max_turns,
         rewards=rewards,
         heldout_rewards=heldout_rewards,
         shaping=load_shaping(config),

@@ -10,6 +10,9 @@ from typing import Any, Literal
 from actors.environments.environment import Message
 from actors.errors import InputError, PromptRefused
 
+SPOKEN = "\ue000"
+"""Stands for what the policy said where the template is asked what follows it."""
+
 
 class Renderer:
     """A tokenizer and a way to write conversations with it.
@@ -43,26 +46,31 @@ class Renderer:
             return self._encode(self._template(messages, speaks=True))
         return self._encode("".join(message.content for message in messages))
 
-    def continuation(self, messages: Sequence[Message]) -> list[int]:
-        """Ids to append after a message that the policy ended with its end-of-sequence token.
+    def continuation(self, messages: Sequence[Message], last: int) -> list[int]:
+        """Ids to append after a message of the policy.
+
+        Args:
+            messages: What is said after it.
+            last: Its last token. Where that is how the template ends a message, it is not repeated.
 
         Raises:
             InputError: The chat template writes earlier messages differently once later ones
                 follow, so that nothing can be appended.
-            PromptRefused: A character that the tokenizer does not know.
+            PromptRefused: A character that the tokenizer does not know, or a role that the template
+                does not.
         """
         if not self._templated:
             return self._encode("".join(message.content for message in messages))
-        before = [Message("user", "-"), Message("assistant", "-")]
-        start = self._template(before, speaks=False)
-        whole = self._template([*before, *messages], speaks=True)
-        if not whole.startswith(start):
+        asked = [Message("user", "-")]
+        before = self._template(asked, speaks=True)
+        whole = self._template([*asked, Message("assistant", SPOKEN), *messages], speaks=True)
+        if not whole.startswith(before) or whole.count(SPOKEN) != 1:
             raise InputError(
                 "the chat template rewrites earlier messages, so that a conversation of several "
                 "turns cannot be continued; use actors.chat_template = false"
             )
-        ended, found, _ = start.rpartition(self._tokenizer.eos_token)
-        return self._encode(whole[len(ended) + len(found) :] if found else whole[len(start) :])
+        ids = self._encode(whole.partition(SPOKEN)[2])
+        return ids[1:] if ids[:1] == [last] else ids
 
     def text(self, token_ids: Sequence[int]) -> str:
         """What the policy wrote, without end-of-sequence and other special tokens."""
@@ -72,11 +80,16 @@ class Renderer:
         return text
 
     def _template(self, messages: Sequence[Message], *, speaks: bool) -> str:
-        text: str = self._tokenizer.apply_chat_template(
-            [{"role": message.role, "content": message.content} for message in messages],
-            tokenize=False,
-            add_generation_prompt=speaks,
-        )
+        said = [{"role": message.role, "content": message.content} for message in messages]
+        try:
+            text: str = self._tokenizer.apply_chat_template(
+                said, tokenize=False, add_generation_prompt=speaks
+            )
+        except Exception as error:
+            roles = ", ".join(message.role for message in messages)
+            raise PromptRefused(
+                f"the chat template cannot write messages of {roles}: {error}"
+            ) from error
         return text
 
     def _encode(self, text: str) -> list[int]:

@@ -156,8 +156,8 @@ class RolloutWorker:
 
     async def _complete(self, lease: Lease) -> None:
         """One group from its lease to the broker's answer."""
+        draft = Draft(lease)
         try:
-            draft = Draft(lease)
             if lease.purpose is Purpose.TRAIN:
                 self._drafts[lease.group_id, lease.attempt] = draft
             rollouts = await self._sample(lease, draft)
@@ -172,6 +172,9 @@ class RolloutWorker:
             )
             status = await self._work.put(self._engine_id, encode(group))
         except (RolloutFailed, SchemaError) as error:
+            if self._leaving:  # as a conversation that was interrupted in a later turn
+                await self._save_interrupted(lease, draft)
+                return
             reason = error.reason if isinstance(error, RolloutFailed) else "schema"
             self._tally.groups["failed"] += 1
             await self._work.fail(

@@ -11,6 +11,7 @@ ROOT = Path(__file__).parent.parent
 BENCHMARKS = {
     "async": "async_gain",
     "chaos": "chaos",
+    "episodes": "slow_episodes",
     "logprob-memory": "logprob_memory",
     "plan": "plan_check",
     "presets": "presets",

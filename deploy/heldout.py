@@ -24,6 +24,9 @@ class Planned:
     kind: str
     temperature: float
     size: int
+    """Problems."""
+    samples: int = 1
+    """Of each problem."""
 
     @property
     def name(self) -> str:
@@ -40,6 +43,7 @@ def plan(config: HeldoutConfig, *, steps: int, temperature: float) -> list[Plann
             version=version,
             kind=kind,
             temperature=heat,
+            samples=config.samples if kind == SAMPLED else 1,
             size=(config.final_size or config.size) if version in (0, steps) else config.size,
         )
         for version in versions
@@ -50,11 +54,11 @@ def plan(config: HeldoutConfig, *, steps: int, temperature: float) -> list[Plann
 async def queue_all(
     feed: PromptFeed, planned: Sequence[Planned], prompts: Sequence[Prompt]
 ) -> None:
-    """Queues every evaluation on the first `size` of the held-out prompts."""
+    """Queues every evaluation on its first held-out prompts, each as often as it is sampled."""
     for evaluation in planned:
         await feed.evaluate(
             evaluation.name,
-            prompts[: evaluation.size],
+            [*prompts[: evaluation.size]] * evaluation.samples,
             temperature=evaluation.temperature,
             min_version=evaluation.version,
         )

@@ -10,10 +10,11 @@ from actors.cores import cores_of
 from actors.environments.environment import load_environment
 from actors.errors import SourceFailed
 from actors.fitness import check_fit
-from actors.model_folder import check_model, context_length, weight_shapes
+from actors.model_folder import check_model, context_length, load_tokenizer, weight_shapes
 from actors.reward_model_folder import check_reward_model
 from actors.rewards import check_scorable, load_rewards
 from actors.sources.source import PromptSource, load_source
+from actors.sources.within_tokens import WithinTokens, shorter
 from actors.sources.without_heldout import WithoutHeldout
 from deploy import heldout
 from deploy.config import RunConfig
@@ -69,11 +70,15 @@ def load_inputs(config: RunConfig) -> Inputs:
             options=config.actors.reward_options,
             code_execution=config.actors.code_execution,
         )
-    load_environment(config.actors.environment)
+    load_environment(
+        config.actors.environment,
+        config.actors.environment_options,
+        code_execution=config.actors.code_execution,
+    )
     evaluations, problems = load_heldout(config)
     prompts = config.prompts
     own = config.heldout is not None and config.heldout.source is None
-    source = WithoutHeldout(
+    source: PromptSource = WithoutHeldout(
         load_source(
             prompts.source,
             options=prompts.source_options,
@@ -83,6 +88,15 @@ def load_inputs(config: RunConfig) -> Inputs:
         ),
         frozenset(problem.text for problem in problems),
     )
+    if prompts.max_tokens is not None:
+        fits = shorter(load_tokenizer(path), config.actors.chat_template, prompts.max_tokens)
+        source = WithinTokens(source, fits)
+        kept = [problem for problem in problems if fits(problem)]
+        if problems and not kept:
+            raise InputError(
+                f"prompts.max_tokens = {prompts.max_tokens}: every held-out problem is longer"
+            )
+        problems = kept
     first = _first(source, prompts.groups_per_batch)
     if prompts.pass_rate_cap is not None:
         for prompt in first:

@@ -61,6 +61,8 @@ class RunMetrics(Collector):
         for kind, rows in (("greedy", record.heldout), ("sampled", record.heldout_sampled)):
             if rows and rows[-1]["score"] is not None:
                 scores.add_metric([kind], rows[-1]["score"])
+            if rows and rows[-1].get("pass_at_k") is not None:
+                scores.add_metric([f"pass@{rows[-1]['samples']}"], rows[-1]["pass_at_k"])
         yield scores
         yield GaugeMetricFamily(
             "headway_disk_free_bytes",

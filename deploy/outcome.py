@@ -85,8 +85,14 @@ def _selection(figures: dict[str, int]) -> list[tuple[str, str]]:
 
 def _change(series: list[dict[str, Any]]) -> str:
     first, last = series[0], series[-1]
-    scores = f"{_number(first['score'], '.3f')} → {_number(last['score'], '.3f')}"
-    return f"{scores} ({last['size']} problems)"
+    said = f"{_risen(series, 'score')} ({last['size']} problems)"
+    if "pass_at_k" in first and "pass_at_k" in last:
+        said += f", pass@{last['samples']} {_risen(series, 'pass_at_k')}"
+    return said
+
+
+def _risen(series: list[dict[str, Any]], key: str) -> str:
+    return f"{_number(series[0][key], '.3f')} → {_number(series[-1][key], '.3f')}"
 
 
 def _mismatch(summary: dict[str, Any], kind: str) -> str:

@@ -82,14 +82,15 @@ def draw(record: Record, directory: RunDirectory) -> None:
 def _reward(axes: "Axes", record: Record) -> None:
     versions = [row["version"] for row in record.batches]
     axes.plot(versions, [row["reward_mean"] for row in record.batches], lw=1, label="training")
-    for series, label in (
-        (record.heldout, "held-out, greedy"),
-        (record.heldout_sampled, "sampled"),
+    sampled = record.heldout_sampled
+    best = [row for row in sampled if "pass_at_k" in row]
+    for series, key, label in (
+        (record.heldout, "score", "held-out, greedy"),
+        (sampled, "score", "sampled"),
+        (best, "pass_at_k", f"pass@{best[-1]['samples']}" if best else ""),
     ):
         if series:
-            axes.plot(
-                [r["version"] for r in series], [r["score"] for r in series], "o-", label=label
-            )
+            axes.plot([r["version"] for r in series], [r[key] for r in series], "o-", label=label)
     axes.set(title="Reward", xlabel="policy version")
     axes.legend(loc="lower right")
 

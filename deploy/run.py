@@ -291,8 +291,11 @@ class Run:
             if version in self.record.scored:
                 continue
             scores = {p.kind: await heldout.outcome(self.broker, p) for p in planned}
-            self.record.add_scores(version, scores, now=time.time())
-            self.screen.score(version, {kind: score.score for kind, score in scores.items()})
+            samples = {p.kind: p.samples for p in planned}
+            self.record.add_scores(version, scores, now=time.time(), samples=samples)
+            shown = {kind: score.score for kind, score in scores.items()}
+            best = {f"pass@{n}": scores[kind].best for kind, n in samples.items() if n > 1}
+            self.screen.score(version, shown | best)
 
     async def hand_over(self) -> None:
         """Returns when the learner has ended and the actors have saved what they are sampling."""

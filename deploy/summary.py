@@ -70,18 +70,35 @@ class Record:
         """Versions whose held-out scores are in."""
         return {row["version"] for row in self.heldout}
 
-    def add_scores(self, version: int, scores: Mapping[str, Evaluation], *, now: float) -> None:
-        """Adds the held-out scores of a version; `now` in epoch seconds."""
+    def add_scores(
+        self,
+        version: int,
+        scores: Mapping[str, Evaluation],
+        *,
+        now: float,
+        samples: Mapping[str, int] | None = None,
+    ) -> None:
+        """Adds the held-out scores of a version.
+
+        Args:
+            version: That was scored.
+            scores: By kind.
+            now: Epoch seconds.
+            samples: Of each problem, by kind; 1 where there is none.
+        """
         for kind, result in scores.items():
+            each = (samples or {}).get(kind, 1)
+            best = {"samples": each, "pass_at_k": result.best} if each > 1 else {}
             series = self.heldout if kind == GREEDY else self.heldout_sampled
             series.append(
                 {
                     "version": version,
                     "seconds": self.seconds(now),
                     "score": result.score,
-                    "size": result.count,
+                    "size": result.count // each,
                     "failed": result.failed,
                     "sampled_by": [result.lowest_version, result.highest_version],
+                    **best,
                 }
             )
 

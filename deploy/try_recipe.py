@@ -1,7 +1,7 @@
 """`headway try`: a few episodes of a recipe, printed in full, before a long run.
 
-One engine with the initial weights plays them in this process; nothing is trained, sent or written.
-Leaves out reward models, which have a process of their own in a run.
+One engine with the initial weights plays them in this process, where reward models are loaded too,
+which have one of their own in a run. Nothing is trained, sent or written.
 """
 
 import asyncio
@@ -13,8 +13,9 @@ from actors.errors import RolloutFailed
 from actors.model_folder import context_length, load_tokenizer
 from actors.ray_actor import build_engine, build_episodes
 from actors.rewards import RewardPool, load_rewards
+from actors.rewards.learned import Judge
 from deploy.config import RunConfig
-from deploy.errors import InputError, RunFailed
+from deploy.errors import RunFailed
 from deploy.inputs import Inputs
 from queues.records import Lease, Prompt, Purpose, Rollout
 
@@ -31,16 +32,11 @@ def try_recipe(
         say: Prints a text.
 
     Raises:
-        InputError: The recipe asks reward models.
+        InputError: A reward model cannot be loaded.
         RunFailed: Some rollouts have failed; says how many, after all were printed.
     """
-    if config.actors.asks_reward_models:
-        raise InputError(
-            "headway try starts no reward models; try the rest of the recipe with other rewards, "
-            "as --set 'actors.reward=[\"exact_match\"]'"
-        )
     prompts = inputs.source.next(count)
-    found = asyncio.run(_play(config, inputs.model_path, prompts))
+    found = asyncio.run(_play(config, inputs, prompts))
     tokenizer = load_tokenizer(inputs.model_path)
     for prompt, outcome in zip(prompts, found, strict=True):
         say(describe(prompt, outcome, tokenizer, config.actors.reward_weights))
@@ -51,19 +47,11 @@ def try_recipe(
 
 
 async def _play(
-    config: RunConfig, model_path: str, prompts: Sequence[Prompt]
+    config: RunConfig, inputs: Inputs, prompts: Sequence[Prompt]
 ) -> list[Rollout | RolloutFailed]:
     """A rollout of every prompt, or why there is none."""
-    actors = config.actors
+    actors, model_path = config.actors, inputs.model_path
     pool = RewardPool(actors.reward_processes, actors.reward_memory_gib)
-    rewards = load_rewards(
-        actors.reward,
-        timeout=actors.reward_timeout_seconds,
-        options=actors.reward_options,
-        weights=actors.reward_weights,
-        pool=pool,
-        code_execution=actors.code_execution,
-    )
     tokenizer = load_tokenizer(model_path)
     longest = actors.max_model_len or context_length(model_path)
     engine = build_engine(
@@ -78,6 +66,15 @@ async def _play(
     )
     await engine.start()
     try:
+        rewards = load_rewards(
+            actors.reward,
+            timeout=actors.reward_timeout_seconds,
+            options=actors.reward_options,
+            weights=actors.reward_weights,
+            judge=_judge(config, inputs),
+            pool=pool,
+            code_execution=actors.code_execution,
+        )
         episodes = build_episodes(
             "engine-0",
             actors,
@@ -98,6 +95,16 @@ async def _play(
     finally:
         pool.close()
         await engine.close()
+
+
+def _judge(config: RunConfig, inputs: Inputs) -> Judge | None:
+    """The reward models, where the recipe asks them; they stay on this process's cores."""
+    if "reward_model" not in config.actors.reward:
+        return None
+    from actors.reward_model import load_reward_models
+
+    section = config.actors.reward_model.model_copy(update={"cores": None, "gpus": 0.0})
+    return load_reward_models(inputs.reward_models, section)
 
 
 def _lease(place: int, prompt: Prompt) -> Lease:

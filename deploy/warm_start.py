@@ -8,7 +8,7 @@ from typing import Any
 
 from actors.model_folder import check_model, context_length, load_tokenizer
 from actors.rendering import unknown_character
-from actors.sources.demonstrations import load_demonstrations
+from actors.sources.demonstrations import TURN, load_demonstrations
 from deploy.config import RunConfig
 from deploy.disk import check_runs_dir
 from deploy.errors import InputError
@@ -89,7 +89,7 @@ def _of_characters(tiny: TinyModelConfig) -> tuple[Callable[[str], int], int]:
     """How a model with a token per character measures text, and its context."""
 
     def measure(text: str) -> int:
-        foreign = next((c for c in text if c not in tiny.characters), None)
+        foreign = next((c for c in text.replace(TURN, "") if c not in tiny.characters), None)
         if foreign is not None:
             raise InputError(
                 f"sft.demonstrations: {foreign!r} in {text[:80]!r} is not among "
@@ -105,6 +105,7 @@ def _of_tokenizer(path: str) -> tuple[Callable[[str], int], int]:
     tokenizer: Any = load_tokenizer(path)
 
     def measure(text: str) -> int:
+        text = text.replace(TURN, tokenizer.eos_token)
         ids = tokenizer.encode(text, add_special_tokens=False)
         foreign = unknown_character(tokenizer, text, ids)
         if foreign is not None:
@@ -140,7 +141,10 @@ def _train(
         build_tiny(config.model.tiny, partial, seed=config.seed)
     policy = load_policy(origin, dtype=sft.dtype, attention=sft.attention, chunk=sft.logprob_chunk)
     tokenizer = load_tokenizer(origin)
-    examples = (tokenize(tokenizer, prompt, completion) for prompt, completion in pairs)
+    examples = (
+        tokenize(tokenizer, prompt.replace(TURN, tokenizer.eos_token), completion)
+        for prompt, completion in pairs
+    )
     engine = PolicyEngine(
         policy,
         sft,

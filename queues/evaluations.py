@@ -5,7 +5,7 @@ accounts.
 """
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from queues.records import Evaluation, Summary
 
@@ -22,6 +22,8 @@ class EvaluationRun:
     failed: int = 0
     rewards: float = 0.0
     """Sum over the scored prompts."""
+    best: dict[str, float] = field(default_factory=dict)
+    """Largest reward of each prompt that was scored, by id."""
     tokens: int = 0
     lowest_version: int | None = None
     highest_version: int | None = None
@@ -45,6 +47,8 @@ class EvaluationRun:
         self.scored += 1
         self.finished_at = time.time()
         self.rewards += result.reward
+        best = self.best.get(result.prompt_id, result.reward)
+        self.best[result.prompt_id] = max(best, result.reward)
         self.tokens += result.tokens
         oldest = (self.lowest_version, result.oldest_version)
         newest = (self.highest_version, result.newest_version)
@@ -64,6 +68,7 @@ class EvaluationRun:
             count=self.count,
             failed=self.failed,
             score=self.rewards / self.scored if self.scored else None,
+            best=sum(self.best.values()) / len(self.best) if self.best else None,
             lowest_version=self.lowest_version,
             highest_version=self.highest_version,
             tokens=self.tokens,

@@ -79,7 +79,8 @@ class Feed:
     ) -> None:
         """Queue an evaluation; a name that is known already is left as it is.
 
-        Every prompt is sampled once, ahead of training, by engines at `min_version` or later.
+        Every prompt is sampled once, or as often as it is given, ahead of training, by engines at
+        `min_version` or later.
         Queue the evaluation of the last version before the last `ack`: after it, without an
         evaluation to generate, the run is over and the workers leave.
 

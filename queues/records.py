@@ -192,10 +192,12 @@ class Evaluation:
 
     name: str
     count: int
-    """Prompts, failed ones included."""
+    """Rollouts, failed ones included; a prompt has as many as it was given."""
     failed: int
     score: float | None
-    """Mean reward of the prompts that did not fail; None where all did."""
+    """Mean reward of the rollouts that did not fail; None where all did."""
+    best: float | None
+    """Mean over the prompts of their largest reward: pass@k where each was given k times."""
     lowest_version: int | None
     """Of all sampled tokens; None where there are none."""
     highest_version: int | None

@@ -40,6 +40,8 @@ def recover(ledger: Ledger, book: Book) -> None:
         run = book.evaluations[row["name"]] = _evaluation(row)
         if not run.finished:
             book.prompts.open_evaluation(run.name, run.min_version)
+    for name, prompt_id, reward in snapshot.best:
+        book.evaluations[name].best[prompt_id] = reward
     if book.tie_filter is not None:
         book.tie_filter.dropped = snapshot.counters.get(DROPPED_SINCE_TAKE, 0)
         book.tie_filter.let_through = snapshot.counters.get(LET_THROUGH, 0)

@@ -18,6 +18,9 @@ class Snapshot(NamedTuple):
     finished: StateCounts
     evaluations: Sequence[Row]
     """With their `scored`, `failed`, `rewards`, `tokens`, `lowest_version`, `highest_version`."""
+    best: Sequence[tuple[str, str, float]]
+    """Of every prompt of an evaluation that was scored: the name of that, its id, its best reward.
+    """
     batches: Sequence[Row]
     meta: Mapping[str, str]
     counters: Mapping[str, int]
@@ -64,6 +67,11 @@ def read_snapshot(database: sqlite3.Connection, states: StateCounts) -> Snapshot
         groups=groups.fetchall(),
         finished={key: n for key, n in states.items() if key[1] in FINAL},
         evaluations=evaluations.fetchall(),
+        best=database.execute(
+            "SELECT evaluation, groups.prompt_id, max(reward) FROM groups"
+            " JOIN results USING (group_id) WHERE evaluation IS NOT NULL"
+            " GROUP BY evaluation, groups.prompt_id"
+        ).fetchall(),
         batches=database.execute("SELECT * FROM batches ORDER BY version").fetchall(),
         meta=dict(database.execute("SELECT key, value FROM meta").fetchall()),
         counters=dict(database.execute("SELECT name, value FROM counters").fetchall()),

@@ -2,7 +2,8 @@
 
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from functools import partial
+from typing import Any, Protocol
 
 from actors.config import ENVIRONMENTS
 from actors.dotted_path import check_arguments, load_dotted
@@ -31,7 +32,7 @@ class Turn:
 
 
 class Environment(Protocol):
-    """One conversation; built without arguments for every rollout.
+    """One conversation; built for every rollout, with actors.environment_options as keywords.
 
     Both methods may be coroutines. Plain ones run in a thread, so they may block.
     """
@@ -45,19 +46,29 @@ class Environment(Protocol):
         ...
 
 
-def load_environment(name: str) -> Callable[[], Environment]:
-    """The class of an environment.
+def load_environment(
+    name: str, options: dict[str, Any] | None = None, *, code_execution: str = "off"
+) -> Callable[[], Environment]:
+    """What makes a conversation of an environment.
 
     Args:
-        name: `single_turn`, or "module:Class".
+        name: `single_turn`, `tools`, or "module:Class".
+        options: Its keywords.
+        code_execution: Whether tools may run what the policy writes.
 
     Raises:
-        InputError: No such environment.
+        InputError: No such environment, or options that it does not have.
     """
+    options = options or {}
     if name == "single_turn":
         from actors.environments.single_turn import SingleTurn
 
+        check_arguments(SingleTurn, setting=_with(name, options), options=options)
         return SingleTurn
+    if name == "tools":
+        from actors.environments.tools import ToolBox, Tools
+
+        return partial(Tools, ToolBox(options, code_execution))
     found = load_dotted(name, setting="actors.environment", known=ENVIRONMENTS)
     missing = [method for method in ("reset", "step") if not hasattr(found, method)]
     if not callable(found) or missing:
@@ -65,6 +76,10 @@ def load_environment(name: str) -> Callable[[], Environment]:
             f"actors.environment = {name!r} must be a class with the methods reset and step; "
             f"missing: {', '.join(missing) or 'a constructor'}"
         )
-    check_arguments(found, setting=f"actors.environment = {name!r}")
-    factory: Callable[[], Environment] = found
-    return factory
+    check_arguments(found, setting=_with(name, options), options=options)
+    return partial(found, **options)
+
+
+def _with(name: str, options: dict[str, Any]) -> str:
+    said = f" with actors.environment_options = {options}" if options else ""
+    return f"actors.environment = {name!r}{said}"

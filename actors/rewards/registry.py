@@ -4,11 +4,14 @@ import inspect
 from collections.abc import Callable, Mapping
 from functools import partial
 from importlib import import_module
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from actors.config import REWARDS
 from actors.dotted_path import check_arguments, load_dotted
 from actors.errors import InputError
+
+if TYPE_CHECKING:
+    from actors.rewards.llm_judge import LlmJudge
 
 RewardFunction = Callable[..., Any]
 """score(prompt, completion, answer, metadata, *, options) -> float | dict[str, float], or a
@@ -41,7 +44,7 @@ SHIPPED = {
     "reasoning_gym": Shipped("reasoning_gym"),
     "code": Shipped("code"),
 }
-"""All but `reward_model`, which asks a process that a run may have."""
+"""All but `reward_model` and `llm_judge`, which ask others."""
 
 
 def find_reward(name: str, options: Mapping[str, Any]) -> RewardFunction:
@@ -89,6 +92,18 @@ def check_options(name: str, function: RewardFunction, options: Mapping[str, Any
             + (f"has no option {', '.join(unknown)}" if unknown else f"needs {', '.join(needed)}")
             + f"; its options: {', '.join(known) or 'none'}"
         )
+
+
+def load_llm_judge(options: Mapping[str, Any]) -> "LlmJudge":
+    """The judge with these options.
+
+    Raises:
+        InputError: Options that it does not have, or that cannot be used.
+    """
+    from actors.rewards.llm_judge import LlmJudge
+
+    check_options("llm_judge", LlmJudge, options)
+    return LlmJudge(**options)
 
 
 def is_coroutine(function: RewardFunction) -> bool:

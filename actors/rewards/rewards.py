@@ -15,7 +15,7 @@ from actors.rewards.code import read_tests
 from actors.rewards.learned import Judge, LearnedReward
 from actors.rewards.parts import NoNumber, parts_of
 from actors.rewards.pool import RewardPool
-from actors.rewards.registry import SHIPPED, find_reward, is_coroutine
+from actors.rewards.registry import SHIPPED, find_reward, is_coroutine, load_llm_judge
 from actors.sandbox import check_sandbox
 from queues.records import FinishReason, Prompt
 
@@ -73,6 +73,8 @@ class Inline:
             raise RewardModelLost(f"has no score: {error}") from error
         except NoNumber as error:
             raise RewardFailed(str(error)) from None
+        except RewardFailed:
+            raise
         except Exception as error:
             if deadline.expired():
                 raise self._late(f"took longer than {self._timeout:g} s") from None
@@ -178,6 +180,8 @@ def load_rewards(
         if name == "reward_model":
             return Inline(name, LearnedReward(judge), timeout, RewardModelLost)
         chosen = options.get(name, {})
+        if name == "llm_judge":
+            return Inline(name, load_llm_judge(chosen), timeout, RewardModelLost)
         function = find_reward(name, chosen)
         if name in SHIPPED and SHIPPED[name].inline:
             return Inline(name, function, timeout)

@@ -10,6 +10,9 @@ from typing import Any
 
 from actors.sources.examples import Kind, load_examples
 
+TURN = "\x1e"
+"""In a prompt: there the policy ended an earlier message. It becomes the end-of-sequence token."""
+
 KIND = Kind("sft.demonstrations", "demonstrations", ("prompt", "completion"), "worked examples")
 
 

@@ -67,7 +67,11 @@ def load_examples(
         if not examples:
             raise InputError(f"{name}: every prompt is held out; give other {kind.method}")
         return _shuffled(examples, seed)
-    source = load_source(name, options={}, seed=seed, split="train", heldout_size=len(heldout))
+    options = dict(options)
+    of_source = options.pop("source_options", {})
+    source = load_source(
+        name, options=of_source, seed=seed, split="train", heldout_size=len(heldout)
+    )
     method = getattr(source, kind.method, None)
     if not callable(method):
         raise InputError(

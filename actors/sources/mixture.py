@@ -17,7 +17,8 @@ part a prompt comes from depends on the seed and its place alone.
 
 import json
 import random
-from itertools import accumulate, pairwise
+from collections.abc import Iterator
+from itertools import accumulate, chain, pairwise, zip_longest
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
@@ -82,22 +83,24 @@ class Mixture:
         parts = _parts(options)
         share, more = divmod(heldout_size, len(parts))
         sizes = [share + (place < more) for place in range(len(parts))]
-        self._held_out = [
-            self._named(part, place, prompt)
+        of_parts = [
+            [self._named(part, place, p) for p in _load(part, seed, "heldout", size).next(size)]
             for place, (part, size) in enumerate(zip(parts, sizes, strict=True))
             if size
-            for prompt in _load(part, seed, "heldout", size).next(size)
         ]
+        in_turn = chain.from_iterable(zip_longest(*of_parts))  # a smaller evaluation has all parts
+        self._held_out = [prompt for prompt in in_turn if prompt is not None]
         self._train = split == "train"
         if not self._train and not self._held_out:
             raise InputError("source 'mixture': the held-out split needs a size above 0")
         texts = frozenset(prompt.text for prompt in self._held_out)
         self._parts = parts
-        self._sources = [
-            WithoutHeldout(_load(part, seed, "train", size), texts)
+        self._own = [
+            _load(part, seed, "train", size)
             for part, size in zip(parts, sizes, strict=True)
             if self._train
         ]
+        self._sources = [WithoutHeldout(source, texts) for source in self._own]
         self._seed = seed
         self._place = 0
 
@@ -122,10 +125,31 @@ class Mixture:
         for source, of_part in zip(self._sources, found["parts"], strict=True):
             source.restore(of_part)
 
-    def _draw(self, place: int) -> Prompt:
+    def demonstrations(self, **options: Any) -> Iterator[tuple[str, str]]:
+        """Demonstrations of all parts, mixed by the weights that they begin with.
+
+        Raises:
+            InputError: A part has none.
+        """
+        drawn = []
+        for part, source in zip(self._parts, self._own, strict=True):
+            method = getattr(source, "demonstrations", None)
+            if method is None:
+                raise InputError(f"source 'mixture': {part.source!r} has no demonstrations")
+            drawn.append(method(**options))
+        place = -1
+        while True:
+            yield next(drawn[self._choose(place)])
+            place -= 1
+
+    def _choose(self, place: int) -> int:
+        """The number of the part that is drawn from at a place; before 0 the first weights hold."""
         sums = list(accumulate(weight_at(part.weight, place) for part in self._parts))
         lot = random.Random(f"{self._seed}/{place}").random() * sums[-1]
-        chosen = next(number for number, upper in enumerate(sums) if lot < upper)
+        return next(number for number, upper in enumerate(sums) if lot < upper)
+
+    def _draw(self, place: int) -> Prompt:
+        chosen = self._choose(place)
         return self._named(self._parts[chosen], chosen, self._sources[chosen].next(1)[0])
 
     @staticmethod

@@ -93,6 +93,10 @@ def _builder(name: str) -> Callable[..., Any]:
         from actors.sources.reasoning_gym import ReasoningGymSource
 
         return lambda **keywords: ReasoningGymSource(task, **keywords)
+    if kind == "tiny" and task:
+        from actors.sources.tiny_task import TinyTask
+
+        return lambda **keywords: TinyTask(task, **keywords)
     found = load_dotted(name, setting="prompts.source", known=SOURCES)
     if not callable(found):
         raise InputError(f"prompts.source = {name!r} is a {type(found).__name__}, not a class")

@@ -91,18 +91,26 @@ def episodes(
     sampling,
     *,
     environment="single_turn",
+    options=None,
     rewards=("last_answer",),
     heldout_rewards=None,
     **changes,
 ):
     shaping = Shaping(limit=sampling.max_new_tokens)
-    settings = {"max_model_len": 200, "timeout": 5.0, "shaping": shaping, **changes}
+    settings = {
+        "max_model_len": 200,
+        "timeout": 5.0,
+        "environment_timeout": 5.0,
+        "max_turns": 32,
+        "shaping": shaping,
+        "renderer": Renderer(character_tokenizer()),
+        **changes,
+    }
     return EpisodeRunner(
         engine_id="engine-0",
         engine=engine,
-        renderer=Renderer(character_tokenizer()),
         environment=environment,
-        new_environment=load_environment(environment),
+        new_environment=load_environment(environment, options),
         rewards=load_rewards(rewards, pool=POOL),
         heldout_rewards=load_rewards(heldout_rewards or rewards, pool=POOL),
         sampling=sampling,

@@ -17,7 +17,7 @@ from actors.config import ActorsConfig, HeldoutConfig, OverlongConfig, PromptsCo
         (ActorsConfig, {"reward": ["exact"]}, "exact_match, last_answer, numeric_match"),
         (ActorsConfig, {"reward": []}, "at least one"),
         (ActorsConfig, {"reward": ["exact_match", "exact_match"]}, "none twice"),
-        (ActorsConfig, {"environment": "tools"}, "single_turn"),
+        (ActorsConfig, {"environment": "tool"}, "single_turn, tools"),
         (ActorsConfig, {"top_k": 0}, "-1 is no limit"),
         (ActorsConfig, {"count": 2, "cores": ["0"]}, "1 entries for actors.count = 2"),
         (ActorsConfig, {"cores": ["all"]}, "cores.0"),

@@ -1,9 +1,11 @@
 """One rollout: what is recorded of it, and how it fails."""
 
 import asyncio
+import threading
 from dataclasses import replace
 
 import pytest
+import user_module
 from fakes import EOS, Recited, episodes, lease
 
 from actors.engine import SamplingParameters
@@ -118,6 +120,33 @@ def test_a_conversation_ends_when_no_token_may_be_sampled_any_more():
     assert rollout.finish_reason is FinishReason.LENGTH
 
 
+def test_a_conversation_is_cut_off_after_its_most_turns():
+    engine = Recited("a", "b", "c")
+    rollout = play(engine, of=lease(answer="9"), environment="user_module:Countdown", max_turns=2)
+    assert (rollout.turns, len(engine.requests)) == (2, 2)
+    assert rollout.finish_reason is FinishReason.LENGTH
+    assert rollout.reward_parts["environment"] == 1.0
+
+
+def test_an_environment_that_says_nothing_does_not_make_the_policy_repeat_itself():
+    rollout = play(Recited("a", "b"), of=lease(answer="2"), environment="user_module:Listener")
+    assert rollout.token_ids == [*ids("3+4=a"), EOS, *ids("b"), EOS]
+    assert rollout.reward_parts["environment"] == 2.0
+
+
+def test_environments_that_block_or_wait_do_not_hold_up_others():
+    """Sixteen that wait for each other end only where all of them are asked at once."""
+    user_module.MEETING = threading.Barrier(16)
+    engine = Recited(*["a"] * 32)
+    runner = episodes(engine, SAMPLING, environment="user_module:Meeting")
+
+    async def play_all():
+        return await asyncio.gather(*(runner.run(lease(f"g{i}"), 0) for i in range(16)))
+
+    rollouts = asyncio.run(play_all())
+    assert [rollout.turns for rollout in rollouts] == [2] * 16
+
+
 def test_rollouts_of_every_kind_pass_the_schema():
     rollouts = [
         play(Recited("=7")),
@@ -142,6 +171,8 @@ def test_rollouts_of_every_kind_pass_the_schema():
         ("=7", {"environment": "user_module:Unpaid"}, EnvironmentFailed, "environment"),
         ("=7", {"environment": "user_module:Boundless"}, EnvironmentFailed, "environment"),
         ("=7", {"environment": "user_module:Wordless"}, EnvironmentFailed, "environment"),
+        ("=7", {"environment": "user_module:Blocked", "environment_timeout": 0.05},
+         EnvironmentFailed, "environment"),
         ("=7", {"rewards": ["user_module:raises"]}, RewardFailed, "reward"),
         ("=7", {"rewards": ["user_module:hangs_politely"], "timeout": 0.05}, RolloutTimeout,
          "timeout"),
@@ -164,11 +195,22 @@ def test_an_engine_that_is_gone_is_not_the_fault_of_one_rollout(error):
 
 @pytest.mark.parametrize(
     ("name", "message"),
-    [("user_module:length", "missing: reset, step"), ("tools", "single_turn")],
+    [("user_module:length", "missing: reset, step"), ("tool", "single_turn, tools")],
 )
 def test_an_environment_without_its_methods_is_an_input_error(name, message):
     with pytest.raises(InputError, match=message):
         load_environment(name)
+
+
+@pytest.mark.parametrize("name", ["single_turn", "user_module:Countdown"])
+def test_options_that_an_environment_does_not_have_are_an_input_error(name):
+    with pytest.raises(InputError, match=r"environment_options = \{'colour': 'red'\}"):
+        load_environment(name, {"colour": "red"})
+
+
+def test_an_environment_is_built_with_its_options():
+    built = load_environment("user_module:Painted", {"colour": "red"})
+    assert (built().colour, built().colour) == ("red", "red")
 
 
 class Cut(Recited):

@@ -17,7 +17,7 @@ def characters(renderer, ids):
 def test_without_a_template_a_prompt_is_the_plain_text():
     renderer = Renderer(character_tokenizer())
     assert characters(renderer, renderer.prompt(ASK)) == "3+4="
-    assert characters(renderer, renderer.continuation(ASK)) == "3+4="
+    assert characters(renderer, renderer.continuation(ASK, 1)) == "3+4="
 
 
 def test_a_template_is_used_where_there_is_one_unless_switched_off():
@@ -31,7 +31,7 @@ def test_a_template_is_used_where_there_is_one_unless_switched_off():
 def test_a_continuation_completes_the_conversation_that_the_template_would_have_written():
     renderer = Renderer(character_tokenizer(TEMPLATE))
     reply = renderer._encode("7<eos>")
-    grown = renderer.prompt(ASK) + reply + renderer.continuation([Message("user", "2+2=")])
+    grown = renderer.prompt(ASK) + reply + renderer.continuation([Message("user", "2+2=")], 1)
     whole = renderer.prompt([*ASK, Message("assistant", "7"), Message("user", "2+2=")])
     assert grown == whole
 
@@ -40,7 +40,7 @@ def test_a_template_that_rewrites_history_cannot_be_continued():
     rewriting = "{{ messages | length }}" + TEMPLATE
     renderer = Renderer(character_tokenizer(rewriting))
     with pytest.raises(InputError, match="rewrites earlier messages"):
-        renderer.continuation(ASK)
+        renderer.continuation(ASK, 1)
 
 
 def test_a_template_that_is_asked_for_must_exist():

@@ -8,7 +8,7 @@ import pytest
 from fakes import Desk, episodes, lease, rollout
 
 from actors.engine import SamplingParameters
-from actors.errors import EngineDied, InputError, RewardFailed
+from actors.errors import EngineDied, InputError, RewardFailed, RolloutFailed
 from actors.occupancy import Occupancy
 from actors.rollout_worker import RolloutWorker
 from actors.scripted_engine import ScriptedEngine
@@ -261,6 +261,26 @@ def test_stop_interrupts_what_is_running_and_saves_what_was_sampled():
         assert {r.finish_reason for r in group.rollouts} == {FinishReason.ABORTED}
         assert worker.statistics()["groups"] == {"aborted": 1}
         assert worker.statistics()["rollouts"] == 0
+
+    asyncio.run(scenario())
+
+
+def test_a_conversation_that_stop_interrupts_in_a_later_turn_is_no_failed_attempt():
+    """It cannot be gone on with, and is left to whoever leases the group next."""
+
+    class Talking(Stage):
+        async def run(self, of, index, saved):
+            await super().run(of, index, saved)
+            raise RolloutFailed("request g1/1/0/2 ended as aborted after 3 tokens")
+
+    async def scenario():
+        desk, stage = Desk(lease("g1")), Talking()
+        worker = build(desk, stage)
+        async with working(worker):
+            await worker.on_version(0)
+            await desk.until(lambda events: len(events) > 3)
+        assert desk.of("put") == desk.of("fail") == desk.of("save") == []
+        assert worker.statistics()["groups"] == {"aborted": 1}
 
     asyncio.run(scenario())
 

@@ -96,6 +96,45 @@ class Flat(Seesaw):
     points = (0.0, 0.0)
 
 
+class Listener(Countdown):
+    """Tells the policy nothing, and pays for every message that it has not heard before."""
+
+    heard = ()
+
+    def step(self, message):
+        news, self.heard = message.content not in self.heard, (*self.heard, message.content)
+        return replace(super().step(message), messages=[], reward=float(news))
+
+
+class Painted(Countdown):
+    """Has an option."""
+
+    def __init__(self, *, colour):
+        self.colour = colour
+
+
+class Blocked(Countdown):
+    """Never answers."""
+
+    def step(self, message):
+        BLOCKED.wait()
+
+
+MEETING = threading.Barrier(1)
+
+
+class Meeting(Countdown):
+    """Answers when as many conversations as are awaited have asked."""
+
+    def reset(self, prompt):
+        self.left = 2
+        return [Message("user", prompt.text)]
+
+    def step(self, message):
+        MEETING.wait(5)
+        return super().step(message)
+
+
 class Broken:
     """Cannot begin."""
 
@@ -197,3 +236,17 @@ class Judged(Threes):
         if gives == "error":
             raise KeyError("lost")
         yield from kinds[gives]
+
+
+def shout(text: str, times: int = 1) -> str:
+    """Says it louder."""
+    return text.upper() * times
+
+
+async def whisper(text: str) -> str:
+    await asyncio.sleep(0)
+    return text.lower()
+
+
+def calculator(expression: str) -> str:
+    return expression

@@ -226,6 +226,7 @@ class World:
         episodes = EpisodeRunner(
             engine_id=engine_id_of(index), engine=engine, renderer=Renderer(TOKENIZER),
             environment="single_turn", new_environment=load_environment("single_turn"),
+            environment_timeout=5.0, max_turns=1,
             rewards=rewards, heldout_rewards=rewards, shaping=Shaping(limit=40),
             sampling=SamplingParameters(temperature=1.0, max_new_tokens=40),
             max_model_len=200, timeout=100.0,

@@ -95,7 +95,7 @@ def test_medians_are_taken_over_rounds_figure_by_figure():
 
 def test_an_unknown_benchmark_names_those_there_are():
     known = (
-        "there are async, chaos, logprob-memory, plan, presets, queue, rewards, scale, "
+        "there are async, chaos, episodes, logprob-memory, plan, presets, queue, rewards, scale, "
         "update-pause, weight-sync"
     )
     with pytest.raises(InputError, match=known):

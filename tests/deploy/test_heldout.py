@@ -1,7 +1,13 @@
 """Which evaluations a run makes."""
 
+import asyncio
+
+import pytest
+from pydantic import ValidationError
+
 from actors.config import HeldoutConfig
-from deploy.heldout import by_version, plan
+from deploy.heldout import by_version, plan, queue_all
+from queues.records import Prompt
 
 
 def test_both_ends_are_larger_and_every_version_is_scored_both_ways():
@@ -27,3 +33,32 @@ def test_without_sampled_only_greedy_is_scored_and_the_last_version_once():
         (0, "greedy", 50),
         (10, "greedy", 50),
     ]
+
+
+class Feed:
+    """Writes down what is queued."""
+
+    def __init__(self):
+        self.queued = {}
+
+    async def evaluate(self, name, prompts, *, temperature, min_version):
+        self.queued[name] = ([prompt.prompt_id for prompt in prompts], temperature, min_version)
+
+
+def test_each_problem_is_sampled_as_often_as_asked_for_and_greedily_once():
+    config = HeldoutConfig(size=2, every=10, sampled=True, samples=3)
+    planned = plan(config, steps=10, temperature=0.8)
+    prompts = [Prompt(prompt_id=name, text=name) for name in "abc"]
+    feed = Feed()
+    asyncio.run(queue_all(feed, planned, prompts))
+    assert feed.queued == {
+        "greedy@0": (["a", "b"], 0.0, 0),
+        "sampled@0": (["a", "b"] * 3, 0.8, 0),
+        "greedy@10": (["a", "b"], 0.0, 10),
+        "sampled@10": (["a", "b"] * 3, 0.8, 10),
+    }
+
+
+def test_samples_without_sampling_are_refused():
+    with pytest.raises(ValidationError, match=r"without heldout.sampled = true"):
+        HeldoutConfig(samples=4)

@@ -1,6 +1,7 @@
 """Figures of a run from hand-made rows."""
 
 import io
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
@@ -8,6 +9,7 @@ from rich.console import Console
 from deploy.outcome import figures
 from deploy.progress import Screen
 from deploy.summary import Earlier, Record, overlap, summarise
+from queues.records import Evaluation
 
 
 def batch(version, *, start, end, wait, lags, rollouts=4, sitting=1.0):
@@ -111,6 +113,26 @@ def test_the_time_between_two_sittings_does_not_count():
     assert summary["tokens_generated"] == 130
     assert summary["samples_per_second"] == pytest.approx((8 + 4) / (6 + 4))
     assert summary["idle_fraction"]["learner"] == pytest.approx((1 + 1) / (6 + 4))
+
+
+def test_pass_at_k_stands_beside_the_mean_of_its_samples():
+    known = record()
+    for version, score, best in ((0, 0.25, 0.5), (3, 0.5, 0.75)):
+        found = Evaluation(
+            name=f"sampled@{version}", count=40, failed=0, score=score, best=best,
+            lowest_version=version, highest_version=version, tokens=80, seconds=1.0,
+        )  # fmt: skip
+        greedy = replace(found, count=10)
+        scores = {"greedy": greedy, "sampled": found}
+        known.add_scores(version, scores, now=20.0, samples={"greedy": 1, "sampled": 4})
+    summary = summarise(known, status="done", now=21.0)
+    assert [row["size"] for row in summary["heldout"]] == [10, 10]
+    assert "pass_at_k" not in summary["heldout"][0]
+    last = summary["heldout_sampled"][-1]
+    assert (last["size"], last["samples"], last["pass_at_k"]) == (10, 4, 0.75)
+    assert last["sampled_by"] == [3, 3]
+    shown = dict(figures(summary))
+    assert shown["held-out sampled"] == "0.250 → 0.500 (10 problems), pass@4 0.500 → 0.750"
 
 
 def test_weight_sync_counts_successful_updates_of_engines_that_served():

@@ -62,6 +62,30 @@ def test_a_failure_is_printed_with_its_reason():
     assert "FAILED (reward): reward 'x' took longer than 3 s" in text
 
 
+@pytest.fixture
+def classifier(tmp_path, tiny_model):
+    """A reward model of random weights that reads what the tiny model writes."""
+    from transformers import AutoTokenizer, Qwen3Config, Qwen3ForSequenceClassification
+
+    folder = tmp_path / "judge"
+    AutoTokenizer.from_pretrained(tiny_model).save_pretrained(folder)
+    config = Qwen3Config.from_pretrained(tiny_model, num_labels=1, pad_token_id=0)
+    Qwen3ForSequenceClassification(config).save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.deepspeed
+def test_reward_models_score_what_is_tried(headway, classifier):
+    settings = (
+        "name=judged", "actors.reward=['reward_model']", "actors.reward_model.standardise=false",
+        f"actors.reward_model.paths=['{classifier}']",
+    )  # fmt: skip
+    assert headway.recipe("sft", *settings).returncode == 0
+    result = headway("try", *headway.arguments("try", *settings)[2:], "--prompts", "2")
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert result.stdout.count("  reward_model ") == 2
+
+
 @pytest.mark.deepspeed
 def test_the_prompts_of_a_recipe_are_played_and_nothing_is_written(headway):
     settings = ("name=tried", "actors.reward=['last_answer', 'tags']")

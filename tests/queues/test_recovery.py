@@ -277,6 +277,31 @@ def test_evaluations_go_on(tmp_path: Path) -> None:
     asyncio.run(after())
 
 
+def test_the_best_of_several_samples_of_a_prompt_outlives_the_broker(tmp_path: Path) -> None:
+    """pass@3 of two prompts, one of which is solved once, before the broker ends."""
+    one, other = make_prompts(2)
+
+    async def before() -> None:
+        broker = make_broker(tmp_path)
+        await broker.evaluate("e", [one, other] * 3, temperature=1.0, min_version=0)
+        await broker.serving("a", 0)
+        for lease, reward in zip(await broker.lease("a", 3, WAIT), (1.0, 0.0, 0.0), strict=True):
+            await broker.put("a", answer(lease, reward=reward))
+        await broker.close()
+
+    async def after() -> None:
+        broker = make_broker(tmp_path)
+        await broker.serving("a", 0)
+        for lease in await broker.lease("a", 9, WAIT):
+            await broker.put("a", answer(lease, reward=0.0))
+        outcome = await broker.evaluation("e", WAIT)
+        assert (outcome.count, outcome.score, outcome.best) == (6, 1 / 6, 0.5)
+        await broker.close()
+
+    asyncio.run(before())
+    asyncio.run(after())
+
+
 def test_evaluations_that_were_never_reached_stay_settled(tmp_path: Path) -> None:
     async def before() -> None:
         broker = make_broker(tmp_path)

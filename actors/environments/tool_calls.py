@@ -1,0 +1,70 @@
+"""Finds the tool calls in a message of the policy. Plain searching: it takes time in proportion.
+
+    json    <tool_call>{"name": "calculator", "arguments": {"expression": "37*82"}}</tool_call>
+    plain   [37*82]      where there is one tool, of one argument, and the markers are "[" and "]"
+
+The first is what Hermes and Qwen models write, and what their chat templates tell them to.
+"""
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+Style = Literal["json", "plain"]
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A call as it was written; nobody has compared it with the tools."""
+
+    name: str | None
+    """None: the only tool."""
+    arguments: dict[str, Any] | str
+    """By name, or as the text of the only one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Unreadable:
+    """Something between markers that is no call."""
+
+    why: str
+
+
+def find_calls(text: str, style: Style, markers: tuple[str, str]) -> list[Call | Unreadable]:
+    """The calls of a message in their order; one that was begun and not ended is none.
+
+    Args:
+        text: Of the message, without special tokens.
+        style: How a call is written.
+        markers: What begins and what ends it.
+    """
+    read = _read_json if style == "json" else _read_plain
+    return [read(found) for found in _between(text, *markers)]
+
+
+def _between(text: str, begin: str, end: str) -> Iterator[str]:
+    start = text.find(begin)
+    while start >= 0:
+        stop = text.find(end, start + len(begin))
+        if stop < 0:
+            return
+        yield text[start + len(begin) : stop]
+        start = text.find(begin, stop + len(end))
+
+
+def _read_plain(text: str) -> Call | Unreadable:
+    return Call(None, text)
+
+
+def _read_json(text: str) -> Call | Unreadable:
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        return Unreadable(f"a call must be JSON: {error}")
+    if not isinstance(found, dict) or not isinstance(found.get("name"), str):
+        return Unreadable('a call must be an object with "name" and "arguments"')
+    arguments = found.get("arguments", {})
+    if not isinstance(arguments, dict):
+        return Unreadable('"arguments" must be an object')
+    return Call(found["name"], arguments)

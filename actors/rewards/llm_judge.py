@@ -1,0 +1,193 @@
+"""The reward `llm_judge`: a language model behind an OpenAI-compatible address reads and marks.
+
+    [actors]
+    reward = ["llm_judge"]
+    reward_options = { llm_judge = { url = "http://10.0.0.5:8000/v1", model = "Qwen/Qwen3-32B" } }
+
+What fails in passing, or answers without a mark, is asked again, ever later; a judge that stays
+away is no fault of the completion. Calls are counted against a budget of each actor, the repeated
+ones included; when it is used up, rollouts fail and so the run ends, saying so.
+"""
+
+import asyncio
+import os
+import random
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import httpx
+
+from actors.errors import InputError, RewardFailed, RewardModelLost
+
+INSTRUCTION = """You mark answers. Read the question, the answer, and the reference where there is \
+one. Reply with one number from 0, useless, to 10, perfect, and nothing else.
+
+Question:
+{prompt}
+
+Answer:
+{completion}
+
+Reference:
+{answer}"""
+PASSING = frozenset({408, 409, 425, 429, 500, 502, 503, 504})
+"""HTTP statuses of which another attempt may be free."""
+LONGEST_WAIT = 30.0
+
+
+class LlmJudge:
+    """Asks for marks.
+
+    Args:
+        url: Base address, up to and with "/v1".
+        model: As the server names it.
+        instruction: Of one message of the user's; {prompt}, {completion} and {answer} are put in.
+        pattern: Finds the mark in the reply: its first group, else all of it. The last one counts.
+        largest: Mark that is worth 1; 0 is worth 0, and others are refused.
+        temperature: Of the judge.
+        max_tokens: Of its reply.
+        seconds: Deadline of one attempt; all of them have actors.reward_timeout_seconds.
+        attempts: Most of them for one mark.
+        backoff_seconds: Wait before the second attempt; it doubles with each, and varies.
+        at_once: Most calls of this actor at a time.
+        max_calls: Budget of this actor; None has no end.
+        key_variable: Environment variable with the key, where the server wants one.
+
+    Raises:
+        InputError: An option that cannot be used.
+    """
+
+    def __init__(
+        self,
+        *,
+        url: str,
+        model: str,
+        instruction: str = INSTRUCTION,
+        pattern: str = r"\d+(?:\.\d+)?",
+        largest: float = 10.0,
+        temperature: float = 0.0,
+        max_tokens: int = 16,
+        seconds: float = 10.0,
+        attempts: int = 4,
+        backoff_seconds: float = 0.5,
+        at_once: int = 16,
+        max_calls: int | None = None,
+        key_variable: str = "OPENAI_API_KEY",
+    ) -> None:
+        self._pattern = _checked(url, pattern, largest, attempts, at_once)
+        self._url, self._model, self._instruction = url.rstrip("/"), model, instruction
+        self._largest, self._temperature, self._max_tokens = largest, temperature, max_tokens
+        self._seconds, self._attempts, self._backoff = seconds, attempts, backoff_seconds
+        self._places = asyncio.Semaphore(at_once)
+        self._max_calls, self.calls = max_calls, 0
+        key = os.environ.get(key_variable)
+        self._headers = {"Authorization": f"Bearer {key}"} if key else {}
+        self._certificates = httpx.create_ssl_context()
+
+    async def __call__(
+        self, prompt: str, completion: str, answer: str | None, metadata: Mapping[str, Any]
+    ) -> float:
+        """The mark, from 0 to 1.
+
+        Raises:
+            RewardModelLost: The server cannot be reached, or is overloaded.
+            RewardFailed: It refuses the request or gives no mark, or the budget is used up.
+        """
+        given = {"{prompt}": prompt, "{completion}": completion, "{answer}": answer or "none"}
+        text = re.sub(
+            r"\{(prompt|completion|answer)\}", lambda found: given[found[0]], self._instruction
+        )
+        failure: RewardFailed | RewardModelLost
+        for attempt in range(self._attempts):
+            try:
+                return self._mark(await self._ask(text))
+            except _TryAgain as again:
+                failure = again.failure
+                wait = max(again.after, self._backoff * 2**attempt * random.uniform(0.5, 1.5))
+            if attempt + 1 < self._attempts:
+                await asyncio.sleep(min(wait, LONGEST_WAIT))
+        raise failure
+
+    async def _ask(self, text: str) -> str:
+        """The reply to a message."""
+        async with self._places:
+            if self._max_calls is not None and self.calls >= self._max_calls:
+                raise RewardFailed(
+                    f"may not ask {self._url} any more: all {self._max_calls} calls of this actor "
+                    "are used up (max_calls)"
+                )
+            self.calls += 1
+            body = {
+                "model": self._model,
+                "messages": [{"role": "user", "content": text}],
+                "temperature": self._temperature,
+                "max_tokens": self._max_tokens,
+            }
+            client = httpx.AsyncClient(
+                timeout=self._seconds, headers=self._headers, verify=self._certificates
+            )  # one a call: nobody would close one that lasts
+            try:
+                async with client:
+                    response = await client.post(f"{self._url}/chat/completions", json=body)
+            except httpx.HTTPError as error:
+                lost = RewardModelLost(f"{self._url} does not answer: {error!r}")
+                raise _TryAgain(lost) from error
+        return self._content(response)
+
+    def _content(self, response: httpx.Response) -> str:
+        said = f"{self._url} answered {response.status_code}: {response.text[:200]!r}"
+        if response.status_code in PASSING:
+            raise _TryAgain(RewardModelLost(said), _seconds(response.headers.get("Retry-After")))
+        if not response.is_success:
+            raise RewardFailed(said)
+        try:
+            content = response.json()["choices"][0]["message"]["content"]
+        except (ValueError, KeyError, IndexError, TypeError):
+            raise RewardFailed(said) from None
+        return content if isinstance(content, str) else ""
+
+    def _mark(self, reply: str) -> float:
+        *_, last = [None, *self._pattern.finditer(reply)]
+        found = None if last is None else last[1] if last.re.groups else last[0]
+        try:
+            mark = float(found or "")
+        except ValueError:
+            mark = -1.0
+        if not 0 <= mark <= self._largest:
+            raise _TryAgain(
+                RewardFailed(f"{self._url} gave no mark from 0 to {self._largest:g}: {reply!r}")
+            )
+        return mark / self._largest
+
+
+class _TryAgain(Exception):
+    """This attempt failed, and the next may not."""
+
+    def __init__(self, failure: RewardFailed | RewardModelLost, after: float = 0.0) -> None:
+        self.failure, self.after = failure, after
+
+
+def _seconds(header: str | None) -> float:
+    """What `Retry-After` says where it says seconds."""
+    try:
+        return float(header or 0)
+    except ValueError:
+        return 0.0
+
+
+def _checked(
+    url: str, pattern: str, largest: float, attempts: int, at_once: int
+) -> re.Pattern[str]:
+    place = "actors.reward_options.llm_judge:"
+    if not url.startswith(("http://", "https://")):
+        raise InputError(f'{place} url = {url!r} must be like "http://host:8000/v1"')
+    if largest <= 0 or attempts < 1 or at_once < 1:
+        raise InputError(
+            f"{place} largest = {largest}, attempts = {attempts} and at_once = {at_once} must all "
+            "be above 0"
+        )
+    try:
+        return re.compile(pattern)
+    except re.error as error:
+        raise InputError(f"{place} pattern = {pattern!r}: {error}") from None

@@ -1,0 +1,56 @@
+"""Prompts that are too long in tokens are left out, and the cursor still means the same."""
+
+import json
+
+import pytest
+from characters import TEMPLATE, character_tokenizer
+
+import actors.sources.within_tokens as module
+from actors.errors import InputError
+from actors.sources.within_tokens import WithinTokens, shorter
+from queues.records import Prompt
+
+
+class Growing:
+    """Prompts of 1, 2, … `longest` letters, again and again."""
+
+    def __init__(self, longest):
+        self.longest, self.place = longest, 0
+
+    def next(self, count):
+        places = range(self.place, self.place + count)
+        self.place += count
+        return [Prompt(prompt_id=f"g/{p}", text="a" * (p % self.longest + 1)) for p in places]
+
+    def cursor(self):
+        return json.dumps(self.place)
+
+    def restore(self, cursor):
+        self.place = json.loads(cursor)
+
+
+def test_what_is_longer_is_left_out_and_the_source_goes_on_from_its_cursor():
+    fits = shorter(character_tokenizer(), "auto", 3)
+    source = WithinTokens(Growing(5), fits)
+    assert [len(prompt.text) for prompt in source.next(7)] == [1, 2, 3, 1, 2, 3, 1]
+    cursor = source.cursor()
+    rest = source.next(4)
+    again = WithinTokens(Growing(5), fits)
+    again.restore(cursor)
+    assert again.next(4) == rest
+
+
+def test_what_the_chat_template_writes_counts():
+    tokenizer = character_tokenizer(TEMPLATE)
+    around = len("user:") + 2 + len("assistant:")
+    prompt = Prompt(prompt_id="p", text="aaa")
+    assert shorter(tokenizer, "auto", around + 3)(prompt)
+    assert not shorter(tokenizer, "auto", around + 2)(prompt)
+    assert shorter(tokenizer, False, 3)(prompt)
+
+
+def test_a_source_of_long_prompts_alone_is_an_input_error(monkeypatch):
+    monkeypatch.setattr(module, "PATIENCE", 20)
+    source = WithinTokens(Growing(5), lambda prompt: False)
+    with pytest.raises(InputError, match=r"20 prompts in a row were longer than prompts.max_tok"):
+        source.next(1)

@@ -1,0 +1,42 @@
+"""The demos of tasks do what their recipes say. Some minutes each."""
+
+import json
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+
+HEADWAY = Path(sys.executable).parent / "headway"
+
+pytestmark = [pytest.mark.slow, pytest.mark.ray, pytest.mark.vllm, pytest.mark.timeout(1800)]
+
+
+def run(recipe, folder):
+    """The summary of a run and its trained rollouts, oldest version first."""
+    for command in ("sft", "run"):
+        subprocess.run([HEADWAY, command, recipe], cwd=folder, check=True)
+    exported = folder / "rollouts.parquet"
+    command = [HEADWAY, "inspect", recipe, "--parquet", exported]
+    subprocess.run(command, cwd=folder, check=True, stdout=subprocess.DEVNULL)
+    rows = [row for row in pq.read_table(exported).to_pylist() if row["state"] == "trained"]
+    summary = json.loads((folder / "runs" / recipe / "summary.json").read_text())
+    assert summary["accounting"]["balanced"]
+    assert summary["max_lag_trained"] <= summary["max_staleness"]
+    return summary, sorted(rows, key=lambda row: row["trained_version"])
+
+
+def test_a_model_learns_to_ask_the_calculator(tmp_path):
+    summary, rows = run("tools", tmp_path)
+    asked = [float(row["turns"] > 1) for row in rows]
+    assert statistics.mean(asked[:256]) <= 0.4
+    assert statistics.mean(asked[-256:]) >= 0.75
+    sampled = summary["heldout_sampled"]
+    assert sampled[0]["score"] <= 0.4
+    assert sampled[-1]["score"] >= 0.75
+    for row in rows[-256:]:
+        injected = [token for token, version in zip(row["token_ids"], row["versions"], strict=True)
+                    if version < 0][row["prompt_length"]:]  # fmt: skip
+        assert bool(injected) == (row["turns"] > 1)
