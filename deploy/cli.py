@@ -258,6 +258,22 @@ def report(run: RunName, runs_dir: RunsDir = Path("runs")) -> None:
 
 
 @app.command()
+def top(
+    run: Annotated[
+        str, typer.Argument(help="A run's folder, its name in --runs-dir, or its metrics' address.")
+    ],
+    runs_dir: RunsDir = Path("runs"),
+    *,
+    interval: Annotated[float, typer.Option(min=0.2, help="Seconds between two looks.")] = 1.0,
+    once: Annotated[bool, typer.Option(help="Print one frame and end.")] = False,
+) -> None:
+    """Watch a run that is going on, here or on another machine."""
+    from deploy.watching import show
+
+    show(run, runs_dir, interval=interval, once=once, console=Console(highlight=False))
+
+
+@app.command()
 def replay(
     run: RunName,
     steps: Annotated[str, typer.Option(metavar="A:B", help="Batches A to B−1.")],
