@@ -249,12 +249,20 @@ def export(
 
 
 @app.command()
-def report(run: RunName, runs_dir: RunsDir = Path("runs")) -> None:
-    """Draw report.png of a run anew, alive or dead, and print its path."""
+def report(
+    run: RunName,
+    runs_dir: RunsDir = Path("runs"),
+    *,
+    compare: Annotated[
+        list[str], typer.Option(metavar="RUN", help="Another run beside it; may be repeated.")
+    ] = [],  # noqa: B006
+) -> None:
+    """Draw report.html of a run anew, alive or dead, and print its path."""
     from deploy.report import report as draw
     from deploy.run_directory import RunDirectory
 
-    typer.echo(draw(RunDirectory.open(run, runs_dir)))
+    others = [RunDirectory.open(other, runs_dir) for other in compare]
+    typer.echo(draw(RunDirectory.open(run, runs_dir), others))
 
 
 @app.command()
