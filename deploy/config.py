@@ -22,6 +22,7 @@ from pydantic import (
 
 from actors.config import REWARDS, ActorsConfig, HeldoutConfig, PromptsConfig
 from deploy.errors import InputError
+from deploy.placement_config import Placements
 from deploy.presets import on_demo, preset_names, with_preset
 from deploy.wording import explain
 from learner.config import LearnerConfig, ModelConfig, SftConfig
@@ -51,6 +52,8 @@ class DeployConfig(BaseModel):
 
     ray_address: str = Field(default="local", pattern=r"^(local|auto|(ray://)?[^\s/]+:\d+)$")
     """`local` starts a cluster on this machine for the run; else "host:port", or `auto`."""
+    placement: Placements = Placements()
+    """Which nodes of a cluster the roles of the run work on."""
     metrics: bool = True
     """Show metrics of every process to Prometheus, which finds them at one address of the run."""
     metrics_port: int = Field(default=0, ge=0, le=65535)
@@ -163,6 +166,18 @@ class RunConfig(BaseModel):
             raise ValueError(
                 f"actors.max_concurrent_rollouts = {room} must be at least prompts.group_size = "
                 f"{size}{more}: no group could ever be leased"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _weights_reach_where_actors_are(self) -> Self:
+        place = self.deploy.placement
+        if self.weight_sync.transport == "shared_memory" and (place.learner or place.actors):
+            role = "learner" if place.learner else "actors"
+            raise ValueError(
+                f"deploy.placement.{role} may part actors from the learner, and "
+                'weight_sync.transport = "shared_memory" stays within a node; set it to '
+                '"object_store" or "filesystem"'
             )
         return self
 

@@ -33,6 +33,7 @@ from deploy.exporter import Exporter
 from deploy.inputs import Inputs
 from deploy.interrupt import Interrupts
 from deploy.metrics import RunMetrics
+from deploy.placement import options
 from deploy.progress import Screen
 from deploy.recorder import Recorder
 from deploy.reward_model_supervisor import RewardModelSupervisor
@@ -85,7 +86,9 @@ class Run:
         )
         here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
         self.judges = self.make_judges(here)
-        self.learner = create_learner(config.objective, scheduling_strategy=here)
+        self.learner = create_learner(
+            config.objective, **options(config.deploy.placement.learner, here)
+        )
         self.actors = self.make_actors(here)
         self.shown: list[tuple[str, str]] = []
         """Processes that live as long as the run, and where their metrics are."""
@@ -110,7 +113,7 @@ class Run:
             models,
             config.actors.reward_model,
             timeout=config.actors.reward_timeout_seconds,
-            scheduling_strategy=here,
+            **options(config.deploy.placement.reward_model, here),
         )
         return [
             RewardModelSupervisor(
@@ -141,9 +144,10 @@ class Run:
             broadcaster=self.broadcaster,
             judge=self.judges[0].client if self.judges else None,
             metrics_host=config.deploy.metrics_host if config.deploy.metrics else None,
-            scheduling_strategy=here
-            if config.weight_sync.transport == "shared_memory"
-            else "SPREAD",
+            **options(
+                config.deploy.placement.actors,
+                here if config.weight_sync.transport == "shared_memory" else "SPREAD",
+            ),
         )
         return [
             Supervisor(
