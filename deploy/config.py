@@ -74,6 +74,12 @@ class DeployConfig(BaseModel):
     stall_seconds: float = Field(default=900, gt=0)
     """A run in which for so long no batch is trained and no result accepted is ended, naming who
     waits for what. It must exceed the longest step and the longest rollout."""
+    watchdog_seconds: float = Field(default=300, gt=0)
+    """A wait that lasts so long without anything changing is named, with the stacks of whom it is
+    for: on the screen, in `headway top`, in waits.jsonl and by a metric. It must exceed the longest
+    step and the longest rollout."""
+    watchdog_aborts: bool = False
+    """End the run then, after a checkpoint where the learner can save one."""
     checkpoint_seconds: float = Field(default=12, gt=0)
     """After an interrupt: how long the learner may take to end its step and save a checkpoint."""
     max_failed_groups: int = Field(default=64, ge=0)

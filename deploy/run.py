@@ -41,6 +41,7 @@ from deploy.run_directory import RunDirectory
 from deploy.summary import Record
 from deploy.supervisor import Supervisor
 from deploy.tasks import all_or_first_error, named
+from deploy.watchdog import Watchdog
 from learner.cores import cores_of
 from learner.ray_group import create_learner
 from queues.accounts import newest_checkpoint
@@ -92,6 +93,7 @@ class Run:
         self.actors = self.make_actors(here)
         self.shown: list[tuple[str, str]] = []
         """Processes that live as long as the run, and where their metrics are."""
+        self.watchdog = self.watch()
         self.exporter = self.export() if config.deploy.metrics else None
         self.recorder = Recorder(
             config,
@@ -163,12 +165,28 @@ class Run:
             for index in range(config.actors.count)
         ]
 
+    def watch(self) -> Watchdog:
+        """Sees to it that nothing waits in silence."""
+        return Watchdog(
+            self.config,
+            self.directory,
+            self.screen,
+            status=lambda: self.broker.status(after=self.config.steps),
+            actors=lambda: {a.name: seen for a in self.actors if (seen := a.signs) is not None},
+            handles=lambda: {
+                "broker": self.broker.handle,
+                **{f"learner-{rank}": each for rank, each in enumerate(self.learner.handles)},
+                **{a.name: a.handle for a in self.actors if a.handle is not None},
+            },
+            save=self.save,
+        )
+
     def export(self) -> Exporter:
         """Opens the address that Prometheus asks."""
         return Exporter(
             self.config.name,
             self.directory.path,
-            [RunMetrics(self.record, self.directory.path)],
+            [RunMetrics(self.record, self.directory.path, lambda: self.watchdog.overdue)],
             lambda: [
                 *self.shown,
                 *((actor.name, actor.metrics) for actor in self.actors if actor.metrics),
@@ -217,6 +235,7 @@ class Run:
                 ],
                 meanwhile=[
                     named("recorder", self.recorder.follow()),
+                    named("watchdog", self.watchdog.follow()),
                     *(named(judge.name, judge.run()) for judge in self.judges),
                 ],
             )
@@ -303,6 +322,13 @@ class Run:
         assert self.learning is not None
         leaving = [asyncio.create_task(actor.stop()) for actor in self.actors]
         await asyncio.wait({self.learning, *leaving})
+
+    async def save(self) -> None:
+        """Has the learner save a checkpoint and the actors what they sample, as far as they can."""
+        self.learner.stop()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self.config.deploy.checkpoint_seconds):
+                await self.hand_over()
 
     async def interrupt(self, training: "asyncio.Task[None]", interrupts: Interrupts) -> None:
         """Lets learner and actors save what they have, unless the user insists; then ends the rest.

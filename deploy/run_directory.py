@@ -3,7 +3,8 @@
 recipe.json       the resolved recipe          metrics.jsonl   one row per trained batch
 ledger.sqlite     states, batches, accounts    swaps.jsonl     one row per weight update
 journal/          accepted rollouts            restarts.jsonl  one row per actor made again
-checkpoints/      v000060/ …                   summary.json    figures of the run
+checkpoints/      v000060/ …                   waits.jsonl     one row per wait that lasted too long
+summary.json      figures of the run
 logs/             output of every process      report.html     the same as a page of plots
 """
 

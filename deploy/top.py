@@ -231,6 +231,11 @@ def _troubles(now: Moment) -> list[str]:
         found.append(f"groups that failed for good: {failed:g}")
     if late := now.value("headway_overdue_groups"):
         found.append(f"groups that are overdue: {late:g}")
+    for process in now.processes.values():
+        for (name, labels), seconds in (process or {}).items():
+            if name == "headway_overdue_wait_seconds":
+                wait = dict(labels)
+                found.append(f"{wait['who']} waits on {wait['on']} for {seconds:.0f} s")
     return found
 
 

@@ -134,6 +134,8 @@ def events(directory: RunDirectory) -> list[Event]:
 def _events(directory: RunDirectory) -> Iterator[Event]:
     for row in _newest(directory.path / "restarts.jsonl"):
         yield Event(row["at"], f"{row['actor']} was made again: {row['reason']}")
+    for row in _newest(directory.path / "waits.jsonl"):
+        yield Event(row["at"], row["text"])
     for row in _newest(directory.path / "swaps.jsonl"):
         if row["error"] is not None:
             text = f"{row['engine_id']} did not take version {row['version']}: {row['error']}"

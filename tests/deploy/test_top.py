@@ -102,6 +102,13 @@ def test_a_process_that_does_not_answer_is_a_trouble_and_the_rest_is_shown():
     assert seen.actors[0].running == 1
 
 
+def test_a_wait_that_lasts_too_long_is_a_trouble_with_its_owner():
+    driver = scrape(overdue_wait_seconds__who__learner__on__engine=61)
+    assert view(moment(1.0, driver=driver), None, ()).troubles == [
+        "learner waits on engine for 61 s"
+    ]
+
+
 def test_lags_are_of_the_tokens_trained_in_between():
     before = moment(0.0, learner=lags(10, 10, 10, 10, 10, 10, 10))
     now = moment(1.0, learner=lags(10, 13, 13, 13, 13, 14, 14))
