@@ -41,6 +41,7 @@ from deploy.run_directory import RunDirectory
 from deploy.summary import Record
 from deploy.supervisor import Supervisor
 from deploy.tasks import all_or_first_error, named
+from deploy.trackers import Trackers
 from deploy.watchdog import Watchdog
 from learner.cores import cores_of
 from learner.ray_group import create_learner
@@ -95,6 +96,13 @@ class Run:
         """Processes that live as long as the run, and where their metrics are."""
         self.watchdog = self.watch()
         self.exporter = self.export() if config.deploy.metrics else None
+        self.trackers = Trackers(
+            config.deploy.trackers,
+            directory.path,
+            config.name,
+            config.model_dump(mode="json"),
+            screen.say,
+        )
         self.recorder = Recorder(
             config,
             record,
@@ -104,6 +112,7 @@ class Run:
             broadcaster=self.broadcaster,
             actors=self.actors,
             exporter=self.exporter,
+            trackers=self.trackers,
         )
 
     def make_judges(self, here: NodeAffinitySchedulingStrategy) -> list[RewardModelSupervisor]:
@@ -214,6 +223,7 @@ class Run:
             asked.cancel()
             if self.exporter is not None:
                 self.exporter.close()
+            self.trackers.close()
             with suppress(QueuesError, TimeoutError):
                 async with asyncio.timeout(CLOSE_SECONDS):
                     await self.broker.close()
@@ -315,6 +325,7 @@ class Run:
                 continue
             scores = {p.kind: await heldout.outcome(self.broker, p) for p in planned}
             self.record.add_scores(version, scores, now=time.time())
+            self.trackers.scores(version, {kind: score.score for kind, score in scores.items()})
             self.screen.score(version, {kind: score.score for kind, score in scores.items()})
 
     async def hand_over(self) -> None:
