@@ -26,8 +26,8 @@ from deploy.waits import ActorSigns, BrokerSigns, Overdue, Signs, Wait, Waits
 from queues.errors import QueuesError
 from queues.status import BrokerStatus
 
-LOOK_SECONDS = 1.0
-"""Between two looks."""
+LOOK_SECONDS = 4.0
+"""Between two looks, or less where the deadline is short."""
 ANSWER_SECONDS = 2.5
 """Deadline of an answer, after which the process is said not to answer."""
 FILE = "waits.jsonl"
@@ -86,7 +86,7 @@ class Watchdog:
             self._told = now
             if new:
                 await self._tell(new)
-            await asyncio.sleep(LOOK_SECONDS)
+            await asyncio.sleep(min(LOOK_SECONDS, self._config.deploy.watchdog_seconds / 8))
 
     async def _signs(self) -> Signs:
         broker = None
