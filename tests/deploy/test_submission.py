@@ -82,7 +82,7 @@ class Cluster:
     """A head node of its own, started and ended as users do."""
 
     def __init__(self, folder, environment):
-        port, client_port = free_port(), free_port()
+        port, client_port, agent_port = free_port(), free_port(), free_port()
         self.address = f"http://127.0.0.1:{port}"
         ray = Path(sys.executable).parent / "ray"
         command = [
@@ -93,6 +93,7 @@ class Cluster:
             "--port=0",
             f"--dashboard-port={port}",
             f"--ray-client-server-port={client_port}",
+            f"--dashboard-agent-listen-port={agent_port}",
             "--min-worker-port=0",
             "--max-worker-port=0",
             f"--temp-dir={folder}",
@@ -101,13 +102,14 @@ class Cluster:
         ]
         path = f"{ray.parent}:{os.environ['PATH']}"
         self.log = folder / "head.log"
-        self.process = subprocess.Popen(
-            command,
-            env={**environment, "PATH": path, "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "1"},
-            stdout=self.log.open("w"),
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
+        with self.log.open("w") as log:
+            self.process = subprocess.Popen(
+                command,
+                env={**environment, "PATH": path, "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "1"},
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
 
     def end(self):
         below = psutil.Process(self.process.pid).children(recursive=True)
@@ -199,7 +201,7 @@ class TestOnACluster:
         self, headway, cluster
     ):
         folder = headway.folder / "runs" / "long"
-        arguments = submitted(headway, cluster, "long", "steps=300")
+        arguments = submitted(headway, cluster, "long", "steps=120")
         first = headway(*arguments)
         assert first.returncode == 0, first.stderr
         job = job_of(first.stdout)
@@ -219,7 +221,7 @@ class TestOnACluster:
         again = headway(*arguments, "--resume", "--wait")
         assert again.returncode == 0, again.stdout + again.stderr
         summary = json.loads((folder / "summary.json").read_text())
-        assert (summary["status"], summary["version"]) == ("done", 300)
+        assert (summary["status"], summary["version"]) == ("done", 120)
         assert summary["accounting"]["trained_twice"] == 0
 
     def test_a_job_that_is_not_there_is_refused_with_those_that_are(self, headway, cluster):
