@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 SEED ?= 0
 STAMP := $(VENV)/.installed
 
-.PHONY: help setup demo test test-fast test-slow test-trl test-prometheus check format bench clean
+.PHONY: help setup demo test test-fast test-slow test-trl test-prometheus test-browser check format bench clean
 
 help:  ## Show what there is
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -41,6 +41,14 @@ test-prometheus: setup  ## Every expression of dashboard and alerts against a re
 		&& apt-get download prometheus && dpkg -x prometheus_*.deb . && rm prometheus_*.deb)
 	$(BIN)/python -m pytest -m slow tests/deploy/test_prometheus.py
 
+test-browser: setup  ## The page of a report in a real browser
+	mkdir -p .chromium/archives/partial
+	test -x .chromium/usr/lib/chromium/chromium || (cd .chromium \
+		&& apt-get -qq -y -o Debug::NoLocking=1 -o Dir::Cache=$(CURDIR)/.chromium \
+			--download-only --no-install-recommends install chromium \
+		&& for package in archives/*.deb; do dpkg -x $$package .; done && rm -r archives)
+	$(BIN)/python -m pytest -m slow tests/deploy/test_report.py
+
 check: setup  ## Lint, formatting, types, import rules
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -55,4 +63,4 @@ bench: setup  ## Measure what a weight update costs; `headway bench async` measu
 	$(BIN)/headway bench update-pause
 
 clean:  ## Remove the environment and caches, not the runs
-	rm -rf $(VENV) .trl .prometheus .mypy_cache .pytest_cache .ruff_cache .hypothesis build *.egg-info
+	rm -rf $(VENV) .trl .prometheus .chromium .mypy_cache .pytest_cache .ruff_cache .hypothesis build *.egg-info

@@ -143,6 +143,9 @@ class RolloutActor:
         self._parts: _Parts | None = None
         self._works = False
 
+    def __repr__(self) -> str:
+        return f"actor-{self._index}"
+
     async def start(self) -> None:
         """Builds the parts and loads the model; the engine is STALE until the first version comes.
 

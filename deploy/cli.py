@@ -128,6 +128,58 @@ def _train(
     show(summary, directory, screen.console)
 
 
+Address = Annotated[str, typer.Option(help="Of a cluster's dashboard: http://HEAD:8265.")]
+Job = Annotated[str, typer.Argument(help="A job, as `headway submit` printed it.")]
+
+
+@app.command()
+def submit(
+    recipe: Recipe,
+    address: Address,
+    overrides: Overrides = [],  # noqa: B006
+    *,
+    replace: Replace = False,
+    resume: Annotated[bool, typer.Option(help="Go on with a run submitted before.")] = False,
+    module: Annotated[
+        list[str],
+        typer.Option(metavar="NAME", help="A module here that yours import; may be repeated."),
+    ] = [],  # noqa: B006
+    wait: Annotated[bool, typer.Option(help="Follow it, and end with its exit code.")] = False,
+) -> None:
+    """Train a recipe as a job of a Ray cluster, with the modules that it names in this folder."""
+    from deploy.config import load_recipe
+
+    config = load_recipe(recipe, overrides)
+    from deploy.submission import Jobs, check, command_of, files_of, resumption
+
+    check(config)
+    sent = files_of(config, module, Path.cwd())
+    if Path(recipe).exists():
+        sent.append(Path(recipe))
+    jobs = Jobs(address)
+    new = command_of(recipe, overrides, replace=replace)
+    job = jobs.submit(config, resumption(config) if resume else new, sent)
+    typer.echo(f"job {job}; follow it by: headway attach {job} --address {address}")
+    if wait:
+        raise typer.Exit(jobs.follow(job, lambda text: typer.echo(text, nl=False)))
+
+
+@app.command()
+def attach(job: Job, address: Address) -> None:
+    """Follow the log of a job and end with its exit code; Ctrl-C leaves it going on."""
+    from deploy.submission import Jobs
+
+    raise typer.Exit(Jobs(address).follow(job, lambda text: typer.echo(text, nl=False)))
+
+
+@app.command()
+def cancel(job: Job, address: Address) -> None:
+    """Stop a job as Ctrl-C stops a run: it saves a checkpoint first."""
+    from deploy.submission import Jobs
+
+    typer.echo(f"job {job}: {Jobs(address).cancel(job)}")
+
+
 @app.command()
 def sft(recipe: Recipe, overrides: Overrides = [], *, replace: Replace = False) -> None:  # noqa: B006
     """Make the warm start of a recipe: supervised learning on its demonstrations."""
@@ -308,12 +360,36 @@ def export(
 
 
 @app.command()
-def report(run: RunName, runs_dir: RunsDir = Path("runs")) -> None:
-    """Draw report.png of a run anew, alive or dead, and print its path."""
+def report(
+    run: RunName,
+    runs_dir: RunsDir = Path("runs"),
+    *,
+    compare: Annotated[
+        list[str], typer.Option(metavar="RUN", help="Another run beside it; may be repeated.")
+    ] = [],  # noqa: B006
+) -> None:
+    """Draw report.html of a run anew, alive or dead, and print its path."""
     from deploy.report import report as draw
     from deploy.run_directory import RunDirectory
 
-    typer.echo(draw(RunDirectory.open(run, runs_dir)))
+    others = [RunDirectory.open(other, runs_dir) for other in compare]
+    typer.echo(draw(RunDirectory.open(run, runs_dir), others))
+
+
+@app.command()
+def top(
+    run: Annotated[
+        str, typer.Argument(help="A run's folder, its name in --runs-dir, or its metrics' address.")
+    ],
+    runs_dir: RunsDir = Path("runs"),
+    *,
+    interval: Annotated[float, typer.Option(min=0.2, help="Seconds between two looks.")] = 1.0,
+    once: Annotated[bool, typer.Option(help="Print one frame and end.")] = False,
+) -> None:
+    """Watch a run that is going on, here or on another machine."""
+    from deploy.watching import show
+
+    show(run, runs_dir, interval=interval, once=once, console=Console(highlight=False))
 
 
 @app.command()

@@ -1,5 +1,6 @@
 """The Ray cluster of a run: started on this machine, or an existing one joined."""
 
+import json
 import logging
 import os
 import shutil
@@ -8,12 +9,19 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import ray
+from ray.exceptions import GetTimeoutError, RayError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from deploy.config import RunConfig
 from deploy.errors import InputError, RunFailed
 from deploy.interrupt import deferred
 from deploy.leftovers import ending_workers
-from learner.cores import cpus_of
+from deploy.placement import Node, missing, wants
+from deploy.tasks import first_line
+from deploy.versions import VARIABLE, differences, installed
+
+VERSIONS_SECONDS = 60.0
+"""Deadline of a node's answer; its first process has to start."""
 
 
 @contextmanager
@@ -25,7 +33,7 @@ def cluster(config: RunConfig, logs: Path) -> Iterator[None]:
         logs: Where the output of the processes is copied to at the end.
 
     Raises:
-        InputError: No cluster answers at the address, or it is too small.
+        InputError: No cluster answers at the address, or its nodes are not what the run needs.
     """
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "1")
     address = config.deploy.ray_address
@@ -47,7 +55,7 @@ def cluster(config: RunConfig, logs: Path) -> Iterator[None]:
             raise RunFailed(f"Ray did not start on this machine: {error}") from error
         raise InputError(f"deploy.ray_address = {address!r}: {error}") from None
     try:
-        _check_resources(config)
+        _check_nodes(config)
         yield
     finally:
         with deferred():
@@ -63,19 +71,52 @@ def _copy_logs(session: Path, logs: Path) -> None:
             shutil.copy(file, logs)
 
 
-def _check_resources(config: RunConfig) -> None:
-    """Compares what the processes reserve with what the cluster has in all."""
-    actors, learner = config.actors, config.learner
-    judging = actors.reward_model.gpus if actors.asks_reward_models else 0.0
-    needed = {
-        "CPU": learner.ranks * cpus_of(learner) + actors.count * actors.cpus,
-        "GPU": learner.ranks * learner.gpus + actors.count * actors.gpus + judging,
-    }
-    there = ray.cluster_resources()
-    for kind, amount in needed.items():
-        if amount > there.get(kind, 0.0):
-            raise InputError(
-                f"the learner and {actors.count} actor(s) reserve {amount:g} {kind}, but the Ray "
-                f"cluster at {config.deploy.ray_address!r} has {there.get(kind, 0.0):g}; lower "
-                f"actors.count, actors.{kind.lower()}s, or the learner's"
-            )
+def _check_nodes(config: RunConfig) -> None:
+    """Compares what the processes need with what the nodes have, and their versions with ours."""
+    address = config.deploy.ray_address
+    nodes = [
+        Node(
+            node_id=node["NodeID"],
+            address=node["NodeManagerAddress"],
+            resources=node["Resources"],
+            labels=node.get("Labels") or {},
+        )
+        for node in ray.nodes()
+        if node["Alive"]
+    ]
+    here = ray.get_runtime_context().get_node_id()
+    if lacks := missing(wants(config, here=here), nodes):
+        raise InputError(
+            f"the Ray cluster at {address!r} has no place for this run; change "
+            "actors.count, actors.cpus, actors.gpus, the learner's, or deploy.placement:\n  "
+            + "\n  ".join(lacks)
+        )
+    if address == "local":
+        return
+    ours = installed()
+    wanted = json.loads(os.environ.get(VARIABLE, "{}"))
+    found = differences(wanted, ours, where="the driver's node, against the submitter,")
+    for node in nodes:
+        if node.node_id != here:
+            found += differences(ours, _versions(node), where=f"node {node.address}")
+    if found:
+        raise InputError(
+            f"versions on the Ray cluster at {address!r} differ:\n  " + "\n  ".join(found)
+        )
+
+
+def _versions(node: Node) -> dict[str, str]:
+    """What another node has installed; nothing where Headway is not."""
+    strategy = NodeAffinitySchedulingStrategy(node.node_id, soft=False)
+    asked = ray.remote(installed).options(num_cpus=0, scheduling_strategy=strategy).remote()
+    try:
+        found: dict[str, str] = ray.get(asked, timeout=VERSIONS_SECONDS)
+    except GetTimeoutError:
+        raise RunFailed(
+            f"node {node.address} did not say within {VERSIONS_SECONDS:g} s what it has installed"
+        ) from None
+    except RayError as error:
+        raise InputError(
+            f"node {node.address} has no Headway that can be imported: {first_line(error)}"
+        ) from None
+    return found

@@ -9,7 +9,7 @@ import json
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 from pydantic import (
     BaseModel,
@@ -22,6 +22,7 @@ from pydantic import (
 
 from actors.config import REWARDS, ActorsConfig, HeldoutConfig, PromptsConfig
 from deploy.errors import InputError
+from deploy.placement_config import Placements
 from deploy.presets import on_demo, preset_names, with_preset
 from deploy.wording import explain
 from learner.config import LearnerConfig, ModelConfig, SftConfig
@@ -51,6 +52,8 @@ class DeployConfig(BaseModel):
 
     ray_address: str = Field(default="local", pattern=r"^(local|auto|(ray://)?[^\s/]+:\d+)$")
     """`local` starts a cluster on this machine for the run; else "host:port", or `auto`."""
+    placement: Placements = Placements()
+    """Which nodes of a cluster the roles of the run work on."""
     metrics: bool = True
     """Show metrics of every process to Prometheus, which finds them at one address of the run."""
     metrics_port: int = Field(default=0, ge=0, le=65535)
@@ -58,6 +61,9 @@ class DeployConfig(BaseModel):
     metrics_host: str = Field(default="127.0.0.1", pattern=r"^[0-9A-Za-z.:-]+$")
     """Address that all of them bind to. The default shows them on their own machine alone; on a
     cluster "0.0.0.0" lets a Prometheus elsewhere reach them, and everybody else who can."""
+    trackers: tuple[Literal["tensorboard", "wandb"], ...] = ()
+    """Send the figures of each batch to TensorBoard (files in the run's folder) or Weights & Biases
+    (offline unless WANDB_MODE = "online"); each is an extra of the same name."""
     runs_dir: Path = Path("runs")
     """Folder of run folders, relative to where the command runs."""
 
@@ -71,6 +77,12 @@ class DeployConfig(BaseModel):
     stall_seconds: float = Field(default=900, gt=0)
     """A run in which for so long no batch is trained and no result accepted is ended, naming who
     waits for what. It must exceed the longest step and the longest rollout."""
+    watchdog_seconds: float = Field(default=300, gt=0)
+    """A wait that lasts so long without anything changing is named, with the stacks of whom it is
+    for: on the screen, in `headway top`, in waits.jsonl and by a metric. It must exceed the longest
+    step and the longest rollout."""
+    watchdog_aborts: bool = False
+    """End the run then, after a checkpoint where the learner can save one."""
     checkpoint_seconds: float = Field(default=12, gt=0)
     """After an interrupt: how long the learner may take to end its step and save a checkpoint."""
     max_failed_groups: int = Field(default=64, ge=0)
@@ -163,6 +175,18 @@ class RunConfig(BaseModel):
             raise ValueError(
                 f"actors.max_concurrent_rollouts = {room} must be at least prompts.group_size = "
                 f"{size}{more}: no group could ever be leased"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _weights_reach_where_actors_are(self) -> Self:
+        place = self.deploy.placement
+        if self.weight_sync.transport == "shared_memory" and (place.learner or place.actors):
+            role = "learner" if place.learner else "actors"
+            raise ValueError(
+                f"deploy.placement.{role} may part actors from the learner, and "
+                'weight_sync.transport = "shared_memory" stays within a node; set it to '
+                '"object_store" or "filesystem"'
             )
         return self
 

@@ -16,7 +16,7 @@ from actors.rewards import check_scorable, load_rewards
 from actors.sources.source import PromptSource, load_source
 from actors.sources.within_tokens import WithinTokens, shorter
 from actors.sources.without_heldout import WithoutHeldout
-from deploy import heldout
+from deploy import heldout, trackers
 from deploy.config import RunConfig
 from deploy.disk import check_room, check_runs_dir
 from deploy.errors import InputError
@@ -61,6 +61,7 @@ def load_inputs(config: RunConfig) -> Inputs:
     _check_address(config.deploy.ray_address)
     if config.deploy.metrics:
         check_address(config.deploy.metrics_host, config.deploy.metrics_port)
+    trackers.check(config.deploy.trackers)
     path = model_path(config)
     check_model(path)
     scored_by = config.actors.heldout_reward or config.actors.reward

@@ -2,7 +2,7 @@
 
 import shutil
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from prometheus_client.core import (
@@ -15,6 +15,7 @@ from prometheus_client.core import (
 from prometheus_client.registry import Collector
 
 from deploy.summary import Record, Row
+from deploy.waits import Overdue
 
 PHASES = ("stage", "permit", "pause", "serve")
 """Of a weight update: verifying beside generation, waiting for other engines, standing still; and
@@ -27,10 +28,13 @@ class RunMetrics(Collector):
     Args:
         record: Of the run.
         folder: Of the run, whose disk is watched.
+        overdue: The waits that last too long.
     """
 
-    def __init__(self, record: Record, folder: Path) -> None:
-        self._record, self._folder = record, folder
+    def __init__(
+        self, record: Record, folder: Path, overdue: Callable[[], Sequence[Overdue]]
+    ) -> None:
+        self._record, self._folder, self._overdue = record, folder, overdue
         self._seen = 0
         self._seconds: Counter[tuple[str, str]] = Counter()
         self._updates: Counter[str] = Counter()
@@ -64,11 +68,26 @@ class RunMetrics(Collector):
             if rows and rows[-1].get("pass_at_k") is not None:
                 scores.add_metric([f"pass@{rows[-1]['samples']}"], rows[-1]["pass_at_k"])
         yield scores
+        yield from self._waits()
         yield GaugeMetricFamily(
             "headway_disk_free_bytes",
             "On the disk of the run's folder.",
             shutil.disk_usage(self._folder).free,
         )
+
+    def _waits(self) -> Iterator[Metric]:
+        late = self._overdue()
+        yield GaugeMetricFamily(
+            "headway_overdue_waits", "Waits longer than deploy.watchdog_seconds.", len(late)
+        )
+        seconds = GaugeMetricFamily(
+            "headway_overdue_wait_seconds",
+            "How long one waits on another without anything changing.",
+            labels=["who", "on"],
+        )
+        for each in late:
+            seconds.add_metric([each.wait.who, each.wait.on], each.seconds)
+        yield seconds
 
     def _weight_updates(self) -> Iterator[Metric]:
         for row in self._record.swaps[self._seen :]:

@@ -21,7 +21,7 @@ def show(summary: dict[str, Any], directory: RunDirectory, console: Console) -> 
     for label, value in figures(summary):
         table.add_row(label, value)
     console.print(table)
-    console.print(f"picture: {directory.picture}", soft_wrap=True)
+    console.print(f"report: {directory.page}", soft_wrap=True)
     console.print(f"figures: {directory.summary_file}", soft_wrap=True)
 
 

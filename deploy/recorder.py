@@ -16,6 +16,7 @@ from deploy.progress import Screen
 from deploy.run_directory import RunDirectory
 from deploy.summary import Record, Row, summarise
 from deploy.supervisor import Supervisor
+from deploy.trackers import Trackers
 from queues.ray_broker import BrokerClient
 from queues.room import has_room, is_full, no_room
 from queues.status import BrokerStatus
@@ -44,11 +45,13 @@ class Recorder:
         broadcaster: BroadcasterClient,
         actors: list[Supervisor],
         exporter: Exporter | None = None,
+        trackers: Trackers | None = None,
     ) -> None:
         self._config, self._record = config, record
         self._directory, self._screen = directory, screen
         self._broker, self._broadcaster, self._actors = broker, broadcaster, actors
         self._exporter = exporter
+        self._trackers = trackers
         self._swaps = 0
         """Reports taken from the broadcaster, which knows nothing of earlier sittings."""
         self._summarised_at = time.monotonic()
@@ -101,6 +104,9 @@ class Recorder:
         record.swaps.extend(swaps)
         self._write("metrics.jsonl", batches)
         self._write("swaps.jsonl", swaps)
+        if self._trackers is not None:
+            for row in batches:
+                self._trackers.batch(row)
         self._check_lags(batches)
         if batches:
             self._screen.batch(batches[-1], tokens_per_second=self._tokens_per_second())

@@ -33,6 +33,7 @@ from deploy.exporter import Exporter
 from deploy.inputs import Inputs
 from deploy.interrupt import Interrupts
 from deploy.metrics import RunMetrics
+from deploy.placement import options
 from deploy.progress import Screen
 from deploy.recorder import Recorder
 from deploy.reward_model_supervisor import RewardModelSupervisor
@@ -40,6 +41,8 @@ from deploy.run_directory import RunDirectory
 from deploy.summary import Record
 from deploy.supervisor import Supervisor
 from deploy.tasks import all_or_first_error, named
+from deploy.trackers import Trackers
+from deploy.watchdog import Watchdog
 from learner.cores import cores_of
 from learner.ray_group import create_learner
 from queues.accounts import newest_checkpoint
@@ -85,11 +88,21 @@ class Run:
         )
         here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
         self.judges = self.make_judges(here)
-        self.learner = create_learner(config.objective, scheduling_strategy=here)
+        self.learner = create_learner(
+            config.objective, **options(config.deploy.placement.learner, here)
+        )
         self.actors = self.make_actors(here)
         self.shown: list[tuple[str, str]] = []
         """Processes that live as long as the run, and where their metrics are."""
+        self.watchdog = self.watch()
         self.exporter = self.export() if config.deploy.metrics else None
+        self.trackers = Trackers(
+            config.deploy.trackers,
+            directory.path,
+            config.name,
+            config.model_dump(mode="json"),
+            screen.say,
+        )
         self.recorder = Recorder(
             config,
             record,
@@ -99,6 +112,7 @@ class Run:
             broadcaster=self.broadcaster,
             actors=self.actors,
             exporter=self.exporter,
+            trackers=self.trackers,
         )
 
     def make_judges(self, here: NodeAffinitySchedulingStrategy) -> list[RewardModelSupervisor]:
@@ -110,7 +124,7 @@ class Run:
             models,
             config.actors.reward_model,
             timeout=config.actors.reward_timeout_seconds,
-            scheduling_strategy=here,
+            **options(config.deploy.placement.reward_model, here),
         )
         return [
             RewardModelSupervisor(
@@ -141,9 +155,10 @@ class Run:
             broadcaster=self.broadcaster,
             judge=self.judges[0].client if self.judges else None,
             metrics_host=config.deploy.metrics_host if config.deploy.metrics else None,
-            scheduling_strategy=here
-            if config.weight_sync.transport == "shared_memory"
-            else "SPREAD",
+            **options(
+                config.deploy.placement.actors,
+                here if config.weight_sync.transport == "shared_memory" else "SPREAD",
+            ),
         )
         return [
             Supervisor(
@@ -159,12 +174,28 @@ class Run:
             for index in range(config.actors.count)
         ]
 
+    def watch(self) -> Watchdog:
+        """Sees to it that nothing waits in silence."""
+        return Watchdog(
+            self.config,
+            self.directory,
+            self.screen,
+            status=lambda: self.broker.status(after=self.config.steps),
+            actors=lambda: {a.name: seen for a in self.actors if (seen := a.signs) is not None},
+            handles=lambda: {
+                "broker": self.broker.handle,
+                **{f"learner-{rank}": each for rank, each in enumerate(self.learner.handles)},
+                **{a.name: a.handle for a in self.actors if a.handle is not None},
+            },
+            save=self.save,
+        )
+
     def export(self) -> Exporter:
         """Opens the address that Prometheus asks."""
         return Exporter(
             self.config.name,
             self.directory.path,
-            [RunMetrics(self.record, self.directory.path)],
+            [RunMetrics(self.record, self.directory.path, lambda: self.watchdog.overdue)],
             lambda: [
                 *self.shown,
                 *((actor.name, actor.metrics) for actor in self.actors if actor.metrics),
@@ -192,6 +223,7 @@ class Run:
             asked.cancel()
             if self.exporter is not None:
                 self.exporter.close()
+            self.trackers.close()
             with suppress(QueuesError, TimeoutError):
                 async with asyncio.timeout(CLOSE_SECONDS):
                     await self.broker.close()
@@ -213,6 +245,7 @@ class Run:
                 ],
                 meanwhile=[
                     named("recorder", self.recorder.follow()),
+                    named("watchdog", self.watchdog.follow()),
                     *(named(judge.name, judge.run()) for judge in self.judges),
                 ],
             )
@@ -295,6 +328,7 @@ class Run:
             self.record.add_scores(version, scores, now=time.time(), samples=samples)
             shown = {kind: score.score for kind, score in scores.items()}
             best = {f"pass@{n}": scores[kind].best for kind, n in samples.items() if n > 1}
+            self.trackers.scores(version, shown | best)
             self.screen.score(version, shown | best)
 
     async def hand_over(self) -> None:
@@ -302,6 +336,13 @@ class Run:
         assert self.learning is not None
         leaving = [asyncio.create_task(actor.stop()) for actor in self.actors]
         await asyncio.wait({self.learning, *leaving})
+
+    async def save(self) -> None:
+        """Has the learner save a checkpoint and the actors what they sample, as far as they can."""
+        self.learner.stop()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self.config.deploy.checkpoint_seconds):
+                await self.hand_over()
 
     async def interrupt(self, training: "asyncio.Task[None]", interrupts: Interrupts) -> None:
         """Lets learner and actors save what they have, unless the user insists; then ends the rest.

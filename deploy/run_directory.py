@@ -3,8 +3,9 @@
 recipe.json       the resolved recipe          metrics.jsonl   one row per trained batch
 ledger.sqlite     states, batches, accounts    swaps.jsonl     one row per weight update
 journal/          accepted rollouts            restarts.jsonl  one row per actor made again
-checkpoints/      v000060/ …                   summary.json    figures of the run
-logs/             output of every process      report.png      the same as a picture
+checkpoints/      v000060/ …                   waits.jsonl     one row per wait that lasted too long
+summary.json      figures of the run
+logs/             output of every process      report.html     the same as a page of plots
 """
 
 import fcntl
@@ -191,9 +192,9 @@ class RunDirectory:
         return self.path / "summary.json"
 
     @property
-    def picture(self) -> Path:
-        """Reward and throughput over the run; see `deploy.report`."""
-        return self.path / "report.png"
+    def page(self) -> Path:
+        """Figures and plots of the run; see `deploy.report`."""
+        return self.path / "report.html"
 
     def append(self, name: str, rows: Iterable[Any]) -> None:
         """Adds rows to a JSON-lines file of the run: all of them, or none where that fails."""

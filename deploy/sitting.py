@@ -73,7 +73,7 @@ def picture(record: Record, directory: RunDirectory, screen: Screen) -> None:
     try:
         draw(record, directory)
     except Exception as error:  # noqa: BLE001
-        screen.say(f"no picture was drawn ({error!r}); try `headway report {directory.path}`")
+        screen.say(f"no report was drawn ({error!r}); try `headway report {directory.path}`")
 
 
 def where_it_stands(directory: RunDirectory) -> str:

@@ -27,6 +27,7 @@ from deploy.restarts import Restarts
 from deploy.run_directory import RunDirectory
 from deploy.summary import Record
 from deploy.tasks import first_line
+from deploy.waits import ActorSigns
 from queues.errors import QueueClosed
 from queues.protocols import WorkQueue
 from weight_sync.errors import DeadlineExceeded
@@ -81,6 +82,8 @@ class Supervisor:
         """What each earlier life last said of itself."""
         self._said: dict[str, Any] | None = None
         """What the present one last said."""
+        self._answers = True
+        """Whether it did when it was asked last."""
 
     async def stop(self) -> None:
         """Has the actor save what it is sampling; it takes up nothing any more.
@@ -124,6 +127,24 @@ class Supervisor:
         await self._ask()
         said = self._lives if self._said is None else [*self._lives, self._said]
         return merge(said) if said else {**Tally(self._engine_id).statistics(), "pid": None}
+
+    @property
+    def handle(self) -> Any:
+        """Of the present life in Ray; None while there is none, or it starts."""
+        return None if self._working_since is None else self._actor
+
+    @property
+    def signs(self) -> ActorSigns | None:
+        """What the watchdog sees of it; None while it starts."""
+        if self._working_since is None:
+            return None
+        said = self._said or {}
+        return ActorSigns(
+            engine_id=self._engine_id,
+            answers=self._answers,
+            running=said.get("running_rollouts", 0),
+            finished=said.get("rollouts", 0),
+        )
 
     @property
     def metrics(self) -> str | None:
@@ -189,9 +210,15 @@ class Supervisor:
         actor = self._actor
         if actor is None:
             return
-        with suppress(RayError, TimeoutError):
+        try:
             async with asyncio.timeout(ANSWER_SECONDS):
                 said = await actor.statistics.remote()
+        except TimeoutError:
+            self._answers = False
+        except RayError:
+            return  # it died, which `run` learns by itself
+        else:
+            self._answers = True
             if actor is self._actor:
                 self._said = said
 

@@ -32,6 +32,11 @@ class LearnerGroup:
     def __init__(self, ranks: list[Any]) -> None:
         self._ranks = ranks
 
+    @property
+    def handles(self) -> list[Any]:
+        """Of the ranks' processes in Ray, in order."""
+        return list(self._ranks)
+
     async def start(
         self, model_path: str, *, checkpoint: str | None, seed: int, steps: int, temperature: float
     ) -> None:

@@ -149,6 +149,11 @@ class BrokerClient:
     def __reduce__(self) -> tuple[type[Self], tuple[Any]]:
         return type(self), (self._actor,)
 
+    @property
+    def handle(self) -> Any:
+        """Of the broker's process in Ray."""
+        return self._actor
+
     async def prompts_wanted(self, timeout: float) -> int:
         """See `Broker.prompts_wanted`."""
         return await self._poll(timeout, Broker.prompts_wanted, timeout)

@@ -24,7 +24,7 @@ HEAVY = {
     "deepspeed": ["learner/deepspeed_engine.py"],
     "ray": ["*/ray_*.py", "deploy/*.py"],
     "pyarrow": ["queues/schema.py", "queues/journal.py", "actors/sources/*.py"],
-    "prometheus_client": ["*/metrics.py", "deploy/exporter.py"],
+    "prometheus_client": ["*/metrics.py", "deploy/exporter.py", "deploy/samples.py"],
 }
 LIGHT_COMMANDS = (["--help"], ["validate", "demo"])
 

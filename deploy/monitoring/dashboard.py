@@ -40,6 +40,12 @@ ROWS: dict[str, tuple[Panel, ...]] = {
         ),
         Panel("processes that answer", "short", (("sum by (role) (up" + RUN + ")", "{{role}}"),)),
         Panel(
+            "waits that last too long",
+            "short",
+            ((f"headway_overdue_waits{RUN}", "overdue"),),
+            "`headway top` and the run's waits.jsonl say who waits on whom.",
+        ),
+        Panel(
             "restarts",
             "short",
             ((f"sum(headway_restarts_total{RUN}) or vector(0)", "processes made again"),),

@@ -6,7 +6,7 @@ SCORE = "def score(prompt, completion, answer, metadata): "
 REWARD = "actors.reward=['mine:score']"
 
 RUNS = [
-    sets("too few resources", "actors.cpus=640", "reserve 641 CPU", "actors.cpus"),
+    sets("too few resources", "actors.cpus=640", "each with 640 CPU", "actors.cpus"),
     sets(
         "reward raises",
         REWARD,

@@ -14,6 +14,7 @@ from deploy.inputs import load_inputs
 from deploy.metrics import RunMetrics
 from deploy.monitoring import dashboard
 from deploy.summary import Record
+from deploy.waits import Overdue, Wait
 
 
 @pytest.fixture
@@ -42,7 +43,7 @@ def exporter(tmp_path, others):
     made = Exporter(
         "mine",
         tmp_path,
-        [RunMetrics(record, tmp_path)],
+        [RunMetrics(record, tmp_path, lambda: [Overdue(Wait("a", "b", "c"), 7.0)])],
         lambda: others,
         host="127.0.0.1",
         port=0,
@@ -82,6 +83,12 @@ def test_weight_updates_are_summed_by_phase_once_however_often_they_are_asked_fo
         assert f"headway_weight_update_seconds_sum{labels} {seconds}" in lines
     assert 'headway_weight_update_failures_total{engine="engine-0"} 1.0' in lines
     assert 'headway_weight_update_bytes_total{engine="engine-0"} 100.0' in lines
+
+
+def test_waits_that_last_too_long_are_told_with_their_owner(exporter):
+    lines = ask(exporter, "/metrics").splitlines()
+    assert "headway_overdue_waits 1.0" in lines
+    assert 'headway_overdue_wait_seconds{on="b",who="a"} 7.0' in lines
 
 
 def test_another_path_says_what_there_is(exporter):

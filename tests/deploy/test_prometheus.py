@@ -160,6 +160,14 @@ def _rules(prometheus):
     return prometheus.ask("rules")["groups"][0]["rules"]
 
 
+def test_top_shows_the_run_by_its_name(prometheus, headway):
+    shown = headway("top", "watched", "--once")
+    assert shown.returncode == 0, shown.stderr
+    assert "watched  version" in shown.stdout
+    assert "actor-0" in shown.stdout
+    assert "does not answer" not in shown.stdout
+
+
 def test_series_are_few(prometheus):
     """Scraped ones; at most 25 of an actor and 400 besides."""
     counts = {

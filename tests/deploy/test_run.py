@@ -54,8 +54,8 @@ def test_a_run_trains_every_step_within_the_bound_and_scores_both_ends(finished)
 def test_a_run_ends_with_a_table_and_a_picture(finished):
     folder, output = finished
     assert "small: done" in output
-    assert "report.png" in output
-    assert (folder / "report.png").read_bytes().startswith(b"\x89PNG")
+    assert "report.html" in output
+    assert (folder / "report.html").read_text().startswith("<!doctype html>")
 
 
 def test_every_batch_is_recorded_in_order_with_its_times(finished):

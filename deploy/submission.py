@@ -1,0 +1,260 @@
+"""`headway submit`, `attach` and `cancel`: a run as a job of a Ray cluster.
+
+    recipe, the user's own modules ─▶ working folder of the job ─▶ `headway run` on the head node
+
+Headway itself is installed on the nodes; versions are compared before anything starts
+(`deploy.versions`), and so is what the nodes have (`deploy.placement`). The job goes on when the
+terminal that submitted it is closed. Leaves out data and models: their paths are the cluster's.
+"""
+
+import asyncio
+import os
+import re
+import shlex
+import shutil
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from deploy.config import RunConfig
+from deploy.errors import InputError, RunFailed
+from deploy.versions import VARIABLE, of_submitter
+
+RECIPE = "recipe.toml"
+DOTTED = re.compile(r"([A-Za-z_]\w*)(?:\.\w+)*:[A-Za-z_]\w*")
+"""A name of the user's own, "module:attribute"."""
+STOPPED = 130
+"""Exit code of a job that was cancelled, as of a run that was interrupted."""
+GRACE_SECONDS = 15
+"""Over deploy.checkpoint_seconds, until Ray kills a cancelled job."""
+ENDED = ("SUCCEEDED", "FAILED", "STOPPED")
+RETRIES = 5
+"""Of a log whose connection breaks."""
+IGNORED = ("__pycache__", ".git", ".venv", "runs")
+
+
+class Jobs:
+    """The jobs of one cluster.
+
+    Args:
+        address: Of its dashboard, as in "http://HEAD:8265".
+
+    Raises:
+        InputError: No cluster answers there, or it refuses the token.
+    """
+
+    def __init__(self, address: str) -> None:
+        _use_token()
+        from ray.job_submission import JobSubmissionClient
+
+        self._address = address
+        try:
+            self._client = JobSubmissionClient(address)
+        except Exception as error:  # noqa: BLE001  (Ray raises what it likes)
+            raise InputError(
+                f"--address {address}: no cluster takes jobs there: {_first(error)}"
+            ) from None
+
+    def submit(self, config: RunConfig, command: Sequence[str], files: Sequence[Path]) -> str:
+        """Starts a run on the cluster.
+
+        Args:
+            config: Its recipe.
+            command: As on the head node, where `files` lie in the working folder.
+            files: What is sent along.
+
+        Returns:
+            The id of the job.
+        """
+        from ray import __version__
+
+        check(config)
+        with TemporaryDirectory(prefix="headway-submit-") as folder:
+            pack(files, Path(folder))
+            environment = {
+                "working_dir": folder,
+                "env_vars": {
+                    VARIABLE: of_submitter(),
+                    "RAY_JOB_STOP_WAIT_TIME_S": str(
+                        int(config.deploy.checkpoint_seconds) + GRACE_SECONDS
+                    ),
+                },
+            }
+            try:
+                job: str = self._client.submit_job(
+                    entrypoint=shlex.join(command),
+                    submission_id=f"{config.name}-{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}",
+                    runtime_env=environment,
+                    metadata={
+                        "run": config.name,
+                        "steps": str(config.steps),
+                        "submitted with ray": __version__,
+                    },
+                )
+            except RuntimeError as error:
+                raise InputError(
+                    f"the cluster at {self._address} refuses the job: {_first(error)}"
+                ) from None
+        return job
+
+    def follow(self, job: str, echo: Callable[[str], Any]) -> int:
+        """Passes on the log of a job until it ends, and returns its exit code.
+
+        Raises:
+            InputError: There is no such job.
+            RunFailed: The connection breaks again and again.
+        """
+        self._status(job)
+        written, broken = 0, "it ended early"
+        for attempt in range(RETRIES):
+            seen = 0
+            try:
+                for text in _lines(self._client, job):
+                    seen += len(text)
+                    if seen > written:
+                        echo(text[len(text) - (seen - written) :])
+                        written = seen
+            except (RuntimeError, OSError) as error:
+                broken = _first(error)
+            if self._status(job) in ENDED:
+                return self._exit_code(job)
+            time.sleep(attempt)
+        raise RunFailed(
+            f"the log of job {job} broke off {RETRIES} times ({broken}); the job goes on: headway "
+            f"attach {job} --address {self._address}"
+        )
+
+    def cancel(self, job: str) -> str:
+        """Stops a job as Ctrl-C stops a run: it saves a checkpoint first. Returns its last status.
+
+        Raises:
+            InputError: There is no such job.
+        """
+        status = self._status(job)
+        if status not in ENDED:
+            self._client.stop_job(job)
+        deadline = time.monotonic() + 600.0
+        while (status := self._status(job)) not in ENDED:
+            if time.monotonic() > deadline:
+                raise RunFailed(f"job {job} is still {status} 10 minutes after it was stopped")
+            time.sleep(0.5)
+        return status
+
+    def _status(self, job: str) -> str:
+        try:
+            return str(self._client.get_job_status(job).value)
+        except RuntimeError as error:
+            found = ", ".join(str(each.submission_id) for each in self._client.list_jobs())
+            raise InputError(
+                f"no job {job!r} on the cluster at {self._address} ({_first(error)}); there are "
+                f"{found or 'none'}"
+            ) from None
+
+    def _exit_code(self, job: str) -> int:
+        info = self._client.get_job_info(job)
+        if info.status.value == "STOPPED":
+            return STOPPED
+        if info.driver_exit_code is not None:
+            return int(info.driver_exit_code)
+        if info.status.value == "SUCCEEDED":
+            return 0
+        raise RunFailed(f"job {job} failed before it began: {info.message}")
+
+
+def command_of(recipe: str, overrides: Sequence[str], *, replace: bool) -> list[str]:
+    """What a job of a new run does; a recipe that is a file lies in its working folder."""
+    name = RECIPE if Path(recipe).exists() else recipe
+    settings = [part for override in overrides for part in ("--set", override)]
+    command = ["headway", "run", name, *settings, "--set", "deploy.ray_address=auto"]
+    return [*command, "--replace"] if replace else command
+
+
+def resumption(config: RunConfig) -> list[str]:
+    """What a job does that goes on with a run which was submitted before."""
+    return ["headway", "resume", config.name, "--runs-dir", str(config.deploy.runs_dir)]
+
+
+def files_of(config: RunConfig, modules: Sequence[str], folder: Path) -> list[Path]:
+    """The user's own modules: those that the recipe names and `folder` has, and further ones.
+
+    Raises:
+        InputError: A further one is not in the folder.
+    """
+    named = {match[1] for text in _texts(config.model_dump()) if (match := DOTTED.fullmatch(text))}
+    found = [path for name in sorted(named) if (path := _module(name, folder)) is not None]
+    for name in modules:
+        path = _module(name, folder)
+        if path is None:
+            raise InputError(f"--module {name}: neither {name}.py nor a folder {name} in {folder}")
+        found.append(path)
+    return list(dict.fromkeys(found))
+
+
+def pack(files: Sequence[Path], folder: Path) -> None:
+    """Copies modules, and the recipe, which is the only TOML file among them, into a folder."""
+    for path in files:
+        if path.is_dir():
+            shutil.copytree(path, folder / path.name, ignore=shutil.ignore_patterns(*IGNORED))
+        else:
+            shutil.copy(path, folder / (RECIPE if path.suffix == ".toml" else path.name))
+
+
+def check(config: RunConfig) -> None:
+    """Refuses what would be lost with the job.
+
+    Raises:
+        InputError: The run's folder would be in the job's working folder.
+    """
+    runs_dir = config.deploy.runs_dir
+    if not runs_dir.is_absolute():
+        raise InputError(
+            f'deploy.runs_dir = "{runs_dir}" is relative, and the working folder of a job is '
+            'deleted; name a folder of the head node, as in --set deploy.runs_dir="/data/runs"'
+        )
+
+
+def _use_token() -> None:
+    """Has Ray's client send the user's token where there is one, as `ray.init` does by itself."""
+    named = os.environ.get("RAY_AUTH_TOKEN_PATH", Path.home() / ".ray" / "auth_token")
+    if "RAY_AUTH_TOKEN" in os.environ or Path(named).exists():
+        os.environ.setdefault("RAY_AUTH_MODE", "token")
+
+
+def _module(name: str, folder: Path) -> Path | None:
+    for path in (folder / name, folder / f"{name}.py"):
+        if path.is_file() or (path.is_dir() and any(path.glob("*.py"))):
+            return path
+    return None
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """Every text in nested tables and lists."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        for each in value.values():
+            yield from _texts(each)
+    elif isinstance(value, (list, tuple)):
+        for each in value:
+            yield from _texts(each)
+
+
+def _lines(client: Any, job: str) -> Iterator[str]:
+    """The log of a job from its beginning, as it comes."""
+    loop = asyncio.new_event_loop()
+    log = client.tail_job_logs(job)
+    try:
+        while True:
+            try:
+                yield loop.run_until_complete(anext(log))
+            except StopAsyncIteration:
+                return
+    finally:
+        loop.run_until_complete(log.aclose())
+        loop.close()
+
+
+def _first(error: BaseException) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]

@@ -1,0 +1,223 @@
+"""Names who waits on whom for what since when, once it lasts too long, with stacks.
+
+Looks at a run beside everything else, so that nothing which hangs can keep it from speaking. What
+is overdue goes to the screen, to `waits.jsonl`, to a metric and, where the recipe says so, ends the
+run. What a wait is, is `deploy.waits`.
+"""
+
+import asyncio
+import os
+import threading
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from ray.exceptions import RayError
+from rich.markup import escape
+
+from deploy.config import RunConfig
+from deploy.errors import RunFailed
+from deploy.progress import Screen
+from deploy.run_directory import RunDirectory
+from deploy.stacks import Found, Place, look, place_of_actor
+from deploy.waits import ActorSigns, BrokerSigns, Overdue, Signs, Wait, Waits
+from queues.errors import QueuesError
+from queues.status import BrokerStatus
+
+LOOK_SECONDS = 4.0
+"""Between two looks, or less where the deadline is short."""
+ANSWER_SECONDS = 2.5
+"""Deadline of an answer, after which the process is said not to answer."""
+FILE = "waits.jsonl"
+PROBE = ".durable"
+"""File by which the disk is tried."""
+
+
+class Watchdog:
+    """Watches one run.
+
+    Args:
+        config: Its recipe: deploy.watchdog_seconds and deploy.watchdog_aborts.
+        directory: Gets `waits.jsonl`, and stacks in its logs.
+        screen: Says what is overdue.
+        status: Asks the broker.
+        actors: What each rollout actor that works shows of itself.
+        handles: Ray handles of the processes by name, as they are now.
+        save: Has the learner save a checkpoint; returns in time, whether it did or not.
+    """
+
+    def __init__(
+        self,
+        config: RunConfig,
+        directory: RunDirectory,
+        screen: Screen,
+        *,
+        status: Callable[[], Awaitable[BrokerStatus]],
+        actors: Callable[[], Mapping[str, ActorSigns]],
+        handles: Callable[[], Mapping[str, Any]],
+        save: Callable[[], Awaitable[None]],
+    ) -> None:
+        self._config, self._directory, self._screen = config, directory, screen
+        self._status, self._actors, self._handles, self._save = status, actors, handles, save
+        self._waits = Waits(config.deploy.watchdog_seconds)
+        self._durable = threading.Event()
+        self._durable.set()
+        self._places: dict[str, tuple[Any, Place]] = {}
+        self._told: set[tuple[str, str]] = set()
+        self.overdue: Sequence[Overdue] = ()
+        """As of the last look; read by the thread of a scrape."""
+
+    async def follow(self) -> None:
+        """Looks until it is cancelled.
+
+        Raises:
+            RunFailed: Something is overdue, and the recipe ends a run then.
+        """
+        while True:
+            await self._find_places()
+            signs = await self._signs()
+            self.overdue = self._waits.overdue(signs, time.monotonic())
+            now = {(late.wait.who, late.wait.on) for late in self.overdue}
+            new = [late for late in self.overdue if (late.wait.who, late.wait.on) not in self._told]
+            for who, on in self._told - now:
+                self._screen.say(f"{who} waits on {on} no more")
+            self._told = now
+            if new:
+                await self._tell(new)
+            await asyncio.sleep(min(LOOK_SECONDS, self._config.deploy.watchdog_seconds / 8))
+
+    async def _signs(self) -> Signs:
+        broker = None
+        with suppress(TimeoutError, QueuesError):
+            async with asyncio.timeout(ANSWER_SECONDS):
+                broker = broker_signs(await self._status())
+        return Signs(
+            broker=broker,
+            actors=self._actors(),
+            disk=self._try_disk(),
+            groups_per_batch=self._config.prompts.groups_per_batch,
+        )
+
+    def _try_disk(self) -> bool:
+        """Whether the last small file is durable; begins with the next one if so."""
+        if not self._durable.is_set():
+            return False
+        self._durable.clear()
+        file = self._directory.path / PROBE
+        threading.Thread(target=self._write, args=(file,), name="disk", daemon=True).start()
+        return True
+
+    def _write(self, file: Path) -> None:
+        """In a thread that nobody waits for: it may hang as long as the disk does."""
+        with suppress(OSError):  # a disk that is full is told elsewhere
+            write_durably(file)
+        self._durable.set()
+
+    async def _find_places(self) -> None:
+        """Asks new processes where they are, while they answer."""
+        for name, handle in self._handles().items():
+            if self._places.get(name, (None,))[0] is handle:
+                continue
+            with suppress(RayError, TimeoutError):
+                async with asyncio.timeout(ANSWER_SECONDS):
+                    place = await handle.__ray_call__.remote(place_of_actor)
+                self._places[name] = (handle, place)
+
+    async def _tell(self, late: Sequence[Overdue]) -> None:
+        """Says what is overdue, writes it down with stacks, and ends the run where it is to end."""
+        names = concerned([each.wait for each in late], list(self._places))
+        looks = (asyncio.to_thread(look, self._places[name][1]) for name in names)
+        found = dict(zip(names, await asyncio.gather(*looks), strict=True))
+        stacks = self._write_stacks(found)
+        deadline = self._config.deploy.watchdog_seconds
+        at = time.time()
+        texts = [sentence(each, found, at=at, deadline=deadline) for each in late]
+        for text in texts:
+            self._screen.say(escape(f"{text}; stacks in {stacks}"))
+        with suppress(OSError):
+            self._directory.append(
+                FILE,
+                [
+                    {
+                        "at": at,
+                        "who": each.wait.who,
+                        "on": each.wait.on,
+                        "what": each.wait.what,
+                        "seconds": each.seconds,
+                        "text": text,
+                        "stacks": stacks,
+                    }
+                    for each, text in zip(late, texts, strict=True)
+                ],
+            )
+        if self._config.deploy.watchdog_aborts:
+            await self._save()
+            raise RunFailed(
+                f"{texts[0]}; ended by deploy.watchdog_aborts, go on with: headway resume "
+                f"{self._directory.path}"
+            )
+
+    def _write_stacks(self, found: Mapping[str, Found]) -> str:
+        """A file in the logs; its name."""
+        number = sum(1 for _ in self._directory.logs.glob("stacks-*.txt"))
+        file = self._directory.logs / f"stacks-{number}.txt"
+        text = "\n".join(f"== {name}: {each.states}\n{each.stacks}" for name, each in found.items())
+        try:
+            file.write_text(text)
+        except OSError as error:
+            return f"no file ({error})"
+        return str(file.relative_to(self._directory.path))
+
+
+def broker_signs(status: BrokerStatus) -> BrokerSigns:
+    """What waits are found in."""
+    depth = status.depth
+    return BrokerSigns(
+        version=status.version,
+        steps=status.steps,
+        queued=depth["queued"],
+        leased=depth["leased"],
+        ready=depth["ready"],
+        taken=depth["taken"],
+        live=status.live,
+        window=status.window,
+        waits_for=status.waits_for,
+        engines=status.engines,
+        paused=status.paused is not None,
+    )
+
+
+def concerned(waits: Sequence[Wait], known: Sequence[str]) -> list[str]:
+    """Processes whose stacks tell why: who is waited for; of the learner every rank.
+
+    Example:
+        >>> concerned([Wait("broker", "learner", "")], ["broker", "learner-0", "learner-1"])
+        ['learner-0', 'learner-1']
+    """
+    on = {wait.on for wait in waits} | {wait.who for wait in waits if wait.on == "weight update"}
+    return [name for name in known if name in on or name.rpartition("-")[0] in on]
+
+
+def sentence(late: Overdue, found: Mapping[str, Found], *, at: float, deadline: float) -> str:
+    """One wait in words, with the states of who is waited for."""
+    wait = late.wait
+    since = time.strftime("%H:%M:%S", time.localtime(at - late.seconds))
+    text = (
+        f"{wait.who} waits on {wait.on} for {wait.what} since {since}, {late.seconds:.0f} s "
+        f"(deploy.watchdog_seconds = {deadline:g})"
+    )
+    states = [
+        f"{name}: {found[name].states}" for name in concerned([wait], list(found)) if name in found
+    ]
+    return "; ".join([text, *states])
+
+
+def write_durably(file: Path) -> None:
+    """Writes a few bytes and waits until the disk has them."""
+    with file.open("wb") as opened:
+        opened.write(b"durable")
+        opened.flush()
+        os.fsync(opened.fileno())
+    file.unlink()

@@ -1,0 +1,140 @@
+"""The part of the schemas of KubeRay (ray.io/v1) and the Prometheus operator that is used here.
+
+Written from their published API references; keys that are not listed are refused, so that a
+misspelt one is found.
+"""
+
+
+def table(required=(), **properties):
+    """An object with these keys and no others."""
+    return {
+        "type": "object",
+        "properties": properties,
+        "required": list(required),
+        "additionalProperties": False,
+    }
+
+
+def lists(items, least=1):
+    return {"type": "array", "items": items, "minItems": least}
+
+
+TEXT, NUMBER, TRUTH = {"type": "string"}, {"type": "integer", "minimum": 0}, {"type": "boolean"}
+TEXTS = {"type": "object", "additionalProperties": TEXT}
+META = table(["name"], name=TEXT, labels=TEXTS, namespace=TEXT)
+AMOUNTS = {
+    "type": "object",
+    "properties": {
+        "cpu": {"type": "string", "pattern": r"^\d+(m)?$"},
+        "memory": {"type": "string", "pattern": r"^\d+(Mi|Gi)$"},
+        "nvidia.com/gpu": {"type": "string", "pattern": r"^\d+$"},
+        "storage": {"type": "string", "pattern": r"^\d+(Gi|Ti)$"},
+    },
+    "additionalProperties": False,
+}
+RESOURCES = table(requests=AMOUNTS, limits=AMOUNTS)
+PROBE = table(
+    ["exec"],
+    exec=table(["command"], command=lists(TEXT)),
+    initialDelaySeconds=NUMBER,
+    periodSeconds=NUMBER,
+    timeoutSeconds=NUMBER,
+    failureThreshold=NUMBER,
+)
+CONTAINER = table(
+    ["name", "image", "resources"],
+    name=TEXT,
+    image=TEXT,
+    ports=lists(
+        table(
+            ["containerPort"],
+            containerPort={"type": "integer", "minimum": 1, "maximum": 65535},
+            name={"type": "string", "pattern": r"^[a-z0-9-]{1,15}$"},
+        )
+    ),
+    resources=RESOURCES,
+    volumeMounts=lists(table(["name", "mountPath"], name=TEXT, mountPath=TEXT)),
+    livenessProbe=PROBE,
+    readinessProbe=PROBE,
+)
+VOLUME = table(
+    ["name"],
+    name=TEXT,
+    emptyDir=table(medium={"enum": ["Memory", ""]}, sizeLimit=TEXT),
+    persistentVolumeClaim=table(["claimName"], claimName=TEXT),
+)
+SECURITY = table(runAsNonRoot=TRUTH, runAsUser=NUMBER, fsGroup=NUMBER)
+TEMPLATE = table(
+    ["spec"],
+    spec=table(
+        ["containers"],
+        containers=lists(CONTAINER),
+        volumes=lists(VOLUME),
+        securityContext=SECURITY,
+    ),
+)
+GROUP = {"labels": TEXTS, "rayStartParams": TEXTS, "template": TEMPLATE}
+SCHEMAS = {
+    ("ray.io/v1", "RayCluster"): table(
+        ["headGroupSpec"],
+        rayVersion=TEXT,
+        authOptions=table(["mode"], mode={"enum": ["token", "disabled"]}),
+        headGroupSpec=table(
+            ["template"],
+            serviceType={"enum": ["ClusterIP", "NodePort", "LoadBalancer"]},
+            **GROUP,
+        ),
+        workerGroupSpecs=lists(
+            table(
+                ["groupName", "template", "maxReplicas", "minReplicas"],
+                groupName=TEXT,
+                replicas=NUMBER,
+                minReplicas=NUMBER,
+                maxReplicas=NUMBER,
+                **GROUP,
+            )
+        ),
+    ),
+    ("ray.io/v1", "RayJob"): table(
+        ["entrypoint"],
+        entrypoint=TEXT,
+        runtimeEnvYAML=TEXT,
+        backoffLimit=NUMBER,
+        shutdownAfterJobFinishes=TRUTH,
+        clusterSelector=TEXTS,
+    ),
+    ("v1", "PersistentVolumeClaim"): table(
+        ["accessModes", "resources"],
+        accessModes=lists({"enum": ["ReadWriteOnce", "ReadWriteMany", "ReadOnlyMany"]}),
+        resources=RESOURCES,
+    ),
+    ("monitoring.coreos.com/v1", "ServiceMonitor"): table(
+        ["endpoints", "selector"],
+        jobLabel=TEXT,
+        selector=table(matchLabels=TEXTS),
+        endpoints=lists(table(port=TEXT, interval=TEXT)),
+    ),
+    ("monitoring.coreos.com/v1alpha1", "ScrapeConfig"): table(
+        scrapeInterval=TEXT,
+        httpSDConfigs=lists(table(["url"], url=TEXT, refreshInterval=TEXT)),
+    ),
+}
+KUSTOMIZATION = table(
+    ["apiVersion", "kind", "resources"],
+    apiVersion={"const": "kustomize.config.k8s.io/v1beta1"},
+    kind={"const": "Kustomization"},
+    resources=lists(TEXT),
+    images=lists(table(["name", "newTag"], name=TEXT, newTag=TEXT)),
+)
+
+
+def manifest(document):
+    """The schema of a whole document, by its kind."""
+    spec = SCHEMAS[document["apiVersion"], document["kind"]]
+    return table(
+        ["apiVersion", "kind", "metadata", "spec"],
+        apiVersion=TEXT,
+        kind=TEXT,
+        metadata=META,
+        spec=spec,
+    )

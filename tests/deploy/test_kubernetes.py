@@ -1,0 +1,149 @@
+"""Manifests and Dockerfiles that ship: their form, and that they fit together and to recipes."""
+
+import re
+import shlex
+import tomllib
+from pathlib import Path
+
+import jsonschema
+import pytest
+import yaml
+from kubernetes_schema import KUSTOMIZATION, manifest
+
+from deploy.config import load_recipe
+
+ROOT = Path(__file__).parents[2]
+SHIPPED = ROOT / "deploy" / "kubernetes"
+KUSTOMIZATIONS = sorted(SHIPPED.glob("*/kustomization.yaml"))
+MANIFESTS = sorted(set(SHIPPED.glob("*/*.yaml")) - set(KUSTOMIZATIONS))
+DOCKERFILES = sorted((ROOT / "deploy" / "docker").glob("Dockerfile.*"))
+VERSION = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+
+
+def read(path):
+    return yaml.safe_load(path.read_text())
+
+
+CLUSTER = read(SHIPPED / "base" / "raycluster.yaml")
+HEAD = CLUSTER["spec"]["headGroupSpec"]
+GROUPS = [HEAD, *CLUSTER["spec"]["workerGroupSpecs"]]
+PODS = [group["template"]["spec"] for group in GROUPS]
+
+
+def name_of(path):
+    return str(path.relative_to(ROOT / "deploy"))
+
+
+@pytest.mark.parametrize("path", MANIFESTS, ids=name_of)
+def test_a_manifest_has_the_form_of_its_kind(path):
+    document = read(path)
+    jsonschema.validate(document, manifest(document))
+
+
+@pytest.mark.parametrize("path", KUSTOMIZATIONS, ids=name_of)
+def test_a_kustomization_names_all_files_beside_it(path):
+    document = read(path)
+    jsonschema.validate(document, KUSTOMIZATION)
+    beside = {each.name for each in path.parent.glob("*.yaml")} - {path.name}
+    assert set(document["resources"]) == beside
+
+
+def test_a_misspelt_key_is_found():
+    wrong = {**CLUSTER, "spec": {**CLUSTER["spec"], "workerGroupSpec": []}}
+    with pytest.raises(jsonschema.ValidationError, match="workerGroupSpec"):
+        jsonschema.validate(wrong, manifest(wrong))
+
+
+def test_the_cluster_asks_for_a_token_and_no_pod_runs_as_root():
+    assert CLUSTER["spec"]["authOptions"] == {"mode": "token"}
+    assert all(pod["securityContext"]["runAsNonRoot"] for pod in PODS)
+
+
+def test_every_container_has_shared_memory_of_its_own_and_probes():
+    for pod in PODS:
+        volumes = {volume["name"]: volume for volume in pod["volumes"]}
+        for container in pod["containers"]:
+            mounts = {mount["mountPath"]: mount["name"] for mount in container["volumeMounts"]}
+            assert volumes[mounts["/dev/shm"]]["emptyDir"]["medium"] == "Memory"
+            assert set(mounts.values()) == set(volumes)
+            assert {"livenessProbe", "readinessProbe"} <= set(container)
+
+
+def test_there_is_a_pool_with_and_one_without_gpus():
+    gpus = {
+        group["groupName"]: "nvidia.com/gpu"
+        in group["template"]["spec"]["containers"][0]["resources"]["limits"]
+        for group in CLUSTER["spec"]["workerGroupSpecs"]
+    }
+    assert gpus == {"generate": True, "judge": False}
+
+
+def test_images_are_those_that_are_built_here_at_this_version():
+    document = read(SHIPPED / "base" / "kustomization.yaml")
+    tags = {image["name"]: image["newTag"] for image in document["images"]}
+    used = {container["image"] for pod in PODS for container in pod["containers"]}
+    built = {f"headway-{path.suffix[1:]}" for path in DOCKERFILES}
+    assert tags == dict.fromkeys(sorted(used), VERSION)
+    assert used == built
+    for path in DOCKERFILES:
+        assert f"headway-{path.suffix[1:]}:{VERSION}" in path.read_text()
+
+
+def test_the_job_is_a_valid_run_whose_folder_metrics_and_pools_the_cluster_has():
+    job = read(SHIPPED / "job" / "rayjob.yaml")["spec"]
+    assert job["clusterSelector"] == {"ray.io/cluster": CLUSTER["metadata"]["name"]}
+    headway, run, recipe, *settings = shlex.split(job["entrypoint"])
+    assert (headway, run, set(settings[::2])) == ("headway", "run", {"--set"})
+    config = load_recipe(recipe, settings[1::2])
+    [container] = HEAD["template"]["spec"]["containers"]
+    mounts = {mount["mountPath"] for mount in container["volumeMounts"]}
+    assert str(config.deploy.runs_dir) in mounts
+    ports = {port["name"]: port["containerPort"] for port in container["ports"]}
+    assert config.deploy.metrics_port == ports["headway"]
+    pools = [group["labels"] for group in GROUPS]
+    assert config.deploy.placement.actors.labels in pools
+
+
+def test_prometheus_asks_the_head_where_ray_and_runs_show_metrics():
+    name = CLUSTER["metadata"]["name"]
+    [container] = HEAD["template"]["spec"]["containers"]
+    ports = {port["name"]: port["containerPort"] for port in container["ports"]}
+    [found] = read(SHIPPED / "monitoring" / "scrapeconfig.yaml")["spec"]["httpSDConfigs"]
+    assert found["url"] == f"http://{name}-head-svc:{ports['headway']}/targets"
+    [endpoint] = read(SHIPPED / "monitoring" / "servicemonitor.yaml")["spec"]["endpoints"]
+    assert endpoint["port"] in ports
+
+
+def instructions(path):
+    """Instruction and arguments of each line, continuations joined, comments left out."""
+    text = re.sub(r"^#.*\n", "", path.read_text(), flags=re.MULTILINE).replace("\\\n", " ")
+    return [tuple(line.split(None, 1)) for line in text.splitlines() if line.strip()]
+
+
+@pytest.mark.parametrize("path", DOCKERFILES, ids=name_of)
+def test_a_dockerfile_pins_its_base_copies_what_there_is_and_leaves_root(path):
+    found = instructions(path)
+    assert found[0][0] == "FROM"
+    assert re.fullmatch(r"[\w./-]+:\d[\w.-]*", found[0][1])
+    assert {name for name, _ in found} <= {"FROM", "RUN", "COPY", "ENV", "WORKDIR", "USER"}
+    for name, arguments in found:
+        if name == "COPY":
+            *sources, _ = arguments.split()
+            assert all((ROOT / source).exists() for source in sources), arguments
+        if name == "RUN" and "pip install" in arguments:
+            assert arguments.count("pip install --no-cache-dir") == arguments.count("pip install")
+        if name == "RUN" and "apt-get install" in arguments:
+            assert "--no-install-recommends" in arguments
+            assert "rm -rf /var/lib/apt/lists/*" in arguments
+        if name == "WORKDIR":
+            assert arguments.startswith("/")
+    assert [arguments for name, arguments in found if name == "USER"] == ["ray"]
+
+
+@pytest.mark.parametrize("path", DOCKERFILES, ids=name_of)
+def test_an_image_has_every_package_and_what_probes_and_stacks_need(path):
+    text = path.read_text()
+    for package in ("actors", "deploy", "learner", "queues", "weight_sync"):
+        assert f"COPY {package} {package}\n" in text
+    assert " wget" in text
+    assert "py-spy" in (ROOT / "deploy" / "locks" / "cpu.txt").read_text()

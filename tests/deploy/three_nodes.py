@@ -1,0 +1,38 @@
+"""A run on three nodes of one machine with its roles placed by label; prints where they were.
+
+A program of its own: a process can be connected to one cluster only. Arguments: the command of the
+run, to which the cluster's address is added.
+"""
+
+import json
+import subprocess
+import sys
+
+import ray
+from ray._private.state import actors
+from ray.cluster_utils import Cluster
+
+POOLS = ("learn", "generate")
+
+
+def main() -> None:
+    cluster = Cluster(
+        initialize_head=True, head_node_args={"num_cpus": 1, "labels": {"pool": "head"}}
+    )
+    for pool in POOLS:
+        cluster.add_node(num_cpus=2, labels={"pool": pool})
+    ray.init(address=cluster.address, log_to_driver=False)
+    pools = {node["NodeID"]: node["Labels"]["pool"] for node in ray.nodes()}
+    command = [*sys.argv[1:], "--set", f"deploy.ray_address={cluster.address}"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=400)
+    places = {
+        actor["ActorClassName"]: pools[actor["Address"]["NodeID"]] for actor in actors().values()
+    }
+    said = done.stdout + done.stderr
+    print(json.dumps({"code": done.returncode, "said": said, "places": places}))
+    ray.shutdown()
+    cluster.shutdown()
+
+
+if __name__ == "__main__":
+    main()
