@@ -129,11 +129,8 @@ class Broker:
         self._leases = Leases(
             self._book, self._ledger, self._commits, lease_seconds=config.lease_seconds
         )
-        self._retention = (
-            Retention(directory, self._ledger, self._commits)
-            if config.keep_rollouts == "needed"
-            else None
-        )
+        self._retention = Retention(directory, self._ledger, self._commits, self._journal)
+        self._keeps_all = config.keep_rollouts == "all"
         self._puts = Puts(self._book, self._ledger, self._commits)
         self._feed = Feed(self._book, self._ledger, self._commits)
         self._batches = Batches(
@@ -252,7 +249,8 @@ class Broker:
 
     async def put_many(self, puts: Sequence[tuple[str, Payload]]) -> list[PutStatus | QueuesError]:
         """See `Puts.put_many`."""
-        return await self._puts.put_many(puts)
+        with self._retention.put():
+            return await self._puts.put_many(puts)
 
     async def save(self, engine_id: str, payload: bytes) -> None:
         """Keep what there is of a group that has no result yet, in the place of what there was.
@@ -332,7 +330,7 @@ class Broker:
     async def commit_checkpoint(self, version: int, path: str) -> None:
         """See `Batches.commit_checkpoint`."""
         await self._batches.commit_checkpoint(version, path)
-        if self._retention is not None:
+        if not self._keeps_all:
             await self._retention.apply()
 
     # --- anyone

@@ -52,6 +52,11 @@ class Journal:
         except (OSError, ValueError) as error:
             raise JournalError(f"{directory}: cannot be opened: {error}") from error
 
+    @property
+    def newest(self) -> int:
+        """Number of the newest segment; what is appended from now on lies there or later."""
+        return self._segment
+
     def begin(self) -> None:
         """See `writer.Store`; frames that are not committed are garbage by themselves."""
 

@@ -1,19 +1,28 @@
 """Which journal segments may go, so that a run of weeks does not fill its disk.
 
 A segment is needed as long as one of its groups is not in a final state, or was trained at or after
-the oldest checkpoint that is still there: a rollback trains those batches again. The newest segment
-always stays. What was removed is remembered in the ledger (`meta`), so that a reader can tell it
-from what was lost; the rows of its groups stay.
+the oldest checkpoint that is still there: a rollback trains those batches again. One without any
+group, as a crash leaves it, is not needed.
+
+    put begins ─▶ frame in the journal ─▶ row in the ledger ─▶ put ends
+        └── from here on the segment that is the newest, and all later ones, stay ──┘
+
+For until its row is committed, nothing in the ledger tells that a frame is needed. The newest
+segment on disk always stays. What was removed is remembered in the ledger (`meta`), so that a
+reader can tell it from what was lost; the rows of its groups stay.
 """
 
 import asyncio
 import logging
 import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
-from queues.accounts import oldest_checkpoint, open_ledger, removed_segments
+from queues.accounts import oldest_checkpoint, open_ledger
 from queues.commits import Commits
-from queues.journal import remove_segment, segments
+from queues.journal import Journal, remove_segment, segments
 from queues.ledger import Ledger
 from queues.ledger_tables import JOURNAL_NAME, REMOVED_SEGMENT
 
@@ -27,16 +36,33 @@ class Retention:
         directory: The run's folder.
         ledger: Remembers what was removed.
         commits: Makes that durable before anything is.
+        journal: Says which segment is the newest.
     """
 
-    def __init__(self, directory: Path, ledger: Ledger, commits: Commits) -> None:
+    def __init__(self, directory: Path, ledger: Ledger, commits: Commits, journal: Journal) -> None:
         self._directory = directory
         self._ledger = ledger
         self._commits = commits
+        self._journal = journal
+        self._puts: Counter[int] = Counter()
+        """Puts on their way, by the segment that was the newest when they began."""
+
+    @contextmanager
+    def put(self) -> Iterator[None]:
+        """Around a put, from before its first frame until its rows are submitted, or never are."""
+        segment = self._journal.newest
+        self._puts[segment] += 1
+        try:
+            yield
+        finally:
+            self._puts -= Counter((segment,))
 
     async def apply(self) -> None:
         """Remove what may go; to be called after a checkpoint is committed."""
-        gone = await asyncio.to_thread(removable, self._directory)
+        below = min(self._puts, default=self._journal.newest)
+        # Rows of puts that have ended, cancelled ones too, were submitted before: wait for them.
+        await self._commits.submit(lambda: None)
+        gone = await asyncio.to_thread(removable, self._directory, below)
         if not gone:
             return
 
@@ -50,13 +76,17 @@ class Retention:
         log.info("removed %d journal segments that nothing needs any more", len(gone))
 
 
-def removable(run_directory: Path) -> list[int]:
+def removable(run_directory: Path, below: int) -> list[int]:
     """Segments on disk that may go, ascending; none before there is a checkpoint to go back to.
+
+    Args:
+        run_directory: Holds ledger and journal.
+        below: The oldest segment that may hold frames whose rows are not committed yet.
 
     Raises:
         LedgerError: The ledger cannot be read.
     """
-    there = segments(run_directory / JOURNAL_NAME)[:-1]
+    there = [x for x in segments(run_directory / JOURNAL_NAME)[:-1] if x < below]
     oldest = oldest_checkpoint(run_directory)
     if not there or oldest is None:
         return []
@@ -66,16 +96,13 @@ def removable(run_directory: Path) -> list[int]:
             "SELECT tables.name FROM sqlite_schema AS tables, pragma_table_info(tables.name) AS it"
             " WHERE tables.type = 'table' AND it.name = 'segment'"
         ).fetchall()
-        known, needed = removed_segments(database), set()
+        needed: set[int] = set()
         for (table,) in tables:
             rows = database.execute(
-                "SELECT segment, max(state NOT IN ('dropped', 'failed', 'scored')"
-                f" AND (state != 'trained' OR trained_version >= ?)) FROM {table}"
-                " JOIN groups USING (group_id) WHERE segment IS NOT NULL GROUP BY segment",
+                f"SELECT DISTINCT segment FROM {table} JOIN groups USING (group_id)"
+                " WHERE segment IS NOT NULL AND state NOT IN ('dropped', 'failed', 'scored')"
+                " AND (state != 'trained' OR trained_version >= ?)",
                 (oldest,),
             )
-            for segment, is_needed in rows:
-                known.add(segment)
-                if is_needed:
-                    needed.add(segment)
-    return [segment for segment in there if segment in known - needed]
+            needed.update(segment for (segment,) in rows)
+    return [segment for segment in there if segment not in needed]

@@ -25,7 +25,15 @@ class ModelGroup:
     engine: str | None = None
     start: int | None = None
     due: int | None = None
+    anew: bool = False
+    """Whether it was issued in the place of one that was dropped."""
+    late: bool = False
+    """The batch that it was due with was taken without it."""
     payload: bytes | None = None
+    kept: tuple[int, bytes] | None = None
+    """What was saved of it: its oldest version, and the payload."""
+    goes_on: bool = False
+    """Whether its next lease may carry that."""
 
     @property
     def group_id(self) -> str:
@@ -34,7 +42,7 @@ class ModelGroup:
 
 @dataclass
 class Model:
-    """B, η, G, steps, attempts and the limit of the filter (None: no filter), then the state."""
+    """The broker's settings, the filter's limit in groups (None: no filter), and the state."""
 
     size: int
     staleness: int
@@ -42,6 +50,7 @@ class Model:
     steps: int
     max_attempts: int
     limit: int | None
+    on_overdue: str = "wait"
     groups: list[ModelGroup] = field(default_factory=list)
     line: list[ModelGroup] = field(default_factory=list)
     """Queued groups, in the order in which they are leased."""
@@ -89,14 +98,16 @@ class Model:
         """For every date d ≥ version − 1 at most (d − version + 1)·B are due by d."""
         return all(
             sum(due <= date for due in dues) <= (date - version + 1) * self.size
-            for date in range(version - 1, max(dues, default=version) + 1)
+            for date in range(version - 1, max([version, *dues]) + 1)
         )
 
-    def allowed(self, start: int) -> int:
-        dues = [g.due for g in self.live]
+    def allowed(self, start: int, more: Sequence[int] = ()) -> int:
+        """Leases of an engine at `start`, beside what is live and groups `more` by their dates."""
+        dues = [*(g.due for g in self.live if not g.late), *more]
+        late = sum(g.late for g in self.live)
         window = min(self.staleness + 1, max(0, self.steps - self.version)) * self.size
         count = 0
-        while len(dues) < window:
+        while len(dues) + late < window:
             dues.append(start + self.staleness)
             if not self.feasible(dues, self.version):
                 break
@@ -119,18 +130,30 @@ class Model:
                 leased += waiting[: room - len(leased)]
         count = min((room - len(leased)) // self.group_size, self.allowed(version))
         leased += [g for g in self.line if g.evaluation is None][:count]
-        for group in leased:
+        for after, group in zip(range(len(leased))[::-1], leased, strict=True):
             self.line.remove(group)
+            start = version
+            if group.goes_on and group.kept is not None:
+                first = min(version, group.kept[0])
+                rest = self.allowed(version, [first + self.staleness])
+                if self.allowed(first) and rest >= after:
+                    start = first
+                else:
+                    group.goes_on = False
             group.attempt += 1
-            group.state, group.engine, group.start = "leased", engine, version
-            group.due = None if group.evaluation else version + self.staleness
+            group.state, group.engine, group.start = "leased", engine, start
+            group.due = None if group.evaluation else start + self.staleness
         return leased
+
+    def save(self, group: ModelGroup, engine: str, attempt: int, kept: tuple[int, bytes]) -> None:
+        if self.holds(group, engine, attempt) and group.evaluation is None:
+            group.kept, group.goes_on = kept, True
 
     def holds(self, group: ModelGroup, engine: str, attempt: int) -> bool:
         return (group.state, group.engine, group.attempt) == ("leased", engine, attempt)
 
     def put(self, group: ModelGroup, payload: bytes, *, tied: bool) -> None:
-        group.payload = payload
+        group.payload, group.kept = payload, None
         if group.evaluation is not None:
             group.state = "scored"
         elif self.limit is not None and tied and self.filtered < self.limit:
@@ -142,26 +165,45 @@ class Model:
 
     def give_back(self, group: ModelGroup, reason: str) -> None:
         group.failures += reason not in EXCUSED
-        group.due = None
+        group.due, group.late = None, False
         if group.failures < self.max_attempts:
             group.state = "queued"
             self.line.insert(0, group)
         else:
-            group.state, group.reason = "failed", reason
+            group.state, group.reason, group.kept = "failed", reason, None
 
     def take(self) -> list[ModelGroup] | None:
         ready = sorted(self.ready, key=lambda g: (g.due, g.group_id))
         short_is_right = self.ended and not self.train("queued", "leased")
         left = [g.due for g in ready[self.size :]] + [g.due for g in self.train("leased")]
         enough = len(ready) >= self.size or (short_is_right and ready)
-        if not enough or not self.feasible(left, self.version + 1):
+        waits = self.on_overdue == "wait" and not self.feasible(left, self.version + 1)
+        if not enough or waits:
             return None
         self.taken = ready[: self.size]
         for group in self.taken:
             self.ready.remove(group)
-            group.state, group.due = "taken", self.version
+            group.state, group.due, group.late = "taken", self.version, False
         self.filtered = 0
+        self.pass_over(self.version)
         return self.taken
+
+    def pass_over(self, last: int) -> None:
+        """What was due by `last` and is not taken is late, or dropped and first in line anew."""
+        missed = [g for g in self.train("leased", "ready") if not g.late and g.due <= last]
+        for group in missed:
+            group.late = self.on_overdue != "drop"
+        if self.on_overdue != "drop":
+            return
+        begun = len(self.groups)
+        for group in missed:
+            if group in self.ready:
+                self.ready.remove(group)
+            group.state, group.reason, group.due, group.kept = "dropped", "overdue", None, None
+            anew = ModelGroup(len(self.groups) + 1, group.prompt_id, None, anew=True)
+            anew.failures = group.failures
+            self.groups.append(anew)
+        self.line = self.groups[begun:] + self.line
 
     def ack(self) -> None:
         for group in self.taken:
@@ -181,13 +223,15 @@ class Model:
     def restart(self) -> None:
         """Leases are void, their groups go first, and what is not durable is forgotten."""
         for group in self.groups:
-            group.failures = 0
+            group.failures, group.late, group.goes_on = 0, False, True
             if group.state == "leased":
                 group.state, group.due = "queued", None
         queued = [g for g in self.groups if g.state == "queued"]
-        self.line = [g for g in queued if g.attempt] + [g for g in queued if not g.attempt]
+        first = [g for g in queued if g.attempt or g.anew]
+        self.line = first + [g for g in queued if g not in first]
         self.ready = [g for g in self.groups if g.state == "ready"]
         self.engines = {}
+        self.pass_over(self.version - (not self.taken))
 
     # --- what shows
 

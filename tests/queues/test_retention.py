@@ -1,6 +1,7 @@
 """What the journal keeps: everything, or what a rollback could need."""
 
 import asyncio
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -9,11 +10,15 @@ import pytest
 from queues import retention
 from queues.accounts import export_parquet, read_accounting, removed_groups
 from queues.errors import JournalError
-from queues.journal import segments
+from queues.journal import Journal, segments
+from queues.records import PutStatus
 from queues.retention import removable
-from tests.queues.conftest import answer, make_broker, make_prompts
+from queues.schema import encode
+from tests.queues.conftest import answer, make_broker, make_group, make_prompts
 
 BATCHES = 6
+SECONDS = 30.0
+ALL = 10**6
 OPTIONS: dict[str, Any] = {"steps": 9, "segment_bytes": 6_000, "max_staleness": 0}
 
 
@@ -72,9 +77,9 @@ def test_without_a_checkpoint_nothing_is_removed(tmp_path: Path) -> None:
     async def main() -> None:
         broker = make_broker(tmp_path, keep_rollouts="needed", **OPTIONS)
         await train(broker, tmp_path, 0, 4, keep=1, every=100)
-        assert removable(tmp_path) == []
+        assert removable(tmp_path, ALL) == []
         await broker.commit_checkpoint(3, "checkpoints/of-which-no-folder-is-there")
-        assert removable(tmp_path) == []
+        assert removable(tmp_path, ALL) == []
         await broker.close()
 
     asyncio.run(main())
@@ -97,13 +102,64 @@ def test_a_segment_stays_for_the_sake_of_one_group_that_is_not_trained(tmp_path:
         (late,) = await again.lease("a", 4, 0.0)
         await again.put("a", answer(late))
         assert segments(tmp_path / "journal") == [1, 2]
-        assert removable(tmp_path) == []
+        assert removable(tmp_path, ALL) == []
         await again.take(3, 0.0)
         await again.ack(3, {})
-        assert removable(tmp_path) == [], "batch 3 could be trained again"
+        assert removable(tmp_path, ALL) == [], "batch 3 could be trained again"
         await train(again, tmp_path, 4, 5, keep=1)
-        assert removable(tmp_path)[0] == 1
+        assert removable(tmp_path, ALL)[0] == 1
         await again.close()
+
+    asyncio.run(main())
+
+
+def test_a_result_whose_row_is_still_on_its_way_stays_where_its_segment_looks_finished(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of two results of one commit the first ends segment 1, and the second begins segment 2."""
+
+    async def main() -> None:
+        broker = make_broker(
+            tmp_path,
+            keep_rollouts="needed",
+            **(OPTIONS | {"segment_bytes": int(2.5 * len(encode(make_group())))}),
+        )
+        await train(broker, tmp_path, 0, 1, keep=1)
+        assert segments(tmp_path / "journal") == [1]
+        await broker.issue(make_prompts(2, 90), cursor="x")
+        await broker.serving("a", 1)
+        leases = await broker.lease("a", 4, 0.0)
+        payloads = [answer(lease) for lease in leases]
+        committing, may_commit = threading.Event(), threading.Event()
+        commit = broker._ledger.commit
+
+        def slow_commit() -> None:
+            committing.set()
+            assert may_commit.wait(SECONDS)
+            commit()
+
+        monkeypatch.setattr(broker._ledger, "commit", slow_commit)
+        put = asyncio.create_task(broker.put_many([("a", payload) for payload in payloads]))
+        assert await asyncio.to_thread(committing.wait, SECONDS)
+        assert segments(tmp_path / "journal") == [1, 2]
+        submits = asyncio.Event()  # having decided, or waiting to decide
+        submit = broker._commits._rows.submit
+
+        def noted(change: Any) -> Any:
+            submits.set()
+            return submit(change)
+
+        monkeypatch.setattr(broker._commits._rows, "submit", noted)
+        removal = asyncio.create_task(broker._retention.apply())
+        await asyncio.wait_for(submits.wait(), SECONDS)
+        may_commit.set()
+        assert await put == [PutStatus.ACCEPTED] * 2
+        await removal
+        await broker._retention.apply()
+        batch = await broker.take(1, 0.0)
+        assert batch is not None
+        assert batch.payloads == payloads
+        await broker.close()
 
     asyncio.run(main())
 
@@ -135,3 +191,30 @@ def test_a_segment_that_was_lost_is_not_taken_for_one_that_was_removed(tmp_path:
     (tmp_path / "journal" / f"{segments(tmp_path / 'journal')[0]:08d}.segment").unlink()
     with pytest.raises(JournalError, match="cannot be read"):
         export_parquet(tmp_path, tmp_path / "after.parquet")
+
+
+def test_segments_without_any_group_go_once_no_put_that_began_before_them_is_on_its_way(
+    tmp_path: Path,
+) -> None:
+    """What a crash between the sync of the journal and the commit of the ledger leaves."""
+
+    def stray() -> int:
+        journal = Journal(tmp_path / "journal", segment_bytes=1)
+        journal.append(b"a frame that no row refers to")
+        journal.close()
+        return journal.newest
+
+    async def main() -> None:
+        broker = make_broker(tmp_path, keep_rollouts="needed", **OPTIONS)
+        await train(broker, tmp_path, 0, 2, keep=1)
+        await broker.close()
+        left = [stray(), stray()]
+        again = make_broker(tmp_path, keep_rollouts="needed", **OPTIONS)
+        with again._retention.put():
+            await train(again, tmp_path, 2, 5, keep=1)
+            assert segments(tmp_path / "journal")[:2] == [left[1], left[1] + 1]
+        await train(again, tmp_path, 5, 6, keep=1)
+        assert segments(tmp_path / "journal")[0] > left[1] + 1
+        await again.close()
+
+    asyncio.run(main())

@@ -28,16 +28,18 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from queues.accounts import newest_checkpoint, read_accounting
+from queues.accounts import newest_checkpoint, open_ledger, read_accounting, removed_segments
 from queues.errors import ProtocolError, QueueClosed, SchemaError
-from queues.records import Lease, Prompt, PutStatus
-from tests.queues.conftest import answer, make_broker
+from queues.recorded import read_batch
+from queues.records import FinishReason, Lease, Prompt, PutStatus, RolloutGroup
+from queues.schema import encode
+from tests.queues.conftest import answer, make_broker, make_rollout
 from tests.queues.model import Model, ModelGroup
 
 T = TypeVar("T")
 RUNS, STEPS = 60, 220
 ENGINES = st.sampled_from(["a", "b", "c"])
-RARELY = st.integers(0, 3).map(lambda x: x == 3)
+RARELY = st.integers(0, 9).map(lambda x: x == 4)
 PICK = st.integers(0, 2**16)
 LEASE_SECONDS = 30.0
 CRASH_POINTS = [
@@ -65,14 +67,18 @@ class QueueMachine(RuleBasedStateMachine):
     steps_done: ClassVar[int]
     crashes: ClassVar[int]
     seen: ClassVar[Counter[str]]
-    """Groups by the state that they ended in."""
+    """Groups by the state and the reason that they ended in, and what happened on the way."""
 
     @initialize(
-        steps=st.sampled_from([3, 10**6]),
+        steps=st.sampled_from([5, 10**6, 10**6]),
         staleness=st.integers(0, 2),
         limit=st.sampled_from([None, 1, 2]),
+        on_overdue=st.sampled_from(["wait", "drop", "mask", "train"]),
+        keep=st.sampled_from(["all", "needed", "needed"]),
     )
-    def begin(self, steps: int, staleness: int, limit: int | None) -> None:
+    def begin(
+        self, steps: int, staleness: int, limit: int | None, on_overdue: str, keep: str
+    ) -> None:
         self.options: dict[str, Any] = {
             "groups_per_batch": 2,
             "group_size": 2,
@@ -84,6 +90,8 @@ class QueueMachine(RuleBasedStateMachine):
             "lease_seconds": LEASE_SECONDS,
             "patience_seconds": 0.0,
             "segment_bytes": 9_000,
+            "keep_rollouts": keep,
+            "on_overdue": on_overdue,
         }
         self.model = Model(
             size=2,
@@ -92,6 +100,7 @@ class QueueMachine(RuleBasedStateMachine):
             steps=steps,
             max_attempts=2,
             limit=None if limit is None else 2 * limit,
+            on_overdue=on_overdue,
         )
         self.leases: list[tuple[str, Lease]] = []
         self.expires: dict[str, float] = {}
@@ -106,7 +115,13 @@ class QueueMachine(RuleBasedStateMachine):
             newest = max(self.model.checkpoints.items(), default=None)
             expected = None if newest is None else (newest[0], self.folder / newest[1])
             assert newest_checkpoint(self.folder) == expected
+            for version in range(self.oldest_needed, self.model.version):
+                expected = [group.payload for group in self.model.batches[version]]
+                assert read_batch(self.folder, version) == expected
             self.seen.update(group.state for group in self.model.groups)
+            self.seen.update(group.reason for group in self.model.groups)
+            with open_ledger(self.folder) as database:
+                self.seen["removed segments"] += len(removed_segments(database))
             shutil.rmtree(self.folder)
 
     @invariant()
@@ -123,7 +138,8 @@ class QueueMachine(RuleBasedStateMachine):
             self.before = deepcopy(self.model)
         armed, self.armed = self.armed, None
         assert self.run(self.broker.accounting()).to_dict() == self.model.accounts()
-        assert self.model.feasible([g.due for g in self.model.live], self.model.version)
+        if self.model.on_overdue == "wait":
+            assert self.model.feasible([g.due for g in self.model.live], self.model.version)
         self.armed = armed
 
     # --- crashes
@@ -226,9 +242,27 @@ class QueueMachine(RuleBasedStateMachine):
         leases = self.run(call)
         expected = self.model.lease(engine, room) if engine in self.model.engines else []
         assert [
-            (x.group_id, x.prompt.prompt_id, x.attempt, x.start_version, x.deadline_version)
+            (
+                x.group_id,
+                x.prompt.prompt_id,
+                x.attempt,
+                x.start_version,
+                x.deadline_version,
+                x.saved,
+            )
             for x in leases
-        ] == [(g.group_id, g.prompt_id, g.attempt, g.start, g.due) for g in expected]
+        ] == [
+            (
+                g.group_id,
+                g.prompt_id,
+                g.attempt,
+                g.start,
+                g.due,
+                g.kept[1] if g.kept and g.goes_on else None,
+            )
+            for g in expected
+        ]
+        self.seen["continued"] += sum(lease.saved is not None for lease in leases)
         for lease in leases:
             self.leases.append((engine, lease))
             self.expires[lease.group_id] = self.clock.now + LEASE_SECONDS
@@ -278,7 +312,7 @@ class QueueMachine(RuleBasedStateMachine):
         group = self.group(lease.group_id)
         self.puts += 1
         payload = answer(lease, reward=float(self.puts), tied=tied)
-        accepted = self.model.holds(group, engine, lease.attempt)
+        accepted = self.holds(engine, lease)
         if accepted:
             expected = PutStatus.ACCEPTED
         else:
@@ -290,10 +324,27 @@ class QueueMachine(RuleBasedStateMachine):
             self.model.duplicates += 1
 
     @precondition(lambda self: self.leases)
+    @rule(pick=PICK, latest=st.booleans())
+    def save(self, pick: int, latest: bool) -> None:
+        """Tokens without a result, of any lease; the oldest of its start or of a later version."""
+        engine, lease = self.one_lease(pick)
+        version = lease.start_version
+        if latest:
+            version = max(version, self.model.engines.get(engine, 0))
+        self.keep(engine, lease, version)
+
+    def keep(self, engine: str, lease: Lease, version: int) -> None:
+        self.puts += 1
+        payload = unfinished(lease, version, reward=float(self.puts))
+        self.run(self.broker.save(engine, payload))
+        group = self.group(lease.group_id)
+        self.model.save(group, engine, lease.attempt, (version, payload))
+
+    @precondition(lambda self: self.leases)
     @rule(pick=PICK)
     def put_what_was_not_leased(self, pick: int) -> None:
         engine, lease = self.one_lease(pick)
-        if self.model.holds(self.group(lease.group_id), engine, lease.attempt):
+        if self.holds(engine, lease):
             larger = replace(lease, group_size=lease.group_size + 1)
             self.refused(SchemaError, self.broker.put(engine, answer(larger)))
 
@@ -305,7 +356,7 @@ class QueueMachine(RuleBasedStateMachine):
         self.run(
             self.broker.fail(engine, lease.group_id, lease.attempt, reason=reason, error="E: e")
         )
-        if self.model.holds(group, engine, lease.attempt):
+        if self.holds(engine, lease):
             self.model.give_back(group, reason)
 
     @rule(engine=ENGINES)
@@ -321,19 +372,44 @@ class QueueMachine(RuleBasedStateMachine):
             assert self.run(call) == len(leased)
 
     @precondition(lambda self: self.armed is None and not self.model.over)
-    @rule(engine=ENGINES, kept=st.integers(0, 2), tied=st.booleans())
-    def work_and_learn(self, engine: str, kept: int, tied: bool) -> None:
+    @rule(
+        engine=ENGINES,
+        kept=st.integers(0, 2),
+        tied=st.booleans(),
+        batches=st.integers(1, 4),
+        checkpoints=st.booleans(),
+    )
+    def work_and_learn(
+        self, engine: str, kept: int, tied: bool, batches: int, checkpoints: bool
+    ) -> None:
         """What happens most of the time in a run, and by chance alone would hardly ever."""
-        if not self.model.line and not self.model.ended:
-            self.issue(4, last=False)
+        for left in range(batches)[::-1]:
+            if self.model.over:
+                return
+            if not self.model.line and not self.model.ended:
+                self.issue(4, last=False)
+            self.newly_leased(engine)
+            held = [x for x in self.leases if self.holds(*x)]
+            for holder, lease in held[kept if left else 0 :]:  # the oldest are late
+                self.deliver(holder, lease, tied=tied)
+            self.take()
+            if self.model.taken:
+                self.ack()
+                if checkpoints:
+                    self.checkpoint()
+
+    @precondition(lambda self: self.armed is None and not self.model.over)
+    @rule(engine=ENGINES)
+    def save_and_be_lost(self, engine: str) -> None:
+        """As an engine does that is stopped, or dies."""
+        for lease in self.newly_leased(engine):
+            self.keep(engine, lease, lease.start_version)
+        self.release(engine)
+
+    def newly_leased(self, engine: str) -> list[Lease]:
         before = len(self.leases)
         self.lease(engine, 8, fresh=True)
-        leases = self.leases[before:]
-        for _, lease in leases[: len(leases) - kept]:
-            self.deliver(engine, lease, tied=tied)
-        self.take()
-        if self.model.taken:
-            self.ack()
+        return [lease for _, lease in self.leases[before:]]
 
     # --- the learner
 
@@ -352,12 +428,15 @@ class QueueMachine(RuleBasedStateMachine):
             assert batch is not None
             assert batch.payloads == [group.payload for group in expected]
             lags = [model.version - group.start for group in expected]
-            assert max(lags) <= model.staleness
+            late = sum(lag > model.staleness for lag in lags)
+            assert not late or model.on_overdue in ("mask", "train")
+            self.seen["late"] += late
 
-    @precondition(lambda self: self.model.batches)
+    @precondition(lambda self: self.oldest_needed < self.model.version)
     @rule(pick=PICK)
     def take_a_trained_batch_again(self, pick: int) -> None:
-        version = pick % len(self.model.batches)
+        """One that a rollback to a checkpoint could train again: those have to be there."""
+        version = self.oldest_needed + pick % (self.model.version - self.oldest_needed)
         batch = self.run(self.broker.take(version, 0.0))
         assert batch is not None
         assert batch.payloads == [group.payload for group in self.model.batches[version]]
@@ -380,7 +459,19 @@ class QueueMachine(RuleBasedStateMachine):
         self.run(self.broker.commit_checkpoint(version, path))
         self.model.checkpoints[version] = path
 
+    @precondition(lambda self: len(self.model.checkpoints) > 1)
+    @rule()
+    def remove_the_oldest_checkpoint(self) -> None:
+        (self.folder / self.model.checkpoints.pop(min(self.model.checkpoints))).rmdir()
+
     # --- inside
+
+    @property
+    def oldest_needed(self) -> int:
+        """Of the trained batches: from which one on all can be taken again."""
+        return (
+            0 if self.options["keep_rollouts"] == "all" else min(self.model.checkpoints, default=0)
+        )
 
     def run(self, call: Awaitable[T]) -> T:
         return self.clock.run_until_complete(asyncio.ensure_future(call, loop=self.clock))
@@ -394,11 +485,27 @@ class QueueMachine(RuleBasedStateMachine):
         latest = self.leases[-6:] if pick % 4 else self.leases
         return latest[pick // 4 % len(latest)]
 
+    def holds(self, engine: str, lease: Lease) -> bool:
+        return self.model.holds(self.group(lease.group_id), engine, lease.attempt)
+
     def group(self, group_id: str) -> ModelGroup:
         return self.model.groups[int(group_id[1:]) - 1]
 
     def made(self, ids: list[str]) -> list[Prompt]:
         return [Prompt(prompt_id=name, text="1+1=") for name in ids]
+
+
+def unfinished(lease: Lease, version: int, *, reward: float) -> bytes:
+    """The payload of a group of which one rollout has begun, with tokens from this version on."""
+    rollout = make_rollout(0, (version,), reward=reward, finish_reason=FinishReason.ABORTED)
+    return encode(
+        RolloutGroup(
+            group_id=lease.group_id,
+            prompt_id=lease.prompt.prompt_id,
+            attempt=lease.attempt,
+            rollouts=[rollout],
+        )
+    )
 
 
 @pytest.mark.timeout(300)
@@ -437,4 +544,7 @@ def test_ten_thousand_random_steps_and_crashes_agree_with_the_model(
         shutil.rmtree(tmp_path)
     assert QueueMachine.steps_done >= 10_000
     assert QueueMachine.crashes >= 50
-    assert QueueMachine.seen["trained"] >= 100
+    least = {"trained": 100, "continued": 50, "removed segments": 10, "overdue": 1, "late": 1}
+    assert {
+        name: QueueMachine.seen[name] for name in least if QueueMachine.seen[name] < least[name]
+    } == {}
