@@ -114,15 +114,15 @@ def _train(
 ) -> None:
     """Runs to the end, or to one message."""
     with deferred():
-        from deploy.disk import is_full_disk
         from deploy.errors import RunFailed
         from deploy.outcome import show
         from deploy.sitting import run
+        from queues.room import is_full
     try:
         with directory.held():
             summary = run(config, inputs, directory, screen)
     except Exception as error:
-        if is_full_disk(error):
+        if is_full(error, directory.path):
             raise RunFailed(f"no space is left on the disk of {directory.path}") from error
         raise
     show(summary, directory, screen.console)

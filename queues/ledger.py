@@ -29,6 +29,7 @@ from queues.ledger_tables import (
 )
 from queues.partials import Partials
 from queues.records import Lease, Prompt, Purpose, Summary
+from queues.room import is_full
 from queues.snapshot import Snapshot, read_snapshot
 
 DROPPED_SINCE_TAKE = "dropped_since_take"
@@ -82,7 +83,9 @@ class Ledger:
             raise LedgerError(f"{path}: another broker of this run is alive") from error
         except (sqlite3.Error, UnicodeDecodeError) as error:
             self.close()
-            raise LedgerError(f"{path}: not a ledger: {error}") from error
+            full = is_full(error, directory)
+            what = f"no space is left on the disk of {directory}" if full else "not a ledger"
+            raise LedgerError(f"{path}: {what}: {error}") from error
         except LedgerError:
             self.close()
             raise
