@@ -90,7 +90,11 @@ def _groups(module: nn.Module, rates: Mapping[str, float]) -> list[dict[str, Any
 def _wait_for_room(writer: Any) -> None:
     """Makes DeepSpeed's writer of checkpoint files wait while the disk is full."""
     save = writer.save
-    writer.save = lambda state, path: write_file(Path(path), lambda file: save(state, file))
+
+    def write(state_dict: Any, path: str) -> None:
+        write_file(Path(path), lambda file: save(state_dict, file))
+
+    writer.save = write
 
 
 class DeepSpeedEngine:
