@@ -214,8 +214,15 @@ def inspect(
     """Show the accounts of a run, alive or dead, and its failed prompts, or export its rollouts."""
     from deploy.outcome import show_accounting, show_bias, show_failed
     from deploy.run_directory import RunDirectory
-    from queues.accounts import export_parquet, read_accounting, read_failed, removed_groups
-    from queues.bias import read_bias
+    from queues.accounts import (
+        account,
+        export_parquet,
+        failed_prompts,
+        open_ledger,
+        removed_groups,
+    )
+    from queues.bias import report_bias
+    from queues.ledger import count_rows
 
     directory = RunDirectory.open(run, runs_dir)
     if parquet is not None:
@@ -223,8 +230,9 @@ def inspect(
         if gone := removed_groups(directory.path):
             typer.echo(f"those of {gone} groups are gone, since queues.keep_rollouts = 'needed'")
         return
-    accounting, failed = read_accounting(directory.path), read_failed(directory.path)
-    bias = read_bias(directory.path)
+    with open_ledger(directory.path) as database:
+        accounting = account(count_rows(database))
+        failed, bias = failed_prompts(database), report_bias(database)
     if as_json:
         more = {"failed_prompts": [asdict(each) for each in failed], "bias": bias.to_dict()}
         typer.echo(json.dumps({**accounting.to_dict(), **more}))
