@@ -114,15 +114,15 @@ def _train(
 ) -> None:
     """Runs to the end, or to one message."""
     with deferred():
-        from deploy.disk import is_full_disk
         from deploy.errors import RunFailed
         from deploy.outcome import show
         from deploy.sitting import run
+        from queues.room import is_full
     try:
         with directory.held():
             summary = run(config, inputs, directory, screen)
     except Exception as error:
-        if is_full_disk(error):
+        if is_full(error, directory.path):
             raise RunFailed(f"no space is left on the disk of {directory.path}") from error
         raise
     show(summary, directory, screen.console)
@@ -325,8 +325,15 @@ def inspect(
     """Show the accounts of a run, alive or dead, and its failed prompts, or export its rollouts."""
     from deploy.outcome import show_accounting, show_bias, show_failed
     from deploy.run_directory import RunDirectory
-    from queues.accounts import export_parquet, read_accounting, read_failed, removed_groups
-    from queues.bias import read_bias
+    from queues.accounts import (
+        account,
+        export_parquet,
+        failed_prompts,
+        open_ledger,
+        removed_groups,
+    )
+    from queues.bias import report_bias
+    from queues.counts import count_rows
 
     directory = RunDirectory.open(run, runs_dir)
     if parquet is not None:
@@ -334,8 +341,9 @@ def inspect(
         if gone := removed_groups(directory.path):
             typer.echo(f"those of {gone} groups are gone, since queues.keep_rollouts = 'needed'")
         return
-    accounting, failed = read_accounting(directory.path), read_failed(directory.path)
-    bias = read_bias(directory.path)
+    with open_ledger(directory.path) as database:
+        accounting = account(count_rows(database))
+        failed, bias = failed_prompts(database), report_bias(database)
     if as_json:
         more = {"failed_prompts": [asdict(each) for each in failed], "bias": bias.to_dict()}
         typer.echo(json.dumps({**accounting.to_dict(), **more}))

@@ -18,9 +18,6 @@ from learner.config import LearnerConfig
 TOKEN_BYTES = 13
 """Of a token in the journal: id, log-probability, version (4 each), mask."""
 
-FULL = ("No space left on device", "database or disk is full")
-"""What the system and SQLite say of a disk without room, in whichever process."""
-
 
 def check_runs_dir(config: RunConfig) -> Path:
     """The nearest folder that exists of `deploy.runs_dir`.
@@ -81,15 +78,6 @@ def parameter_bytes(learner: LearnerConfig) -> int:
     critic = learner.critic is not None and not learner.critic.shared
     moved = learner.kl is not None and learner.kl.refresh_every is not None
     return trained * (1 + critic) + weights * moved
-
-
-def is_full_disk(error: BaseException | None) -> bool:
-    """Whether an error, or one that it followed from, says that no space is left."""
-    while error is not None:
-        if any(words in str(error) for words in FULL):
-            return True
-        error = error.__cause__ or error.__context__
-    return False
 
 
 def _size(count: int) -> str:

@@ -18,7 +18,7 @@ def recall(config: RunConfig, directory: RunDirectory, *, now: float) -> Record:
 
     Args:
         config: The recipe.
-        directory: The run; `metrics.jsonl` and `swaps.jsonl` in it are mended.
+        directory: The run; its JSON-lines files are mended, so that they can be appended to.
         now: Epoch seconds at which the sitting began.
     """
     record = Record(
@@ -30,9 +30,11 @@ def recall(config: RunConfig, directory: RunDirectory, *, now: float) -> Record:
     if directory.ledger.exists():
         record.batches = [*read_batches(directory.path)]
         record.swaps = directory.rows("swaps.jsonl")
-        record.restarts = Counter(row["actor"] for row in directory.rows("restarts.jsonl"))
+        restarts = directory.rows("restarts.jsonl")
+        record.restarts = Counter(row["actor"] for row in restarts)
         directory.rewrite("metrics.jsonl", record.batches)
         directory.rewrite("swaps.jsonl", record.swaps)
+        directory.rewrite("restarts.jsonl", restarts)
     if directory.summary_file.exists():
         summary = json.loads(directory.summary_file.read_text())
         record.earlier = Earlier(

@@ -6,6 +6,7 @@ bound was trained. Leaves out what the figures mean (`summary`) and how they loo
 
 import asyncio
 import time
+from contextlib import suppress
 from dataclasses import asdict
 from typing import Any
 
@@ -13,10 +14,12 @@ from deploy.config import RunConfig
 from deploy.errors import RunFailed
 from deploy.exporter import Exporter
 from deploy.progress import Screen
+from deploy.rows import Rows
 from deploy.run_directory import RunDirectory
 from deploy.summary import Record, Row, summarise
 from deploy.supervisor import Supervisor
 from deploy.trackers import Trackers
+from learner.ray_group import LearnerGroup
 from queues.ray_broker import BrokerClient
 from queues.room import has_room, is_full, no_room
 from queues.status import BrokerStatus
@@ -25,8 +28,10 @@ from weight_sync.ray_broadcaster import BroadcasterClient
 POLL_SECONDS = 0.5
 SUMMARY_SECONDS = 20.0
 """Between two summaries: what a killed run forgets of its figures, batches and swaps excepted."""
+ACCOUNTS_SECONDS = 5.0
+"""Deadline of the broker's accounts, which wait for its disk; the last ones count meanwhile."""
 ASK_SECONDS = 10.0
-"""Nothing has moved for so long: the reason may be a full disk."""
+"""Nothing has moved for so long: the reason may be a learner that waits for room."""
 RECENT = 10
 """Batches that the shown tokens per second are taken over."""
 
@@ -43,13 +48,16 @@ class Recorder:
         *,
         broker: BrokerClient,
         broadcaster: BroadcasterClient,
+        learner: LearnerGroup,
         actors: list[Supervisor],
+        rows: Rows,
         exporter: Exporter | None = None,
         trackers: Trackers | None = None,
     ) -> None:
         self._config, self._record = config, record
         self._directory, self._screen = directory, screen
-        self._broker, self._broadcaster, self._actors = broker, broadcaster, actors
+        self._broker, self._broadcaster = broker, broadcaster
+        self._learner, self._actors, self._rows = learner, actors, rows
         self._exporter = exporter
         self._trackers = trackers
         self._swaps = 0
@@ -58,10 +66,8 @@ class Recorder:
         self._moved_at = time.monotonic()
         self._moving: object = None
         self._paused: str | None = None
-        self._room_at = 0.0
-        """When the disk was last asked for room."""
-        self._unwritten: dict[str, list[Any]] = {}
-        """Rows that found no room, by file."""
+        self._asked_at = 0.0
+        """When the learner was last asked whether it waits."""
         self._failed_before: int | None = None
         """Groups that had failed for good when this sitting began."""
 
@@ -76,7 +82,7 @@ class Recorder:
             status = await self._gather()
             if self._exporter is not None:
                 self._exporter.write()
-            if self._pauses(status):
+            if await self._pauses(status):
                 continue
             if time.monotonic() - self._summarised_at > SUMMARY_SECONDS:
                 try:
@@ -86,7 +92,7 @@ class Recorder:
                         raise
             if status.version < status.steps:
                 self._check_failures(status)
-            self._check_movement(status)
+            await self._check_movement(status)
 
     async def conclude(self, status: str) -> None:
         """Gathers for the last time; to be called when `follow` has ended."""
@@ -102,8 +108,8 @@ class Recorder:
         self._swaps += len(swaps)
         record.batches.extend(batches)
         record.swaps.extend(swaps)
-        self._write("metrics.jsonl", batches)
-        self._write("swaps.jsonl", swaps)
+        self._rows.write("metrics.jsonl", batches)
+        self._rows.write("swaps.jsonl", swaps)
         if self._trackers is not None:
             for row in batches:
                 self._trackers.batch(row)
@@ -112,32 +118,22 @@ class Recorder:
             self._screen.batch(batches[-1], tokens_per_second=self._tokens_per_second())
         return status
 
-    def _write(self, name: str, rows: list[Any]) -> None:
-        """Appends rows, or keeps them until the disk has room."""
-        rows = [*self._unwritten.pop(name, []), *rows]
-        try:
-            self._directory.append(name, rows)
-        except OSError as error:
-            if not is_full(error, self._directory.path):
-                raise
-            self._unwritten[name] = rows
-
-    def _pauses(self, status: BrokerStatus) -> bool:
+    async def _pauses(self, status: BrokerStatus) -> bool:
         """Whether the run waits for room on a disk; says so at the beginning and the end.
 
-        The broker tells by itself. A learner that cannot write its checkpoint shows in that nothing
-        moves and the disk of the run is full.
+        The broker tells by itself. The learner is asked where nothing has moved for a while.
         """
-        now, folder = time.monotonic(), self._directory.path
+        now = time.monotonic()
         reason = status.paused
-        if reason is None and min(now - self._moved_at, now - self._room_at) > ASK_SECONDS:
-            self._room_at = now
-            if not has_room(folder):
-                reason = no_room(folder)
-        if reason is None and (self._unwritten or self._paused) and not has_room(folder):
+        quiet = min(now - self._moved_at, now - self._asked_at) > ASK_SECONDS
+        if reason is None and (quiet or self._paused):
+            self._asked_at = now
+            reason = await self._learner.paused()
+        folder = self._directory.path
+        if reason is None and (self._rows.kept or self._paused) and not has_room(folder):
             reason = no_room(folder)
         if reason is not None:
-            self._moved_at = now - ASK_SECONDS
+            self._moved_at = time.monotonic()
         if (reason is None) != (self._paused is None):
             self._screen.say(f"paused: {reason}" if reason else "there is room again: goes on")
         self._paused = reason
@@ -147,7 +143,9 @@ class Recorder:
         """Asks the actors and the accounts, and writes `summary.json`."""
         self._summarised_at = time.monotonic()
         self._record.actors = await asyncio.gather(*(a.statistics() for a in self._actors))
-        self._record.accounting = (await self._broker.accounting()).to_dict()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(ACCOUNTS_SECONDS):
+                self._record.accounting = (await self._broker.accounting()).to_dict()
         self._directory.write_summary(summarise(self._record, status=status, now=time.time()))
 
     def _check_lags(self, batches: list[dict[str, Any]]) -> None:
@@ -171,11 +169,13 @@ class Recorder:
                 f"the last failure: {status.last_error}"
             )
 
-    def _check_movement(self, status: BrokerStatus) -> None:
+    async def _check_movement(self, status: BrokerStatus) -> None:
         moving = (status.version, status.accepted, self._swaps)
         if moving != self._moving:
             self._moving, self._moved_at = moving, time.monotonic()
         elif time.monotonic() - self._moved_at > self._config.deploy.stall_seconds:
+            if await self._learner.paused():
+                return  # found out too late to be shown yet
             raise RunFailed(self._explain_stall(status))
 
     def _explain_stall(self, status: BrokerStatus) -> str:

@@ -15,7 +15,8 @@ from deploy.report_plots import COLOURS, PLOTS, Shown, figure_of
 from deploy.run_directory import RunDirectory
 from deploy.summary import Record, summarise
 from deploy.timeline import read_timeline
-from queues.bias import read_bias
+from queues.accounts import open_ledger
+from queues.bias import BiasReport, report_bias
 
 MOST = len(COLOURS)
 """Runs on a page."""
@@ -75,7 +76,7 @@ def draw(record: Record, directory: RunDirectory) -> None:
 def _page(records: Sequence[Record], directories: Sequence[RunDirectory]) -> str:
     labels = _labels(directories)
     runs = [
-        Shown(label, record, read_bias(directory.path), colour)
+        Shown(label, record, _bias(directory), colour)
         for label, record, directory, colour in zip(
             labels, records, directories, COLOURS, strict=False
         )
@@ -146,6 +147,11 @@ def _timeline(record: Record, directory: RunDirectory) -> Any:
     draw_timeline(drawn, timeline, "")
     steps = sum(span.kind == "step" for span in timeline.learner)
     return f"Timeline: {steps} steps from version {timeline.first} on", drawn
+
+
+def _bias(directory: RunDirectory) -> BiasReport:
+    with open_ledger(directory.path) as database:
+        return report_bias(database)
 
 
 def _labels(directories: Sequence[RunDirectory]) -> list[str]:

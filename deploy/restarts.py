@@ -11,7 +11,7 @@ from rich.markup import escape
 from deploy.config import DeployConfig
 from deploy.errors import RunFailed
 from deploy.progress import Screen
-from deploy.run_directory import RunDirectory
+from deploy.rows import Rows
 from deploy.summary import Record
 
 FIRST_WAIT_SECONDS = 1.0
@@ -28,7 +28,7 @@ class Restarts:
         name: Of the process.
         config: Section `[deploy]`: max_restarts.
         record: Counts the restarts.
-        directory: Gets a line in `restarts.jsonl` for each.
+        rows: Gets one of `restarts.jsonl` for each.
         screen: Says them.
     """
 
@@ -38,11 +38,11 @@ class Restarts:
         *,
         config: DeployConfig,
         record: Record,
-        directory: RunDirectory,
+        rows: Rows,
         screen: Screen,
     ) -> None:
         self._name, self._most = name, config.max_restarts
-        self._record, self._directory, self._screen = record, directory, screen
+        self._record, self._rows, self._screen = record, rows, screen
         self._in_a_row = 0
 
     async def allow(self, reason: str, *, worked: float) -> None:
@@ -79,4 +79,4 @@ class Restarts:
             "in_a_row": self._in_a_row,
             "reason": reason,
         }
-        self._directory.append("restarts.jsonl", [row])
+        self._rows.write("restarts.jsonl", [row])

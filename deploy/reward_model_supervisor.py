@@ -16,7 +16,7 @@ from deploy.config import DeployConfig
 from deploy.errors import RunFailed
 from deploy.progress import Screen
 from deploy.restarts import Restarts
-from deploy.run_directory import RunDirectory
+from deploy.rows import Rows
 from deploy.summary import REWARD_MODEL, Record
 from deploy.tasks import first_line
 
@@ -28,7 +28,7 @@ class RewardModelSupervisor:
         client: Of the process, which Ray makes again when it dies.
         config: Section `[deploy]`: start_timeout_seconds and max_restarts.
         record: Counts the restarts.
-        directory: Gets a line in `restarts.jsonl` for each.
+        rows: Gets one of `restarts.jsonl` for each.
         screen: Says them.
     """
 
@@ -40,14 +40,12 @@ class RewardModelSupervisor:
         *,
         config: DeployConfig,
         record: Record,
-        directory: RunDirectory,
+        rows: Rows,
         screen: Screen,
     ) -> None:
         self.client = client
         self._config, self._screen = config, screen
-        self._restarts = Restarts(
-            self.name, config=config, record=record, directory=directory, screen=screen
-        )
+        self._restarts = Restarts(self.name, config=config, record=record, rows=rows, screen=screen)
 
     async def start(self) -> None:
         """Loads the models for the first time; the caller sets the deadline.

@@ -37,6 +37,7 @@ from deploy.placement import options
 from deploy.progress import Screen
 from deploy.recorder import Recorder
 from deploy.reward_model_supervisor import RewardModelSupervisor
+from deploy.rows import Rows
 from deploy.run_directory import RunDirectory
 from deploy.summary import Record
 from deploy.supervisor import Supervisor
@@ -69,6 +70,7 @@ class Run:
     ) -> None:
         self.config, self.inputs, self.directory = config, inputs, directory
         self.screen, self.record = screen, record
+        self.rows = Rows(directory)
         self.checkpoint = newest_checkpoint(directory.path) if directory.ledger.exists() else None
         self.learning: asyncio.Task[None] | None = None
         self.broker = create_broker(
@@ -110,7 +112,9 @@ class Run:
             screen,
             broker=self.broker,
             broadcaster=self.broadcaster,
+            learner=self.learner,
             actors=self.actors,
+            rows=self.rows,
             exporter=self.exporter,
             trackers=self.trackers,
         )
@@ -131,7 +135,7 @@ class Run:
                 judge,
                 config=config.deploy,
                 record=self.record,
-                directory=self.directory,
+                rows=self.rows,
                 screen=self.screen,
             )
         ]
@@ -168,7 +172,7 @@ class Run:
                 broadcaster=self.broadcaster,
                 config=config.deploy,
                 record=self.record,
-                directory=self.directory,
+                rows=self.rows,
                 screen=self.screen,
             )
             for index in range(config.actors.count)

@@ -12,6 +12,7 @@ import fcntl
 import json
 import os
 import shutil
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, is_dataclass
@@ -24,6 +25,11 @@ from deploy.config import RunConfig
 from deploy.errors import InputError
 from deploy.wording import explain
 from queues.accounts import is_open, read_accounting
+
+LOCK_TRIES = 5
+"""At a lock that is taken: a command that only looks whether it is takes it for an instant too."""
+LOCK_SECONDS = 0.05
+"""Between two of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,10 +119,7 @@ class RunDirectory:
     def check_at_rest(self) -> None:
         """Raises InputError while some process works on the run."""
         if is_open(self.path) or _is_locked(self._lock):
-            raise InputError(
-                f"a run named {self.path.name!r} is going on in {self.path.parent}; choose another "
-                "name, or wait for its end"
-            )
+            raise self._going_on()
 
     @contextmanager
     def held(self) -> Iterator[None]:
@@ -126,11 +129,20 @@ class RunDirectory:
             InputError: One of them is in it.
         """
         with self._lock.open("w") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                self.check_at_rest()
+            for _ in range(LOCK_TRIES):
+                with suppress(BlockingIOError):
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                time.sleep(LOCK_SECONDS)
+            else:
+                raise self._going_on()
             yield
+
+    def _going_on(self) -> InputError:
+        return InputError(
+            f"a run named {self.path.name!r} is going on in {self.path.parent}; choose another "
+            "name, or wait for its end"
+        )
 
     def config(self) -> RunConfig:
         """The recipe that the run was started with; its `runs_dir` is where the run lies now.

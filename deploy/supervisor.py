@@ -24,7 +24,7 @@ from deploy.config import DeployConfig
 from deploy.errors import RunFailed
 from deploy.progress import Screen
 from deploy.restarts import Restarts
-from deploy.run_directory import RunDirectory
+from deploy.rows import Rows
 from deploy.summary import Record
 from deploy.tasks import first_line
 from deploy.waits import ActorSigns
@@ -51,7 +51,7 @@ class Supervisor:
         broadcaster: Likewise its permit to swap, for which other engines wait.
         config: Section `[deploy]`: start_timeout_seconds and max_restarts.
         record: Counts the restarts.
-        directory: Gets a line in `restarts.jsonl` for each.
+        rows: Gets one of `restarts.jsonl` for each.
         screen: Says them.
     """
 
@@ -64,7 +64,7 @@ class Supervisor:
         broadcaster: BroadcasterClient,
         config: DeployConfig,
         record: Record,
-        directory: RunDirectory,
+        rows: Rows,
         screen: Screen,
     ) -> None:
         self.name = f"actor-{index}"
@@ -72,9 +72,7 @@ class Supervisor:
         self._create = create
         self._broker, self._broadcaster, self._config = broker, broadcaster, config
         self._screen = screen
-        self._restarts = Restarts(
-            self.name, config=config, record=record, directory=directory, screen=screen
-        )
+        self._restarts = Restarts(self.name, config=config, record=record, rows=rows, screen=screen)
         self._actor: Any = None
         self._working_since: float | None = None
         """Monotonic seconds; None while it starts."""

@@ -24,7 +24,7 @@ import torch
 
 from learner.engine import TrainEngine, ValueEngine
 from learner.errors import InputError
-from learner.full_disk import write_whole
+from learner.full_disk import write_file, write_whole
 from learner.reference import Reference
 
 log = logging.getLogger(__name__)
@@ -70,11 +70,16 @@ def prepare(root: Path, version: int) -> Path:
         version: Names the folder.
     """
     root.mkdir(parents=True, exist_ok=True)
-    for leftover in [*root.glob(".v*.tmp"), *root.glob(".v*.old")]:
-        _try(shutil.rmtree, leftover)
+    remove_leftovers(root)
     temporary = root / f".{checkpoint_path(root, version).name}.tmp"
     temporary.mkdir()
     return temporary
+
+
+def remove_leftovers(root: Path) -> None:
+    """Removes what a killed process left of checkpoints that it was writing or replacing."""
+    for leftover in [*root.glob(".v*.tmp"), *root.glob(".v*.old")]:
+        _try(shutil.rmtree, leftover)
 
 
 def size(folder: Path) -> int:
@@ -103,7 +108,7 @@ def write_part(
     folder = temporary / RANDOM_FOLDER
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / f"rank-{engine.rank}.pt"
-    write_whole(file, lambda: torch.save(_random_state(), file))
+    write_file(file, lambda opened: torch.save(_random_state(), opened))
     engine.sum_over_ranks(torch.zeros(1))  # a barrier: no file appears while others are synced
     for path in [*temporary.rglob("*"), temporary]:
         _sync(path)

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from learner.checkpoint import check_whole
 from learner.engine import Forward
 from learner.errors import InputError, TrainingDiverged
-from learner.full_disk import write_whole
+from learner.full_disk import write_file, write_whole
 from learner.model import Policy, before_each, check_packing, load_tokenizer
 from learner.optimizer_config import OptimizerConfig
 from learner.rendezvous import join_alone
@@ -90,7 +90,11 @@ def _groups(module: nn.Module, rates: Mapping[str, float]) -> list[dict[str, Any
 def _wait_for_room(writer: Any) -> None:
     """Makes DeepSpeed's writer of checkpoint files wait while the disk is full."""
     save = writer.save
-    writer.save = lambda state_dict, path: write_whole(Path(path), lambda: save(state_dict, path))
+
+    def write(state_dict: Any, path: str) -> None:
+        write_file(Path(path), lambda file: save(state_dict, file))
+
+    writer.save = write
 
 
 class DeepSpeedEngine:

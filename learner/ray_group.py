@@ -24,6 +24,8 @@ from weight_sync.config import WeightSyncConfig
 
 GRACE_SECONDS = 5.0
 """How long a lost connection waits for the death that explains it."""
+ANSWER_SECONDS = 5.0
+"""Deadline of a rank's answer about itself."""
 
 
 class LearnerGroup:
@@ -110,6 +112,15 @@ class LearnerGroup:
         """Shows metrics of rank 0 at this address of its node; host:port."""
         found: str = await self._ranks[0].serve_metrics.remote(host)
         return found
+
+    async def paused(self) -> str | None:
+        """Why a rank waits for room on a disk; None where none does, or none answers in time."""
+        asked = [asyncio.ensure_future(rank.paused.remote()) for rank in self._ranks]
+        answered, late = await asyncio.wait(asked, timeout=ANSWER_SECONDS)
+        for call in late:
+            call.cancel()
+        reasons = (call.result() for call in answered if call.exception() is None)
+        return next((reason for reason in reasons if reason), None)
 
     def stop(self) -> None:
         """Ends `run` at the next batch boundary, with a checkpoint; returns at once."""

@@ -5,7 +5,6 @@ this rank may still hang in it. Leaves out what the operations are (`rank`).
 """
 
 import asyncio
-import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
@@ -15,15 +14,13 @@ import ray
 from ray.exceptions import RayError
 
 from learner import checkpoint
-from learner.full_disk import RETRY_SECONDS
+from learner.full_disk import wait_for_room
 from learner.rank import Rank
 from learner.ray_failure import failure
 from queues.ray_broker import share
 from queues.records import Payload
-from queues.room import PROBE_BYTES, has_room, no_room
 from weight_sync.publisher import Publisher
 
-log = logging.getLogger(__name__)
 Call = Callable[..., Awaitable[Any]]
 
 
@@ -75,22 +72,18 @@ class Lead:
     async def save(self, version: int, *, cursor: str | None, totals: Mapping[str, int]) -> str:
         """See `Trainer.save`.
 
-        Waits first for as much room on the disk as the last checkpoint took; a disk that fills up
-        later is waited for by the rank that writes (`full_disk`).
+        Waits first for as much room on the disk as the last checkpoint took, and what a killed
+        process left of one is removed before; a disk that fills up later is waited for by the rank
+        that writes (`full_disk`).
         """
-        await self._wait_for(await self._call(checkpoint.newest_size, self._checkpoints))
+        await self._call(self._make_room)
         return await self._write(version, cursor, totals)
 
-    async def _wait_for(self, room: int) -> None:
-        """Returns once there is so much room, in bytes; says that it waits."""
-        root, said = self._checkpoints, False
-        await self._call(lambda: root.mkdir(parents=True, exist_ok=True))
-        while not await self._call(has_room, root, max(room, PROBE_BYTES)):
-            if not said:
-                needs = f" (a checkpoint needs about {room} bytes)" if room else ""
-                log.warning("paused: %s%s", no_room(root), needs)
-                said = True
-            await asyncio.sleep(RETRY_SECONDS)
+    def _make_room(self) -> None:
+        root = self._checkpoints
+        root.mkdir(parents=True, exist_ok=True)
+        checkpoint.remove_leftovers(root)
+        wait_for_room(root, checkpoint.newest_size(root))
 
     async def _write(self, version: int, cursor: str | None, totals: Mapping[str, int]) -> str:
         root, config = self._checkpoints, self._rank.config

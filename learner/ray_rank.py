@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import ray
 
+from learner import full_disk
 from learner.config import LearnerConfig
 from learner.cores import bind, cores_of_rank
 from learner.errors import LearnerError
@@ -140,6 +141,10 @@ class RankActor:
     async def stop(self) -> None:
         """Rank 0: ends `run` at the next batch boundary, with a checkpoint."""
         self._stop.set()
+
+    async def paused(self) -> str | None:
+        """Why this rank waits for room on a disk, if it does; answered while it works."""
+        return full_disk.paused()
 
     async def watch(self) -> None:
         """Another rank: never returns; raises what this rank raised."""

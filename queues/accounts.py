@@ -135,20 +135,14 @@ class FailedPrompt:
     """What the last attempt said."""
 
 
-def read_failed(run_directory: Path) -> list[FailedPrompt]:
-    """Every group that failed for good, in the order of issue, of a run dead or alive.
-
-    Raises:
-        InputError: There is no run in the directory.
-        LedgerError: Its ledger cannot be read.
-    """
-    with open_ledger(run_directory) as database:
-        rows = database.execute(
-            "SELECT prompt_id, group_id, purpose, attempt, reason, coalesce(error, '')"
-            " FROM groups WHERE state = 'failed' ORDER BY number"
-        )
-        names = ("prompt_id", "group_id", "purpose", "attempts", "reason", "error")
-        return [FailedPrompt(**dict(zip(names, row, strict=True))) for row in rows]
+def failed_prompts(database: sqlite3.Connection) -> list[FailedPrompt]:
+    """Every group of an open ledger that failed for good, in the order of issue."""
+    rows = database.execute(
+        "SELECT prompt_id, group_id, purpose, attempt, reason, coalesce(error, '')"
+        " FROM groups WHERE state = 'failed' ORDER BY number"
+    )
+    names = ("prompt_id", "group_id", "purpose", "attempts", "reason", "error")
+    return [FailedPrompt(**dict(zip(names, row, strict=True))) for row in rows]
 
 
 def removed_groups(run_directory: Path) -> int:

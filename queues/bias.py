@@ -27,12 +27,10 @@ import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from sqlite3 import Connection
 from statistics import fmean
 from typing import Any, Self
 
-from queues.accounts import open_ledger
 from queues.groups import OVERDUE, State
 from queues.ledger_tables import LATER_COLUMNS
 from queues.records import Purpose
@@ -119,17 +117,11 @@ def compare(fates: Iterable[Fate], *, tokens_masked: int = 0) -> BiasReport:
     )
 
 
-def read_bias(run_directory: Path) -> BiasReport:
-    """The report on a run, dead or alive.
-
-    Raises:
-        InputError: There is no run in the directory.
-        LedgerError: Its ledger cannot be read.
-    """
-    with open_ledger(run_directory) as database:
-        rows = database.execute("SELECT statistics FROM batches WHERE acked_at IS NOT NULL")
-        masked = sum(json.loads(text).get("tokens_too_old", 0) for (text,) in rows)
-        return compare(_fates(database), tokens_masked=masked)
+def report_bias(database: Connection) -> BiasReport:
+    """The report on the run of an open ledger (`accounts.open_ledger`)."""
+    rows = database.execute("SELECT statistics FROM batches WHERE acked_at IS NOT NULL")
+    masked = sum(json.loads(text).get("tokens_too_old", 0) for (text,) in rows)
+    return compare(_fates(database), tokens_masked=masked)
 
 
 def _fates(database: Connection) -> Iterable[Fate]:

@@ -31,6 +31,7 @@ from queues.ledger_tables import (
 )
 from queues.partials import Partials
 from queues.records import Lease, Prompt, Purpose, Summary
+from queues.room import is_full
 from queues.snapshot import Snapshot, read_snapshot
 
 log = logging.getLogger(__name__)
@@ -73,7 +74,9 @@ class Ledger:
             raise LedgerError(f"{path}: another broker of this run is alive") from error
         except (sqlite3.Error, UnicodeDecodeError) as error:
             self._release()
-            raise LedgerError(f"{path}: not a ledger: {error}") from error
+            full = is_full(error, directory)
+            what = f"no space is left on the disk of {directory}" if full else "not a ledger"
+            raise LedgerError(f"{path}: {what}: {error}") from error
         except LedgerError:
             self._release()
             raise

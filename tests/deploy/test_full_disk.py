@@ -3,7 +3,9 @@
 import asyncio
 import errno
 import io
+import json
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,11 +13,15 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from deploy import recorder
+from deploy import recorder, restarts
+from deploy.config import DeployConfig
 from deploy.errors import RunFailed
 from deploy.progress import Screen
 from deploy.recorder import Recorder
+from deploy.restarts import Restarts
+from deploy.rows import Rows
 from deploy.run_directory import RunDirectory
+from deploy.summary import Record
 
 STALL_SECONDS = 0.2
 
@@ -33,6 +39,8 @@ class Run:
 
     def __init__(self, folder: Path) -> None:
         self.status, self.output = status(), io.StringIO()
+        self.learner_waits: str | None = None
+        self.asked: list[str] = []
 
         async def say(after: int) -> Any:
             return self.status
@@ -40,17 +48,27 @@ class Run:
         async def reports(after: int) -> list[Any]:
             return []
 
+        async def paused() -> str | None:
+            self.asked.append("learner")
+            return self.learner_waits
+
+        async def accounting() -> Any:
+            self.asked.append("accounts")
+            await asyncio.Event().wait()  # as long as the broker pauses
+
         self.recorder = Recorder(
             SimpleNamespace(
                 deploy=SimpleNamespace(stall_seconds=STALL_SECONDS, max_failed_groups=0),
                 queues=SimpleNamespace(on_overdue="wait"),
             ),
-            SimpleNamespace(version=0, batches=[], swaps=[], max_staleness=2, started_at=0.0),
+            Record(name="x", steps=9, max_staleness=2, started_at=0.0),
             RunDirectory(folder),
             Screen(Console(file=self.output, width=200)),
-            broker=SimpleNamespace(status=say),
+            broker=SimpleNamespace(status=say, accounting=accounting),
             broadcaster=SimpleNamespace(reports=reports),
+            learner=SimpleNamespace(paused=paused),
             actors=[],
+            rows=Rows(RunDirectory(folder)),
         )  # type: ignore[arg-type]
 
     async def follow(self, seconds: float) -> None:
@@ -82,32 +100,111 @@ def test_a_broker_that_pauses_is_shown_and_does_not_count_as_a_stall(run: Run) -
     asyncio.run(main())
 
 
-def test_a_learner_that_finds_no_room_is_shown_though_the_broker_knows_nothing(
+def test_a_learner_that_waits_for_room_is_shown_and_does_not_count_as_a_stall(run: Run) -> None:
+    """The disk itself has room, but less than a checkpoint needs: the learner alone knows."""
+
+    async def main() -> None:
+        run.learner_waits = "no space is left on the disk of X (a checkpoint needs 9 bytes)"
+        await run.follow(5 * STALL_SECONDS)
+        shown = "paused: no space is left on the disk of X (a checkpoint needs 9 bytes)"
+        assert run.output.getvalue().count(shown) == 1
+        assert "goes on" not in run.output.getvalue()
+        run.learner_waits = None
+        await run.follow(STALL_SECONDS / 4)
+        assert run.output.getvalue().count("there is room again") == 1
+        with pytest.raises(RunFailed, match="nothing moved"):
+            await run.follow(20 * STALL_SECONDS)
+
+    asyncio.run(main())
+
+
+def test_a_learner_is_asked_before_a_run_ends_as_stalled_however_early_that_is(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(recorder, "has_room", lambda _: False)
+    monkeypatch.setattr(recorder, "ASK_SECONDS", 50 * STALL_SECONDS)
+    run.learner_waits = "no space is left on the disk of X"
     asyncio.run(run.follow(5 * STALL_SECONDS))
-    assert run.output.getvalue().count("paused: no space is left on the disk of") == 1
+    assert "learner" in run.asked
+
+
+def test_a_pause_that_begins_while_the_accounts_are_asked_for_is_shown(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recorder, "SUMMARY_SECONDS", 0.0)
+    monkeypatch.setattr(recorder, "ACCOUNTS_SECONDS", 0.05)
+
+    async def main() -> None:
+        following = asyncio.create_task(run.follow(10 * STALL_SECONDS))
+        while "accounts" not in run.asked:
+            assert not following.done()
+            await asyncio.sleep(0.001)
+        run.status = status(paused="no space is left on the disk of X")
+        await following
+
+    asyncio.run(main())
+    assert run.output.getvalue().count("paused: no space is left on the disk of X") == 1
+
+
+class Half(dict[str, Any]):
+    """A row that the disk has no room for."""
+
+
+@pytest.fixture
+def full(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
+    """Rows of class `Half` find no room until it is undone."""
+    original = json.dumps
+
+    def dumps(row: Any) -> str:
+        if isinstance(row, Half):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return original(row)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("deploy.run_directory.json", SimpleNamespace(dumps=dumps, loads=json.loads))
+        yield patch
 
 
 def test_rows_that_found_no_room_are_written_once_and_whole_when_there_is(
-    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, full: pytest.MonkeyPatch
 ) -> None:
-    directory, full = run.recorder._directory, OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-    directory.append("metrics.jsonl", [{"version": 0}])
-    with monkeypatch.context() as patch:
-        patch.setattr(recorder, "has_room", lambda _: False)
-
-        class Half(dict):
-            pass
-
-        def failing(row: Any) -> str:
-            if isinstance(row, Half):
-                raise full
-            return "{}"
-
-        patch.setattr("deploy.run_directory.json.dumps", failing)
-        run.recorder._write("metrics.jsonl", [{"version": 1}, Half(version=2)])
+    directory = RunDirectory(tmp_path)
+    rows = Rows(directory)
+    rows.write("metrics.jsonl", [{"version": 0}])
+    rows.write("metrics.jsonl", [{"version": 1}, Half(version=2)])
+    assert rows.kept
     assert directory.rows("metrics.jsonl") == [{"version": 0}]
-    run.recorder._write("metrics.jsonl", [{"version": 3}])
+    full.undo()
+    rows.write("metrics.jsonl", [{"version": 3}])
     assert [row["version"] for row in directory.rows("metrics.jsonl")] == [0, 1, 2, 3]
+    assert not rows.kept
+
+
+def test_rows_that_cannot_be_written_for_another_reason_are_an_error(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").mkdir()
+    with pytest.raises(IsADirectoryError):
+        Rows(RunDirectory(tmp_path)).write("metrics.jsonl", [{}])
+
+
+def test_an_actor_that_dies_while_the_disk_is_full_is_made_again_and_written_down_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory, record = RunDirectory(tmp_path), Record("x", 9, 2, 0.0)
+    rows = Rows(directory)
+    monkeypatch.setattr(restarts, "FIRST_WAIT_SECONDS", 0.0)
+    deaths = Restarts(
+        "actor-0",
+        config=DeployConfig(),
+        record=record,
+        rows=rows,
+        screen=Screen(Console(file=io.StringIO())),
+    )
+
+    def refuse(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RunDirectory, "append", refuse)
+        asyncio.run(deaths.allow("it died", worked=0.0))
+    assert record.restarts == {"actor-0": 1}
+    rows.write("metrics.jsonl", [])
+    assert [row["reason"] for row in directory.rows("restarts.jsonl")] == ["it died"]

@@ -10,6 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from deploy.cli import app
+from queues import accounts
 from tests.queues.conftest import answer, make_broker, make_prompts
 
 ERROR = "RewardError: [red] is no number"
@@ -64,3 +65,19 @@ def test_accounts_failed_prompts_and_rollouts_are_shown_of_a_run(
             look(run)
 
     asyncio.run(main())
+
+
+def test_a_ledger_is_opened_and_checked_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def main() -> None:
+        broker = make_broker(tmp_path)
+        await broker.issue(make_prompts(1), cursor="1")
+        await broker.close()
+
+    asyncio.run(main())
+    (tmp_path / "recipe.json").write_text("{}")
+    checked: list[Path] = []
+    monkeypatch.setattr(accounts, "check", lambda _, path: checked.append(path))
+    assert json.loads(headway("inspect", tmp_path, "--json"))["queued"] == 1
+    assert checked == [tmp_path / "ledger.sqlite"]

@@ -4,7 +4,8 @@ import json
 
 import pytest
 
-from queues.bias import read_bias
+from queues.accounts import open_ledger
+from queues.bias import report_bias
 from tests.deploy.test_run import share_warm_start
 
 pytestmark = [pytest.mark.ray, pytest.mark.deepspeed]
@@ -37,7 +38,8 @@ def test_a_run_goes_on_past_its_stragglers_and_tells_what_became_of_them(headway
     overdue = rows[-1]["groups_overdue"]
     assert overdue > 0
     assert (summary["max_lag_trained"] > 1) == (policy == "train")
-    report = read_bias(folder)
+    with open_ledger(folder) as database:
+        report = report_bias(database)
     if policy == "drop":
         assert overdue == accounts["dropped"]["overdue"] == report.groups["dropped"]
         assert report.bias > 1.0

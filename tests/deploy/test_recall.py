@@ -94,3 +94,14 @@ def test_a_damaged_file_of_a_run_is_named(tmp_path, name, text, said):
     with pytest.raises(InputError, match=said) as refused:
         read.get(name, lambda: directory.rows(name))()
     assert "pydantic" not in str(refused.value)
+
+
+def test_a_line_of_restarts_that_was_cut_off_does_not_spoil_the_next_one(run):
+    config, directory = run
+    train(directory, [{"loss": 0.5}])
+    directory.append("restarts.jsonl", [{"actor": "actor-0"}])
+    with (directory.path / "restarts.jsonl").open("a") as file:
+        file.write('{"actor": "act')
+    assert recall(config, directory, now=100.0).restarts == {"actor-0": 1}
+    directory.append("restarts.jsonl", [{"actor": "actor-1"}])
+    assert recall(config, directory, now=200.0).restarts == {"actor-0": 1, "actor-1": 1}

@@ -16,6 +16,7 @@ from deploy.config import DeployConfig
 from deploy.errors import RunFailed
 from deploy.progress import Screen
 from deploy.reward_model_supervisor import RewardModelSupervisor
+from deploy.rows import Rows
 from deploy.run_directory import RunDirectory
 from deploy.summary import Record
 
@@ -56,7 +57,7 @@ class Stage:
             self.process,
             config=DeployConfig(**settings),
             record=self.record,
-            directory=RunDirectory(folder),
+            rows=Rows(RunDirectory(folder)),
             screen=Screen(Console(file=self.output, width=200)),
         )
 

@@ -1,7 +1,11 @@
 """Run folders: made once, replaced on request, found by name or path."""
 
+import fcntl
+from types import SimpleNamespace
+
 import pytest
 
+from deploy import run_directory
 from deploy.config import load_recipe
 from deploy.errors import InputError
 from deploy.run_directory import RunDirectory
@@ -52,6 +56,25 @@ def test_a_run_that_another_command_holds_is_neither_replaced_nor_resumed(config
             create(config, replace=True)
         with pytest.raises(InputError, match="is going on"), RunDirectory(directory.path).held():
             pass
+    directory.check_at_rest()
+
+
+def test_a_lock_that_was_just_given_up_is_taken_and_not_done_without(config, monkeypatch):
+    directory = create(config, replace=False)
+    tries = []
+
+    def taken_once(file, operation):
+        tries.append(operation)
+        if len(tries) == 1:
+            raise BlockingIOError
+        fcntl.flock(file, operation)
+
+    names = {name: getattr(fcntl, name) for name in ("LOCK_EX", "LOCK_SH", "LOCK_NB")}
+    monkeypatch.setattr(run_directory, "fcntl", SimpleNamespace(flock=taken_once, **names))
+    with directory.held():
+        assert len(tries) == 2
+        with pytest.raises(InputError, match="is going on"):
+            directory.check_at_rest()
     directory.check_at_rest()
 
 

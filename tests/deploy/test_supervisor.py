@@ -15,6 +15,7 @@ from deploy import restarts, supervisor
 from deploy.config import DeployConfig
 from deploy.errors import RunFailed
 from deploy.progress import Screen
+from deploy.rows import Rows
 from deploy.run_directory import RunDirectory
 from deploy.summary import Record
 from deploy.supervisor import Supervisor
@@ -56,7 +57,7 @@ class Stage:
             broadcaster=SimpleNamespace(release=self.release_permit),
             config=DeployConfig(**settings),
             record=self.record,
-            directory=RunDirectory(tmp_path),
+            rows=Rows(RunDirectory(tmp_path)),
             screen=Screen(Console(file=self.output, width=200)),
         )
 

@@ -1,24 +1,31 @@
 """Who writes on a disk that is full waits, and begins anew."""
 
 import errno
+import shutil
+import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
 from learner import full_disk
-from learner.full_disk import write_whole
+from learner.full_disk import paused, wait_for_room, write_file, write_whole
 
-TORCH = RuntimeError("PytorchStreamWriter failed writing file data/3: file write failed")
 SYSTEM = OSError(errno.ENOSPC, "No space left on device")
+SAFETENSORS = Exception("Error while serializing: I/O error: No space left on device (os error 28)")
+OTHER = RuntimeError("unexpected pos 800832 vs 800784")
 
 
 class Disk:
-    """Full from the first failure on, for three questions."""
+    """Full for the first three questions."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.asked: list[int] = []
         self.slept = 0
+        self.reasons: list[str | None] = []
         monkeypatch.setattr(full_disk, "has_room", self.has_room)
         monkeypatch.setattr(full_disk, "time", SimpleNamespace(sleep=self.sleep))
 
@@ -28,9 +35,10 @@ class Disk:
 
     def sleep(self, seconds: float) -> None:
         self.slept += 1
+        self.reasons.append(paused())
 
 
-@pytest.mark.parametrize("error", [TORCH, SYSTEM])
+@pytest.mark.parametrize("error", [SAFETENSORS, SYSTEM])
 def test_a_file_that_is_cut_off_is_removed_and_written_again_once_there_is_as_much_room(
     tmp_path: Path,
     error: Exception,
@@ -49,8 +57,8 @@ def test_a_file_that_is_cut_off_is_removed_and_written_again_once_there_is_as_mu
 
     write_whole(file, write)
     assert there == [False, False]
-    assert disk.asked[-1] == full_disk.PROBE_BYTES + 5000
-    assert disk.slept == disk.asked.count(full_disk.PROBE_BYTES + 5000) - 1 > 0
+    assert disk.asked == [full_disk.PROBE_BYTES + 5000] * 4
+    assert disk.slept == 3
     assert "paused: no space is left on the disk of" in caplog.text
     assert sorted(path.name for path in tmp_path.iterdir()) == ["other", "part.pt"]
 
@@ -79,8 +87,66 @@ def test_any_other_error_is_raised_at_once(tmp_path: Path) -> None:
 
     def write() -> None:
         attempts.append(1)
-        raise TORCH
+        raise OTHER
 
-    with pytest.raises(RuntimeError, match="PytorchStreamWriter"):
+    with pytest.raises(RuntimeError, match="unexpected pos"):
         write_whole(tmp_path / "part.pt", write)
     assert attempts == [1]
+
+
+def test_whoever_asks_is_told_why_a_process_waits_and_for_how_much_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = Disk(monkeypatch)
+    wait_for_room(tmp_path, 5_000_000)
+    assert disk.asked == [5_000_000] * 4
+    assert len(disk.reasons) == 2
+    for reason in disk.reasons:
+        assert f"no space is left on the disk of {tmp_path}" in (reason or "")
+        assert "5000000 bytes" in (reason or "")
+    assert paused() is None
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 3 MiB in memory; needs root."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=3m", "tmpfs", disk]
+    if subprocess.run(mount, capture_output=True, check=False, timeout=30).returncode:
+        pytest.skip("mounting a small disk needs root")
+    yield disk
+    subprocess.run(["umount", disk], check=True, timeout=30)
+
+
+@pytest.mark.parametrize("library", ["torch", "safetensors"])
+def test_a_library_that_fills_a_disk_is_known_by_its_error_though_there_is_room_again(
+    small_disk: Path, library: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As if another rank had removed its part at once: the disk itself could not tell any more."""
+    tensors = {"a": torch.arange(400_000.0), "b": torch.arange(100_000.0)}  # 2 MB
+    ballast, file = small_disk / "ballast", small_disk / "part"
+    ballast.write_bytes(bytes(shutil.disk_usage(small_disk).free - 800_000))
+    asked = []
+
+    def write() -> None:
+        try:
+            save_file(tensors, file)
+        finally:
+            ballast.unlink(missing_ok=True)
+
+    def save(opened: object) -> None:
+        try:
+            torch.save(tensors, opened)  # type: ignore[arg-type]
+        finally:
+            ballast.unlink(missing_ok=True)
+
+    monkeypatch.setattr(full_disk, "time", SimpleNamespace(sleep=asked.append))
+    if library == "torch":
+        write_file(file, save)
+        found = torch.load(file, weights_only=True)
+        assert torch.equal(found["b"], tensors["b"])
+    else:
+        write_whole(file, write)
+        assert file.stat().st_size > 2_000_000
+    assert asked == [full_disk.RETRY_SECONDS]

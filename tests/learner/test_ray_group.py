@@ -14,6 +14,7 @@ from rollouts import random_groups
 
 from learner.config import LearnerConfig, TinyModelConfig
 from learner.errors import LearnerError, RankFailed
+from learner.full_disk import wait_for_room
 from learner.model import build_tiny
 from learner.ray_group import create_learner
 from queues.records import Batch
@@ -120,6 +121,26 @@ def sitting(ray_cluster, model_path, tmp_path):
     yield make
     for item in made:
         item.group.kill()
+
+
+def test_a_rank_whose_thread_waits_for_room_says_why_and_the_group_with_it(sitting, tmp_path):
+    group = sitting().group
+
+    async def reason():
+        async with asyncio.timeout(SECONDS):
+            return await group.paused()
+
+    def wait(actor):
+        actor._thread.submit(wait_for_room, tmp_path, 2**60)
+
+    assert asyncio.run(reason()) is None
+    ray.get(group._ranks[1].__ray_call__.remote(wait), timeout=SECONDS)
+    deadline = time.monotonic() + SECONDS
+    while (found := asyncio.run(reason())) is None:
+        assert time.monotonic() < deadline
+    assert f"no space is left on the disk of {tmp_path}" in found
+    group.kill()
+    assert asyncio.run(reason()) is None, "the dead wait for nothing"
 
 
 def test_a_group_trains_saves_and_goes_on_exactly_from_a_checkpoint(sitting, tmp_path):

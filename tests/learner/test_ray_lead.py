@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from learner import ray_lead
+from learner import full_disk
 from learner.ray_lead import Lead
 
 
@@ -52,8 +52,8 @@ def test_a_checkpoint_begins_once_there_is_room_for_one_like_the_last(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     disk = Disk(free=0)
-    monkeypatch.setattr(ray_lead, "has_room", disk.has_room)
-    monkeypatch.setattr(ray_lead, "RETRY_SECONDS", 0.0)
+    monkeypatch.setattr(full_disk, "has_room", disk.has_room)
+    monkeypatch.setattr(full_disk, "RETRY_SECONDS", 0.0)
     root = tmp_path / "checkpoints"
     path = asyncio.run(make_lead(root, Rank(disk)).save(5, cursor=None, totals={}))
     assert path == "checkpoints/v000005"
@@ -65,3 +65,22 @@ def test_a_checkpoint_begins_once_there_is_room_for_one_like_the_last(
     assert disk.asked[0] == disk.asked[1] >= 3_000_000
     assert disk.asked[2:] == [0]
     assert sorted(entry.name for entry in root.iterdir()) == ["v000005", "v000006"]
+
+
+def test_what_a_kill_left_of_a_checkpoint_is_removed_before_room_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    leftover = tmp_path / ".v000004.tmp" / "weights"
+    leftover.parent.mkdir()
+    leftover.write_bytes(bytes(100))
+    asked: list[int] = []
+
+    def has_room(folder: Path, size: int) -> bool:
+        asked.append(size)
+        assert len(asked) < 9, "room is waited for that only the removal makes"
+        return not leftover.exists()
+
+    monkeypatch.setattr(full_disk, "has_room", has_room)
+    monkeypatch.setattr(full_disk, "RETRY_SECONDS", 0.0)
+    asyncio.run(make_lead(tmp_path, Rank(Disk(free=0))).save(5, cursor=None, totals={}))
+    assert [entry.name for entry in tmp_path.iterdir()] == ["v000005"]

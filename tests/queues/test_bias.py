@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
+from queues.accounts import open_ledger
 from queues.admission import OnOverdue
-from queues.bias import Distribution, Fate, compare, read_bias
+from queues.bias import Distribution, Fate, compare, report_bias
 from tests.queues.conftest import answer, make_broker
 from tests.queues.simulated_run import Run, make_book
 from tests.queues.test_broker import WAIT, play
@@ -92,7 +93,8 @@ def test_the_ledger_of_a_run_tells_what_became_of_every_group(tmp_path: Path, po
 
     settings = {"on_overdue": policy, "filter_tied": True, "patience_seconds": 0.0}
     play(make_broker(tmp_path, **settings), scenario)
-    report = read_bias(tmp_path)
+    with open_ledger(tmp_path) as database:
+        report = report_bias(database)
     assert report.tokens_masked == 7
     late, trained = report.fates["late"], report.fates["trained"]
     assert trained["tokens"].mean == 2.0

@@ -13,12 +13,13 @@ from typing import Any
 
 import pytest
 
-from queues import journal, writer
+from queues import journal, room, writer
 from queues.accounts import read_accounting
+from queues.errors import LedgerError
 from queues.journal import Journal
 from queues.ledger import Ledger
 from queues.records import PutStatus
-from queues.room import has_room, is_full
+from queues.room import PROBE_BYTES, has_room, is_full
 from tests.queues.conftest import answer, make_broker, make_prompts
 
 ROOT = Path(__file__).parents[2]
@@ -270,8 +271,48 @@ def test_only_errors_of_a_full_disk_are_taken_for_one(tmp_path: Path) -> None:
     wrapped = RuntimeError("cannot save")
     wrapped.__cause__ = OSError(errno.ENOSPC, "x")
     assert is_full(wrapped, tmp_path)
+    from_elsewhere = RuntimeError("the commit failed: OperationalError('database or disk is full')")
+    assert is_full(from_elsewhere, tmp_path)
+    assert is_full(Exception("I/O error: No space left on device (os error 28)"), tmp_path)
+    assert is_full(Exception("Disk quota exceeded (os error 122)"), tmp_path)
+    assert not is_full(Exception("attempt to write a readonly database"), tmp_path)
     assert has_room(tmp_path)
     assert not [*tmp_path.iterdir()]
+
+
+def test_asking_for_room_takes_little_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken: list[int] = []
+    monkeypatch.setattr(room.os, "posix_fallocate", lambda _, start, size: taken.append(size))
+    free = shutil.disk_usage(tmp_path).free
+    assert has_room(tmp_path, free // 2)
+    assert has_room(tmp_path, 4096)
+    assert not has_room(tmp_path, 2 * free)
+    assert taken == [PROBE_BYTES, 4096], "of a disk that is too small by far, nothing"
+
+
+def test_a_quota_is_met_although_the_disk_has_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: int) -> None:
+        raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
+
+    monkeypatch.setattr(room.os, "posix_fallocate", refuse)
+    assert not has_room(tmp_path)
+
+
+def test_a_ledger_that_finds_no_room_when_it_is_opened_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any) -> None:
+        raise sqlite_full()
+
+    monkeypatch.setattr(Ledger, "_create_tables", full)
+    with pytest.raises(LedgerError, match="no space is left on the disk of") as raised:
+        Ledger(tmp_path, synchronous="full")
+    assert "not a ledger" not in str(raised.value)
+    assert is_full(raised.value, tmp_path)
 
 
 @pytest.mark.ray
