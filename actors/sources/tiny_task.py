@@ -38,7 +38,7 @@ def draw(task: str, split: int | str, place: int) -> Problem:
     if task == "product":
         left, right = lot.randint(10, 999), lot.randint(10, 999)
         return Problem(f"{left}*{right}=", f"{left * right}", f"[{left}*{right}]")
-    word = "".join(lot.choices(LETTERS, k=lot.randint(3, 6)))
+    word = "".join(lot.choices(LETTERS, k=lot.randint(3, 8)))
     answer = word[::-1] if task == "reverse" else "".join(sorted(word))
     return Problem(f"{task[0].upper()}{word}=", answer, ",".join(answer))
 

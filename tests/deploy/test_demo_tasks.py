@@ -40,3 +40,22 @@ def test_a_model_learns_to_ask_the_calculator(tmp_path):
         injected = [token for token, version in zip(row["token_ids"], row["versions"], strict=True)
                     if version < 0][row["prompt_length"]:]  # fmt: skip
         assert bool(injected) == (row["turns"] > 1)
+
+
+def test_a_mix_of_three_tasks_earns_more_of_two_rewards(tmp_path):
+    """The work is shown in all of them; only sums are the better for it, the others stay."""
+    summary, rows = run("mix", tmp_path)
+    first, last = rows[:1024], rows[-1024:]
+
+    def earned(some, part, task=""):
+        found = [
+            dict(row["reward_parts"])[part] for row in some if row["prompt_id"].startswith(task)
+        ]
+        return statistics.mean(found)
+
+    for task in ("sum:", "reverse:", "sort:"):
+        assert earned(last, "regex", task) >= earned(first, "regex", task) + 0.3, task
+    assert earned(last, "last_answer", "sum:") >= earned(first, "last_answer", "sum:") + 0.1
+    assert earned(last, "last_answer") >= earned(first, "last_answer") + 0.03
+    sampled = summary["heldout_sampled"]
+    assert sampled[-1]["score"] >= sampled[0]["score"] + 0.02
