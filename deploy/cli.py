@@ -106,7 +106,8 @@ def resume(run: RunName, runs_dir: RunsDir = Path("runs")) -> None:
     screen.say(f"{config.name}: checking the recipe, the model and the prompts")
     with deferred():
         from deploy.inputs import load_inputs
-    _train(config, load_inputs(config), directory, screen)
+    inputs = load_inputs(config, resumed=directory.checkpoints)
+    _train(config, inputs, directory, screen)
 
 
 def _train(

@@ -1,7 +1,8 @@
 """Whether the folder of runs can be written and holds what a run will write.
 
 Checked at the start is a lower bound: the checkpoints that are kept and one more, since the new one
-is written before an old one may go, and the rollouts between two of them. A disk that is full later
+is written before an old one may go, and the rollouts between two of them; of a run that goes on,
+what its remaining steps add to the checkpoints that are there. A disk that is full later
 makes broker, learner and recorder wait for room (`queues.room`); what else meets it ends the run.
 """
 
@@ -35,12 +36,15 @@ def check_runs_dir(config: RunConfig) -> Path:
     return there
 
 
-def check_room(config: RunConfig, shapes: Mapping[str, tuple[int, ...]]) -> None:
+def check_room(
+    config: RunConfig, shapes: Mapping[str, tuple[int, ...]], *, resumed: Path | None = None
+) -> None:
     """Compares the free space with the least that the run will need.
 
     Args:
         config: The recipe.
         shapes: Of the model's weights.
+        resumed: The folder of the checkpoints of a run that goes on; None for a new one.
 
     Raises:
         InputError: Too little is free; says how much is needed for what.
@@ -48,20 +52,31 @@ def check_room(config: RunConfig, shapes: Mapping[str, tuple[int, ...]]) -> None
     there = check_runs_dir(config)
     parameters = sum(math.prod(shape) for shape in shapes.values())
     checkpoint = parameter_bytes(config.learner) * parameters
-    saves = math.ceil(config.steps / config.learner.checkpoint_every)
-    checkpoints = min(config.learner.keep_checkpoints + 1, saves)
-    batches = min(config.steps, config.learner.checkpoint_every)
+    every, keep = config.learner.checkpoint_every, config.learner.keep_checkpoints
+    names = [folder.name[1:] for folder in resumed.glob("v*")] if resumed else []
+    made = [int(name) for name in names if name.isdigit()]
+    version = max(made, default=0)
+    saves = math.ceil(config.steps / every) - version // every if version < config.steps else 0
+    checkpoints = min(keep + 1, len(made) + saves)
+    stored = _stored(resumed) if resumed else 0
+    batches = min(max(0, config.steps - version), every)
     rollouts = batches * config.prompts.groups_per_batch * config.prompts.group_size
     journal = TOKEN_BYTES * rollouts * config.actors.max_new_tokens
     free = shutil.disk_usage(there).free
-    needed = checkpoints * checkpoint + journal
+    needed = max(0, checkpoints * checkpoint - stored) + journal
     if free < needed:
+        already = f", of which {_size(stored)} are there" if stored else ""
         raise InputError(
             f"{there} has {_size(free)} free, and the run needs about {_size(needed)}: "
             f"{checkpoints} checkpoint(s) of {_size(checkpoint)}, as learner.keep_checkpoints and "
-            f"checkpoint_every say, and {_size(journal)} of rollouts between two; free some, or "
-            "set deploy.runs_dir to a larger disk"
+            f"checkpoint_every say{already}, and {_size(journal)} of rollouts between two; free "
+            "some, or set deploy.runs_dir to a larger disk"
         )
+
+
+def _stored(folder: Path) -> int:
+    """Bytes of all files below a folder; of a checkpoint that was cut off too, which will go."""
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 
 def parameter_bytes(learner: LearnerConfig) -> int:

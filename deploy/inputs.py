@@ -49,8 +49,12 @@ class Inputs:
     """Folders or hub names of the models behind the reward `reward_model`, where it is used."""
 
 
-def load_inputs(config: RunConfig) -> Inputs:
+def load_inputs(config: RunConfig, *, resumed: Path | None = None) -> Inputs:
     """Finds the model and opens the sources.
+
+    Args:
+        config: The recipe.
+        resumed: The folder of the checkpoints of a run that goes on; None for a new one.
 
     Raises:
         InputError: Of this package, `actors`, `queues` or `learner`: what is missing or cannot be
@@ -115,7 +119,7 @@ def load_inputs(config: RunConfig) -> Inputs:
             prompts=(prompt.text for prompt in tried),
         )
     if Path(path).is_dir():
-        check_room(config, weight_shapes(path))
+        check_room(config, weight_shapes(path), resumed=resumed)
     _check_objective(config)
     check_fit(path, config.actors, tried)
     return Inputs(path, source, problems, evaluations, judges)

@@ -5,7 +5,11 @@ import errno
 import io
 import json
 import os
-from collections.abc import Iterator
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -208,3 +212,77 @@ def test_an_actor_that_dies_while_the_disk_is_full_is_made_again_and_written_dow
     assert record.restarts == {"actor-0": 1}
     rows.write("metrics.jsonl", [])
     assert [row["reason"] for row in directory.rows("restarts.jsonl")] == ["it died"]
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 128 MB in memory; needs root."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=128m", "tmpfs", disk]
+    if subprocess.run(mount, capture_output=True, check=False, timeout=30).returncode:
+        pytest.skip("mounting a small disk needs root")
+    yield disk
+    subprocess.run(["umount", disk], check=True, timeout=30)
+
+
+@pytest.mark.ray
+@pytest.mark.deepspeed
+@pytest.mark.slow
+def test_a_run_whose_disk_has_room_but_not_for_a_checkpoint_pauses_for_longer_than_a_stall(
+    tmp_path: Path, disk: Path
+) -> None:
+    from broken import sets
+
+    from learner.config import TinyModelConfig
+    from learner.model import build_tiny
+
+    stall, deadline = 15.0, time.monotonic() + 400
+    sizes = {"hidden_size": 96, "layers": 3, "intermediate_size": 256, "heads": 2, "kv_heads": 1}
+    characters = "0123456789+-=,abcdefghijklmnopqr"
+    build_tiny(
+        TinyModelConfig(characters=characters, context=256, **sizes), tmp_path / "model", seed=0
+    )
+    case = sets("paused", "steps=40")
+    (tmp_path / "recipe.toml").write_text(case.recipe)
+    settings = [
+        *(*case.settings, f"deploy.runs_dir={disk}", "name=paused"),
+        *("learner.checkpoint_every=2", f"deploy.stall_seconds={stall}"),
+    ]
+    command = [Path(sys.executable).parent / "headway", "run", "recipe.toml"]
+    output, saved = tmp_path / "output", disk / "paused" / "checkpoints" / "v000002"
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "COLUMNS": "200"}
+    with output.open("w") as file:
+        process = subprocess.Popen(
+            [*command, *(part for setting in settings for part in ("--set", setting))],
+            cwd=tmp_path,
+            env=environment,
+            stdout=file,
+            stderr=subprocess.STDOUT,
+        )
+
+    def until(reached: Callable[[], bool]) -> None:
+        while not reached():
+            assert process.poll() is None, output.read_text()
+            assert time.monotonic() < deadline, output.read_text()
+            time.sleep(0.05)
+
+    try:
+        until(saved.exists)
+        ballast = disk / "ballast"
+        with ballast.open("wb") as file:
+            os.posix_fallocate(file.fileno(), 0, shutil.disk_usage(disk).free - 3 * 2**20)
+        until(lambda: "paused: no space is left on the disk of" in output.read_text())
+        assert shutil.disk_usage(disk).free > 2**20
+        shown = time.monotonic()
+        until(lambda: time.monotonic() > shown + 2 * stall)
+        ballast.unlink()
+        assert process.wait(300) == 0, output.read_text()
+    finally:
+        process.kill()
+        process.wait()
+    assert output.read_text().count("(a checkpoint needs") == 1
+    assert output.read_text().count("there is room again: goes on") == 1
+    summary = json.loads((disk / "paused" / "summary.json").read_text())
+    assert (summary["status"], summary["version"]) == ("done", 40)
+    assert summary["accounting"]["balanced"]
