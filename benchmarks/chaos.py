@@ -264,8 +264,9 @@ def main() -> None:
         "--work", type=Path, default=Path("runs/chaos"),
         help="folder of the runs, emptied first (runs/chaos)",
     )  # fmt: skip
+    options = parser.parse_args()
     raise_interrupts()
-    chaos = Chaos(parser.parse_args())
+    chaos = Chaos(options)
     try:
         sound = chaos.run()
     except KeyboardInterrupt:
