@@ -220,17 +220,36 @@ def say(text: str) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--actors", type=int, nargs="+", default=[1, 4, 16, 64])
-    parser.add_argument("--tokens", type=int, nargs="+", default=[100, 1000, 8000])
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--seconds", type=float, default=4.0, help="of each measurement")
-    parser.add_argument("--warm-up", type=float, default=2.0, help="seconds before it")
-    parser.add_argument("--processes", type=int, default=2, help="that simulate the actors")
-    parser.add_argument("--crowd", type=int, default=1000, help="actors in one process; 0: none")
-    parser.add_argument("--soak", type=float, default=0.0, help="seconds of the memory test")
-    parser.add_argument("--dir", type=Path, default=Path.cwd(), help="a folder on the disk to test")
-    parser.add_argument("--out", type=Path, default=RESULTS / "queue.json")
+    parser = argparse.ArgumentParser(
+        prog="headway bench queue",
+        description=__doc__,
+        epilog="It takes about 25 minutes on two cores, and as much longer as --soak says.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "--actors", type=int, nargs="+", default=[1, 4, 16, 64], help="simulated (1 4 16 64)"
+    )
+    parser.add_argument(
+        "--tokens", type=int, nargs="+", default=[100, 1000, 8000],
+        help="of each rollout (100 1000 8000)",
+    )  # fmt: skip
+    parser.add_argument("--rounds", type=int, default=3, help="of all measurements (3)")
+    parser.add_argument("--seconds", type=float, default=4.0, help="of each measurement (4)")
+    parser.add_argument("--warm-up", type=float, default=2.0, help="seconds before it (2)")
+    parser.add_argument("--processes", type=int, default=2, help="that simulate the actors (2)")
+    parser.add_argument(
+        "--crowd", type=int, default=1000, help="actors in one process (1000); 0: none"
+    )
+    parser.add_argument(
+        "--soak", type=float, default=0.0, help="seconds of the memory test (0: none)"
+    )
+    parser.add_argument(
+        "--dir", type=Path, default=Path.cwd(), help="a folder on the disk to test (the current)"
+    )
+    parser.add_argument(
+        "--out", type=Path, default=RESULTS / "queue.json",
+        help="file of the raw numbers (benchmarks/results/queue.json)",
+    )  # fmt: skip
     options = parser.parse_args()
     ray.init(num_cpus=options.processes + 2, include_dashboard=False, log_to_driver=False)
     settings = [(tokens, actors) for tokens in options.tokens for actors in options.actors]

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
+from deploy.bench import BENCHMARKS, start
 from deploy.interrupt import deferred, raise_interrupts
 from deploy.shadowing import check_not_shadowed
 
@@ -423,14 +424,12 @@ def replay(
 
 @app.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
 def bench(
-    name: Annotated[str, typer.Argument(help="A benchmark, such as `async`.")],
+    name: Annotated[str, typer.Argument(help=f"One of {', '.join(sorted(BENCHMARKS))}.")],
     arguments: Annotated[
         list[str] | None, typer.Argument(help="Its own; `--help` lists them.")
     ] = None,
 ) -> None:
-    """Run one of a checkout's benchmarks."""
-    from deploy.bench import start
-
+    """Run one of a checkout's benchmarks; `headway bench NAME --help` says what it takes."""
     start(name, arguments or [])
 
 

@@ -6,6 +6,7 @@ import sys
 
 import pytest
 
+from benchmarks import chaos, queue
 from benchmarks.async_figures import (
     WARM_UP,
     actors_limit,
@@ -15,7 +16,8 @@ from benchmarks.async_figures import (
     medians,
     samples_per_second,
 )
-from deploy.bench import ROOT, start
+from deploy.bench import BENCHMARKS, ROOT, start
+from deploy.cli import app
 from deploy.errors import InputError
 
 
@@ -91,6 +93,35 @@ def test_medians_are_taken_over_rounds_figure_by_figure():
     middle = medians([one_round(4.0), one_round(1.0), one_round(2.0)])
     assert middle["arms"]["2"] == {"samples_per_second": 4.0, "ratio_to_limit": 0.5}
     assert middle["limits"] == {"actors": 10.0, "learner": 8.0, "samples_per_second": 8.0}
+
+
+def test_the_help_names_every_benchmark(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    assert app(["bench", "--help"], standalone_mode=False) == 0
+    told = " ".join(capsys.readouterr().out.split())
+    assert all(f" {name}" in told for name in BENCHMARKS), told
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "long"),
+    [(chaos, "chaos", "45 to 75 seconds"), (queue, "queue", "about 25 minutes")],
+)
+def test_the_help_of_a_benchmark_tells_its_name_its_options_and_how_long_it_takes(
+    module, name, long, monkeypatch
+):
+    class Told(Exception):
+        pass
+
+    def parse_args(parser):
+        raise Told(parser)
+
+    monkeypatch.setattr("argparse.ArgumentParser.parse_args", parse_args)
+    with pytest.raises(Told) as told:
+        module.main()
+    (parser,) = told.value.args
+    assert parser.prog == f"headway bench {name}"
+    assert [action.dest for action in parser._actions if not action.help] == []
+    assert long in " ".join(parser.format_help().split())
 
 
 def test_an_unknown_benchmark_names_those_there_are():
