@@ -42,6 +42,8 @@ RESULTS = Path(__file__).parent / "results"
 OF_CEILING = 0.7
 OF_RAY_QUEUE = {100: 5.0, 8000: 1.0}
 """Times `ray.util.queue`, by tokens."""
+PLACES = ("dir", "out")
+"""Options that say nothing about a measurement."""
 GROWTH = 0.05
 """Of the memory, from the second quarter of the test to the last."""
 CALL_SECONDS = 120.0
@@ -282,7 +284,7 @@ def main() -> None:
     if soaked is not None:
         say(f"memory over {soaked['seconds']:g} s: {100 * soaked['growth']:+.1f}%")
     record = environment() | {
-        "arguments": {key: str(value) for key, value in vars(options).items()},
+        "arguments": {key: value for key, value in vars(options).items() if key not in PLACES},
         "settings": results,
         "crowd": crowded,
         "soak": soaked,
