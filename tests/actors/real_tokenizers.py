@@ -1,8 +1,10 @@
-"""Tokenizers of real models with their chat templates, made from what is installed.
+"""Real vocabularies with chat templates in the formats of four families, from what is installed.
 
 The vocabularies are those of Mistral 7B (sentencepiece) and of Mistral Nemo (byte-level BPE, its
 first 20,000 tokens), which the package mistral_common carries; the special tokens are those that
-each template writes. The templates are those of the models, as their authors publish them.
+each template writes. The templates, in `chat_templates`, are written for these tests after the
+formats that the makers of Qwen3, Llama 3, Mistral and Gemma describe; of Qwen3's, tool schemas are
+left out.
 """
 
 import base64
