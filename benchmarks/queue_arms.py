@@ -22,7 +22,7 @@ import ray
 from ray.util.queue import Queue
 
 from queues.config import QueuesConfig
-from queues.ray_broker import MAX_CONCURRENCY, BrokerClient, _BrokerActor, _share
+from queues.ray_broker import MAX_CONCURRENCY, BrokerClient, _BrokerActor, share
 from queues.records import (
     Batch,
     FinishReason,
@@ -93,13 +93,13 @@ class CountedBroker(_BrokerActor):
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
-        self._syncs, sync = 0, self._journal.sync
+        self._syncs, commit = 0, self._journal.commit
 
         def counted() -> None:
             self._syncs += self._journal._dirty
-            sync()
+            commit()
 
-        self._journal.sync = counted
+        self._journal.commit = counted
 
     async def vitals(self) -> tuple[int, int]:
         """Syncs so far, and the process."""
@@ -166,7 +166,7 @@ class EmptyBroker:
                 await asyncio.wait_for(self._batch_is_ready.wait(), timeout)
         if self._put < self._wanted:
             return None
-        return Batch(version=version, payloads=_share([self._payload] * BATCH))
+        return Batch(version=version, payloads=share([self._payload] * BATCH))
 
     async def ack(self, version: int, statistics: Any) -> None:
         """See `Broker.ack`."""

@@ -223,7 +223,7 @@ def inspect(
         removed_groups,
     )
     from queues.bias import report_bias
-    from queues.ledger import count_rows
+    from queues.counts import count_rows
 
     directory = RunDirectory.open(run, runs_dir)
     if parquet is not None:

@@ -27,13 +27,14 @@ from deploy.inputs import model_path
 from deploy.progress import Screen
 from deploy.run_directory import RunDirectory
 from queues.accounts import read_batches
+from queues.batches import CHECKSUM
 from queues.recorded import RecordedBatches, committed_checkpoints
+from queues.records import Payload
 from weight_sync.config import WeightSyncConfig
 
 if TYPE_CHECKING:
     from learner.rank import Rank
 
-CHECKSUM = "weights_checksum"
 """Of the weights that a batch produced, among its statistics."""
 POLL_SECONDS = 0.5
 """Between two looks at what ranks in other processes have trained."""
@@ -204,7 +205,7 @@ class _Alone:
         self._rank, self._show = rank, show
         self._snapshot, self._wire_dtype = Snapshot(), wire_dtype(weight_sync)
 
-    async def update(self, payloads: Sequence[bytes], version: int) -> dict[str, Any]:
+    async def update(self, payloads: Sequence[Payload], version: int) -> dict[str, Any]:
         statistics = self._rank.update(payloads, version)
         self._show([{**statistics, "version": version}])
         return statistics

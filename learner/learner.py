@@ -17,12 +17,13 @@ from typing import Any, Protocol
 
 from queues.errors import QueueClosed
 from queues.protocols import BatchQueue
+from queues.records import Payload
 
 
 class Trainer(Protocol):
     """All ranks of a learner, as its loop sees them."""
 
-    async def update(self, payloads: Sequence[bytes], version: int) -> dict[str, Any]:
+    async def update(self, payloads: Sequence[Payload], version: int) -> dict[str, Any]:
         """Trains the batch of a version; its statistics."""
         ...
 
@@ -113,7 +114,7 @@ class Learner:
             await self._save(version)
         return version
 
-    async def _take(self, version: int, stop: asyncio.Event) -> Sequence[bytes] | None:
+    async def _take(self, version: int, stop: asyncio.Event) -> Sequence[Payload] | None:
         """The groups of a version; None when there will be none, or after `stop`."""
         while not stop.is_set():
             try:

@@ -22,6 +22,7 @@ from learner.reference import REFERENCE_FOLDER, Reference
 from learner.scalar_model import load_scalar_model
 from learner.trained_log import note_trained
 from learner.update import Updater
+from queues.records import Payload
 from queues.schema import decode
 
 
@@ -127,7 +128,7 @@ class Rank:
         )
         return Reference(policy, device=self.engine.device, refreshed=refreshed)
 
-    def update(self, payloads: Sequence[bytes], version: int) -> dict[str, Any]:
+    def update(self, payloads: Sequence[Payload], version: int) -> dict[str, Any]:
         """Trains a batch of encoded groups; statistics over all ranks. Collective."""
         groups = [decode(payload) for payload in payloads]
         statistics = self.updater.update(groups, version)

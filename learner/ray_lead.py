@@ -17,6 +17,8 @@ from learner import checkpoint
 from learner.full_disk import wait_for_room
 from learner.rank import Rank
 from learner.ray_failure import failure
+from queues.ray_broker import share
+from queues.records import Payload
 from weight_sync.publisher import Publisher
 
 Call = Callable[..., Awaitable[Any]]
@@ -49,9 +51,9 @@ class Lead:
         self._publisher = publisher
         self._checkpoints = checkpoints
 
-    async def update(self, payloads: Sequence[bytes], version: int) -> dict[str, Any]:
+    async def update(self, payloads: Sequence[Payload], version: int) -> dict[str, Any]:
         """See `Trainer.update`."""
-        shared = ray.put(payloads) if self._followers else None
+        shared = ray.put(share(payloads)) if self._followers else None
         calls = [follower.update.remote(shared, version) for follower in self._followers]
         statistics: dict[str, Any] = await self._together(
             self._call(self._rank.update, payloads, version), calls

@@ -150,9 +150,9 @@ class RankActor:
         """Another rank: never returns; raises what this rank raised."""
         await self._failed
 
-    async def update(self, payloads: list[bytes], version: int) -> None:
-        """Takes part in training a batch."""
-        await self._follow(self._rank.update, payloads, version)
+    async def update(self, payloads: list[Any], version: int) -> None:
+        """Takes part in training a batch, as `ray_broker.share` made it."""
+        await self._follow(self._rank.update, [memoryview(each) for each in payloads], version)
 
     async def gather(self) -> None:
         """Takes part in gathering the weights."""

@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from queues.checksums import check
+from queues.counts import Counts, count_rows
 from queues.errors import InputError, LedgerError
 from queues.groups import State, StateCounts
 from queues.journal import read_group
-from queues.ledger import Counts, count_rows
 from queues.ledger_tables import (
     FILE_NAME,
     JOURNAL_NAME,

@@ -17,6 +17,8 @@ from queues.ledger import Ledger
 from queues.records import Batch, BatchRecord
 
 log = logging.getLogger(__name__)
+CHECKSUM = "weights_checksum"
+"""Of the statistics of a batch: of the weights that it gave."""
 
 
 class Batches:
@@ -86,7 +88,8 @@ class Batches:
     async def ack(self, version: int, statistics: Mapping[str, Any]) -> None:
         """The batch of `version` is trained: the learner is at version + 1.
 
-        Repeated, it does nothing.
+        Repeated, it changes nothing; weights that came out otherwise than the first time, as they
+        may where kernels are not deterministic, are counted.
 
         Args:
             version: Of the batch.
@@ -100,6 +103,7 @@ class Batches:
         """
         self._commits.check_open()
         if version < self._book.version:
+            await self._compare(version, statistics)
             return
         try:
             text = json.dumps({**statistics, **self._book.additions(statistics)})
@@ -132,6 +136,18 @@ class Batches:
         """
         self._commits.check_open()
         await self._commits.durable(partial(self._ledger.commit_checkpoint, version, path))
+
+    async def _compare(self, version: int, statistics: Mapping[str, Any]) -> None:
+        """Hold a batch that was trained again against what was recorded of it."""
+        recorded = json.loads(await self._commits.submit(partial(self._ledger.statistics, version)))
+        before, now = recorded.get(CHECKSUM), statistics.get(CHECKSUM)
+        if before != now:
+            self._book.diverged += 1
+            log.warning(
+                "batch %d, trained again, gave other weights than before: checksum %s, then %s;"
+                " from here on the run is another one than that which was rolled back",
+                version, now, before,
+            )  # fmt: skip
 
     def _read(self, locations: Sequence[Location]) -> list[bytes]:
         return [

@@ -76,6 +76,8 @@ class Book:
     """Leases that ended without a result since the broker began, by reason."""
     refused: int = 0
     """Results that were refused since then."""
+    diverged: int = 0
+    """Batches since then that were trained again and gave other weights than before."""
     last_error: str | None = None
     """The latest failed attempt, for whoever watches the run."""
 

@@ -134,7 +134,7 @@ class Broker:
             if config.keep_rollouts == "needed"
             else None
         )
-        self._puts = Puts(self._book, self._ledger, self._journal, self._commits)
+        self._puts = Puts(self._book, self._ledger, self._commits)
         self._feed = Feed(self._book, self._ledger, self._commits)
         self._batches = Batches(
             self._book,

@@ -1,21 +1,27 @@
 """From a decision of the book to the disk, and to everyone who waits for it.
 
-    decision ─▶ writer ─▶ durable ─▶ the caller is answered
-        └─────▶ polls: whoever may go on asks the book again, and its answer waits for the disk too
+    payload ─▶ journal's writer ─▶ durable ─▶ decision ─▶ ledger's writer ─▶ durable ─▶ the caller
+                                                 │                                   is answered
+        polls ◀──────────────────────────────────┘
+        whoever may go on asks the book again, and its answer waits for the disk too
+
+Nothing is decided about a payload that is not on disk, so small changes never wait for large ones.
 
 The three kinds of waiting are `work` (leases), `progress` (batches, outcomes) and `line` (prompts).
 """
 
 import asyncio
 import logging
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from queues.book import UNREACHABLE, Book
 from queues.errors import LedgerError, QueueClosed
-from queues.journal import Journal
+from queues.journal import Journal, Location
 from queues.ledger import Ledger
 from queues.long_polls import LongPolls
+from queues.records import Payload
 from queues.writer import Writer
 
 T = TypeVar("T")
@@ -35,7 +41,9 @@ class Commits:
     def __init__(self, book: Book, ledger: Ledger, journal: Journal, *, interval: float) -> None:
         self._book = book
         self._ledger = ledger
-        self._writer = Writer(ledger, journal, interval=interval)
+        self._journal = journal
+        self._rows = Writer(ledger, name="ledger-writer", interval=interval)
+        self._payloads = Writer(journal, name="journal-writer", interval=interval)
         self._closed = False
         self._failure: LedgerError | None = None
         self.work = LongPolls(self.check_open)
@@ -45,7 +53,13 @@ class Commits:
     @property
     def paused(self) -> str | None:
         """Why nothing is made durable for now; None while all is well."""
-        return self._writer.paused
+        return self._rows.paused or self._payloads.paused
+
+    @property
+    def paused_until(self) -> float:
+        """Monotonic seconds until which nothing was made durable; minus infinity at first."""
+        until = max(self._rows.paused_until, self._payloads.paused_until)
+        return time.monotonic() if self.paused else until
 
     def check_open(self) -> None:
         """Raise once no call may be answered any more.
@@ -54,15 +68,19 @@ class Commits:
             QueueClosed: The broker is closed.
             LedgerError: A commit failed, or `fail` was called.
         """
-        failure = self._failure or self._writer.failure
+        failure = self._failure or self._rows.failure or self._payloads.failure
         if failure is not None:
             raise failure
         if self._closed:
             raise QueueClosed("the broker is closed")
 
     def submit(self, change: Callable[[], T]) -> "asyncio.Future[T]":
-        """Run `change` in the writer's thread; the future has its result once it is durable."""
-        return self._writer.submit(change)
+        """Run `change` in the ledger's thread; the future has its result once it is durable."""
+        return self._rows.submit(change)
+
+    def keep(self, payloads: Sequence[Payload]) -> "asyncio.Future[list[Location]]":
+        """Append payloads to the journal; the future says where, once they are durable."""
+        return self._payloads.submit(lambda: [self._journal.append(each) for each in payloads])
 
     async def durable(self, change: Callable[[], T], *wakes: LongPolls) -> T:
         """Submit a change that the book has made, wake who waits for it, and wait for the disk.
@@ -80,7 +98,7 @@ class Commits:
                 self._ledger.fail(group.group_id, UNREACHABLE, error)
             return result
 
-        durable = self._writer.submit(record)
+        durable = self._rows.submit(record)
         for polls in wakes:
             await polls.wake()
         return await durable
@@ -94,7 +112,8 @@ class Commits:
         """End every long poll with QueueClosed, and the writing of the ledger."""
         self._closed = True
         await self._wake_all()
-        await self._writer.close()
+        await self._payloads.close()
+        await self._rows.close()
 
     async def _wake_all(self) -> None:
         for polls in (self.work, self.progress, self.line):

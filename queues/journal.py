@@ -2,8 +2,8 @@
 
     frame = length u32 · xxh3_64 u64 · payload (an Arrow IPC stream)      little-endian
 
-A frame counts once the ledger has committed its (segment, offset). What follows the last committed
-frame, whole or torn, is garbage that nobody refers to. A journal that is opened again begins a new
+A frame counts once the ledger has committed its (segment, offset). Others, whole or torn, are
+garbage that nobody refers to. A journal that is opened again begins a new
 segment, so no old byte is ever touched. Blocking; used by one thread (`queues.writer`), readable
 from any.
 """
@@ -45,15 +45,18 @@ class Journal:
         self._file: BinaryIO | None = None
         self._dirty = False
         self._synced = 0
-        """Bytes of the segment that `sync` has made durable."""
+        """Bytes of the segment that `commit` has made durable."""
         try:
             directory.mkdir(parents=True, exist_ok=True)
             self._segment = max(segments(directory), default=0)
         except (OSError, ValueError) as error:
             raise JournalError(f"{directory}: cannot be opened: {error}") from error
 
+    def begin(self) -> None:
+        """See `writer.Store`; frames that are not committed are garbage by themselves."""
+
     def append(self, payload: Payload) -> Location:
-        """Write a frame; it is durable only after `sync`."""
+        """Write a frame; it is durable only after `commit`."""
         if len(payload) > _LARGEST:
             raise JournalError(f"payload of {len(payload)} bytes, at most {_LARGEST} fit a frame")
         if self._file is None or self._file.tell() >= self._segment_bytes:
@@ -65,7 +68,7 @@ class Journal:
         self._dirty = True
         return Location(self._segment, offset, len(payload))
 
-    def sync(self) -> None:
+    def commit(self) -> None:
         """Make every frame so far survive the loss of power (fdatasync)."""
         if self._file is not None and self._dirty:
             self._file.flush()
@@ -73,8 +76,8 @@ class Journal:
             self._dirty = False
             self._synced = self._file.tell()
 
-    def abandon(self) -> None:
-        """Forget every frame since the last `sync`; appending again begins a new segment.
+    def rollback(self) -> None:
+        """Forget every frame since the last `commit`; appending again begins a new segment.
 
         For when a write or a sync has failed: what of it reached the disk nobody knows, and a sync
         that is asked for again may say that all is well. The room of what is forgotten is given
@@ -92,7 +95,7 @@ class Journal:
     def close(self) -> None:
         """Sync and close; appending again begins a new segment."""
         if self._file is not None:
-            self.sync()
+            self.commit()
             self._file.close()
             self._file = None
 

@@ -90,9 +90,16 @@ class Leases:
             await self._commits.fail(failure)
 
     async def _expire(self) -> None:
-        """Give back what is leased by workers that are not heard of; ends with the last lease."""
+        """Give back what is leased by workers that are not heard of; ends with the last lease.
+
+        While the disk is full nobody can deliver, and workers may wait for it where they would
+        renew.
+        """
         while leased := self._book.groups.leased():
             now = time.monotonic()
+            excused = self._commits.paused_until + self._lease_seconds
+            for group in leased:
+                group.expires = max(group.expires, excused)
             expired = [group for group in leased if group.expires <= now]
             if expired:
                 error = f"no heartbeat for {self._lease_seconds:g} s"

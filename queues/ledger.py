@@ -8,16 +8,18 @@ from elsewhere.
 
 import fcntl
 import json
+import logging
 import sqlite3
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 from queues.checksums import check, protect
+from queues.counts import Counts, count_rows
 from queues.errors import InputError, LedgerError
 from queues.evaluations import EvaluationRun
-from queues.groups import OVERDUE, Acceptance, Group, State, StateCounts
+from queues.groups import OVERDUE, Acceptance, Group, State
 from queues.journal import Location
 from queues.ledger_tables import (
     FILE_NAME,
@@ -32,22 +34,10 @@ from queues.records import Lease, Prompt, Purpose, Summary
 from queues.room import is_full
 from queues.snapshot import Snapshot, read_snapshot
 
+log = logging.getLogger(__name__)
 DROPPED_SINCE_TAKE = "dropped_since_take"
 LET_THROUGH = "let_through"
 """Counters of what `queues.tie_filter` did."""
-
-
-class Counts(NamedTuple):
-    """What counting the rows gives."""
-
-    states: StateCounts
-    issued: int
-    """Train groups, counted when they were issued."""
-    duplicates: int
-    in_batches: Mapping[bool, int]
-    """Members of batches, by whether the batch is acknowledged."""
-    trained_twice: int
-    """Members of batches beyond the first time that their group is in one."""
 
 
 class Ledger:
@@ -59,6 +49,7 @@ class Ledger:
 
     def __init__(self, directory: Path, *, synchronous: Literal["full", "normal"]) -> None:
         path = directory / FILE_NAME
+        self.directory = directory
         try:
             directory.mkdir(parents=True, exist_ok=True)
             self._lock = (directory / LOCK_NAME).open("w")
@@ -79,15 +70,15 @@ class Ledger:
             self.partials = Partials(self._database)
             protect(self._database)
         except BlockingIOError as error:
-            self.close()
+            self._release()
             raise LedgerError(f"{path}: another broker of this run is alive") from error
         except (sqlite3.Error, UnicodeDecodeError) as error:
-            self.close()
+            self._release()
             full = is_full(error, directory)
             what = f"no space is left on the disk of {directory}" if full else "not a ledger"
             raise LedgerError(f"{path}: {what}: {error}") from error
         except LedgerError:
-            self.close()
+            self._release()
             raise
 
     def begin(self) -> None:
@@ -119,7 +110,14 @@ class Ledger:
             raise LedgerError(f"{FILE_NAME}: its -wal file is held by a reader, copy it as well")
 
     def close(self) -> None:
-        """Close the database; another broker may go on."""
+        """Close the database, in one file where nobody reads it; another broker may go on."""
+        try:
+            self.checkpoint()
+        except LedgerError as error:
+            log.warning("closing the ledger: %s", error)
+        self._release()
+
+    def _release(self) -> None:
         self._database.close()
         self._lock.close()
 
@@ -268,6 +266,13 @@ class Ledger:
         self._update_batch("state = 'trained', trained_version = :version", version)
         return count_rows(self._database, newest=version)
 
+    def statistics(self, version: int) -> str:
+        """What was recorded of a trained batch, as JSON."""
+        (text,) = self._execute(
+            "SELECT statistics FROM batches WHERE version = ?", (version,)
+        ).fetchone()
+        return str(text)
+
     def commit_checkpoint(self, version: int, path: str) -> None:
         """Record a complete checkpoint."""
         self._execute(
@@ -356,41 +361,3 @@ def dump_prompt(prompt: Prompt) -> str:
 def load_prompt(text: str) -> Prompt:
     """The prompt that `dump_prompt` wrote."""
     return Prompt(**json.loads(text))
-
-
-def count_rows(database: sqlite3.Connection, *, newest: int | None = None) -> Counts:
-    """Count the rows of a ledger; in one transaction where consistency matters.
-
-    Args:
-        database: The ledger.
-        newest: Look only among the groups of this batch for those that are trained twice, since
-            others were looked at before. None: look at all.
-    """
-    states = {
-        (Purpose(purpose), State(state), reason): count
-        for purpose, state, reason, count in database.execute(
-            "SELECT purpose, state, reason, count(*) FROM groups GROUP BY purpose, state, reason"
-        )
-    }
-    counters = dict(database.execute("SELECT name, value FROM counters").fetchall())
-    (members,) = database.execute("SELECT count(*) FROM batch_groups").fetchone()
-    (in_training,) = database.execute(
-        "SELECT count(*) FROM batch_groups"
-        " WHERE version IN (SELECT version FROM batches WHERE acked_at IS NULL)"
-    ).fetchone()
-    if newest is None:
-        again = "SELECT count(*) - count(DISTINCT group_id) FROM batch_groups"
-    else:
-        again = (
-            "SELECT count(*) FROM batch_groups AS new JOIN batch_groups AS old USING (group_id)"
-            " WHERE new.version = :newest"
-            " AND (old.version, old.position) < (new.version, new.position)"
-        )
-    (trained_twice,) = database.execute(again, {"newest": newest}).fetchone()
-    return Counts(
-        states=states,
-        issued=counters["issued"],
-        duplicates=counters["duplicates"],
-        in_batches={False: in_training, True: members - in_training},
-        trained_twice=trained_twice,
-    )

@@ -88,6 +88,11 @@ class BrokerMetrics(Collector):
             "Results of lost leases, or of groups that have one.",
             value=status.refused,
         )
+        yield CounterMetricFamily(
+            "headway_batches_diverged",
+            "Batches that were trained again and gave other weights than before.",
+            value=status.diverged,
+        )
         yield gauge("headway_live_groups", "Leased, ready or taken.", status.live)
         yield gauge("headway_window_groups", "How many may be live.", status.window)
         yield gauge(

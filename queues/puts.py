@@ -1,4 +1,4 @@
-"""Results come in: many in a message, summarised in one thread, durable in one commit."""
+"""Results come in: many in a message, summarised in one thread, recorded in one commit."""
 
 import asyncio
 import logging
@@ -9,8 +9,8 @@ from queues import schema
 from queues.book import Book
 from queues.commits import Commits
 from queues.errors import ProtocolError, QueuesError, SchemaError
-from queues.groups import State
-from queues.journal import Journal
+from queues.groups import Group, State
+from queues.journal import Location
 from queues.ledger import Ledger
 from queues.long_polls import LongPolls
 from queues.records import Payload, PutStatus, Summary
@@ -25,42 +25,65 @@ class Puts:
     Args:
         book: Decides.
         ledger: Records.
-        journal: Keeps payloads.
         commits: Makes it durable.
     """
 
-    def __init__(self, book: Book, ledger: Ledger, journal: Journal, commits: Commits) -> None:
+    def __init__(self, book: Book, ledger: Ledger, commits: Commits) -> None:
         self._book = book
         self._ledger = ledger
-        self._journal = journal
         self._commits = commits
 
     async def put_many(self, puts: Sequence[tuple[str, Payload]]) -> list[PutStatus | QueuesError]:
         """The answer to each (engine id, payload): as `Broker.put` returns or raises it.
 
-        They are decided in their order, and durable together.
+        They are decided in their order, once their payloads are in the journal, and their rows are
+        durable together. What is refused after all leaves a frame that nobody refers to.
         """
         results = await asyncio.to_thread(schema.summarize_many, [payload for _, payload in puts])
         self._commits.check_open()
+        places = await self._keep(puts, results)
+        self._commits.check_open()
         changes: list[Change] = []
         wakes: dict[LongPolls, None] = {}
-        for (engine_id, payload), result in zip(puts, results, strict=True):
+        for number, ((engine_id, _), result) in enumerate(zip(puts, results, strict=True)):
             changes.append(
                 _answer(result)
                 if isinstance(result, SchemaError)
-                else self._put(engine_id, payload, result, wakes)
+                else self._put(engine_id, result, places.get(number), wakes)
             )
         if all(isinstance(result, SchemaError) for result in results):
             return [change() for change in changes]
         return await self._commits.durable(lambda: [change() for change in changes], *wakes)
 
+    async def _keep(
+        self, puts: Sequence[tuple[str, Payload]], results: Sequence[Summary | SchemaError]
+    ) -> dict[int, Location]:
+        """Journal what may be accepted; where each of it lies, by its number."""
+        kept = {}
+        for number, ((engine_id, payload), result) in enumerate(zip(puts, results, strict=True)):
+            group = None if isinstance(result, SchemaError) else self._leased(engine_id, result)
+            if group is not None and group.evaluation is None:
+                kept[number] = payload
+        if not kept:
+            return {}
+        return dict(zip(kept, await self._commits.keep([*kept.values()]), strict=True))
+
+    def _leased(self, engine_id: str, result: Summary) -> Group | None:
+        """The group that a result is of, where the engine still holds its lease."""
+        group = self._book.groups.in_flight.get(result.group_id)
+        return group if group and group.is_leased_to(engine_id, result.attempt) else None
+
     def _put(
-        self, engine_id: str, payload: Payload, result: Summary, wakes: dict[LongPolls, None]
+        self,
+        engine_id: str,
+        result: Summary,
+        place: Location | None,
+        wakes: dict[LongPolls, None],
     ) -> Change:
         """Decide about one group; what is to be recorded of it."""
         book, commits = self._book, self._commits
-        group = book.groups.in_flight.get(result.group_id)
-        if group is None or not group.is_leased_to(engine_id, result.attempt):
+        group = self._leased(engine_id, result)
+        if group is None or (place is None and group.evaluation is None):
             book.refused += 1
             return lambda: self._refuse(result.group_id)
         try:
@@ -81,8 +104,7 @@ class Puts:
             wakes[commits.line] = None
 
         def record() -> PutStatus:
-            location = self._journal.append(payload) if group.evaluation is None else None
-            self._ledger.accept(result, location, accepted)
+            self._ledger.accept(result, place, accepted)
             return PutStatus.ACCEPTED
 
         return record

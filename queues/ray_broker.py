@@ -103,13 +103,13 @@ class _BrokerActor(Broker):
             self._refusal = error
 
     async def put_many(self, puts: Sequence[tuple[str, Payload]]) -> list[PutStatus | QueuesError]:
-        """See `Puts.put_many`; payloads as `_share` made them, read where Ray keeps them."""
+        """See `Puts.put_many`; payloads as `share` made them, read where Ray keeps them."""
         return await super().put_many([(engine_id, memoryview(x)) for engine_id, x in puts])
 
     async def take(self, version: int, timeout: float) -> Batch | None:
-        """See `Batches.take`; payloads as `_share` makes them."""
+        """See `Batches.take`; payloads as `share` makes them."""
         batch = await super().take(version, timeout)
-        return batch and replace(batch, payloads=_share(batch.payloads))
+        return batch and replace(batch, payloads=share(batch.payloads))
 
     async def opened(self) -> None:
         """Raise what the constructor refused."""
@@ -195,7 +195,7 @@ class BrokerClient:
 
     async def put_many(self, puts: Sequence[tuple[str, Payload]]) -> list[PutStatus | QueuesError]:
         """See `Broker.put_many`."""
-        shared = _share([payload for _, payload in puts])
+        shared = share([payload for _, payload in puts])
         engines = (engine_id for engine_id, _ in puts)
         return await self._call(Broker.put_many, list(zip(engines, shared, strict=True)))
 
@@ -216,7 +216,7 @@ class BrokerClient:
     async def take(self, version: int, timeout: float) -> Batch | None:
         """See `Broker.take`."""
         batch = await self._poll(timeout, Broker.take, version, timeout)
-        return batch and replace(batch, payloads=[bytes(payload) for payload in batch.payloads])
+        return batch and replace(batch, payloads=[memoryview(each) for each in batch.payloads])
 
     async def ack(self, version: int, statistics: Mapping[str, Any]) -> None:
         """See `Broker.ack`."""
@@ -236,8 +236,7 @@ class BrokerClient:
 
     async def serve_metrics(self, host: str) -> str:
         """Show metrics of the broker at this address of its node; host:port."""
-        found: str = await self._actor.serve_metrics.remote(host)
-        return found
+        return await self._poll(0.0, _BrokerActor.serve_metrics, host)
 
     async def close(self) -> None:
         """See `Broker.close`; the actor itself lives until its handles are gone."""
@@ -268,7 +267,7 @@ class BrokerClient:
 
     async def _call(
         self,
-        method: Callable[Concatenate[Broker, P], Coroutine[Any, Any, T]],
+        method: Callable[Concatenate[Any, P], Coroutine[Any, Any, T]],
         *args: P.args,
         **options: P.kwargs,
     ) -> T:
@@ -277,7 +276,7 @@ class BrokerClient:
     async def _poll(
         self,
         wait: float,
-        method: Callable[Concatenate[Broker, P], Coroutine[Any, Any, T]],
+        method: Callable[Concatenate[Any, P], Coroutine[Any, Any, T]],
         *args: P.args,
         **options: P.kwargs,
     ) -> T:
@@ -311,8 +310,11 @@ async def _answer(reference: Any) -> Any:
     return await reference
 
 
-def _share(payloads: Sequence[Payload]) -> list[Any]:
-    """Payloads as arrays [bytes] uint8: Ray lays those out once, while it copies bytes thrice."""
+def share(payloads: Sequence[Payload]) -> list[Any]:
+    """Payloads as arrays [bytes] uint8, which Ray lays out once, where it would copy bytes thrice.
+
+    Who gets them reads them where Ray keeps them: `memoryview` of each is a payload again.
+    """
     return [np.frombuffer(payload, dtype=np.uint8) for payload in payloads]
 
 

@@ -170,7 +170,7 @@ class Batch:
     """The groups that are trained at one version; made by the broker, consumed by the learner."""
 
     version: int
-    payloads: Sequence[bytes]
+    payloads: Sequence[Payload]
     """One per group, earliest deadline first; `queues.schema.decode` reads them."""
 
 

@@ -82,7 +82,7 @@ def encode(group: RolloutGroup) -> bytes:
     return bytes(sink.getvalue())
 
 
-def decode(payload: bytes) -> RolloutGroup:
+def decode(payload: Payload) -> RolloutGroup:
     """The group in a payload that `encode` made.
 
     Raises:

@@ -39,6 +39,8 @@ class BrokerStatus:
     """Leases that ended without a result since the broker began, by reason."""
     refused: int
     """Results that were refused since then: of lost leases, or of groups that have one."""
+    diverged: int
+    """Batches since then that were trained again and gave other weights than before."""
     waits_for: Mapping[str, str | None]
     """Leased groups that are due, so that the learner waits for them, and who holds each."""
     evaluations: Sequence[str]
@@ -76,6 +78,7 @@ def status_of(book: Book, after: int, *, paused: str | None) -> BrokerStatus:
         },
         given_back=dict(book.given_back),
         refused=book.refused,
+        diverged=book.diverged,
         waits_for={group.group_id: group.engine_id for group in book.waits_for()},
         evaluations=[run.name for run in book.evaluations.values() if not run.finished],
         accepted=book.accepted,

@@ -1,8 +1,8 @@
-"""The one thread that touches the disk: changes that arrive together share one commit.
+"""The one thread that touches a store: changes that arrive together share one commit.
 
-    event loop ──submit──▶ line ──▶ thread:  begin · every change in the line · fdatasync of the
-        ▲                                    journal · commit of the ledger
-        └────────── futures resolve ────────┘
+    event loop ──submit──▶ line ──▶ thread:  begin · every change in the line · commit
+        ▲                                                                          │
+        └────────────────────────── futures resolve ◀──────────────────────────────┘
 
 Changes are committed in the order of their submission. So memory may be ahead of the disk by the
 commits on their way, and an answer that awaits its own future also waits for all earlier changes.
@@ -14,15 +14,15 @@ broker has to be started again from what is on disk.
 import asyncio
 import contextlib
 import logging
+import math
 import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
 
 from queues.errors import LedgerError, QueueClosed
-from queues.journal import Journal
-from queues.ledger import Ledger
 from queues.room import PROBE_BYTES, has_room, is_full, no_room
 
 log = logging.getLogger(__name__)
@@ -32,21 +32,48 @@ RETRY_SECONDS = 1.0
 Change = tuple[Callable[[], Any], "asyncio.Future[Any]"]
 
 
-class Writer:
-    """Owns ledger and journal from its construction on."""
+class Store(Protocol):
+    """Something on disk that takes all changes between two calls, or none of them."""
 
-    def __init__(self, ledger: Ledger, journal: Journal, *, interval: float) -> None:
-        self._ledger = ledger
-        self._journal = journal
+    @property
+    def directory(self) -> Path:
+        """On its disk."""
+
+    def begin(self) -> None:
+        """Before the changes."""
+
+    def commit(self) -> None:
+        """Make them durable."""
+
+    def rollback(self) -> None:
+        """Forget them, whatever happened."""
+
+    def close(self) -> None:
+        """Nothing follows."""
+
+
+class Writer:
+    """Owns a store from its construction on.
+
+    Args:
+        store: What is written.
+        name: Of its thread.
+        interval: Seconds that a commit waits for other changes to join it.
+    """
+
+    def __init__(self, store: Store, *, name: str, interval: float) -> None:
+        self._store = store
         self._interval = interval
         self._line: queue.SimpleQueue[Change | None] = queue.SimpleQueue()
         self._closed = False
         self._closing = threading.Event()
         self.paused: str | None = None
         """Why nothing is committed for now; set in the thread."""
+        self.paused_until = -math.inf
+        """Monotonic seconds until which nothing was committed, as far as is known."""
         self.failure: LedgerError | None = None
         """Why nothing more is committed; set in the thread."""
-        self._thread = threading.Thread(target=self._run, name="ledger-writer", daemon=True)
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
     def submit(self, change: Callable[[], T]) -> "asyncio.Future[T]":
@@ -65,7 +92,7 @@ class Writer:
         return future
 
     async def close(self) -> None:
-        """Commit what was submitted, then close ledger and journal, the ledger in one file."""
+        """Commit what was submitted, then close the store."""
         if not self._closed:
             self._closed = True
             self._closing.set()
@@ -79,12 +106,7 @@ class Writer:
             if changes:
                 self._commit(changes)
         with contextlib.suppress(OSError):  # after a failed commit the disk may refuse this too
-            self._journal.close()
-        try:
-            self._ledger.checkpoint()
-        except LedgerError as error:
-            log.warning("closing the ledger: %s", error)
-        self._ledger.close()
+            self._store.close()
 
     def _gather(self) -> tuple[list[Change], bool]:
         """The changes of the next commit, and whether more may follow."""
@@ -125,25 +147,24 @@ class Writer:
         if self.failure is not None:
             raise self.failure
         try:
-            self._ledger.begin()
+            self._store.begin()
             results = [change() for change, _ in changes]
-            self._journal.sync()
-            self._ledger.commit()
+            self._store.commit()
         except Exception:
             with contextlib.suppress(Exception):
-                self._ledger.rollback()
-            self._journal.abandon()
+                self._store.rollback()
             raise
         return results
 
     def _waits_for(self, room: int, error: Exception) -> bool:
         """After a failed commit: True once the disk has room again, False if that was not it."""
-        folder = self._journal.directory.parent
+        folder = self._store.directory
         if self.failure is not None or not is_full(error, folder):
             return False
         self.paused = no_room(folder)
         log.warning("paused: %s (%r)", self.paused, error)
         while not self._closing.wait(RETRY_SECONDS):
+            self.paused_until = time.monotonic()
             if has_room(folder, room):
                 log.warning("there is room again on the disk of %s", folder)
                 self.paused = None

@@ -2,7 +2,7 @@
 
 import pytest
 
-from benchmarks.queue import quantiles, summarise
+from benchmarks.queue import misses, quantiles, summarise
 from benchmarks.queue_arms import GROUP_SIZE, payload_of, prompt_id, template
 from queues.records import Lease, Prompt, Purpose
 from queues.schema import summarize
@@ -43,3 +43,15 @@ def test_ratios_are_medians_of_those_of_each_round() -> None:
 
 def test_the_quantiles_are_of_the_sorted_values() -> None:
     assert quantiles([float(value) for value in range(100, 0, -1)]) == (51.0, 100.0, 100.0)
+
+
+def test_every_aim_that_is_missed_is_named() -> None:
+    good = {"tokens": 100, "actors": 4, "of_ceiling": 0.7, "of_ray_queue": 5.0}
+    assert misses([good], {"served": {"least": 1}}, {"growth": 0.05}) == []
+    slow = {"tokens": 8000, "actors": 1, "of_ceiling": 0.69, "of_ray_queue": 0.9}
+    assert misses([good, slow], {"served": {"least": 0}}, {"growth": 0.06}) == [
+        "8000 tokens, 1 actors: 0.69 of the ceiling, aim 0.7",
+        "8000 tokens, 1 actors: 0.9 × ray.util.queue, aim 1",
+        "some of many actors were never served",
+        "memory grows by 6%, aim 5%",
+    ]

@@ -28,10 +28,10 @@ def test_puts_that_arrive_together_share_one_commit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     events: list[str] = []
-    for owner, method in ((Journal, "append"), (Journal, "sync"), (Ledger, "commit")):
+    for owner, method in ((Journal, "append"), (Journal, "commit"), (Ledger, "commit")):
         original = getattr(owner, method)
 
-        def spy(self, *args, _original=original, _name=method):
+        def spy(self, *args, _original=original, _name=f"{owner.__name__}.{method}"):
             events.append(_name)
             return _original(self, *args)
 
@@ -46,7 +46,7 @@ def test_puts_that_arrive_together_share_one_commit(
         await asyncio.gather(*(broker.put("a", payload) for payload in payloads))
         puts = events[:]
         await broker.close()
-        assert puts == ["append"] * 16 + ["sync", "commit"]
+        assert puts == ["Journal.append"] * 16 + ["Journal.commit", "Ledger.commit"]
 
     asyncio.run(main())
 
@@ -54,15 +54,16 @@ def test_puts_that_arrive_together_share_one_commit(
 def test_a_slow_disk_holds_up_nobody_who_does_not_wait_for_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    slow, release = threading.Event(), threading.Event()
-    sync = Journal.sync
+    slow, reached, release = threading.Event(), threading.Event(), threading.Event()
+    commit = Journal.commit
 
     def blocked(self: Journal) -> None:
         if slow.is_set():
+            reached.set()
             assert release.wait(30)
-        sync(self)
+        commit(self)
 
-    monkeypatch.setattr(Journal, "sync", blocked)
+    monkeypatch.setattr(Journal, "commit", blocked)
 
     async def main() -> None:
         broker = make_broker(tmp_path)
@@ -71,9 +72,11 @@ def test_a_slow_disk_holds_up_nobody_who_does_not_wait_for_it(
         lease, other = await broker.lease("a", 4, WAIT)
         slow.set()
         put = asyncio.create_task(broker.put("a", answer(lease)))
-        while (await broker.status()).depth["ready"] == 0:  # noqa: ASYNC110
-            await asyncio.sleep(0.001)
+        assert await asyncio.to_thread(reached.wait, 30)
         assert await broker.heartbeat("a", [(other.group_id, 1)]) == []
+        assert await broker.lease("a", 2, 0.0) == [], "both are leased"
+        await broker.issue(make_prompts(1, 2), cursor="3")
+        assert len(await broker.lease("a", 2, WAIT)) == 1, "rows do not wait for payloads"
         assert await broker.take(0, 0.0) is None
         assert not put.done(), "nothing is answered before it is durable"
         release.set()
@@ -96,7 +99,7 @@ def test_after_a_failed_commit_nothing_is_accepted_any_more(
         lease, other = await broker.lease("a", 4, WAIT)
         assert await broker.put("a", answer(lease)) is PutStatus.ACCEPTED
         with monkeypatch.context() as broken:
-            broken.setattr(Journal, "sync", broken_disk)
+            broken.setattr(Journal, "commit", broken_disk)
             with pytest.raises(LedgerError, match="Input/output error"):
                 await broker.put("a", answer(other))
         for call in (

@@ -7,6 +7,7 @@ import shutil
 import sqlite3
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -223,6 +224,39 @@ def test_a_broker_that_is_closed_while_it_pauses_answers_nobody_and_ends(
 
     asyncio.run(main())
     assert read_accounting(tmp_path).ready == 0
+
+
+def test_no_lease_expires_while_the_disk_is_full_nor_at_once_afterwards(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writer, "RETRY_SECONDS", 0.01)
+    room = threading.Event()
+    commit = Ledger.commit
+
+    def full(self: Ledger) -> None:
+        if not room.is_set():
+            raise sqlite_full()
+        commit(self)
+
+    async def main() -> None:
+        broker = make_broker(tmp_path, lease_seconds=0.4, heartbeat_seconds=0.1)
+        await broker.issue(make_prompts(2), cursor="2")
+        await broker.serving("a", 0)
+        lease, other = await broker.lease("a", 4, 10.0)
+        monkeypatch.setattr(writer, "has_room", lambda *_: room.is_set())
+        monkeypatch.setattr(Ledger, "commit", full)
+        put = asyncio.create_task(broker.put("a", answer(lease)))
+        async with asyncio.timeout(10):
+            while (await broker.status()).paused is None:  # noqa: ASYNC110
+                await asyncio.sleep(0.001)
+        await asyncio.sleep(1.0)  # more than the lease lasts without a heartbeat
+        room.set()
+        assert await put is PutStatus.ACCEPTED
+        assert await broker.put("a", answer(other)) is PutStatus.ACCEPTED
+        assert (await broker.status()).given_back == {}
+        await broker.close()
+
+    asyncio.run(main())
 
 
 def test_only_errors_of_a_full_disk_are_taken_for_one(tmp_path: Path) -> None:

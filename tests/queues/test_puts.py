@@ -82,7 +82,7 @@ def test_the_puts_of_a_message_share_one_commit(
         await broker.issue(make_prompts(8), cursor="8")
         await broker.serving("a", 0)
         leases = await broker.lease("a", 16, 10.0)
-        monkeypatch.setattr(Journal, "sync", lambda self: syncs.append(1))
+        monkeypatch.setattr(Journal, "commit", lambda self: syncs.append(1))
         await broker.put_many([("a", answer(lease)) for lease in leases])
         assert syncs == [1]
         monkeypatch.undo()

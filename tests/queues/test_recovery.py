@@ -223,6 +223,30 @@ def test_a_taken_batch_is_returned_again_and_its_places_stay_taken(tmp_path: Pat
     asyncio.run(later())
 
 
+def test_a_batch_trained_again_is_held_against_what_was_recorded_of_it(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def main() -> None:
+        broker = make_broker(tmp_path)
+        await broker.issue(make_prompts(4), cursor="4")
+        await broker.serving("a", 0)
+        for lease in await broker.lease("a", 8, WAIT):
+            await broker.put("a", answer(lease))
+        await broker.take(0, WAIT)
+        await broker.ack(0, {"weights_checksum": "a", "loss": 0.5})
+        await broker.take(0, WAIT)
+        await broker.ack(0, {"weights_checksum": "a", "loss": 0.5})
+        assert (await broker.status()).diverged == 0
+        await broker.ack(0, {"weights_checksum": "b", "loss": 0.5})
+        status = await broker.status()
+        assert (status.diverged, status.version) == (1, 1)
+        assert status.batches[0].statistics["weights_checksum"] == "a"
+        await broker.close()
+
+    asyncio.run(main())
+    assert "batch 0, trained again, gave other weights than before" in caplog.text
+
+
 def test_evaluations_go_on(tmp_path: Path) -> None:
     async def before() -> None:
         broker = make_broker(tmp_path)

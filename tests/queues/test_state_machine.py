@@ -42,7 +42,7 @@ PICK = st.integers(0, 2**16)
 LEASE_SECONDS = 30.0
 CRASH_POINTS = [
     ("_journal", "append", "after"),
-    ("_journal", "sync", "before"),
+    ("_journal", "commit", "before"),
     ("_ledger", "commit", "before"),
     ("_ledger", "commit", "after"),
 ]
