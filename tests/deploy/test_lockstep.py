@@ -1,4 +1,4 @@
-"""A run that was killed at any moment, and goes on, equals the one that was not, bit by bit."""
+"""A run with `wait`, killed at any moment and resumed, equals the uninterrupted one, bit by bit."""
 
 import random
 
