@@ -264,11 +264,12 @@ def test_cancelling_a_call_ends_its_request_and_no_other(bench: Bench) -> None:
 
 def test_an_interrupted_engine_gives_what_it_has_and_begins_nothing(bench: Bench) -> None:
     async def interrupted():
+        first = asyncio.create_task(bench.generate("first", tokens=16))
         requests = [
             asyncio.create_task(bench.generate(f"r{index}", tokens=400))
             for index in range(SLOTS + 1)
         ]
-        await asyncio.sleep(0.1)
+        await first  # beside it the others have begun
         await bench.engine.interrupt()
         return await asyncio.gather(*requests), await bench.generate("late")
 
