@@ -6,7 +6,7 @@ vLLM's message queues, would then stay until the machine restarts.
 
 import re
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -19,6 +19,8 @@ AGENTS = ("ray::DashboardAgent", "ray::RuntimeEnvAgent")
 _MAPPED = re.compile(rf"(\d+) +{SHARED_MEMORY}/", re.MULTILINE)
 """A line of /proc/<pid>/maps: the inode, and where the file was when it was opened."""
 
+HALT_SECONDS = 1.0
+"""How long processes may take to stand still, in which they could make another file."""
 END_SECONDS = 2.0
 """How long killed processes may take to be gone."""
 
@@ -36,6 +38,7 @@ def ending_workers() -> Iterator[None]:
             for process in new:
                 with suppress(psutil.NoSuchProcess):
                     process.suspend()
+            _await_none(_runs, new, HALT_SECONDS)
             halted |= new
         left = mapped_files(process.pid for process in halted)
         yield
@@ -43,16 +46,29 @@ def ending_workers() -> Iterator[None]:
         for process in halted:
             with suppress(psutil.NoSuchProcess):
                 process.kill()
-        _await_end(halted)
+        _await_none(_lives, halted, END_SECONDS)
         for path in left:
             path.unlink(missing_ok=True)
 
 
-def _await_end(killed: Iterable[psutil.Process]) -> None:
-    """Returns when the processes are gone or wait to be reaped, at most `END_SECONDS` later."""
-    deadline = time.monotonic() + END_SECONDS
-    while any(_lives(process) for process in killed) and time.monotonic() < deadline:
+def _await_none(
+    still: Callable[[psutil.Process], bool], processes: Iterable[psutil.Process], seconds: float
+) -> None:
+    """Returns when that is true of no process any more, or after so many seconds."""
+    deadline = time.monotonic() + seconds
+    while any(still(process) for process in processes) and time.monotonic() < deadline:
         time.sleep(0.01)
+
+
+def _runs(process: psutil.Process) -> bool:
+    """Whether a thread of it is neither halted nor gone."""
+    with suppress(OSError):
+        states = [
+            stat.read_text().rpartition(")")[2].split()[0]
+            for stat in Path(f"/proc/{process.pid}/task").glob("*/stat")
+        ]
+        return any(state not in "TtZX" for state in states)
+    return False
 
 
 def _lives(process: psutil.Process) -> bool:

@@ -19,7 +19,7 @@ import subprocess
 subprocess.Popen([{sys.executable!r}, "-c", {CHILD!r}]).wait()
 """
 DRIVER = f"""
-import json, subprocess, sys, time
+import json, subprocess, sys
 import psutil
 from deploy.leftovers import ending_workers
 worker = subprocess.Popen(
@@ -30,9 +30,6 @@ agent = subprocess.Popen(["ray::DashboardAgent", "-c", "input()"], executable=sy
 name = worker.stdout.readline().strip()
 family = [psutil.Process(worker.pid), *psutil.Process(worker.pid).children(recursive=True)]
 with ending_workers():
-    until = time.monotonic() + 10  # a process that runs is halted when it next comes to the kernel
-    while any(p.status() != "stopped" for p in family) and time.monotonic() < until:
-        time.sleep(0.01)
     halted = [process.status() for process in family]
 worker.wait(10)
 alive = [p.pid for p in family if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
