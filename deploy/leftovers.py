@@ -1,7 +1,8 @@
 """Ends Ray's workers on this machine, with the shared memory that they would leave behind.
 
 Ray kills them without a word, and so does whoever runs out of time; named shared memory, such as
-vLLM's message queues, would then stay until the machine restarts.
+vLLM's message queues, would then stay until the machine restarts. Python's resource trackers are
+left to end by themselves: they remove what processes that are dead already had named.
 """
 
 import re
@@ -16,6 +17,8 @@ SHARED_MEMORY = Path("/dev/shm")
 AGENTS = ("ray::DashboardAgent", "ray::RuntimeEnvAgent")
 """Ray's own helpers, without which it believes the whole node dead."""
 
+TRACKER = "multiprocessing.resource_tracker"
+"""In the command of a process that ends, and cleans up, when all who told it of files are gone."""
 _MAPPED = re.compile(rf"(\d+) +{SHARED_MEMORY}/", re.MULTILINE)
 """A line of /proc/<pid>/maps: the inode, and where the file was when it was opened."""
 
@@ -32,9 +35,12 @@ def ending_workers() -> Iterator[None]:
     Ray is to be shut down in the block: workers that die before it does are mourned on the screen.
     """
     halted: set[psutil.Process] = set()
+    trackers: set[psutil.Process] = set()
     left: list[Path] = []
     try:
-        while new := _family() - halted:  # who was started before its parent was halted
+        while new := _family() - halted - trackers:  # who was started before its parent was halted
+            trackers |= set(filter(_is_tracker, new))
+            new -= trackers
             for process in new:
                 with suppress(psutil.NoSuchProcess):
                     process.suspend()
@@ -46,7 +52,7 @@ def ending_workers() -> Iterator[None]:
         for process in halted:
             with suppress(psutil.NoSuchProcess):
                 process.kill()
-        _await_none(_lives, halted, END_SECONDS)
+        _await_none(_lives, halted | trackers, END_SECONDS)
         for path in left:
             path.unlink(missing_ok=True)
 
@@ -97,6 +103,12 @@ def _family() -> set[psutil.Process]:
     below = psutil.Process().children(recursive=True)
     workers = [process for process in below if _is_worker(process)]
     return {process for worker in workers for process in [worker, *_children(worker)]}
+
+
+def _is_tracker(process: psutil.Process) -> bool:
+    with suppress(psutil.NoSuchProcess):
+        return TRACKER in " ".join(process.cmdline())
+    return False
 
 
 def _is_worker(process: psutil.Process) -> bool:
