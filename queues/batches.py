@@ -144,7 +144,7 @@ class Batches:
         if before != now:
             self._book.diverged += 1
             log.warning(
-                "batch %d, trained again, gave other weights than before: checksum %s, then %s;"
+                "batch %d, trained again, gave other weights than before: checksum %s, was %s;"
                 " from here on the run is another one than that which was rolled back",
                 version, now, before,
             )  # fmt: skip

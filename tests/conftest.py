@@ -1,8 +1,10 @@
-"""One Ray cluster for a session of tests, and a whole machine for each of its modules."""
+"""One Ray cluster for a session of tests, a whole machine for each module, disks that fill up."""
 
 import os
-from collections.abc import Iterator
+import subprocess
+from collections.abc import Callable, Iterator
 from contextlib import suppress
+from pathlib import Path
 
 import pytest
 
@@ -26,3 +28,20 @@ def whole_machine() -> Iterator[None]:
             os.sched_setaffinity(int(thread), cores)
     os.environ.clear()
     os.environ.update(environment)
+
+
+@pytest.fixture
+def mount_disk(tmp_path: Path) -> Iterator[Callable[[str], Path]]:
+    """Mounts a file system in memory, of a size such as "2m"; skips the test where nobody may."""
+    disk = tmp_path / "disk"
+
+    def mount(size: str) -> Path:
+        disk.mkdir()
+        command = ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", disk]
+        if subprocess.run(command, capture_output=True, check=False, timeout=30).returncode:
+            pytest.skip("mounting a small disk needs root")
+        return disk
+
+    yield mount
+    if disk.is_mount():
+        subprocess.run(["umount", disk], check=True, timeout=30)

@@ -171,23 +171,12 @@ def test_code_and_prompts_that_fail_later_end_the_run_alike(case, tmp_path, tiny
     assert json.loads((runs / "bad" / "summary.json").read_text())["status"] == "failed"
 
 
-@pytest.fixture
-def small_disk(tmp_path):
-    """A disk of 2 MB."""
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", disk]
-    if subprocess.run(mount, capture_output=True).returncode:
-        pytest.skip("mounting a small disk needs root")
-    yield disk
-    subprocess.run(["umount", disk], check=True)
-
-
 @pytest.mark.ray
 @pytest.mark.deepspeed
 def test_a_run_whose_disk_fills_says_so_and_goes_on_when_there_is_room(
-    tmp_path, tiny_model, small_disk
+    tmp_path, tiny_model, mount_disk
 ):
+    small_disk = mount_disk("2m")
     settings = [f"deploy.runs_dir={small_disk}", "steps=8", "learner.checkpoint_every=1"]
     arguments = lay_out(sets("full", settings), tmp_path, tiny_model)
     output = tmp_path / "output"

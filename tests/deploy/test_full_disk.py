@@ -214,24 +214,13 @@ def test_an_actor_that_dies_while_the_disk_is_full_is_made_again_and_written_dow
     assert [row["reason"] for row in directory.rows("restarts.jsonl")] == ["it died"]
 
 
-@pytest.fixture
-def disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 128 MB in memory; needs root."""
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=128m", "tmpfs", disk]
-    if subprocess.run(mount, capture_output=True, check=False, timeout=30).returncode:
-        pytest.skip("mounting a small disk needs root")
-    yield disk
-    subprocess.run(["umount", disk], check=True, timeout=30)
-
-
 @pytest.mark.ray
 @pytest.mark.deepspeed
 @pytest.mark.slow
 def test_a_run_whose_disk_has_room_but_not_for_a_checkpoint_pauses_for_longer_than_a_stall(
-    tmp_path: Path, disk: Path
+    tmp_path: Path, mount_disk: Callable[[str], Path]
 ) -> None:
+    disk = mount_disk("128m")
     from broken import sets
 
     from learner.config import TinyModelConfig

@@ -2,8 +2,7 @@
 
 import errno
 import shutil
-import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -107,24 +106,13 @@ def test_whoever_asks_is_told_why_a_process_waits_and_for_how_much_room(
     assert paused() is None
 
 
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 3 MiB in memory; needs root."""
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=3m", "tmpfs", disk]
-    if subprocess.run(mount, capture_output=True, check=False, timeout=30).returncode:
-        pytest.skip("mounting a small disk needs root")
-    yield disk
-    subprocess.run(["umount", disk], check=True, timeout=30)
-
-
 @pytest.mark.parametrize("library", ["torch", "safetensors"])
 def test_a_library_that_fills_a_disk_is_known_by_its_error_though_there_is_room_again(
-    small_disk: Path, library: str, monkeypatch: pytest.MonkeyPatch
+    mount_disk: Callable[[str], Path], library: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As if another rank had removed its part at once: the disk itself could not tell any more."""
     tensors = {"a": torch.arange(400_000.0), "b": torch.arange(100_000.0)}  # 2 MB
+    small_disk = mount_disk("3m")
     ballast, file = small_disk / "ballast", small_disk / "part"
     ballast.write_bytes(bytes(shutil.disk_usage(small_disk).free - 800_000))
     asked = []

@@ -1,7 +1,5 @@
 """Several ranks are one learner: same gradient, and exact checkpoints, at every ZeRO stage."""
 
-import subprocess
-
 import pytest
 import torch
 from rank_processes import (
@@ -112,20 +110,10 @@ def test_training_on_from_a_checkpoint_is_bit_for_bit_training_without_interrupt
         assert torch.equal(again["weights"][name], tensor), name
 
 
-@pytest.fixture
-def small_disk(tmp_path):
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=32m", "tmpfs", disk]
-    if subprocess.run(mount, capture_output=True).returncode:
-        pytest.skip("mounting a small disk needs root")
-    yield disk
-    subprocess.run(["umount", disk], check=True)
-
-
 def test_ranks_whose_disk_fills_up_within_a_checkpoint_wait_for_room_and_go_on(
-    model_path, small_disk, tmp_path
+    model_path, mount_disk, tmp_path
 ):
+    small_disk = mount_disk("32m")
     spawn(2, filled, model_path, str(small_disk), str(tmp_path / "results.pt"))
     straight, again = torch.load(tmp_path / "results.pt", weights_only=True)
     assert list(small_disk.glob("waited-*"))
