@@ -1,9 +1,10 @@
-"""One measurement of `headway bench async` in a process of its own, so that Ray ends with it.
+"""One measurement of a benchmark in a process of its own, so that Ray ends with it.
 
-python -m benchmarks.async_arm train|actors|learner RECIPE.json [RECORDED_RUN]
+python -m benchmarks.async_arm train|unscored|actors|learner RECIPE.json [RECORDED_RUN]
 """
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 from benchmarks.async_limits import actors_alone, learner_alone
@@ -24,6 +25,8 @@ def main() -> None:
     match kind:
         case "train":
             run(config, inputs, directory, Screen())
+        case "unscored":  # held-out problems are left out of training, and scored afterwards
+            run(config, replace(inputs, evaluations=[]), directory, Screen())
         case "actors":
             actors_alone(config, inputs, directory)
         case "learner":

@@ -18,26 +18,21 @@ figures leave out the first steps (async_figures.WARM_UP). Every arm is a proces
 import argparse
 import json
 import signal
-import subprocess
 import sys
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from statistics import fmean
 from typing import Any, NoReturn
 
-from pydantic import ValidationError
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from benchmarks import async_figures, async_outcome
+from benchmarks.arms import Children, all_cores, variant, warm_start
 from benchmarks.environment import environment
 from deploy.config import ModelConfig, RunConfig, load_recipe
-from deploy.errors import DeployError, InputError, Interrupted, RunFailed
-from deploy.origin import ORIGIN_FILE, warm_start_origin
+from deploy.errors import DeployError, InputError, Interrupted
 from deploy.report import read_record
 from deploy.run_directory import RunDirectory
 from deploy.timeline import Timeline, idle_share, read_timeline, running_rollouts
@@ -47,8 +42,6 @@ from queues.history import read_history
 REFERENCE = 2
 """The bound whose run the limits are measured for; the largest one where it is not among them."""
 BOTH = "0, all cores"
-STOP_SECONDS = 40.0
-POLL_SECONDS = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,16 +61,7 @@ class Plan:
 
     def recipe(self, name: str, **changes: Any) -> RunConfig:
         """The recipe of one arm; `changes` by section."""
-        base = self.base
-        sections = {
-            section: getattr(base, section).model_copy(update=keys)
-            for section, keys in changes.items()
-        }
-        changed = base.model_copy(update={"name": name, **sections})
-        try:
-            return RunConfig.model_validate(changed.model_dump())
-        except ValidationError as error:
-            raise InputError(f"{name}: {error.errors()[0]['msg']}") from None
+        return variant(self.base, name, **changes)
 
     def arms(self, round_: int) -> dict[str, RunConfig]:
         """The training runs of a round in their order, by the name that the table gives them."""
@@ -93,93 +77,6 @@ class Plan:
             learner={"cores": cores, "threads": None},
         )
         return dict(reversed(arms.items())) if round_ % 2 == 0 else arms
-
-
-def all_cores(config: RunConfig) -> str:
-    """The cores of actors and learner together.
-
-    Raises:
-        InputError: The recipe does not say which they are.
-    """
-    if config.actors.cores is None or config.learner.cores is None:
-        raise InputError(
-            "a comparison at equal cores needs actors.cores and learner.cores in the recipe"
-        )
-    return ",".join([*config.actors.cores, config.learner.cores])
-
-
-class Children:
-    """Runs measurements one after the other and shows how far they are."""
-
-    def __init__(self, plan: Plan, progress: Progress, total: int) -> None:
-        self._plan, self._progress = plan, progress
-        self._task = progress.add_task("", total=total)
-        self._seconds: list[float] = []
-        self._left = total
-
-    def run(self, label: str, kind: str, config: RunConfig, *recorded: Path) -> RunDirectory:
-        """One measurement, to its end.
-
-        Args:
-            label: For the terminal.
-            kind: train, actors or learner.
-            config: Its recipe.
-            recorded: For a learner: the run that it trains again.
-
-        Returns:
-            What it left behind.
-
-        Raises:
-            RunFailed: It failed; names its log.
-        """
-        out = self._plan.out
-        recipe, log = out / f"{config.name}.json", out / f"{config.name}.log"
-        recipe.write_text(config.model_dump_json(indent=2))
-        directory = RunDirectory(out / config.name)
-        command = [sys.executable, "-m", "benchmarks.async_arm", kind, recipe, *recorded]
-        began = time.monotonic()
-        if not self._progress.console.is_terminal:
-            self._progress.console.print(f"{datetime.now():%H:%M:%S}  {label}")
-        with log.open("w") as file, child(command, file) as process:
-            while process.poll() is None:
-                self._show(label, config.steps, directory)
-                time.sleep(POLL_SECONDS)
-        if process.returncode:
-            last = (log.read_text().strip().splitlines() or ["it said nothing"])[-1]
-            raise RunFailed(
-                f"{label} ended with exit code {process.returncode}: {last}\nits log is {log}"
-            )
-        self._seconds.append(time.monotonic() - began)
-        self._left -= 1
-        self._progress.advance(self._task)
-        return directory
-
-    def _show(self, label: str, steps: int, directory: RunDirectory) -> None:
-        rows = directory.path / "metrics.jsonl"
-        done = rows.read_bytes().count(b"\n") if rows.exists() else 0
-        phase = f"step {done}/{steps}" if done else "starting"
-        left = "time left: known after the first"
-        if self._seconds:
-            left = f"about {self._left * fmean(self._seconds) / 60:.0f} min left"
-        self._progress.update(self._task, description=f"{label} · {phase} · {left}")
-
-
-@contextmanager
-def child(command: list[Any], output: Any) -> Iterator["subprocess.Popen[bytes]"]:
-    """A process that ends with the block; Ctrl-C reaches it through us, once."""
-    process = subprocess.Popen(
-        command, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
-    )
-    try:
-        yield process
-    finally:
-        if process.poll() is None:
-            process.send_signal(signal.SIGINT)
-            try:
-                process.wait(STOP_SECONDS)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
 
 
 def measure_round(plan: Plan, children: Children, round_: int) -> dict[str, Any]:
@@ -239,28 +136,6 @@ def reference_timeline(plan: Plan) -> Timeline | None:
         max_staleness=record.max_staleness,
         groups_per_batch=plan.base.prompts.groups_per_batch,
     )
-
-
-def warm_start(config: RunConfig, out: Path, recipe: str, settings: list[str]) -> str:
-    """The recipe's initial model: its own folder, a warm start that was made before, or a new one.
-
-    Raises:
-        RunFailed: It could not be made.
-    """
-    if config.sft is None:
-        return str(config.model.path)
-    origin = warm_start_origin(config)
-    for file in sorted(config.deploy.runs_dir.glob(f"*-sft/model/{ORIGIN_FILE}")):
-        if file.read_text() == origin:
-            return str(file.parent.absolute())
-    options = [*settings, f"deploy.runs_dir={out}"]
-    program = "from deploy.cli import main; main()"
-    command = [sys.executable, "-c", program, "sft", recipe, "--replace"]
-    with child([*command, *(part for o in options for part in ("--set", o))], None) as process:
-        process.wait()
-    if process.returncode:
-        raise RunFailed("the warm start failed, for the reason above")
-    return str((out / f"{config.name}-sft" / "model").absolute())
 
 
 def parse() -> argparse.Namespace:
@@ -328,7 +203,7 @@ def run(arguments: argparse.Namespace, console: Console) -> None:
     columns = (BarColumn(bar_width=20), TextColumn("{task.description}"), TimeElapsedColumn())
     rounds = []
     with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
-        children = Children(plan, progress, total)
+        children = Children(plan.out, progress, total)
         for round_ in range(1, plan.rounds + 1):
             rounds.append(measure_round(plan, children, round_))
             document = {

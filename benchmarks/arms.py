@@ -1,0 +1,161 @@
+"""Arms of a benchmark: measurements in processes of their own, one after the other, with progress.
+
+What an arm does is `async_arm`'s; which there are is each benchmark's own.
+"""
+
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import datetime
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from pydantic import ValidationError
+from rich.progress import Progress
+
+from deploy.config import RunConfig
+from deploy.errors import InputError, RunFailed
+from deploy.origin import ORIGIN_FILE, warm_start_origin
+from deploy.run_directory import RunDirectory
+
+STOP_SECONDS = 40.0
+POLL_SECONDS = 0.5
+
+
+def all_cores(config: RunConfig) -> str:
+    """The cores of actors and learner together.
+
+    Raises:
+        InputError: The recipe does not say which they are.
+    """
+    if config.actors.cores is None or config.learner.cores is None:
+        raise InputError(
+            "a comparison at equal cores needs actors.cores and learner.cores in the recipe"
+        )
+    return ",".join([*config.actors.cores, config.learner.cores])
+
+
+def variant(base: RunConfig, name: str, **changes: dict[str, Any]) -> RunConfig:
+    """The recipe of one arm.
+
+    Args:
+        base: What all arms share.
+        name: Of the arm.
+        changes: By section.
+
+    Raises:
+        InputError: The changes do not go together.
+    """
+    sections = {
+        section: getattr(base, section).model_copy(update=keys) for section, keys in changes.items()
+    }
+    changed = base.model_copy(update={"name": name, **sections})
+    try:
+        return RunConfig.model_validate(changed.model_dump())
+    except ValidationError as error:
+        raise InputError(f"{name}: {error.errors()[0]['msg']}") from None
+
+
+class Children:
+    """Runs measurements one after the other and shows how far they are."""
+
+    def __init__(self, out: Path, progress: Progress, total: int) -> None:
+        self._out, self._progress = out, progress
+        self._task = progress.add_task("", total=total)
+        self._seconds: list[float] = []
+        self._left = total
+
+    def run(self, label: str, kind: str, config: RunConfig, *recorded: Path) -> RunDirectory:
+        """One measurement, to its end.
+
+        Args:
+            label: For the terminal.
+            kind: train, unscored, actors or learner.
+            config: Its recipe.
+            recorded: For a learner: the run that it trains again.
+
+        Returns:
+            What it left behind.
+
+        Raises:
+            RunFailed: It failed; names its log.
+        """
+        out = self._out
+        recipe, log = out / f"{config.name}.json", out / f"{config.name}.log"
+        recipe.write_text(config.model_dump_json(indent=2))
+        directory = RunDirectory(out / config.name)
+        command = [sys.executable, "-m", "benchmarks.async_arm", kind, recipe, *recorded]
+        began = time.monotonic()
+        if not self._progress.console.is_terminal:
+            self._progress.console.print(f"{datetime.now():%H:%M:%S}  {label}")
+        with log.open("w") as file, child(command, file) as process:
+            while process.poll() is None:
+                self._show(label, config.steps, directory)
+                time.sleep(POLL_SECONDS)
+        if process.returncode:
+            last = (log.read_text().strip().splitlines() or ["it said nothing"])[-1]
+            raise RunFailed(
+                f"{label} ended with exit code {process.returncode}: {last}\nits log is {log}"
+            )
+        self._seconds.append(time.monotonic() - began)
+        self._left -= 1
+        self._progress.advance(self._task)
+        return directory
+
+    def skip(self) -> None:
+        """One measurement is there already."""
+        self._left -= 1
+        self._progress.advance(self._task)
+
+    def _show(self, label: str, steps: int, directory: RunDirectory) -> None:
+        rows = directory.path / "metrics.jsonl"
+        done = rows.read_bytes().count(b"\n") if rows.exists() else 0
+        phase = f"step {done}/{steps}" if done else "starting"
+        left = "time left: known after the first"
+        if self._seconds:
+            left = f"about {self._left * fmean(self._seconds) / 60:.0f} min left"
+        self._progress.update(self._task, description=f"{label} · {phase} · {left}")
+
+
+@contextmanager
+def child(command: list[Any], output: Any) -> Iterator["subprocess.Popen[bytes]"]:
+    """A process that ends with the block; Ctrl-C reaches it through us, once."""
+    process = subprocess.Popen(
+        command, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
+    )
+    try:
+        yield process
+    finally:
+        if process.poll() is None:
+            process.send_signal(signal.SIGINT)
+            try:
+                process.wait(STOP_SECONDS)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
+def warm_start(config: RunConfig, out: Path, recipe: str, settings: list[str]) -> str:
+    """The recipe's initial model: its own folder, a warm start that was made before, or a new one.
+
+    Raises:
+        RunFailed: It could not be made.
+    """
+    if config.sft is None:
+        return str(config.model.path)
+    origin = warm_start_origin(config)
+    for file in sorted(config.deploy.runs_dir.glob(f"*-sft/model/{ORIGIN_FILE}")):
+        if file.read_text() == origin:
+            return str(file.parent.absolute())
+    options = [*settings, f"deploy.runs_dir={out}"]
+    program = "from deploy.cli import main; main()"
+    command = [sys.executable, "-c", program, "sft", recipe, "--replace"]
+    with child([*command, *(part for o in options for part in ("--set", o))], None) as process:
+        process.wait()
+    if process.returncode:
+        raise RunFailed("the warm start failed, for the reason above")
+    return str((out / f"{config.name}-sft" / "model").absolute())

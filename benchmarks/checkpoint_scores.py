@@ -1,0 +1,121 @@
+"""Held-out scores of the checkpoints of finished runs, by Headway's own actors and broker.
+
+    python -m benchmarks.checkpoint_scores RECIPE.json RUN...
+
+Every checkpoint is published as a version of its own, the next one when all problems of the last
+are scored, so a score belongs to one version. The last checkpoint of a run is scored on
+`heldout.final_size` problems, the others on `heldout.size`, the same ones, greedily. Writes
+`scores.json` into each run's folder: score by version. A recipe is that of one of the runs with a
+name of its own; only its actors matter.
+"""
+
+import asyncio
+import json
+import sys
+import tempfile
+from pathlib import Path
+
+from safetensors.torch import load_file
+
+from actors.ray_actor import create_actor
+from deploy.cluster import cluster
+from deploy.config import RunConfig
+from deploy.inputs import Inputs, load_inputs
+from deploy.tasks import all_or_first_error, named
+from queues.ray_broker import BrokerClient, create_broker
+from weight_sync.publisher import Publisher
+from weight_sync.ray_broadcaster import create_broadcaster
+from weight_sync.transports.shared_memory import SharedMemoryTransport
+
+SCORES = "scores.json"
+SECONDS = 600.0
+"""Deadline of one evaluation."""
+
+
+def checkpoints(run: Path) -> list[tuple[int, Path]]:
+    """Versions of a finished run and their folders, in order."""
+    found = (run / "checkpoints").glob("v*")
+    return sorted((int(folder.name[1:]), folder) for folder in found)
+
+
+def score_all(config: RunConfig, inputs: Inputs, runs: list[Path]) -> None:
+    """Scores every checkpoint of every run."""
+    with tempfile.TemporaryDirectory() as scratch, cluster(config, Path(scratch)):
+        asyncio.run(_score_all(config, inputs, runs, Path(scratch)))
+
+
+async def _score_all(config: RunConfig, inputs: Inputs, runs: list[Path], scratch: Path) -> None:
+    stations = [(run, version, path) for run in runs for version, path in checkpoints(run)]
+    broker = create_broker(
+        scratch,
+        config=config.flow,
+        groups_per_batch=config.prompts.groups_per_batch,
+        group_size=config.prompts.group_size,
+        steps=len(stations),
+    )
+    broadcaster = create_broadcaster(config.weight_sync.update_fraction, config.actors.count)
+    actors = [
+        create_actor(
+            index,
+            config=config.actors,
+            weight_sync=config.weight_sync,
+            model_path=inputs.model_path,
+            seed=config.seed,
+            group_size=config.prompts.group_size,
+            heartbeat_seconds=config.queues.heartbeat_seconds,
+            broker=broker,
+            broadcaster=broadcaster,
+        )
+        for index in range(config.actors.count)
+    ]
+    async with asyncio.timeout(config.deploy.start_timeout_seconds):
+        await asyncio.gather(*(actor.start.remote() for actor in actors))
+    publisher = Publisher(
+        SharedMemoryTransport(), broadcaster.announce, config.weight_sync.bucket_bytes
+    )
+
+    async def follow() -> None:
+        found: dict[Path, dict[int, float]] = {run: {} for run in runs}
+        for place, (run, version, path) in enumerate(stations):
+            weights = load_file(path / "model.safetensors")
+            await asyncio.to_thread(publisher.publish, place, weights.items())
+            last = (version, path) == checkpoints(run)[-1]
+            score = await _score(config, inputs, broker, place, last)
+            found[run][version] = score
+            print(f"{run.name} v{version}: {score:.4f}", flush=True)
+        for run, scores in found.items():
+            (run / SCORES).write_text(json.dumps(scores) + "\n")
+
+    try:
+        await all_or_first_error(
+            [named("scores", follow())],
+            meanwhile=[named(f"actor-{i}", actor.run.remote()) for i, actor in enumerate(actors)],
+        )
+    finally:
+        await broker.close()
+        publisher.close()
+
+
+async def _score(
+    config: RunConfig, inputs: Inputs, broker: BrokerClient, place: int, last: bool
+) -> float:
+    assert config.heldout is not None
+    size = (config.heldout.final_size if last else None) or config.heldout.size
+    name = f"greedy@{place}"
+    await broker.evaluate(name, inputs.problems[:size], temperature=0.0, min_version=place)
+    async with asyncio.timeout(SECONDS):
+        while (found := await broker.evaluation(name, timeout=10.0)) is None:
+            pass
+    assert found.score is not None, f"every rollout of {name} failed"
+    assert found.lowest_version == found.highest_version == place
+    return found.score
+
+
+def main() -> None:
+    recipe, *runs = map(Path, sys.argv[1:])
+    config = RunConfig.model_validate_json(recipe.read_text())
+    score_all(config, load_inputs(config), runs)
+
+
+if __name__ == "__main__":
+    main()

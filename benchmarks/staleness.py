@@ -1,0 +1,361 @@
+"""Throughput against off-policyness: what each bound costs and gains, and what correction buys.
+
+    headway bench staleness [RECIPE] [--bounds 0,1,2,4,8,16,inf] [--seeds 0,1,2] [--steps N]
+                            [--corrections none,tis,cispo,decoupled_ppo] [--stale 8] [--out DIR]
+
+Every arm is a real run of its own from the same warm start, with equal cores and steps, without
+evaluations; afterwards its checkpoints are scored on held-out problems.
+
+    bounds         the recipe at every bound. Lag is what the window and the speeds make of it
+    corrections    at the bound of --stale, as stale as it lets: all groups that the bound allows
+                   are live, and engines hold them all. The loss is exchanged, nothing else
+
+Beside the throughput of the first stand two predictions by rates measured in the run of one bound
+(η = 2, where there is one): of the simulation behind `headway plan`, and of the finite-buffer law.
+
+A folder of --out that exists is gone on with: arms that are finished and have the same recipe are
+kept, so that a study may be interrupted, or grow by seeds and bounds.
+"""
+
+import argparse
+import json
+import shutil
+import signal
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from itertools import chain
+from pathlib import Path
+from typing import Any, NoReturn
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+from benchmarks import staleness_figures, staleness_outcome
+from benchmarks.arms import Children, all_cores, child, variant, warm_start
+from benchmarks.async_figures import WARM_UP, window
+from benchmarks.checkpoint_scores import SCORES
+from benchmarks.environment import environment
+from deploy.config import ModelConfig, RunConfig, load_recipe
+from deploy.errors import DeployError, InputError, Interrupted, RunFailed
+from deploy.measured_rates import read_rates
+from deploy.plan import Source, predict
+from deploy.report import read_record
+from deploy.run_directory import RunDirectory
+from deploy.timeline import idle_share, running_rollouts
+from queues.history import read_history
+
+CORRECTIONS: Mapping[str, dict[str, Any]] = {
+    "none": {"loss": "reinforce"},
+    "tis": {"loss": "reinforce", "correction": "tis"},
+    "cispo": {"loss": "cispo"},
+    "decoupled_ppo": {"loss": "decoupled_ppo"},
+}
+"""Sections `[learner]` beside the recipe's; `none` trains stale tokens as if they were new."""
+REFERENCE = 2
+"""The bound whose runs the predictions are made from; the largest one where it is not asked for."""
+UNBOUNDED = "inf"
+
+
+@dataclass(frozen=True, slots=True)
+class Arm:
+    """One run."""
+
+    kind: str
+    """bound or correction."""
+    name: str
+    """Its bound, or its correction."""
+    seed: int
+    config: RunConfig
+
+
+@dataclass(frozen=True, slots=True)
+class Study:
+    """What the command was asked for."""
+
+    base: RunConfig
+    bounds: tuple[str, ...]
+    seeds: tuple[int, ...]
+    corrections: tuple[str, ...]
+    stale: int
+    target: float
+    out: Path
+
+    @property
+    def reference(self) -> str:
+        """The bound whose runs predict."""
+        return str(REFERENCE) if str(REFERENCE) in self.bounds else self.bounds[-1]
+
+    def arms(self, seed: int) -> list[Arm]:
+        """Of one seed; every other seed goes through them backwards."""
+        base = self.base.model_copy(update={"seed": seed})
+        found = [
+            Arm("bound", bound, seed, variant(base, f"eta{bound}-seed{seed}", queues=bounded))
+            for bound in self.bounds
+            for bounded in [{"max_staleness": steps_of(bound, base.steps)}]
+        ]
+        live = (self.stale + 1) * base.prompts.groups_per_batch
+        for name in self.corrections:
+            objective: dict[str, Any] = {
+                "loss": "reinforce",
+                "loss_options": {},
+                "correction": "none",
+                "correction_options": {},
+                **CORRECTIONS[name],
+            }
+            queues = {"max_staleness": self.stale, "window": live, "allow_uncorrected": True}
+            slots = -(-live * base.prompts.group_size // base.actors.count)
+            config = variant(
+                base,
+                f"{name}-eta{self.stale}-seed{seed}",
+                queues=queues,
+                learner=objective,
+                actors={"max_concurrent_rollouts": slots},
+            )
+            found.append(Arm("correction", name, seed, config))
+        return found if self.seeds.index(seed) % 2 == 0 else found[::-1]
+
+
+def steps_of(bound: str, steps: int) -> int:
+    """`max_staleness` of a bound; a run has no larger lag than its steps."""
+    return steps if bound == UNBOUNDED else int(bound)
+
+
+def finished(directory: RunDirectory, config: RunConfig) -> bool:
+    """Whether an arm is there already, from the same recipe.
+
+    Raises:
+        InputError: It is there from another one.
+    """
+    if not directory.summary_file.exists():
+        return False
+    if directory.config() != config:
+        raise InputError(
+            f"{directory.path} was made from another recipe, checkout or warm start; name another "
+            "--out"
+        )
+    return bool(json.loads(directory.summary_file.read_text())["status"] == "done")
+
+
+def train(study: Study, arm: Arm, children: Children) -> None:
+    """Makes one arm, unless it is there."""
+    directory = RunDirectory(study.out / arm.config.name)
+    if finished(directory, arm.config):
+        children.skip()
+        return
+    shutil.rmtree(directory.path, ignore_errors=True)
+    children.run(f"seed {arm.seed} · {arm.config.name}", "unscored", arm.config)
+
+
+def score(study: Study, arms: Sequence[Arm], console: Console) -> None:
+    """Scores the checkpoints of arms that have no scores."""
+    runs = [study.out / arm.config.name for arm in arms]
+    unscored = [run for run in runs if not (run / SCORES).exists()]
+    if not unscored:
+        return
+    console.print(f"{datetime.now():%H:%M:%S}  scoring checkpoints of {len(unscored)} run(s)")
+    recipe, log = study.out / "scores-recipe.json", study.out / "scores.log"
+    recipe.write_text(variant(study.base, "scores").model_dump_json(indent=2))
+    command = [sys.executable, "-m", "benchmarks.checkpoint_scores", recipe, *unscored]
+    with log.open("a") as file, child(command, file) as process:
+        process.wait()
+    if process.returncode:
+        raise RunFailed(f"scoring ended with exit code {process.returncode}; its log is {log}")
+
+
+def read_arm(study: Study, arm: Arm) -> dict[str, Any]:
+    """Figures of a finished and scored arm."""
+    directory = RunDirectory(study.out / arm.config.name)
+    rows = read_record(directory).batches
+    begin, end = window(rows)
+    measured = read_rates(directory)
+    history = read_history(directory.path, 0, len(rows))
+    curves = running_rollouts(history.groups).values()
+    scores = {
+        int(version): value
+        for version, value in json.loads((directory.path / SCORES).read_text()).items()
+    }
+    line = staleness_figures.curve(rows, scores)
+    tokens = sum(row["tokens_trained"] for row in rows[WARM_UP:])
+    return {
+        "kind": arm.kind,
+        "name": arm.name,
+        "seed": arm.seed,
+        "samples_per_second": measured.samples_per_second,
+        "tokens_per_second": tokens / (end - begin),
+        "tokens_per_rollout": tokens / sum(row["rollouts_trained"] for row in rows[WARM_UP:]),
+        "learner_idle": measured.learner_idle,
+        "actors_idle": sum(idle_share(each, begin, end) for each in curves) / len(curves),
+        **staleness_figures.off_policyness(rows),
+        "score": line[-1][1],
+        "seconds": line[-1][0],
+        "seconds_to_target": staleness_figures.seconds_to(line, study.target),
+        "curve": line,
+    }
+
+
+def predictions(study: Study) -> list[dict[str, Any]]:
+    """Throughput of every bound by the rates of each seed's reference run."""
+    found = []
+    for seed in study.seeds:
+        directory = RunDirectory(study.out / f"eta{study.reference}-seed{seed}")
+        measured = read_rates(directory)
+        source = Source(rates=measured.rates, ranks=study.base.learner.ranks)
+        devices = study.base.actors.count * study.base.actors.tensor_parallel_size
+        bounds = [steps_of(bound, study.base.steps) for bound in study.bounds]
+        prospects = predict(
+            directory.config(), source, bounds=bounds, devices=devices + study.base.learner.ranks
+        )
+        found += [
+            {
+                "name": bound,
+                "seed": seed,
+                "simulated": prospect.samples_per_second,
+                "law": prospect.law,
+                "lag_mean": prospect.outcome.lag_mean,
+            }
+            for bound, staleness in zip(study.bounds, bounds, strict=True)
+            for prospect in prospects
+            if (prospect.staleness, prospect.actors) == (staleness, study.base.actors.count)
+        ]
+    return found
+
+
+def parse() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(
+        prog="headway bench staleness",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("recipe", nargs="?", default="demo", help="a TOML file or a shipped recipe")
+    parser.add_argument("--set", dest="settings", action="append", default=[], metavar="KEY=VALUE")
+    parser.add_argument("--bounds", default="0,1,2,4,8,16,inf", help="of max_staleness")
+    parser.add_argument("--seeds", default="0,1,2", help="of prompts and sampling")
+    parser.add_argument("--corrections", default=",".join(CORRECTIONS), help="'' for none of them")
+    parser.add_argument("--stale", type=int, default=8, help="bound that corrections are held at")
+    parser.add_argument("--steps", type=int, help="of every arm; the recipe's by default")
+    parser.add_argument("--score-every", type=int, default=25, help="steps between scores")
+    parser.add_argument("--problems", type=int, default=2000, help="of the last score")
+    parser.add_argument("--target", type=float, default=0.85, help="held-out score to be reached")
+    parser.add_argument("--out", type=Path, help="folder; runs/bench-staleness-TIME by default")
+    return parser.parse_args()
+
+
+def names(text: str, allowed: Sequence[str], option: str) -> tuple[str, ...]:
+    """Parts of a list on the command line.
+
+    Raises:
+        InputError: One is not allowed.
+    """
+    found = tuple(dict.fromkeys(part for part in text.split(",") if part))
+    for part in found:
+        if part not in allowed and not (part.isdigit() and "0" in allowed):
+            shown = ", ".join(allowed).replace("0,", "whole numbers,")
+            raise InputError(f"{option} {text!r}: {part!r} is not one of {shown}")
+    return found
+
+
+def make_study(arguments: argparse.Namespace, console: Console) -> Study:
+    """Checks what was asked for and finds the initial model.
+
+    Raises:
+        InputError: Something cannot be measured.
+    """
+    recipe = load_recipe(arguments.recipe, arguments.settings)
+    all_cores(recipe)
+    bounds = names(arguments.bounds, ("0", UNBOUNDED), "--bounds")
+    seeds = names(arguments.seeds, ("0",), "--seeds")
+    corrections = names(arguments.corrections, tuple(CORRECTIONS), "--corrections")
+    steps, least = arguments.steps or recipe.steps, WARM_UP + 5
+    if not bounds or not seeds:
+        raise InputError("--bounds and --seeds need at least one whole number each")
+    if steps < least or arguments.score_every < 1 or arguments.stale < 1:
+        raise InputError(
+            f"--steps {steps} must be at least {least}, --score-every {arguments.score_every} and "
+            f"--stale {arguments.stale} at least 1"
+        )
+    if recipe.heldout is None:
+        raise InputError(f"recipe {arguments.recipe} has no [heldout] to score by")
+    stamp = f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}"
+    out = (arguments.out or recipe.deploy.runs_dir / f"bench-staleness-{stamp}").absolute()
+    out.mkdir(parents=True, exist_ok=True)
+    model = warm_start(recipe, out, arguments.recipe, arguments.settings)
+    console.print(f"every arm starts from {model}")
+    size = min(arguments.problems, recipe.heldout.size)
+    base = recipe.model_copy(
+        update={
+            "steps": steps,
+            "model": ModelConfig(path=model),
+            "sft": None,
+            "heldout": recipe.heldout.model_copy(
+                update={"size": size, "final_size": arguments.problems}
+            ),
+            "learner": recipe.learner.model_copy(
+                update={"checkpoint_every": arguments.score_every, "keep_checkpoints": steps}
+            ),
+            "deploy": recipe.deploy.model_copy(update={"runs_dir": out}),
+        }
+    )
+    return Study(
+        base,
+        tuple(sorted(bounds, key=lambda bound: steps_of(bound, sys.maxsize))),
+        tuple(map(int, seeds)),
+        corrections,
+        arguments.stale,
+        arguments.target,
+        out,
+    )
+
+
+def run(arguments: argparse.Namespace, console: Console) -> None:
+    """Everything, from the command line to the files."""
+    facts = environment()
+    study = make_study(arguments, console)
+    every = {seed: study.arms(seed) for seed in study.seeds}
+    total = sum(map(len, every.values()))
+    columns = (BarColumn(bar_width=20), TextColumn("{task.description}"), TimeElapsedColumn())
+    with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
+        children = Children(study.out, progress, total)
+        for arms in every.values():
+            for arm in arms:
+                train(study, arm, children)
+            score(study, arms, console)
+    document = {
+        **facts,
+        "recipe": arguments.recipe,
+        "settings": arguments.settings,
+        "steps": study.base.steps,
+        "problems": arguments.problems,
+        "target": study.target,
+        "stale": study.stale,
+        "reference": study.reference,
+        "arms": [read_arm(study, arm) for arm in chain.from_iterable(every.values())],
+        "predictions": predictions(study),
+    }
+    document["conclusions"] = staleness_outcome.conclude(document)
+    (study.out / "staleness.json").write_text(json.dumps(document, indent=1) + "\n")
+    staleness_outcome.show(document, console)
+    staleness_outcome.draw(document, study.out / "staleness.png")
+    console.print(f"{study.out / 'staleness.json'}\n{study.out / 'staleness.png'}")
+
+
+def main() -> NoReturn:
+    """Runs the command; errors become one message and their exit code."""
+    console = Console(highlight=False)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        run(parse(), console)
+    except KeyboardInterrupt:
+        print("headway: stopped by the user", file=sys.stderr)
+        sys.exit(Interrupted.exit_code)
+    except DeployError as error:
+        print(f"headway: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)
+    sys.exit(0)
+
+
+if __name__ == "__main__":
+    main()

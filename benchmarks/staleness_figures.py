@@ -1,0 +1,120 @@
+"""Figures of `headway bench staleness`, as pure functions of what runs recorded.
+
+Throughput is that of `deploy.measured_rates`: after the first batches, of the newest hundred, so
+that it stands beside the prediction made from the same batches.
+"""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from math import sqrt
+from statistics import fmean, stdev
+from typing import Any
+
+from mpmath import betainc, findroot
+
+from benchmarks.async_figures import WARM_UP
+
+Row = Mapping[str, Any]
+LEAST_TOKENS = 1
+CONFIDENCE = 0.95
+
+
+def off_policyness(rows: Sequence[Row]) -> dict[str, Any]:
+    """How far the trained tokens were from the policy that trained them.
+
+    Args:
+        rows: Statistics of the batches of one run, in order.
+
+    Returns:
+        `lag_mean`, `lag_p95`, `lag_max` in versions, over tokens; `ess`, mean over batches of the
+        effective sample size as a fraction; `mismatch_fresh` and `mismatch_stale`, mean |log ratio|
+        of tokens of the learner's own version (numerics alone) and of older ones, None where there
+        were none; `kl_stale`, nats a token; `clipped`, the share of tokens that loss or correction
+        clipped, capped or rejected.
+    """
+    measured = [row for row in rows[WARM_UP:] if row["tokens_trained"]]
+    lags: Counter[int] = Counter()
+    for row in measured:
+        lags.update({int(lag): count for lag, count in row["lag_histogram"].items()})
+    return {
+        "lag_mean": sum(lag * count for lag, count in lags.items()) / lags.total(),
+        "lag_p95": quantile(lags, 0.95),
+        "lag_max": max(lags),
+        "ess": fmean(row["ess"] for row in measured),
+        "mismatch_fresh": weighed(measured, "mismatch_fresh", "tokens_fresh"),
+        "mismatch_stale": weighed(measured, "mismatch_stale", "tokens_stale"),
+        "kl_stale": weighed(measured, "kl_stale", "tokens_stale"),
+        "clipped": fmean(
+            sum(share for name, share in row["fractions"].items() if name != "not_finite")
+            for row in measured
+        ),
+    }
+
+
+def quantile(counts: Mapping[int, int], share: float) -> int:
+    """The smallest value that at least `share` of what was counted does not exceed."""
+    total, below = sum(counts.values()), 0
+    for value in sorted(counts):
+        below += counts[value]
+        if below >= share * total:
+            return value
+    raise ValueError("nothing was counted")
+
+
+def weighed(rows: Sequence[Row], figure: str, weight: str) -> float | None:
+    """Mean of a figure over tokens; None where no row has it."""
+    found = [(row[figure], row[weight]) for row in rows if row.get(figure) is not None]
+    tokens = sum(count for _, count in found)
+    return sum(value * count for value, count in found) / tokens if tokens else None
+
+
+def curve(rows: Sequence[Row], scores: Mapping[int, float]) -> list[tuple[float, float]]:
+    """Held-out score against seconds of training.
+
+    Args:
+        rows: Statistics of the batches, in order.
+        scores: By version.
+
+    Returns:
+        (seconds from the first wait for a batch to the step that made the version, score).
+    """
+    began = rows[0]["wait_started_at"]
+    ends = {row["version"] + 1: row["step_finished_at"] - began for row in rows}
+    return [(ends.get(version, 0.0), scores[version]) for version in sorted(scores)]
+
+
+def seconds_to(curve: Sequence[tuple[float, float]], target: float) -> float | None:
+    """When a target is reached, between two points by a line; None where it is not."""
+    earlier: tuple[float, float] | None = None
+    for seconds, score in curve:
+        if score >= target:
+            if earlier is None or score == earlier[1]:
+                return seconds
+            before, least = earlier
+            return before + (seconds - before) * (target - least) / (score - least)
+        earlier = (seconds, score)
+    return None
+
+
+def interval(differences: Sequence[float]) -> tuple[float, float]:
+    """Student's interval of the mean; a seed is one observation.
+
+    Raises:
+        ValueError: Less than two observations.
+    """
+    count = len(differences)
+    if count < 2:
+        raise ValueError("an interval needs at least two observations")
+    half = t_quantile(0.5 + CONFIDENCE / 2, count - 1) * stdev(differences) / sqrt(count)
+    middle = fmean(differences)
+    return middle - half, middle + half
+
+
+def t_quantile(probability: float, freedom: int) -> float:
+    """Of Student's distribution, above the median (Abramowitz and Stegun 1964, 26.5.27)."""
+
+    def excess(t: Any) -> Any:
+        x = freedom / (freedom + t * t)
+        return betainc(freedom / 2, 0.5, 0, x, regularized=True) / 2 - (1 - probability)
+
+    return float(findroot(excess, (0.01, 1000.0), solver="anderson", tol=1e-12))

@@ -1,0 +1,188 @@
+"""The conclusions, tables and picture that `headway bench staleness` ends with."""
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from statistics import fmean, median
+from typing import Any
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.staleness_figures import interval
+
+Arm = Mapping[str, Any]
+SYNCHRONOUS = "0"
+UNBOUNDED = "inf"
+COLUMNS = {
+    "samples/s": ("samples_per_second", "{:.0f}"),
+    "tokens/s": ("tokens_per_second", "{:,.0f}"),
+    "learner\nidle": ("learner_idle", "{:.0%}"),
+    "actors\nidle": ("actors_idle", "{:.0%}"),
+    "lag\nmean": ("lag_mean", "{:.2f}"),
+    "p95": ("lag_p95", "{:.0f}"),
+    "max": ("lag_max", "{:.0f}"),
+    "ESS": ("ess", "{:.4f}"),
+    "KL\nstale": ("kl_stale", "{:.1e}"),
+    "clipped": ("clipped", "{:.1%}"),
+    "score": ("score", "{:.3f}"),
+    "s to\ntarget": ("seconds_to_target", "{:.0f}"),
+}
+
+
+def conclude(document: Mapping[str, Any]) -> dict[str, Any]:
+    """What follows from the arms; medians over seeds are of ratios within a seed.
+
+    Returns:
+        `of_predicted`: by bound, measured over simulated throughput. `of_law`: over that of the
+        finite-buffer law. `of_unbounded`: by bound. `score_difference`: by bound and by correction,
+        held-out score less that of η = 0 with the same seed: each, mean, and the 95 % interval
+        over seeds, None for a single one.
+    """
+    arms, predictions = document["arms"], document["predictions"]
+    bounds = _group(arms, "bound")
+    predicted = {(each["name"], each["seed"]): each for each in predictions}
+
+    def ratio(of: Callable[[Arm], float | None]) -> dict[str, float]:
+        found = {}
+        for name, runs in bounds.items():
+            values = [run["samples_per_second"] / other for run in runs if (other := of(run))]
+            if values:
+                found[name] = median(values)
+        return found
+
+    unbounded = {run["seed"]: run["samples_per_second"] for run in bounds.get(UNBOUNDED, [])}
+    base = {run["seed"]: run["score"] for run in bounds.get(SYNCHRONOUS, [])}
+    return {
+        "of_predicted": ratio(lambda run: predicted[run["name"], run["seed"]]["simulated"]),
+        "of_law": ratio(lambda run: predicted[run["name"], run["seed"]]["law"]),
+        "of_unbounded": ratio(lambda run: unbounded.get(run["seed"])),
+        "score_difference": {
+            kind: {
+                name: _difference([run["score"] - base[run["seed"]] for run in runs])
+                for name, runs in _group(arms, kind).items()
+                if name != SYNCHRONOUS and base
+            }
+            for kind in ("bound", "correction")
+        },
+    }
+
+
+def show(document: Mapping[str, Any], console: Console) -> None:
+    """Prints medians over seeds, and the conclusions."""
+    conclusions = document["conclusions"]
+    seeds = len({arm["seed"] for arm in document["arms"]})
+    title = (
+        f"medians of {seeds} seed(s), {document['steps']} steps, {document['problems']} problems"
+    )
+    for kind, head in (("bound", "η"), ("correction", f"at η = {document['stale']}")):
+        runs = _group(document["arms"], kind)
+        if not runs:
+            continue
+        table = Table(title=title, box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+        table.add_column(head, no_wrap=True)
+        for column in COLUMNS:
+            table.add_column(column, justify="right")
+        if kind == "bound":
+            table.add_column("of\npredicted", justify="right")
+        for name, arms in runs.items():
+            cells = [_cell(arms, *column) for column in COLUMNS.values()]
+            if kind == "bound":
+                cells.append(f"{conclusions['of_predicted'][name]:.2f}")
+            table.add_row(name, *cells)
+        console.print(table)
+    for kind, what in (("bound", "η"), ("correction", f"η = {document['stale']},")):
+        for name, found in conclusions["score_difference"][kind].items():
+            low_high = found["interval"]
+            shown = f", 95 % in [{low_high[0]:+.3f}, {low_high[1]:+.3f}]" if low_high else ""
+            equals = "= " if kind == "bound" else ""
+            console.print(
+                f"held-out score, {what} {equals}{name} less η = 0: {found['mean']:+.3f}{shown}"
+            )
+    console.print(
+        f"predicted from the runs with η = {document['reference']}; target "
+        f"{document['target']:g}; load average at the start "
+        f"{document['machine']['load_average'][0]:.1f}"
+    )
+
+
+def draw(document: Mapping[str, Any], file: Path) -> None:
+    """Writes the picture: throughput over its prediction, lag, scores over time."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(13, 9), layout="constrained")
+    FigureCanvasAgg(figure)
+    speed, lag, by_bound, by_correction = figure.subplots(2, 2).flat
+    bounds = _group(document["arms"], "bound")
+    places = range(len(bounds))
+    _points(speed, bounds, "samples_per_second", "measured, median")
+    for key, label, style in (
+        ("simulated", "predicted by simulation", "--"),
+        ("law", "predicted by the finite-buffer law", ":"),
+    ):
+        lines = _group([{**each, "kind": key} for each in document["predictions"]], key)
+        speed.plot(places, [_median(lines[name], key) for name in bounds], style, label=label)
+    speed.set(title="Throughput", ylabel="samples trained per second", ylim=(0, None))
+    _points(lag, bounds, "lag_mean", "mean lag of trained tokens")
+    lag.plot(places, [_median(runs, "lag_max") for runs in bounds.values()], "v:", label="largest")
+    lag.set(title="Lag that the bound and the speeds make", ylabel="versions", ylim=(0, None))
+    for axes in (speed, lag):
+        axes.set_xticks(places, list(bounds))
+        axes.set_xlabel("max_staleness η")
+        axes.legend(fontsize=8)
+    _curves(by_bound, bounds, "η = {}")
+    by_bound.set_title("Held-out score, by bound")
+    corrections = _group(document["arms"], "correction")
+    synchronous = {name: runs for name, runs in bounds.items() if name == SYNCHRONOUS}
+    _curves(by_correction, synchronous, "η = {}")
+    _curves(by_correction, corrections, f"η = {document['stale']}, {{}}")
+    by_correction.set_title(f"Held-out score, as stale as η = {document['stale']} lets")
+    figure.savefig(file, dpi=100)
+
+
+def _points(axes: Any, groups: Mapping[str, Sequence[Arm]], key: str, label: str) -> None:
+    axes.plot(
+        range(len(groups)), [_median(runs, key) for runs in groups.values()], "o-", label=label
+    )
+    for place, runs in enumerate(groups.values()):
+        axes.plot([place] * len(runs), [run[key] for run in runs], ".", color="gray", alpha=0.6)
+
+
+def _curves(axes: Any, groups: Mapping[str, Sequence[Arm]], label: str) -> None:
+    """Mean over seeds of score and of the seconds that a version took."""
+    for name, runs in groups.items():
+        points = list(zip(*(run["curve"] for run in runs), strict=True))
+        seconds = [fmean(second for second, _ in each) for each in points]
+        scores = [fmean(score for _, score in each) for each in points]
+        axes.plot(seconds, scores, ".-", label=label.format(name))
+    axes.set(xlabel="seconds of training", ylabel="greedy, held-out")
+    axes.legend(fontsize=8)
+
+
+def _group(arms: Sequence[Arm], kind: str) -> dict[str, list[Arm]]:
+    """Arms of a kind by name, in the order of the first seed; bounds by size."""
+    found: dict[str, list[Arm]] = {}
+    for arm in arms:
+        if arm["kind"] == kind:
+            found.setdefault(arm["name"], []).append(arm)
+    if kind != "bound":
+        return found
+    return dict(sorted(found.items(), key=lambda each: float(each[0])))
+
+
+def _difference(each: Sequence[float]) -> dict[str, Any]:
+    return {
+        "each": list(each),
+        "mean": fmean(each),
+        "interval": interval(each) if len(each) > 1 else None,
+    }
+
+
+def _median(arms: Sequence[Arm], key: str) -> float:
+    return median(arm[key] for arm in arms)
+
+
+def _cell(arms: Sequence[Arm], key: str, form: str) -> str:
+    values = [arm[key] for arm in arms if arm[key] is not None]
+    return form.format(median(values)) if len(values) == len(arms) else "-"
