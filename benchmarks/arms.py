@@ -3,11 +3,12 @@
 What an arm does is `async_arm`'s; which there are is each benchmark's own.
 """
 
+import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
@@ -70,7 +71,7 @@ class Children:
         self._left = total
 
     def run(self, label: str, kind: str, config: RunConfig, *recorded: Path) -> RunDirectory:
-        """One measurement, to its end.
+        """One measurement by `async_arm`, to its end.
 
         Args:
             label: For the terminal.
@@ -84,15 +85,48 @@ class Children:
         Raises:
             RunFailed: It failed; names its log.
         """
-        out = self._out
-        recipe, log = out / f"{config.name}.json", out / f"{config.name}.log"
-        recipe.write_text(config.model_dump_json(indent=2))
-        directory = RunDirectory(out / config.name)
-        command = [sys.executable, "-m", "benchmarks.async_arm", kind, recipe, *recorded]
+        recipe = self._recipe(config)
+        return self._to_the_end(label, config, ["benchmarks.async_arm", kind, recipe, *recorded])
+
+    def run_module(
+        self, label: str, module: str, config: RunConfig, *how: str, environment: dict[str, str]
+    ) -> RunDirectory:
+        """One measurement by another module, which is given the recipe's file and `how`.
+
+        Args:
+            label: For the terminal.
+            module: Of `benchmarks`.
+            config: Its recipe.
+            how: Its other arguments.
+            environment: Variables beside those of this process.
+
+        Returns:
+            What it left behind.
+
+        Raises:
+            RunFailed: It failed; names its log.
+        """
+        return self._to_the_end(label, config, [module, self._recipe(config), *how], environment)
+
+    def _recipe(self, config: RunConfig) -> Path:
+        file = self._out / f"{config.name}.json"
+        file.write_text(config.model_dump_json(indent=2))
+        return file
+
+    def _to_the_end(
+        self,
+        label: str,
+        config: RunConfig,
+        arguments: Sequence[Any],
+        environment: Mapping[str, str] | None = None,
+    ) -> RunDirectory:
+        log = self._out / f"{config.name}.log"
+        directory = RunDirectory(self._out / config.name)
+        command = [sys.executable, "-m", *arguments]
         began = time.monotonic()
         if not self._progress.console.is_terminal:
             self._progress.console.print(f"{datetime.now():%H:%M:%S}  {label}")
-        with log.open("w") as file, child(command, file) as process:
+        with log.open("w") as file, child(command, file, environment) as process:
             while process.poll() is None:
                 self._show(label, config.steps, directory)
                 time.sleep(POLL_SECONDS)
@@ -122,10 +156,16 @@ class Children:
 
 
 @contextmanager
-def child(command: list[Any], output: Any) -> Iterator["subprocess.Popen[bytes]"]:
+def child(
+    command: list[Any], output: Any, environment: Mapping[str, str] | None = None
+) -> Iterator["subprocess.Popen[bytes]"]:
     """A process that ends with the block; Ctrl-C reaches it through us, once."""
     process = subprocess.Popen(
-        command, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
+        command,
+        stdout=output,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+        env={**os.environ, **(environment or {})},
     )
     try:
         yield process

@@ -13,13 +13,18 @@ import asyncio
 import json
 import sys
 import tempfile
+from collections.abc import Sequence
+from datetime import datetime
 from pathlib import Path
 
+from rich.console import Console
 from safetensors.torch import load_file
 
 from actors.ray_actor import create_actor
+from benchmarks.arms import child, variant
 from deploy.cluster import cluster
 from deploy.config import RunConfig
+from deploy.errors import RunFailed
 from deploy.inputs import Inputs, load_inputs
 from deploy.tasks import all_or_first_error, named
 from queues.ray_broker import BrokerClient, create_broker
@@ -30,6 +35,31 @@ from weight_sync.transports.shared_memory import SharedMemoryTransport
 SCORES = "scores.json"
 SECONDS = 600.0
 """Deadline of one evaluation."""
+
+
+def score_runs(base: RunConfig, runs: Sequence[Path], console: Console) -> None:
+    """Scores runs that have no scores yet, in a process of its own.
+
+    Args:
+        base: The recipe of a benchmark, whose folder the runs are in.
+        runs: Their folders.
+        console: Told about it.
+
+    Raises:
+        RunFailed: It failed; names its log.
+    """
+    unscored = [run for run in runs if not (run / SCORES).exists()]
+    if not unscored:
+        return
+    console.print(f"{datetime.now():%H:%M:%S}  scoring the checkpoints of {len(unscored)} run(s)")
+    out = base.deploy.runs_dir
+    recipe, log = out / "scores-recipe.json", out / "scores.log"
+    recipe.write_text(variant(base, "scores").model_dump_json(indent=2))
+    command = [sys.executable, "-m", "benchmarks.checkpoint_scores", recipe, *unscored]
+    with log.open("a") as file, child(command, file) as process:
+        process.wait()
+    if process.returncode:
+        raise RunFailed(f"scoring ended with exit code {process.returncode}; its log is {log}")
 
 
 def checkpoints(run: Path) -> list[tuple[int, Path]]:

@@ -33,12 +33,12 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from benchmarks import staleness_figures, staleness_outcome
-from benchmarks.arms import Children, all_cores, child, variant, warm_start
+from benchmarks.arms import Children, all_cores, variant, warm_start
 from benchmarks.async_figures import WARM_UP, window
-from benchmarks.checkpoint_scores import SCORES
+from benchmarks.checkpoint_scores import SCORES, score_runs
 from benchmarks.environment import environment
 from deploy.config import ModelConfig, RunConfig, load_recipe
-from deploy.errors import DeployError, InputError, Interrupted, RunFailed
+from deploy.errors import DeployError, InputError, Interrupted
 from deploy.measured_rates import read_rates
 from deploy.plan import Source, predict
 from deploy.report import read_record
@@ -148,22 +148,6 @@ def train(study: Study, arm: Arm, children: Children) -> None:
     children.run(f"seed {arm.seed} · {arm.config.name}", "unscored", arm.config)
 
 
-def score(study: Study, arms: Sequence[Arm], console: Console) -> None:
-    """Scores the checkpoints of arms that have no scores."""
-    runs = [study.out / arm.config.name for arm in arms]
-    unscored = [run for run in runs if not (run / SCORES).exists()]
-    if not unscored:
-        return
-    console.print(f"{datetime.now():%H:%M:%S}  scoring checkpoints of {len(unscored)} run(s)")
-    recipe, log = study.out / "scores-recipe.json", study.out / "scores.log"
-    recipe.write_text(variant(study.base, "scores").model_dump_json(indent=2))
-    command = [sys.executable, "-m", "benchmarks.checkpoint_scores", recipe, *unscored]
-    with log.open("a") as file, child(command, file) as process:
-        process.wait()
-    if process.returncode:
-        raise RunFailed(f"scoring ended with exit code {process.returncode}; its log is {log}")
-
-
 def read_arm(study: Study, arm: Arm) -> dict[str, Any]:
     """Figures of a finished and scored arm."""
     directory = RunDirectory(study.out / arm.config.name)
@@ -257,34 +241,34 @@ def names(text: str, allowed: Sequence[str], option: str) -> tuple[str, ...]:
     return found
 
 
-def make_study(arguments: argparse.Namespace, console: Console) -> Study:
-    """Checks what was asked for and finds the initial model.
+def make_base(arguments: argparse.Namespace, console: Console, name: str) -> RunConfig:
+    """What all arms share: the recipe on its initial model, scored by checkpoints.
+
+    Args:
+        arguments: With recipe, settings, steps, score_every, problems and out.
+        console: Told of the initial model.
+        name: Of the benchmark, for its folder.
 
     Raises:
         InputError: Something cannot be measured.
     """
     recipe = load_recipe(arguments.recipe, arguments.settings)
     all_cores(recipe)
-    bounds = names(arguments.bounds, ("0", UNBOUNDED), "--bounds")
-    seeds = names(arguments.seeds, ("0",), "--seeds")
-    corrections = names(arguments.corrections, tuple(CORRECTIONS), "--corrections")
     steps, least = arguments.steps or recipe.steps, WARM_UP + 5
-    if not bounds or not seeds:
-        raise InputError("--bounds and --seeds need at least one whole number each")
-    if steps < least or arguments.score_every < 1 or arguments.stale < 1:
+    if steps < least or min(arguments.score_every, arguments.problems) < 1:
         raise InputError(
             f"--steps {steps} must be at least {least}, --score-every {arguments.score_every} and "
-            f"--stale {arguments.stale} at least 1"
+            f"--problems {arguments.problems} at least 1"
         )
     if recipe.heldout is None:
         raise InputError(f"recipe {arguments.recipe} has no [heldout] to score by")
     stamp = f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}"
-    out = (arguments.out or recipe.deploy.runs_dir / f"bench-staleness-{stamp}").absolute()
+    out = (arguments.out or recipe.deploy.runs_dir / f"bench-{name}-{stamp}").absolute()
     out.mkdir(parents=True, exist_ok=True)
     model = warm_start(recipe, out, arguments.recipe, arguments.settings)
     console.print(f"every arm starts from {model}")
     size = min(arguments.problems, recipe.heldout.size)
-    base = recipe.model_copy(
+    return recipe.model_copy(
         update={
             "steps": steps,
             "model": ModelConfig(path=model),
@@ -298,6 +282,22 @@ def make_study(arguments: argparse.Namespace, console: Console) -> Study:
             "deploy": recipe.deploy.model_copy(update={"runs_dir": out}),
         }
     )
+
+
+def make_study(arguments: argparse.Namespace, console: Console) -> Study:
+    """Checks what was asked for and finds the initial model.
+
+    Raises:
+        InputError: Something cannot be measured.
+    """
+    bounds = names(arguments.bounds, ("0", UNBOUNDED), "--bounds")
+    seeds = names(arguments.seeds, ("0",), "--seeds")
+    corrections = names(arguments.corrections, tuple(CORRECTIONS), "--corrections")
+    if not bounds or not seeds:
+        raise InputError("--bounds and --seeds need at least one whole number each")
+    if arguments.stale < 1:
+        raise InputError(f"--stale {arguments.stale} must be at least 1")
+    base = make_base(arguments, console, "staleness")
     return Study(
         base,
         tuple(sorted(bounds, key=lambda bound: steps_of(bound, sys.maxsize))),
@@ -305,7 +305,7 @@ def make_study(arguments: argparse.Namespace, console: Console) -> Study:
         corrections,
         arguments.stale,
         arguments.target,
-        out,
+        base.deploy.runs_dir,
     )
 
 
@@ -321,7 +321,8 @@ def run(arguments: argparse.Namespace, console: Console) -> None:
         for arms in every.values():
             for arm in arms:
                 train(study, arm, children)
-            score(study, arms, console)
+            runs = [RunDirectory.of(arm.config).path for arm in arms]
+            score_runs(study.base, runs, console)
     document = {
         **facts,
         "recipe": arguments.recipe,

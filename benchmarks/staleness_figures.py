@@ -10,12 +10,11 @@ from math import sqrt
 from statistics import fmean, stdev
 from typing import Any
 
-from mpmath import betainc, findroot
+from mpmath import betainc
 
 from benchmarks.async_figures import WARM_UP
 
 Row = Mapping[str, Any]
-LEAST_TOKENS = 1
 CONFIDENCE = 0.95
 
 
@@ -113,8 +112,10 @@ def interval(differences: Sequence[float]) -> tuple[float, float]:
 def t_quantile(probability: float, freedom: int) -> float:
     """Of Student's distribution, above the median (Abramowitz and Stegun 1964, 26.5.27)."""
 
-    def excess(t: Any) -> Any:
-        x = freedom / (freedom + t * t)
-        return betainc(freedom / 2, 0.5, 0, x, regularized=True) / 2 - (1 - probability)
-
-    return float(findroot(excess, (0.01, 1000.0), solver="anderson", tol=1e-12))
+    low, high = 0.0, 1e4
+    while high - low > 1e-9 * high:
+        middle = (low + high) / 2
+        x = freedom / (freedom + middle**2)
+        above = betainc(freedom / 2, 0.5, 0, x, regularized=True) / 2
+        low, high = (middle, high) if above > 1 - probability else (low, middle)
+    return high

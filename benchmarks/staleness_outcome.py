@@ -14,19 +14,22 @@ from benchmarks.staleness_figures import interval
 Arm = Mapping[str, Any]
 SYNCHRONOUS = "0"
 UNBOUNDED = "inf"
-COLUMNS = {
+SPEED = {
     "samples/s": ("samples_per_second", "{:.0f}"),
     "tokens/s": ("tokens_per_second", "{:,.0f}"),
+    "tokens/\nrollout": ("tokens_per_rollout", "{:.1f}"),
     "learner\nidle": ("learner_idle", "{:.0%}"),
     "actors\nidle": ("actors_idle", "{:.0%}"),
+}
+LEARNING = {
     "lag\nmean": ("lag_mean", "{:.2f}"),
     "p95": ("lag_p95", "{:.0f}"),
     "max": ("lag_max", "{:.0f}"),
     "ESS": ("ess", "{:.4f}"),
-    "KL\nstale": ("kl_stale", "{:.1e}"),
+    "KL of\nstale": ("kl_stale", "{:.1e}"),
     "clipped": ("clipped", "{:.1%}"),
     "score": ("score", "{:.3f}"),
-    "s to\ntarget": ("seconds_to_target", "{:.0f}"),
+    "seconds\nto target": ("seconds_to_target", "{:.0f}"),
 }
 
 
@@ -77,20 +80,18 @@ def show(document: Mapping[str, Any], console: Console) -> None:
     )
     for kind, head in (("bound", "η"), ("correction", f"at η = {document['stale']}")):
         runs = _group(document["arms"], kind)
-        if not runs:
-            continue
-        table = Table(title=title, box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
-        table.add_column(head, no_wrap=True)
-        for column in COLUMNS:
-            table.add_column(column, justify="right")
-        if kind == "bound":
-            table.add_column("of\npredicted", justify="right")
-        for name, arms in runs.items():
-            cells = [_cell(arms, *column) for column in COLUMNS.values()]
-            if kind == "bound":
-                cells.append(f"{conclusions['of_predicted'][name]:.2f}")
-            table.add_row(name, *cells)
-        console.print(table)
+        predicted = conclusions["of_predicted"] if kind == "bound" else {}
+        for columns, more in ((SPEED, predicted), (LEARNING, {})):
+            if not runs:
+                continue
+            table = Table(title=title, box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+            table.add_column(head, no_wrap=True)
+            for column in [*columns, *(["of\npredicted"] if more else [])]:
+                table.add_column(column, justify="right")
+            for name, arms in runs.items():
+                cells = [_cell(arms, *column) for column in columns.values()]
+                table.add_row(name, *cells, *([f"{more[name]:.2f}"] if more else []))
+            console.print(table)
     for kind, what in (("bound", "η"), ("correction", f"η = {document['stale']},")):
         for name, found in conclusions["score_difference"][kind].items():
             low_high = found["interval"]

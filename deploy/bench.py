@@ -20,6 +20,7 @@ BENCHMARKS = {
     "scale": "scale",
     "staleness": "staleness",
     "update-pause": "update_pause",
+    "versus-trl": "versus_trl",
     "weight-sync": "weight_sync",
 }
 """Modules of the folder `benchmarks`, by the name that the command gives them."""

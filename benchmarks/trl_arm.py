@@ -1,0 +1,148 @@
+"""One run of TRL's GRPOTrainer on a recipe of ours, in a process of its own.
+
+    python -m benchmarks.trl_arm RECIPE.json GENERATION MICROBATCH
+
+The recipe's model folder, prompts in the same order, reward, batch, group size, loss, optimizer and
+schedule; TRL's own loop, on all cores of the process. GENERATION is how TRL samples: `transformers`
+or `vllm`, its colocated engine. Leaves behind what a run of ours does, as far as it is compared:
+`metrics.jsonl`, with a row for each batch, and `checkpoints/`.
+"""
+
+import asyncio
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from datasets import Dataset
+from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
+from trl import GRPOConfig, GRPOTrainer
+
+from actors.rewards.answers import last_answer
+from deploy.config import RunConfig
+from deploy.inputs import load_inputs
+from deploy.run_directory import RunDirectory
+from queues.records import FinishReason
+
+
+class Watch(TrainerCallback):
+    """Writes down when each batch was done and saves the model every so often."""
+
+    def __init__(self, directory: RunDirectory, every: int, tokenizer: Any) -> None:
+        self._directory, self._every, self._tokenizer = directory, every, tokenizer
+        self._began = time.time()
+        self.tokens = self.rollouts = 0
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **more: Any) -> None:
+        """TRL generates and trains within a step."""
+        self._began = time.time()
+
+    def on_step_end(
+        self, args: Any, state: Any, control: Any, *, model: Any = None, **more: Any
+    ) -> None:
+        """A batch is trained."""
+        row = {
+            "version": state.global_step - 1,
+            "wait_started_at": self._began,
+            "step_finished_at": time.time(),
+            "rollouts_trained": self.rollouts,
+            "tokens_trained": self.tokens,
+        }
+        self.tokens = self.rollouts = 0
+        self._directory.append("metrics.jsonl", [row])
+        if state.global_step % self._every == 0 or state.global_step == state.max_steps:
+            folder = self._directory.checkpoints / f"v{state.global_step:06d}"
+            model.save_pretrained(folder)
+            self._tokenizer.save_pretrained(folder)
+
+
+def settings(config: RunConfig, directory: RunDirectory, generation: str, micro: int) -> GRPOConfig:
+    """The recipe in TRL's words; where it has none of them, its default stays."""
+    prompts, actors, learner = config.prompts, config.actors, config.learner
+    samples = prompts.groups_per_batch * prompts.group_size
+    options = dict(config.objective.loss_options)
+    return GRPOConfig(
+        output_dir=str(directory.path / "trl"),
+        per_device_train_batch_size=micro,
+        gradient_accumulation_steps=samples // micro,
+        steps_per_generation=samples // micro,
+        num_generations=prompts.group_size,
+        num_iterations=1,
+        max_completion_length=actors.max_new_tokens,
+        temperature=actors.temperature,
+        max_steps=config.steps,
+        learning_rate=learner.learning_rate,
+        adam_beta1=learner.betas[0],
+        adam_beta2=learner.betas[1],
+        weight_decay=learner.weight_decay,
+        max_grad_norm=learner.gradient_clipping,
+        lr_scheduler_type="constant_with_warmup",
+        warmup_steps=learner.schedule.warmup_steps,
+        loss_type="cispo",
+        epsilon_high=options["cap_high"],
+        scale_rewards="group",
+        beta=0.0,
+        seed=config.seed,
+        shuffle_dataset=False,
+        use_cpu=True,
+        bf16=False,
+        gradient_checkpointing=False,
+        save_strategy="no",
+        logging_strategy="no",
+        report_to=[],
+        disable_tqdm=True,
+        use_vllm=generation == "vllm",
+        vllm_mode="colocate",
+        vllm_max_model_length=256,
+    )
+
+
+def main() -> None:
+    recipe, generation, micro = sys.argv[1:]
+    config = RunConfig.model_validate_json(Path(recipe).read_text())
+    inputs = load_inputs(config)
+    directory = RunDirectory.of(config)
+    directory.create(config, replace=False)
+    tokenizer = AutoTokenizer.from_pretrained(inputs.model_path)
+    watch = Watch(directory, config.learner.checkpoint_every, tokenizer)
+
+    def reward(
+        prompts: list[str],
+        completions: list[str],
+        completion_ids: list[list[int]],
+        answer: list[str],
+        **more: Any,
+    ) -> list[float]:
+        watch.rollouts += len(completions)
+        watch.tokens += sum(map(len, completion_ids))
+
+        async def one(place: int) -> float:
+            ended = completion_ids[place][-1] == tokenizer.eos_token_id
+            reason = FinishReason.STOP if ended else FinishReason.LENGTH
+            given = {"finish_reason": reason}
+            return await last_answer(prompts[place], completions[place], answer[place], given)
+
+        async def every() -> list[float]:
+            return [await one(place) for place in range(len(completions))]
+
+        return asyncio.run(every())
+
+    rows = inputs.source.next(config.steps * config.prompts.groups_per_batch)
+    data = Dataset.from_list([{"prompt": row.text, "answer": row.answer} for row in rows])
+    trainer = GRPOTrainer(
+        model=AutoModelForCausalLM.from_pretrained(inputs.model_path, dtype="float32"),
+        reward_funcs=reward,
+        args=settings(config, directory, generation, int(micro)),
+        train_dataset=data,
+        processing_class=tokenizer,
+        callbacks=[watch],
+    )
+    trainer.train()
+    last = directory.checkpoints / f"v{config.steps:06d}"
+    done = {"status": "done" if last.exists() else "failed"}
+    directory.summary_file.write_text(json.dumps(done) + "\n")
+
+
+if __name__ == "__main__":
+    main()

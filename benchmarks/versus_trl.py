@@ -1,0 +1,258 @@
+"""Head to head with TRL's GRPOTrainer: the same model, task, batches, steps, cores and seeds.
+
+    headway bench versus-trl [RECIPE] [--seeds 0,1,2] [--steps N] [--microbatch 128,32]
+                             [--generation transformers] [--out DIR]
+
+Needs what `make test-trl` installs into `.trl`. Headway runs the recipe as it is. TRL has the same
+loss and optimizer, all cores of the recipe for generation and for training in turn, and each of the
+microbatches that were asked for, since which is best is not known beforehand: the best one is
+compared, all are stored. Seeds go through the arms forwards and backwards in turn. Checkpoints of
+all are scored on the same held-out problems by the same engine afterwards, outside all times, which
+begin with the first batch. A folder of --out that exists is gone on with.
+"""
+
+import argparse
+import json
+import os
+import shutil
+import signal
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any, NoReturn
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from benchmarks.arms import Children, all_cores, variant
+from benchmarks.async_figures import WARM_UP, samples_per_second, tokens_per_rollout
+from benchmarks.checkpoint_scores import SCORES, score_runs
+from benchmarks.environment import environment
+from benchmarks.staleness import finished, make_base, names
+from benchmarks.staleness_figures import curve, seconds_to
+from deploy.bench import ROOT
+from deploy.config import RunConfig
+from deploy.errors import DeployError, InputError, Interrupted
+from deploy.run_directory import RunDirectory
+
+HEADWAY = "Headway"
+TRL = ROOT / ".trl"
+
+
+@dataclass(frozen=True, slots=True)
+class Arm:
+    """One run of one side."""
+
+    name: str
+    """Headway, or how TRL is set."""
+    seed: int
+    config: RunConfig
+    how: tuple[str, ...] = ()
+    """Of TRL: how it samples, and its microbatch."""
+
+
+def arms_of(base: RunConfig, seed: int, generation: str, microbatches: Sequence[str]) -> list[Arm]:
+    """The arms of a seed."""
+    seeded = base.model_copy(update={"seed": seed})
+    found = [Arm(HEADWAY, seed, variant(seeded, f"headway-seed{seed}"))]
+    for micro in microbatches:
+        name = f"TRL, {generation}, microbatch {micro}"
+        config = variant(seeded, f"trl-{generation}-{micro}-seed{seed}")
+        found.append(Arm(name, seed, config, (generation, micro)))
+    return found
+
+
+def train(arm: Arm, children: Children, cores: str) -> None:
+    """Makes one arm, unless it is there."""
+    directory = RunDirectory.of(arm.config)
+    if finished(directory, arm.config):
+        children.skip()
+        return
+    shutil.rmtree(directory.path, ignore_errors=True)
+    label = f"seed {arm.seed} · {arm.name}"
+    if not arm.how:
+        children.run(label, "unscored", arm.config)
+        return
+    paths = [str(TRL), str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+    threads = str(len(cores.split(",")))
+    children.run_module(
+        label,
+        "benchmarks.trl_arm",
+        arm.config,
+        *arm.how,
+        environment={"PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": threads},
+    )
+
+
+def read_arm(arm: Arm, target: float) -> dict[str, Any]:
+    """Figures of a finished and scored arm."""
+    directory = RunDirectory.of(arm.config)
+    rows = directory.rows("metrics.jsonl")
+    scores = json.loads((directory.path / SCORES).read_text())
+    line = curve(rows, {int(version): score for version, score in scores.items()})
+    return {
+        "name": arm.name,
+        "seed": arm.seed,
+        "samples_per_second": samples_per_second(rows),
+        "tokens_per_rollout": tokens_per_rollout(rows),
+        "seconds": line[-1][0],
+        "score": line[-1][1],
+        "seconds_to_target": seconds_to(line, target),
+        "curve": line,
+        "step_finished_at": [row["step_finished_at"] for row in rows],
+    }
+
+
+def conclude(arms: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Medians over seeds; ratios are within a seed, to the TRL arm with the most samples/s.
+
+    Returns:
+        `medians` by arm; `best`, the name of TRL's best; `throughput_ratio`, Headway's samples/s
+        over TRL's; `time_ratio`, Headway's seconds to the target over TRL's, None where one of them
+        did not reach it.
+    """
+    by_name: dict[str, list[Mapping[str, Any]]] = {}
+    for arm in arms:
+        by_name.setdefault(arm["name"], []).append(arm)
+    figures = ("samples_per_second", "tokens_per_rollout", "score", "seconds", "seconds_to_target")
+    medians = {
+        name: {
+            key: None if any(run[key] is None for run in runs) else median(r[key] for r in runs)
+            for key in figures
+        }
+        for name, runs in by_name.items()
+    }
+    best = max(
+        (name for name in medians if name != HEADWAY),
+        key=lambda name: medians[name]["samples_per_second"],
+    )
+    ours = {run["seed"]: run for run in by_name[HEADWAY]}
+    theirs = {run["seed"]: run for run in by_name[best]}
+
+    def ratio(key: str) -> float | None:
+        pairs = [(ours[seed][key], theirs[seed][key]) for seed in ours]
+        if any(None in pair for pair in pairs):
+            return None
+        return median(mine / other for mine, other in pairs)
+
+    return {
+        "medians": medians,
+        "best": best,
+        "throughput_ratio": ratio("samples_per_second"),
+        "time_ratio": ratio("seconds_to_target"),
+    }
+
+
+def show(document: Mapping[str, Any], console: Console) -> None:
+    """A table and what follows."""
+    seeds = len({arm["seed"] for arm in document["arms"]})
+    table = Table(title=f"medians of {seeds} seed(s), {document['steps']} steps")
+    table.add_column("")
+    for head in ("samples/s", "tokens a rollout", "score at the end", f"s to {document['target']}"):
+        table.add_column(head, justify="right")
+    conclusions = document["conclusions"]
+    for name, found in conclusions["medians"].items():
+        reached = found["seconds_to_target"]
+        table.add_row(
+            name,
+            f"{found['samples_per_second']:.1f}",
+            f"{found['tokens_per_rollout']:.1f}",
+            f"{found['score']:.3f}",
+            "-" if reached is None else f"{reached:.0f}",
+        )
+    console.print(table)
+    speed, time = conclusions["throughput_ratio"], conclusions["time_ratio"]
+    shown = "one of them did not reach the target" if time is None else f"{time:.2f} of its time"
+    console.print(
+        f"against {conclusions['best']}: {speed:.2f} times the samples/s, {shown} to the target; "
+        f"load average at the start {document['machine']['load_average'][0]:.1f}"
+    )
+
+
+def parse() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(
+        prog="headway bench versus-trl",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("recipe", nargs="?", default="demo", help="a TOML file or a shipped recipe")
+    parser.add_argument("--set", dest="settings", action="append", default=[], metavar="KEY=VALUE")
+    parser.add_argument("--seeds", default="0,1,2", help="of prompts and sampling")
+    parser.add_argument("--steps", type=int, help="of every arm; the recipe's by default")
+    parser.add_argument("--microbatch", default="128,32", help="TRL's, in rollouts")
+    parser.add_argument("--generation", choices=("transformers", "vllm"), default="transformers")
+    parser.add_argument("--score-every", type=int, default=5, help="steps between scores")
+    parser.add_argument("--problems", type=int, default=2000, help="of the last score")
+    parser.add_argument("--target", type=float, default=0.85, help="held-out score to be reached")
+    parser.add_argument("--out", type=Path, help="folder; runs/bench-versus-trl-TIME by default")
+    return parser.parse_args()
+
+
+def run(arguments: argparse.Namespace, console: Console) -> None:
+    """Everything, from the command line to the files."""
+    facts = environment()
+    if not (TRL / "trl").exists():
+        raise InputError(f"{TRL} has no TRL: install it with `make test-trl`")
+    seeds = names(arguments.seeds, ("0",), "--seeds")
+    microbatches = names(arguments.microbatch, ("0",), "--microbatch")
+    if not seeds or not microbatches:
+        raise InputError("--seeds and --microbatch need at least one whole number each")
+    base = make_base(arguments, console, "versus-trl")
+    samples = base.prompts.groups_per_batch * base.prompts.group_size
+    for micro in map(int, microbatches):
+        if micro < 1 or samples % micro:
+            raise InputError(f"--microbatch {micro} does not divide a batch of {samples} rollouts")
+    if (base.objective.loss, base.actors.reward) != ("cispo", ("last_answer",)):
+        raise InputError(
+            'TRL is given loss "cispo" and reward "last_answer"; the recipe has others'
+        )
+    cores = all_cores(base)
+    out = base.deploy.runs_dir
+    every = [arms_of(base, int(seed), arguments.generation, microbatches) for seed in seeds]
+    columns = (BarColumn(bar_width=20), TextColumn("{task.description}"), TimeElapsedColumn())
+    with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
+        children = Children(out, progress, sum(map(len, every)))
+        for place, arms in enumerate(every):
+            for arm in arms if place % 2 == 0 else arms[::-1]:
+                train(arm, children, cores)
+            score_runs(base, [RunDirectory.of(arm.config).path for arm in arms], console)
+    found = [read_arm(arm, arguments.target) for arms in every for arm in arms]
+    document = {
+        **facts,
+        "recipe": arguments.recipe,
+        "settings": arguments.settings,
+        "steps": base.steps,
+        "problems": arguments.problems,
+        "target": arguments.target,
+        "warm_up_steps_left_out": WARM_UP,
+        "cores": cores,
+        "arms": found,
+        "conclusions": conclude(found),
+    }
+    (out / "versus_trl.json").write_text(json.dumps(document, indent=1) + "\n")
+    show(document, console)
+    console.print(f"{out / 'versus_trl.json'}")
+
+
+def main() -> NoReturn:
+    """Runs the command; errors become one message and their exit code."""
+    console = Console(highlight=False)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        run(parse(), console)
+    except KeyboardInterrupt:
+        print("headway: stopped by the user", file=sys.stderr)
+        sys.exit(Interrupted.exit_code)
+    except DeployError as error:
+        print(f"headway: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)
+    sys.exit(0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,179 @@
+"""`headway bench staleness` and `versus-trl`: their figures, and the first from end to end."""
+
+import json
+
+import pytest
+
+from benchmarks import staleness_outcome, versus_trl
+from benchmarks.staleness_figures import (
+    curve,
+    interval,
+    off_policyness,
+    quantile,
+    seconds_to,
+    t_quantile,
+)
+
+
+def row(version, **changes):
+    """Statistics of a batch that took a second, after half a second of waiting."""
+    return {
+        "version": version,
+        "wait_started_at": 100.0 + 1.5 * version,
+        "step_finished_at": 101.5 + 1.5 * version,
+        "tokens_trained": 10,
+        "lag_histogram": {"0": 10},
+        "ess": 1.0,
+        "fractions": {"capped": 0.0, "not_finite": 0.5},
+        "mismatch_fresh": 0.0,
+        "tokens_fresh": 10,
+        "mismatch_stale": None,
+        "kl_stale": None,
+        "tokens_stale": 0,
+    } | changes
+
+
+def test_lag_is_counted_over_the_tokens_of_all_batches_after_the_first():
+    first = [row(version, lag_histogram={"9": 10}) for version in range(5)]
+    stale = row(
+        6,
+        lag_histogram={"1": 9, "3": 1},
+        ess=0.5,
+        fractions={"capped": 0.25, "not_finite": 0.0},
+        mismatch_stale=0.2,
+        kl_stale=0.02,
+        tokens_stale=10,
+    )
+    assert off_policyness([*first, row(5), stale]) == {
+        "lag_mean": 12 / 20,
+        "lag_p95": 1,
+        "lag_max": 3,
+        "ess": 0.75,
+        "mismatch_fresh": 0.0,
+        "mismatch_stale": 0.2,
+        "kl_stale": 0.02,
+        "clipped": 0.125,
+    }
+
+
+@pytest.mark.parametrize(("share", "value"), [(0.5, 1), (0.51, 2), (0.9, 2), (0.91, 7), (1.0, 7)])
+def test_a_quantile_is_the_smallest_value_that_the_share_does_not_exceed(share, value):
+    assert quantile({7: 1, 1: 5, 2: 4}, share) == value
+
+
+def test_a_version_is_scored_at_the_end_of_the_step_that_made_it():
+    rows = [row(version) for version in range(4)]
+    assert curve(rows, {4: 0.9, 2: 0.5}) == [(3.0, 0.5), (6.0, 0.9)]
+
+
+@pytest.mark.parametrize(
+    ("target", "seconds"), [(0.3, 10.0), (0.5, 10.0), (0.6, 15.0), (0.7, 20.0), (0.95, None)]
+)
+def test_a_target_between_two_scores_is_reached_between_them(target, seconds):
+    assert seconds_to([(10.0, 0.5), (20.0, 0.7), (30.0, 0.6)], target) == (
+        None if seconds is None else pytest.approx(seconds)
+    )
+
+
+@pytest.mark.parametrize(
+    ("probability", "freedom", "table"),
+    [(0.975, 1, 12.706), (0.975, 4, 2.776), (0.95, 9, 1.833), (0.975, 120, 1.980)],
+)
+def test_quantiles_of_students_distribution_are_those_of_the_tables(probability, freedom, table):
+    assert t_quantile(probability, freedom) == pytest.approx(table, abs=6e-4)
+
+
+def test_the_interval_of_five_seeds_is_students():
+    low, high = interval([-0.02, -0.01, 0.0, 0.01, 0.02])
+    assert high == -low == pytest.approx(2.7764 * 0.0158114 / 5**0.5, rel=1e-4)
+
+
+def test_ratios_and_differences_are_taken_within_a_seed():
+    def arm(kind, name, seed, speed, score):
+        return {
+            "kind": kind,
+            "name": name,
+            "seed": seed,
+            "samples_per_second": speed,
+            "score": score,
+        }
+
+    arms = [
+        arm("bound", "0", 0, 50.0, 0.90),
+        arm("bound", "0", 1, 60.0, 0.80),
+        arm("bound", "4", 0, 90.0, 0.91),
+        arm("bound", "4", 1, 120.0, 0.83),
+        arm("bound", "inf", 0, 100.0, 0.90),
+        arm("bound", "inf", 1, 120.0, 0.80),
+        arm("correction", "none", 0, 100.0, 0.50),
+        arm("correction", "none", 1, 100.0, 0.60),
+    ]
+    predictions = [
+        {"name": name, "seed": seed, "simulated": 100.0, "law": 200.0}
+        for name in ("0", "4", "inf")
+        for seed in (0, 1)
+    ]
+    found = staleness_outcome.conclude({"arms": arms, "predictions": predictions})
+    assert found["of_predicted"] == {"0": 0.55, "4": 1.05, "inf": 1.1}
+    assert found["of_law"]["4"] == 0.525
+    assert found["of_unbounded"]["4"] == 0.95
+    assert found["score_difference"]["bound"]["4"]["each"] == pytest.approx([0.01, 0.03])
+    assert found["score_difference"]["correction"]["none"]["mean"] == pytest.approx(-0.3)
+
+
+def test_headway_stands_beside_the_fastest_of_trls_settings():
+    def arm(name, seed, speed, seconds):
+        return {
+            "name": name,
+            "seed": seed,
+            "samples_per_second": speed,
+            "seconds_to_target": seconds,
+            "tokens_per_rollout": 30.0,
+            "score": 0.9,
+            "seconds": 100.0,
+        }
+
+    arms = [
+        arm("Headway", 0, 100.0, 10.0),
+        arm("Headway", 1, 120.0, 10.0),
+        arm("TRL 8", 0, 10.0, 15.0),
+        arm("TRL 8", 1, 10.0, 15.0),
+        arm("TRL 32", 0, 50.0, 40.0),
+        arm("TRL 32", 1, 40.0, None),
+    ]
+    found = versus_trl.conclude(arms)
+    assert found["best"] == "TRL 32"
+    assert found["throughput_ratio"] == 2.5
+    assert found["time_ratio"] is None
+    assert found["medians"]["TRL 32"]["seconds_to_target"] is None
+    assert versus_trl.conclude(arms[:4])["time_ratio"] == pytest.approx(2 / 3)
+
+
+@pytest.mark.ray
+@pytest.mark.deepspeed
+@pytest.mark.slow
+@pytest.mark.timeout(560)
+def test_a_study_is_trained_scored_and_gone_on_with(headway):
+    recipe = headway.arguments("run")[2]
+    out = headway.folder / "study"
+    settings = ("--set", 'learner.cores="1"', "--set", "heldout.size=8")
+    options = ("--steps", "10", "--seeds", "0", "--problems", "12", "--score-every", "5")
+    chosen = ("--bounds", "0,2", "--corrections", "cispo", "--stale", "3", "--out", out)
+    command = ("bench", "staleness", recipe, *settings, *options, *chosen)
+    result = headway(*command, timeout=400)
+    assert result.returncode == 0, result.stdout + result.stderr
+    document = json.loads((out / "staleness.json").read_text())
+    largest = {arm["name"]: arm["lag_max"] for arm in document["arms"]}
+    assert list(largest) == ["0", "2", "cispo"]
+    assert largest["0"] == 0
+    assert largest["2"] <= 2
+    assert largest["cispo"] <= 3
+    for arm in document["arms"]:
+        assert [seconds > 0 for seconds, _ in arm["curve"]] == [True, True]
+        assert arm["score"] == arm["curve"][-1][1]
+    assert {each["name"] for each in document["predictions"]} == {"0", "2"}
+    assert (out / "staleness.png").read_bytes().startswith(b"\x89PNG")
+    made = (out / "eta0-seed0" / "summary.json").stat().st_mtime_ns
+    again = headway(*command, timeout=100)
+    assert again.returncode == 0, again.stdout + again.stderr
+    assert (out / "eta0-seed0" / "summary.json").stat().st_mtime_ns == made
