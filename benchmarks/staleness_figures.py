@@ -111,7 +111,6 @@ def interval(differences: Sequence[float]) -> tuple[float, float]:
 
 def t_quantile(probability: float, freedom: int) -> float:
     """Of Student's distribution, above the median (Abramowitz and Stegun 1964, 26.5.27)."""
-
     low, high = 0.0, 1e4
     while high - low > 1e-9 * high:
         middle = (low + high) / 2
