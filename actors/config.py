@@ -152,7 +152,8 @@ class ActorsConfig(_Section):
     cpus: float = Field(default=1.0, ge=0)
     """CPUs that Ray reserves for each actor."""
     gpus: float = Field(default=0.0, ge=0)
-    """GPUs that Ray reserves for each actor: none, or tensor_parallel_size."""
+    """GPUs that Ray reserves for each actor: none, tensor_parallel_size, or a share of one, which
+    others may use too; gpu_memory_utilization then is at most that share."""
     scripted_options: dict[str, Any] = {}
     """Keywords of the scripted engine, such as tokens_per_second and median_length."""
     reward_model: RewardModelConfig = RewardModelConfig()
@@ -203,11 +204,12 @@ class ActorsConfig(_Section):
                 f"actors.cores has {len(self.cores)} entries for actors.count = {self.count}; "
                 "give one list of cores per actor"
             )
-        if self.gpus > 0 and self.gpus != self.tensor_parallel_size:
+        shares = 0 < self.gpus < 1 and self.tensor_parallel_size == 1
+        if self.gpus > 0 and self.gpus != self.tensor_parallel_size and not shares:
             raise ValueError(
                 f"actors.gpus = {self.gpus:g} must equal actors.tensor_parallel_size = "
-                f"{self.tensor_parallel_size}: an engine uses one whole GPU per rank, and sees "
-                "only those that Ray reserves"
+                f"{self.tensor_parallel_size}, or be a share of one GPU: an engine uses one GPU "
+                "per rank, and sees only those that Ray reserves"
             )
         if self.max_model_len is not None and self.max_model_len <= self.max_new_tokens:
             raise ValueError(

@@ -9,7 +9,7 @@ back without weights and without its calls. Whoever created it makes another one
 
 import asyncio
 import gc
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,8 +29,9 @@ from actors.rollout_worker import RolloutWorker
 from actors.tally import Tally, engine_id_of
 from queues.errors import QueueClosed
 from queues.protocols import WorkQueue
-from weight_sync.announcements import Announcements
 from weight_sync.config import WeightSyncConfig
+from weight_sync.direct_receiver import DirectReceiver
+from weight_sync.ray_broadcaster import BroadcasterClient
 from weight_sync.receiver import Receiver
 from weight_sync.transports.choice import make_transport
 
@@ -48,7 +49,7 @@ def create_actor(
     group_size: int,
     heartbeat_seconds: float,
     broker: WorkQueue,
-    broadcaster: Announcements,
+    broadcaster: BroadcasterClient,
     judge: Judge | None = None,
     metrics_host: str | None = None,
     **options: Any,
@@ -102,7 +103,7 @@ class _Parts:
 
     engine: RolloutEngine
     worker: RolloutWorker
-    receiver: Receiver
+    receiver: Receiver | DirectReceiver
 
 
 class RolloutActor:
@@ -122,7 +123,7 @@ class RolloutActor:
         group_size: int,
         heartbeat_seconds: float,
         broker: WorkQueue,
-        broadcaster: Announcements,
+        broadcaster: BroadcasterClient,
         judge: Judge | None = None,
         metrics_host: str | None = None,
     ) -> None:
@@ -184,6 +185,23 @@ class RolloutActor:
             parts.receiver.close()
             self._pool.close()
             await parts.engine.close()
+
+    async def weights(self, call: str, *arguments: Any) -> None:
+        """Pause, transfer or resume of `DirectReceiver`, asked by a learner that this has joined.
+
+        Raises:
+            ActorsError: The actor has no such receiver.
+            WeightSyncError: See there.
+        """
+        receiver = self._parts and self._parts.receiver
+        if not isinstance(receiver, DirectReceiver):
+            raise ActorsError(f"{self._tally.engine_id} takes no weights directly")
+        calls: dict[str, Callable[..., Awaitable[None]]] = {
+            "pause": receiver.pause,
+            "transfer": receiver.transfer,
+            "resume": receiver.resume,
+        }
+        await calls[call](*arguments)
 
     async def statistics(self) -> dict[str, Any]:
         """See `Tally.statistics`; answers at any time."""
@@ -251,17 +269,31 @@ class RolloutActor:
             largest_group=self._group_size + config.greedy_baseline,
             heartbeat_seconds=self._heartbeat_seconds,
         )
-        receiver = Receiver(
-            self._tally.engine_id,
-            engine,
-            self._broadcaster,
-            make_transport(self._weight_sync),
-            expected=engine.inventory(),
-            on_version=worker.on_version,
-            timeout=self._weight_sync.timeout_seconds,
-            keep_base=self._weight_sync.codec == "delta",
-        )
-        return _Parts(engine, worker, receiver)
+        return _Parts(engine, worker, self._receiver(engine, worker))
+
+    def _receiver(self, engine: Any, worker: RolloutWorker) -> Receiver | DirectReceiver:
+        """How weights come to the engine."""
+        config = self._weight_sync
+        if config.staged:
+            return Receiver(
+                self._tally.engine_id,
+                engine,
+                self._broadcaster,
+                make_transport(config),
+                expected=engine.inventory(),
+                on_version=worker.on_version,
+                timeout=config.timeout_seconds,
+                keep_base=config.codec == "delta",
+            )
+
+        async def join() -> None:
+            await self._broadcaster.join(
+                self._tally.engine_id,
+                ray.get_runtime_context().current_actor,
+                self._config.tensor_parallel_size,
+            )
+
+        return DirectReceiver(engine, join, on_version=worker.on_version)
 
 
 def build_episodes(
@@ -355,5 +387,6 @@ def build_engine(
         seed=seed * config.count + index,
         update_mode=weight_sync.update_mode,
         clear_cache=weight_sync.clear_cache,
+        weight_backend="headway" if weight_sync.staged else weight_sync.transport,
         initial_version=initial_version,
     )

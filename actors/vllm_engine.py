@@ -21,6 +21,7 @@ from queues.records import FinishReason
 from weight_sync.errors import LoadFailed
 from weight_sync.manifest import Signature
 from weight_sync.staging import StagedWeights
+from weight_sync.vllm_transfer import transfer
 
 WARM_UP_TOKENS = 8
 
@@ -47,6 +48,7 @@ class VllmEngine:
         seed: Of sampling without a seed of its own.
         update_mode: Freeze requests for a swap, or let the running ones finish first.
         clear_cache: Recompute the KV cache after a swap instead of keeping it.
+        weight_backend: How weights come: "headway" loads them, for the others see `transfer`.
         initial_version: Version of the weights in `model_path`; None leaves the engine STALE.
     """
 
@@ -66,6 +68,7 @@ class VllmEngine:
         seed: int = 0,
         update_mode: Literal["in_flight", "between_requests"] = "in_flight",
         clear_cache: bool = False,
+        weight_backend: str = "headway",
         initial_version: int | None = None,
     ) -> None:
         self._model_path = model_path
@@ -73,6 +76,7 @@ class VllmEngine:
         self._kv_cache_gib = kv_cache_gib
         self._pause_mode = {"in_flight": "keep", "between_requests": "wait"}[update_mode]
         self._clear_cache = clear_cache
+        self._weight_backend = weight_backend
         self._version = initial_version
         self._arguments = {
             "model": model_path,
@@ -84,6 +88,8 @@ class VllmEngine:
             "enforce_eager": enforce_eager,
             "seed": seed,
         }
+        if weight_backend == "headway":
+            self._arguments["worker_extension_cls"] = "weight_sync.vllm_plugin.PreparesWeights"
         if float32_head:
             self._arguments["hf_overrides"] = {"head_dtype": "float32"}
         self._engine: Any = None
@@ -118,8 +124,7 @@ class VllmEngine:
             self._engine = AsyncLLM.from_engine_args(
                 AsyncEngineArgs(
                     **self._arguments,
-                    weight_transfer_config=WeightTransferConfig(backend="headway"),
-                    worker_extension_cls="weight_sync.vllm_plugin.PreparesWeights",
+                    weight_transfer_config=WeightTransferConfig(backend=self._weight_backend),
                     logprobs_mode="processed_logprobs",
                     disable_log_stats=True,
                 )
@@ -130,7 +135,8 @@ class VllmEngine:
             raise EngineDied(f"vLLM did not start for {self._model_path!r}: {error}") from error
         try:
             with _typed_errors():
-                await self._engine.init_weight_transfer_engine(WeightTransferInitRequest())
+                if self._weight_backend == "headway":
+                    await self._engine.init_weight_transfer_engine(WeightTransferInitRequest())
                 label = -1 if self._version is None else self._version
                 await self._engine.update_weight_version(str(label))
                 sampling = SamplingParameters(temperature=1.0, max_new_tokens=WARM_UP_TOKENS)
@@ -288,21 +294,38 @@ class VllmEngine:
 
     async def load(self, weights: StagedWeights, version: int) -> None:
         """See `UpdatableEngine.load`: what was prepared changes hands, other weights are loaded."""
-        from vllm.v1.engine.exceptions import EngineDeadError
-
         manifest = weights.manifest.to_json()
         prepared, self._prepared = self._prepared, None
-        try:
+        with self._loading(f"version {version}"):
             if manifest != prepared or not await self._exchanged(weights.manifest.version):
                 await self._reload(manifest)
             await self._engine.update_weight_version(str(version))
+        self._version = version
+
+    async def transfer(self, method: str, payload: dict[str, Any] | None) -> None:
+        """See `DirectEngine.transfer`."""
+        with self._loading(method):
+            await transfer(self._engine, method, payload)
+
+    async def serve(self, version: int) -> None:
+        """See `DirectEngine.serve`."""
+        with _typed_errors():
+            await self._engine.update_weight_version(str(version))
+        self._version = version
+
+    @contextmanager
+    def _loading(self, what: str) -> Iterator[None]:
+        """Tells an engine that died from one that only has no whole weights."""
+        from vllm.v1.engine.exceptions import EngineDeadError
+
+        try:
+            yield
         except EngineDeadError as error:
-            raise EngineDied(f"vLLM died while loading version {version}") from error
+            raise EngineDied(f"vLLM died while loading {what}") from error
         except Exception as error:
             if self._engine.errored:
-                raise EngineDied(f"vLLM died while loading version {version}: {error}") from error
-            raise LoadFailed(f"vLLM could not load version {version}: {error}") from error
-        self._version = version
+                raise EngineDied(f"vLLM died while loading {what}: {error}") from error
+            raise LoadFailed(f"vLLM could not load {what}: {error}") from error
 
     async def _exchanged(self, version: int) -> bool:
         """Whether every worker has put what it prepared in its place."""

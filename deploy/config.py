@@ -24,6 +24,7 @@ from actors.config import REWARDS, ActorsConfig, HeldoutConfig, PromptsConfig
 from deploy.errors import InputError
 from deploy.placement_config import Placements
 from deploy.presets import on_demo, preset_names, with_preset
+from deploy.weight_paths import refusal
 from deploy.wording import explain
 from learner.config import LearnerConfig, ModelConfig, SftConfig
 from learner.objective_config import GROUP_ADVANTAGES
@@ -180,14 +181,9 @@ class RunConfig(BaseModel):
 
     @model_validator(mode="after")
     def _weights_reach_where_actors_are(self) -> Self:
-        place = self.deploy.placement
-        if self.weight_sync.transport == "shared_memory" and (place.learner or place.actors):
-            role = "learner" if place.learner else "actors"
-            raise ValueError(
-                f"deploy.placement.{role} may part actors from the learner, and "
-                'weight_sync.transport = "shared_memory" stays within a node; set it to '
-                '"object_store" or "filesystem"'
-            )
+        refused = refusal(self.weight_sync, self.learner, self.actors, self.deploy.placement)
+        if refused is not None:
+            raise ValueError(refused)
         return self
 
     @model_validator(mode="after")

@@ -27,6 +27,7 @@ from deploy.origin import (
     same_warm_starts,
     warm_start_origin,
 )
+from deploy.weight_paths import check_devices
 from queues.records import Prompt
 from queues.retirement import split
 
@@ -62,6 +63,7 @@ def load_inputs(config: RunConfig, *, resumed: Path | None = None) -> Inputs:
     """
     check_runs_dir(config)
     _check_cores(config)
+    check_devices(config.weight_sync, config.deploy.ray_address)
     _check_address(config.deploy.ray_address)
     if config.deploy.metrics:
         check_address(config.deploy.metrics_host, config.deploy.metrics_port)

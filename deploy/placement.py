@@ -49,7 +49,7 @@ def wants(config: RunConfig, *, here: str) -> list[Want]:
         here: The driver's node, where everything is that the recipe does not place.
     """
     actors, learner, place = config.actors, config.learner, config.deploy.placement
-    tied = config.weight_sync.transport == "shared_memory" and place.actors is None
+    tied = config.weight_sync.one_node and place.actors is None
     found = [
         _want(
             "learner",

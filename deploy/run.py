@@ -161,7 +161,7 @@ class Run:
             metrics_host=config.deploy.metrics_host if config.deploy.metrics else None,
             **options(
                 config.deploy.placement.actors,
-                here if config.weight_sync.transport == "shared_memory" else "SPREAD",
+                here if config.weight_sync.one_node else "SPREAD",
             ),
         )
         return [

@@ -19,7 +19,7 @@ from learner.rank import Rank
 from learner.ray_failure import failure
 from queues.ray_broker import share
 from queues.records import Payload
-from weight_sync.publisher import Publisher
+from weight_sync.publishing import Publishing
 
 Call = Callable[..., Awaitable[Any]]
 
@@ -32,7 +32,7 @@ class Lead:
         rank: Rank,
         followers: Sequence[Any],
         call: Call,
-        publisher: Publisher,
+        publisher: Publishing,
         *,
         checkpoints: Path,
     ) -> None:

@@ -91,9 +91,7 @@ class RankActor:
         """
         from learner.learner import Learner
         from learner.ray_lead import Lead
-        from weight_sync.publisher import Publisher
-        from weight_sync.snapshot import wire_dtype
-        from weight_sync.transports.choice import make_transport
+        from weight_sync.transports.choice import make_publisher
 
         state = self._rank.state
         if version != (state.version if state else 0):
@@ -101,14 +99,7 @@ class RankActor:
                 f"training was to go on at version {version}, but the weights are those of "
                 f"{f'version {state.version}' if state else 'the initial model'}"
             )
-        self._publisher = Publisher(
-            make_transport(weight_sync),
-            broadcaster.announce,
-            weight_sync.bucket_bytes,
-            timeout=weight_sync.timeout_seconds,
-            codec=weight_sync.codec,
-            wire_dtype=wire_dtype(weight_sync),
-        )
+        self._publisher = make_publisher(weight_sync, broadcaster)
         lead = Lead(
             self._rank, followers, self._call, self._publisher, checkpoints=Path(checkpoints)
         )

@@ -15,7 +15,8 @@ class SwapReport:
     published_at: float
     """When `publish` was called."""
     staged_at: float | None
-    """When every bucket was verified; None if staging failed."""
+    """When every bucket was verified, or, without staging, when the engine was asked to pause;
+    None if staging failed."""
     pause_seconds: float
     """Until the engine stood still; 0 if it never was asked to, or stood already."""
     load_seconds: float

@@ -9,6 +9,7 @@ import asyncio
 import math
 import time
 from collections.abc import Callable
+from typing import Any
 
 from weight_sync.announcements import SwapReport
 from weight_sync.errors import InputError, VersionOrderError
@@ -37,6 +38,7 @@ class Broadcaster:
         self._manifest: Manifest | None = None
         self._expiry: dict[str, float] = {}
         self._reports: list[SwapReport] = []
+        self._engines: dict[str, tuple[Any, int]] = {}
         self._changed = asyncio.Condition()
 
     async def announce(self, manifest: Manifest) -> None:
@@ -93,10 +95,25 @@ class Broadcaster:
             self._changed.notify_all()
 
     async def release(self, engine_id: str) -> None:
-        """Gives the permit back of an engine that is gone, if it holds one."""
+        """Forgets an engine that is gone, and gives its permit back, if it holds one."""
         async with self._changed:
+            self._engines.pop(engine_id, None)
             self._expiry.pop(engine_id, None)
             self._changed.notify_all()
+
+    async def join(self, engine_id: str, engine: Any, workers: int) -> None:
+        """Makes an engine known to a learner that sends to it directly.
+
+        Args:
+            engine_id: Its name; another engine under it takes its place.
+            engine: How it is called; means nothing here.
+            workers: Processes that hold a part of its weights.
+        """
+        self._engines[engine_id] = engine, workers
+
+    async def engines(self) -> dict[str, tuple[Any, int]]:
+        """Who has joined and was not released: what each was made known as."""
+        return self._engines
 
     async def reports(self, since: int) -> list[SwapReport]:
         """The reports from the `since`-th on, in the order they came."""

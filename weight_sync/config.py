@@ -13,9 +13,13 @@ class WeightSyncConfig(BaseModel):
         frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False
     )
 
-    transport: Literal["shared_memory", "object_store", "filesystem"] = "shared_memory"
+    transport: Literal["shared_memory", "object_store", "filesystem", "nccl", "ipc"] = (
+        "shared_memory"
+    )
     """How the bytes travel: `shared_memory` where learner and engines are on one node,
-    `object_store` to any node of the cluster, `filesystem` through `folder`."""
+    `object_store` to any node of the cluster, `filesystem` through `folder`. Between GPUs, `nccl`;
+    on one that learner and engines share, `ipc`: both write into the engine's own weights, which
+    cannot be verified before, and engines stand still while weights travel."""
     folder: str | None = None
     """Shared folder of transport `filesystem`, seen by all nodes; for one run alone."""
     codec: Literal["full", "delta"] = "full"
@@ -37,6 +41,26 @@ class WeightSyncConfig(BaseModel):
     """Deadline of staging, of a swap (pause, load and resume together) and of a publish; also how
     long a swap permit outlives a holder that died. With `between_requests` the pause lasts as
     long as the longest running request, and this must exceed it."""
+
+    @property
+    def staged(self) -> bool:
+        """Whether receivers verify a version before their engine is touched."""
+        return self.transport not in ("nccl", "ipc")
+
+    @property
+    def one_node(self) -> bool:
+        """Whether weights cannot leave the learner's node."""
+        return self.transport in ("shared_memory", "ipc")
+
+    @model_validator(mode="after")
+    def _direct_transports_send_all(self) -> "WeightSyncConfig":
+        if not self.staged and self.codec != "full":
+            raise ValueError(
+                f"codec is {self.codec!r} and transport is {self.transport!r}, which writes all "
+                'weights into the engine; set codec = "full", or transport to "shared_memory", '
+                '"object_store" or "filesystem"'
+            )
+        return self
 
     @model_validator(mode="after")
     def _folder_where_it_is_used(self) -> "WeightSyncConfig":

@@ -1,19 +1,19 @@
 """Weights straight from the learner's GPU into paused engines, without staging (`staged = False`).
 
-    publish(v, tensors)   for every engine in turn:   pause ─▶ send ─▶ resume at v ─▶ report
+    send(v, tensors)   for every engine in turn:   pause ─▶ send ─▶ resume at v ─▶ report
 
 For transports that write into an engine's own weights as they arrive (`vllm_sender`): nothing can
 be verified before, so the pause covers the transfer. An engine whose transfer failed or did not end
-in time is a mixture: it stays paused, its connection is given up, and every later `publish` sends
-it all weights again over a new one, until one succeeds. Each engine has a connection of its own, so
-that one which hangs holds nobody else up for longer than `timeout`. Leaves out how bytes travel and
-how calls reach an engine.
+in time is a mixture: it stays paused, its connection is given up, and every later `send` or `seed`
+sends it all weights again over a new one, until one succeeds. Each engine has a connection of its
+own, so that one which hangs holds nobody else up for longer than `timeout`. Leaves out how bytes
+travel, how calls reach an engine, and who waits for all this (`direct_publisher`).
 """
 
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from torch import Tensor
@@ -62,8 +62,8 @@ class Sender(Protocol):
         ...
 
 
-class DirectPublisher:
-    """Sends every version to every engine while the caller waits. Calls come from one thread.
+class DirectEngines:
+    """Sends versions to all engines while the caller waits. Calls come from one thread.
 
     Args:
         engines: Who is to be served now; asked at every version, so that an engine which was made
@@ -89,15 +89,19 @@ class DirectPublisher:
         self._timeout = timeout
         self._senders: dict[str, tuple[EngineLink, Sender]] = {}
         self._served: set[str] = set()
+        self._published_at = 0.0
         self.version: int | None = None
         """The version sent last."""
 
-    def publish(self, version: int, tensors: Iterable[tuple[str, Tensor]]) -> list[SwapReport]:
+    def send(
+        self, version: int, weights: Weights, published_at: float | None = None
+    ) -> list[SwapReport]:
         """Sends a version to all engines; the tensors may change again when it returns.
 
         Args:
             version: Above the last one.
-            tensors: Names and tensors as in the model folder; all are held at the same time.
+            weights: Names and tensors as in the model folder.
+            published_at: Epoch seconds of the call of `publish`; None: now.
 
         Returns:
             One report for each engine; an engine with an error stays paused.
@@ -109,23 +113,41 @@ class DirectPublisher:
             raise VersionOrderError(
                 f"version {version} cannot follow version {self.version}: versions only grow"
             )
-        published_at = time.time()
-        weights = list(tensors)
         self.version = version
-        engines = self._engines()
-        gone = self._senders.keys() - {link.engine_id for link in engines}
-        for engine_id in gone:
-            self._drop(engine_id)
-        return [self._serve(link, version, weights, published_at) for link in engines]
+        self._published_at = time.time() if published_at is None else published_at
+        return [self._serve(link, version, weights) for link in self._present()]
+
+    def seed(self, weights: Weights) -> list[SwapReport]:
+        """Sends the version of the last `send` to engines that it did not reach.
+
+        Args:
+            weights: The same as then.
+
+        Returns:
+            One report for each of them.
+        """
+        version = self.version
+        if version is None:
+            return []
+        return [
+            self._serve(link, version, weights)
+            for link in self._present()
+            if link.engine_id not in self._senders or self._senders[link.engine_id][0] is not link
+        ]
 
     def close(self) -> None:
         """Gives all connections up."""
         for engine_id in list(self._senders):
             self._drop(engine_id)
 
-    def _serve(
-        self, link: EngineLink, version: int, weights: Weights, published_at: float
-    ) -> SwapReport:
+    def _present(self) -> Sequence[EngineLink]:
+        """Who is there; connections to others are given up."""
+        engines = self._engines()
+        for engine_id in self._senders.keys() - {link.engine_id for link in engines}:
+            self._drop(engine_id)
+        return engines
+
+    def _serve(self, link: EngineLink, version: int, weights: Weights) -> SwapReport:
         known = self._senders.get(link.engine_id)
         if known is not None and known[0] is not link:
             self._drop(link.engine_id)  # another process under the name of the one before
@@ -140,8 +162,8 @@ class DirectPublisher:
         report = SwapReport(
             engine_id=link.engine_id,
             version=version,
-            published_at=published_at,
-            staged_at=None,
+            published_at=self._published_at,
+            staged_at=attempt.started_at,
             pause_seconds=attempt.pause,
             load_seconds=attempt.load,
             resume_seconds=attempt.resume,

@@ -67,6 +67,15 @@ class BroadcasterClient:
         """See `Broadcaster.release`."""
         await _answer(self.actor.release.remote(engine_id))
 
+    async def join(self, engine_id: str, engine: Any, workers: int) -> None:
+        """See `Broadcaster.join`."""
+        await _answer(self.actor.join.remote(engine_id, engine, workers))
+
+    async def engines(self) -> dict[str, tuple[Any, int]]:
+        """See `Broadcaster.engines`."""
+        engines: dict[str, tuple[Any, int]] = await _answer(self.actor.engines.remote())
+        return engines
+
     async def reports(self, since: int) -> list[SwapReport]:
         """See `Broadcaster.reports`."""
         reports: list[SwapReport] = await _answer(self.actor.reports.remote(since))

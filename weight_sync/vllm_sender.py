@@ -7,7 +7,7 @@ side, which is vLLM's alone (`weight_transfer_config` with the same backend).
 
 import socket
 from collections.abc import Iterator
-from typing import Any, Literal
+from typing import Any
 
 from torch import Tensor
 from vllm.distributed.weight_transfer.base import ParamMeta, TrainerInitInfo, WeightSource
@@ -22,16 +22,17 @@ class VllmSender:
     """A connection to one engine (a `direct.Sender`).
 
     Args:
-        backend: vLLM's name of the transport.
+        backend: vLLM's name of the transport: "nccl" or "ipc".
         link: The engine; its endpoint must have been made for the same backend.
         weights: Names, dtypes and shapes of every later `send`.
         address: Of this node, as the engine's node sees it.
+        device: Where tensors must be to be sent; each is copied there in its turn.
     """
 
     def __init__(
-        self, backend: Literal["nccl", "ipc"], link: EngineLink, weights: Weights, address: str
+        self, backend: str, link: EngineLink, weights: Weights, address: str, device: str
     ) -> None:
-        self._source = _Source(weights)
+        self._source = _Source(weights, device)
         info: TrainerInitInfo = IPCTrainerInitInfo(rank=0, packed=True)
         if backend == "nccl":
             info = NCCLTrainerInitInfo(
@@ -60,14 +61,14 @@ class VllmSender:
 class _Source(WeightSource):
     """The tensors of the version that is being sent."""
 
-    def __init__(self, weights: Weights) -> None:
-        self.weights = weights
+    def __init__(self, weights: Weights, device: str) -> None:
+        self.weights, self._device = weights, device
 
     def metadata(self) -> list[ParamMeta]:
         return [ParamMeta(name, tensor.dtype, tuple(tensor.shape)) for name, tensor in self.weights]
 
     def __iter__(self) -> Iterator[tuple[str, Tensor]]:
-        return ((name, tensor.detach()) for name, tensor in self.weights)
+        return ((name, tensor.detach().to(self._device)) for name, tensor in self.weights)
 
 
 class _Client:

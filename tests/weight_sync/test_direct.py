@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from weight_sync.announcements import SwapReport
-from weight_sync.direct import DirectPublisher
+from weight_sync.direct import DirectEngines
 from weight_sync.errors import VersionOrderError
 
 TENSORS = [("a", torch.ones(3)), ("b", torch.zeros(2, 2))]
@@ -54,12 +54,12 @@ class Sender:
 
 @pytest.fixture
 def make():
-    """A publisher over two engines, its events, the engines, and faults by engine."""
+    """What sends to two engines, its events, the engines, and faults by engine."""
     events: list[str] = []
     faults: dict[str, Callable[[], None]] = {}
     links = [Link("e0", events), Link("e1", events)]
     reports: list[SwapReport] = []
-    publisher = DirectPublisher(
+    publisher = DirectEngines(
         lambda: links, lambda link, weights: Sender(link, faults), reports.append, timeout=5
     )
     yield publisher, events, links, faults, reports
@@ -68,7 +68,7 @@ def make():
 
 def test_every_engine_stands_still_from_before_its_transfer_until_after_it(make) -> None:
     publisher, events, _, _, reports = make
-    assert publisher.publish(3, TENSORS) == reports
+    assert publisher.send(3, TENSORS) == reports
     assert events == [
         f"{engine} {event}"
         for engine in ("e0", "e1")
@@ -82,23 +82,23 @@ def test_every_engine_stands_still_from_before_its_transfer_until_after_it(make)
 
 def test_a_connection_is_kept_from_version_to_version(make) -> None:
     publisher, events, _, _, reports = make
-    publisher.publish(0, TENSORS)
+    publisher.send(0, TENSORS)
     events.clear()
-    publisher.publish(1, TENSORS)
+    publisher.send(1, TENSORS)
     assert events[:3] == ["e0 pause 1", "e0 send a,b", "e0 resume 1"]
     assert not reports[-1].seeding
 
 
 def test_an_engine_whose_transfer_failed_stays_paused_until_the_next_version_is_in(make) -> None:
     publisher, events, (first, second), faults, reports = make
-    publisher.publish(0, TENSORS)
+    publisher.send(0, TENSORS)
     events.clear()
 
     def fail() -> None:
         raise ConnectionResetError("a cable")
 
     faults["e0"] = fail
-    publisher.publish(1, TENSORS)
+    publisher.send(1, TENSORS)
     assert (first.serves, first.paused_for) == (0, 1)
     assert (second.serves, second.paused_for) == (1, None)
     assert reports[-2].error == "ConnectionResetError: a cable"
@@ -106,7 +106,7 @@ def test_an_engine_whose_transfer_failed_stays_paused_until_the_next_version_is_
     assert events[:3] == ["e0 pause 1", "e0 send a,b", "e0 close"]
     faults.clear()
     events.clear()
-    publisher.publish(2, TENSORS)
+    publisher.send(2, TENSORS)
     assert events[:4] == ["e0 pause 2", "e0 connect", "e0 send a,b", "e0 resume 2"]
     assert (first.serves, first.paused_for) == (2, None)
 
@@ -121,13 +121,13 @@ def test_an_engine_that_hangs_is_left_behind_and_never_wakes_by_itself(make) -> 
         ended.set()
 
     faults["e0"] = hang
-    publisher.publish(0, TENSORS)
+    publisher.send(0, TENSORS)
     assert reports[0].error == "DeadlineExceeded: e0 did not take version 0 within 0.2 s"
     assert (first.serves, second.serves) == (None, 0)
     release.set()
     assert ended.wait(30)
     faults.clear()
-    publisher.publish(1, TENSORS)
+    publisher.send(1, TENSORS)
     assert (first.serves, second.serves) == (1, 1)
     assert "e0 resume 0" not in events
 
@@ -142,21 +142,47 @@ def test_a_late_resume_of_an_abandoned_transfer_does_not_wake_an_engine() -> Non
 
 def test_an_engine_made_again_is_connected_anew_and_one_that_left_is_forgotten(make) -> None:
     publisher, events, links, _, _ = make
-    publisher.publish(0, TENSORS)
+    publisher.send(0, TENSORS)
     again = Link("e0", events)
     links[:] = [again]
     events.clear()
-    publisher.publish(1, TENSORS)
+    publisher.send(1, TENSORS)
     assert events == ["e1 close", "e0 close", "e0 pause 1", "e0 connect", "e0 send a,b",
                       "e0 resume 1"]  # fmt: skip
     assert again.serves == 1
 
 
+def test_seeding_reaches_those_alone_that_do_not_serve_the_newest_version(make) -> None:
+    publisher, events, links, faults, reports = make
+    assert publisher.seed(TENSORS) == []
+
+    def fail() -> None:
+        raise ConnectionResetError("a cable")
+
+    faults["e0"] = fail
+    publisher.send(3, TENSORS)
+    faults.clear()
+    events.clear()
+    links.append(Link("e2", events))
+    assert [(r.engine_id, r.version, r.error) for r in publisher.seed(TENSORS)] == [
+        ("e0", 3, None),
+        ("e2", 3, None),
+    ]
+    assert events == [
+        f"{engine} {event}"
+        for engine in ("e0", "e2")
+        for event in ("pause 3", "connect", "send a,b", "resume 3")
+    ]
+    assert [link.serves for link in links] == [3, 3, 3]
+    assert publisher.seed(TENSORS) == []
+    assert len({r.published_at for r in reports}) == 1
+
+
 def test_versions_only_grow(make) -> None:
     publisher, *_ = make
-    publisher.publish(4, TENSORS)
+    publisher.send(4, TENSORS)
     with pytest.raises(VersionOrderError, match="version 4 cannot follow version 4"):
-        publisher.publish(4, TENSORS)
+        publisher.send(4, TENSORS)
 
 
 @pytest.mark.vllm
@@ -185,7 +211,7 @@ def test_vllms_nccl_trainer_speaks_to_an_engine_in_its_own_terms(monkeypatch) ->
             name for name, _ in self._checked_iter(source, meta)
         ),
     )
-    sender = VllmSender("nccl", Endpoint("e0", []), TENSORS, "127.0.0.1")
+    sender = VllmSender("nccl", Endpoint("e0", []), TENSORS, "127.0.0.1", "cpu")
     assert [method for method, _ in calls] == ["init_weight_transfer_engine"]
     init = nccl_engine.NCCLWeightTransferInitInfo(**calls[0][1])
     assert (init.rank_offset, init.world_size, init.packed) == (1, 2, True)

@@ -1,13 +1,21 @@
-"""Makes the transport that a recipe names. What it costs to import is paid by who uses it."""
+"""Makes the transport and the publisher that a recipe names.
+
+What they cost to import is paid by who uses them.
+"""
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from weight_sync.config import WeightSyncConfig
 from weight_sync.transport import Transport
 
+if TYPE_CHECKING:
+    from weight_sync.publishing import Publishing
+    from weight_sync.ray_broadcaster import BroadcasterClient
+
 
 def make_transport(config: WeightSyncConfig) -> Transport:
-    """The transport of this process, publisher's or receiver's.
+    """The transport of this process, publisher's or receiver's, where it is a staged one.
 
     Raises:
         InputError: The folder cannot be made.
@@ -23,3 +31,26 @@ def make_transport(config: WeightSyncConfig) -> Transport:
     from weight_sync.transports.shared_memory import SharedMemoryTransport
 
     return SharedMemoryTransport()
+
+
+def make_publisher(config: WeightSyncConfig, broadcaster: "BroadcasterClient") -> "Publishing":
+    """The learner's publisher, by whichever transport.
+
+    Raises:
+        InputError: The folder cannot be made.
+    """
+    if not config.staged:
+        from weight_sync.ray_direct import make_direct_publisher
+
+        return make_direct_publisher(config, broadcaster)
+    from weight_sync.publisher import Publisher
+    from weight_sync.snapshot import wire_dtype
+
+    return Publisher(
+        make_transport(config),
+        broadcaster.announce,
+        config.bucket_bytes,
+        timeout=config.timeout_seconds,
+        codec=config.codec,
+        wire_dtype=wire_dtype(config),
+    )
