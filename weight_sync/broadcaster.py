@@ -7,13 +7,12 @@ out at a time, and one whose holder says nothing for `permit_seconds` is void.
 
 import asyncio
 import math
-import time
-from collections.abc import Callable
 from typing import Any
 
 from weight_sync.announcements import SwapReport
 from weight_sync.errors import InputError, VersionOrderError
 from weight_sync.manifest import Manifest
+from weight_sync.permits import SwapPermits
 
 
 class Broadcaster:
@@ -25,7 +24,6 @@ class Broadcaster:
         engines: int,
         *,
         permit_seconds: float = 60.0,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         if not 0 < update_fraction <= 1 or engines < 1:
             raise InputError(
@@ -33,13 +31,11 @@ class Broadcaster:
                 "fraction in (0, 1] of at least one engine"
             )
         self.permits = max(1, math.floor(update_fraction * engines))
-        self._permit_seconds = permit_seconds
-        self._clock = clock
+        self._swaps = SwapPermits(self.permits, permit_seconds)
         self._manifest: Manifest | None = None
-        self._expiry: dict[str, float] = {}
         self._reports: list[SwapReport] = []
         self._engines: dict[str, tuple[Any, int]] = {}
-        self._changed = asyncio.Condition()
+        self._announced = asyncio.Condition()
 
     async def announce(self, manifest: Manifest) -> None:
         """Makes a version known. The newest one again replaces where its bytes are.
@@ -51,9 +47,9 @@ class Broadcaster:
             raise VersionOrderError(
                 f"version {manifest.version} was announced after {self._manifest.version}"
             )
-        async with self._changed:
+        async with self._announced:
             self._manifest = manifest
-            self._changed.notify_all()
+            self._announced.notify_all()
 
     async def newest(self, after: int, timeout: float) -> Manifest | None:
         """See `Announcements.newest`."""
@@ -62,44 +58,25 @@ class Broadcaster:
             return self._manifest is not None and self._manifest.version > after
 
         try:
-            async with asyncio.timeout(timeout), self._changed:
-                await self._changed.wait_for(known)
+            async with asyncio.timeout(timeout), self._announced:
+                await self._announced.wait_for(known)
                 return self._manifest
         except TimeoutError:
             return None
 
     async def acquire_swap(self, engine_id: str, timeout: float) -> bool:
         """See `Announcements.acquire_swap`; a holder that asks again keeps its permit."""
-        deadline = self._clock() + timeout
-        async with self._changed:
-            while True:
-                now = self._clock()
-                self._expiry = {held: end for held, end in self._expiry.items() if end > now}
-                if engine_id in self._expiry or len(self._expiry) < self.permits:
-                    self._expiry[engine_id] = now + self._permit_seconds
-                    return True
-                wake = min(deadline, *self._expiry.values())
-                if now >= deadline:
-                    return False
-                try:
-                    async with asyncio.timeout(wake - now):
-                        await self._changed.wait()
-                except TimeoutError:
-                    continue
+        return await self._swaps.acquire(engine_id, timeout)
 
     async def report(self, report: SwapReport) -> None:
         """See `Announcements.report`."""
-        async with self._changed:
-            self._reports.append(report)
-            self._expiry.pop(report.engine_id, None)
-            self._changed.notify_all()
+        self._reports.append(report)
+        self._swaps.give_back(report.engine_id)
 
     async def release(self, engine_id: str) -> None:
         """Forgets an engine that is gone, and gives its permit back, if it holds one."""
-        async with self._changed:
-            self._engines.pop(engine_id, None)
-            self._expiry.pop(engine_id, None)
-            self._changed.notify_all()
+        self._engines.pop(engine_id, None)
+        self._swaps.give_back(engine_id)
 
     async def join(self, engine_id: str, engine: Any, workers: int) -> None:
         """Makes an engine known to a learner that sends to it directly.

@@ -1,0 +1,90 @@
+"""Permits to swap: as many as there are, in the order asked for, and none for the dead."""
+
+import asyncio
+from functools import wraps
+
+import pytest
+
+from weight_sync.permits import SwapPermits
+
+SOON = 0.01
+LONG = 60.0
+
+
+def in_a_loop(test):
+    """Runs an asynchronous test in an event loop of its own."""
+
+    @wraps(test)
+    def run():
+        asyncio.run(test())
+
+    return run
+
+
+async def settle():
+    """Lets every task go on as far as it can."""
+    for _ in range(5):
+        await asyncio.sleep(0)
+
+
+@in_a_loop
+async def test_permits_are_given_in_the_order_asked_for():
+    permits, order = SwapPermits(2, LONG), []
+
+    async def swap(name):
+        assert await permits.acquire(name, LONG)
+        order.append(name)
+
+    tasks = [asyncio.create_task(swap(f"e{number}")) for number in range(6)]
+    await settle()
+    assert order == ["e0", "e1"]
+    permits.give_back("e1")
+    await settle()
+    assert order == ["e0", "e1", "e2"]
+    for name in ("e0", "e2", "e3", "e4"):
+        permits.give_back(name)
+        await settle()
+    await asyncio.gather(*tasks)
+    assert order == [f"e{number}" for number in range(6)]
+
+
+@in_a_loop
+async def test_who_waited_in_vain_is_passed_over():
+    permits = SwapPermits(1, LONG)
+    assert await permits.acquire("e0", LONG)
+    assert not await permits.acquire("e1", SOON)
+    last = asyncio.create_task(permits.acquire("e2", LONG))
+    await settle()
+    permits.give_back("e0")
+    assert await last
+    assert not await permits.acquire("e1", SOON)
+
+
+@in_a_loop
+async def test_a_permit_given_to_a_caller_that_is_cancelled_goes_to_the_next():
+    permits = SwapPermits(1, LONG)
+    assert await permits.acquire("e0", LONG)
+    cancelled = asyncio.create_task(permits.acquire("e1", LONG))
+    last = asyncio.create_task(permits.acquire("e2", LONG))
+    await settle()
+    permits.give_back("e0")
+    cancelled.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await cancelled
+    assert await asyncio.wait_for(last, LONG)
+
+
+@in_a_loop
+async def test_the_permit_of_a_silent_holder_is_void_after_its_time():
+    permits = SwapPermits(1, SOON)
+    assert await permits.acquire("dead", LONG)
+    assert await permits.acquire("e1", LONG)
+
+
+@in_a_loop
+async def test_a_holder_that_asks_again_keeps_its_permit_and_takes_no_second_one():
+    permits = SwapPermits(2, LONG)
+    assert await permits.acquire("e0", LONG)
+    assert await permits.acquire("e0", LONG)
+    assert await permits.acquire("e1", LONG)
+    assert not await permits.acquire("e2", SOON)
