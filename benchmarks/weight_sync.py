@@ -8,11 +8,11 @@ In one run, with requests running throughout, for each way of sending:
 - `serving`: from the call of `publish` until the engine generates with the new weights,
 - bytes that were fetched, and the share of elements that changed.
 
-Beside them: a warm memcpy of the same bytes by one thread, the bare load of the same weights by
-vLLM's calls (its layerwise reload), and vLLM's pause and resume with nothing in between. At last,
-in windows that take turns, the tokens a second with an update every second and with none; what is
-lost beyond the stalls is what staging and preparing cost. With --faults also the seconds that
-engines need to recover from what may go wrong (`weight_faults`).
+Beside them: a warm memcpy of the same bytes by one thread, before and between the updates, the
+bare load of the same weights by vLLM's calls (its layerwise reload), and vLLM's pause and resume
+with nothing in between. At last, in windows that take turns, the tokens a second with an update
+every second and with none; what is lost beyond the stalls is what staging and preparing cost. With
+--faults also the seconds that engines need to recover from what may go wrong (`weight_faults`).
 The learner's side is another process. Every update changes one element in a hundred. The second
 node is another node of Ray's on this machine: what crosses goes through two object stores, but over
 no network. The load of the machine is stored with the figures: they mean little on a busy one.
@@ -120,15 +120,21 @@ def transport_of(way: Way, folder: Path) -> Transport:
     return ObjectStoreTransport()
 
 
-def memcpy_seconds(nbytes: int) -> list[float]:
-    """Five warm copies by one thread."""
-    source, target = np.ones(nbytes, np.uint8), np.zeros(nbytes, np.uint8)
-    seconds = []
-    for _ in range(6):
-        begin = time.perf_counter()
-        np.copyto(target, source)
-        seconds.append(time.perf_counter() - begin)
-    return seconds[1:]
+class Memcpy:
+    """Warm copies by one thread, taken now and then between updates."""
+
+    def __init__(self, nbytes: int) -> None:
+        self._source, self._target = np.ones(nbytes, np.uint8), np.zeros(nbytes, np.uint8)
+        self.seconds: list[float] = []
+        """Of each."""
+
+    def measure(self, times: int) -> None:
+        """Copies some times, after once that does not count."""
+        for number in range(times + 1):
+            begin = time.perf_counter()
+            np.copyto(self._target, self._source)
+            if number:
+                self.seconds.append(time.perf_counter() - begin)
 
 
 def step(weights: dict[str, torch.Tensor]) -> None:
@@ -185,6 +191,7 @@ async def measure_way(
     rounds: int,
     pipe: Connection,
     receiving: Transport,
+    memcpy: Memcpy,
 ) -> dict[str, list[Any]]:
     """Some updates from another process to the engine; the first two are not counted."""
     receiver = Receiver(
@@ -207,6 +214,7 @@ async def measure_way(
         if number < WARM_UP:
             continue
         serving = report.swap_finished_at - report.published_at
+        memcpy.measure(1)
         print(f"{way}: update {number - WARM_UP + 1} of {rounds}, {serving:.3f} s", flush=True)
         raw["publish"].append(publish)
         raw["staging"].append(report.staged_at - report.published_at)
@@ -278,7 +286,9 @@ async def measure(
     await engine.start()
     nbytes = (folder / "model" / "model.safetensors").stat().st_size
     versions = iter(range(1, 10_000))
-    found: dict[str, Any] = {"bytes": nbytes, "memcpy": memcpy_seconds(nbytes), "ways": {}}
+    memcpy = Memcpy(nbytes)
+    memcpy.measure(5)
+    found: dict[str, Any] = {"bytes": nbytes, "memcpy": memcpy.seconds, "ways": {}}
     address, other_node = nodes
     load = Load(engine, arguments.requests)
     spawn = multiprocessing.get_context("spawn")
@@ -300,7 +310,7 @@ async def measure(
             if way.transport == "object_store_other_node":
                 receiving.node = other_node  # type: ignore[attr-defined]
             found["ways"][str(way)] = await measure_way(
-                engine, way, versions, arguments.rounds, mine, receiving
+                engine, way, versions, arguments.rounds, mine, receiving, memcpy
             )
             mine.send(None)
             await asyncio.to_thread(learner.join, 60)
