@@ -8,10 +8,11 @@ In one run, with requests running throughout, for each way of sending:
 - `serving`: from the call of `publish` until the engine generates with the new weights,
 - bytes that were fetched, and the share of elements that changed.
 
-Beside them: a warm memcpy of the same bytes by one thread, the bare load of the same weights by
-vLLM's calls (its layerwise reload), and vLLM's pause and resume with nothing in between. At last,
-in windows that take turns, the tokens a second with an update every second and with none; what is
-lost beyond the stalls is what staging and preparing cost.
+Beside them: a warm memcpy of the same bytes by one thread, before and between the updates, the
+bare load of the same weights by vLLM's calls (its layerwise reload), and vLLM's pause and resume
+with nothing in between. At last, in windows that take turns, the tokens a second with an update
+every second and with none; what is lost beyond the stalls is what staging and preparing cost. With
+--faults also the seconds that engines need to recover from what may go wrong (`weight_faults`).
 The learner's side is another process. Every update changes one element in a hundred. The second
 node is another node of Ray's on this machine: what crosses goes through two object stores, but over
 no network. The load of the machine is stored with the figures: they mean little on a busy one.
@@ -45,6 +46,7 @@ from safetensors.torch import load_file
 from actors.vllm_engine import VllmEngine
 from benchmarks.environment import environment
 from benchmarks.update_pause import RESULTS, Load, build_model, empty_pause
+from benchmarks.weight_faults import measure_faults
 from weight_sync.broadcaster import Broadcaster
 from weight_sync.manifest import Manifest
 from weight_sync.publisher import Publisher
@@ -118,15 +120,21 @@ def transport_of(way: Way, folder: Path) -> Transport:
     return ObjectStoreTransport()
 
 
-def memcpy_seconds(nbytes: int) -> list[float]:
-    """Five warm copies by one thread."""
-    source, target = np.ones(nbytes, np.uint8), np.zeros(nbytes, np.uint8)
-    seconds = []
-    for _ in range(6):
-        begin = time.perf_counter()
-        np.copyto(target, source)
-        seconds.append(time.perf_counter() - begin)
-    return seconds[1:]
+class Memcpy:
+    """Warm copies by one thread, taken now and then between updates."""
+
+    def __init__(self, nbytes: int) -> None:
+        self._source, self._target = np.ones(nbytes, np.uint8), np.zeros(nbytes, np.uint8)
+        self.seconds: list[float] = []
+        """Of each."""
+
+    def measure(self, times: int) -> None:
+        """Copies some times, after once that does not count."""
+        for number in range(times + 1):
+            begin = time.perf_counter()
+            np.copyto(self._target, self._source)
+            if number:
+                self.seconds.append(time.perf_counter() - begin)
 
 
 def step(weights: dict[str, torch.Tensor]) -> None:
@@ -183,6 +191,7 @@ async def measure_way(
     rounds: int,
     pipe: Connection,
     receiving: Transport,
+    memcpy: Memcpy,
 ) -> dict[str, list[Any]]:
     """Some updates from another process to the engine; the first two are not counted."""
     receiver = Receiver(
@@ -204,11 +213,14 @@ async def measure_way(
             raise SystemExit(f"{way}: the update failed: {report and report.error}")
         if number < WARM_UP:
             continue
+        serving = report.swap_finished_at - report.published_at
+        memcpy.measure(1)
+        print(f"{way}: update {number - WARM_UP + 1} of {rounds}, {serving:.3f} s", flush=True)
         raw["publish"].append(publish)
         raw["staging"].append(report.staged_at - report.published_at)
         raw["prepare"].append(report.prepare_seconds)
         raw["stall"].append(report.stalled_seconds)
-        raw["serving"].append(report.swap_finished_at - report.published_at)
+        raw["serving"].append(serving)
         raw["bytes"].append(report.bytes)
         raw["changed"].append(report.changed)
         if way == WAYS[0]:
@@ -248,7 +260,9 @@ async def measure_loss(
             if number % 2:
                 stalls.append(await update())
             await asyncio.sleep(max(0.0, 1 - (time.perf_counter() - begin - elapsed)))
-        found["with" if number % 2 else "without"].append((load.tokens - tokens) / elapsed)
+        kind, rate = "with" if number % 2 else "without", (load.tokens - tokens) / elapsed
+        found[kind].append(rate)
+        print(f"{kind} updates: {rate:.0f} tokens a second", flush=True)
         if number % 2:
             found["stalled"].append(sum(stalls) / elapsed)
             found["updates"].append(len(stalls) / elapsed)
@@ -272,7 +286,9 @@ async def measure(
     await engine.start()
     nbytes = (folder / "model" / "model.safetensors").stat().st_size
     versions = iter(range(1, 10_000))
-    found: dict[str, Any] = {"bytes": nbytes, "memcpy": memcpy_seconds(nbytes), "ways": {}}
+    memcpy = Memcpy(nbytes)
+    memcpy.measure(5)
+    found: dict[str, Any] = {"bytes": nbytes, "memcpy": memcpy.seconds, "ways": {}}
     address, other_node = nodes
     load = Load(engine, arguments.requests)
     spawn = multiprocessing.get_context("spawn")
@@ -294,7 +310,7 @@ async def measure(
             if way.transport == "object_store_other_node":
                 receiving.node = other_node  # type: ignore[attr-defined]
             found["ways"][str(way)] = await measure_way(
-                engine, way, versions, arguments.rounds, mine, receiving
+                engine, way, versions, arguments.rounds, mine, receiving, memcpy
             )
             mine.send(None)
             await asyncio.to_thread(learner.join, 60)
@@ -346,6 +362,13 @@ def show(found: dict[str, Any]) -> dict[str, Any]:
             f"{way:40s} {publish:7.4f}  {prepare:7.3f}  {stall:6.4f}  {serving:7.3f}"
             f"  {nbytes:12,.0f}  {ratios[0]:5.2f}  {ratios[1]:6.3f}  {ratios[2]:6.2f}"
         )
+    if "faults" in found:
+        medians["recovery"] = {
+            fault: statistics.median(raw) for fault, raw in found["faults"].items()
+        }
+        print(f"{'fault':30s} seconds to recover")
+        for fault, seconds in medians["recovery"].items():
+            print(f"{fault:30s} {seconds:7.2f}")
     if "tokens_per_second" in found:
         rates = {key: statistics.median(raw) for key, raw in found["tokens_per_second"].items()}
         rates["lost"] = 1 - rates["with"] / rates["without"]
@@ -366,8 +389,10 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5, help="updates of each way that count")
     parser.add_argument("--one-node", action="store_true", help="leave Ray out")
     parser.add_argument("--ways", type=int, default=len(WAYS), help="only the first so many")
+    parser.add_argument("--fault-rounds", type=int, default=3, help="times that each is put in")
     parser.add_argument("--windows", type=int, default=4, help="of each kind, for tokens a second")
     parser.add_argument("--window-seconds", type=float, default=8.0)
+    parser.add_argument("--faults", action="store_true", help="also put faults in, on 3 MB")
     parser.add_argument("--warm-up", type=float, default=3.0, help="seconds before measuring")
     arguments = parser.parse_args()
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -377,6 +402,14 @@ def main() -> None:
         (folder / "model").mkdir()
         build_model(folder / "model", hidden=hidden, layers=layers)
         found = asyncio.run(measure(arguments, folder, nodes))
+        if arguments.faults:
+            small = folder / "small"
+            small.mkdir()
+            build_model(small, hidden=SHAPES[3][0], layers=SHAPES[3][1])
+            print("from a fault until every engine serves the newest version again:")
+            found["faults"] = asyncio.run(
+                measure_faults(small, folder / "faulty", arguments.fault_rounds)
+            )
     medians = show(found)
     RESULTS.mkdir(exist_ok=True)
     file = RESULTS / f"weight_sync_{arguments.megabytes}mb_{datetime.now(UTC):%Y%m%dT%H%M%SZ}.json"
