@@ -51,6 +51,7 @@ def create_actor(
     broadcaster: Announcements,
     judge: Judge | None = None,
     metrics_host: str | None = None,
+    engine_metrics: bool = False,
     **options: Any,
 ) -> Any:
     """Starts the process of a rollout actor on the cluster.
@@ -67,6 +68,7 @@ def create_actor(
         broadcaster: Likewise.
         judge: Likewise; what the reward `reward_model` asks.
         metrics_host: Address of its node to show metrics at; None: nowhere.
+        engine_metrics: Show the engine's own there too.
         **options: Ray actor options such as `scheduling_strategy`.
 
     Returns:
@@ -93,6 +95,7 @@ def create_actor(
         broadcaster=broadcaster,
         judge=judge,
         metrics_host=metrics_host,
+        engine_metrics=engine_metrics,
     )
 
 
@@ -125,6 +128,7 @@ class RolloutActor:
         broadcaster: Announcements,
         judge: Judge | None = None,
         metrics_host: str | None = None,
+        engine_metrics: bool = False,
     ) -> None:
         self._index = index
         self._config = config
@@ -137,6 +141,7 @@ class RolloutActor:
         self._broadcaster = broadcaster
         self._judge = judge
         self._metrics_host = metrics_host
+        self._engine_metrics = engine_metrics and metrics_host is not None
         self._tally = Tally(engine_id_of(index))
         self._pool = RewardPool(config.reward_processes, config.reward_memory_gib)
         self._stop = asyncio.Event()
@@ -201,10 +206,11 @@ class RolloutActor:
     def _show_metrics(self) -> None:
         if self._metrics_host is None:
             return
-        from actors.metrics import ActorMetrics
+        from actors.metrics import ActorMetrics, EngineMetrics
         from queues.metrics import address, serve
 
-        port = serve([ActorMetrics(self._tally)], host=self._metrics_host)
+        engine = [EngineMetrics()] if self._engine_metrics else []
+        port = serve([ActorMetrics(self._tally), *engine], host=self._metrics_host)
         node = ray.util.get_node_ip_address()
         self._tally.metrics = address(self._metrics_host, port, node)
 
@@ -232,6 +238,7 @@ class RolloutActor:
             self._seed,
             max_model_len,
             tokenizer,
+            counts=self._engine_metrics,
         )
         episodes = build_episodes(
             self._tally.engine_id,
@@ -309,6 +316,7 @@ def build_engine(
     tokenizer: Any,
     *,
     initial_version: int | None = None,
+    counts: bool = False,
 ) -> RolloutEngine:
     """The engine of one actor, not started.
 
@@ -321,6 +329,7 @@ def build_engine(
         max_model_len: Longest rollout in tokens.
         tokenizer: Of transformers.
         initial_version: Of the weights in the model folder; None waits for the first update.
+        counts: vLLM counts what it does, for `actors.metrics.EngineMetrics`.
 
     Raises:
         InputError: Options that the scripted engine does not have.
@@ -356,4 +365,5 @@ def build_engine(
         update_mode=weight_sync.update_mode,
         clear_cache=weight_sync.clear_cache,
         initial_version=initial_version,
+        counts=counts,
     )

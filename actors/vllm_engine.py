@@ -48,6 +48,7 @@ class VllmEngine:
         update_mode: Freeze requests for a swap, or let the running ones finish first.
         clear_cache: Recompute the KV cache after a swap instead of keeping it.
         initial_version: Version of the weights in `model_path`; None leaves the engine STALE.
+        counts: vLLM counts what it does, in `prometheus_client`'s registry of this process.
     """
 
     def __init__(
@@ -67,6 +68,7 @@ class VllmEngine:
         update_mode: Literal["in_flight", "between_requests"] = "in_flight",
         clear_cache: bool = False,
         initial_version: int | None = None,
+        counts: bool = False,
     ) -> None:
         self._model_path = model_path
         self._cores = cores
@@ -74,6 +76,7 @@ class VllmEngine:
         self._pause_mode = {"in_flight": "keep", "between_requests": "wait"}[update_mode]
         self._clear_cache = clear_cache
         self._version = initial_version
+        self._counts = counts
         self._arguments = {
             "model": model_path,
             "dtype": dtype,
@@ -121,7 +124,7 @@ class VllmEngine:
                     weight_transfer_config=WeightTransferConfig(backend="headway"),
                     worker_extension_cls="weight_sync.vllm_plugin.PreparesWeights",
                     logprobs_mode="processed_logprobs",
-                    disable_log_stats=True,
+                    disable_log_stats=not self._counts,
                 )
             )
         except (ValueError, OSError) as error:
