@@ -11,7 +11,7 @@ import asyncio
 import gc
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Never
 
 import ray
 
@@ -29,6 +29,7 @@ from actors.rollout_worker import RolloutWorker
 from actors.tally import Tally, engine_id_of
 from queues.errors import QueueClosed
 from queues.protocols import WorkQueue
+from queues.ray_title import keep_title
 from weight_sync.announcements import Announcements
 from weight_sync.config import WeightSyncConfig
 from weight_sync.receiver import Receiver
@@ -147,9 +148,21 @@ class RolloutActor:
         self._stop = asyncio.Event()
         self._parts: _Parts | None = None
         self._works = False
+        self._title: asyncio.Task[Never] | None = None
 
     def __repr__(self) -> str:
         return f"actor-{self._index}"
+
+    def _state(self) -> str:
+        """What it does, for the title of its process."""
+        version, running = self._tally.version, self._tally.occupancy.running
+        if self._parts is None:
+            doing = "loads the model"
+        elif version is None:
+            doing = "waits for its first weights"
+        else:
+            doing = f"version {version}, " + (f"{running} rollouts" if running else "idle")
+        return f"{self}: {doing}"
 
     async def start(self) -> None:
         """Builds the parts and loads the model; the engine is STALE until the first version comes.
@@ -158,6 +171,7 @@ class RolloutActor:
             InputError: A setting, the model, or code of the user's cannot be used.
             EngineDied: The engine did not start.
         """
+        self._title = asyncio.create_task(keep_title("RolloutActor", self._state))
         self._show_metrics()
         parts = await asyncio.to_thread(self._build)
         await parts.engine.start()

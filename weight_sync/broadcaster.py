@@ -39,6 +39,9 @@ class Broadcaster:
         self._reports: list[SwapReport] = []
         self._changed = asyncio.Condition()
 
+    def __repr__(self) -> str:
+        return "broadcaster"
+
     async def announce(self, manifest: Manifest) -> None:
         """Makes a version known. The newest one again replaces where its bytes are.
 
