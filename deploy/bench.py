@@ -13,6 +13,7 @@ BENCHMARKS = {
     "chaos": "chaos",
     "episodes": "slow_episodes",
     "logprob-memory": "logprob_memory",
+    "metrics": "metrics_cost",
     "plan": "plan_check",
     "presets": "presets",
     "queue": "queue",
