@@ -19,6 +19,7 @@ BENCHMARKS = {
     "queue": "queue",
     "rewards": "reward_rate",
     "scale": "scale",
+    "screenshots": "screenshots",
     "update-pause": "update_pause",
     "weight-sync": "weight_sync",
 }
