@@ -1,11 +1,33 @@
-"""Metrics of one rollout actor, read from its tally at each scrape."""
+"""Metrics of one rollout actor: its tally, and what is shown of its engine's own."""
 
 from collections.abc import Iterator
 
+from prometheus_client import REGISTRY
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from actors.tally import Tally
+
+ENGINE = ("vllm:num_requests_waiting", "vllm:kv_cache_usage_perc", "vllm:num_preemptions")
+"""What is shown of vLLM's own metrics: of some hundred series what ours do not say."""
+
+
+class EngineMetrics(Collector):
+    """Those of vLLM in this process, without its labels, which say nothing of a run."""
+
+    def describe(self) -> list[Metric]:
+        """Nothing: there are none before the engine has started."""
+        return []
+
+    def collect(self) -> Iterator[Metric]:
+        """One scrape."""
+        for found in REGISTRY.collect():
+            if found.name in ENGINE:
+                shown = Metric(found.name, found.documentation, found.type)
+                for sample in found.samples:
+                    if not sample.name.endswith("_created"):
+                        shown.add_sample(sample.name, {}, sample.value)
+                yield shown
 
 
 class ActorMetrics(Collector):

@@ -11,7 +11,7 @@ import asyncio
 import gc
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Never
 
 import ray
 
@@ -29,6 +29,7 @@ from actors.rollout_worker import RolloutWorker
 from actors.tally import Tally, engine_id_of
 from queues.errors import QueueClosed
 from queues.protocols import WorkQueue
+from queues.ray_title import keep_title
 from weight_sync.config import WeightSyncConfig
 from weight_sync.direct_receiver import DirectReceiver
 from weight_sync.ray_broadcaster import BroadcasterClient
@@ -52,6 +53,7 @@ def create_actor(
     broadcaster: BroadcasterClient,
     judge: Judge | None = None,
     metrics_host: str | None = None,
+    engine_metrics: bool = False,
     **options: Any,
 ) -> Any:
     """Starts the process of a rollout actor on the cluster.
@@ -68,6 +70,7 @@ def create_actor(
         broadcaster: Likewise.
         judge: Likewise; what the reward `reward_model` asks.
         metrics_host: Address of its node to show metrics at; None: nowhere.
+        engine_metrics: Show the engine's own there too.
         **options: Ray actor options such as `scheduling_strategy`.
 
     Returns:
@@ -94,6 +97,7 @@ def create_actor(
         broadcaster=broadcaster,
         judge=judge,
         metrics_host=metrics_host,
+        engine_metrics=engine_metrics,
     )
 
 
@@ -126,6 +130,7 @@ class RolloutActor:
         broadcaster: BroadcasterClient,
         judge: Judge | None = None,
         metrics_host: str | None = None,
+        engine_metrics: bool = False,
     ) -> None:
         self._index = index
         self._config = config
@@ -138,14 +143,27 @@ class RolloutActor:
         self._broadcaster = broadcaster
         self._judge = judge
         self._metrics_host = metrics_host
+        self._engine_metrics = engine_metrics and metrics_host is not None
         self._tally = Tally(engine_id_of(index))
         self._pool = RewardPool(config.reward_processes, config.reward_memory_gib)
         self._stop = asyncio.Event()
         self._parts: _Parts | None = None
         self._works = False
+        self._title: asyncio.Task[Never] | None = None
 
     def __repr__(self) -> str:
         return f"actor-{self._index}"
+
+    def _state(self) -> str:
+        """What it does, for the title of its process."""
+        version, running = self._tally.version, self._tally.occupancy.running
+        if self._parts is None:
+            doing = "loads the model"
+        elif version is None:
+            doing = "waits for its first weights"
+        else:
+            doing = f"version {version}, " + (f"{running} rollouts" if running else "idle")
+        return f"{self}: {doing}"
 
     async def start(self) -> None:
         """Builds the parts and loads the model; the engine is STALE until the first version comes.
@@ -154,6 +172,7 @@ class RolloutActor:
             InputError: A setting, the model, or code of the user's cannot be used.
             EngineDied: The engine did not start.
         """
+        self._title = asyncio.create_task(keep_title("RolloutActor", self._state))
         self._show_metrics()
         parts = await asyncio.to_thread(self._build)
         await parts.engine.start()
@@ -219,10 +238,11 @@ class RolloutActor:
     def _show_metrics(self) -> None:
         if self._metrics_host is None:
             return
-        from actors.metrics import ActorMetrics
+        from actors.metrics import ActorMetrics, EngineMetrics
         from queues.metrics import address, serve
 
-        port = serve([ActorMetrics(self._tally)], host=self._metrics_host)
+        engine = [EngineMetrics()] if self._engine_metrics else []
+        port = serve([ActorMetrics(self._tally), *engine], host=self._metrics_host)
         node = ray.util.get_node_ip_address()
         self._tally.metrics = address(self._metrics_host, port, node)
 
@@ -250,6 +270,7 @@ class RolloutActor:
             self._seed,
             max_model_len,
             tokenizer,
+            counts=self._engine_metrics,
         )
         episodes = build_episodes(
             self._tally.engine_id,
@@ -341,6 +362,7 @@ def build_engine(
     tokenizer: Any,
     *,
     initial_version: int | None = None,
+    counts: bool = False,
 ) -> RolloutEngine:
     """The engine of one actor, not started.
 
@@ -353,6 +375,7 @@ def build_engine(
         max_model_len: Longest rollout in tokens.
         tokenizer: Of transformers.
         initial_version: Of the weights in the model folder; None waits for the first update.
+        counts: vLLM counts what it does, for `actors.metrics.EngineMetrics`.
 
     Raises:
         InputError: Options that the scripted engine does not have.
@@ -389,4 +412,5 @@ def build_engine(
         clear_cache=weight_sync.clear_cache,
         weight_backend="headway" if weight_sync.staged else weight_sync.transport,
         initial_version=initial_version,
+        counts=counts,
     )

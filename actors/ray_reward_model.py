@@ -52,6 +52,9 @@ class RewardModelActor:
         self._loading = asyncio.Lock()
         self._models: RewardModels | None = None
 
+    def __repr__(self) -> str:
+        return NAME
+
     async def start(self) -> None:
         """Loads the models.
 

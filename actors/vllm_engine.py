@@ -50,6 +50,7 @@ class VllmEngine:
         clear_cache: Recompute the KV cache after a swap instead of keeping it.
         weight_backend: How weights come: "headway" loads them, for the others see `transfer`.
         initial_version: Version of the weights in `model_path`; None leaves the engine STALE.
+        counts: vLLM counts what it does, in `prometheus_client`'s registry of this process.
     """
 
     def __init__(
@@ -70,6 +71,7 @@ class VllmEngine:
         clear_cache: bool = False,
         weight_backend: str = "headway",
         initial_version: int | None = None,
+        counts: bool = False,
     ) -> None:
         self._model_path = model_path
         self._cores = cores
@@ -78,6 +80,7 @@ class VllmEngine:
         self._clear_cache = clear_cache
         self._weight_backend = weight_backend
         self._version = initial_version
+        self._counts = counts
         self._arguments = {
             "model": model_path,
             "dtype": dtype,
@@ -126,7 +129,7 @@ class VllmEngine:
                     **self._arguments,
                     weight_transfer_config=WeightTransferConfig(backend=self._weight_backend),
                     logprobs_mode="processed_logprobs",
-                    disable_log_stats=True,
+                    disable_log_stats=not self._counts,
                 )
             )
         except (ValueError, OSError) as error:

@@ -16,6 +16,9 @@ import typer
 from rich.console import Console
 
 from deploy.bench import BENCHMARKS, start
+from deploy.cli_arguments import Overrides, Recipe, Replace, RunName, RunsDir
+from deploy.cli_jobs import attach, cancel, submit
+from deploy.cli_plan import plan
 from deploy.interrupt import deferred, raise_interrupts
 from deploy.shadowing import check_not_shadowed
 
@@ -49,15 +52,6 @@ def version(
 
         typer.echo(installed("headway-rl"))
         raise typer.Exit
-
-
-Recipe = Annotated[str, typer.Argument(help="A TOML file, or the name of a shipped recipe.")]
-Overrides = Annotated[
-    list[str], typer.Option("--set", metavar="KEY=VALUE", help="Change one key; may be repeated.")
-]
-Replace = Annotated[bool, typer.Option(help="Delete what has the same name first.")]
-RunName = Annotated[str, typer.Argument(help="A run's folder, or its name in --runs-dir.")]
-RunsDir = Annotated[Path, typer.Option(help="Folder of run folders.")]
 
 
 @app.command()
@@ -130,56 +124,8 @@ def _train(
     show(summary, directory, screen.console)
 
 
-Address = Annotated[str, typer.Option(help="Of a cluster's dashboard: http://HEAD:8265.")]
-Job = Annotated[str, typer.Argument(help="A job, as `headway submit` printed it.")]
-
-
-@app.command()
-def submit(
-    recipe: Recipe,
-    address: Address,
-    overrides: Overrides = [],  # noqa: B006
-    *,
-    replace: Replace = False,
-    resume: Annotated[bool, typer.Option(help="Go on with a run submitted before.")] = False,
-    module: Annotated[
-        list[str],
-        typer.Option(metavar="NAME", help="A module here that yours import; may be repeated."),
-    ] = [],  # noqa: B006
-    wait: Annotated[bool, typer.Option(help="Follow it, and end with its exit code.")] = False,
-) -> None:
-    """Train a recipe as a job of a Ray cluster, with the modules that it names in this folder."""
-    from deploy.config import load_recipe
-
-    config = load_recipe(recipe, overrides)
-    from deploy.submission import Jobs, check, command_of, files_of, resumption
-
-    check(config)
-    sent = files_of(config, module, Path.cwd())
-    if Path(recipe).exists():
-        sent.append(Path(recipe))
-    jobs = Jobs(address)
-    new = command_of(recipe, overrides, replace=replace)
-    job = jobs.submit(config, resumption(config) if resume else new, sent)
-    typer.echo(f"job {job}; follow it by: headway attach {job} --address {address}")
-    if wait:
-        raise typer.Exit(jobs.follow(job, lambda text: typer.echo(text, nl=False)))
-
-
-@app.command()
-def attach(job: Job, address: Address) -> None:
-    """Follow the log of a job and end with its exit code; Ctrl-C leaves it going on."""
-    from deploy.submission import Jobs
-
-    raise typer.Exit(Jobs(address).follow(job, lambda text: typer.echo(text, nl=False)))
-
-
-@app.command()
-def cancel(job: Job, address: Address) -> None:
-    """Stop a job as Ctrl-C stops a run: it saves a checkpoint first."""
-    from deploy.submission import Jobs
-
-    typer.echo(f"job {job}: {Jobs(address).cancel(job)}")
+for command in (submit, attach, cancel):
+    app.command()(command)
 
 
 @app.command()
@@ -224,63 +170,7 @@ def validate(recipe: Recipe, overrides: Overrides = []) -> None:  # noqa: B006
     typer.echo(config.model_dump_json(indent=2))
 
 
-@app.command()
-def plan(
-    recipe: Recipe,
-    overrides: Overrides = [],  # noqa: B006
-    *,
-    run: Annotated[
-        str | None, typer.Option(help="A run whose parts are as fast: its folder or name.")
-    ] = None,
-    runs_dir: RunsDir = Path("runs"),
-    bounds: Annotated[str, typer.Option(help="Values of queues.max_staleness.")] = "0,1,2,4,8",
-    devices: Annotated[
-        int | None, typer.Option(help="For actors and learner; as the recipe has by default.")
-    ] = None,
-    tokens: Annotated[
-        float | None, typer.Option(help="Sampled tokens of a rollout, on average.")
-    ] = None,
-    tokens_variation: Annotated[
-        float, typer.Option(help="Their standard deviation over that (lognormal).")
-    ] = 1.0,
-    rollout_rate: Annotated[
-        float | None, typer.Option(help="Tokens/s of an engine with one rollout.")
-    ] = None,
-    engine_rate: Annotated[
-        float | None, typer.Option(help="Tokens/s with actors.max_concurrent_rollouts.")
-    ] = None,
-    train_rate: Annotated[
-        float | None, typer.Option(help="Sampled tokens/s that one rank trains.")
-    ] = None,
-    pause: Annotated[float, typer.Option(help="Seconds that an update stops an engine.")] = 0.1,
-    as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
-) -> None:
-    """Predict throughput and lag of a recipe, by bound and by split of the devices."""
-    from deploy.config import load_recipe
-
-    config = load_recipe(recipe, overrides)
-    with deferred():
-        from deploy import plan_command
-        from deploy.run_directory import RunDirectory
-    wanted = plan_command.parse_bounds(bounds)
-    document = plan_command.plan(
-        config,
-        run=None if run is None else RunDirectory.open(run, runs_dir),
-        given=plan_command.Given(
-            tokens=tokens,
-            tokens_variation=tokens_variation,
-            rollout_rate=rollout_rate,
-            engine_rate=engine_rate,
-            train_rate=train_rate,
-            pause=pause,
-        ),
-        bounds=wanted,
-        devices=devices,
-    )
-    if as_json:
-        typer.echo(json.dumps(document))
-    else:
-        plan_command.show(document, Console())
+app.command()(plan)
 
 
 @app.command(name="try")

@@ -5,10 +5,11 @@ import logging
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import ray
+from ray._private import ray_constants
 from ray.exceptions import GetTimeoutError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -39,7 +40,7 @@ def cluster(config: RunConfig, logs: Path) -> Iterator[None]:
     address = config.deploy.ray_address
     local = address == "local"
     try:
-        with deferred():
+        with deferred(), on_loopback() if local else nullcontext():
             context = ray.init(
                 address=address,
                 include_dashboard=False if local else None,
@@ -63,6 +64,26 @@ def cluster(config: RunConfig, logs: Path) -> Iterator[None]:
                 ray.shutdown()
             if local:
                 _copy_logs(Path(context.address_info["session_dir"]) / "logs", logs)
+
+
+@contextmanager
+def on_loopback() -> Iterator[None]:
+    """Has a cluster that is started in the block listen at 127.0.0.1 alone.
+
+    Elsewhere than on Linux Ray does so by itself, by this constant; else all of its servers listen
+    at every address of the machine.
+    """
+    name, before = ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR, ray_constants.ENABLE_RAY_CLUSTER
+    told = os.environ.get(name)
+    os.environ[name], ray_constants.ENABLE_RAY_CLUSTER = "0", False
+    try:
+        yield
+    finally:
+        ray_constants.ENABLE_RAY_CLUSTER = before
+        if told is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = told
 
 
 def _copy_logs(session: Path, logs: Path) -> None:

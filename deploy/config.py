@@ -57,6 +57,9 @@ class DeployConfig(BaseModel):
     """Which nodes of a cluster the roles of the run work on."""
     metrics: bool = True
     """Show metrics of every process to Prometheus, which finds them at one address of the run."""
+    engine_metrics: bool = False
+    """Show some of vLLM's own metrics beside those of each actor (`actors.metrics`). vLLM then
+    counts every token of every request, which takes some percent of the actor's process."""
     metrics_port: int = Field(default=0, ge=0, le=65535)
     """Port of that address; 0 takes a free one, which the command prints."""
     metrics_host: str = Field(default="127.0.0.1", pattern=r"^[0-9A-Za-z.:-]+$")

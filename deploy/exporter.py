@@ -14,12 +14,12 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-from prometheus_client import CollectorRegistry, ProcessCollector
+from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.registry import Collector
 
 from deploy.errors import InputError
-from queues.metrics import address
+from queues.metrics import ProcessMetrics, address
 
 FILE = "targets.json"
 Targets = Sequence[tuple[str, str]]
@@ -59,7 +59,7 @@ class Exporter:
         registry = CollectorRegistry()
         for collector in collectors:
             registry.register(collector)
-        ProcessCollector(namespace="headway", registry=registry)
+        registry.register(ProcessMetrics())
         answers: dict[str, tuple[str, Callable[[], bytes]]] = {
             "/metrics": (CONTENT_TYPE_LATEST, lambda: generate_latest(registry)),
             "/targets": ("application/json", lambda: json.dumps(self.targets()).encode()),

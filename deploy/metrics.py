@@ -10,7 +10,6 @@ from prometheus_client.core import (
     GaugeMetricFamily,
     InfoMetricFamily,
     Metric,
-    SummaryMetricFamily,
 )
 from prometheus_client.registry import Collector
 
@@ -93,14 +92,17 @@ class RunMetrics(Collector):
         for row in self._record.swaps[self._seen :]:
             self._seen += 1
             self._add(row)
-        seconds = SummaryMetricFamily(
+        seconds = CounterMetricFamily(
             "headway_weight_update_seconds",
             "Of weight updates that ended well, by phase.",
             labels=["engine", "phase"],
         )
         for (engine, phase), value in self._seconds.items():
-            seconds.add_metric([engine, phase], self._updates[engine], value)
+            seconds.add_metric([engine, phase], value)
         yield seconds
+        updates = CounterMetricFamily(
+            "headway_weight_updates", "That ended well.", labels=["engine"]
+        )
         failures = CounterMetricFamily(
             "headway_weight_update_failures", "Updates that failed.", labels=["engine"]
         )
@@ -108,8 +110,10 @@ class RunMetrics(Collector):
             "headway_weight_update_bytes", "Of weights that were loaded.", labels=["engine"]
         )
         for engine in sorted(self._updates.keys() | self._failures.keys()):
+            updates.add_metric([engine], self._updates[engine])
             failures.add_metric([engine], self._failures[engine])
             sent.add_metric([engine], self._bytes[engine])
+        yield updates
         yield failures
         yield sent
 

@@ -159,6 +159,7 @@ class Run:
             broadcaster=self.broadcaster,
             judge=self.judges[0].client if self.judges else None,
             metrics_host=config.deploy.metrics_host if config.deploy.metrics else None,
+            engine_metrics=config.deploy.engine_metrics,
             **options(
                 config.deploy.placement.actors,
                 here if config.weight_sync.one_node else "SPREAD",

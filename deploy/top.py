@@ -152,7 +152,7 @@ def _rates(now: Moment, before: Moment | None) -> Rates:
             _rate("headway_tokens_generated_total", now, before, name) for name in now.processes
         ),
         tokens_trained=_rate("headway_tokens_trained_total", now, before),
-        updates=_rate("headway_weight_update_seconds_count", now, before, phase="serve"),
+        updates=_rate("headway_weight_updates_total", now, before),
         update_bytes=_rate("headway_weight_update_bytes_total", now, before),
     )
 
@@ -214,9 +214,8 @@ def _phases(now: Moment, before: Moment | None) -> dict[str, float]:
 
 
 def _update_seconds(now: Moment, before: Moment | None) -> float | None:
-    name = "headway_weight_update_seconds"
-    seconds = _since(f"{name}_sum", now, before, phase="serve")
-    count = _since(f"{name}_count", now, before, phase="serve")
+    seconds = _since("headway_weight_update_seconds_total", now, before, phase="serve")
+    count = _since("headway_weight_updates_total", now, before)
     return seconds / count if count else None
 
 

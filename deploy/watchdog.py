@@ -76,17 +76,25 @@ class Watchdog:
             RunFailed: Something is overdue, and the recipe ends a run then.
         """
         while True:
-            await self._find_places()
-            signs = await self._signs()
-            self.overdue = self._waits.overdue(signs, time.monotonic())
-            now = {(late.wait.who, late.wait.on) for late in self.overdue}
-            new = [late for late in self.overdue if (late.wait.who, late.wait.on) not in self._told]
-            for who, on in self._told - now:
-                self._screen.say(f"{who} waits on {on} no more")
-            self._told = now
-            if new:
-                await self._tell(new)
+            await self.look()
             await asyncio.sleep(min(LOOK_SECONDS, self._config.deploy.watchdog_seconds / 8))
+
+    async def look(self) -> None:
+        """Looks once, and says what is new.
+
+        Raises:
+            RunFailed: As `follow`.
+        """
+        await self._find_places()
+        signs = await self._signs()
+        self.overdue = self._waits.overdue(signs, time.monotonic())
+        now = {(late.wait.who, late.wait.on) for late in self.overdue}
+        new = [late for late in self.overdue if (late.wait.who, late.wait.on) not in self._told]
+        for who, on in self._told - now:
+            self._screen.say(f"{who} waits on {on} no more")
+        self._told = now
+        if new:
+            await self._tell(new)
 
     async def _signs(self) -> Signs:
         broker = None

@@ -84,6 +84,8 @@ class Learner:
         self._totals = {"rollouts": 0, "tokens": 0, **(totals or {})}
         self._poll_seconds = poll_seconds
         self._observe = observe
+        self.state = "publishes the weights that it begins with"
+        """What it does, in words."""
 
     async def run(self, stop: asyncio.Event | None = None) -> int:
         """Trains until the last step, the end of the queue, or `stop`; the version reached."""
@@ -93,10 +95,12 @@ class Learner:
         await self._trainer.prune(version)  # else a later one that lacks its commit would count
         await self._trainer.publish(version)
         while version < self._steps:
+            self.state = f"waits for batch {version}"
             times = {**began, "wait_started_at": time.time()}
             payloads = await self._take(version, stop)
             if payloads is None:
                 break
+            self.state = f"trains batch {version}"
             times["wait_finished_at"] = times["step_started_at"] = time.time()
             statistics = await self._trainer.update(payloads, version)
             times["step_finished_at"] = time.time()
@@ -133,6 +137,7 @@ class Learner:
         }
 
     async def _save(self, version: int) -> None:
+        self.state = f"saves version {version}"
         cursor = await self._batches.cursor()
         path = await self._trainer.save(version, cursor=cursor, totals=self._totals)
         await self._batches.commit_checkpoint(version, path)

@@ -9,7 +9,7 @@ import gc
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Never, ParamSpec, TypeVar
 
 import ray
 
@@ -17,9 +17,11 @@ from learner import full_disk
 from learner.config import LearnerConfig
 from learner.cores import bind, cores_of_rank
 from learner.errors import LearnerError
+from queues.ray_title import keep_title
 from weight_sync.config import WeightSyncConfig
 
 if TYPE_CHECKING:
+    from learner.learner import Learner
     from learner.metrics import LearnerMetrics
 
 P = ParamSpec("P")
@@ -36,9 +38,17 @@ class RankActor:
         # One thread for everything that computes, so that torch keeps one pool of threads.
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="rank")
         self._metrics: LearnerMetrics | None = None
+        self._learner: Learner | None = None
+        self._title: asyncio.Task[Never] | None = None
 
     def __repr__(self) -> str:
         return f"learner-{self._number}"
+
+    def _state(self) -> str:
+        """What it does, for the title of its process; what the others do, rank 0 knows."""
+        if self._number:
+            return f"{self}"
+        return f"{self}: {self._learner.state if self._learner else 'loads the model'}"
 
     async def open_store(self) -> tuple[str, int]:
         """Rank 0: makes the store where ranks meet; its address."""
@@ -58,6 +68,7 @@ class RankActor:
         Raises:
             InputError: The model cannot be trained, or the cores do not exist.
         """
+        self._title = asyncio.create_task(keep_title("RankActor", self._state))
         cores = cores_of_rank(self._config, self._number)
         if cores is not None:
             bind(cores)
@@ -103,7 +114,7 @@ class RankActor:
         lead = Lead(
             self._rank, followers, self._call, self._publisher, checkpoints=Path(checkpoints)
         )
-        learner = Learner(
+        learner = self._learner = Learner(
             lead,
             broker,
             steps=steps,

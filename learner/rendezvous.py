@@ -4,6 +4,7 @@ Rank 0 holds the port from the moment it is chosen, so that no other process can
 what the ranks then do together (`deepspeed_engine`).
 """
 
+import socket
 from datetime import timedelta
 
 import torch
@@ -19,13 +20,19 @@ Address = tuple[str, int]
 
 
 def open_store(host: str) -> TCPStore:
-    """The store of a group, on a free port; to be called by rank 0.
+    """The store of a group, on a free port of this address alone; to be called by rank 0.
 
     Args:
         host: Address of this node that every rank reaches.
     """
+    listening = socket.create_server((host, 0))
     return TCPStore(
-        host, 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=STORE_SECONDS)
+        host,
+        listening.getsockname()[1],
+        is_master=True,
+        wait_for_workers=False,
+        timeout=timedelta(seconds=STORE_SECONDS),
+        master_listen_fd=listening.detach(),  # by itself it would listen at every address
     )
 
 

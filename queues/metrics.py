@@ -11,9 +11,23 @@ from prometheus_client.registry import Collector
 
 from queues.status import BrokerStatus
 
+SHOWN = ("resident_memory_bytes", "cpu_seconds")
+"""Of what `prometheus_client` knows of a process."""
+
+
+class ProcessMetrics(Collector):
+    """Memory and CPU of this process."""
+
+    def __init__(self) -> None:
+        self._all = ProcessCollector(namespace="headway", registry=None)
+
+    def collect(self) -> Iterator[Metric]:
+        """One scrape."""
+        return (each for each in self._all.collect() if each.name.endswith(SHOWN))
+
 
 def serve(collectors: Iterable[Collector], *, host: str, port: int = 0) -> int:
-    """Shows collectors, and memory and CPU of this process, at `/metrics` until the process ends.
+    """Shows collectors, and `ProcessMetrics`, at `/metrics` until the process ends.
 
     Args:
         collectors: Are asked by another thread.
@@ -26,7 +40,7 @@ def serve(collectors: Iterable[Collector], *, host: str, port: int = 0) -> int:
     registry = CollectorRegistry()
     for collector in collectors:
         registry.register(collector)
-    ProcessCollector(namespace="headway", registry=registry)
+    registry.register(ProcessMetrics())
     server, _ = start_http_server(port, addr=host, registry=registry)
     return int(server.server_port)
 

@@ -102,6 +102,9 @@ class _BrokerActor(Broker):
         except QueuesError as error:
             self._refusal = error
 
+    def __repr__(self) -> str:
+        return "broker"
+
     async def put_many(self, puts: Sequence[tuple[str, Payload]]) -> list[PutStatus | QueuesError]:
         """See `Puts.put_many`; payloads as `share` made them, read where Ray keeps them."""
         return await super().put_many([(engine_id, memoryview(x)) for engine_id, x in puts])

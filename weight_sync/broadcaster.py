@@ -37,6 +37,9 @@ class Broadcaster:
         self._engines: dict[str, tuple[Any, int]] = {}
         self._announced = asyncio.Condition()
 
+    def __repr__(self) -> str:
+        return "broadcaster"
+
     async def announce(self, manifest: Manifest) -> None:
         """Makes a version known. The newest one again replaces where its bytes are.
 

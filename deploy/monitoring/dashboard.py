@@ -149,8 +149,9 @@ ROWS: dict[str, tuple[Panel, ...]] = {
             "s",
             (
                 (
-                    f"rate(headway_weight_update_seconds_sum{RUN}[$__rate_interval]) / "
-                    f"rate(headway_weight_update_seconds_count{RUN}[$__rate_interval])",
+                    f"rate(headway_weight_update_seconds_total{RUN}[$__rate_interval]) / ignoring"
+                    f" (phase) group_left rate(headway_weight_updates_total{RUN}"
+                    "[$__rate_interval])",
                     "{{engine}}: {{phase}}",
                 ),
             ),

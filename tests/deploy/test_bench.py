@@ -126,8 +126,8 @@ def test_the_help_of_a_benchmark_tells_its_name_its_options_and_how_long_it_take
 
 def test_an_unknown_benchmark_names_those_there_are():
     known = (
-        "there are async, chaos, episodes, logprob-memory, plan, presets, queue, rewards, scale, "
-        "update-pause, weight-sync"
+        "there are async, chaos, episodes, logprob-memory, metrics, plan, presets, queue, rewards, "
+        "scale, screenshots, update-pause, weight-sync"
     )
     with pytest.raises(InputError, match=known):
         start("speed", [])

@@ -79,8 +79,8 @@ def test_weight_updates_are_summed_by_phase_once_however_often_they_are_asked_fo
     lines = ask(exporter, "/metrics").splitlines()
     for phase, seconds in {"stage": 0.5, "permit": 0.25, "pause": 1.0, "serve": 2.0}.items():
         labels = f'{{engine="engine-0",phase="{phase}"}}'
-        assert f"headway_weight_update_seconds_count{labels} 1.0" in lines
-        assert f"headway_weight_update_seconds_sum{labels} {seconds}" in lines
+        assert f"headway_weight_update_seconds_total{labels} {seconds}" in lines
+    assert 'headway_weight_updates_total{engine="engine-0"} 1.0' in lines
     assert 'headway_weight_update_failures_total{engine="engine-0"} 1.0' in lines
     assert 'headway_weight_update_bytes_total{engine="engine-0"} 100.0' in lines
 

@@ -17,6 +17,7 @@ from deploy import monitoring
 from deploy.monitoring import dashboard
 
 PLACES = f"{Path(__file__).parents[2] / '.prometheus' / 'usr' / 'bin'}:{os.environ['PATH']}"
+PROMTOOL = shutil.which("promtool", path=PLACES)
 PROMETHEUS = shutil.which("prometheus", path=PLACES)
 SHIPPED = Path(monitoring.__file__).parent
 RULES = yaml.safe_load((SHIPPED / "rules.yml").read_text())["groups"][0]["rules"]
@@ -44,16 +45,14 @@ class Server:
         (folder / "prometheus.yml").write_text(json.dumps(config))
         port = _free_port()
         self.address = f"http://127.0.0.1:{port}"
-        self.process = subprocess.Popen(
-            [
-                PROMETHEUS,
-                f"--config.file={folder / 'prometheus.yml'}",
-                f"--storage.tsdb.path={folder / 'data'}",
-                f"--web.listen-address=127.0.0.1:{port}",
-            ],
-            stdout=(folder / "prometheus.log").open("w"),
-            stderr=subprocess.STDOUT,
-        )
+        command = [
+            PROMETHEUS,
+            f"--config.file={folder / 'prometheus.yml'}",
+            f"--storage.tsdb.path={folder / 'data'}",
+            f"--web.listen-address=127.0.0.1:{port}",
+        ]
+        with (folder / "prometheus.log").open("w") as log:
+            self.process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
 
     def ask(self, path, **parameters):
         question = urllib.parse.urlencode(parameters)
@@ -112,6 +111,15 @@ def prometheus(headway, tmp_path_factory):
             server.process.terminate()
             server.process.wait(30)
     assert not file.exists()
+
+
+@pytest.mark.parametrize(("check", "file"), [("config", "prometheus.yml"), ("rules", "rules.yml")])
+def test_prometheus_own_tool_finds_nothing_wrong(check, file):
+    found = subprocess.run(
+        [PROMTOOL, "check", check, SHIPPED / file], capture_output=True, text=True, timeout=60
+    )
+    assert found.returncode == 0, found.stdout + found.stderr
+    assert "FAILED" not in found.stdout + found.stderr
 
 
 def test_every_process_of_the_run_is_found_and_answers(prometheus):

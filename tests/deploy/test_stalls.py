@@ -135,6 +135,16 @@ def test_a_broker_that_is_stopped(headway):
         assert f"broker: pid {pid} is stopped" in row["text"]
 
 
+@pytest.mark.vllm
+def test_an_engine_of_vllm_that_is_stopped_while_its_actor_answers(headway):
+    with Stalled(headway, "hung-engine", "actors.engine=vllm") as run:
+        run.trains()
+        pid = run.stop("VLLM::EngineCore")
+        row = run.named("actor-0")
+        assert row["what"].endswith("rollouts to end") or "due group" in row["what"]
+        assert f"its child (VLLM::EngineCore) pid {pid} is stopped" in row["text"]
+
+
 def test_a_reward_that_hangs_is_in_the_stacks(headway):
     hang = headway.folder / "hang"
     (headway.folder / "hanging.py").write_text(

@@ -128,10 +128,9 @@ def test_a_lag_above_the_last_bucket_is_shown_as_open():
 def test_an_update_is_shown_with_its_mean_duration_in_between():
     def updates(seconds, count):
         return scrape(
-            weight_update_seconds_sum__engine__e__phase__serve=seconds,
-            weight_update_seconds_count__engine__e__phase__serve=count,
-            weight_update_seconds_sum__engine__e__phase__pause=77,
-            weight_update_seconds_count__engine__e__phase__pause=count,
+            weight_update_seconds_total__engine__e__phase__serve=seconds,
+            weight_update_seconds_total__engine__e__phase__pause=77,
+            weight_updates_total__engine__e=count,
         )
 
     seen = view(moment(2.0, driver=updates(7.0, 4)), moment(0.0, driver=updates(1.0, 2)), ())

@@ -1,0 +1,56 @@
+"""The commands `submit`, `attach` and `cancel`: runs as jobs of a Ray cluster."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from deploy.cli_arguments import Overrides, Recipe, Replace
+
+Address = Annotated[str, typer.Option(help="Of a cluster's dashboard: http://HEAD:8265.")]
+Job = Annotated[str, typer.Argument(help="A job, as `headway submit` printed it.")]
+
+
+def submit(
+    recipe: Recipe,
+    address: Address,
+    overrides: Overrides = [],  # noqa: B006
+    *,
+    replace: Replace = False,
+    resume: Annotated[bool, typer.Option(help="Go on with a run submitted before.")] = False,
+    module: Annotated[
+        list[str],
+        typer.Option(metavar="NAME", help="A module here that yours import; may be repeated."),
+    ] = [],  # noqa: B006
+    wait: Annotated[bool, typer.Option(help="Follow it, and end with its exit code.")] = False,
+) -> None:
+    """Train a recipe as a job of a Ray cluster, with the modules that it names in this folder."""
+    from deploy.config import load_recipe
+
+    config = load_recipe(recipe, overrides)
+    from deploy.submission import Jobs, check, command_of, files_of, resumption
+
+    check(config)
+    sent = files_of(config, module, Path.cwd())
+    if Path(recipe).exists():
+        sent.append(Path(recipe))
+    jobs = Jobs(address)
+    new = command_of(recipe, overrides, replace=replace)
+    job = jobs.submit(config, resumption(config) if resume else new, sent)
+    typer.echo(f"job {job}; follow it by: headway attach {job} --address {address}")
+    if wait:
+        raise typer.Exit(jobs.follow(job, lambda text: typer.echo(text, nl=False)))
+
+
+def attach(job: Job, address: Address) -> None:
+    """Follow the log of a job and end with its exit code; Ctrl-C leaves it going on."""
+    from deploy.submission import Jobs
+
+    raise typer.Exit(Jobs(address).follow(job, lambda text: typer.echo(text, nl=False)))
+
+
+def cancel(job: Job, address: Address) -> None:
+    """Stop a job as Ctrl-C stops a run: it saves a checkpoint first."""
+    from deploy.submission import Jobs
+
+    typer.echo(f"job {job}: {Jobs(address).cancel(job)}")

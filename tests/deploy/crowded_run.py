@@ -1,0 +1,63 @@
+"""`headway run` with 64 simulated actors beside its own, for counting what all of them show.
+
+A simulated actor is known to the broker, takes every version by the broadcaster, and shows the
+metrics of an actor to which everything has happened that can. It generates nothing.
+"""
+
+import asyncio
+import time
+
+from actors.metrics import ActorMetrics
+from actors.tally import Tally
+from deploy import sitting
+from deploy.cli import main
+from deploy.run import Run
+from queues.metrics import serve
+from queues.records import PutStatus
+from weight_sync.announcements import SwapReport
+
+SIMULATED = 64
+HOST = "127.0.0.1"
+POLL_SECONDS = 1.0
+
+
+class Crowded(Run):
+    """A run with more actors than it works with."""
+
+    async def train(self) -> None:
+        crowd = [
+            asyncio.create_task(self.simulate(index))
+            for index in range(self.config.actors.count, self.config.actors.count + SIMULATED)
+        ]
+        try:
+            await super().train()
+        finally:
+            for each in crowd:
+                each.cancel()
+            await asyncio.wait(crowd)
+
+    async def simulate(self, index: int) -> None:
+        name, engine = f"actor-{index}", f"engine-{index}"
+        tally = Tally(engine)
+        tally.groups.update([*(status.value for status in PutStatus), "failed", "aborted"])
+        self.record.restarts[name] = 1
+        self.shown.append((name, f"{HOST}:{serve([ActorMetrics(tally)], host=HOST)}"))
+        serves = -1
+        while True:
+            found = await self.broadcaster.newest(serves, POLL_SECONDS)
+            if found is None or not await self.broadcaster.acquire_swap(engine, POLL_SECONDS):
+                continue
+            now, serves = time.time(), found.version
+            await self.broadcaster.report(
+                SwapReport(
+                    engine_id=engine, version=serves, published_at=found.created_at,
+                    staged_at=now, pause_seconds=0.0, load_seconds=0.0, resume_seconds=0.0,
+                    swap_started_at=now, swap_finished_at=now, bytes=64,
+                )
+            )  # fmt: skip
+            await self.broker.serving(engine, serves)
+
+
+if __name__ == "__main__":
+    sitting.Run = Crowded
+    main()
