@@ -134,7 +134,7 @@ class ActorsConfig(_Section):
     """Deadline of a whole rollout, rewards included; past it the rollout has failed."""
 
     dtype: Literal["float32", "bfloat16", "auto"] = "auto"
-    """What the engine computes in; `auto` is what the model folder says."""
+    """What the engine computes in; `auto` is what the model folder says, float32 included."""
     float32_head: bool = False
     """Let the engine form logits in float32 where the model is bfloat16, as learner.float32_head
     does in the learner; ScaleRL wants both."""

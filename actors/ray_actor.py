@@ -21,7 +21,7 @@ from actors.environments.environment import load_environment
 from actors.episode import EpisodeRunner
 from actors.errors import ActorsError, InputError
 from actors.failures import gravest
-from actors.model_folder import context_length, load_tokenizer, weight_shapes
+from actors.model_folder import context_length, load_tokenizer, stated_dtype, weight_shapes
 from actors.rendering import Renderer
 from actors.rewards import RewardPool, Rewards, load_rewards, load_shaping
 from actors.rewards.learned import Judge
@@ -343,7 +343,8 @@ def build_engine(
 
     return VllmEngine(
         model_path,
-        dtype=config.dtype,
+        # vLLM's own "auto" makes bfloat16 of float32.
+        dtype=stated_dtype(model_path) if config.dtype == "auto" else config.dtype,
         float32_head=config.float32_head,
         max_model_len=max_model_len,
         max_num_seqs=config.max_concurrent_rollouts,
