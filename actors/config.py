@@ -280,6 +280,14 @@ class HeldoutConfig(_Section):
     """Of each problem at actors.temperature; several (k) also give pass@k, the mean over the
     problems of the best of their k rewards."""
 
+    pinned: bool = False
+    """Let the last actor do nothing but evaluate, and take no new version before it is done: all
+    rollouts of a score are of one version, and the other actors go on with training. It needs
+    actors.count of 2 or more. Else all actors evaluate, and may take new versions meanwhile."""
+    pinned_seconds: float = Field(default=600.0, gt=0)
+    """Longest that a new version waits for that; past it the rest is evaluated with newer ones,
+    and the score names all of them."""
+
     @model_validator(mode="after")
     def _samples_are_sampled(self) -> Self:
         if self.samples > 1 and not self.sampled:

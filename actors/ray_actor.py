@@ -29,6 +29,7 @@ from actors.rollout_worker import RolloutWorker
 from actors.tally import Tally, engine_id_of
 from queues.errors import QueueClosed
 from queues.protocols import WorkQueue
+from queues.records import Purpose
 from weight_sync.announcements import Announcements
 from weight_sync.config import WeightSyncConfig
 from weight_sync.receiver import Receiver
@@ -51,6 +52,8 @@ def create_actor(
     broadcaster: Announcements,
     judge: Judge | None = None,
     metrics_host: str | None = None,
+    purpose: Purpose | None = None,
+    pinned_seconds: float = 600.0,
     **options: Any,
 ) -> Any:
     """Starts the process of a rollout actor on the cluster.
@@ -67,6 +70,9 @@ def create_actor(
         broadcaster: Likewise.
         judge: Likewise; what the reward `reward_model` asks.
         metrics_host: Address of its node to show metrics at; None: nowhere.
+        purpose: Of what it leases; None leases for either. One that only evaluates takes no new
+            version before nothing is left to evaluate at the one it has.
+        pinned_seconds: Longest that a version is kept from it.
         **options: Ray actor options such as `scheduling_strategy`.
 
     Returns:
@@ -93,6 +99,8 @@ def create_actor(
         broadcaster=broadcaster,
         judge=judge,
         metrics_host=metrics_host,
+        purpose=purpose,
+        pinned_seconds=pinned_seconds,
     )
 
 
@@ -125,6 +133,8 @@ class RolloutActor:
         broadcaster: Announcements,
         judge: Judge | None = None,
         metrics_host: str | None = None,
+        purpose: Purpose | None = None,
+        pinned_seconds: float = 600.0,
     ) -> None:
         self._index = index
         self._config = config
@@ -137,6 +147,7 @@ class RolloutActor:
         self._broadcaster = broadcaster
         self._judge = judge
         self._metrics_host = metrics_host
+        self._purpose, self._pinned_seconds = purpose, pinned_seconds
         self._tally = Tally(engine_id_of(index))
         self._pool = RewardPool(config.reward_processes, config.reward_memory_gib)
         self._stop = asyncio.Event()
@@ -250,6 +261,8 @@ class RolloutActor:
             max_concurrent_rollouts=config.max_concurrent_rollouts,
             largest_group=self._group_size + config.greedy_baseline,
             heartbeat_seconds=self._heartbeat_seconds,
+            purpose=self._purpose,
+            pinned_seconds=self._pinned_seconds,
         )
         receiver = Receiver(
             self._tally.engine_id,
