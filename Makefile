@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 SEED ?= 0
 STAMP := $(VENV)/.installed
 
-.PHONY: help setup demo test test-fast test-slow test-trl test-prometheus test-browser check format bench clean
+.PHONY: help setup demo test test-fast test-slow test-trl test-verifiers test-prometheus test-browser check format bench clean
 
 help:  ## Show what there is
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -34,6 +34,10 @@ test-slow: setup  ## What takes minutes
 test-trl: setup  ## Compare losses with TRL's own code, which is installed beside the environment
 	$(BIN)/pip install --quiet --no-deps --upgrade --target .trl -r deploy/locks/trl.txt
 	PYTHONPATH=$(CURDIR)/.trl $(BIN)/python -m pytest -m slow tests/learner/test_losses_trl.py
+
+test-verifiers: setup  ## Play environments of the library verifiers, which is installed beside the environment
+	$(BIN)/pip install --quiet --no-deps --upgrade --target .verifiers -r deploy/locks/verifiers.txt
+	PYTHONPATH=$(CURDIR)/.verifiers $(BIN)/python -m pytest -m slow tests/actors/test_verifiers_environment.py
 
 test-prometheus: setup  ## Every expression of dashboard and alerts against a real Prometheus
 	mkdir -p .prometheus

@@ -26,7 +26,7 @@ REWARDS = (
     "reward_model",
     "llm_judge",
 )
-ENVIRONMENTS = ("single_turn", "tools")
+ENVIRONMENTS = ("single_turn", "tools", "verifiers:ID")
 SOURCES = (
     "files",
     "datasets:NAME",
@@ -34,6 +34,7 @@ SOURCES = (
     "lettered_chain_sum",
     "tiny:TASK",
     "reasoning_gym:TASK",
+    "verifiers:ID",
 )
 
 
@@ -78,7 +79,8 @@ class ActorsConfig(_Section):
     engine: Literal["vllm", "scripted"] = "vllm"
     """`scripted` needs no model and learns nothing: it is for tests and for load."""
     environment: str = "single_turn"
-    """`single_turn`, `tools`, or the dotted path "module:Class" of an environment."""
+    """`single_turn`, `tools`, `verifiers:ID` of an environment of that library, or the dotted path
+    "module:Class" of one of yours."""
     environment_options: dict[str, Any] = {}
     """Keyword arguments of the environment; of `tools` those of `ToolOptions`."""
     environment_timeout_seconds: float = Field(default=300.0, gt=0)
@@ -88,8 +90,9 @@ class ActorsConfig(_Section):
     """
     reward: tuple[str, ...] = ("reasoning_gym",)
     """Rewards, added up: exact_match, last_answer, numeric_match, tags, regex, json_schema,
-    similarity, math_verify, reasoning_gym, code, reward_model, llm_judge, or dotted paths
-    "module:function" of score(prompt, completion, answer, metadata) -> float | dict[str, float]."""
+    similarity, math_verify, reasoning_gym, code, reward_model, llm_judge, or dotted paths. None
+    where the environment gives all of it. A dotted path is "module:function" of
+    score(prompt, completion, answer, metadata) -> float | dict[str, float]."""
     heldout_reward: tuple[str, ...] | None = None
     """Likewise, of held-out rollouts; None takes `reward`."""
     reward_options: dict[str, dict[str, Any]] = {}
@@ -134,7 +137,7 @@ class ActorsConfig(_Section):
     """Deadline of a whole rollout, rewards included; past it the rollout has failed."""
 
     dtype: Literal["float32", "bfloat16", "auto"] = "auto"
-    """What the engine computes in; `auto` is what the model folder says."""
+    """What the engine computes in; `auto` is what the model folder says, float32 included."""
     float32_head: bool = False
     """Let the engine form logits in float32 where the model is bfloat16, as learner.float32_head
     does in the learner; ScaleRL wants both."""
@@ -166,8 +169,8 @@ class ActorsConfig(_Section):
             return None
         for name in value:
             _known_or_dotted(name, REWARDS, "module:function")
-        if not value or len(set(value)) != len(value):
-            raise ValueError(f"{list(value)} must name at least one reward, and none twice")
+        if len(set(value)) != len(value):
+            raise ValueError(f"{list(value)} must name no reward twice")
         return value
 
     @field_validator("environment")
@@ -181,6 +184,18 @@ class ActorsConfig(_Section):
         if value == 0:
             raise ValueError("0 leaves no token to sample; -1 is no limit")
         return value
+
+    @model_validator(mode="after")
+    def _something_rewards(self) -> Self:
+        given = (
+            self.reward if self.heldout_reward is None else (self.reward and self.heldout_reward)
+        )
+        if not given and self.environment in ("single_turn", "tools"):
+            raise ValueError(
+                f'with actors.environment = "{self.environment}" actors.reward must name at least '
+                "one reward; other environments may give all of it by themselves"
+            )
+        return self
 
     @model_validator(mode="after")
     def _rewards_are_used(self) -> Self:
@@ -239,7 +254,7 @@ class PromptsConfig(_Section):
 
     source: str
     """`files`, `datasets:NAME`, `mixture`, `lettered_chain_sum`, `tiny:TASK`, `reasoning_gym:TASK`,
-    or the dotted path "module:Class"."""
+    `verifiers:ID`, or the dotted path "module:Class"."""
     source_options: dict[str, Any] = {}
     """Keywords of the source: of `files` path, heldout_path and how rows are read, of `mixture` its
     parts, of reasoning-gym the task's, or the level of its curriculum."""
@@ -281,6 +296,14 @@ class HeldoutConfig(_Section):
     samples: int = Field(default=1, ge=1)
     """Of each problem at actors.temperature; several (k) also give pass@k, the mean over the
     problems of the best of their k rewards."""
+
+    pinned: bool = False
+    """Let the last actor do nothing but evaluate, and take no new version before it is done: all
+    rollouts of a score are of one version, and the other actors go on with training. It needs
+    actors.count of 2 or more. Else all actors evaluate, and may take new versions meanwhile."""
+    pinned_seconds: float = Field(default=600.0, gt=0)
+    """Longest that a new version waits for that; past it the rest is evaluated with newer ones,
+    and the score names all of them."""
 
     @model_validator(mode="after")
     def _samples_are_sampled(self) -> Self:

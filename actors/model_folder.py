@@ -138,6 +138,17 @@ def vocabulary_size(model_path: str) -> int | None:
     return size if isinstance(size, int) else None
 
 
+def stated_dtype(model_path: str) -> str:
+    """What the configuration says that the weights are, as "float32"; `auto` where it does not.
+
+    Raises:
+        InputError: The configuration cannot be read.
+    """
+    found = configuration(model_path)
+    dtype = found.dtype or found.get_text_config().dtype
+    return "auto" if dtype is None else str(dtype).removeprefix("torch.")
+
+
 def weight_shapes(model_path: str) -> dict[str, tuple[int, ...]]:
     """Names and shapes of the weights that a learner publishes for this model.
 

@@ -21,7 +21,7 @@ from actors.environments.environment import load_environment
 from actors.episode import EpisodeRunner
 from actors.errors import ActorsError, InputError
 from actors.failures import gravest
-from actors.model_folder import context_length, load_tokenizer, weight_shapes
+from actors.model_folder import context_length, load_tokenizer, stated_dtype, weight_shapes
 from actors.rendering import Renderer
 from actors.rewards import RewardPool, Rewards, load_rewards, load_shaping
 from actors.rewards.learned import Judge
@@ -30,6 +30,7 @@ from actors.tally import Tally, engine_id_of
 from queues.errors import QueueClosed
 from queues.protocols import WorkQueue
 from queues.ray_title import keep_title
+from queues.records import Purpose
 from weight_sync.config import WeightSyncConfig
 from weight_sync.direct_receiver import DirectReceiver
 from weight_sync.ray_broadcaster import BroadcasterClient
@@ -54,6 +55,8 @@ def create_actor(
     judge: Judge | None = None,
     metrics_host: str | None = None,
     engine_metrics: bool = False,
+    purpose: Purpose | None = None,
+    pinned_seconds: float = 600.0,
     **options: Any,
 ) -> Any:
     """Starts the process of a rollout actor on the cluster.
@@ -71,6 +74,9 @@ def create_actor(
         judge: Likewise; what the reward `reward_model` asks.
         metrics_host: Address of its node to show metrics at; None: nowhere.
         engine_metrics: Show the engine's own there too.
+        purpose: Of what it leases; None leases for either. One that only evaluates takes no new
+            version before nothing is left to evaluate at the one it has.
+        pinned_seconds: Longest that a version is kept from it.
         **options: Ray actor options such as `scheduling_strategy`.
 
     Returns:
@@ -98,6 +104,8 @@ def create_actor(
         judge=judge,
         metrics_host=metrics_host,
         engine_metrics=engine_metrics,
+        purpose=purpose,
+        pinned_seconds=pinned_seconds,
     )
 
 
@@ -131,6 +139,8 @@ class RolloutActor:
         judge: Judge | None = None,
         metrics_host: str | None = None,
         engine_metrics: bool = False,
+        purpose: Purpose | None = None,
+        pinned_seconds: float = 600.0,
     ) -> None:
         self._index = index
         self._config = config
@@ -144,6 +154,7 @@ class RolloutActor:
         self._judge = judge
         self._metrics_host = metrics_host
         self._engine_metrics = engine_metrics and metrics_host is not None
+        self._purpose, self._pinned_seconds = purpose, pinned_seconds
         self._tally = Tally(engine_id_of(index))
         self._pool = RewardPool(config.reward_processes, config.reward_memory_gib)
         self._stop = asyncio.Event()
@@ -289,6 +300,8 @@ class RolloutActor:
             max_concurrent_rollouts=config.max_concurrent_rollouts,
             largest_group=self._group_size + config.greedy_baseline,
             heartbeat_seconds=self._heartbeat_seconds,
+            purpose=self._purpose,
+            pinned_seconds=self._pinned_seconds,
         )
         return _Parts(engine, worker, self._receiver(engine, worker))
 
@@ -398,7 +411,8 @@ def build_engine(
 
     return VllmEngine(
         model_path,
-        dtype=config.dtype,
+        # vLLM's own "auto" makes bfloat16 of float32.
+        dtype=stated_dtype(model_path) if config.dtype == "auto" else config.dtype,
         float32_head=config.float32_head,
         max_model_len=max_model_len,
         max_num_seqs=config.max_concurrent_rollouts,

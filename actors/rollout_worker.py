@@ -8,13 +8,15 @@
                        rollouts that have finished before the others of their group ─▶ save
 
 Who waits on whom: the loop on the first version (`on_version`), then on room (a group's end), then
-on the broker, which grants what admission allows. It ends when the run is over (QueueClosed), which
-aborts what is running, or at `stop`, which interrupts it and saves what it has sampled: the broker
-gives that to whoever leases the group next. An engine that died, or a broker that is lost, ends it
-with that error.
+on the broker, which grants what admission allows. A worker that only evaluates makes `on_version`
+wait, and so the next version, until nothing is left to evaluate at this one. It ends when the run
+is over (QueueClosed), which aborts what is running, or at `stop`, which interrupts it and saves
+what it has sampled: the broker gives that to whoever leases the group next. An engine that died, or
+a broker that is lost, ends it with that error.
 """
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import replace
@@ -36,6 +38,8 @@ from queues.records import (
 )
 from queues.schema import encode
 
+logger = logging.getLogger(__name__)
+
 POLL_SECONDS = 1.0
 """Longest wait for a lease before `stop` and the room are looked at again."""
 HAND_OVER_SECONDS = 5.0
@@ -54,6 +58,8 @@ class RolloutWorker:
         max_concurrent_rollouts: Room, in rollouts; groups begin and end as a whole.
         largest_group: Most rollouts that a lease may be for, a baseline included.
         heartbeat_seconds: How often leases are renewed.
+        purpose: Of what it leases; None leases for either.
+        pinned_seconds: Longest that a version is kept from a worker that only evaluates.
 
     Raises:
         InputError: Not even one group has room.
@@ -69,6 +75,8 @@ class RolloutWorker:
         max_concurrent_rollouts: int,
         largest_group: int,
         heartbeat_seconds: float,
+        purpose: Purpose | None = None,
+        pinned_seconds: float = 600.0,
     ) -> None:
         if max_concurrent_rollouts < largest_group:
             raise InputError(
@@ -83,6 +91,10 @@ class RolloutWorker:
         self._slots = max_concurrent_rollouts
         self._largest_group = largest_group
         self._heartbeat_seconds = heartbeat_seconds
+        self._purpose = purpose
+        self._pinned_seconds = pinned_seconds
+        self._evaluated: asyncio.Future[None] | None = None
+        """Done when nothing is left to evaluate at the version; `on_version` waits for it."""
         self._held: dict[tuple[str, int], asyncio.Task[None]] = {}
         self._drafts: dict[tuple[str, int], Draft] = {}
         """Of the training groups that are held."""
@@ -92,11 +104,25 @@ class RolloutWorker:
         """Set when `run` has ended."""
 
     async def on_version(self, version: int) -> None:
-        """The engine serves this version from now on."""
+        """The engine serves this version from now on.
+
+        Returns when it may be given another, for a worker that only evaluates.
+        """
         await self._work.serving(self._engine_id, version)
         self._tally.version = version
         self._occupancy.serve()
+        if self._purpose is not Purpose.EVALUATE or self.left.is_set():
+            self._changed.set()
+            return
+        self._evaluated = asyncio.get_running_loop().create_future()
         self._changed.set()
+        await asyncio.wait([self._evaluated], timeout=self._pinned_seconds)
+        if not self._evaluated.done():
+            logger.warning(
+                "%s has evaluated version %d for heldout.pinned_seconds = %g: it takes newer "
+                "weights, and the rest is evaluated with those",
+                self._engine_id, version, self._pinned_seconds,
+            )  # fmt: skip
 
     async def run(self, stop: asyncio.Event) -> None:
         """Works until `stop` is set or the run is over.
@@ -111,13 +137,15 @@ class RolloutWorker:
                     tasks.create_task(self._heartbeat()),
                     tasks.create_task(self._watch(stop)),
                 ]
+                if self._purpose is Purpose.EVALUATE:
+                    await self._evaluate(stop, tasks)
                 while not stop.is_set():
                     room = self._room()
                     if room < self._largest_group:
                         self._changed.clear()
                         await self._changed.wait()
                         continue
-                    for lease in await self._work.lease(self._engine_id, room, POLL_SECONDS):
+                    for lease in await self._lease(room, POLL_SECONDS):
                         self._begin(lease, tasks)
                 await self._hand_over()
                 for task in (*background, *self._held.values()):
@@ -129,6 +157,30 @@ class RolloutWorker:
         finally:
             self._occupancy.freeze()
             self.left.set()
+            self._release()
+
+    async def _lease(self, room: int, timeout: float) -> list[Lease]:
+        return await self._work.lease(self._engine_id, room, timeout, self._purpose)
+
+    async def _evaluate(self, stop: asyncio.Event, tasks: asyncio.TaskGroup) -> None:
+        """Evaluates until `stop`, and says when there is nothing to do at a version."""
+        while not stop.is_set():
+            self._changed.clear()
+            pinned, room = self._evaluated, self._room()
+            leases = await self._lease(room, 0.0) if room > 0 else []
+            for lease in leases:
+                self._begin(lease, tasks)
+            if not leases:
+                if not self._held and pinned is self._evaluated:
+                    self._release()
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(POLL_SECONDS):
+                        await self._changed.wait()
+
+    def _release(self) -> None:
+        """Another version may come."""
+        if self._evaluated is not None and not self._evaluated.done():
+            self._evaluated.set_result(None)
 
     async def _hand_over(self) -> None:
         """Interrupts what is running, and waits until it is saved or put."""

@@ -190,6 +190,16 @@ class RunConfig(BaseModel):
         return self
 
     @model_validator(mode="after")
+    def _someone_trains_beside_the_evaluation(self) -> Self:
+        if self.heldout is not None and self.heldout.pinned and self.actors.count < 2:
+            raise ValueError(
+                "heldout.pinned = true keeps one actor for evaluations, and actors.count = "
+                f"{self.actors.count} leaves none for training; set actors.count to 2 or more, or "
+                "heldout.pinned = false"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _groups_can_differ(self) -> Self:
         for name, drops in (
             ("queues.filter_tied", self.queues.filter_tied),

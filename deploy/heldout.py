@@ -3,7 +3,8 @@
 All evaluations of a run are queued at its start; the broker leases each one as soon as an engine
 serves its version. Evaluation does not stop training: an engine may take a newer version half-way,
 so every score names the lowest and highest version that sampled it. At the first and the last
-version nothing else is trained, and both are the same.
+version nothing else is trained, and both are the same. With `heldout.pinned` they are the same
+everywhere: one actor evaluates and does nothing else, and stays at a version until it is done.
 """
 
 from collections.abc import Iterator, Sequence
@@ -11,7 +12,7 @@ from dataclasses import dataclass
 
 from actors.config import HeldoutConfig
 from queues.protocols import PromptFeed
-from queues.records import Evaluation, Prompt
+from queues.records import Evaluation, Prompt, Purpose
 
 GREEDY, SAMPLED = "greedy", "sampled"
 
@@ -49,6 +50,13 @@ def plan(config: HeldoutConfig, *, steps: int, temperature: float) -> list[Plann
         for version in versions
         for kind, heat in kinds
     ]
+
+
+def purpose(config: HeldoutConfig | None, actor: int, actors: int) -> Purpose | None:
+    """What the actor of this number, of so many, leases; None where all of them do everything."""
+    if config is None or not config.pinned:
+        return None
+    return Purpose.EVALUATE if actor == actors - 1 else Purpose.TRAIN
 
 
 async def queue_all(

@@ -160,6 +160,7 @@ class Run:
             judge=self.judges[0].client if self.judges else None,
             metrics_host=config.deploy.metrics_host if config.deploy.metrics else None,
             engine_metrics=config.deploy.engine_metrics,
+            pinned_seconds=config.heldout.pinned_seconds if config.heldout else 0.0,
             **options(
                 config.deploy.placement.actors,
                 here if config.weight_sync.one_node else "SPREAD",
@@ -168,7 +169,11 @@ class Run:
         return [
             Supervisor(
                 index,
-                partial(create, index),
+                partial(
+                    create,
+                    index,
+                    purpose=heldout.purpose(config.heldout, index, config.actors.count),
+                ),
                 broker=self.broker,
                 broadcaster=self.broadcaster,
                 config=config.deploy,

@@ -16,7 +16,7 @@ from queues.evaluations import EvaluationRun
 from queues.groups import FILTERED, OVERDUE, Acceptance, Group, Groups, Reissue, State
 from queues.partials import fits
 from queues.prompt_queue import PromptQueue
-from queues.records import REWARD_MODEL_LOST, BatchRecord, Lease, Prompt, Summary
+from queues.records import REWARD_MODEL_LOST, BatchRecord, Lease, Prompt, Purpose, Summary
 from queues.results_queue import ResultsQueue
 from queues.retirement import Retirement
 from queues.tie_filter import TieFilter, Verdict
@@ -156,11 +156,15 @@ class Book:
             )
         self.engines[engine_id] = version
 
-    def lease(self, engine_id: str, room: int, *, now: float, expires: float) -> list[Lease]:
+    def lease(
+        self, engine_id: str, room: int, *, now: float, expires: float,
+        purpose: Purpose | None = None,
+    ) -> list[Lease]:  # fmt: skip
         """Lease what this engine may generate now: evaluations first, then training.
 
-        The leased groups have at most `room` rollouts together, baselines included. Training waits
-        for the weights of an engine that lags, while there is patience.
+        The leased groups have at most `room` rollouts together, baselines included, and are for
+        `purpose` where it is given. Training waits for the weights of an engine that lags, while
+        there is patience.
 
         Raises:
             QueueClosed: Nothing will ever be leased again.
@@ -171,9 +175,10 @@ class Book:
         if version is None:
             return []
         self.prompts.advance(now)
-        groups = self.prompts.pop_evaluations(room, version)  # of 1 rollout each
+        evaluates, trains = purpose is not Purpose.TRAIN, purpose is not Purpose.EVALUATE
+        groups = self.prompts.pop_evaluations(room * evaluates, version)  # of 1 rollout each
         each = self.group_size + self.greedy_baseline
-        wanted = min((room - len(groups)) // each, len(self.prompts))
+        wanted = min((room - len(groups)) // each, len(self.prompts)) * trains
         lags = version < self.version and now < self.patience_ends
         # In a full window many ask in vain at once.
         if wanted and not lags and self.groups.live < self.bounds.window(self.version):

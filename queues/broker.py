@@ -44,7 +44,7 @@ from queues.leases import Leases
 from queues.ledger import Ledger
 from queues.ledger_tables import JOURNAL_NAME
 from queues.puts import Puts
-from queues.records import Batch, Evaluation, Lease, Payload, Prompt, PutStatus
+from queues.records import Batch, Evaluation, Lease, Payload, Prompt, Purpose, PutStatus
 from queues.recovery import recover
 from queues.retention import Retention
 from queues.retirement import Retirement
@@ -175,7 +175,9 @@ class Broker:
         self._book.serving(engine_id, version)
         await self._work.wake(engine_id)
 
-    async def lease(self, engine_id: str, room: int, timeout: float) -> list[Lease]:
+    async def lease(
+        self, engine_id: str, room: int, timeout: float, purpose: Purpose | None = None
+    ) -> list[Lease]:
         """Groups to generate; long-polls, empty at the timeout.
 
         Evaluations come first, then what admission allows at the version that the engine last
@@ -186,6 +188,7 @@ class Broker:
             room: Rollouts that the engine has room for: an evaluation takes 1, a train group
                 `group_size`.
             timeout: Seconds.
+            purpose: Of all that is leased; None leases for either.
 
         Raises:
             QueueClosed: The run is over.
@@ -198,7 +201,7 @@ class Broker:
             if self._released[engine_id] != released:
                 return None  # who asks is gone; its successor asks by itself
             now, expires = time.monotonic(), self._leases.renewed()
-            leases = self._book.lease(engine_id, room, now=now, expires=expires)
+            leases = self._book.lease(engine_id, room, now=now, expires=expires, purpose=purpose)
             if not leases:
                 return None
             in_flight = self._book.groups.in_flight

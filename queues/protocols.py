@@ -7,7 +7,7 @@ runs against both. Every `timeout` is in seconds and ends a long poll without an
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
-from queues.records import Batch, Evaluation, Lease, Prompt, PutStatus
+from queues.records import Batch, Evaluation, Lease, Prompt, Purpose, PutStatus
 
 
 class PromptFeed(Protocol):
@@ -37,7 +37,9 @@ class WorkQueue(Protocol):
     async def serving(self, engine_id: str, version: int) -> None:
         """The engine now samples from this policy version."""
 
-    async def lease(self, engine_id: str, room: int, timeout: float) -> list[Lease]:
+    async def lease(
+        self, engine_id: str, room: int, timeout: float, purpose: Purpose | None = None
+    ) -> list[Lease]:
         """Groups to generate, of at most `room` rollouts together; empty at the timeout."""
 
     async def heartbeat(self, engine_id: str, held: Sequence[tuple[str, int]]) -> list[str]:

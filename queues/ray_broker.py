@@ -25,7 +25,7 @@ from queues.accounts import Accounting
 from queues.broker import Broker
 from queues.config import QueuesConfig
 from queues.errors import BrokerLostError, QueuesError
-from queues.records import Batch, Evaluation, Lease, Payload, Prompt, PutStatus
+from queues.records import Batch, Evaluation, Lease, Payload, Prompt, Purpose, PutStatus
 from queues.status import BrokerStatus
 
 P = ParamSpec("P")
@@ -185,9 +185,11 @@ class BrokerClient:
         """See `Broker.serving`."""
         await self._call(Broker.serving, engine_id, version)
 
-    async def lease(self, engine_id: str, room: int, timeout: float) -> list[Lease]:
+    async def lease(
+        self, engine_id: str, room: int, timeout: float, purpose: Purpose | None = None
+    ) -> list[Lease]:
         """See `Broker.lease`."""
-        return await self._poll(timeout, Broker.lease, engine_id, room, timeout)
+        return await self._poll(timeout, Broker.lease, engine_id, room, timeout, purpose)
 
     async def heartbeat(self, engine_id: str, held: Sequence[tuple[str, int]]) -> list[str]:
         """See `Broker.heartbeat`."""

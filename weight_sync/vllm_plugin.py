@@ -230,3 +230,6 @@ def register() -> None:
     """Makes the backend known to vLLM in this process; harmless to call twice."""
     if BACKEND not in WeightTransferEngineFactory._registry:
         WeightTransferEngineFactory.register_engine(BACKEND, __name__, StagedWeightsEngine.__name__)
+    if torch.cpu._is_amx_tile_supported():
+        # vLLM's attention in bfloat16 uses tiles without asking the kernel for them.
+        torch.cpu._init_amx()

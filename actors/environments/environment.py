@@ -52,7 +52,7 @@ def load_environment(
     """What makes a conversation of an environment.
 
     Args:
-        name: `single_turn`, `tools`, or "module:Class".
+        name: `single_turn`, `tools`, `verifiers:ID`, or "module:Class".
         options: Its keywords.
         code_execution: Whether tools may run what the policy writes.
 
@@ -69,6 +69,11 @@ def load_environment(
         from actors.environments.tools import ToolBox, Tools
 
         return partial(Tools, ToolBox(options, code_execution))
+    if name.startswith("verifiers:"):
+        from actors.environments.verifiers_environment import Conversation, load_verifiers
+
+        played = load_verifiers(name, options, setting="actors.environment")
+        return partial(Conversation, played)
     found = load_dotted(name, setting="actors.environment", known=ENVIRONMENTS)
     missing = [method for method in ("reset", "step") if not hasattr(found, method)]
     if not callable(found) or missing:

@@ -12,7 +12,7 @@ actors.code_execution allows it. Limits on turns, tokens and time are those of `
 
 import inspect
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Literal, Self
 
@@ -126,16 +126,8 @@ class ToolBox:
         return await call(partial(tool, **found.arguments))
 
     def _instruction(self) -> str:
-        """In the words of Hermes' and Qwen's chat templates."""
-        begin, end = self.options.markers
-        form = '{"name": <function-name>, "arguments": <args-json-object>}'
-        listed = "\n".join(json.dumps(_describe(n, tool)) for n, tool in self._tools.items())
-        return (
-            "# Tools\n\nYou may call one or more functions to assist with the user query.\n\nYou "
-            "are provided with function signatures within <tools></tools> XML tags:\n<tools>\n"
-            f"{listed}\n</tools>\n\nFor each function call, return a json object with function "
-            f"name and arguments within {begin}{end} XML tags:\n{begin}\n{form}\n{end}"
-        )
+        described = [_describe(name, tool) for name, tool in self._tools.items()]
+        return instruction(described, self.options.markers)
 
 
 class Tools:
@@ -159,6 +151,19 @@ class Tools:
             options.call_reward if well else 0.0,
             done=not replies,
         )
+
+
+def instruction(tools: Sequence[dict[str, Any]], markers: tuple[str, str]) -> str:
+    """What tells of tools, as JSON schemas, in the words of Hermes' and Qwen's chat templates."""
+    begin, end = markers
+    form = '{"name": <function-name>, "arguments": <args-json-object>}'
+    listed = "\n".join(json.dumps(tool) for tool in tools)
+    return (
+        "# Tools\n\nYou may call one or more functions to assist with the user query.\n\nYou "
+        "are provided with function signatures within <tools></tools> XML tags:\n<tools>\n"
+        f"{listed}\n</tools>\n\nFor each function call, return a json object with function "
+        f"name and arguments within {begin}{end} XML tags:\n{begin}\n{form}\n{end}"
+    )
 
 
 def _load(path: str, options: ToolOptions, code_execution: str) -> tuple[str, Callable[..., Any]]:

@@ -45,8 +45,8 @@ def load_source(
     """Builds a prompt source.
 
     Args:
-        name: `files`, `datasets:NAME`, `mixture`, `lettered_chain_sum`, `reasoning_gym:TASK`, or
-            "module:Class".
+        name: `files`, `datasets:NAME`, `mixture`, `lettered_chain_sum`, `reasoning_gym:TASK`,
+            `verifiers:ID`, or "module:Class".
         options: Keywords of the source.
         seed: Of the training prompts. The held-out ones are the same for every seed.
         split: Which problems to draw.
@@ -93,6 +93,10 @@ def _builder(name: str) -> Callable[..., Any]:
         from actors.sources.reasoning_gym import ReasoningGymSource
 
         return lambda **keywords: ReasoningGymSource(task, **keywords)
+    if kind == "verifiers" and task:
+        from actors.sources.verifiers_source import VerifiersSource
+
+        return lambda **keywords: VerifiersSource(name, **keywords)
     if kind == "tiny" and task:
         from actors.sources.tiny_task import TinyTask
 

@@ -145,7 +145,7 @@ class Desk:
     async def serving(self, engine_id, version):
         await self.note("serving", version)
 
-    async def lease(self, engine_id, limit, timeout):
+    async def lease(self, engine_id, limit, timeout, purpose=None):
         await self.note("lease", limit)
         granted = []
         while self.leases and self.leases[0].room <= limit:

@@ -2,11 +2,15 @@
 
 import subprocess
 import sys
+import types
 
 import pytest
 from pydantic import ValidationError
 
 from actors.config import ActorsConfig, HeldoutConfig, OverlongConfig, PromptsConfig
+from actors.environments.environment import load_environment
+from actors.errors import InputError
+from actors.sources.source import load_source
 
 
 @pytest.mark.parametrize(
@@ -16,7 +20,8 @@ from actors.config import ActorsConfig, HeldoutConfig, OverlongConfig, PromptsCo
         (ActorsConfig, {"temperature": 0.0}, "greater than 0"),
         (ActorsConfig, {"reward": ["exact"]}, "exact_match, last_answer, numeric_match"),
         (ActorsConfig, {"reward": []}, "at least one"),
-        (ActorsConfig, {"reward": ["exact_match", "exact_match"]}, "none twice"),
+        (ActorsConfig, {"environment": "tools", "reward": []}, "at least one"),
+        (ActorsConfig, {"reward": ["exact_match", "exact_match"]}, "no reward twice"),
         (ActorsConfig, {"environment": "tool"}, "single_turn, tools"),
         (ActorsConfig, {"top_k": 0}, "-1 is no limit"),
         (ActorsConfig, {"count": 2, "cores": ["0"]}, "1 entries for actors.count = 2"),
@@ -52,6 +57,26 @@ def test_dotted_paths_and_known_names_are_accepted():
     assert ActorsConfig(tensor_parallel_size=2).gpus == 0
     assert PromptsConfig(source="reasoning_gym:chain_sum").group_size == 8
     assert HeldoutConfig().source is None
+    assert ActorsConfig(reward=[], environment="my_module:World").reward == ()
+
+
+@pytest.mark.parametrize(
+    ("setting", "load"),
+    [
+        ("actors.environment", load_environment),
+        ("prompts.source", lambda name, options: load_source(name, options=options, seed=0)),
+    ],
+)
+@pytest.mark.parametrize(
+    ("installed", "message"), [(None, "cannot be imported"), ("0.4.0", "0.4.0 is installed")]
+)
+def test_environments_of_verifiers_name_the_version_to_install(
+    monkeypatch, setting, load, installed, message
+):
+    module = installed and types.SimpleNamespace(__version__=installed)
+    monkeypatch.setitem(sys.modules, "verifiers", module)
+    with pytest.raises(InputError, match=f"{setting} = 'verifiers:x'.*{message}.*verifiers<0.2"):
+        load("verifiers:x", {})
 
 
 @pytest.mark.parametrize("section", [ActorsConfig, OverlongConfig, PromptsConfig, HeldoutConfig])

@@ -6,8 +6,9 @@ import pytest
 from pydantic import ValidationError
 
 from actors.config import HeldoutConfig
-from deploy.heldout import by_version, plan, queue_all
-from queues.records import Prompt
+from deploy.config import RunConfig
+from deploy.heldout import by_version, plan, purpose, queue_all
+from queues.records import Prompt, Purpose
 
 
 def test_both_ends_are_larger_and_every_version_is_scored_both_ways():
@@ -62,3 +63,31 @@ def test_each_problem_is_sampled_as_often_as_asked_for_and_greedily_once():
 def test_samples_without_sampling_are_refused():
     with pytest.raises(ValidationError, match=r"without heldout.sampled = true"):
         HeldoutConfig(samples=4)
+
+
+def test_a_pinned_evaluation_has_the_last_actor_to_itself_and_else_all_do_everything():
+    pinned = HeldoutConfig(pinned=True)
+    assert [purpose(pinned, index, 3) for index in range(3)] == [
+        Purpose.TRAIN,
+        Purpose.TRAIN,
+        Purpose.EVALUATE,
+    ]
+    for config in (HeldoutConfig(), None):
+        assert [purpose(config, index, 2) for index in range(2)] == [None, None]
+
+
+def test_a_pinned_evaluation_that_leaves_no_actor_for_training_is_refused():
+    sections = {
+        "name": "one",
+        "steps": 2,
+        "preset": "cispo",
+        "model": {"path": "m"},
+        "prompts": {"source": "files"},
+        "heldout": {"pinned": True},
+        "actors": {"reward": ["exact_match"]},
+        "queues": {"max_staleness": 0},
+    }
+    with pytest.raises(ValidationError, match=r"actors.count = 1 leaves none for training"):
+        RunConfig.model_validate(sections)
+    sections["actors"]["count"] = 2
+    assert RunConfig.model_validate(sections).heldout.pinned

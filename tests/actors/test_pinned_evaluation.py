@@ -1,0 +1,199 @@
+"""A worker that only evaluates stays at a version until it is done, while others train on."""
+
+import asyncio
+import logging
+from dataclasses import dataclass, field
+
+import pytest
+from fakes import Desk, episodes, lease, rollout
+
+from actors.engine import SamplingParameters
+from actors.rollout_worker import RolloutWorker
+from actors.scripted_engine import ScriptedEngine
+from actors.tally import Tally
+from queues.broker import Broker
+from queues.config import QueuesConfig
+from queues.errors import QueueClosed
+from queues.records import Prompt, Purpose
+
+BATCH, SIZE, STEPS, PROBLEMS = 2, 2, 9, 7
+
+
+@dataclass
+class Published:
+    """The newest version; whoever follows takes that and none between."""
+
+    version: int = 0
+    changed: asyncio.Condition = field(default_factory=asyncio.Condition)
+
+    async def publish(self, version):
+        async with self.changed:
+            self.version = version
+            self.changed.notify_all()
+
+    async def follow(self, engine, worker):
+        """As a receiver does: the next version is taken when `on_version` has returned."""
+        served = -1
+        while served < STEPS:
+            async with self.changed:
+                while self.version <= served:
+                    await self.changed.wait()
+                served = self.version
+            engine._version = served
+            await worker.on_version(served)
+
+
+def prompts(count, name):
+    return [Prompt(prompt_id=f"{name}/0/{i}", text=f"{i}+1=", answer="1") for i in range(count)]
+
+
+async def actor(index, broker, purpose, done, *, rate):
+    """An engine and its worker; `done` takes the lease and the rollout of every end."""
+    engine = ScriptedEngine(
+        {}, vocabulary=40, median_length=12, tokens_per_second=rate, initial_version=0
+    )
+    await engine.start()
+    runner = episodes(engine, SamplingParameters(temperature=1.0, max_new_tokens=30))
+
+    async def episode(of, sample, saved):
+        made = await runner.run(of, sample, saved)
+        done(of, made)
+        return made
+
+    worker = RolloutWorker(
+        Tally(f"engine-{index}"), broker, episode, interrupt=engine.interrupt,
+        max_concurrent_rollouts=4, largest_group=SIZE, heartbeat_seconds=1.0, purpose=purpose,
+    )  # fmt: skip
+    return engine, worker
+
+
+def test_every_rollout_of_an_evaluation_is_of_one_version_while_training_goes_on(tmp_path):
+    planned = {"early": 0, "greedy": 2, "sampled": 2, "late": 5, "last": STEPS}
+    of_evaluation = {name: [] for name in planned}
+    behind = []
+
+    async def scenario():
+        broker = Broker(
+            tmp_path,
+            config=QueuesConfig(max_staleness=2, synchronous="normal"),
+            groups_per_batch=BATCH, group_size=SIZE, steps=STEPS,
+        )  # fmt: skip
+        published = Published()
+
+        def done(of, made):
+            versions = {version for version in made.versions if version >= 0}
+            if of.purpose is Purpose.TRAIN:
+                return
+            behind.append(published.version - max(versions))
+            of_evaluation[of.prompt.prompt_id.split("/")[0]].append(versions)
+
+        actors = [
+            await actor(0, broker, Purpose.TRAIN, done, rate=None),
+            await actor(1, broker, Purpose.EVALUATE, done, rate=120.0),
+        ]
+
+        async def learn():
+            for version in range(STEPS):
+                assert await broker.take(version, 10.0) is not None
+                await broker.ack(version, {})
+                await published.publish(version + 1)
+
+        await broker.issue(prompts(BATCH * STEPS, "train"), cursor="{}")
+        for name, version in planned.items():
+            await broker.evaluate(
+                name, prompts(PROBLEMS, name), temperature=0.0, min_version=version
+            )
+        async with asyncio.timeout(60), asyncio.TaskGroup() as tasks:
+            tasks.create_task(learn())
+            for engine, worker in actors:
+                tasks.create_task(worker.run(asyncio.Event()))
+                tasks.create_task(published.follow(engine, worker))
+        accounts = await broker.accounting()
+        outcomes = {name: await broker.evaluation(name, 1.0) for name in planned}
+        await broker.close()
+        return accounts, outcomes
+
+    accounts, outcomes = asyncio.run(scenario())
+    assert accounts.balanced
+    assert accounts.trained == BATCH * STEPS
+    for name, at_least in planned.items():
+        (versions,) = {frozenset(found) for found in of_evaluation[name]}
+        (version,) = versions
+        assert version >= at_least
+        assert len(of_evaluation[name]) == PROBLEMS
+        found = outcomes[name]
+        assert (found.lowest_version, found.highest_version) == (version, version)
+        assert (found.count, found.failed) == (PROBLEMS, 0)
+    assert of_evaluation["early"][0] == {0}
+    assert of_evaluation["last"][0] == {STEPS}
+    assert max(behind) >= 1, "batches were trained while an older version was evaluated"
+
+
+def evaluator(desk, episode, *, pinned_seconds=60.0):
+    async def interrupt():
+        pass
+
+    return RolloutWorker(
+        Tally("engine-0"), desk, episode, interrupt=interrupt, max_concurrent_rollouts=4,
+        largest_group=2, heartbeat_seconds=60.0, purpose=Purpose.EVALUATE,
+        pinned_seconds=pinned_seconds,
+    )  # fmt: skip
+
+
+async def at_work(worker, scenario):
+    stop = asyncio.Event()
+    async with asyncio.timeout(10), asyncio.TaskGroup() as tasks:
+        tasks.create_task(worker.run(stop))
+        await scenario()
+        stop.set()
+
+
+def test_a_version_with_nothing_to_evaluate_is_left_at_once():
+    async def scenario():
+        desk = Desk()
+        worker = evaluator(desk, None)
+        await at_work(worker, lambda: worker.on_version(0))
+        assert desk.events[:2] == [("serving", 0), ("lease", 4)]
+
+    asyncio.run(scenario())
+
+
+def test_an_evaluation_that_takes_too_long_keeps_no_version_for_ever(caplog):
+    ended = asyncio.Event()
+
+    async def episode(of, sample, saved):
+        await ended.wait()
+        return rollout(of, sample)
+
+    async def scenario():
+        desk = Desk(lease("slow", size=1))
+        worker = evaluator(desk, episode, pinned_seconds=0.05)
+
+        async def two_versions():
+            await worker.on_version(0)
+            assert desk.of("put") == []
+            ended.set()
+            await worker.on_version(1)
+            assert len(desk.of("put")) == 1
+
+        await at_work(worker, two_versions)
+
+    with caplog.at_level(logging.WARNING):
+        asyncio.run(scenario())
+    assert "has evaluated version 0 for heldout.pinned_seconds = 0.05" in caplog.text
+
+
+@pytest.mark.parametrize("method", ["lease", "put"])
+def test_the_end_of_the_run_lets_whoever_waits_go(method):
+    async def scenario():
+        desk = Desk(lease("one", size=1))
+        desk.errors[method] = QueueClosed("the run is over")
+
+        async def episode(of, sample, saved):
+            return rollout(of, sample)
+
+        worker = evaluator(desk, episode)
+        await at_work(worker, lambda: worker.on_version(0))
+        assert worker.left.is_set()
+
+    asyncio.run(scenario())

@@ -1,0 +1,215 @@
+"""Environments of the library verifiers, played token by token with the library's own code."""
+
+import asyncio
+import sys
+import types
+
+import pytest
+from fakes import Recited, episodes, lease
+
+from actors.config import ActorsConfig
+from actors.engine import SamplingParameters
+from actors.environments.environment import load_environment
+from actors.environments.tool_calls import find_calls
+from actors.errors import EnvironmentFailed, InputError
+from actors.sources.source import load_source
+
+pytestmark = pytest.mark.slow  # the library takes half a minute to import
+vf = pytest.importorskip("verifiers", reason="verifiers is not installed beside the environment")
+
+SUMS = [{"question": f"{n}+{n}=", "answer": str(2 * n)} for n in range(1, 7)]
+
+
+def rows():
+    from datasets import Dataset
+
+    return Dataset.from_list(SUMS)
+
+
+async def right(completion, answer) -> float:
+    return float(completion[-1].content == answer)
+
+
+async def half_for_brevity(completion) -> float:
+    return 0.5 * (len(completion[-1].content) < 3)
+
+
+class Countdown(vf.MultiTurnEnv):
+    """Says what is left of 3 until nothing is, and cleans up."""
+
+    ended = 0
+
+    async def setup_state(self, state):
+        state["left"] = 3
+
+    async def env_response(self, messages, state, **rest):
+        state["left"] -= int(messages[-1].content)
+        return [vf.UserMessage(content=f"{state['left']}=")]
+
+    @vf.stop
+    async def nothing_left(self, state):
+        return bool(state["trajectory"]) and state["left"] <= int(
+            state["trajectory"][-1]["completion"][-1].content
+        )
+
+    @vf.cleanup
+    async def count(self, state):
+        Countdown.ended += 1
+
+
+class Forgetful(Countdown):
+    """Shows only the newest message."""
+
+    async def get_prompt_messages(self, state):
+        found = await super().get_prompt_messages(state)
+        return found[-1:] if state["trajectory"] else found
+
+
+async def double(number: int) -> str:
+    """Doubles a number.
+
+    Args:
+        number: To be doubled.
+    """
+    return str(2 * number)
+
+
+def build(kind):
+    """Environments by the name of the module that has them."""
+    rubric = vf.Rubric(funcs=[right, half_for_brevity], weights=[1.0, 0.1])
+    kinds = {
+        "single": lambda: vf.SingleTurnEnv(dataset=rows(), rubric=rubric),
+        "countdown": lambda: Countdown(dataset=rows(), rubric=rubric),
+        "forgetful": lambda: Forgetful(dataset=rows(), rubric=rubric),
+        "tool": lambda: vf.ToolEnv(dataset=rows(), rubric=rubric, tools=[double]),
+        "wrong": lambda: types.SimpleNamespace(env_id=None, env_args=None),
+    }
+    return kinds[kind]()
+
+
+@pytest.fixture(autouse=True)
+def module(monkeypatch):
+    """The module `tiny_env`, as a package of the library's is."""
+    found = types.ModuleType("tiny_env")
+    found.load_environment = lambda kind="single": build(kind)
+    monkeypatch.setitem(sys.modules, "tiny_env", found)
+
+
+def play(kind, *lines, text="2+2=", answer="4", **changes):
+    engine = Recited(*lines)
+    runner = episodes(
+        engine, SamplingParameters(temperature=1.0, max_new_tokens=60),
+        environment="verifiers:tiny-env", options={"kind": kind}, rewards=(), **changes,
+    )  # fmt: skip
+    made = asyncio.run(runner.run(lease(text=text, answer=answer), 0))
+    return engine, made
+
+
+@pytest.mark.parametrize(("said", "reward"), [("4", 1.05), ("5", 0.05), ("444", 0.0)])
+def test_a_single_turn_earns_what_its_rubric_says(said, reward):
+    engine, made = play("single", said)
+    assert made.reward == pytest.approx(reward)
+    assert made.reward_parts == {"environment": pytest.approx(reward)}
+    assert made.turns == 1
+    (asked,) = engine.requests
+    assert engine.tokenizer.decode(asked[1]).replace(" ", "") == "2+2="
+
+
+def test_a_conversation_goes_on_as_the_environment_says_and_keeps_every_token():
+    before = Countdown.ended
+    engine, made = play("countdown", "1", "0", "2", answer="2")
+    assert Countdown.ended == before + 1
+    assert made.turns == 3
+    assert made.reward == pytest.approx(1.05)
+    sampled = [t for t, trains in zip(made.token_ids, made.loss_mask, strict=True) if trains]
+    spoken = [
+        token
+        for line in ("1", "0", "2")
+        for token in [*engine.tokenizer.encode(line, add_special_tokens=False), 1]
+    ]
+    assert sampled == spoken
+    for (_, earlier, *_), (_, later, *_) in zip(engine.requests, engine.requests[1:], strict=False):
+        assert later[: len(earlier)] == earlier, "nothing that was in the context has changed"
+    assert made.token_ids[: len(engine.requests[-1][1])] == engine.requests[-1][1]
+    told = [
+        token for token, version in zip(made.token_ids, made.versions, strict=True) if version < 0
+    ]
+    assert "2=" in engine.tokenizer.decode(told).replace(" ", "")
+
+
+def test_tools_are_told_of_called_and_what_they_say_comes_back():
+    conversation = load_environment("verifiers:tiny-env", {"kind": "tool"})()
+
+    async def talk():
+        opening = await conversation.reset(lease(text="double 21", answer="42").prompt)
+        from actors.environments.environment import Message
+
+        call = '<tool_call>{"name": "double", "arguments": {"number": 21}}</tool_call>'
+        assert len(find_calls(call, "json", ("<tool_call>", "</tool_call>"))) == 1
+        answered = await conversation.step(Message("assistant", f"let me see {call}"))
+        wrong = await conversation.step(Message("assistant", "<tool_call>{oh</tool_call>"))
+        return opening, answered, wrong, await conversation.step(Message("assistant", "42"))
+
+    opening, answered, wrong, end = asyncio.run(talk())
+    assert [message.role for message in opening] == ["system", "user"]
+    assert '"name": "double"' in opening[0].content
+    assert [(m.role, m.content) for m in answered.messages] == [("tool", "42")]
+    assert not answered.done
+    assert [m.role for m in wrong.messages] == ["tool"]
+    assert not wrong.done
+    assert end.done
+    assert end.reward == pytest.approx(1.05)
+
+
+def test_an_environment_that_rewrites_what_was_said_fails_its_rollout():
+    with pytest.raises(EnvironmentFailed, match="has rewritten the conversation"):
+        play("forgetful", "1", "0", "2")
+
+
+def test_conversations_that_are_cut_off_leave_nothing_running():
+    async def scenario():
+        runner = episodes(
+            Recited("0", "0", "0"), SamplingParameters(temperature=1.0, max_new_tokens=60),
+            environment="verifiers:tiny-env", options={"kind": "countdown"}, rewards=(),
+            max_turns=2,
+        )  # fmt: skip
+        made = await runner.run(lease(), 0)
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert len(asyncio.all_tasks()) == 1
+        return made
+
+    before = Countdown.ended
+    made = asyncio.run(scenario())
+    assert (made.turns, made.reward, made.finish_reason.value) == (2, 0.0, "length")
+    assert Countdown.ended == before + 1, "the environment cleaned up"
+
+
+def test_the_data_set_of_an_environment_is_a_source_of_prompts():
+    options = {"options": {"kind": "single"}, "heldout_size": 2, "seed": 0}
+    train = load_source("verifiers:tiny-env", split="train", **options).next(4)
+    heldout = load_source("verifiers:tiny-env", split="heldout", **options).next(2)
+    assert sorted(p.text for p in [*train, *heldout]) == [row["question"] for row in SUMS]
+    for prompt in train:
+        number = int(prompt.text[0])
+        assert prompt.answer == str(2 * number)
+        assert prompt.metadata["messages"] == [{"role": "user", "content": prompt.text}]
+        assert prompt.metadata.get("example_id", 0) == number - 1
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("verifiers:no-such-env", {}, "no_such_env|no-such-env"),
+        ("verifiers:tiny-env", {"kind": "wrong"}, "must be a SingleTurnEnv"),
+        ("verifiers:tiny-env", {"sort": 1}, "sort"),
+    ],
+)
+def test_what_cannot_be_played_is_refused_when_the_run_starts(name, options, message):
+    with pytest.raises(InputError, match=message):
+        load_environment(name, options)
+
+
+def test_the_environment_may_be_all_that_rewards():
+    config = ActorsConfig(environment="verifiers:tiny-env", reward=())
+    assert config.reward == ()
