@@ -18,6 +18,7 @@ BENCHMARKS = {
     "queue": "queue",
     "rewards": "reward_rate",
     "scale": "scale",
+    "train": "train",
     "update-pause": "update_pause",
     "weight-sync": "weight_sync",
 }
