@@ -12,6 +12,7 @@ BENCHMARKS = {
     "async": "async_gain",
     "chaos": "chaos",
     "episodes": "slow_episodes",
+    "generate": "generate",
     "logprob-memory": "logprob_memory",
     "plan": "plan_check",
     "presets": "presets",

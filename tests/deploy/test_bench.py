@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from benchmarks import chaos, queue, train
+from benchmarks import chaos, generate, queue, train
 from benchmarks.async_figures import (
     WARM_UP,
     actors_limit,
@@ -107,6 +107,7 @@ def test_the_help_names_every_benchmark(capsys, monkeypatch):
     [
         (chaos, "chaos", "45 to 75 seconds"),
         (queue, "queue", "about 25 minutes"),
+        (generate, "generate", "about four minutes"),
         (train, "train", "about two minutes"),
     ],
 )
@@ -130,8 +131,8 @@ def test_the_help_of_a_benchmark_tells_its_name_its_options_and_how_long_it_take
 
 def test_an_unknown_benchmark_names_those_there_are():
     known = (
-        "there are async, chaos, episodes, logprob-memory, plan, presets, queue, rewards, scale, "
-        "train, update-pause, weight-sync"
+        "there are async, chaos, episodes, generate, logprob-memory, plan, presets, queue, "
+        "rewards, scale, train, update-pause, weight-sync"
     )
     with pytest.raises(InputError, match=known):
         start("speed", [])
