@@ -231,7 +231,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         prog="headway bench generate", description=__doc__.splitlines()[0]
     )
-    parser.add_argument("--rounds", type=int, default=5, help="of all arms; 5 take about four minutes")
+    parser.add_argument(
+        "--rounds", type=int, default=5, help="of all arms; 5 take about four minutes"
+    )
     parser.add_argument(
         "--groups", type=int, default=96, help="of 8 rollouts, in a round of an arm"
     )

@@ -1,7 +1,7 @@
 """When a learner computes and when it does something else: an engine that watches the clock."""
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ from torch import Tensor
 from benchmarks.flops import synchronize
 from learner.engine import Forward, TrainEngine
 from learner.update import Updater
-from queues.schema import decode_arrays
+from queues.records import RolloutGroup
 
 PARTS = ("forward", "backward", "step")
 
@@ -89,9 +89,12 @@ class ClockedEngine:
 
 
 def timed_update(
-    updater: Updater, engine: ClockedEngine, payloads: Sequence[bytes], version: int
+    updater: Updater,
+    engine: ClockedEngine,
+    read: Callable[[], Sequence[RolloutGroup]],
+    version: int,
 ) -> dict[str, float]:
-    """Trains a batch; seconds of all of it and of its parts.
+    """Trains the batch that `read` gives; seconds of all of it and of its parts.
 
     `host` is what is not between the first forward pass and the end of the last optimizer step:
     reading the batch, advantages, packing, statistics. `between` is what lies there and is none of
@@ -99,8 +102,7 @@ def timed_update(
     """
     engine.restart()
     begin, cpu = time.perf_counter(), time.process_time()
-    groups = [decode_arrays(payload) for payload in payloads]
-    updater.update(groups, version)
+    updater.update(read(), version)
     total = time.perf_counter() - begin
     assert engine.first is not None
     computing = engine.last - engine.first

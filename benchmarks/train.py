@@ -74,7 +74,7 @@ def measure(name: str, *, rounds: int) -> dict[str, Any]:
     from learner.config import LearnerConfig
     from learner.rank import Rank
     from learner.update import Updater
-    from queues.schema import encode
+    from queues.schema import decode_arrays, encode
 
     size = SIZES[name]
     config = LearnerConfig(microbatch_tokens=size.row_tokens, dtype=size.dtype)
@@ -93,7 +93,9 @@ def measure(name: str, *, rounds: int) -> dict[str, Any]:
     found = []
     before = 0.0
     for version in range(rounds + 1):
-        seconds = timed_update(updater, engine, payloads, version)
+        seconds = timed_update(
+            updater, engine, lambda: [decode_arrays(each) for each in payloads], version
+        )
         after = peak.measure()
         if version:  # the first touches fresh memory
             found.append({**seconds, "peak": before, "peak_after": after})

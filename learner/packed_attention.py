@@ -24,9 +24,13 @@ def use_packed_attention(model: Any) -> bool:
     Returns:
         Whether it was changed.
     """
+    return not torch.cuda.is_available() and attend_packed(model)
+
+
+def attend_packed(model: Any) -> bool:
+    """As `use_packed_attention`, wherever the model is."""
     config = model.config
-    plain = config._attn_implementation == "sdpa" and not torch.cuda.is_available()
-    if not plain or _windowed(config):
+    if config._attn_implementation != "sdpa" or _windowed(config):
         return False
     from transformers import AttentionInterface
 
@@ -58,7 +62,8 @@ def _windowed(config: Any) -> bool:
 @torch.no_grad()
 def _try_out(model: Any) -> Tensor:
     """Last hidden states [8, H] of a row of two sequences."""
-    row, places = torch.tensor([[5, 3, 7, 4, 4, 7, 3, 5]]), torch.tensor([[0, 1, 2, 0, 1, 2, 3, 4]])
+    row = torch.tensor([[5, 3, 7, 4, 4, 7, 3, 5]], device=model.device)
+    places = torch.tensor([[0, 1, 2, 0, 1, 2, 3, 4]], device=model.device)
     found: Tensor = model.base_model(
         input_ids=row, position_ids=places, use_cache=False
     ).last_hidden_state[0]
@@ -79,11 +84,19 @@ def _attend(
 
     if position_ids is None or len(query) != 1 or attention_mask is not None:
         raise _NotOneRow
-    places = position_ids.reshape(-1)
-    starts: list[int] = (places == 0).nonzero().flatten().tolist()
-    ends = [*starts[1:], len(places)]
-    lengths = [end - start for start, end in zip(starts, ends, strict=True)]
+    lengths = _lengths(position_ids)
     columns = (torch.split(each, lengths, dim=2) for each in (query, key, value))
     parts = zip(*columns, strict=True)
     outputs = [sdpa_attention_forward(module, *part, None, **options)[0] for part in parts]
     return torch.cat(outputs, dim=1), None
+
+
+def _lengths(position_ids: Tensor) -> list[int]:
+    """Tokens of each sequence of a row; found once for all layers, which get the same tensor."""
+    known: list[int] | None = getattr(position_ids, "_sequence_lengths", None)
+    if known is None:
+        starts = (position_ids.reshape(-1) == 0).nonzero().flatten().tolist()
+        ends = [*starts[1:], position_ids.numel()]
+        known = [end - start for start, end in zip(starts, ends, strict=True)]
+        position_ids._sequence_lengths = known  # type: ignore[attr-defined]
+    return known
