@@ -23,7 +23,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Awaitable, Iterator, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -51,31 +52,63 @@ def prompts_of(version: int, groups: int) -> list[Prompt]:
     return made
 
 
-def rates(seconds_and_tokens: Sequence[tuple[float, int]]) -> list[float]:
-    """Tokens a second."""
-    return [tokens / seconds for seconds, tokens in seconds_and_tokens]
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """What an arm made of a round's requests."""
+
+    seconds: float
+    tokens: int
+    cpu_seconds: float
+    """Of the process that holds the engine, and of its children."""
 
 
-def figures_of(rounds: Sequence[dict[str, tuple[float, int]]]) -> dict[str, Any]:
+def figures_of(rounds: Sequence[dict[str, Sampled]]) -> dict[str, Any]:
     """Medians over rounds, and of the ratios inside each.
+
+    `of_offline_cpu` is the ratio of tokens a CPU second, which others on the machine disturb less,
+    and which says nothing of waiting.
 
     Raises:
         ValueError: Arms of a round sampled different numbers of tokens.
     """
     for each in rounds:
-        if len({tokens for _, tokens in each.values()}) != 1:
+        if len({found.tokens for found in each.values()}) != 1:
             raise ValueError(f"the arms of a round sampled different numbers of tokens: {each}")
-    by_arm = {arm: rates([each[arm] for each in rounds]) for arm in rounds[0]}
-    offline = by_arm["offline"]
+    others = [arm for arm in rounds[0] if arm != "offline"]
+
+    def ratios(part: str) -> dict[str, float]:
+        return {
+            arm: statistics.median(
+                [getattr(e["offline"], part) / getattr(e[arm], part) for e in rounds]
+            )
+            for arm in others
+        }
+
     return {
-        "tokens_per_second": {arm: statistics.median(found) for arm, found in by_arm.items()},
-        "of_offline": {
-            arm: statistics.median([a / b for a, b in zip(found, offline, strict=True)])
-            for arm, found in by_arm.items()
-            if arm != "offline"
+        "tokens_per_second": {
+            arm: statistics.median([e[arm].tokens / e[arm].seconds for e in rounds])
+            for arm in rounds[0]
         },
-        "raw": [{arm: list(found) for arm, found in each.items()} for each in rounds],
+        "of_offline": ratios("seconds"),
+        "of_offline_cpu": ratios("cpu_seconds"),
+        "raw": [{arm: asdict(found) for arm, found in each.items()} for each in rounds],
     }
+
+
+def cpu_seconds(pid: int) -> float:
+    """That a process and its children have used."""
+    import psutil
+
+    process = psutil.Process(pid)
+    everyone = [process, *process.children(recursive=True)]
+    return float(sum(sum(each.cpu_times()[:2]) for each in everyone))
+
+
+async def timed(pid: int, work: Awaitable[tuple[float, int]]) -> Sampled:
+    """What an arm says it took, and the CPU seconds of its process meanwhile."""
+    before = cpu_seconds(pid)
+    seconds, tokens = await work
+    return Sampled(seconds, tokens, cpu_seconds(pid) - before)
 
 
 @contextlib.contextmanager
@@ -198,6 +231,10 @@ async def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     offline = ray.remote(Offline).options(num_cpus=0).remote()
     ray.get(offline.start.remote(model, config, context_length(model)), timeout=START_SECONDS)
     loop = Loop(folder / "run", model, options)
+    pids = ray.get(
+        [each.__ray_call__.remote(lambda _: os.getpid()) for each in (offline, loop.actor)],
+        timeout=START_SECONDS,
+    )
     rounds = []
     with learner_beside(options.learner_core) as learner:
         for number in range(options.rounds + 1):
@@ -211,18 +248,20 @@ async def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
             if learner is not None and number:  # it is warm after the first round
                 learner.send_signal(signal.SIGSTOP)
             await settled()
-            found = {"offline": await offline.generate.remote(requests)}
+            found = {"offline": await timed(pids[0], offline.generate.remote(requests))}
             await settled()
-            found["loop"] = await loop.batch(prompts)
+            found["loop"] = await timed(pids[1], loop.batch(prompts))
             if learner is not None:
                 if learner.poll() is not None:
                     raise SystemExit("the learner beside has ended; `headway bench train` says why")
                 learner.send_signal(signal.SIGCONT)
                 await settled()
-                found["contended"] = await loop.batch(prompts)
+                found["contended"] = await timed(pids[1], loop.batch(prompts))
             if number:  # the first compiles
                 rounds.append(found)
-                print(", ".join(f"{a} {t / s:,.0f} tokens/s" for a, (s, t) in found.items()))
+                print(
+                    ", ".join(f"{a} {f.tokens / f.seconds:,.0f} tokens/s" for a, f in found.items())
+                )
     await loop.close()
     return figures_of(rounds)
 
@@ -260,6 +299,7 @@ def main() -> None:
         ray.shutdown()
     for arm, ratio in figures["of_offline"].items():
         print(f"{arm} / offline = {ratio:.3f}" + (f"   (aim {AIM})" if arm == "loop" else ""))
+        print(f"… of tokens a CPU second: {figures['of_offline_cpu'][arm]:.3f}")
     arguments = {name: str(value) for name, value in vars(options).items()}
     options.output.parent.mkdir(exist_ok=True)
     record = environment() | {"arguments": arguments} | figures

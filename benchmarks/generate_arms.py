@@ -5,7 +5,6 @@ Both sample the same numbers of tokens for the same prompts: an end of a sequenc
 """
 
 import asyncio
-import os
 import random
 import time
 from collections.abc import Sequence
@@ -114,10 +113,6 @@ class Offline:
         outputs = self._llm.generate(prompts, sampling, use_tqdm=False)
         seconds = time.perf_counter() - begin
         return seconds, sum(len(output.outputs[0].token_ids) for output in outputs)
-
-    def pid(self) -> int:
-        """Of this process."""
-        return os.getpid()
 
 
 async def settled(seconds: float = 0.3) -> None:

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from benchmarks.generate import CHARACTERS, figures_of, prompts_of
+from benchmarks.generate import CHARACTERS, Sampled, figures_of, prompts_of
 from benchmarks.generate_arms import length_of
 from deploy.bench import ROOT
 
@@ -28,18 +28,19 @@ def test_no_prompt_comes_twice_and_all_can_be_read():
 
 def test_ratios_are_medians_of_those_of_each_round():
     rounds = [
-        {"offline": (1.0, 100), "loop": (2.0, 100)},
-        {"offline": (4.0, 100), "loop": (4.0, 100)},
-        {"offline": (2.0, 200), "loop": (2.5, 200)},
+        {"offline": Sampled(1.0, 100, 3.0), "loop": Sampled(2.0, 100, 4.0)},
+        {"offline": Sampled(4.0, 100, 1.0), "loop": Sampled(4.0, 100, 1.0)},
+        {"offline": Sampled(2.0, 200, 1.0), "loop": Sampled(2.5, 200, 2.0)},
     ]
     found = figures_of(rounds)
     assert found["of_offline"] == {"loop": 0.8}
+    assert found["of_offline_cpu"] == {"loop": 0.75}
     assert found["tokens_per_second"] == {"offline": 100.0, "loop": 50.0}
 
 
 def test_arms_that_sampled_different_numbers_are_not_compared():
     with pytest.raises(ValueError, match="different numbers of tokens"):
-        figures_of([{"offline": (1.0, 100), "loop": (2.0, 101)}])
+        figures_of([{"offline": Sampled(1.0, 100, 1.0), "loop": Sampled(2.0, 101, 1.0)}])
 
 
 @pytest.mark.slow
@@ -55,4 +56,4 @@ def test_the_loop_is_measured_beside_the_engine_alone(tmp_path):
     found = json.loads(file.read_text())
     assert set(found["of_offline"]) == {"loop", "contended"}
     (only,) = found["raw"]
-    assert len({tokens for _, tokens in only.values()}) == 1
+    assert len({each["tokens"] for each in only.values()}) == 1
