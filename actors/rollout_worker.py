@@ -55,7 +55,8 @@ class RolloutWorker:
         run_episode: Makes one rollout of a lease, given the sample's index, and what an earlier
             attempt has sampled of it.
         interrupt: Ends every rollout as it is (`RolloutEngine.interrupt`).
-        max_concurrent_rollouts: Room, in rollouts; groups begin and end as a whole.
+        max_concurrent_rollouts: Room, in rollouts; a group begins as a whole, and each of its
+            rollouts gives its place back when it ends.
         largest_group: Most rollouts that a lease may be for, a baseline included.
         heartbeat_seconds: How often leases are renewed.
         purpose: Of what it leases; None leases for either.
@@ -96,6 +97,8 @@ class RolloutWorker:
         self._evaluated: asyncio.Future[None] | None = None
         """Done when nothing is left to evaluate at the version; `on_version` waits for it."""
         self._held: dict[tuple[str, int], asyncio.Task[None]] = {}
+        self._places: dict[tuple[str, int], int] = {}
+        """Rollouts of each held group that have not ended."""
         self._drafts: dict[tuple[str, int], Draft] = {}
         """Of the training groups that are held."""
         self._leaving = False
@@ -197,11 +200,18 @@ class RolloutWorker:
     def _begin(self, lease: Lease, tasks: asyncio.TaskGroup) -> None:
         self._occupancy.change(lease.room)
         key = (lease.group_id, lease.attempt)
+        self._places[key] = lease.room
         self._held[key] = task = tasks.create_task(self._complete(lease))
         task.add_done_callback(lambda _: self._end(lease))
 
+    def _vacate(self, lease: Lease) -> None:
+        """One of a group's rollouts has ended: the engine has room, whatever the others do."""
+        self._places[lease.group_id, lease.attempt] -= 1
+        self._occupancy.change(-1)
+        self._changed.set()
+
     def _end(self, lease: Lease) -> None:
-        self._occupancy.change(-lease.room)
+        self._occupancy.change(-self._places.pop((lease.group_id, lease.attempt)))
         del self._held[lease.group_id, lease.attempt]
         self._drafts.pop((lease.group_id, lease.attempt), None)
         self._changed.set()
@@ -275,6 +285,12 @@ class RolloutWorker:
         return [replace(rollout, metadata={**rollout.metadata, **found}) for rollout in group]
 
     async def _episode(self, lease: Lease, index: int, draft: Draft) -> Rollout:
+        try:
+            return await self._rollout(lease, index, draft)
+        finally:
+            self._vacate(lease)
+
+    async def _rollout(self, lease: Lease, index: int, draft: Draft) -> Rollout:
         saved = draft.get(index)
         if saved is not None and saved.finish_reason is not FinishReason.ABORTED:
             return saved

@@ -12,6 +12,7 @@ from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Self
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -333,7 +334,7 @@ def _turn_rewards(rollouts: Sequence[Rollout], lengths: Sequence[int]) -> Tensor
 def _check(groups: Sequence[RolloutGroup]) -> None:
     for group in groups:
         for rollout in group.rollouts:
-            if not rollout.loss_mask or rollout.loss_mask[0]:
+            if not len(rollout.loss_mask) or rollout.loss_mask[0]:
                 raise LearnerError(
                     f"group {group.group_id}, sample {rollout.sample_index}: a rollout must begin "
                     "with at least one prompt token, which is not sampled"
@@ -341,5 +342,5 @@ def _check(groups: Sequence[RolloutGroup]) -> None:
 
 
 def _column(rollouts: Sequence[Rollout], name: str, dtype: torch.dtype) -> Tensor:
-    parts = [torch.as_tensor(getattr(rollout, name), dtype=dtype) for rollout in rollouts]
-    return torch.cat(parts)
+    parts = [np.asarray(getattr(rollout, name)) for rollout in rollouts]
+    return torch.from_numpy(np.concatenate(parts)).to(dtype)

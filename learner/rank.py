@@ -24,7 +24,7 @@ from learner.scalar_model import load_scalar_model
 from learner.trained_log import note_trained
 from learner.update import Updater
 from queues.records import Payload
-from queues.schema import decode
+from queues.schema import decode_arrays
 
 
 class Rank:
@@ -132,7 +132,7 @@ class Rank:
 
     def update(self, payloads: Sequence[Payload], version: int) -> dict[str, Any]:
         """Trains a batch of encoded groups; statistics over all ranks. Collective."""
-        groups = [decode(payload) for payload in payloads]
+        groups = [decode_arrays(payload) for payload in payloads]
         statistics = self.updater.update(groups, version)
         if self.engine.rank == 0:
             note_trained(groups, version)

@@ -42,7 +42,7 @@ def oldest_version(group: RolloutGroup) -> int | None:
     """The oldest policy version that sampled a token of a group; None where none was sampled."""
     return min(
         (
-            version
+            int(version)
             for rollout in group.rollouts
             for version, sampled in zip(rollout.versions, rollout.loss_mask, strict=True)
             if sampled

@@ -96,6 +96,25 @@ def decode(payload: Payload) -> RolloutGroup:
     )
 
 
+def decode_arrays(payload: Payload) -> RolloutGroup:
+    """As `decode`, with read-only arrays as per-token columns, and no Python object of any token.
+
+    Raises:
+        SchemaError: As `decode`.
+    """
+    batch = read_batch(payload)
+    per_token = ("token_ids", *_TOKEN_COLUMNS)
+    columns = [name for name in SCHEMA.names if name not in per_token]
+    rows = batch.select(columns).to_pylist(maps_as_pydicts="strict")
+    group = {name: rows[0][name] for name in _GROUP_COLUMNS}
+    ends = np.cumsum(_lengths(batch, "token_ids"))[:-1]
+    tokens = {name: np.split(_flat(batch, name), ends) for name in per_token}
+    rollouts = [
+        _rollout(row | {name: tokens[name][i] for name in per_token}) for i, row in enumerate(rows)
+    ]
+    return RolloutGroup(**group, rollouts=rollouts)
+
+
 def read_batch(payload: Payload) -> pa.RecordBatch:
     """The validated record batch in a payload; raises as `decode` does."""
     batch = _parse(payload)

@@ -188,6 +188,32 @@ def test_leases_are_asked_for_as_many_rollouts_as_have_room():
     asyncio.run(scenario())
 
 
+def test_a_rollout_that_has_ended_makes_room_before_its_group_has():
+    async def scenario():
+        desk, stage = Desk(lease("g1", size=2), lease("g2", size=2)), Stage()
+        straggler = asyncio.Event()
+
+        async def run(of, index, saved):
+            if index == 1:
+                await straggler.wait()
+            return await stage.run(of, index, saved)
+
+        worker = build(desk, stage, slots=4, size=2)
+        worker._run_episode = run
+        stage.ended.set()
+        async with working(worker):
+            await worker.on_version(0)
+            # Both groups have a rollout that has ended: there is room for a third.
+            await desk.until(lambda _: worker.statistics()["running_rollouts"] == 2)
+            await desk.until(lambda events: events.count(("lease", 2)) == 1)
+            assert desk.of("put") == []
+            straggler.set()
+            await desk.until(lambda _: len(desk.of("put")) == 2)
+            assert worker.statistics()["running_rollouts"] == 0
+
+    asyncio.run(scenario())
+
+
 def test_a_failed_rollout_gives_the_group_back_and_aborts_its_siblings():
     async def scenario():
         desk, stage = Desk(lease("bad"), lease("good")), Stage()

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from benchmarks import chaos, queue
+from benchmarks import chaos, generate, queue, train
 from benchmarks.async_figures import (
     WARM_UP,
     actors_limit,
@@ -104,7 +104,12 @@ def test_the_help_names_every_benchmark(capsys, monkeypatch):
 
 @pytest.mark.parametrize(
     ("module", "name", "long"),
-    [(chaos, "chaos", "45 to 75 seconds"), (queue, "queue", "about 25 minutes")],
+    [
+        (chaos, "chaos", "45 to 75 seconds"),
+        (queue, "queue", "about 25 minutes"),
+        (generate, "generate", "about four minutes"),
+        (train, "train", "about two minutes"),
+    ],
 )
 def test_the_help_of_a_benchmark_tells_its_name_its_options_and_how_long_it_takes(
     module, name, long, monkeypatch
@@ -126,8 +131,9 @@ def test_the_help_of_a_benchmark_tells_its_name_its_options_and_how_long_it_take
 
 def test_an_unknown_benchmark_names_those_there_are():
     known = (
-        "there are async, chaos, episodes, logprob-memory, metrics, plan, presets, queue, rewards, "
-        "scale, screenshots, update-pause, weight-sync"
+        "there are async, chaos, episodes, generate, logprob-memory, metrics, plan, presets, "
+        "queue, rewards, scale, screenshots, staleness, train, update-pause, versus-trl, "
+        "weight-sync"
     )
     with pytest.raises(InputError, match=known):
         start("speed", [])

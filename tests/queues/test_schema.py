@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from queues.errors import SchemaError
 from queues.records import FinishReason, Rollout, RolloutGroup, Summary
-from queues.schema import SCHEMA, decode, encode, summarize, write_parquet
+from queues.schema import SCHEMA, decode, decode_arrays, encode, summarize, write_parquet
 from tests.queues.conftest import BEGIN, make_group, make_rollout
 
 FINITE = st.floats(allow_nan=False, allow_infinity=False)
@@ -56,6 +56,20 @@ def groups(draw: st.DrawFn) -> RolloutGroup:
 @settings(max_examples=50, deadline=None)
 def test_a_group_survives_the_wire_unchanged(group: RolloutGroup) -> None:
     assert decode(encode(group)) == group
+
+
+@given(groups())
+@settings(max_examples=50, deadline=None)
+def test_arrays_of_a_group_hold_what_its_lists_do(group: RolloutGroup) -> None:
+    found = decode_arrays(encode(group))
+    lists = {"token_ids", "loss_mask", "behavior_logprobs", "versions"}
+    for rollout in found.rollouts:
+        assert all(isinstance(getattr(rollout, name), np.ndarray) for name in lists)
+    as_lists = [
+        replace(rollout, **{name: getattr(rollout, name).tolist() for name in lists})
+        for rollout in found.rollouts
+    ]
+    assert replace(found, rollouts=as_lists) == group
 
 
 def test_columns_are_these_in_this_order() -> None:

@@ -1,0 +1,1 @@
+"""One GPU: see README.md here."""

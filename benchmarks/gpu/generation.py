@@ -1,0 +1,86 @@
+"""The engine's part of the suite: tokens a second beside what memory's bandwidth allows.
+
+A step of decoding reads all weights once, and of each sequence its keys and values, so n sequences
+cannot make more tokens a second than n · bandwidth / (weights + n · keys and values), in bytes. The
+bandwidth is that of copying, measured beside. Needs vLLM.
+"""
+
+import os
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.flops import synchronize
+from benchmarks.training_load import SIZES, Size, build
+
+PROMPT, TOKENS = 32, 256
+AT_ONCE = (1, 16, 128, 512)
+COPIED_BYTES = {"cuda": 2**31, "cpu": 2**28}
+ELEMENT_BYTES = 2
+
+
+def roofline(size: Size, parameters: int, bandwidth: float, at_once: int) -> float:
+    """Tokens a second of so many sequences at once, if only memory were in the way.
+
+    Args:
+        size: Of the model.
+        parameters: Of it, the tied embedding once.
+        bandwidth: Bytes a second that are read.
+        at_once: Sequences.
+    """
+    context = PROMPT + TOKENS / 2
+    kept = 2 * size.layers * size.kv_heads * size.head_size * ELEMENT_BYTES * context
+    return at_once * bandwidth / (ELEMENT_BYTES * parameters + at_once * kept)
+
+
+def bandwidth(device: torch.device) -> float:
+    """Bytes a second that copying reads and writes, together: the best of some."""
+    source = torch.empty(COPIED_BYTES[device.type], dtype=torch.uint8, device=device)
+    target = torch.empty_like(source)
+    best = 0.0
+    for _ in range(10):
+        synchronize(device)
+        begin = time.perf_counter()
+        target.copy_(source)
+        synchronize(device)
+        best = max(best, 2 * source.numel() / (time.perf_counter() - begin))
+    return best
+
+
+def generation(name: str, device: torch.device) -> dict[str, Any]:
+    """Rates of `LLM.generate` with fixed lengths, for each number of requests at once."""
+    os.environ["VLLM_NO_USAGE_STATS"] = "1"
+    size = SIZES[name]
+    copied = bandwidth(device)
+    torch.manual_seed(0)
+    model = build(size)
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    with tempfile.TemporaryDirectory() as folder:
+        model.to(torch.bfloat16).save_pretrained(Path(folder))
+        del model
+        from vllm import LLM, SamplingParams
+        from vllm.inputs import tokens_input
+
+        llm = LLM(
+            model=folder, dtype="bfloat16", skip_tokenizer_init=True, max_model_len=1024,
+            max_num_seqs=max(AT_ONCE), enable_prefix_caching=False, gpu_memory_utilization=0.6,
+        )  # fmt: skip
+        sampling = SamplingParams(
+            max_tokens=TOKENS, ignore_eos=True, detokenize=False, logprobs=0, temperature=1.0
+        )
+        found = {}
+        for at_once in AT_ONCE:
+            prompts = [tokens_input([1 + i % 60] * PROMPT) for i in range(at_once)]
+            best = 0.0
+            for _ in range(3):
+                begin = time.perf_counter()
+                llm.generate(prompts, sampling, use_tqdm=False)
+                best = max(best, at_once * TOKENS / (time.perf_counter() - begin))
+            allowed = roofline(size, parameters, copied, at_once)
+            found[str(at_once)] = {
+                "tokens_per_second": best, "roofline": allowed, "share": best / allowed,
+            }  # fmt: skip
+    return {"bandwidth": copied, "parameters": parameters, "at_once": found}

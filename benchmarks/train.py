@@ -1,0 +1,147 @@
+"""What the learner makes of the machine: tokens a second, and operations beside a matrix product's.
+
+    headway bench train [--sizes demo 60m] [--rounds 3] [--threads 2]
+
+The real learner of one rank (DeepSpeed, AdamW, the loss of CISPO, packed rows) trains batches of
+synthetic rollouts of lognormal lengths, as they come from the broker, on models with random
+weights. Before and after each batch the best rate of a matrix product is measured with the same
+threads and dtype; the utilisation of a batch is its own rate over the mean of the two
+(`flops.training_flops` says what is counted). How full rows are and how even ranks is told of a
+large batch, without training it. Takes about two minutes on two quiet cores. Raw numbers are
+stored under benchmarks/results/.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from benchmarks.environment import environment
+
+RESULTS = Path(__file__).parent / "results"
+AIM = {"utilisation": 0.6, "host": 0.03}
+"""At least and at most; the first where arithmetic dominates."""
+
+
+def figures_of(rounds: list[dict[str, float]], flops: float, tokens: int) -> dict[str, Any]:
+    """Medians over rounds of one size.
+
+    Args:
+        rounds: As from `learner_clock.timed_update`, with `peak` and `peak_after`, in operations/s.
+        flops: Of a batch.
+        tokens: Of a batch, prompts included.
+    """
+    peaks = [(each["peak"] + each["peak_after"]) / 2 for each in rounds]
+
+    def median(values: list[float]) -> float:
+        return statistics.median(values)
+
+    parts = ("forward", "backward", "step", "between", "host")
+    return {
+        "tokens": tokens,
+        "flops": flops,
+        "tokens_per_second": median([tokens / each["seconds"] for each in rounds]),
+        "peak": median(peaks),
+        "utilisation": median(
+            [flops / each["seconds"] / peak for each, peak in zip(rounds, peaks, strict=True)]
+        ),
+        "shares": {
+            part: median([each[part] / each["seconds"] for each in rounds]) for part in parts
+        },
+        "raw": rounds,
+    }
+
+
+def told(name: str, found: dict[str, Any]) -> str:
+    """One size on a line."""
+    shares = ", ".join(f"{part} {share:.1%}" for part, share in found["shares"].items())
+    return (
+        f"{name:5s} {found['parameters'] / 1e6:8.1f} M: {found['tokens_per_second']:9,.0f} tokens/s"
+        f", {found['utilisation']:.0%} of {found['peak'] / 1e9:,.0f} G operations/s ({shares})"
+    )
+
+
+def measure(name: str, *, rounds: int) -> dict[str, Any]:
+    """One size, in this process."""
+    import torch
+
+    from benchmarks.flops import Peak, shape_of, training_flops
+    from benchmarks.learner_clock import ClockedEngine, timed_update
+    from benchmarks.training_load import SIZES, batch, build, lengths_of, write
+    from learner.config import LearnerConfig
+    from learner.rank import Rank
+    from learner.update import Updater
+    from queues.schema import decode_arrays, encode
+
+    size = SIZES[name]
+    config = LearnerConfig(microbatch_tokens=size.row_tokens, dtype=size.dtype)
+    with tempfile.TemporaryDirectory() as folder:
+        write(size, Path(folder))
+        rank = Rank(
+            config, model_path=folder, checkpoint_path=None, seed=0, steps=1000, temperature=1.0
+        )
+    engine = ClockedEngine(rank.engine, rank.engine.device)
+    updater = Updater(engine, config)
+    with torch.device("meta"):
+        model = build(size)
+    groups = batch(size, seed=1)
+    payloads = [encode(group) for group in groups]
+    peak = Peak(rank.engine.device, getattr(torch, size.dtype))
+    found = []
+    before = 0.0
+    for version in range(rounds + 1):
+        seconds = timed_update(
+            updater, engine, lambda: [decode_arrays(each) for each in payloads], version
+        )
+        after = peak.measure()
+        if version:  # the first touches fresh memory
+            found.append({**seconds, "peak": before, "peak_after": after})
+        before = after
+    lengths = lengths_of(groups)
+    flops = training_flops(shape_of(model), lengths)
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    rank.close()
+    return {"parameters": parameters, **figures_of(found, flops, sum(lengths))}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        prog="headway bench train", description=__doc__.splitlines()[0]
+    )
+    parser.add_argument(
+        "--sizes", nargs="+", default=["demo", "60m"], choices=["tiny", "demo", "60m", "0.5b"],
+        help="models; tiny is for a trial",
+    )  # fmt: skip
+    parser.add_argument(
+        "--rounds", type=int, default=3, help="batches of each size; 3 take about two minutes"
+    )
+    parser.add_argument("--threads", type=int, default=None, help="of torch; all cores if not said")
+    parser.add_argument(
+        "--output", type=Path, default=RESULTS / "train.json", help="of the figures"
+    )
+    arguments = parser.parse_args()
+    if arguments.rounds < 1:
+        parser.error(f"--rounds {arguments.rounds} must be at least 1")
+    threads = arguments.threads or len(os.sched_getaffinity(0))
+    os.environ["OMP_NUM_THREADS"] = str(threads)  # before torch is imported
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    from benchmarks.packing import packing_figures
+    from benchmarks.packing import told as packing_told
+
+    packing = packing_figures()
+    print(packing_told(packing))
+    record = environment() | {"threads": threads, "packing": packing, "sizes": {}}
+    for name in arguments.sizes:
+        record["sizes"][name] = measure(name, rounds=arguments.rounds)
+        print(told(name, record["sizes"][name]), flush=True)
+    print(f"aims: {AIM['utilisation']:.0%} at 60m, host at most {AIM['host']:.0%}")
+    arguments.output.parent.mkdir(exist_ok=True)
+    arguments.output.write_text(json.dumps(record, indent=1) + "\n")
+    print(f"stored in {arguments.output}")
+
+
+if __name__ == "__main__":
+    main()
