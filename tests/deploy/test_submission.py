@@ -201,7 +201,7 @@ class TestOnACluster:
         self, headway, cluster
     ):
         folder = headway.folder / "runs" / "long"
-        arguments = submitted(headway, cluster, "long", "steps=120")
+        arguments = submitted(headway, cluster, "long", "steps=600")
         first = headway(*arguments)
         assert first.returncode == 0, first.stderr
         job = job_of(first.stdout)
@@ -213,6 +213,13 @@ class TestOnACluster:
         terminal.stdout.close()
         before = len(metrics.read_text().splitlines())
         wait_for(lambda: len(metrics.read_text().splitlines()) > before + 4)
+        targets = json.loads((folder / "targets.json").read_text())
+        [driver] = [each for each in targets if each["labels"]["process"] == "driver"]
+        seen = headway("top", driver["targets"][0], "--once")
+        assert seen.returncode == 0, seen.stderr
+        assert "long  version" in seen.stdout
+        assert "of 600" in seen.stdout
+        assert "actor-0" in seen.stdout
         cancelled = headway("cancel", job, "--address", cluster.address)
         assert cancelled.stdout.split() == ["job", f"{job}:", "STOPPED"], cancelled.stderr
         assert json.loads((folder / "summary.json").read_text())["status"] == "interrupted"
@@ -221,7 +228,7 @@ class TestOnACluster:
         again = headway(*arguments, "--resume", "--wait")
         assert again.returncode == 0, again.stdout + again.stderr
         summary = json.loads((folder / "summary.json").read_text())
-        assert (summary["status"], summary["version"]) == ("done", 120)
+        assert (summary["status"], summary["version"]) == ("done", 600)
         assert summary["accounting"]["trained_twice"] == 0
 
     def test_a_job_that_is_not_there_is_refused_with_those_that_are(self, headway, cluster):
