@@ -1,7 +1,7 @@
 """A run in simulated time: the broker's own book decides, engines and learner are rates.
 
     engine     leases what the book allows into its free slots; its rollouts share its speed; a
-               group's slots are free again when its last rollout is put
+               slot is free again when its rollout ends
     learner    takes what the book gives, trains, publishes, acknowledges
     update     staged while the engine generates, then swapped while it stands still; only so many
                engines swap at once, and one that missed a version takes the newest
@@ -160,6 +160,7 @@ class Simulation:
         while engine.running and engine.running[0][0] <= engine.token:
             end, _, began, lease = heapq.heappop(engine.running)
             engine.stalled += self._rates.engine.turnover_seconds / 2
+            engine.room += 1
             group = lease.group_id
             self._sampled[group] += engine.sampled(began, round(end - began))
             self._unfinished[group] -= 1
@@ -167,6 +168,7 @@ class Simulation:
                 del self._unfinished[group]
                 self._after(self._rates.engine.put_seconds, "put", engine, lease)
         self._plan(engine)
+        self._lease([engine])
 
     def _put(self, engine: SimulatedEngine, lease: Lease) -> None:
         group = self._book.groups.in_flight[lease.group_id]
@@ -182,7 +184,6 @@ class Simulation:
             del self._sampled[lease.group_id], self._tokens[lease.group_id]
             self._feed()
             self._lease()
-        engine.room += lease.room
         self._lease([engine])
         self._take()
 
