@@ -41,8 +41,9 @@ class DirectPublisher(Publishing):
         self._newest: Snapshot | None = None
 
     def _send(self, handed: Handed) -> Snapshot | None:
-        before, self._newest = self._newest, handed.snapshot
+        before, self._newest = self._newest, None  # what fails now is not to be sent again
         self._engines.send(handed.version, handed.snapshot.tensors, handed.created_at)
+        self._newest = handed.snapshot
         return before
 
     def _between(self) -> None:

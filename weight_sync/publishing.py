@@ -174,14 +174,16 @@ class Publishing(ABC):
                     return
                 handed = self._sending = self._waiting
                 self._waiting, self._sending_since = None, time.monotonic()
-            if handed is None:
-                self._between()
-                continue
             failed, free = None, None
             try:
-                free = self._send(handed)
+                if handed is None:
+                    self._between()
+                else:
+                    free = self._send(handed)
             except BaseException as error:  # noqa: BLE001  (raised, typed, by the next call)
-                failed, free = (handed.version, error), handed.snapshot
+                failed = (-1 if self.version is None else self.version), error
+                if handed is not None:
+                    failed, free = (handed.version, error), handed.snapshot
             with self._changed:
                 self._failed = self._failed or failed
                 self._sending = None

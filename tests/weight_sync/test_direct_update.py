@@ -192,6 +192,30 @@ def test_engines_that_cannot_be_asked_for_fail_the_next_publish(weights) -> None
     publisher.close()
 
 
+def test_a_failure_between_versions_is_raised_by_the_next_publish_and_the_one_after_is_sent(
+    loop, weights
+) -> None:
+    engine, asked = FakeEngine(), []
+    link = Link(receiver_of(engine), loop)
+
+    def engines():
+        asked.append(True)
+        if len(asked) == 2:
+            raise ConnectionError("no broadcaster")
+        return [link]
+
+    direct = DirectEngines(engines, lambda link, _: FakeSender(link), [].append)
+    with DirectPublisher(direct) as publisher:
+        publisher.idle_seconds = 0.01
+        publisher.publish(0, weights(0).items())
+        until(lambda: publisher._failed)
+        with pytest.raises(PublishFailed, match="version 0 failed: no broadcaster"):
+            publisher.publish(1, weights(1).items())
+        publisher.publish(2, weights(2).items())
+        publisher.flush(30)
+    assert checksum(engine.weights.items()) == checksum(weights(2).items())
+
+
 def test_an_engine_that_is_not_paused_takes_nothing_and_late_words_have_no_effect() -> None:
     async def run() -> None:
         engine, served = FakeEngine(), []

@@ -1,0 +1,85 @@
+"""Unstaged updates on a cluster: engines are found where they joined, and called one by one."""
+
+import asyncio
+
+import pytest
+
+from weight_sync.announcements import SwapReport
+from weight_sync.checksum import checksum
+from weight_sync.direct import DirectEngines
+from weight_sync.direct_publisher import DirectPublisher
+
+pytestmark = pytest.mark.ray
+
+
+class FakeActor:
+    """A rollout actor that takes what it is given and writes down what it was told."""
+
+    def __init__(self) -> None:
+        self.said: list[tuple] = []
+        self.checksum = ""
+
+    async def weights(self, call: str, *arguments) -> None:
+        if call == "transfer" and arguments[0] == "explode":
+            raise ConnectionResetError("a cable")
+        if call == "transfer":
+            self.checksum = checksum(arguments[1]["weights"])
+            arguments = arguments[:1]
+        self.said.append((call, *arguments))
+
+    async def seen(self) -> tuple[list[tuple], str]:
+        return self.said, self.checksum
+
+
+class FakeSender:
+    def __init__(self, link) -> None:
+        self._link = link
+
+    def send(self, weights) -> None:
+        self._link.transfer("update_weights", {"weights": weights})
+
+    def close(self) -> None:
+        pass
+
+
+def test_engines_join_get_every_version_and_leave_with_their_actor(ray_cluster, weights) -> None:
+    import ray
+
+    from weight_sync.errors import LoadFailed
+    from weight_sync.ray_broadcaster import create_broadcaster
+    from weight_sync.ray_direct import JoinedEngines
+
+    broadcaster = create_broadcaster(1.0, 1)
+    actor = ray.remote(FakeActor).options(num_cpus=0).remote()
+    joined = JoinedEngines(broadcaster, timeout=30)
+    assert joined() == []
+    asyncio.run(broadcaster.join("e0", actor, 2))
+    (link,) = joined()
+    assert (link.engine_id, link.workers) == ("e0", 2)
+    assert joined()[0] is link
+
+    def report(report: SwapReport) -> None:
+        asyncio.run(broadcaster.report(report))
+
+    engines = DirectEngines(joined, lambda link, _: FakeSender(link), report, timeout=30)
+    with DirectPublisher(engines) as publisher:
+        digest = publisher.publish(5, weights(5).items())
+        publisher.flush(60)
+    said, found = ray.get(actor.seen.remote(), timeout=30)
+    assert said == [("pause", 5), ("transfer", "update_weights"), ("resume", 5)]
+    assert found == digest
+    (told,) = asyncio.run(broadcaster.reports(0))
+    assert (told.engine_id, told.version, told.error) == ("e0", 5, None)
+
+    with pytest.raises(ConnectionResetError, match="a cable"):
+        link.transfer("explode", None)
+    ray.kill(actor)
+    with pytest.raises(LoadFailed, match="e0 is gone"):
+        link.pause(6)
+    again = ray.remote(FakeActor).options(num_cpus=0).remote()
+    asyncio.run(broadcaster.join("e0", again, 2))
+    assert joined()[0] is not link
+    asyncio.run(broadcaster.release("e0"))
+    assert joined() == []
+    ray.kill(again)
+    ray.kill(broadcaster.actor)
