@@ -1,5 +1,7 @@
 """A patch turns its base into the new bucket bit by bit, and nothing else into anything."""
 
+from itertools import product
+
 import numpy as np
 import pytest
 import torch
@@ -79,6 +81,21 @@ def test_a_damaged_patch_is_an_error_or_caught_by_the_checksum_of_the_result(cas
     except StagingError:
         return
     assert result.size == new.size
+
+
+def test_no_single_damaged_byte_does_more_harm_than_an_error() -> None:
+    base = np.arange(2000, dtype=np.uint16).view(np.uint8)
+    new = base.copy()
+    new[::100] += 1
+    sound = patch_of(base, new, 2).payload
+    for place, flip in product(range(len(sound)), range(1, 256)):
+        payload = bytearray(sound)
+        payload[place] ^= flip
+        try:
+            result = patched(base, checksum(base), memoryview(payload))
+        except StagingError:
+            continue
+        assert result.size == new.size
 
 
 @given(neighbours(), st.data())

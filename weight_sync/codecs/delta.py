@@ -132,6 +132,9 @@ def _compress(array: NDArray[Any]) -> bytes:
 
 def _decompress(stream: memoryview, word: Any, count: int) -> NDArray[Any]:
     size = np.dtype(word).itemsize
+    stated = zstandard.frame_content_size(stream)
+    if stated != count * size:  # asked first: so much memory would be taken, whatever there is
+        raise ValueError(f"a stream holds {stated} bytes, not {count * size}")
     raw = zstandard.ZstdDecompressor().decompress(stream, max_output_size=count * size)
     planes = np.frombuffer(raw, dtype=np.uint8).reshape(size, count)
     array: NDArray[Any] = np.ascontiguousarray(planes.T).view(word).reshape(count)
