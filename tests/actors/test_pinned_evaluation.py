@@ -129,6 +129,26 @@ def test_every_rollout_of_an_evaluation_is_of_one_version_while_training_goes_on
     assert max(behind) >= 1, "batches were trained while an older version was evaluated"
 
 
+def test_what_is_leased_is_for_the_purpose_that_was_asked_for(tmp_path):
+    async def scenario():
+        broker = Broker(
+            tmp_path, config=QueuesConfig(synchronous="normal"),
+            groups_per_batch=BATCH, group_size=SIZE, steps=STEPS,
+        )  # fmt: skip
+        await broker.issue(prompts(2, "train"), cursor="{}")
+        await broker.evaluate("held", prompts(2, "held"), temperature=0.0, min_version=0)
+        await broker.serving("engine-0", 0)
+        found = [
+            [lease.purpose for lease in await broker.lease("engine-0", room, 0.0, purpose)]
+            for room, purpose in ((2, Purpose.TRAIN), (1, Purpose.EVALUATE), (9, None))
+        ]
+        await broker.close()
+        return found
+
+    train, evaluate = Purpose.TRAIN, Purpose.EVALUATE
+    assert asyncio.run(scenario()) == [[train], [evaluate], [evaluate, train]]
+
+
 def evaluator(desk, episode, *, pinned_seconds=60.0):
     async def interrupt():
         pass

@@ -60,8 +60,11 @@ def test_the_function_and_the_environment_do_what_they_are_for():
 @pytest.mark.parametrize(
     ("start", "section", "model"),
     [
-        ("[prompts]", "prompts", PromptsConfig),
-        ("[heldout]", "heldout", HeldoutConfig),
+        ('[prompts]\nsource = "mixture"', "prompts", PromptsConfig),
+        ('[prompts]\nsource = "verifiers', "prompts", PromptsConfig),
+        ('[prompts]\nsource = "verifiers', "actors", ActorsConfig),
+        ("[heldout]\nsize", "heldout", HeldoutConfig),
+        ("[heldout]\npinned", "heldout", HeldoutConfig),
         ('[actors]\nreward = ["llm_judge"]', "actors", ActorsConfig),
         ('[actors]\nenvironment = "tools"', "actors", ActorsConfig),
     ],
