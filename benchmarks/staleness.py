@@ -6,7 +6,8 @@
 Every arm is a real run of its own from the same warm start, with equal cores and steps, without
 evaluations; afterwards its checkpoints are scored on held-out problems.
 
-    bounds         the recipe at every bound. Lag is what the window and the speeds make of it
+    bounds         the recipe at every bound, with as many groups live as it allows. How much of it
+                   becomes lag the speeds of both sides decide
     corrections    at the bound of --stale, as stale as it lets: all groups that the bound allows
                    are live, and engines hold them all. The loss is exchanged, nothing else
 
@@ -90,12 +91,13 @@ class Study:
     def arms(self, seed: int) -> list[Arm]:
         """Of one seed; every other seed goes through them backwards."""
         base = self.base.model_copy(update={"seed": seed})
-        found = [
-            Arm("bound", bound, seed, variant(base, f"eta{bound}-seed{seed}", queues=bounded))
-            for bound in self.bounds
-            for bounded in [{"max_staleness": steps_of(bound, base.steps)}]
-        ]
-        live = (self.stale + 1) * base.prompts.groups_per_batch
+        found = []
+        for bound in self.bounds:
+            eta = steps_of(bound, base.steps)
+            queues = {"max_staleness": eta, "window": live_groups(base, eta)}
+            config = variant(base, f"eta{bound}-seed{seed}", queues=queues)
+            found.append(Arm("bound", bound, seed, config))
+        live = live_groups(base, self.stale)
         for name in self.corrections:
             objective: dict[str, Any] = {
                 "loss": "reinforce",
@@ -104,12 +106,12 @@ class Study:
                 "correction_options": {},
                 **CORRECTIONS[name],
             }
-            queues = {"max_staleness": self.stale, "window": live, "allow_uncorrected": True}
+            stale = {"max_staleness": self.stale, "window": live, "allow_uncorrected": True}
             slots = -(-live * base.prompts.group_size // base.actors.count)
             config = variant(
                 base,
                 f"{name}-eta{self.stale}-seed{seed}",
-                queues=queues,
+                queues=stale,
                 learner=objective,
                 actors={"max_concurrent_rollouts": slots},
             )
@@ -120,6 +122,11 @@ class Study:
 def steps_of(bound: str, steps: int) -> int:
     """`max_staleness` of a bound; a run has no larger lag than its steps."""
     return steps if bound == UNBOUNDED else int(bound)
+
+
+def live_groups(config: RunConfig, eta: int) -> int:
+    """As many as a bound allows to be live: the window does not hold them back before it does."""
+    return (eta + 1) * config.prompts.groups_per_batch
 
 
 def finished(directory: RunDirectory, config: RunConfig) -> bool:
@@ -151,16 +158,17 @@ def train(study: Study, arm: Arm, children: Children) -> None:
 def read_arm(study: Study, arm: Arm) -> dict[str, Any]:
     """Figures of a finished and scored arm."""
     directory = RunDirectory(study.out / arm.config.name)
-    rows = read_record(directory).batches
-    begin, end = window(rows)
+    every = read_record(directory).batches
     measured = read_rates(directory)
-    history = read_history(directory.path, 0, len(rows))
+    rows = every[-measured.batches :]
+    begin, end = window(rows)
+    history = read_history(directory.path, rows[0]["version"], len(every))
     curves = running_rollouts(history.groups).values()
     scores = {
         int(version): value
         for version, value in json.loads((directory.path / SCORES).read_text()).items()
     }
-    line = staleness_figures.curve(rows, scores)
+    line = staleness_figures.curve(every, scores)
     tokens = sum(row["tokens_trained"] for row in rows[WARM_UP:])
     return {
         "kind": arm.kind,
@@ -236,8 +244,8 @@ def names(text: str, allowed: Sequence[str], option: str) -> tuple[str, ...]:
     found = tuple(dict.fromkeys(part for part in text.split(",") if part))
     for part in found:
         if part not in allowed and not (part.isdigit() and "0" in allowed):
-            shown = ", ".join(allowed).replace("0,", "whole numbers,")
-            raise InputError(f"{option} {text!r}: {part!r} is not one of {shown}")
+            shown = ", ".join("a whole number" if each == "0" else each for each in allowed)
+            raise InputError(f"{option} {text!r}: {part!r} is not one of: {shown}")
     return found
 
 

@@ -26,10 +26,11 @@ def off_policyness(rows: Sequence[Row]) -> dict[str, Any]:
 
     Returns:
         `lag_mean`, `lag_p95`, `lag_max` in versions, over tokens; `ess`, mean over batches of the
-        effective sample size as a fraction; `mismatch_fresh` and `mismatch_stale`, mean |log ratio|
-        of tokens of the learner's own version (numerics alone) and of older ones, None where there
-        were none; `kl_stale`, nats a token; `clipped`, the share of tokens that loss or correction
-        clipped, capped or rejected.
+        effective sample size as a fraction; `mismatch_fresh`, `mismatch_stale` and
+        `mismatch_crossed`, mean |log ratio| of the tokens of rollouts that the learner's own
+        version sampled (numerics alone), that an older one did, and that several did, None where
+        there were none; `kl`, nats a token over all of them; `clipped`, the largest of the shares
+        of tokens that loss or correction clipped, capped or rejected.
     """
     measured = [row for row in rows[WARM_UP:] if row["tokens_trained"]]
     lags: Counter[int] = Counter()
@@ -42,12 +43,21 @@ def off_policyness(rows: Sequence[Row]) -> dict[str, Any]:
         "ess": fmean(row["ess"] for row in measured),
         "mismatch_fresh": weighed(measured, "mismatch_fresh", "tokens_fresh"),
         "mismatch_stale": weighed(measured, "mismatch_stale", "tokens_stale"),
-        "kl_stale": weighed(measured, "kl_stale", "tokens_stale"),
+        "mismatch_crossed": weighed(measured, "mismatch_crossed", "tokens_crossed"),
+        "kl": weighed(measured, "kl", "tokens_trained"),
         "clipped": fmean(
-            sum(share for name, share in row["fractions"].items() if name != "not_finite")
+            max(
+                (share for name, share in row["fractions"].items() if name != "not_finite"),
+                default=0.0,
+            )
             for row in measured
         ),
     }
+
+
+def largest_share(fractions: Mapping[str, float]) -> float:
+    """Of tokens that were limited in one way; shares overlap, so they are not added up."""
+    return max((share for name, share in fractions.items() if name != "not_finite"), default=0.0)
 
 
 def quantile(counts: Mapping[int, int], share: float) -> int:

@@ -26,7 +26,7 @@ LEARNING = {
     "p95": ("lag_p95", "{:.0f}"),
     "max": ("lag_max", "{:.0f}"),
     "ESS": ("ess", "{:.4f}"),
-    "KL of\nstale": ("kl_stale", "{:.1e}"),
+    "KL": ("kl", "{:.1e}"),
     "clipped": ("clipped", "{:.1%}"),
     "score": ("score", "{:.3f}"),
     "seconds\nto target": ("seconds_to_target", "{:.0f}"),

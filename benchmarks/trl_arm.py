@@ -5,7 +5,7 @@
 The recipe's model folder, prompts in the same order, reward, batch, group size, loss, optimizer and
 schedule; TRL's own loop, on all cores of the process. GENERATION is how TRL samples: `transformers`
 or `vllm`, its colocated engine. Leaves behind what a run of ours does, as far as it is compared:
-`metrics.jsonl`, with a row for each batch, and `checkpoints/`.
+`metrics.jsonl`, with a row for each batch, and `checkpoints/`. The environment sets its threads.
 """
 
 import asyncio
@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from datasets import Dataset
+from torch.optim.lr_scheduler import LambdaLR
 from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
@@ -23,7 +24,24 @@ from actors.rewards.answers import last_answer
 from deploy.config import RunConfig
 from deploy.inputs import load_inputs
 from deploy.run_directory import RunDirectory
+from learner.schedule import rate_factor
 from queues.records import FinishReason
+
+
+class OurSchedule(GRPOTrainer):
+    """TRL's trainer with the recipe's learning rates: the first of its own kinds would be 0."""
+
+    def __init__(self, config: RunConfig, **arguments: Any) -> None:
+        self._recipe = config
+        super().__init__(**arguments)
+
+    def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
+        """See `transformers.Trainer`."""
+        schedule, steps = self._recipe.learner.schedule, self._recipe.steps
+        self.lr_scheduler = LambdaLR(
+            optimizer or self.optimizer, lambda step: rate_factor(schedule, step, steps)
+        )
+        return self.lr_scheduler
 
 
 class Watch(TrainerCallback):
@@ -77,8 +95,6 @@ def settings(config: RunConfig, directory: RunDirectory, generation: str, micro:
         adam_beta2=learner.betas[1],
         weight_decay=learner.weight_decay,
         max_grad_norm=learner.gradient_clipping,
-        lr_scheduler_type="constant_with_warmup",
-        warmup_steps=learner.schedule.warmup_steps,
         loss_type="cispo",
         epsilon_high=options["cap_high"],
         scale_rewards="group",
@@ -130,7 +146,8 @@ def main() -> None:
 
     rows = inputs.source.next(config.steps * config.prompts.groups_per_batch)
     data = Dataset.from_list([{"prompt": row.text, "answer": row.answer} for row in rows])
-    trainer = GRPOTrainer(
+    trainer = OurSchedule(
+        config,
         model=AutoModelForCausalLM.from_pretrained(inputs.model_path, dtype="float32"),
         reward_funcs=reward,
         args=settings(config, directory, generation, int(micro)),

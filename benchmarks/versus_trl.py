@@ -1,14 +1,16 @@
 """Head to head with TRL's GRPOTrainer: the same model, task, batches, steps, cores and seeds.
 
     headway bench versus-trl [RECIPE] [--seeds 0,1,2] [--steps N] [--microbatch 128,32]
-                             [--generation transformers] [--out DIR]
+                             [--threads 1,2] [--generation transformers] [--out DIR]
 
 Needs what `make test-trl` installs into `.trl`. Headway runs the recipe as it is. TRL has the same
-loss and optimizer, all cores of the recipe for generation and for training in turn, and each of the
-microbatches that were asked for, since which is best is not known beforehand: the best one is
-compared, all are stored. Seeds go through the arms forwards and backwards in turn. Checkpoints of
-all are scored on the same held-out problems by the same engine afterwards, outside all times, which
-begin with the first batch. A folder of --out that exists is gone on with.
+loss, optimizer and schedule, all cores of the recipe for generation and for training in turn, and
+each microbatch with each number of threads that were asked for, since which is best is not known
+beforehand: for every figure the best one is compared, all are stored. A third process on the cores
+costs threads that wait for each other more than it costs others, so the machine must be quiet.
+Seeds go through the arms forwards and backwards in turn. Checkpoints of all are scored on the same
+held-out problems by the same engine afterwards, outside all times, which begin with the first
+batch. A folder of --out that exists is gone on with.
 """
 
 import argparse
@@ -19,6 +21,7 @@ import signal
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from statistics import median
 from typing import Any, NoReturn
@@ -51,21 +54,27 @@ class Arm:
     seed: int
     config: RunConfig
     how: tuple[str, ...] = ()
-    """Of TRL: how it samples, and its microbatch."""
+    """Of TRL: how it samples, its microbatch, its threads."""
 
 
-def arms_of(base: RunConfig, seed: int, generation: str, microbatches: Sequence[str]) -> list[Arm]:
+def arms_of(
+    base: RunConfig,
+    seed: int,
+    generation: str,
+    microbatches: Sequence[str],
+    threads: Sequence[str],
+) -> list[Arm]:
     """The arms of a seed."""
     seeded = base.model_copy(update={"seed": seed})
     found = [Arm(HEADWAY, seed, variant(seeded, f"headway-seed{seed}"))]
-    for micro in microbatches:
-        name = f"TRL, {generation}, microbatch {micro}"
-        config = variant(seeded, f"trl-{generation}-{micro}-seed{seed}")
-        found.append(Arm(name, seed, config, (generation, micro)))
+    for micro, count in product(microbatches, threads):
+        name = f"TRL, {generation}, microbatch {micro}, threads {count}"
+        config = variant(seeded, f"trl-{generation}-{micro}-{count}-seed{seed}")
+        found.append(Arm(name, seed, config, (generation, micro, count)))
     return found
 
 
-def train(arm: Arm, children: Children, cores: str) -> None:
+def train(arm: Arm, children: Children) -> None:
     """Makes one arm, unless it is there."""
     directory = RunDirectory.of(arm.config)
     if finished(directory, arm.config):
@@ -77,12 +86,13 @@ def train(arm: Arm, children: Children, cores: str) -> None:
         children.run(label, "unscored", arm.config)
         return
     paths = [str(TRL), str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
-    threads = str(len(cores.split(",")))
+    generation, micro, threads = arm.how
     children.run_module(
         label,
         "benchmarks.trl_arm",
         arm.config,
-        *arm.how,
+        generation,
+        micro,
         environment={"PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": threads},
     )
 
@@ -107,12 +117,12 @@ def read_arm(arm: Arm, target: float) -> dict[str, Any]:
 
 
 def conclude(arms: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Medians over seeds; ratios are within a seed, to the TRL arm with the most samples/s.
+    """Medians over seeds, and ratios within a seed to the TRL arm that is best at the figure.
 
     Returns:
-        `medians` by arm; `best`, the name of TRL's best; `throughput_ratio`, Headway's samples/s
-        over TRL's; `time_ratio`, Headway's seconds to the target over TRL's, None where one of them
-        did not reach it.
+        `medians` by arm; `throughput` with `best`, the TRL arm with the most samples/s, and
+        `ratio`, Headway's over its; `time` with `best`, the TRL arm that reached the target first,
+        and `ratio`, Headway's seconds over its. None where none reached it with every seed.
     """
     by_name: dict[str, list[Mapping[str, Any]]] = {}
     for arm in arms:
@@ -125,24 +135,22 @@ def conclude(arms: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         }
         for name, runs in by_name.items()
     }
-    best = max(
-        (name for name in medians if name != HEADWAY),
-        key=lambda name: medians[name]["samples_per_second"],
-    )
-    ours = {run["seed"]: run for run in by_name[HEADWAY]}
-    theirs = {run["seed"]: run for run in by_name[best]}
 
-    def ratio(key: str) -> float | None:
-        pairs = [(ours[seed][key], theirs[seed][key]) for seed in ours]
-        if any(None in pair for pair in pairs):
-            return None
-        return median(mine / other for mine, other in pairs)
+    def compare(key: str, best: str | None) -> dict[str, Any]:
+        if best is None or medians[HEADWAY][key] is None:
+            return {"best": best, "ratio": None}
+        theirs = {run["seed"]: run[key] for run in by_name[best]}
+        ratio = median(run[key] / theirs[run["seed"]] for run in by_name[HEADWAY])
+        return {"best": best, "ratio": ratio}
 
+    theirs = {name: found for name, found in medians.items() if name != HEADWAY}
+    fastest = max(theirs, key=lambda name: theirs[name]["samples_per_second"])
+    arrived = [name for name, found in theirs.items() if found["seconds_to_target"] is not None]
+    first = min(arrived, key=lambda name: theirs[name]["seconds_to_target"], default=None)
     return {
         "medians": medians,
-        "best": best,
-        "throughput_ratio": ratio("samples_per_second"),
-        "time_ratio": ratio("seconds_to_target"),
+        "throughput": compare("samples_per_second", fastest),
+        "time": compare("seconds_to_target", first),
     }
 
 
@@ -164,12 +172,13 @@ def show(document: Mapping[str, Any], console: Console) -> None:
             "-" if reached is None else f"{reached:.0f}",
         )
     console.print(table)
-    speed, time = conclusions["throughput_ratio"], conclusions["time_ratio"]
-    shown = "one of them did not reach the target" if time is None else f"{time:.2f} of its time"
-    console.print(
-        f"against {conclusions['best']}: {speed:.2f} times the samples/s, {shown} to the target; "
-        f"load average at the start {document['machine']['load_average'][0]:.1f}"
-    )
+    speed, time = conclusions["throughput"], conclusions["time"]
+    console.print(f"{speed['ratio']:.2f} times the samples/s of {speed['best']}")
+    if time["ratio"] is None:
+        console.print("the target was not reached by Headway and one of TRL's arms with every seed")
+    else:
+        console.print(f"{time['ratio']:.2f} of the seconds of {time['best']} to the target")
+    console.print(f"load average at the start {document['machine']['load_average'][0]:.1f}")
 
 
 def parse() -> argparse.Namespace:
@@ -184,12 +193,41 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--seeds", default="0,1,2", help="of prompts and sampling")
     parser.add_argument("--steps", type=int, help="of every arm; the recipe's by default")
     parser.add_argument("--microbatch", default="128,32", help="TRL's, in rollouts")
+    parser.add_argument("--threads", default="1,2", help="TRL's")
     parser.add_argument("--generation", choices=("transformers", "vllm"), default="transformers")
     parser.add_argument("--score-every", type=int, default=5, help="steps between scores")
     parser.add_argument("--problems", type=int, default=2000, help="of the last score")
     parser.add_argument("--target", type=float, default=0.85, help="held-out score to be reached")
     parser.add_argument("--out", type=Path, help="folder; runs/bench-versus-trl-TIME by default")
     return parser.parse_args()
+
+
+def check_alike(base: RunConfig) -> None:
+    """Refuses a recipe whose objective TRL is not given.
+
+    Raises:
+        InputError: Names the setting.
+    """
+    objective, learner = base.objective, base.learner
+    alike: dict[str, tuple[object, object]] = {
+        "actors.reward": (base.actors.reward, ("last_answer",)),
+        "actors.environment": (base.actors.environment, "single_turn"),
+        "learner.loss": (objective.loss, "cispo"),
+        "learner.loss_options": (sorted(objective.loss_options), ["cap_high"]),
+        "learner.advantage": (objective.advantage, "grpo"),
+        "learner.correction": (objective.correction, "none"),
+        "learner.aggregation": (objective.aggregation, "token_mean"),
+        "learner.kl": (objective.kl, None),
+        "learner.entropy": (objective.entropy, None),
+        "learner.optimizer": (learner.optimizer, "adamw"),
+        "learner.minibatches": (learner.minibatches, 1),
+        "learner.epochs": (learner.epochs, 1),
+        "learner.schedule.kind": (learner.schedule.kind, "constant"),
+        "queues.filter_tied": (base.queues.filter_tied, False),
+    }
+    for key, (found, wanted) in alike.items():
+        if found != wanted:
+            raise InputError(f"{key} = {found!r}: TRL is only given {wanted!r} here")
 
 
 def run(arguments: argparse.Namespace, console: Console) -> None:
@@ -199,8 +237,9 @@ def run(arguments: argparse.Namespace, console: Console) -> None:
         raise InputError(f"{TRL} has no TRL: install it with `make test-trl`")
     seeds = names(arguments.seeds, ("0",), "--seeds")
     microbatches = names(arguments.microbatch, ("0",), "--microbatch")
-    if not seeds or not microbatches:
-        raise InputError("--seeds and --microbatch need at least one whole number each")
+    threads = names(arguments.threads, ("0",), "--threads")
+    if not seeds or not microbatches or not threads:
+        raise InputError("--seeds, --microbatch and --threads need at least one whole number each")
     base = make_base(arguments, console, "versus-trl")
     samples = base.prompts.groups_per_batch * base.prompts.group_size
     for micro in map(int, microbatches):
@@ -212,13 +251,15 @@ def run(arguments: argparse.Namespace, console: Console) -> None:
         )
     cores = all_cores(base)
     out = base.deploy.runs_dir
-    every = [arms_of(base, int(seed), arguments.generation, microbatches) for seed in seeds]
+    every = [
+        arms_of(base, int(seed), arguments.generation, microbatches, threads) for seed in seeds
+    ]
     columns = (BarColumn(bar_width=20), TextColumn("{task.description}"), TimeElapsedColumn())
     with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
         children = Children(out, progress, sum(map(len, every)))
         for place, arms in enumerate(every):
             for arm in arms if place % 2 == 0 else arms[::-1]:
-                train(arm, children, cores)
+                train(arm, children)
             score_runs(base, [RunDirectory.of(arm.config).path for arm in arms], console)
     found = [read_arm(arm, arguments.target) for arms in every for arm in arms]
     document = {

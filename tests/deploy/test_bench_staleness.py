@@ -13,6 +13,8 @@ from benchmarks.staleness_figures import (
     seconds_to,
     t_quantile,
 )
+from deploy.config import load_recipe
+from deploy.errors import InputError
 
 
 def row(version, **changes):
@@ -28,8 +30,10 @@ def row(version, **changes):
         "mismatch_fresh": 0.0,
         "tokens_fresh": 10,
         "mismatch_stale": None,
-        "kl_stale": None,
         "tokens_stale": 0,
+        "mismatch_crossed": None,
+        "tokens_crossed": 0,
+        "kl": 0.0,
     } | changes
 
 
@@ -39,10 +43,12 @@ def test_lag_is_counted_over_the_tokens_of_all_batches_after_the_first():
         6,
         lag_histogram={"1": 9, "3": 1},
         ess=0.5,
-        fractions={"capped": 0.25, "not_finite": 0.0},
+        fractions={"capped": 0.25, "masked": 0.125, "not_finite": 0.0},
         mismatch_stale=0.2,
-        kl_stale=0.02,
-        tokens_stale=10,
+        tokens_stale=8,
+        mismatch_crossed=0.1,
+        tokens_crossed=2,
+        kl=0.02,
     )
     assert off_policyness([*first, row(5), stale]) == {
         "lag_mean": 12 / 20,
@@ -51,7 +57,8 @@ def test_lag_is_counted_over_the_tokens_of_all_batches_after_the_first():
         "ess": 0.75,
         "mismatch_fresh": 0.0,
         "mismatch_stale": 0.2,
-        "kl_stale": 0.02,
+        "mismatch_crossed": 0.1,
+        "kl": 0.01,
         "clipped": 0.125,
     }
 
@@ -121,7 +128,7 @@ def test_ratios_and_differences_are_taken_within_a_seed():
     assert found["score_difference"]["correction"]["none"]["mean"] == pytest.approx(-0.3)
 
 
-def test_headway_stands_beside_the_fastest_of_trls_settings():
+def test_headway_stands_beside_the_best_of_trls_settings_at_each_figure():
     def arm(name, seed, speed, seconds):
         return {
             "name": name,
@@ -142,11 +149,16 @@ def test_headway_stands_beside_the_fastest_of_trls_settings():
         arm("TRL 32", 1, 40.0, None),
     ]
     found = versus_trl.conclude(arms)
-    assert found["best"] == "TRL 32"
-    assert found["throughput_ratio"] == 2.5
-    assert found["time_ratio"] is None
+    assert found["throughput"] == {"best": "TRL 32", "ratio": 2.5}
+    assert found["time"] == {"best": "TRL 8", "ratio": pytest.approx(2 / 3)}
     assert found["medians"]["TRL 32"]["seconds_to_target"] is None
-    assert versus_trl.conclude(arms[:4])["time_ratio"] == pytest.approx(2 / 3)
+    assert versus_trl.conclude([*arms[:2], *arms[4:]])["time"] == {"best": None, "ratio": None}
+
+
+def test_a_recipe_whose_objective_trl_is_not_given_is_refused():
+    versus_trl.check_alike(load_recipe("demo"))
+    with pytest.raises(InputError, match=r"learner\.advantage = 'rloo'"):
+        versus_trl.check_alike(load_recipe("demo", ['learner.advantage="rloo"']))
 
 
 @pytest.mark.ray
