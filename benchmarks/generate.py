@@ -28,6 +28,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from actors.cores import cores_of
 from benchmarks.environment import environment
 from deploy.bench import ROOT
 from queues.records import Prompt
@@ -119,8 +120,8 @@ def learner_beside(core: int | None) -> Iterator[subprocess.Popen[bytes] | None]
         return
     with tempfile.TemporaryDirectory() as folder, open(Path(folder) / "log", "wb") as log:
         command = [
-            sys.executable, "-m", "benchmarks.train", "--sizes", "demo", "--rounds", "100000",
-            "--threads", "1", "--output", str(Path(folder) / "train.json"),
+            sys.executable, "-m", "benchmarks.train", "--sizes", "demo", "--endless",
+            "--threads", "1",
         ]  # fmt: skip
         process = subprocess.Popen(
             command, cwd=ROOT, stdout=log, stderr=log,
@@ -247,10 +248,12 @@ async def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
             ]
             if learner is not None and number:  # it is warm after the first round
                 learner.send_signal(signal.SIGSTOP)
-            await settled()
-            found = {"offline": await timed(pids[0], offline.generate.remote(requests))}
-            await settled()
-            found["loop"] = await timed(pids[1], loop.batch(prompts))
+            found = {}
+            for arm in ("offline", "loop") if number % 2 else ("loop", "offline"):
+                await settled()
+                alone = arm == "offline"
+                work = offline.generate.remote(requests) if alone else loop.batch(prompts)
+                found[arm] = await timed(pids[0 if alone else 1], work)
             if learner is not None:
                 if learner.poll() is not None:
                     raise SystemExit("the learner beside has ended; `headway bench train` says why")
@@ -279,7 +282,7 @@ def main() -> None:
     parser.add_argument("--at-once", type=int, default=128, help="requests that an engine runs")
     parser.add_argument("--core", default="0", help="CPU cores of the engines, as 0 or 0-3")
     parser.add_argument(
-        "--learner-core", type=int, default=None, help="of the learner beside; none if not said"
+        "--learner-core", type=int, help="of the learner beside; another one than --core, if any"
     )
     parser.add_argument(
         "--output", type=Path, default=RESULTS / "generate.json", help="of the figures"
@@ -288,6 +291,9 @@ def main() -> None:
     for name, least in (("rounds", 1), ("groups", 1), ("at_once", GROUP_SIZE)):
         if getattr(options, name) < least:
             parser.error(f"--{name.replace('_', '-')} must be at least {least}")
+    if options.learner_core is None:
+        others = os.sched_getaffinity(0) - set(cores_of(options.core))
+        options.learner_core = max(others, default=None)
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     import ray
 

@@ -41,6 +41,8 @@ RESULTS = Path(__file__).parent / "results"
 CONTROL = ("put", "heartbeat", "serving")
 """Calls that wait for nobody: what they take is the broker's own doing."""
 AIM_SECONDS = 0.1
+AIM_SHARE = 0.95
+"""Of the groups/s that were asked for; with less, calls were fast because there were few."""
 GROUPS = 256
 WITNESSES = 32
 CALL_SECONDS = 120.0
@@ -192,6 +194,12 @@ def line(found: dict[str, Any]) -> str:
     )
 
 
+def met(setting: dict[str, Any]) -> bool:
+    """Whether calls were fast enough at the rate that was asked for."""
+    came = setting["put_groups_per_second"] >= AIM_SHARE * setting["asked_groups_per_second"]
+    return bool(came and setting["seconds"]["control"]["p99"] <= AIM_SECONDS)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         prog="headway bench scale", description=__doc__.splitlines()[0]
@@ -208,6 +216,8 @@ def main() -> None:
     parser.add_argument("--dir", type=Path, default=Path.cwd(), help="where ledgers may lie")
     parser.add_argument("--out", type=Path, default=RESULTS / "scale.json")
     options = parser.parse_args()
+    if min(options.actors) < 1 or min(options.rates) < 0:
+        parser.error("--actors must be at least 1 each, --rates at least 0")
     record = environment()
     ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False)
     results = []
@@ -223,7 +233,7 @@ def main() -> None:
     options.out.write_text(json.dumps(record, indent=1) + "\n")
     print(f"stored in {options.out}")
     asked = [each for each in results if each["asked_groups_per_second"]]
-    sys.exit(any(each["seconds"]["control"]["p99"] > AIM_SECONDS for each in asked))
+    sys.exit(not all(met(each) for each in asked))
 
 
 if __name__ == "__main__":

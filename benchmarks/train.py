@@ -7,7 +7,9 @@ synthetic rollouts of lognormal lengths, as they come from the broker, on models
 weights. Before and after each batch the best rate of a matrix product is measured with the same
 threads and dtype; the utilisation of a batch is its own rate over the mean of the two
 (`flops.training_flops` says what is counted). How full rows are and how even ranks is told of a
-large batch, without training it. Takes about two minutes on two quiet cores. Raw numbers are
+large batch, without training it. "Host" is what the updater does besides computing; what lies
+between updates in a run (taking the batch, publishing, acknowledging) is `headway bench async`'s
+`learner_other_seconds`. Takes about two minutes on two quiet cores. Raw numbers are
 stored under benchmarks/results/.
 """
 
@@ -16,6 +18,7 @@ import json
 import os
 import statistics
 import tempfile
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -64,8 +67,13 @@ def told(name: str, found: dict[str, Any]) -> str:
     )
 
 
-def measure(name: str, *, rounds: int) -> dict[str, Any]:
-    """One size, in this process."""
+def measure(name: str, *, rounds: int | None) -> dict[str, Any]:
+    """One size, in this process.
+
+    Args:
+        name: Of the size.
+        rounds: Batches that count; None trains without measuring until the process is ended.
+    """
     import torch
 
     from benchmarks.flops import Peak, shape_of, training_flops
@@ -92,10 +100,12 @@ def measure(name: str, *, rounds: int) -> dict[str, Any]:
     peak = Peak(rank.engine.device, getattr(torch, size.dtype))
     found = []
     before = 0.0
-    for version in range(rounds + 1):
+    for version in count() if rounds is None else range(rounds + 1):
         seconds = timed_update(
             updater, engine, lambda: [decode_arrays(each) for each in payloads], version
         )
+        if rounds is None:
+            continue
         after = peak.measure()
         if version:  # the first touches fresh memory
             found.append({**seconds, "peak": before, "peak_after": after})
@@ -118,6 +128,9 @@ def main() -> None:
     parser.add_argument(
         "--rounds", type=int, default=3, help="batches of each size; 3 take about two minutes"
     )
+    parser.add_argument(
+        "--endless", action="store_true", help="train the first size, measure nothing, never end"
+    )
     parser.add_argument("--threads", type=int, default=None, help="of torch; all cores if not said")
     parser.add_argument(
         "--output", type=Path, default=RESULTS / "train.json", help="of the figures"
@@ -125,9 +138,13 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.rounds < 1:
         parser.error(f"--rounds {arguments.rounds} must be at least 1")
+    if arguments.threads is not None and arguments.threads < 1:
+        parser.error(f"--threads {arguments.threads} must be at least 1")
     threads = arguments.threads or len(os.sched_getaffinity(0))
     os.environ["OMP_NUM_THREADS"] = str(threads)  # before torch is imported
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    if arguments.endless:
+        measure(arguments.sizes[0], rounds=None)
     from benchmarks.packing import packing_figures
     from benchmarks.packing import told as packing_told
 

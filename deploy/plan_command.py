@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
@@ -19,6 +20,20 @@ from deploy.simulation import simulate
 LARGEST_BOUND = 1000
 LEAST_EXPLAINED = 0.5
 """Of the variance of rollout times; below, engines are not what the model of them says."""
+HEADS = (
+    "actors",
+    "ranks",
+    "η",
+    "samp-\nles/s",
+    "by the\nlaw",
+    "learner\nidle",
+    "actors\nidle",
+    "lag\nmean",
+    "\np95",
+    "\nmax",
+    "ESS",
+)
+"""Of a table that fits 80 columns."""
 LIMITS = {
     "learner": "the learner, which is always busy: more ranks, or fewer actors",
     "actors": "the actors, which are always busy: more of them, or more rollouts at once",
@@ -109,12 +124,10 @@ def show(document: dict[str, Any], console: Console) -> None:
     """The document of `plan` for people."""
     itself, chosen = document["itself"], document["best"]
     title = f"{document['recipe']} on {document['devices']} devices, predicted"
-    table = Table(title=title)
-    for head in ("actors", "ranks", "η", "samples/s", "by the law", "learner idle", "actors idle"):
-        table.add_column(head, justify="right")
-    for head in ("lag mean", "p95", "max", "ESS"):
-        table.add_column(head, justify="right")
-    table.add_column("limited by")
+    table = Table(title=title, box=SIMPLE_HEAD, pad_edge=False, padding=0)
+    for head in HEADS:
+        table.add_column(head, justify="right", no_wrap=True)
+    table.add_column("limited by", no_wrap=True)
     for row in document["prospects"]:
         style = "bold" if row == chosen else None
         table.add_row(*_cells(row), style=style)

@@ -10,6 +10,7 @@ finds none, is named as not run, with what is missing.
 """
 
 import argparse
+import contextlib
 import importlib.util
 import json
 import os
@@ -109,8 +110,12 @@ def outcome(command: Sequence[str], part: str, seconds: float) -> dict[str, Any]
         return took | {"told": told.splitlines()}
     if process.returncode:
         return took | {"failed": complaint.strip().splitlines()[-3:]}
-    found: dict[str, Any] = json.loads(told.splitlines()[-1])
-    return took | found
+    for text in reversed(told.splitlines()):  # what vLLM logs at its end comes after the figures
+        with contextlib.suppress(ValueError):
+            found = json.loads(text)
+            if isinstance(found, dict):
+                return took | found
+    return took | {"failed": f"it ended well and told no figures: {told[-200:]!r}"}
 
 
 def line(name: str, found: dict[str, Any]) -> str:
