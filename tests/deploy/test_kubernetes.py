@@ -147,3 +147,17 @@ def test_an_image_has_every_package_and_what_probes_and_stacks_need(path):
         assert f"COPY {package} {package}\n" in text
     assert " wget" in text
     assert "py-spy" in (ROOT / "deploy" / "locks" / "cpu.txt").read_text()
+
+
+def test_all_images_have_one_python_to_the_last_number_and_the_ray_of_the_cluster():
+    texts = {path.suffix[1:]: path.read_text() for path in DOCKERFILES}
+    [base] = re.findall(r"^FROM python:(\S+)-slim-bookworm$", texts["cpu"], re.MULTILINE)
+    assert re.fullmatch(r"3\.\d+\.\d+", base)
+    assert re.findall(r"uv python install .* (\S+) \\\n", texts["gpu"]) == [base]
+    assert set(re.findall(r"cpython-(\d+\.\d+\.\d+)", texts["gpu"])) == {base}
+    lock = (ROOT / "deploy" / "locks" / "cpu.txt").read_text()
+    ray = CLUSTER["spec"]["rayVersion"]
+    assert f"\nray=={ray}\n" in lock
+    assert "--constraint alike.txt" in texts["gpu"]
+    [alike] = re.findall(r'grep -E "(.+)" deploy/locks/cpu.txt', texts["gpu"])
+    assert f"ray=={ray}" in [line for line in lock.splitlines() if re.search(alike, line)]
