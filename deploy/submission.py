@@ -30,8 +30,8 @@ STOPPED = 130
 GRACE_SECONDS = 15
 """Over deploy.checkpoint_seconds, until Ray kills a cancelled job."""
 ENDED = ("SUCCEEDED", "FAILED", "STOPPED")
-RETRIES = 5
-"""Of a log whose connection breaks."""
+PAUSES_SECONDS = (0.5, 1.0, 2.0, 5.0, 10.0, 20.0)
+"""Before another try, by the number of tries that brought nothing; so many are made."""
 IGNORED = ("__pycache__", ".git", ".venv", "runs")
 
 
@@ -107,23 +107,23 @@ class Jobs:
             RunFailed: The connection breaks again and again.
         """
         self._status(job)
-        written, broken = 0, "it ended early"
-        for attempt in range(RETRIES):
-            seen = 0
+        written = failures = 0
+        while failures < len(PAUSES_SECONDS):
+            seen, before, broken = 0, written, "it ended early"
             try:
                 for text in _lines(self._client, job):
                     seen += len(text)
                     if seen > written:
                         echo(text[len(text) - (seen - written) :])
                         written = seen
-            except (RuntimeError, OSError) as error:
-                broken = _first(error)
+            except _LogBrokeError as error:
+                broken = str(error)
             if self._status(job) in ENDED:
                 return self._exit_code(job)
-            time.sleep(attempt)
+            time.sleep(PAUSES_SECONDS[failures])
+            failures = 0 if written > before else failures + 1
         raise RunFailed(
-            f"the log of job {job} broke off {RETRIES} times ({broken}); the job goes on: headway "
-            f"attach {job} --address {self._address}"
+            f"the log of job {job} broke off {failures} times ({broken}); {self._going_on(job)}"
         )
 
     def cancel(self, job: str) -> str:
@@ -134,7 +134,7 @@ class Jobs:
         """
         status = self._status(job)
         if status not in ENDED:
-            self._client.stop_job(job)
+            self._ask(job, lambda: self._client.stop_job(job))
         deadline = time.monotonic() + 600.0
         while (status := self._status(job)) not in ENDED:
             if time.monotonic() > deadline:
@@ -144,7 +144,7 @@ class Jobs:
 
     def _status(self, job: str) -> str:
         try:
-            return str(self._client.get_job_status(job).value)
+            return str(self._ask(job, lambda: self._client.get_job_status(job)).value)
         except RuntimeError as error:
             found = ", ".join(str(each.submission_id) for each in self._client.list_jobs())
             raise InputError(
@@ -153,7 +153,7 @@ class Jobs:
             ) from None
 
     def _exit_code(self, job: str) -> int:
-        info = self._client.get_job_info(job)
+        info = self._ask(job, lambda: self._client.get_job_info(job))
         if info.status.value == "STOPPED":
             return STOPPED
         if info.driver_exit_code is not None:
@@ -161,6 +161,21 @@ class Jobs:
         if info.status.value == "SUCCEEDED":
             return 0
         raise RunFailed(f"job {job} failed before it began: {info.message}")
+
+    def _ask(self, job: str, question: Callable[[], Any]) -> Any:
+        """An answer of the cluster about a job; a connection that breaks is tried again."""
+        for pause in PAUSES_SECONDS:
+            try:
+                return question()
+            except OSError as error:
+                broken = _first(error)
+            time.sleep(pause)
+        raise RunFailed(
+            f"the cluster at {self._address} does not answer ({broken}); {self._going_on(job)}"
+        )
+
+    def _going_on(self, job: str) -> str:
+        return f"the job may go on: headway attach {job} --address {self._address}"
 
 
 def command_of(recipe: str, overrides: Sequence[str], *, replace: bool) -> list[str]:
@@ -241,19 +256,39 @@ def _texts(value: Any) -> Iterator[str]:
             yield from _texts(each)
 
 
+class _LogBrokeError(Exception):
+    """The connection, or Ray, broke a log off; says why."""
+
+
 def _lines(client: Any, job: str) -> Iterator[str]:
-    """The log of a job from its beginning, as it comes."""
+    """The log of a job from its beginning, as it comes.
+
+    Raises:
+        _LogBrokeError: Instead of whatever Ray's client passes on from below.
+    """
     loop = asyncio.new_event_loop()
     log = client.tail_job_logs(job)
     try:
         while True:
             try:
-                yield loop.run_until_complete(anext(log))
+                text = loop.run_until_complete(anext(log))
             except StopAsyncIteration:
                 return
+            except Exception as error:  # noqa: BLE001
+                raise _LogBrokeError(_first(error)) from None
+            yield text
     finally:
-        loop.run_until_complete(log.aclose())
+        loop.run_until_complete(_close(log))
         loop.close()
+
+
+async def _close(log: Any) -> None:
+    """Closes a log; the wait for its next text, which an interrupt leaves behind, ends first."""
+    left = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in left:
+        task.cancel()
+    await asyncio.gather(*left, return_exceptions=True)
+    await asyncio.gather(log.aclose(), return_exceptions=True)
 
 
 def _first(error: BaseException) -> str:
