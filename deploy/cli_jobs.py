@@ -25,21 +25,22 @@ def submit(
     wait: Annotated[bool, typer.Option(help="Follow it, and end with its exit code.")] = False,
 ) -> None:
     """Train a recipe as a job of a Ray cluster, with the modules that it names in this folder."""
-    from deploy.config import load_recipe
+    from deploy.config import load_recipe, read_recipe
 
     config = load_recipe(recipe, overrides)
     from deploy.submission import Jobs, check, command_of, files_of, resumption
 
-    check(config)
-    sent = files_of(config, module, Path.cwd())
-    if Path(recipe).exists():
-        sent.append(Path(recipe))
-    jobs = Jobs(address)
-    new = command_of(recipe, overrides, replace=replace)
-    job = jobs.submit(config, resumption(config) if resume else new, sent)
+    check(read_recipe(recipe, overrides))
+    if resume:
+        command = resumption(config, overrides, replace=replace)
+    else:
+        command = command_of(recipe, overrides, replace=replace)
+    modules = files_of(config, module, Path.cwd())
+    file = Path(recipe) if Path(recipe).exists() else None
+    job = Jobs(address).submit(config, command, modules, file)
     typer.echo(f"job {job}; follow it by: headway attach {job} --address {address}")
     if wait:
-        raise typer.Exit(jobs.follow(job, lambda text: typer.echo(text, nl=False)))
+        raise typer.Exit(Jobs(address).follow(job, lambda text: typer.echo(text, nl=False)))
 
 
 def attach(job: Job, address: Address) -> None:

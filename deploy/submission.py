@@ -13,7 +13,7 @@ import re
 import shlex
 import shutil
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -23,8 +23,10 @@ from deploy.errors import InputError, RunFailed
 from deploy.versions import VARIABLE, of_submitter
 
 RECIPE = "recipe.toml"
-DOTTED = re.compile(r"([A-Za-z_]\w*)(?:\.\w+)*:[A-Za-z_]\w*")
+DOTTED = re.compile(r"([A-Za-z_]\w*(?:\.\w+)*):[A-Za-z_]\w*")
 """A name of the user's own, "module:attribute"."""
+SAYS_WHICH = ("name", "deploy.runs_dir")
+"""Settings by which a run is found that was submitted before."""
 STOPPED = 130
 """Exit code of a job that was cancelled, as of a run that was interrupted."""
 GRACE_SECONDS = 15
@@ -57,22 +59,28 @@ class Jobs:
                 f"--address {address}: no cluster takes jobs there: {_first(error)}"
             ) from None
 
-    def submit(self, config: RunConfig, command: Sequence[str], files: Sequence[Path]) -> str:
+    def submit(
+        self,
+        config: RunConfig,
+        command: Sequence[str],
+        files: Sequence[Path],
+        recipe: Path | None,
+    ) -> str:
         """Starts a run on the cluster.
 
         Args:
             config: Its recipe.
             command: As on the head node, where `files` lie in the working folder.
-            files: What is sent along.
+            files: Modules that are sent along.
+            recipe: Its file, unless it is a shipped one.
 
         Returns:
             The id of the job.
         """
         from ray import __version__
 
-        check(config)
         with TemporaryDirectory(prefix="headway-submit-") as folder:
-            pack(files, Path(folder))
+            pack(files, recipe, Path(folder))
             environment = {
                 "working_dir": folder,
                 "env_vars": {
@@ -186,8 +194,20 @@ def command_of(recipe: str, overrides: Sequence[str], *, replace: bool) -> list[
     return [*command, "--replace"] if replace else command
 
 
-def resumption(config: RunConfig) -> list[str]:
-    """What a job does that goes on with a run which was submitted before."""
+def resumption(config: RunConfig, overrides: Sequence[str], *, replace: bool) -> list[str]:
+    """What a job does that goes on with a run which was submitted before.
+
+    Raises:
+        InputError: It was asked for what a resumed run does not do: its recipe is in its folder.
+    """
+    if replace:
+        raise InputError("--resume goes on with a run, and --replace deletes it; choose one")
+    for override in overrides:
+        if override.partition("=")[0].strip() not in SAYS_WHICH:
+            raise InputError(
+                f"--resume goes on with the recipe in the run's folder, so --set {override} would "
+                f"change nothing; allowed are {' and '.join(SAYS_WHICH)}, which say what run it is"
+            )
     return ["headway", "resume", config.name, "--runs-dir", str(config.deploy.runs_dir)]
 
 
@@ -207,23 +227,33 @@ def files_of(config: RunConfig, modules: Sequence[str], folder: Path) -> list[Pa
     return list(dict.fromkeys(found))
 
 
-def pack(files: Sequence[Path], folder: Path) -> None:
-    """Copies modules, and the recipe, which is the only TOML file among them, into a folder."""
+def pack(files: Sequence[Path], recipe: Path | None, folder: Path) -> None:
+    """Copies modules and the recipe, which is RECIPE there whatever its name was, into a folder."""
     for path in files:
         if path.is_dir():
             shutil.copytree(path, folder / path.name, ignore=shutil.ignore_patterns(*IGNORED))
         else:
-            shutil.copy(path, folder / (RECIPE if path.suffix == ".toml" else path.name))
+            shutil.copy(path, folder)
+    if recipe is not None:
+        shutil.copy(recipe, folder / RECIPE)
 
 
-def check(config: RunConfig) -> None:
+def check(document: Mapping[str, Any]) -> None:
     """Refuses what would be lost with the job.
 
+    Args:
+        document: The tables of a valid recipe, as they are written.
+
     Raises:
-        InputError: The run's folder would be in the job's working folder.
+        InputError: The run's folder would be in the job's working folder, or nobody knows where.
     """
-    runs_dir = config.deploy.runs_dir
-    if not runs_dir.is_absolute():
+    runs_dir = document.get("deploy", {}).get("runs_dir", "runs")
+    if runs_dir.startswith("~"):
+        raise InputError(
+            f'deploy.runs_dir = "{runs_dir}" is in the home of whoever runs the job; name a folder '
+            'of the head node from its root, as in --set deploy.runs_dir="/data/runs"'
+        )
+    if not Path(runs_dir).is_absolute():
         raise InputError(
             f'deploy.runs_dir = "{runs_dir}" is relative, and the working folder of a job is '
             'deleted; name a folder of the head node, as in --set deploy.runs_dir="/data/runs"'
@@ -238,10 +268,14 @@ def _use_token() -> None:
 
 
 def _module(name: str, folder: Path) -> Path | None:
-    for path in (folder / name, folder / f"{name}.py"):
-        if path.is_file() or (path.is_dir() and any(path.glob("*.py"))):
-            return path
-    return None
+    """What has to be sent of a folder for a module, "package.part", to be imported from it."""
+    top, *parts = name.split(".")
+    package, file = folder / top, folder / f"{top}.py"
+    inner = package.joinpath(*parts)
+    nested = bool(parts) and (inner.with_suffix(".py").is_file() or any(inner.glob("*.py")))
+    if any(package.glob("*.py")) or nested:
+        return package
+    return file if file.is_file() else None
 
 
 def _texts(value: Any) -> Iterator[str]:
