@@ -17,6 +17,8 @@ def submit(
     overrides: Overrides = [],  # noqa: B006
     *,
     replace: Replace = False,
+    sft: Annotated[bool, typer.Option(help="Make the recipe's warm start first.")] = False,
+    reward_model: Annotated[bool, typer.Option(help="Train its reward models first.")] = False,
     resume: Annotated[bool, typer.Option(help="Go on with a run submitted before.")] = False,
     module: Annotated[
         list[str],
@@ -31,10 +33,12 @@ def submit(
     from deploy.submission import Jobs, check, command_of, files_of, resumption
 
     check(read_recipe(recipe, overrides))
+    asked = {"sft": sft, "reward-model": reward_model}
+    before = [name for name, wanted in asked.items() if wanted]
     if resume:
-        command = resumption(config, overrides, replace=replace)
+        command = resumption(config, overrides, replace=replace, before=before)
     else:
-        command = command_of(recipe, overrides, replace=replace)
+        command = command_of(recipe, overrides, replace=replace, before=before)
     modules = files_of(config, module, Path.cwd())
     file = Path(recipe) if Path(recipe).exists() else None
     job = Jobs(address).submit(config, command, modules, file)

@@ -62,7 +62,7 @@ class Jobs:
     def submit(
         self,
         config: RunConfig,
-        command: Sequence[str],
+        command: str,
         files: Sequence[Path],
         recipe: Path | None,
     ) -> str:
@@ -92,7 +92,7 @@ class Jobs:
             }
             try:
                 job: str = self._client.submit_job(
-                    entrypoint=shlex.join(command),
+                    entrypoint=command,
                     submission_id=f"{config.name}-{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}",
                     runtime_env=environment,
                     metadata={
@@ -186,29 +186,45 @@ class Jobs:
         return f"the job may go on: headway attach {job} --address {self._address}"
 
 
-def command_of(recipe: str, overrides: Sequence[str], *, replace: bool) -> list[str]:
-    """What a job of a new run does; a recipe that is a file lies in its working folder."""
+def command_of(
+    recipe: str, overrides: Sequence[str], *, replace: bool, before: Sequence[str] = ()
+) -> str:
+    """What a job of a new run does; a recipe that is a file lies in its working folder.
+
+    Args:
+        recipe: As the user named it.
+        overrides: Settings.
+        replace: Whether what has the same name is deleted first.
+        before: Commands that make what the run begins with, "sft" and "reward-model".
+
+    Returns:
+        Commands for a shell, each if the one before it has ended well.
+    """
     name = RECIPE if Path(recipe).exists() else recipe
     settings = [part for override in overrides for part in ("--set", override)]
-    command = ["headway", "run", name, *settings, "--set", "deploy.ray_address=auto"]
-    return [*command, "--replace"] if replace else command
+    more = ["--set", "deploy.ray_address=auto", *(["--replace"] if replace else [])]
+    commands = [["headway", each, name, *settings, *more] for each in (*before, "run")]
+    return " && ".join(shlex.join(command) for command in commands)
 
 
-def resumption(config: RunConfig, overrides: Sequence[str], *, replace: bool) -> list[str]:
+def resumption(
+    config: RunConfig, overrides: Sequence[str], *, replace: bool, before: Sequence[str] = ()
+) -> str:
     """What a job does that goes on with a run which was submitted before.
 
     Raises:
         InputError: It was asked for what a resumed run does not do: its recipe is in its folder.
     """
-    if replace:
-        raise InputError("--resume goes on with a run, and --replace deletes it; choose one")
+    for option in (*(["replace"] if replace else []), *before):
+        raise InputError(f"--resume goes on with a run, and --{option} begins anew; choose one")
     for override in overrides:
         if override.partition("=")[0].strip() not in SAYS_WHICH:
             raise InputError(
                 f"--resume goes on with the recipe in the run's folder, so --set {override} would "
                 f"change nothing; allowed are {' and '.join(SAYS_WHICH)}, which say what run it is"
             )
-    return ["headway", "resume", config.name, "--runs-dir", str(config.deploy.runs_dir)]
+    runs_dir = str(config.deploy.runs_dir)
+    return shlex.join(["headway", "resume", config.name, "--runs-dir", runs_dir])
 
 
 def files_of(config: RunConfig, modules: Sequence[str], folder: Path) -> list[Path]:

@@ -89,12 +89,28 @@ def test_images_are_those_that_are_built_here_at_this_version():
         assert f"headway-{path.suffix[1:]}:{VERSION}" in path.read_text()
 
 
+def settled(command):
+    """The recipe of a command of the job."""
+    headway, _, recipe, *settings = shlex.split(command)
+    assert (headway, set(settings[::2])) == ("headway", {"--set"})
+    return load_recipe(recipe, settings[1::2])
+
+
+def test_the_job_makes_the_warm_start_that_its_run_begins_with():
+    job = read(SHIPPED / "job" / "rayjob.yaml")["spec"]
+    commands = [shlex.split(each) for each in job["entrypoint"].split(" && ")]
+    assert [command[:3] for command in commands] == [
+        ["headway", "sft", "demo"],
+        ["headway", "run", "demo"],
+    ]
+    first, run = (settled(shlex.join(command)) for command in commands)
+    assert run.warm_start == first.warm_start == Path("/data/runs/demo-sft/model")
+
+
 def test_the_job_is_a_valid_run_whose_folder_metrics_and_pools_the_cluster_has():
     job = read(SHIPPED / "job" / "rayjob.yaml")["spec"]
     assert job["clusterSelector"] == {"ray.io/cluster": CLUSTER["metadata"]["name"]}
-    headway, run, recipe, *settings = shlex.split(job["entrypoint"])
-    assert (headway, run, set(settings[::2])) == ("headway", "run", {"--set"})
-    config = load_recipe(recipe, settings[1::2])
+    config = settled(job["entrypoint"].split(" && ")[-1])
     [container] = HEAD["template"]["spec"]["containers"]
     mounts = {mount["mountPath"] for mount in container["volumeMounts"]}
     assert str(config.deploy.runs_dir) in mounts

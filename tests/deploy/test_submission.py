@@ -76,22 +76,27 @@ def test_what_is_sent_lies_flat_with_the_recipe_under_one_name(modules, tmp_path
 
 
 def test_a_job_does_on_the_head_node_what_the_user_asked_for():
-    assert command_of("demo", ["steps=3", "name=a b"], replace=True) == [
-        *("headway", "run", "demo", "--set", "steps=3", "--set", "name=a b"),
-        *("--set", "deploy.ray_address=auto", "--replace"),
-    ]
-    assert command_of(str(RECIPE), [], replace=False)[2] == "recipe.toml"
+    assert command_of("demo", ["steps=3", "name=a b"], replace=True) == (
+        "headway run demo --set steps=3 --set 'name=a b' --set deploy.ray_address=auto --replace"
+    )
+    auto = "--set deploy.ray_address=auto"
+    assert command_of(str(RECIPE), [], replace=False, before=["sft", "reward-model"]) == (
+        f"headway sft recipe.toml {auto} && headway reward-model recipe.toml {auto} && "
+        f"headway run recipe.toml {auto}"
+    )
     settings = ["name=mine", "deploy.runs_dir=/data/runs"]
     command = resumption(load_recipe("demo", settings), settings, replace=False)
-    assert command == ["headway", "resume", "mine", "--runs-dir", "/data/runs"]
+    assert command == "headway resume mine --runs-dir /data/runs"
 
 
 def test_what_a_resumed_run_would_not_do_is_refused():
     config = load_recipe("demo", ["steps=3"])
     with pytest.raises(InputError, match=r"--set steps=3 would change nothing; allowed are name"):
         resumption(config, ["name=mine", "steps=3"], replace=False)
-    with pytest.raises(InputError, match=r"--replace deletes it"):
+    with pytest.raises(InputError, match=r"--replace begins anew"):
         resumption(config, [], replace=True)
+    with pytest.raises(InputError, match=r"--sft begins anew"):
+        resumption(config, [], replace=False, before=["sft"])
 
 
 @pytest.mark.parametrize(
@@ -206,11 +211,12 @@ class TestOnACluster:
     pytestmark = ON_CLUSTER
 
     def test_a_job_runs_with_the_users_modules_and_ends_with_its_exit_code(self, headway, cluster):
-        more = ("--module", "helper", "--wait")
-        settings = ("steps=3", "actors.reward=['mine:score']")
+        more = ("--module", "helper", "--wait", "--sft")
+        settings = ("steps=3", "actors.reward=['mine:score']", "sft.name=of-the-job")
         done = headway(*submitted(headway, cluster, "job", *settings, more=more))
         assert done.returncode == 0, done.stdout + done.stderr
         assert "job: done" in done.stdout
+        assert (headway.folder / "runs" / "of-the-job-sft" / "model").is_dir()
         rows = (headway.folder / "runs" / "job" / "metrics.jsonl").read_text().splitlines()
         assert any(json.loads(row)["reward_mean"] for row in rows)
         again = headway("attach", job_of(done.stdout), "--address", cluster.address)
@@ -257,7 +263,7 @@ class TestOnACluster:
         assert version > before
         refused = headway(*arguments, "--resume", "--wait")
         assert refused.returncode == 2
-        assert "--set steps=600 would change nothing" in refused.stderr.replace("\n", " ")
+        assert "--set sft.name=small would change nothing" in refused.stderr.replace("\n", " ")
         where = ("--set", f"deploy.runs_dir={headway.folder / 'runs'}", "--set", "name=long")
         address = ("--address", cluster.address)
         again = headway("submit", RECIPE, *where, *address, "--resume", "--wait")
