@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 SEED ?= 0
 STAMP := $(VENV)/.installed
 
-.PHONY: help setup demo test test-fast test-slow test-trl test-verifiers test-prometheus test-browser check format bench clean
+.PHONY: help setup demo test test-fast test-slow test-trl test-verifiers test-trackers test-prometheus test-browser check format bench clean
 
 help:  ## Show what there is
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -39,6 +39,10 @@ test-verifiers: setup  ## Play environments of the library verifiers, which is i
 	$(BIN)/pip install --quiet --no-deps --upgrade --target .verifiers -r deploy/locks/verifiers.txt
 	PYTHONPATH=$(CURDIR)/.verifiers $(BIN)/python -m pytest -m slow tests/actors/test_verifiers_environment.py
 
+test-trackers: setup  ## Figures in TensorBoard and Weights & Biases, which are installed beside the environment
+	$(BIN)/pip install --quiet --no-deps --upgrade --target .trackers -r deploy/locks/trackers.txt
+	PYTHONPATH=$(CURDIR)/.trackers $(BIN)/python -m pytest -m slow tests/deploy/test_trackers.py
+
 test-prometheus: setup  ## Every expression of dashboard and alerts against a real Prometheus
 	mkdir -p .prometheus
 	test -x .prometheus/usr/bin/prometheus || (cd .prometheus \
@@ -67,4 +71,4 @@ bench: setup  ## Measure what a weight update costs; `headway bench async` measu
 	$(BIN)/headway bench update-pause
 
 clean:  ## Remove the environment and caches, not the runs
-	rm -rf $(VENV) .trl .prometheus .chromium .mypy_cache .pytest_cache .ruff_cache .hypothesis build *.egg-info
+	rm -rf $(VENV) .trl .verifiers .trackers .prometheus .chromium .mypy_cache .pytest_cache .ruff_cache .hypothesis build *.egg-info

@@ -17,6 +17,8 @@ def submit(
     overrides: Overrides = [],  # noqa: B006
     *,
     replace: Replace = False,
+    sft: Annotated[bool, typer.Option(help="Make the recipe's warm start first.")] = False,
+    reward_model: Annotated[bool, typer.Option(help="Train its reward models first.")] = False,
     resume: Annotated[bool, typer.Option(help="Go on with a run submitted before.")] = False,
     module: Annotated[
         list[str],
@@ -25,21 +27,24 @@ def submit(
     wait: Annotated[bool, typer.Option(help="Follow it, and end with its exit code.")] = False,
 ) -> None:
     """Train a recipe as a job of a Ray cluster, with the modules that it names in this folder."""
-    from deploy.config import load_recipe
+    from deploy.config import load_recipe, read_recipe
 
     config = load_recipe(recipe, overrides)
     from deploy.submission import Jobs, check, command_of, files_of, resumption
 
-    check(config)
-    sent = files_of(config, module, Path.cwd())
-    if Path(recipe).exists():
-        sent.append(Path(recipe))
-    jobs = Jobs(address)
-    new = command_of(recipe, overrides, replace=replace)
-    job = jobs.submit(config, resumption(config) if resume else new, sent)
+    check(read_recipe(recipe, overrides))
+    asked = {"sft": sft, "reward-model": reward_model}
+    before = [name for name, wanted in asked.items() if wanted]
+    if resume:
+        command = resumption(config, overrides, replace=replace, before=before)
+    else:
+        command = command_of(recipe, overrides, replace=replace, before=before)
+    modules = files_of(config, module, Path.cwd())
+    file = Path(recipe) if Path(recipe).exists() else None
+    job = Jobs(address).submit(config, command, modules, file)
     typer.echo(f"job {job}; follow it by: headway attach {job} --address {address}")
     if wait:
-        raise typer.Exit(jobs.follow(job, lambda text: typer.echo(text, nl=False)))
+        raise typer.Exit(Jobs(address).follow(job, lambda text: typer.echo(text, nl=False)))
 
 
 def attach(job: Job, address: Address) -> None:

@@ -4,25 +4,25 @@ import json
 import logging
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import ray
 from ray._private import ray_constants
-from ray.exceptions import GetTimeoutError, RayError
+from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from deploy.config import RunConfig
 from deploy.errors import InputError, RunFailed
 from deploy.interrupt import deferred
 from deploy.leftovers import ending_workers
-from deploy.placement import Node, missing, wants
+from deploy.placement import Node, hosted, missing, wants
 from deploy.tasks import first_line
-from deploy.versions import VARIABLE, differences, installed
+from deploy.versions import VARIABLE, differences, installed, needed
 
 VERSIONS_SECONDS = 60.0
-"""Deadline of a node's answer; its first process has to start."""
+"""Deadline of the nodes' answers; their first processes have to start."""
 
 
 @contextmanager
@@ -106,7 +106,8 @@ def _check_nodes(config: RunConfig) -> None:
         if node["Alive"]
     ]
     here = ray.get_runtime_context().get_node_id()
-    if lacks := missing(wants(config, here=here), nodes):
+    wanted = wants(config, here=here)
+    if lacks := missing(wanted, nodes):
         raise InputError(
             f"the Ray cluster at {address!r} has no place for this run; change "
             "actors.count, actors.cpus, actors.gpus, the learner's, or deploy.placement:\n  "
@@ -115,29 +116,49 @@ def _check_nodes(config: RunConfig) -> None:
     if address == "local":
         return
     ours = installed()
-    wanted = json.loads(os.environ.get(VARIABLE, "{}"))
-    found = differences(wanted, ours, where="the driver's node, against the submitter,")
-    for node in nodes:
-        if node.node_id != here:
-            found += differences(ours, _versions(node), where=f"node {node.address}")
+    sent = json.loads(os.environ.get(VARIABLE, "{}"))
+    found = differences(sent, ours, where="the driver's node, against the submitter,")
+    others = [node for node in nodes if node.node_id != here]
+    for node, theirs in zip(others, _versions(others), strict=True):
+        expected = needed(ours, hosted(node, wanted))
+        found += differences(expected, theirs, where=f"node {node.address}")
     if found:
         raise InputError(
             f"versions on the Ray cluster at {address!r} differ:\n  " + "\n  ".join(found)
         )
 
 
-def _versions(node: Node) -> dict[str, str]:
-    """What another node has installed; nothing where Headway is not."""
-    strategy = NodeAffinitySchedulingStrategy(node.node_id, soft=False)
-    asked = ray.remote(installed).options(num_cpus=0, scheduling_strategy=strategy).remote()
-    try:
-        found: dict[str, str] = ray.get(asked, timeout=VERSIONS_SECONDS)
-    except GetTimeoutError:
+def _versions(nodes: Sequence[Node]) -> list[dict[str, str]]:
+    """What other nodes have installed; all are asked at once.
+
+    Raises:
+        RunFailed: Not all have answered within VERSIONS_SECONDS; names those that have not.
+        InputError: Headway cannot be imported on one.
+    """
+    ask = ray.remote(installed)
+    asked = [
+        ask.options(
+            num_cpus=0,
+            scheduling_strategy=NodeAffinitySchedulingStrategy(node.node_id, soft=False),
+        ).remote()
+        for node in nodes
+    ]
+    if not asked:
+        return []
+    _, late = ray.wait(asked, num_returns=len(asked), timeout=VERSIONS_SECONDS)
+    if late:
+        names = ", ".join(
+            node.address for node, each in zip(nodes, asked, strict=True) if each in late
+        )
         raise RunFailed(
-            f"node {node.address} did not say within {VERSIONS_SECONDS:g} s what it has installed"
-        ) from None
-    except RayError as error:
-        raise InputError(
-            f"node {node.address} has no Headway that can be imported: {first_line(error)}"
-        ) from None
+            f"node(s) {names} did not say within {VERSIONS_SECONDS:g} s what is installed there"
+        )
+    found = []
+    for node, each in zip(nodes, asked, strict=True):
+        try:
+            found.append(ray.get(each))
+        except RayError as error:
+            raise InputError(
+                f"node {node.address} has no Headway that can be imported: {first_line(error)}"
+            ) from None
     return found

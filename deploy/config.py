@@ -340,15 +340,28 @@ def load_recipe(recipe: str, overrides: Sequence[str] = ()) -> RunConfig:
     Raises:
         InputError: Everything that is wrong with it, a line each.
     """
-    document = _read(recipe)
-    for override in overrides:
-        _override(document, override)
-    document = _with_critic(with_preset(document))
+    document = _with_critic(with_preset(read_recipe(recipe, overrides)))
     try:
         return RunConfig.model_validate_json(json.dumps(document, default=str), strict=True)
     except ValidationError as error:
         problems = "\n".join(explain(error, RunConfig))
         raise InputError(f"recipe {recipe}:\n{problems}") from None
+
+
+def read_recipe(recipe: str, overrides: Sequence[str] = ()) -> dict[str, Any]:
+    """The tables of a recipe as they are written, neither completed nor validated.
+
+    Args:
+        recipe: See `load_recipe`.
+        overrides: See `load_recipe`.
+
+    Raises:
+        InputError: It cannot be read, or an override has no key.
+    """
+    document = _read(recipe)
+    for override in overrides:
+        _override(document, override)
+    return document
 
 
 def _with_critic(document: dict[str, Any]) -> dict[str, Any]:

@@ -333,4 +333,4 @@ def _warm_start(config: RunConfig) -> str:
         warm_start_origin(config),
         "run `headway sft --replace` with the same recipe and settings, or choose another name",
     )
-    return str(folder.absolute())
+    return str(folder.resolve())  # other nodes may have what a link leads to, not the link

@@ -103,6 +103,11 @@ def missing(wanted: Sequence[Want], nodes: Sequence[Node]) -> list[str]:
     return lacks
 
 
+def hosted(node: Node, wanted: Sequence[Want]) -> set[str]:
+    """The roles that may have a process on a node."""
+    return {want.role for want in wanted if _matches(node, want) and _room(node, want)}
+
+
 def _want(
     role: str,
     count: int,

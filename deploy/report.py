@@ -124,7 +124,7 @@ def _summary(record: Record, directory: RunDirectory) -> Mapping[str, Any]:
     """As last written; of a run that never wrote one, what its batches tell."""
     if directory.summary_file.exists():
         summary: dict[str, Any] = json.loads(directory.summary_file.read_text())
-        return summary
+        return summary | {"status": directory.status()}
     return summarise(record, status="unknown", now=time.time()) | {"seconds": None}
 
 

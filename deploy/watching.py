@@ -11,6 +11,7 @@ import urllib.request
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from http.client import HTTPException
 from pathlib import Path
 
 from rich.console import Console
@@ -31,6 +32,8 @@ RATE_SECONDS = 10.0
 """Rates are over so long."""
 TAIL_BYTES = 65_536
 """Of a file of rows, where its newest events are looked for."""
+MISSED_LOOKS = 3
+"""In a row, after which a live view ends."""
 MAX_BYTES = 4_000_000
 """Of one answer; a run's are some thousand."""
 DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
@@ -82,20 +85,28 @@ class Watch:
                 f"({error}): it has ended, or this machine does not reach it; a run on another "
                 'machine shows its metrics with deploy.metrics_host = "0.0.0.0"'
             ) from None
+        except HTTPException as error:
+            raise InputError(
+                f"what answers at http://{self._address}/targets does not speak HTTP: {error!r}"
+            ) from None
         except (ValueError, KeyError, IndexError, TypeError) as error:
             raise InputError(
                 f"http://{self._address}/targets is not the address of a run: {error!r}"
             ) from None
+        if not named:
+            raise InputError(f"the run at http://{self._address}/targets has ended")
         said = self._pool.map(_samples, [address for _, _, address in named])
         return Moment(
             time.time(),
-            named[0][1] if named else "",
+            named[0][1],
             dict(zip((name for name, _, _ in named), said, strict=True)),
         )
 
 
 def show(run: str, runs_dir: Path, *, interval: float, once: bool, console: Console) -> None:
     """`headway top`: frames until the run has ended or the user has seen enough.
+
+    A look that fails leaves the last frame standing; MISSED_LOOKS in a row are the end of the run.
 
     Args:
         run: See `Watch`.
@@ -115,10 +126,16 @@ def show(run: str, runs_dir: Path, *, interval: float, once: bool, console: Cons
         return
     try:
         with Live(console=console, screen=console.is_terminal, auto_refresh=False) as live:
+            missed = 0
             while True:
                 live.update(screen(frame), refresh=True)
                 time.sleep(interval)
-                frame = watch.look()
+                try:
+                    frame, missed = watch.look(), 0
+                except InputError:
+                    missed += 1
+                    if missed == MISSED_LOOKS:
+                        raise
     except KeyboardInterrupt:
         return
     except InputError as error:
@@ -182,5 +199,5 @@ def _get(address: str) -> str:
 def _samples(address: str) -> Samples | None:
     try:
         return parse(_get(f"{address}/metrics"), source=address)
-    except OSError:
+    except (OSError, HTTPException, UnicodeDecodeError, InputError):
         return None

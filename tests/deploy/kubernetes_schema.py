@@ -56,6 +56,7 @@ CONTAINER = table(
     volumeMounts=lists(table(["name", "mountPath"], name=TEXT, mountPath=TEXT)),
     livenessProbe=PROBE,
     readinessProbe=PROBE,
+    securityContext=table(capabilities=table(add=lists(TEXT))),
 )
 VOLUME = table(
     ["name"],
@@ -73,6 +74,10 @@ TEMPLATE = table(
         securityContext=SECURITY,
     ),
 )
+RELABELINGS = lists(
+    table(["sourceLabels", "targetLabel"], sourceLabels=lists(TEXT), regex=TEXT, targetLabel=TEXT)
+)
+ENDPOINTS = lists(table(["port"], port=TEXT, interval=TEXT, relabelings=RELABELINGS))
 GROUP = {"labels": TEXTS, "rayStartParams": TEXTS, "template": TEMPLATE}
 SCHEMAS = {
     ("ray.io/v1", "RayCluster"): table(
@@ -112,19 +117,45 @@ SCHEMAS = {
         ["endpoints", "selector"],
         jobLabel=TEXT,
         selector=table(matchLabels=TEXTS),
-        endpoints=lists(table(port=TEXT, interval=TEXT)),
+        endpoints=ENDPOINTS,
+    ),
+    ("monitoring.coreos.com/v1", "PodMonitor"): table(
+        ["podMetricsEndpoints", "selector"],
+        selector=table(matchLabels=TEXTS),
+        podMetricsEndpoints=ENDPOINTS,
+    ),
+    ("monitoring.coreos.com/v1", "PrometheusRule"): table(
+        groups=lists(
+            table(
+                ["name", "rules"],
+                name=TEXT,
+                rules=lists(
+                    table(
+                        ["alert", "expr"],
+                        alert=TEXT,
+                        expr=TEXT,
+                        labels=TEXTS,
+                        annotations=TEXTS,
+                        **{"for": TEXT, "keep_firing_for": TEXT},
+                    )
+                ),
+            )
+        )
     ),
     ("monitoring.coreos.com/v1alpha1", "ScrapeConfig"): table(
         scrapeInterval=TEXT,
         httpSDConfigs=lists(table(["url"], url=TEXT, refreshInterval=TEXT)),
+        relabelings=RELABELINGS,
     ),
 }
 KUSTOMIZATION = table(
-    ["apiVersion", "kind", "resources"],
+    ["apiVersion", "kind"],
     apiVersion={"const": "kustomize.config.k8s.io/v1beta1"},
     kind={"const": "Kustomization"},
     resources=lists(TEXT),
     images=lists(table(["name", "newTag"], name=TEXT, newTag=TEXT)),
+    configMapGenerator=lists(table(["name", "files"], name=TEXT, files=lists(TEXT))),
+    generatorOptions=table(disableNameSuffixHash=TRUTH, labels=TEXTS),
 )
 
 

@@ -50,6 +50,14 @@ def test_a_warm_start_of_other_settings_is_refused_with_what_differs(tmp_path, c
         model_path(recipe(tmp_path, changed))
 
 
+def test_a_warm_start_behind_a_link_is_read_where_other_nodes_have_it(tmp_path):
+    shared, config = recipe(tmp_path / "shared"), recipe(tmp_path)
+    make_warm_start(shared)
+    config.warm_start.parent.parent.mkdir(parents=True, exist_ok=True)
+    config.warm_start.parent.symlink_to(shared.warm_start.parent)
+    assert model_path(config) == str(shared.warm_start)
+
+
 def test_a_warm_start_that_another_name_has_is_pointed_at(tmp_path):
     make_warm_start(recipe(tmp_path))
     with pytest.raises(InputError, match=r'or set sft\.name = "demo", which was'):

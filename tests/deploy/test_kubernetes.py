@@ -11,6 +11,7 @@ import yaml
 from kubernetes_schema import KUSTOMIZATION, manifest
 
 from deploy.config import load_recipe
+from deploy.monitoring import prometheus_rule
 
 ROOT = Path(__file__).parents[2]
 SHIPPED = ROOT / "deploy" / "kubernetes"
@@ -45,7 +46,9 @@ def test_a_kustomization_names_all_files_beside_it(path):
     document = read(path)
     jsonschema.validate(document, KUSTOMIZATION)
     beside = {each.name for each in path.parent.glob("*.yaml")} - {path.name}
-    assert set(document["resources"]) == beside
+    folders = {each for each in document["resources"] if (path.parent / each).is_dir()}
+    assert set(document["resources"]) - folders == beside
+    assert all((path.parent / each / "kustomization.yaml").is_file() for each in folders)
 
 
 def test_a_misspelt_key_is_found():
@@ -89,12 +92,40 @@ def test_images_are_those_that_are_built_here_at_this_version():
         assert f"headway-{path.suffix[1:]}:{VERSION}" in path.read_text()
 
 
+STORES = ("runs", "models")
+
+
+def claimed(pod):
+    """The persistent volumes of a pod."""
+    claims = [volume.get("persistentVolumeClaim") for volume in pod["volumes"]]
+    return [claim["claimName"] for claim in claims if claim]
+
+
+def settled(command):
+    """The recipe of a command of the job."""
+    headway, _, recipe, *settings = shlex.split(command)
+    assert (headway, set(settings[::2])) == ("headway", {"--set"})
+    return load_recipe(recipe, settings[1::2])
+
+
+def test_the_job_makes_the_warm_start_that_its_run_begins_with():
+    job = read(SHIPPED / "job" / "rayjob.yaml")["spec"]
+    commands = [shlex.split(each) for each in job["entrypoint"].split(" && ")]
+    assert [command[1] for command in commands] == ["sft", "-sfn", "run"]
+    first, run = (settled(shlex.join(command)) for command in (commands[0], commands[-1]))
+    folder = first.warm_start.parent
+    assert commands[1] == ["ln", "-sfn", str(folder), str(run.warm_start.parent)]
+    for pod in PODS:
+        [container] = pod["containers"]
+        assert str(folder.parent) in {mount["mountPath"] for mount in container["volumeMounts"]}
+    claims = {read(SHIPPED / "base" / f"{name}.yaml")["metadata"]["name"] for name in STORES}
+    assert {name for pod in PODS for name in claimed(pod)} == claims
+
+
 def test_the_job_is_a_valid_run_whose_folder_metrics_and_pools_the_cluster_has():
     job = read(SHIPPED / "job" / "rayjob.yaml")["spec"]
     assert job["clusterSelector"] == {"ray.io/cluster": CLUSTER["metadata"]["name"]}
-    headway, run, recipe, *settings = shlex.split(job["entrypoint"])
-    assert (headway, run, set(settings[::2])) == ("headway", "run", {"--set"})
-    config = load_recipe(recipe, settings[1::2])
+    config = settled(job["entrypoint"].split(" && ")[-1])
     [container] = HEAD["template"]["spec"]["containers"]
     mounts = {mount["mountPath"] for mount in container["volumeMounts"]}
     assert str(config.deploy.runs_dir) in mounts
@@ -102,6 +133,47 @@ def test_the_job_is_a_valid_run_whose_folder_metrics_and_pools_the_cluster_has()
     assert config.deploy.metrics_port == ports["headway"]
     pools = [group["labels"] for group in GROUPS]
     assert config.deploy.placement.actors.labels in pools
+
+
+NODE = {"sourceLabels": ["__address__"], "regex": "(.*):[0-9]+", "targetLabel": "node"}
+
+
+def test_all_metrics_have_the_node_by_which_they_are_joined_and_workers_are_asked_too():
+    monitors = {
+        path.stem: read(path)["spec"]
+        for path in (SHIPPED / "monitoring").glob("*.yaml")
+        if path.stem in ("scrapeconfig", "servicemonitor", "podmonitor")
+    }
+    [service] = monitors["servicemonitor"]["endpoints"]
+    [pods] = monitors["podmonitor"]["podMetricsEndpoints"]
+    for each in (monitors["scrapeconfig"], service, pods):
+        assert each["relabelings"] == [NODE]
+    kinds = [monitors[name]["selector"]["matchLabels"] for name in ("servicemonitor", "podmonitor")]
+    assert [labels["ray.io/node-type"] for labels in kinds] == ["head", "worker"]
+    for group in GROUPS:
+        [container] = group["template"]["spec"]["containers"]
+        assert pods["port"] in {port["name"] for port in container["ports"]}
+
+
+def test_the_rules_and_the_dashboard_that_ship_are_those_of_the_manifests():
+    said = "renew it: python -m deploy.monitoring.prometheus_rule"
+    assert prometheus_rule.FILE.read_text() == prometheus_rule.text(), said
+    document = read(prometheus_rule.FILE)
+    assert document["spec"] == read(prometheus_rule.RULES)
+    folder = ROOT / "deploy" / "monitoring"
+    document = read(folder / "kustomization.yaml")
+    jsonschema.validate(document, KUSTOMIZATION)
+    [maps] = document["configMapGenerator"]
+    assert all((folder / file).is_file() for file in maps["files"])
+    assert document["generatorOptions"]["labels"] == {"grafana_dashboard": "1"}
+
+
+def test_stacks_may_be_read_in_every_pod():
+    for pod in PODS:
+        for container in pod["containers"]:
+            assert container["securityContext"] == {"capabilities": {"add": ["SYS_PTRACE"]}}
+    for path in DOCKERFILES:
+        assert 'setcap cap_sys_ptrace+ep "$(command -v py-spy)"' in path.read_text()
 
 
 def test_prometheus_asks_the_head_where_ray_and_runs_show_metrics():
@@ -147,3 +219,17 @@ def test_an_image_has_every_package_and_what_probes_and_stacks_need(path):
         assert f"COPY {package} {package}\n" in text
     assert " wget" in text
     assert "py-spy" in (ROOT / "deploy" / "locks" / "cpu.txt").read_text()
+
+
+def test_all_images_have_one_python_to_the_last_number_and_the_ray_of_the_cluster():
+    texts = {path.suffix[1:]: path.read_text() for path in DOCKERFILES}
+    [base] = re.findall(r"^FROM python:(\S+)-slim-bookworm$", texts["cpu"], re.MULTILINE)
+    assert re.fullmatch(r"3\.\d+\.\d+", base)
+    assert re.findall(r"uv python install .* (\S+) \\\n", texts["gpu"]) == [base]
+    assert set(re.findall(r"cpython-(\d+\.\d+\.\d+)", texts["gpu"])) == {base}
+    lock = (ROOT / "deploy" / "locks" / "cpu.txt").read_text()
+    ray = CLUSTER["spec"]["rayVersion"]
+    assert f"\nray=={ray}\n" in lock
+    assert "--constraint alike.txt" in texts["gpu"]
+    [alike] = re.findall(r'grep -E "(.+)" deploy/locks/cpu.txt', texts["gpu"])
+    assert f"ray=={ray}" in [line for line in lock.splitlines() if re.search(alike, line)]

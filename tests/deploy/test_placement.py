@@ -4,7 +4,7 @@ import pytest
 
 from deploy.config import load_recipe
 from deploy.errors import InputError
-from deploy.placement import Node, Want, missing, options, wants
+from deploy.placement import Node, Want, hosted, missing, options, wants
 from deploy.placement_config import Placement
 
 HERE = "head"
@@ -71,6 +71,17 @@ def test_roles_that_fit_alone_may_be_too_much_together():
     assert missing(wanted, [node("a")]) == [
         "all processes together reserve 5 CPU, but the cluster has 4"
     ]
+
+
+def test_a_node_hosts_the_roles_that_have_room_on_it():
+    wanted = [
+        want("learner", CPU=1.0, node_id="a"),
+        want(GPU=1.0),
+        want("reward_model", labels={"pool": "judge"}),
+    ]
+    assert hosted(node("a", gpus=1.0), wanted) == {"learner", "actors"}
+    assert hosted(node("b", gpus=1.0), wanted) == {"actors"}
+    assert hosted(node("c", labels={"pool": "judge"}), wanted) == {"reward_model"}
 
 
 def test_a_recipe_without_placement_keeps_its_processes_at_the_driver():

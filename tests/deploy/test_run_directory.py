@@ -59,6 +59,18 @@ def test_a_run_that_another_command_holds_is_neither_replaced_nor_resumed(config
     directory.check_at_rest()
 
 
+def test_a_run_that_could_not_write_its_end_is_said_to_be_killed(config):
+    directory = RunDirectory.of(config)
+    directory.create(config, replace=False)
+    assert directory.status() is None
+    directory.write_summary({"status": "running"})
+    with directory.held():
+        assert directory.status() == "running"
+    assert directory.status() == "killed"
+    directory.write_summary({"status": "failed"})
+    assert directory.status() == "failed"
+
+
 def test_a_lock_that_was_just_given_up_is_taken_and_not_done_without(config, monkeypatch):
     directory = create(config, replace=False)
     tries = []

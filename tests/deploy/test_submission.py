@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 import socket
@@ -13,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from deploy.config import load_recipe
+from deploy.config import load_recipe, read_recipe
 from deploy.errors import InputError
 from deploy.submission import check, command_of, files_of, pack, resumption
 from queues.accounts import newest_checkpoint
@@ -55,27 +56,61 @@ def test_a_module_that_is_not_there_is_refused_by_name(modules):
         files_of(load_recipe("demo"), ["nobody"], modules)
 
 
+def test_a_module_in_folders_without_modules_of_their_own_is_sent_with_them(modules):
+    deep = modules / "spread" / "sub"
+    deep.mkdir(parents=True)
+    (deep / "part.py").write_text("")
+    (modules / "scores").mkdir()
+    config = load_recipe("demo", ['actors.reward=["spread.sub.part:value", "scores:value"]'])
+    assert names(files_of(config, [], modules)) == ["scores.py", "spread"]
+
+
 def test_what_is_sent_lies_flat_with_the_recipe_under_one_name(modules, tmp_path):
     sent = tmp_path / "sent"
     sent.mkdir()
-    pack([modules / "package", modules / "scores.py", RECIPE], sent)
+    mine = shutil.copy(RECIPE, tmp_path / "mine.txt")
+    pack([modules / "package", modules / "scores.py"], mine, sent)
+    assert (sent / "recipe.toml").read_text() == RECIPE.read_text()
     found = sorted(str(path.relative_to(sent)) for path in sent.rglob("*.*"))
     assert found == ["package/__init__.py", "package/part.py", "recipe.toml", "scores.py"]
 
 
 def test_a_job_does_on_the_head_node_what_the_user_asked_for():
-    assert command_of("demo", ["steps=3", "name=a b"], replace=True) == [
-        *("headway", "run", "demo", "--set", "steps=3", "--set", "name=a b"),
-        *("--set", "deploy.ray_address=auto", "--replace"),
-    ]
-    assert command_of(str(RECIPE), [], replace=False)[2] == "recipe.toml"
-    config = load_recipe("demo", ["deploy.runs_dir=/data/runs"])
-    assert resumption(config) == ["headway", "resume", "demo", "--runs-dir", "/data/runs"]
+    assert command_of("demo", ["steps=3", "name=a b"], replace=True) == (
+        "headway run demo --set steps=3 --set 'name=a b' --set deploy.ray_address=auto --replace"
+    )
+    auto = "--set deploy.ray_address=auto"
+    assert command_of(str(RECIPE), [], replace=False, before=["sft", "reward-model"]) == (
+        f"headway sft recipe.toml {auto} && headway reward-model recipe.toml {auto} && "
+        f"headway run recipe.toml {auto}"
+    )
+    settings = ["name=mine", "deploy.runs_dir=/data/runs"]
+    command = resumption(load_recipe("demo", settings), settings, replace=False)
+    assert command == "headway resume mine --runs-dir /data/runs"
 
 
-def test_a_run_folder_that_would_go_with_the_job_is_refused():
-    with pytest.raises(InputError, match=r"deploy.runs_dir = \"runs\" is relative"):
-        check(load_recipe("demo"))
+def test_what_a_resumed_run_would_not_do_is_refused():
+    config = load_recipe("demo", ["steps=3"])
+    with pytest.raises(InputError, match=r"--set steps=3 would change nothing; allowed are name"):
+        resumption(config, ["name=mine", "steps=3"], replace=False)
+    with pytest.raises(InputError, match=r"--replace begins anew"):
+        resumption(config, [], replace=True)
+    with pytest.raises(InputError, match=r"--sft begins anew"):
+        resumption(config, [], replace=False, before=["sft"])
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ([], 'deploy.runs_dir = "runs" is relative'),
+        (["deploy.runs_dir=mine/runs"], 'deploy.runs_dir = "mine/runs" is relative'),
+        (["deploy.runs_dir=~/runs"], 'deploy.runs_dir = "~/runs" is in the home of whoever'),
+    ],
+)
+def test_a_run_folder_that_is_not_one_of_the_head_node_is_refused(settings, said):
+    with pytest.raises(InputError, match=re.escape(said)):
+        check(read_recipe("demo", settings))
+    check(read_recipe("demo", [*settings, "deploy.runs_dir=/data/runs"]))
 
 
 class Cluster:
@@ -176,11 +211,12 @@ class TestOnACluster:
     pytestmark = ON_CLUSTER
 
     def test_a_job_runs_with_the_users_modules_and_ends_with_its_exit_code(self, headway, cluster):
-        more = ("--module", "helper", "--wait")
-        settings = ("steps=3", "actors.reward=['mine:score']")
+        more = ("--module", "helper", "--wait", "--sft")
+        settings = ("steps=3", "actors.reward=['mine:score']", "sft.name=of-the-job")
         done = headway(*submitted(headway, cluster, "job", *settings, more=more))
         assert done.returncode == 0, done.stdout + done.stderr
         assert "job: done" in done.stdout
+        assert (headway.folder / "runs" / "of-the-job-sft" / "model").is_dir()
         rows = (headway.folder / "runs" / "job" / "metrics.jsonl").read_text().splitlines()
         assert any(json.loads(row)["reward_mean"] for row in rows)
         again = headway("attach", job_of(done.stdout), "--address", cluster.address)
@@ -225,7 +261,12 @@ class TestOnACluster:
         assert json.loads((folder / "summary.json").read_text())["status"] == "interrupted"
         version, _ = newest_checkpoint(folder)
         assert version > before
-        again = headway(*arguments, "--resume", "--wait")
+        refused = headway(*arguments, "--resume", "--wait")
+        assert refused.returncode == 2
+        assert "--set sft.name=small would change nothing" in refused.stderr.replace("\n", " ")
+        where = ("--set", f"deploy.runs_dir={headway.folder / 'runs'}", "--set", "name=long")
+        address = ("--address", cluster.address)
+        again = headway("submit", RECIPE, *where, *address, "--resume", "--wait")
         assert again.returncode == 0, again.stdout + again.stderr
         summary = json.loads((folder / "summary.json").read_text())
         assert (summary["status"], summary["version"]) == ("done", 600)

@@ -2,6 +2,9 @@
 
 import io
 import json
+import socket
+import threading
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -250,6 +253,64 @@ def test_a_run_without_metrics_says_where_its_figures_are(tmp_path):
 def test_an_address_where_nobody_is_says_so(tmp_path):
     with pytest.raises(InputError, match=r"nothing answers at http://127.0.0.1:1/targets"):
         Watch("127.0.0.1:1", tmp_path).look()
+
+
+@pytest.fixture
+def answering():
+    """A server whose answers, raw bytes or None for none, are given one after another."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        answers, port = [], server.getsockname()[1]
+
+        def serve():
+            with suppress(OSError):
+                while True:
+                    connection, _ = server.accept()
+                    with connection:
+                        connection.recv(4096)
+                        answer = answers.pop(0) if answers else None
+                        if answer is not None:
+                            connection.sendall(answer)
+
+        thread = threading.Thread(target=serve, daemon=True)
+        thread.start()
+        yield f"127.0.0.1:{port}", answers
+        server.shutdown(socket.SHUT_RDWR)
+        thread.join(10)
+
+
+def http(text):
+    return b"HTTP/1.0 200 OK\r\n\r\n" + text.encode()
+
+
+def targets(address):
+    labels = {"run": "mine", "process": "driver", "role": "driver"}
+    return http(json.dumps([{"targets": [address], "labels": labels}]))
+
+
+def test_an_address_of_something_else_says_so(answering, tmp_path):
+    address, answers = answering
+    answers.append(b"SSH-2.0-OpenSSH_9.2\r\n")
+    with pytest.raises(InputError, match=r"does not speak HTTP: BadStatusLine"):
+        Watch(address, tmp_path).look()
+
+
+@pytest.mark.parametrize(
+    "said", [b"SSH-2.0-OpenSSH_9.2\r\n", http("no metrics {"), http("a b c d")]
+)
+def test_a_process_that_says_something_else_is_one_that_does_not_answer(answering, tmp_path, said):
+    address, answers = answering
+    answers += [targets(address), said]
+    assert Watch(address, tmp_path).look().troubles
+
+
+def test_a_live_view_outlasts_looks_that_fail_and_ends_with_the_run(answering, tmp_path):
+    address, answers = answering
+    good = [targets(address), http("headway_version 7\n")]
+    answers += [*good, None, None, *good, None, http("[]"), None, *good]
+    console = Console(file=io.StringIO(), width=100)
+    show(address, tmp_path, interval=0.01, once=False, console=console)
+    assert "nothing answers at" in " ".join(console.file.getvalue().split())
+    assert answers == good
 
 
 def test_events_come_from_restarts_failed_updates_and_checkpoints_in_order(tmp_path):

