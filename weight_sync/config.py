@@ -34,13 +34,16 @@ class WeightSyncConfig(BaseModel):
     clear_cache: bool = False
     """Recompute the KV cache of frozen requests with the new weights instead of keeping it."""
     update_fraction: float = Field(default=0.25, gt=0, le=1)
-    """Largest share of the engines that swaps at the same time; at least one always may."""
+    """Largest share of the engines that swaps at the same time; at least one always may. Without
+    meaning for `nccl` and `ipc`, which bring a version to one engine after the other."""
     bucket_bytes: int = Field(default=64 * 2**20, ge=4096)
-    """Size of one piece of a version; a larger tensor gets a piece of its own."""
+    """Size of one piece of a version; a larger tensor gets a piece of its own. Without meaning for
+    `nccl` and `ipc`, which have pieces of vLLM's."""
     timeout_seconds: float = Field(default=60.0, gt=0)
-    """Deadline of staging, of a swap (pause, load and resume together) and of a publish; also how
-    long a swap permit outlives a holder that died. With `between_requests` the pause lasts as
-    long as the longest running request, and this must exceed it."""
+    """Deadline of staging, of a swap (pause, load and resume together) and of a publish; with
+    `nccl` and `ipc`, of each engine that a version is brought to; also how long a swap permit
+    outlives a holder that died. With `between_requests` the pause lasts as long as the longest
+    running request, and this must exceed it."""
 
     @property
     def staged(self) -> bool:
