@@ -101,8 +101,6 @@ class DirectEngines:
         timeout: Deadline in seconds for one engine, connecting and pause included.
     """
 
-    staged = False
-
     def __init__(
         self,
         engines: Callable[[], Sequence[EngineLink]],
