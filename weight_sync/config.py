@@ -21,7 +21,8 @@ class WeightSyncConfig(BaseModel):
     on one that learner and engines share, `ipc`: both write into the engine's own weights, which
     cannot be verified before, and engines stand still while weights travel."""
     folder: str | None = None
-    """Shared folder of transport `filesystem`, seen by all nodes; for one run alone."""
+    """Shared folder of transport `filesystem`, seen by all nodes; for one run alone, and refused to
+    others."""
     codec: Literal["full", "delta"] = "full"
     """What is sent: every tensor, whole; or the elements that changed since the version before,
     where the receiver has it and it is less. `delta` costs a copy of the weights in the memory of
