@@ -36,6 +36,7 @@ from weight_sync.direct_receiver import DirectReceiver
 from weight_sync.ray_broadcaster import BroadcasterClient
 from weight_sync.receiver import Receiver
 from weight_sync.transports.choice import make_transport
+from weight_sync.vllm_transfer import BACKEND
 
 MAX_CONCURRENCY = 16
 """Calls that may be open at once: start, run, stop, and statistics by several."""
@@ -431,7 +432,7 @@ def build_engine(
         seed=seed * config.count + index,
         update_mode=weight_sync.update_mode,
         clear_cache=weight_sync.clear_cache,
-        weight_backend="headway" if weight_sync.staged else weight_sync.transport,
+        weight_backend=BACKEND if weight_sync.staged else weight_sync.transport,
         initial_version=initial_version,
         counts=counts,
     )

@@ -1,8 +1,14 @@
-"""The endpoint of vLLM's own transfer engines in an inference engine. Written against vLLM 0.32."""
+"""What vLLM calls things: its transfer backends, and the endpoint of an inference engine for them.
+
+Written against vLLM 0.32; imports nothing of it before it is called.
+"""
 
 from typing import Any
 
 from weight_sync.errors import LoadFailed
+
+BACKEND = "headway"
+"""Loads staged weights (`vllm_plugin`); "nccl" and "ipc" are vLLM's own."""
 
 INIT = "init_weight_transfer_engine"
 START = "start_weight_update"
