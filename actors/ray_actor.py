@@ -36,6 +36,7 @@ from weight_sync.direct_receiver import DirectReceiver
 from weight_sync.ray_broadcaster import BroadcasterClient
 from weight_sync.receiver import Receiver
 from weight_sync.transports.choice import make_transport
+from weight_sync.vllm_transfer import BACKEND
 
 MAX_CONCURRENCY = 16
 """Calls that may be open at once: start, run, stop, and statistics by several."""
@@ -216,8 +217,8 @@ class RolloutActor:
             self._pool.close()
             await parts.engine.close()
 
-    async def weights(self, call: str, *arguments: Any) -> None:
-        """Pause, transfer or resume of `DirectReceiver`, asked by a learner that this has joined.
+    async def weights(self, call: str, *arguments: Any) -> int | None:
+        """A call of `direct.EngineLink`, by a learner that this has joined: `DirectReceiver`'s.
 
         Raises:
             ActorsError: The actor has no such receiver.
@@ -226,12 +227,13 @@ class RolloutActor:
         receiver = self._parts and self._parts.receiver
         if not isinstance(receiver, DirectReceiver):
             raise ActorsError(f"{self._tally.engine_id} takes no weights directly")
-        calls: dict[str, Callable[..., Awaitable[None]]] = {
+        calls: dict[str, Callable[..., Awaitable[int | None]]] = {
             "pause": receiver.pause,
             "transfer": receiver.transfer,
             "resume": receiver.resume,
+            "give_up": receiver.give_up,
         }
-        await calls[call](*arguments)
+        return await calls[call](*arguments)
 
     async def statistics(self) -> dict[str, Any]:
         """See `Tally.statistics`; answers at any time."""
@@ -327,7 +329,13 @@ class RolloutActor:
                 self._config.tensor_parallel_size,
             )
 
-        return DirectReceiver(engine, join, on_version=worker.on_version)
+        return DirectReceiver(
+            engine,
+            join,
+            expected=engine.inventory(),
+            on_version=worker.on_version,
+            timeout=2 * config.timeout_seconds,  # the learner, which knows why, speaks first
+        )
 
 
 def build_episodes(
@@ -424,7 +432,7 @@ def build_engine(
         seed=seed * config.count + index,
         update_mode=weight_sync.update_mode,
         clear_cache=weight_sync.clear_cache,
-        weight_backend="headway" if weight_sync.staged else weight_sync.transport,
+        weight_backend=BACKEND if weight_sync.staged else weight_sync.transport,
         initial_version=initial_version,
         counts=counts,
     )

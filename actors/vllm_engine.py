@@ -21,7 +21,7 @@ from queues.records import FinishReason
 from weight_sync.errors import LoadFailed
 from weight_sync.manifest import Signature
 from weight_sync.staging import StagedWeights
-from weight_sync.vllm_transfer import transfer
+from weight_sync.vllm_transfer import BACKEND, transfer
 
 WARM_UP_TOKENS = 8
 
@@ -48,7 +48,7 @@ class VllmEngine:
         seed: Of sampling without a seed of its own.
         update_mode: Freeze requests for a swap, or let the running ones finish first.
         clear_cache: Recompute the KV cache after a swap instead of keeping it.
-        weight_backend: How weights come: "headway" loads them, for the others see `transfer`.
+        weight_backend: How weights come: BACKEND loads them, for the others see `transfer`.
         initial_version: Version of the weights in `model_path`; None leaves the engine STALE.
         counts: vLLM counts what it does, in `prometheus_client`'s registry of this process.
     """
@@ -69,7 +69,7 @@ class VllmEngine:
         seed: int = 0,
         update_mode: Literal["in_flight", "between_requests"] = "in_flight",
         clear_cache: bool = False,
-        weight_backend: str = "headway",
+        weight_backend: str = BACKEND,
         initial_version: int | None = None,
         counts: bool = False,
     ) -> None:
@@ -91,7 +91,7 @@ class VllmEngine:
             "enforce_eager": enforce_eager,
             "seed": seed,
         }
-        if weight_backend == "headway":
+        if weight_backend == BACKEND:
             self._arguments["worker_extension_cls"] = "weight_sync.vllm_plugin.PreparesWeights"
         if float32_head:
             self._arguments["hf_overrides"] = {"head_dtype": "float32"}
@@ -138,7 +138,7 @@ class VllmEngine:
             raise EngineDied(f"vLLM did not start for {self._model_path!r}: {error}") from error
         try:
             with _typed_errors():
-                if self._weight_backend == "headway":
+                if self._weight_backend == BACKEND:
                     await self._engine.init_weight_transfer_engine(WeightTransferInitRequest())
                 label = -1 if self._version is None else self._version
                 await self._engine.update_weight_version(str(label))

@@ -113,9 +113,11 @@ def _train(
         from deploy.errors import RunFailed
         from deploy.outcome import show
         from deploy.sitting import run
+        from deploy.weight_paths import claim_folder
         from queues.room import is_full
     try:
         with directory.held():
+            claim_folder(config.weight_sync, directory.path)
             summary = run(config, inputs, directory, screen)
     except Exception as error:
         if is_full(error, directory.path):

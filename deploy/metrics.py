@@ -16,9 +16,9 @@ from prometheus_client.registry import Collector
 from deploy.summary import Record, Row
 from deploy.waits import Overdue
 
-PHASES = ("stage", "permit", "pause", "serve")
-"""Of a weight update: verifying beside generation, waiting for other engines, standing still; and
-`serve`, all of it from `publish` to generating with the new weights."""
+PHASES = ("stage", "prepare", "permit", "pause", "serve")
+"""Of a weight update: verifying beside generation, loading beside it, waiting for other engines,
+standing still; and `serve`, all of it from `publish` to generating with the new weights."""
 
 
 class RunMetrics(Collector):
@@ -126,7 +126,8 @@ class RunMetrics(Collector):
         self._bytes[engine] += row["bytes"]
         seconds = {
             "stage": row["staged_at"] - row["published_at"],
-            "permit": row["swap_started_at"] - row["staged_at"],
+            "prepare": row["prepare_seconds"],
+            "permit": row["swap_started_at"] - row["staged_at"] - row["prepare_seconds"],
             "pause": row["pause_seconds"] + row["load_seconds"] + row["resume_seconds"],
             "serve": row["swap_finished_at"] - row["published_at"],
         }

@@ -147,7 +147,11 @@ def setting_of(
         baseline=config.actors.greedy_baseline,
         engines=actors,
         slots=config.actors.max_concurrent_rollouts,
-        swaps_at_once=max(1, int(config.weight_sync.update_fraction * actors)),
+        swaps_at_once=(
+            max(1, int(config.weight_sync.update_fraction * actors))
+            if config.weight_sync.staged
+            else 1  # the learner brings a version to one engine after the other
+        ),
         patience_seconds=queues.patience_seconds,
         queued_batches=queues.queued_batches,
         most_filtered=queues.max_filtered_batches * config.prompts.groups_per_batch

@@ -62,6 +62,8 @@ class Recorder:
         self._trackers = trackers
         self._swaps = 0
         """Reports taken from the broadcaster, which knows nothing of earlier sittings."""
+        self._updates = 0
+        """Those of them that say an engine serves a version."""
         self._summarised_at = time.monotonic()
         self._moved_at = time.monotonic()
         self._moving: object = None
@@ -106,6 +108,7 @@ class Recorder:
         batches = [{"version": b.version, **b.statistics} for b in status.batches]
         swaps = [asdict(r) for r in await self._broadcaster.reports(self._swaps)]
         self._swaps += len(swaps)
+        self._updates += sum(swap["error"] is None for swap in swaps)
         record.batches.extend(batches)
         record.swaps.extend(swaps)
         self._rows.write("metrics.jsonl", batches)
@@ -170,7 +173,7 @@ class Recorder:
             )
 
     async def _check_movement(self, status: BrokerStatus) -> None:
-        moving = (status.version, status.accepted, self._swaps)
+        moving = (status.version, status.accepted, self._updates)
         if moving != self._moving:
             self._moving, self._moved_at = moving, time.monotonic()
         elif time.monotonic() - self._moved_at > self._config.deploy.stall_seconds:

@@ -139,7 +139,10 @@ def summarise(record: Record, *, status: str, now: float) -> dict[str, Any]:
             "learner": learner_idle(batches),
             "actors": _mean(row["idle_fraction"] for row in record.actors),
         },
-        "weight_sync": weight_sync(record.swaps),
+        "weight_sync": {
+            **weight_sync(record.swaps),
+            "skipped": sum(row.get("versions_skipped", 0) for row in batches),
+        },
         "overlap": overlap(batches, record.swaps),
         "selection": selection(record),
         "restarts": {

@@ -30,7 +30,7 @@ from deploy.tasks import first_line
 from deploy.waits import ActorSigns
 from queues.errors import QueueClosed
 from queues.protocols import WorkQueue
-from weight_sync.errors import DeadlineExceeded
+from weight_sync.errors import DeadlineExceeded, LoadFailed
 from weight_sync.ray_broadcaster import BroadcasterClient
 
 POLL_SECONDS = 2.0
@@ -230,6 +230,6 @@ def _why(error: RayError | RunFailed) -> str:
     if isinstance(error, RayActorError):
         return f"its process died: {first_line(error)}"
     cause = error.cause if isinstance(error, RayTaskError) else error
-    if isinstance(cause, (EngineDied, DeadlineExceeded, RunFailed)):
+    if isinstance(cause, (EngineDied, DeadlineExceeded, LoadFailed, RunFailed)):
         return first_line(cause)
     raise error

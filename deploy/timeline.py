@@ -51,7 +51,7 @@ class Timeline:
     learner: Sequence[Span]
     """wait, step, publish, ack, checkpoint."""
     updates: Mapping[str, Sequence[Span]]
-    """staging, permit, pause, by engine; failed where an attempt did not reach the engine."""
+    """staging, prepare, permit, pause, by engine; failed where an attempt did not reach it."""
 
 
 def read_timeline(
@@ -198,9 +198,11 @@ def update_spans(swaps: Iterable[Row]) -> dict[str, list[Span]]:
             known = (time for time in (finished, started, staged, published) if time is not None)
             mine.append(Span("failed", published, next(known)))
             continue
+        prepared = staged + row["prepare_seconds"]
         mine += [
             Span("staging", published, staged),
-            Span("permit", staged, started),
+            Span("prepare", staged, prepared),
+            Span("permit", prepared, started),
             Span("pause", started, finished),
         ]
     return {engine: spans[engine] for engine in sorted(spans)}

@@ -18,6 +18,7 @@ COLOURS = {
     "ack": "tab:green",
     "checkpoint": "tab:purple",
     "staging": "tab:olive",
+    "prepare": "tab:pink",
     "permit": "0.7",
     "pause": "tab:red",
     "failed": "black",

@@ -3,6 +3,8 @@
 Leaves out whether they arrive (`weight_sync`).
 """
 
+from pathlib import Path
+
 from actors.config import ActorsConfig
 from deploy.errors import InputError
 from deploy.placement_config import Placements
@@ -72,3 +74,20 @@ def check_devices(weight_sync: WeightSyncConfig, ray_address: str) -> None:
             f'weight_sync.transport = "{weight_sync.transport}" needs a CUDA device, and this '
             f"machine has none that torch can use; set it to {STAGED}"
         )
+
+
+def claim_folder(weight_sync: WeightSyncConfig, run: Path) -> None:
+    """Makes the shared folder that of a run, where weights travel through one.
+
+    Args:
+        weight_sync: Its section of the recipe.
+        run: The run's own folder.
+
+    Raises:
+        InputError: It belongs to another run, or cannot be written.
+    """
+    if weight_sync.transport != "filesystem" or weight_sync.folder is None:
+        return
+    from weight_sync.transports.filesystem import claim
+
+    claim(Path(weight_sync.folder), str(run))

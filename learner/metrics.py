@@ -23,6 +23,7 @@ COUNTS = {
     "unscored": "Rollouts in trained batches without a finite reward.",
     "truncated_rollouts": "Rollouts in trained batches that were cut off at their length limit.",
     "multi_version_rollouts": "Rollouts in trained batches that crossed an update.",
+    "versions_skipped": "Versions that were never sent, since a newer one overtook them.",
 }
 """Statistics that are summed over batches, and what they are."""
 FIGURES = {

@@ -49,6 +49,8 @@ class Lead:
         self._followers = followers
         self._call = call
         self._publisher = publisher
+        self._skipped = 0
+        """Of the versions that the publisher skipped, those that were told of."""
         self._checkpoints = checkpoints
 
     async def update(self, payloads: Sequence[Payload], version: int) -> dict[str, Any]:
@@ -58,7 +60,8 @@ class Lead:
         statistics: dict[str, Any] = await self._together(
             self._call(self._rank.update, payloads, version), calls
         )
-        return statistics
+        skipped, self._skipped = self._publisher.skipped - self._skipped, self._publisher.skipped
+        return {**statistics, "versions_skipped": skipped}
 
     async def publish(self, version: int) -> str:
         """See `Trainer.publish`."""

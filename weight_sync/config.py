@@ -21,7 +21,8 @@ class WeightSyncConfig(BaseModel):
     on one that learner and engines share, `ipc`: both write into the engine's own weights, which
     cannot be verified before, and engines stand still while weights travel."""
     folder: str | None = None
-    """Shared folder of transport `filesystem`, seen by all nodes; for one run alone."""
+    """Shared folder of transport `filesystem`, seen by all nodes; for one run alone, and refused to
+    others."""
     codec: Literal["full", "delta"] = "full"
     """What is sent: every tensor, whole; or the elements that changed since the version before,
     where the receiver has it and it is less. `delta` costs a copy of the weights in the memory of
@@ -34,13 +35,16 @@ class WeightSyncConfig(BaseModel):
     clear_cache: bool = False
     """Recompute the KV cache of frozen requests with the new weights instead of keeping it."""
     update_fraction: float = Field(default=0.25, gt=0, le=1)
-    """Largest share of the engines that swaps at the same time; at least one always may."""
+    """Largest share of the engines that swaps at the same time; at least one always may. Without
+    meaning for `nccl` and `ipc`, which bring a version to one engine after the other."""
     bucket_bytes: int = Field(default=64 * 2**20, ge=4096)
-    """Size of one piece of a version; a larger tensor gets a piece of its own."""
+    """Size of one piece of a version; a larger tensor gets a piece of its own. Without meaning for
+    `nccl` and `ipc`, which have pieces of vLLM's."""
     timeout_seconds: float = Field(default=60.0, gt=0)
-    """Deadline of staging, of a swap (pause, load and resume together) and of a publish; also how
-    long a swap permit outlives a holder that died. With `between_requests` the pause lasts as
-    long as the longest running request, and this must exceed it."""
+    """Deadline of staging, of a swap (pause, load and resume together) and of a publish; with
+    `nccl` and `ipc`, of each engine that a version is brought to; also how long a swap permit
+    outlives a holder that died. With `between_requests` the pause lasts as long as the longest
+    running request, and this must exceed it."""
 
     @property
     def staged(self) -> bool:

@@ -4,24 +4,28 @@
 
 For transports that write into an engine's own weights as they arrive (`vllm_sender`): nothing can
 be verified before, so the pause covers the transfer. An engine whose transfer failed or did not end
-in time is a mixture: it stays paused, its connection is given up, and every later `send` or `seed`
-sends it all weights again over a new one, until one succeeds. Each engine has a connection of its
-own, so that one which hangs holds nobody else up for longer than `timeout`. Leaves out how bytes
-travel, how calls reach an engine, and who waits for all this (`direct_publisher`).
+in time is a mixture, and nothing is sent to it again: it is told so, ends (`direct_receiver`), is
+made again, and `seed` finds it. Each engine has a connection and a deadline of its own, so that one
+which hangs holds nobody else up for longer. Leaves out how bytes travel, how calls reach an engine,
+and who waits for all this (`direct_publisher`).
 """
 
 import logging
 import threading
 import time
+import uuid
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from torch import Tensor
 
 from weight_sync.announcements import SwapReport
-from weight_sync.errors import DeadlineExceeded, VersionOrderError
+from weight_sync.errors import DeadlineExceeded, NotNow
+from weight_sync.publishing import check_follows
 
 log = logging.getLogger(__name__)
+
+GIVEN_UP = -1
 
 Weights = Sequence[tuple[str, Tensor]]
 
@@ -33,33 +37,57 @@ class EngineLink(Protocol):
     workers: int
     """Processes that hold a part of its weights: its tensor-parallel size."""
 
-    def pause(self, version: int) -> None:
-        """Returns when no token is sampled any more; harmless on a paused engine."""
-        ...
+    def pause(self, version: int, attempt: str) -> int | None:
+        """Returns, when no token is sampled any more, the version that was served, if any was.
 
-    def transfer(self, method: str, payload: dict[str, Any] | None) -> None:
-        """Calls `method` of the engine's weight-transfer endpoint."""
-        ...
+        Args:
+            version: What is to come.
+            attempt: A token that no other attempt has; the calls that follow must carry it.
 
-    def resume(self, version: int) -> None:
-        """Goes on; tokens carry `version` from here.
-
-        Ignored if the engine was paused for another version since: a call that was given up and
-        comes late must not wake it in the middle of the next transfer.
+        Raises:
+            NotNow: The engine goes on as it is.
         """
         ...
+
+    def transfer(self, attempt: str, method: str, payload: dict[str, Any] | None) -> None:
+        """Calls `method` of the engine's weight-transfer endpoint.
+
+        Raises:
+            NotNow: The attempt is over; nothing was written.
+        """
+        ...
+
+    def resume(self, attempt: str) -> None:
+        """Goes on; tokens carry the version that the attempt brought from here.
+
+        Raises:
+            NotNow: The attempt is over; the engine does not go on.
+        """
+        ...
+
+    def give_up(self, attempt: str, why: str) -> None:
+        """Has the engine end: it is a mixture, or did not answer in time."""
+        ...
+
+
+Transfer = Callable[[str, dict[str, Any] | None], None]
+"""`EngineLink.transfer` of the attempt that is under way: method and payload."""
 
 
 class Sender(Protocol):
     """An open connection to one engine."""
 
-    def send(self, weights: Weights) -> None:
+    def send(self, weights: Weights, transfer: Transfer) -> None:
         """Replaces every weight of the engine; returns when they are in place."""
         ...
 
     def close(self) -> None:
-        """Gives the connection up; must not wait for the other side."""
+        """Gives the connection up, and a `send` that is under way; must not wait for the engine."""
         ...
+
+
+Connect = Callable[[EngineLink, Weights, Transfer], Sender]
+"""Opens a connection; the weights tell names, dtypes and shapes of all that will be sent."""
 
 
 class DirectEngines:
@@ -69,16 +97,14 @@ class DirectEngines:
         engines: Who is to be served now; asked at every version, so that an engine which was made
             again gets the next one.
         connect: Opens a connection. It runs under the deadline too.
-        report: Told of every attempt.
+        report: Told of every attempt that has begun.
         timeout: Deadline in seconds for one engine, connecting and pause included.
     """
-
-    staged = False
 
     def __init__(
         self,
         engines: Callable[[], Sequence[EngineLink]],
-        connect: Callable[[EngineLink, Weights], Sender],
+        connect: Connect,
         report: Callable[[SwapReport], None],
         *,
         timeout: float = 60.0,
@@ -87,11 +113,15 @@ class DirectEngines:
         self._connect = connect
         self._report = report
         self._timeout = timeout
-        self._senders: dict[str, tuple[EngineLink, Sender]] = {}
-        self._served: set[str] = set()
+        self._senders: dict[EngineLink, Sender] = {}
+        self._brought: dict[EngineLink, int] = {}
+        """The version that each engine has taken last, or GIVEN_UP."""
         self._published_at = 0.0
+        self._closed = False
         self.version: int | None = None
         """The version sent last."""
+        self.serving: tuple[str, float] | None = None
+        """The engine that is sent to, and since when by the monotonic clock."""
 
     def send(
         self, version: int, weights: Weights, published_at: float | None = None
@@ -104,60 +134,62 @@ class DirectEngines:
             published_at: Epoch seconds of the call of `publish`; None: now.
 
         Returns:
-            One report for each engine; an engine with an error stays paused.
+            One report for each engine that was touched; one with an error ends.
 
         Raises:
             VersionOrderError: The version is not above the last one.
         """
-        if self.version is not None and version <= self.version:
-            raise VersionOrderError(
-                f"version {version} cannot follow version {self.version}: versions only grow"
-            )
+        check_follows(version, self.version)
         self.version = version
         self._published_at = time.time() if published_at is None else published_at
-        return [self._serve(link, version, weights) for link in self._present()]
+        return self.seed(weights)
 
     def seed(self, weights: Weights) -> list[SwapReport]:
-        """Sends the version of the last `send` to engines that it did not reach.
+        """Sends the version of the last `send` to engines that do not have it.
 
         Args:
             weights: The same as then.
 
         Returns:
-            One report for each of them.
+            One report for each of them that was touched.
         """
         version = self.version
         if version is None:
             return []
-        return [
-            self._serve(link, version, weights)
-            for link in self._present()
-            if link.engine_id not in self._senders or self._senders[link.engine_id][0] is not link
-        ]
+        engines = self._engines()
+        for link in self._brought.keys() - set(engines):
+            self._drop(link)
+            del self._brought[link]
+        reports = []
+        for link in engines:
+            if self._closed or self._brought.get(link) in (version, GIVEN_UP):
+                continue
+            report = self._serve(link, version, weights)
+            if report is not None:
+                reports.append(report)
+        return reports
 
     def close(self) -> None:
-        """Gives all connections up."""
-        for engine_id in list(self._senders):
-            self._drop(engine_id)
+        """Gives all connections up; an engine that is being sent to is the last."""
+        self._closed = True
+        for link in list(self._senders):
+            self._drop(link)
 
-    def _present(self) -> Sequence[EngineLink]:
-        """Who is there; connections to others are given up."""
-        engines = self._engines()
-        for engine_id in self._senders.keys() - {link.engine_id for link in engines}:
-            self._drop(engine_id)
-        return engines
-
-    def _serve(self, link: EngineLink, version: int, weights: Weights) -> SwapReport:
-        known = self._senders.get(link.engine_id)
-        if known is not None and known[0] is not link:
-            self._drop(link.engine_id)  # another process under the name of the one before
-        attempt = _Attempt(link, version, self._sender_of, weights)
+    def _serve(self, link: EngineLink, version: int, weights: Weights) -> SwapReport | None:
+        """Brings a version to an engine; None if it did not let that begin."""
+        attempt = _Attempt(link, version, weights, self._connect, self._senders.get(link))
+        self.serving = link.engine_id, time.monotonic()
         error = attempt.wait(self._timeout)
+        self.serving = None
+        if isinstance(error, NotNow) and not attempt.begun:
+            log.info("%s: %s", link.engine_id, error)
+            return None
         if error is None and attempt.sender is not None:
-            self._senders[link.engine_id] = (link, attempt.sender)
+            self._senders[link], self._brought[link] = attempt.sender, version
         else:
-            self._drop(link.engine_id)
-            attempt.give_up()
+            self._brought[link] = GIVEN_UP
+            self._senders.pop(link, None)
+            attempt.give_up(f"{type(error).__name__}: {error}")
             log.warning("%s did not take version %d: %s", link.engine_id, version, error)
         report = SwapReport(
             engine_id=link.engine_id,
@@ -171,23 +203,16 @@ class DirectEngines:
             swap_finished_at=None if error else time.time(),
             bytes=(nbytes := sum(tensor.nbytes for _, tensor in weights)),
             full_bytes=nbytes,
-            seeding=link.engine_id not in self._served,
+            seeding=attempt.seeding,
             error=None if error is None else f"{type(error).__name__}: {error}",
         )
-        if error is None:
-            self._served.add(link.engine_id)
         self._report(report)
         return report
 
-    def _sender_of(self, link: EngineLink, weights: Weights) -> Sender:
-        known = self._senders.get(link.engine_id)
-        return known[1] if known else self._connect(link, weights)
-
-    def _drop(self, engine_id: str) -> None:
-        self._served.discard(engine_id)
-        known = self._senders.pop(engine_id, None)
-        if known is not None:
-            known[1].close()
+    def _drop(self, link: EngineLink) -> None:
+        sender = self._senders.pop(link, None)
+        if sender is not None:
+            sender.close()
 
 
 class _Attempt:
@@ -197,12 +222,18 @@ class _Attempt:
         self,
         link: EngineLink,
         version: int,
-        sender_of: Callable[[EngineLink, Weights], Sender],
         weights: Weights,
+        connect: Connect,
+        sender: Sender | None,
     ) -> None:
         self._link, self._version = link, version
-        self._sender_of, self._weights = sender_of, weights
-        self.sender: Sender | None = None
+        self._connect, self._weights = connect, weights
+        self._token = uuid.uuid4().hex
+        self.sender = sender
+        self.begun = False
+        """Whether the engine was paused."""
+        self.seeding = False
+        """Whether it served nothing before."""
         self.pause = self.load = self.resume = 0.0
         self.started_at = time.time()
         self._error: BaseException | None = None
@@ -215,32 +246,44 @@ class _Attempt:
         self._thread.join(timeout)
         if self._thread.is_alive():
             return DeadlineExceeded(
-                f"{self._link.engine_id} did not take version {self._version} within {timeout} s"
+                f"{self._link.engine_id} did not take version {self._version} within {timeout:g} s"
             )
         return self._error
 
-    def give_up(self) -> None:
-        """Closes the connection, now or when it has come about."""
+    def give_up(self, why: str) -> None:
+        """Ends the engine, and the connection, now or when it has come about."""
         self._given_up.set()
         if self.sender is not None:
             self.sender.close()
+        try:
+            self._link.give_up(self._token, why)
+        except Exception as error:  # noqa: BLE001  (it is gone, or ends by its own deadline)
+            log.warning("%s could not be told that it is given up: %s", self._link.engine_id, error)
 
     def _run(self) -> None:
         try:
             begin = time.perf_counter()
-            self._link.pause(self._version)
+            served = self._link.pause(self._version, self._token)
+            self.begun, self.seeding = True, served is None
             paused = time.perf_counter()
             self.pause = paused - begin
-            self.sender = self._sender_of(self._link, self._weights)
-            if self._given_up.is_set():
-                self.sender.close()
-                return
-            self.sender.send(self._weights)
+            if self.sender is None:
+                self.sender = self._connect(self._link, self._weights, self._transfer)
+                if self._given_up.is_set():
+                    self.sender.close()
+            self.sender.send(self._weights, self._transfer)
             sent = time.perf_counter()
             self.load = sent - paused
-            if self._given_up.is_set():  # reported as failed: whatever came, it waits for a re-send
-                return
-            self._link.resume(self._version)
+            self._refuse_if_given_up()
+            self._link.resume(self._token)
             self.resume = time.perf_counter() - sent
         except Exception as error:  # noqa: BLE001  (handed to the thread that waits)
             self._error = error
+
+    def _transfer(self, method: str, payload: dict[str, Any] | None) -> None:
+        self._refuse_if_given_up()
+        self._link.transfer(self._token, method, payload)
+
+    def _refuse_if_given_up(self) -> None:
+        if self._given_up.is_set():
+            raise NotNow(f"{self._link.engine_id} was given up")

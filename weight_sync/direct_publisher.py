@@ -2,11 +2,14 @@
 
     publish(v, tensors)     caller's thread      copies to host memory, then returns (`publishing`)
         └─▶ background      every engine in turn: pause ─▶ send ─▶ resume at v        (`direct`)
-    between versions        engines that do not serve the newest one get it: made again, or failed
+    between versions        engines that do not serve the newest one get it: made again, or joined
 
 The copy in host memory is what is sent, whatever the learner's weights are by then, and how a
-restarted engine gets them. It stays until the next version is sent.
+restarted engine gets them. It stays until the next version is to be sent, so that two sets of host
+memory suffice. Not for every engine together but for each one there is a deadline.
 """
+
+import time
 
 import torch
 
@@ -23,7 +26,8 @@ class DirectPublisher(Publishing):
 
     Args:
         engines: Who is served, and how; closed with the publisher.
-        timeout: Seconds from a `publish` to its end after which the next one fails.
+        timeout: Seconds that one engine may take; twice as many without an end, and the next
+            `publish` fails.
         wire_dtype: What every tensor is cast to before it travels; None: to nothing.
     """
 
@@ -40,11 +44,21 @@ class DirectPublisher(Publishing):
         self._engines = engines
         self._newest: Snapshot | None = None
 
-    def _send(self, handed: Handed) -> Snapshot | None:
+    def _send(self, handed: Handed) -> None:
         before, self._newest = self._newest, None  # what fails now is not to be sent again
+        if before is not None:
+            self._give_back(before)
         self._engines.send(handed.version, handed.snapshot.tensors, handed.created_at)
         self._newest = handed.snapshot
-        return before
+
+    def _late(self, sending: Handed) -> str | None:
+        serving = self._engines.serving
+        if serving is None or time.monotonic() - serving[1] <= 2 * self._timeout:
+            return None
+        return (
+            f"{serving[0]} neither took version {sending.version} nor was given up within "
+            f"{2 * self._timeout:g} s"
+        )
 
     def _between(self) -> None:
         if self._newest is not None:

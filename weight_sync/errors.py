@@ -8,6 +8,7 @@ WeightSyncError                  exit code 1
 ├── StagingError                 a bucket is missing, truncated, unsealed or fails its checksum
 │   └── WrongBase                a delta was made for other weights than those that are here
 ├── LoadFailed                   the engine was touched and lives: a full re-send repairs it
+├── NotNow                       an engine takes no weights at present; it was not touched
 ├── PublishFailed                the background part of an earlier `publish` failed
 ├── BroadcasterDied              the broadcaster's process is gone, or does not answer
 └── DeadlineExceeded             a wait of a swap or of a publish took too long
@@ -49,7 +50,11 @@ class WrongBase(StagingError):
 
 
 class LoadFailed(WeightSyncError):
-    """The engine refused weights half-way; it must stay paused until a full load succeeds."""
+    """The engine refused weights half-way; it must not go on before a full load succeeds."""
+
+
+class NotNow(WeightSyncError):
+    """An engine that takes no weights at present; this call has not touched it."""
 
 
 class PublishFailed(WeightSyncError):

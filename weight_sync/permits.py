@@ -1,4 +1,4 @@
-"""Who may swap: so many engines at a time, first come, first served.
+"""Who may swap: so many engines at a time, in the order in which their present waits began.
 
 A plain object that belongs to one event loop. A permit that its holder does not give back in
 time is void, so that a dead engine holds nobody up.

@@ -15,6 +15,7 @@ from typing import Literal
 import torch
 
 from weight_sync.buckets import BucketPlan, plan_buckets
+from weight_sync.checksum import bytes_of
 from weight_sync.codecs.delta_encoder import DeltaEncoder, Encoded
 from weight_sync.manifest import Delta, Manifest
 from weight_sync.publishing import Handed, Publishing
@@ -107,6 +108,5 @@ def _cut(snapshot: Snapshot, bucket_bytes: int) -> tuple[BucketPlan, list[list[P
     )
     pieces: list[list[Piece]] = [[] for _ in plan.sizes]
     for spec, (_, tensor) in zip(plan.tensors, snapshot.tensors, strict=True):
-        memory = tensor.reshape(-1).view(torch.uint8).numpy().data
-        pieces[spec.bucket].append(Piece(spec.offset, memory, spec))
+        pieces[spec.bucket].append(Piece(spec.offset, bytes_of(tensor), spec))
     return plan, pieces

@@ -34,6 +34,18 @@ class Handed:
     """Epoch seconds of the call of `publish`."""
 
 
+def check_follows(version: int, last: int | None) -> None:
+    """Refuses a version that is not above the last one.
+
+    Raises:
+        VersionOrderError: It is not.
+    """
+    if last is not None and version <= last:
+        raise VersionOrderError(
+            f"version {version} cannot follow version {last}: versions only grow"
+        )
+
+
 class Publishing(ABC):
     """Sends versions in the background. Calls come from one thread at a time.
 
@@ -69,6 +81,12 @@ class Publishing(ABC):
     def _between(self) -> None:  # noqa: B027  (most have nothing to do)
         """Background: what is done every `idle_seconds`."""
 
+    def _late(self, sending: Handed) -> str | None:
+        """What to say of a version that is being sent for too long; None while it is not."""
+        if time.monotonic() - self._sending_since <= self._timeout:
+            return None
+        return f"version {sending.version} was not announced within {self._timeout} s"
+
     @abstractmethod
     def _close(self) -> None:
         """Gives back what sending holds, when the thread has ended or did not end in time."""
@@ -89,10 +107,7 @@ class Publishing(ABC):
             DeadlineExceeded: An earlier version still is not announced.
         """
         created_at = time.time()
-        if self.version is not None and version <= self.version:
-            raise VersionOrderError(
-                f"version {version} cannot follow version {self.version}: versions only grow"
-            )
+        check_follows(version, self.version)
         snapshot = self._free_snapshot(version)
         digest = snapshot.take(tensors, self._wire_dtype)
         with self._changed:
@@ -147,17 +162,19 @@ class Publishing(ABC):
         """Host memory that nobody reads; that of a version which waits in vain, if need be."""
         with self._changed:
             self._raise_failure()
-            late = self._sending
-            if late and time.monotonic() - self._sending_since > self._timeout:
-                raise DeadlineExceeded(
-                    f"version {late.version} was not announced within {self._timeout} s"
-                )
+            if self._sending and (late := self._late(self._sending)):
+                raise DeadlineExceeded(late)
             overtaken, self._waiting = self._waiting, None
             if overtaken is None:
                 return self._idle.pop() if self._idle else Snapshot()
             self.skipped += 1
             log.warning("version %d was overtaken by %d, not sent", overtaken.version, version)
             return overtaken.snapshot
+
+    def _give_back(self, snapshot: Snapshot) -> None:
+        """Background: the next version may be copied to this memory."""
+        with self._changed:
+            self._idle.append(snapshot)
 
     def _raise_failure(self) -> None:
         failed, self._failed = self._failed, None

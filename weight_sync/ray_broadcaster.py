@@ -1,4 +1,4 @@
-"""The broadcaster as a Ray actor, and its client. The only file of the package that needs Ray."""
+"""The broadcaster as a Ray actor, and its client."""
 
 import asyncio
 from typing import Any

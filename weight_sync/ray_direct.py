@@ -1,6 +1,6 @@
 """Transports without staging on a cluster: how the learner finds engines and calls them.
 
-    actor ─join─▶ broadcaster ◀─engines─ learner ─pause, transfer, resume─▶ actor
+    actor ─join─▶ broadcaster ◀─engines─ learner ─pause, transfer, resume, give_up─▶ actor
 
 Leaves out what is sent when (`direct_publisher`) and how bytes travel (`vllm_sender`).
 """
@@ -14,11 +14,14 @@ import ray.exceptions
 
 from weight_sync.announcements import SwapReport
 from weight_sync.config import WeightSyncConfig
-from weight_sync.direct import DirectEngines, EngineLink, Sender, Weights
+from weight_sync.direct import DirectEngines, EngineLink, Sender, Transfer, Weights
 from weight_sync.direct_publisher import DirectPublisher
 from weight_sync.errors import DeadlineExceeded, LoadFailed
 from weight_sync.ray_broadcaster import BroadcasterClient
 from weight_sync.snapshot import wire_dtype
+
+GIVE_UP_SECONDS = 10.0
+"""How long an engine that is given up may take to answer."""
 
 
 class RayEngineLink:
@@ -35,26 +38,32 @@ class RayEngineLink:
         self.engine_id, self.actor, self.workers = engine_id, actor, workers
         self._timeout = timeout
 
-    def pause(self, version: int) -> None:
+    def pause(self, version: int, attempt: str) -> int | None:
         """See `EngineLink.pause`."""
-        self._call("pause", version)
+        served: int | None = self._call("pause", version, attempt)
+        return served
 
-    def transfer(self, method: str, payload: dict[str, Any] | None) -> None:
+    def transfer(self, attempt: str, method: str, payload: dict[str, Any] | None) -> None:
         """See `EngineLink.transfer`."""
-        self._call("transfer", method, payload)
+        self._call("transfer", attempt, method, payload)
 
-    def resume(self, version: int) -> None:
+    def resume(self, attempt: str) -> None:
         """See `EngineLink.resume`."""
-        self._call("resume", version)
+        self._call("resume", attempt)
 
-    def _call(self, method: str, *arguments: Any) -> None:
+    def give_up(self, attempt: str, why: str) -> None:
+        """See `EngineLink.give_up`."""
+        self._call("give_up", attempt, why, timeout=min(self._timeout, GIVE_UP_SECONDS))
+
+    def _call(self, method: str, *arguments: Any, timeout: float | None = None) -> Any:
+        timeout = timeout or self._timeout
         try:
-            ray.get(self.actor.weights.remote(method, *arguments), timeout=self._timeout)
+            return ray.get(self.actor.weights.remote(method, *arguments), timeout=timeout)
         except ray.exceptions.RayTaskError as error:
             raise error.cause from error
         except ray.exceptions.GetTimeoutError as error:
             raise DeadlineExceeded(
-                f"{self.engine_id} did not answer {method!r} within {self._timeout:g} s"
+                f"{self.engine_id} did not answer {method!r} within {timeout:g} s"
             ) from error
         except ray.exceptions.RayError as error:
             raise LoadFailed(f"{self.engine_id} is gone: {error}") from error
@@ -88,10 +97,11 @@ def make_direct_publisher(
     """The publisher of a learner whose engines vLLM's own transfer engines serve."""
     backend, timeout = config.transport, config.timeout_seconds
 
-    def connect(link: EngineLink, weights: Weights) -> Sender:
+    def connect(link: EngineLink, weights: Weights, transfer: Transfer) -> Sender:
         from weight_sync.vllm_sender import VllmSender
 
-        return VllmSender(backend, link, weights, ray.util.get_node_ip_address(), "cuda")
+        address = ray.util.get_node_ip_address()
+        return VllmSender(backend, link.workers, weights, transfer, address, "cuda")
 
     def report(report: SwapReport) -> None:
         asyncio.run(broadcaster.report(report))

@@ -16,6 +16,7 @@ import torch
 import xxhash
 from torch import Tensor
 
+from weight_sync.checksum import bytes_of, checksum
 from weight_sync.config import WeightSyncConfig
 
 PIECE_ELEMENTS = 2**22
@@ -41,23 +42,20 @@ class Snapshot:
     def take(self, tensors: Iterable[tuple[str, Tensor]], wire_dtype: torch.dtype | None) -> str:
         """Copies tensors, cast to `wire_dtype` where there is one; their `checksum`."""
         self.tensors = []
-        with _Checksum() as checksum:
+        with _Checksum() as taken:
             for name, tensor in tensors:
                 host = self._host(name, tensor, wire_dtype or tensor.dtype)
                 self.tensors.append((name, host))
                 if tensor.is_cuda:
                     host.copy_(tensor, non_blocking=True)
                     continue
-                checksum.add(name.encode())
+                taken.add(name.encode())
                 for copied in _copy(tensor, host):
-                    checksum.add(copied)
+                    taken.add(copied)
         if any(host.is_pinned() for _, host in self.tensors):
             torch.cuda.synchronize(device=None)
-            with _Checksum() as checksum:
-                for name, host in self.tensors:
-                    checksum.add(name.encode())
-                    checksum.add(_bytes(host))
-        return checksum.hexdigest()
+            return checksum(self.tensors)
+        return taken.hexdigest()
 
     def _host(self, name: str, tensor: Tensor, dtype: torch.dtype) -> Tensor:
         host = self._memory.get(name)
@@ -98,14 +96,14 @@ class _Checksum:
 
 def _copy(tensor: Tensor, host: Tensor) -> Iterator[memoryview]:
     """Copies a tensor of host memory; yields its bytes as they are there."""
-    data = _bytes(host)
+    data = bytes_of(host)
     if not tensor.is_contiguous():
         host.copy_(tensor)
         yield data
         return
     source, target = tensor.view(-1), host.view(-1)
     if source.dtype == target.dtype:
-        origin = _bytes(tensor)
+        origin = bytes_of(tensor)
         length = PIECE_ELEMENTS * target.element_size()
         for begin in range(0, data.nbytes, length):
             piece = slice(begin, begin + length)
@@ -116,8 +114,3 @@ def _copy(tensor: Tensor, host: Tensor) -> Iterator[memoryview]:
         end = begin + CAST_ELEMENTS
         target[begin:end].copy_(source[begin:end])
         yield data[begin * target.element_size() : end * target.element_size()]
-
-
-def _bytes(tensor: Tensor) -> memoryview:
-    found: memoryview = tensor.detach().view(-1).view(torch.uint8).numpy().data
-    return found

@@ -26,9 +26,7 @@ from weight_sync.manifest import Manifest
 from weight_sync.staging import tensor_views
 from weight_sync.transports.shared_memory import map_verified
 from weight_sync.vllm_shadow import Shadow, applies, incomplete
-
-BACKEND = "headway"
-
+from weight_sync.vllm_transfer import BACKEND
 
 logger = logging.getLogger(__name__)
 

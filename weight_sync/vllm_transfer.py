@@ -1,13 +1,35 @@
-"""The endpoint of vLLM's own transfer engines in an inference engine. Written against vLLM 0.32."""
+"""What vLLM calls things: its transfer backends, and the endpoint of an inference engine for them.
+
+Written against vLLM 0.32; imports nothing of it before it is called.
+"""
 
 from typing import Any
 
-METHODS = (
-    "init_weight_transfer_engine",
-    "start_weight_update",
-    "update_weights",
-    "finish_weight_update",
-)
+from weight_sync.errors import LoadFailed
+
+BACKEND = "headway"
+"""Loads staged weights (`vllm_plugin`); "nccl" and "ipc" are vLLM's own."""
+
+INIT = "init_weight_transfer_engine"
+START = "start_weight_update"
+UPDATE = "update_weights"
+FINISH = "finish_weight_update"
+
+METHODS = (INIT, START, UPDATE, FINISH)
+
+
+def announced(payload: dict[str, Any] | None) -> dict[str, tuple[int, ...]]:
+    """Names and shapes of the tensors in a call of UPDATE, as vLLM's trainer engines say them.
+
+    Raises:
+        LoadFailed: It does not say.
+    """
+    try:
+        info = (payload or {})["update_info"]
+        shapes = [tuple(shape) for shape in info["shapes"]]
+        return dict(zip(info["names"], shapes, strict=True))
+    except (KeyError, TypeError, ValueError) as error:
+        raise LoadFailed(f"{UPDATE} does not name its tensors: {error!r}") from error
 
 
 async def transfer(engine: Any, method: str, payload: dict[str, Any] | None) -> None:
@@ -28,14 +50,13 @@ async def transfer(engine: Any, method: str, payload: dict[str, Any] | None) -> 
     )
 
     given = payload or {}
-    match method:
-        case "init_weight_transfer_engine":
-            await engine.init_weight_transfer_engine(WeightTransferInitRequest(init_info=given))
-        case "start_weight_update":
-            await engine.start_weight_update()
-        case "update_weights":
-            await engine.update_weights(WeightTransferUpdateRequest(**given))
-        case "finish_weight_update":
-            await engine.finish_weight_update()
-        case _:
-            raise ValueError(f"method is {method!r}; expected one of {', '.join(METHODS)}")
+    if method == INIT:
+        await engine.init_weight_transfer_engine(WeightTransferInitRequest(init_info=given))
+    elif method == START:
+        await engine.start_weight_update()
+    elif method == UPDATE:
+        await engine.update_weights(WeightTransferUpdateRequest(**given))
+    elif method == FINISH:
+        await engine.finish_weight_update()
+    else:
+        raise ValueError(f"method is {method!r}; expected one of {', '.join(METHODS)}")

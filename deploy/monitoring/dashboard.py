@@ -155,7 +155,7 @@ ROWS: dict[str, tuple[Panel, ...]] = {
                     "{{engine}}: {{phase}}",
                 ),
             ),
-            "pause: generation stands still; serve: from publishing to generating.",
+            "prepare: loads while it generates; pause: stands still; serve: from publishing on.",
         ),
         Panel(
             "version of each engine",

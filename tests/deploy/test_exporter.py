@@ -30,6 +30,7 @@ def exporter(tmp_path, others):
             "engine_id": "engine-0",
             "published_at": 10.0,
             "staged_at": 10.5,
+            "prepare_seconds": 0.125,
             "swap_started_at": 10.75,
             "pause_seconds": 0.25,
             "load_seconds": 0.5,
@@ -77,7 +78,8 @@ def test_processes_are_found_with_their_labels_as_they_come_and_go(exporter, oth
 def test_weight_updates_are_summed_by_phase_once_however_often_they_are_asked_for(exporter):
     ask(exporter, "/metrics")
     lines = ask(exporter, "/metrics").splitlines()
-    for phase, seconds in {"stage": 0.5, "permit": 0.25, "pause": 1.0, "serve": 2.0}.items():
+    phases = {"stage": 0.5, "prepare": 0.125, "permit": 0.125, "pause": 1.0, "serve": 2.0}
+    for phase, seconds in phases.items():
         labels = f'{{engine="engine-0",phase="{phase}"}}'
         assert f"headway_weight_update_seconds_total{labels} {seconds}" in lines
     assert 'headway_weight_updates_total{engine="engine-0"} 1.0' in lines

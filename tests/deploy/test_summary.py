@@ -142,6 +142,15 @@ def test_weight_sync_counts_successful_updates_of_engines_that_served():
     assert figures["publish_to_serving_seconds_mean"] == pytest.approx(0.45)
 
 
+def test_versions_that_were_overtaken_before_they_were_sent_are_counted():
+    made = record()
+    made.batches = [
+        row | {"versions_skipped": n} for row, n in zip(made.batches, (0, 2, 1), strict=True)
+    ]
+    assert summarise(record(), status="done", now=21.0)["weight_sync"]["skipped"] == 0
+    assert summarise(made, status="done", now=21.0)["weight_sync"]["skipped"] == 3
+
+
 def test_overlap_counts_updates_that_arrived_after_the_next_step_had_begun():
     assert overlap(BATCHES, SWAPS) == {
         "updates": 3,

@@ -20,7 +20,7 @@ from deploy.run_directory import RunDirectory
 from deploy.summary import Record
 from deploy.supervisor import Supervisor
 from queues.errors import BrokerLostError, QueueClosed
-from weight_sync.errors import DeadlineExceeded, IncompatibleWeights
+from weight_sync.errors import DeadlineExceeded, IncompatibleWeights, LoadFailed
 
 OVER = None
 HANG = "hang"
@@ -143,6 +143,7 @@ MORTAL = {
         raised(EngineDied("the engine [/tmp/model] is gone")),
         "engine [/tmp/model] is gone",
     ),
+    "transfer": (raised(LoadFailed("a cable")), "a cable"),
     "swap": (raised(DeadlineExceeded("engine-3 did not take version 2")), "did not take version 2"),
 }
 

@@ -41,6 +41,7 @@ def swap(version, published, engine="engine-0", **changes):
         "version": version,
         "published_at": published,
         "staged_at": published + 1,
+        "prepare_seconds": 0.25,
         "swap_started_at": published + 2,
         "swap_finished_at": published + 3,
         "error": None,
@@ -105,16 +106,17 @@ def test_the_learner_waits_steps_publishes_acknowledges_and_saves_in_this_order(
     ]
 
 
-def test_an_update_is_staged_gets_its_permit_and_pauses_the_engine():
+def test_an_update_is_staged_and_prepared_gets_its_permit_and_pauses_the_engine():
     failed = swap(2, 5.0, swap_started_at=None, swap_finished_at=None, error="lost")
     spans = update_spans([swap(1, 0.0), failed, swap(1, 0.5, engine="engine-1")])
     assert spans["engine-0"] == [
         Span("staging", 0, 1),
-        Span("permit", 1, 2),
+        Span("prepare", 1, 1.25),
+        Span("permit", 1.25, 2),
         Span("pause", 2, 3),
         Span("failed", 5, 6),
     ]
-    assert [span.start for span in spans["engine-1"]] == [0.5, 1.5, 2.5]
+    assert [span.start for span in spans["engine-1"]] == [0.5, 1.5, 1.75, 2.5]
 
 
 @pytest.mark.parametrize(
@@ -147,4 +149,10 @@ def test_a_timeline_holds_only_what_happened_between_its_first_wait_and_its_last
     assert (timeline.first, timeline.begin, timeline.end) == (3, 10.0, 14.0)
     assert timeline.actors == {"engine-0": [(10.0, 0), (12, 1), (14.0, 1)]}
     assert timeline.queue == [(10.0, 2), (11, 1), (14.0, 1)]
-    assert [span.start for span in timeline.updates["engine-0"]] == [10.5, 11.5, 12.5, 13.0]
+    assert [span.start for span in timeline.updates["engine-0"]] == [
+        10.5,
+        11.5,
+        11.75,
+        12.5,
+        13.0,
+    ]

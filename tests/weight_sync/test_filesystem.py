@@ -12,7 +12,7 @@ from weight_sync.errors import InputError, ManifestError, StagingError
 from weight_sync.manifest import Manifest
 from weight_sync.publisher import Publisher
 from weight_sync.staging import stage
-from weight_sync.transports.filesystem import MANIFEST, FilesystemTransport, newest
+from weight_sync.transports.filesystem import MANIFEST, FilesystemTransport, claim, newest
 
 
 @pytest.fixture
@@ -141,3 +141,18 @@ def test_a_reader_sees_whole_versions_while_they_are_replaced(folder, weights) -
     assert errors == []
     assert seen
     assert newest(folder).version == 39
+
+
+def test_a_folder_belongs_to_the_run_that_claimed_it_whenever_that_goes_on(tmp_path) -> None:
+    folder = tmp_path / "shared" / "weights"
+    claim(folder, "/runs/one")
+    claim(folder, "/runs/one")
+    with pytest.raises(InputError, match=r"belongs to the run /runs/one; choose another folder"):
+        claim(folder, "/runs/two")
+    assert newest(folder) is None
+
+
+def test_a_folder_that_cannot_be_claimed_is_the_users_error(tmp_path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(InputError, match=r"weight_sync\.folder cannot be used"):
+        claim(tmp_path / "file", "/runs/one")

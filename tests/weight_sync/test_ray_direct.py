@@ -20,23 +20,20 @@ class FakeActor:
         self.checksum = ""
 
     async def weights(self, call: str, *arguments) -> None:
-        if call == "transfer" and arguments[0] == "explode":
+        if call == "transfer" and arguments[1] == "explode":
             raise ConnectionResetError("a cable")
         if call == "transfer":
-            self.checksum = checksum(arguments[1]["weights"])
-            arguments = arguments[:1]
-        self.said.append((call, *arguments))
+            self.checksum = checksum(arguments[2]["weights"])
+        said = {"pause": arguments[:1], "transfer": arguments[1:2]}
+        self.said.append((call, *said.get(call, ())))
 
     async def seen(self) -> tuple[list[tuple], str]:
         return self.said, self.checksum
 
 
 class FakeSender:
-    def __init__(self, link) -> None:
-        self._link = link
-
-    def send(self, weights) -> None:
-        self._link.transfer("update_weights", {"weights": weights})
+    def send(self, weights, transfer) -> None:
+        transfer("update_weights", {"weights": weights})
 
     def close(self) -> None:
         pass
@@ -61,21 +58,21 @@ def test_engines_join_get_every_version_and_leave_with_their_actor(ray_cluster, 
     def report(report: SwapReport) -> None:
         asyncio.run(broadcaster.report(report))
 
-    engines = DirectEngines(joined, lambda link, _: FakeSender(link), report, timeout=30)
+    engines = DirectEngines(joined, lambda *_: FakeSender(), report, timeout=30)
     with DirectPublisher(engines) as publisher:
         digest = publisher.publish(5, weights(5).items())
         publisher.flush(60)
     said, found = ray.get(actor.seen.remote(), timeout=30)
-    assert said == [("pause", 5), ("transfer", "update_weights"), ("resume", 5)]
+    assert said == [("pause", 5), ("transfer", "update_weights"), ("resume",)]
     assert found == digest
     (told,) = asyncio.run(broadcaster.reports(0))
     assert (told.engine_id, told.version, told.error) == ("e0", 5, None)
 
     with pytest.raises(ConnectionResetError, match="a cable"):
-        link.transfer("explode", None)
+        link.transfer("a token", "explode", None)
     ray.kill(actor)
     with pytest.raises(LoadFailed, match="e0 is gone"):
-        link.pause(6)
+        link.pause(6, "a token")
     again = ray.remote(FakeActor).options(num_cpus=0).remote()
     asyncio.run(broadcaster.join("e0", again, 2))
     assert joined()[0] is not link

@@ -32,6 +32,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2, biases and tied": ("Qwen2", {"tie_word_embeddings": True}),
     "llama, untied": ("Llama", {"tie_word_embeddings": False}),
     "gemma, norms that add one, tied": ("Gemma", {"tie_word_embeddings": True}),
+    "qwen3, norms of queries and keys, tied": ("Qwen3", {"tie_word_embeddings": True}),
     "qwen3 moe": ("Qwen3Moe", {"tie_word_embeddings": False} | _EXPERTS),
 }
 """Transformers' class and settings, by what is special about them."""

@@ -2,7 +2,7 @@
 
 A patch is a head, then two streams compressed by zstandard: the gaps between the changed elements
 and their new values, each split into byte planes, since the upper bytes of both hardly vary. New
-values overwrite, nothing is added: applying a patch twice is applying it once. A patch names the
+values overwrite, nothing is added. A patch names the
 checksum of its base and is refused on any other. Pays where steps are small beside the spacing of
 the wire's values, as in bfloat16 (arXiv:2602.03839). Leaves out which version is whose base
 (`delta_encoder`, `staging`).
@@ -76,16 +76,6 @@ def diff(base: Bytes, pieces: Iterable[Piece], item_bytes: int, *, base_checksum
         _MAGIC, item_bytes, width, base.size, changed, len(first), base_checksum.encode()
     )
     return Patch(head + first + second, changed, elements)
-
-
-def overwrite(target: Bytes, payload: memoryview) -> None:
-    """Writes the changed elements into a bucket; a second time changes nothing.
-
-    Raises:
-        StagingError: The patch is damaged or of a bucket of another size; `target` is as it was.
-    """
-    _, item_bytes, places, values = _parse(payload, target.size)
-    target.view(_WORDS[item_bytes])[places] = values
 
 
 def patched(base: Bytes, base_checksum: str, payload: memoryview) -> Bytes:

@@ -2,11 +2,12 @@
 
     folder/<version>-<publisher>/bucket-00000.safetensors …   written, synced, then renamed
     folder/<version>-<publisher>/manifest.json                last: the version is complete
+    folder/owner                                              the run that it belongs to (`claim`)
 
 A bucket of tensors is a safetensors file that any reader of the format understands; one that only a
 codec can read holds one tensor of bytes. Old versions are removed when a newer one is committed;
 the newest stays when the publisher is gone, so that a restarted engine can be seeded (`newest`).
-A folder belongs to one run. Receivers copy what they read into sealed memory of their own: a file
+Receivers copy what they read into sealed memory of their own: a file
 could still change, and another process of the engine has to be able to map it.
 """
 
@@ -32,6 +33,8 @@ from weight_sync.transports.shared_memory import (
 )
 
 MANIFEST = "manifest.json"
+OWNER = "owner"
+"""Names the run whose folder it is."""
 _VERSION_FOLDER = re.compile(r"\d{8,}-[0-9a-f]{8}")
 _DTYPES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16", "float64": "F64"}
 """What safetensors calls the dtypes of a manifest."""
@@ -97,6 +100,32 @@ class FilesystemTransport:
 
     def _version_folder(self, version: int) -> Path:
         return self._folder / f"{version:08d}-{self._publisher}"
+
+
+def claim(folder: Path, run: str) -> None:
+    """Makes a folder that of one run, for good: each commit removes the versions of all others.
+
+    Args:
+        folder: Made where it is missing.
+        run: Names the run, the same whenever it goes on.
+
+    Raises:
+        InputError: It is another run's, or cannot be written.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        try:
+            with (folder / OWNER).open("x") as file:
+                file.write(run)
+        except FileExistsError:
+            owner = (folder / OWNER).read_text()
+            if owner != run:
+                raise InputError(
+                    f"weight_sync.folder = {str(folder)!r} belongs to the run {owner}; choose "
+                    f"another folder for {run}, or delete this one if that run is over"
+                ) from None
+    except OSError as error:
+        raise InputError(f"weight_sync.folder cannot be used: {error}") from None
 
 
 def newest(folder: Path) -> Manifest | None:
