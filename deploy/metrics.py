@@ -126,8 +126,8 @@ class RunMetrics(Collector):
         self._bytes[engine] += row["bytes"]
         seconds = {
             "stage": row["staged_at"] - row["published_at"],
-            "prepare": row["prepare_seconds"],
-            "permit": row["swap_started_at"] - row["staged_at"] - row["prepare_seconds"],
+            "prepare": row.get("prepare_seconds", 0.0),
+            "permit": row["swap_started_at"] - row["staged_at"] - row.get("prepare_seconds", 0.0),
             "pause": row["pause_seconds"] + row["load_seconds"] + row["resume_seconds"],
             "serve": row["swap_finished_at"] - row["published_at"],
         }

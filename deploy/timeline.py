@@ -198,7 +198,7 @@ def update_spans(swaps: Iterable[Row]) -> dict[str, list[Span]]:
             known = (time for time in (finished, started, staged, published) if time is not None)
             mine.append(Span("failed", published, next(known)))
             continue
-        prepared = staged + row["prepare_seconds"]
+        prepared = staged + row.get("prepare_seconds", 0.0)
         mine += [
             Span("staging", published, staged),
             Span("prepare", staged, prepared),
