@@ -7,10 +7,10 @@
     every few seconds: heartbeat of all groups held ─▶ abort those that are no longer ours
                        rollouts that have finished before the others of their group ─▶ save
 
-Who waits on whom: the loop on the first version (`on_version`), then on room (a rollout's end), then
-on the broker, which grants what admission allows. A worker that only evaluates makes `on_version`
-wait, and so the next version, until nothing is left to evaluate at this one. It ends when the run
-is over (QueueClosed), which aborts what is running, or at `stop`, which interrupts it and saves
+Who waits on whom: the loop on the first version (`on_version`), then on room (a rollout's end),
+then on the broker, which grants what admission allows. A worker that only evaluates makes
+`on_version` wait, and so the next version, until nothing is left to evaluate at this one. It ends
+when the run is over (QueueClosed), which aborts what is running, or at `stop`, which interrupts it and saves
 what it has sampled: the broker gives that to whoever leases the group next. An engine that died, or
 a broker that is lost, ends it with that error.
 """
@@ -307,10 +307,9 @@ class RolloutWorker:
             await asyncio.sleep(self._heartbeat_seconds)
             if not self._held:
                 continue
-            for group_id in await self._work.heartbeat(self._engine_id, list(self._held)):
-                for key, task in list(self._held.items()):
-                    if key[0] == group_id:
-                        task.cancel()
+            for lost in await self._work.heartbeat(self._engine_id, list(self._held)):
+                if (task := self._held.get(lost)) is not None:
+                    task.cancel()
             for draft in [*self._drafts.values()]:
                 if draft.due:
                     await self._work.save(self._engine_id, draft.encode())
