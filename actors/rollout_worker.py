@@ -170,11 +170,12 @@ class RolloutWorker:
         while not stop.is_set():
             self._changed.clear()
             pinned, room = self._evaluated, self._room()
+            idle = not self._held  # before asking: what fails meanwhile is leased again
             leases = await self._lease(room, 0.0) if room > 0 else []
             for lease in leases:
                 self._begin(lease, tasks)
             if not leases:
-                if not self._held and pinned is self._evaluated:
+                if idle and pinned is self._evaluated:
                     self._release()
                 with suppress(TimeoutError):
                     async with asyncio.timeout(POLL_SECONDS):
