@@ -10,9 +10,9 @@
 Who waits on whom: the loop on the first version (`on_version`), then on room (a rollout's end),
 then on the broker, which grants what admission allows. A worker that only evaluates makes
 `on_version` wait, and so the next version, until nothing is left to evaluate at this one. It ends
-when the run is over (QueueClosed), which aborts what is running, or at `stop`, which interrupts it and saves
-what it has sampled: the broker gives that to whoever leases the group next. An engine that died, or
-a broker that is lost, ends it with that error.
+when the run is over (QueueClosed), which aborts what is running, or at `stop`, which interrupts it
+and saves what it has sampled: the broker gives that to whoever leases the group next. An engine
+that died, or a broker that is lost, ends it with that error.
 """
 
 import asyncio
