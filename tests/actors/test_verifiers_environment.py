@@ -140,7 +140,7 @@ def build(kind):
         ),
         "tidy": lambda: Countdown(dataset=rows(), rubric=Tidy(funcs=[right])),
         "blocks": lambda: vf.SingleTurnEnv(dataset=rows(), rubric=vf.Rubric(funcs=[waits])),
-        "hasty": lambda: vf.SingleTurnEnv(dataset=rows(), rubric=rubric, timeout_seconds=0.05),
+        "hasty": lambda: vf.SingleTurnEnv(dataset=rows(), rubric=rubric, timeout_seconds=0.5),
         "columns": lambda: Columns(dataset=columns(), rubric=vf.Rubric(funcs=[twice_a_number])),
         "evaluated": lambda: vf.SingleTurnEnv(
             dataset=rows(), eval_dataset=rows().select(range(3)), rubric=rubric
@@ -334,7 +334,7 @@ def test_an_environment_that_ends_while_the_policy_speaks_names_its_own_limit():
         await conversation.step(Message("assistant", "4"))
 
     with pytest.raises(
-        ValueError, match=r"while the policy spoke; its own timeout_seconds is 0.05"
+        ValueError, match=r"while the policy spoke; its own timeout_seconds is 0.5"
     ):
         asyncio.run(scenario())
 
