@@ -158,12 +158,13 @@ class Conversation:
         """See `Environment.step`."""
         assert self._task is not None
         if self._task.done():
-            self._end()
+            error = self._task.exception() or self._task.result().get("error")
             limit = getattr(self._environment, "timeout_seconds", None)
             raise ValueError(
                 "the environment ended while the policy spoke"
                 + (f"; its own timeout_seconds is {limit:g}" if limit is not None else "")
-            )
+                + (f"; then came {error!r}" if error is not None else "")
+            ) from error
         answer = _assistant(message.content, calls=self._tools)
         self._heard += _said([answer])
         self._client.answer(answer)
