@@ -170,11 +170,12 @@ class RolloutWorker:
         while not stop.is_set():
             self._changed.clear()
             pinned, room = self._evaluated, self._room()
+            idle = not self._held  # before asking: what fails meanwhile is leased again
             leases = await self._lease(room, 0.0) if room > 0 else []
             for lease in leases:
                 self._begin(lease, tasks)
             if not leases:
-                if not self._held and pinned is self._evaluated:
+                if idle and pinned is self._evaluated:
                     self._release()
                 with suppress(TimeoutError):
                     async with asyncio.timeout(POLL_SECONDS):
@@ -307,10 +308,9 @@ class RolloutWorker:
             await asyncio.sleep(self._heartbeat_seconds)
             if not self._held:
                 continue
-            for group_id in await self._work.heartbeat(self._engine_id, list(self._held)):
-                for key, task in list(self._held.items()):
-                    if key[0] == group_id:
-                        task.cancel()
+            for lost in await self._work.heartbeat(self._engine_id, list(self._held)):
+                if (task := self._held.get(lost)) is not None:
+                    task.cancel()
             for draft in [*self._drafts.values()]:
                 if draft.due:
                     await self._work.save(self._engine_id, draft.encode())

@@ -4,17 +4,26 @@ All evaluations of a run are queued at its start; the broker leases each one as 
 serves its version. Evaluation does not stop training: an engine may take a newer version half-way,
 so every score names the lowest and highest version that sampled it. At the first and the last
 version nothing else is trained, and both are the same. With `heldout.pinned` they are the same
-everywhere: one actor evaluates and does nothing else, and stays at a version until it is done.
+everywhere: one actor evaluates and does nothing else, and stays at a version until it is done;
+training waits until it has the first version, and not for the score.
 """
 
+import asyncio
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from actors.config import HeldoutConfig
+from actors.tally import engine_id_of
 from queues.protocols import PromptFeed
 from queues.records import Evaluation, Prompt, Purpose
 
+if TYPE_CHECKING:
+    from queues.ray_broker import BrokerClient
+
 GREEDY, SAMPLED = "greedy", "sampled"
+POLL_SECONDS = 0.2
+"""Between looks at which engines serve a policy."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,9 +63,15 @@ def plan(config: HeldoutConfig, *, steps: int, temperature: float) -> list[Plann
 
 def purpose(config: HeldoutConfig | None, actor: int, actors: int) -> Purpose | None:
     """What the actor of this number, of so many, leases; None where all of them do everything."""
-    if config is None or not config.pinned:
+    found = evaluator(config, actors)
+    if found is None:
         return None
-    return Purpose.EVALUATE if actor == actors - 1 else Purpose.TRAIN
+    return Purpose.EVALUATE if engine_id_of(actor) == found else Purpose.TRAIN
+
+
+def evaluator(config: HeldoutConfig | None, actors: int) -> str | None:
+    """Id of the engine that only evaluates; None where all of them do everything."""
+    return engine_id_of(actors - 1) if config is not None and config.pinned else None
 
 
 async def queue_all(
@@ -70,6 +85,26 @@ async def queue_all(
             temperature=evaluation.temperature,
             min_version=evaluation.version,
         )
+
+
+async def initial(
+    broker: "BrokerClient", planned: Sequence[Planned], evaluator: str | None
+) -> None:
+    """Waits until training may begin: the initial policy is scored, or its evaluator has it.
+
+    Whoever calls it sets the deadline, and notices where the evaluator is lost.
+    """
+    first = [evaluation for evaluation in planned if evaluation.version == 0]
+    if evaluator is None:
+        for evaluation in first:
+            await outcome(broker, evaluation)
+        return
+    while True:
+        status = await broker.status()
+        unfinished = any(evaluation.name in status.evaluations for evaluation in first)
+        if not unfinished or evaluator in status.engines:
+            return
+        await asyncio.sleep(POLL_SECONDS)
 
 
 async def outcome(feed: PromptFeed, planned: Planned) -> Evaluation:

@@ -313,10 +313,9 @@ class Run:
         )
 
     async def feed(self) -> None:
-        """Issues prompts as the broker wants them, once the initial policy is scored."""
-        for planned in self.inputs.evaluations:
-            if planned.version == 0:
-                await heldout.outcome(self.broker, planned)
+        """Issues prompts as the broker wants them, once the initial policy is scored or kept."""
+        evaluator = heldout.evaluator(self.config.heldout, self.config.actors.count)
+        await heldout.initial(self.broker, self.inputs.evaluations, evaluator)
         source = self.inputs.source
         if (cursor := await self.broker.cursor()) is not None:
             source.restore(cursor)

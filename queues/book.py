@@ -231,8 +231,8 @@ class Book:
         """A lease ended without a result: the group is queued again, or failed for good.
 
         The loss of an engine, or of the reward models, is not held against its groups: they are
-        first in line. After any other failure a group waits, and after the last one its prompt
-        does not come again.
+        first in line, and so are evaluations, which one version is to answer. After any other
+        failure a group waits, and after the last one its prompt does not come again.
         """
         self.given_back[reason] += 1
         excused = reason in EXCUSED
@@ -243,7 +243,7 @@ class Book:
                 self.retirement.poison(group.prompt.prompt_id)
             return State.FAILED
         self.groups.move(group, State.QUEUED)
-        if excused or not self.retry_seconds:
+        if excused or not self.retry_seconds or group.evaluation is not None:
             self.prompts.redeliver(group)
         else:
             doublings = min(group.failures - 1, MOST_DOUBLINGS)

@@ -222,14 +222,16 @@ class Broker:
         saved = await durable
         return [replace(lease, saved=saved.get(lease.group_id)) for lease in leases]
 
-    async def heartbeat(self, engine_id: str, held: Sequence[tuple[str, int]]) -> list[str]:
-        """Renew the leases of (group id, attempt); returns the ids that are lost: abort them."""
+    async def heartbeat(
+        self, engine_id: str, held: Sequence[tuple[str, int]]
+    ) -> list[tuple[str, int]]:
+        """Renew the leases of (group id, attempt); returns those that are lost: abort them."""
         self._commits.check_open()
         lost = []
         for group_id, attempt in held:
             group = self._book.groups.in_flight.get(group_id)
             if group is None or not group.is_from(engine_id, attempt):
-                lost.append(group_id)
+                lost.append((group_id, attempt))
             else:
                 group.expires = self._leases.renewed()
         return lost

@@ -57,7 +57,7 @@ class QueuesConfig(BaseModel):
     retry_seconds: float = Field(default=1.0, ge=0, le=3600)
     """How long a group whose attempt failed waits for its next lease; doubled with every further
     failure, up to 32 times this. Others are leased meanwhile. Again without a wait: attempts whose
-    engine or reward models died."""
+    engine or reward models died, and evaluations, which one version is to answer."""
     queued_batches: int = Field(default=2, ge=1)
     """Batches of prompts kept waiting for their first lease."""
     synchronous: Literal["full", "normal"] = "full"

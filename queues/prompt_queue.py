@@ -1,8 +1,8 @@
 """The line of groups that wait for a lease: evaluations first, then training, oldest issue first.
 
-A redelivered group goes to the front: it has waited longest. One whose attempt failed is set back
-first, out of the line, so that others are leased until its wait is over. Who may lease how many is
-decided by `queues.admission`.
+A redelivered group goes to the front: it has waited longest. A train group whose attempt failed is
+set back first, out of the line, so that others are leased until its wait is over. Who may lease how
+many is decided by `queues.admission`.
 """
 
 import heapq
@@ -22,8 +22,7 @@ class PromptQueue:
 
     def __len__(self) -> int:
         """Train groups that wait, those that are set back included."""
-        aside = sum(group.evaluation is None for _, _, group in self._set_back)
-        return len(self._train) + aside
+        return len(self._train) + len(self._set_back)
 
     @property
     def in_line(self) -> int:
@@ -47,11 +46,11 @@ class PromptQueue:
         self._line(group).appendleft(group)
 
     def set_back(self, group: Group, until: float) -> None:
-        """A group whose attempt failed is out of its line until then, in monotonic seconds."""
+        """A train group whose attempt failed is out of line until then, in monotonic seconds."""
         heapq.heappush(self._set_back, (until, group.number, group))
 
     def advance(self, now: float) -> None:
-        """Groups whose wait is over go to the front of their lines, the first of them foremost."""
+        """Groups whose wait is over go to the front of the line, the first of them foremost."""
         over = []
         while self._set_back and self._set_back[0][0] <= now:
             over.append(heapq.heappop(self._set_back)[2])
@@ -73,12 +72,9 @@ class PromptQueue:
     def pop_unreachable(self, last_version: int) -> list[Group]:
         """All groups leave whose evaluation wants a version after the last one."""
         groups: list[Group] = []
-        for name, (min_version, line) in self._evaluations.items():
+        for min_version, line in self._evaluations.values():
             if min_version > last_version:
                 groups += _pop(line, len(line))
-                groups += [group for *_, group in self._set_back if group.evaluation == name]
-        self._set_back = [entry for entry in self._set_back if entry[2] not in groups]
-        heapq.heapify(self._set_back)
         return groups
 
     def _line(self, group: Group) -> deque[Group]:

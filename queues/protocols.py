@@ -42,8 +42,10 @@ class WorkQueue(Protocol):
     ) -> list[Lease]:
         """Groups to generate, of at most `room` rollouts together; empty at the timeout."""
 
-    async def heartbeat(self, engine_id: str, held: Sequence[tuple[str, int]]) -> list[str]:
-        """Renew leases (group id, attempt); returns the ids that are lost and must be aborted."""
+    async def heartbeat(
+        self, engine_id: str, held: Sequence[tuple[str, int]]
+    ) -> list[tuple[str, int]]:
+        """Renew leases (group id, attempt); returns those that are lost and must be aborted."""
 
     async def put(self, engine_id: str, payload: bytes) -> PutStatus:
         """Deliver a finished group, made by `queues.schema.encode`; durable when accepted."""

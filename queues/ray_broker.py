@@ -191,7 +191,9 @@ class BrokerClient:
         """See `Broker.lease`."""
         return await self._poll(timeout, Broker.lease, engine_id, room, timeout, purpose)
 
-    async def heartbeat(self, engine_id: str, held: Sequence[tuple[str, int]]) -> list[str]:
+    async def heartbeat(
+        self, engine_id: str, held: Sequence[tuple[str, int]]
+    ) -> list[tuple[str, int]]:
         """See `Broker.heartbeat`."""
         return await self._call(Broker.heartbeat, engine_id, held)
 

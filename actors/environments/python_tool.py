@@ -2,11 +2,22 @@
 
 import os
 import threading
+from collections.abc import Callable
 
 from actors.sandbox import Sandbox
 
 _AT_ONCE = threading.BoundedSemaphore(2 * (os.cpu_count() or 1))
 """Sandboxes of an actor; more would only share the same cores."""
+
+
+def python_tool(seconds: float) -> Callable[[str], str]:
+    """The tool; the policy gives it a program, and has no say in the limit of `seconds`."""
+
+    def python(program: str) -> str:
+        return run_python(program, seconds=seconds)
+
+    python.__doc__ = run_python.__doc__
+    return python
 
 
 def run_python(program: str, *, seconds: float) -> str:

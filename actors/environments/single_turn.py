@@ -3,10 +3,13 @@
 from actors.environments.environment import Message, Turn
 from queues.records import Prompt
 
+CONVERSATION = "headway:messages"
+"""What a prompt's metadata has its messages under; no name of a column."""
+
 
 def opening(prompt: Prompt) -> list[Message]:
     """The messages of a prompt: those that its source gave, else its text as one of the user's."""
-    given = prompt.metadata.get("messages")
+    given = prompt.metadata.get(CONVERSATION)
     if given is None:
         return [Message("user", prompt.text)]
     return [Message(message["role"], message["content"]) for message in given]

@@ -14,7 +14,8 @@ import inspect
 import json
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Literal, Self
+from types import NoneType, UnionType
+from typing import Any, Literal, NamedTuple, Self, Union, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -27,7 +28,10 @@ from actors.user_code import call
 from queues.records import Prompt
 
 SHIPPED = ("calculator", "python")
-TYPES = {int: "integer", float: "number", bool: "boolean"}
+TYPES = {
+    int: "integer", float: "number", bool: "boolean", list: "array", dict: "object",
+    NoneType: "null",
+}  # fmt: skip
 """JSON's names of Python's types; everything else is a string."""
 
 
@@ -66,6 +70,14 @@ class ToolOptions(BaseModel):
         return self
 
 
+class Tool(NamedTuple):
+    """What a call may name."""
+
+    function: Callable[..., Any]
+    described: dict[str, Any]
+    """As JSON schema; a call has no argument but those it names."""
+
+
 class ToolBox:
     """Tools by name; the same for all conversations of an actor.
 
@@ -82,12 +94,12 @@ class ToolBox:
             self.options = ToolOptions(**options)
         except ValidationError as error:
             raise InputError(f"actors.environment_options of 'tools': {error}") from None
-        self._tools: dict[str, Callable[..., Any]] = {}
+        self._tools: dict[str, Tool] = {}
         for path in self.options.tools:
-            name, function = _load(path, self.options, code_execution)
+            name, tool = _load(path, self.options, code_execution)
             if name in self._tools:
                 raise InputError(f"actors.environment_options.tools: two are named {name!r}")
-            self._tools[name] = function
+            self._tools[name] = tool
 
     def opening(self, prompt: Prompt) -> list[Message]:
         """The messages of a prompt, which say what tools there are where that is asked for."""
@@ -121,13 +133,17 @@ class ToolBox:
             raise ValueError(f"no tool {name!r}; there are {', '.join(self._tools)}")
         tool = self._tools[name]
         if isinstance(found.arguments, str):
-            return await call(tool, found.arguments)
-        inspect.signature(tool).bind(**found.arguments)
-        return await call(partial(tool, **found.arguments))
+            return await call(tool.function, found.arguments)
+        inspect.signature(tool.function).bind(**found.arguments)
+        known = tool.described["function"]["parameters"]["properties"]
+        if unknown := sorted(found.arguments.keys() - known.keys()):
+            raise ValueError(
+                f"{name} has no argument {', '.join(unknown)}; it has {', '.join(known) or 'none'}"
+            )
+        return await call(partial(tool.function, **found.arguments))
 
     def _instruction(self) -> str:
-        described = [_describe(name, tool) for name, tool in self._tools.items()]
-        return instruction(described, self.options.markers)
+        return instruction([tool.described for tool in self._tools.values()], self.options.markers)
 
 
 class Tools:
@@ -166,13 +182,24 @@ def instruction(tools: Sequence[dict[str, Any]], markers: tuple[str, str]) -> st
     )
 
 
-def _load(path: str, options: ToolOptions, code_execution: str) -> tuple[str, Callable[..., Any]]:
+def _load(path: str, options: ToolOptions, code_execution: str) -> tuple[str, Tool]:
+    name = path.rpartition(":")[2]
+    function = _function(path, options, code_execution)
+    try:
+        return name, Tool(function, _describe(name, function))
+    except Exception as error:
+        raise InputError(
+            f"actors.environment_options.tools: {path!r} cannot be described to the policy: {error}"
+        ) from error
+
+
+def _function(path: str, options: ToolOptions, code_execution: str) -> Callable[..., Any]:
     if path == "calculator":
         from actors.environments.calculator import calculator
 
-        return path, calculator
+        return calculator
     if path == "python":
-        from actors.environments.python_tool import run_python
+        from actors.environments.python_tool import python_tool
         from actors.sandbox import check_sandbox
 
         if code_execution == "off":
@@ -181,21 +208,29 @@ def _load(path: str, options: ToolOptions, code_execution: str) -> tuple[str, Ca
                 'which is off; set actors.code_execution = "sandbox" to allow it'
             )
         check_sandbox()
-        return path, partial(run_python, seconds=options.python_seconds)
+        return python_tool(options.python_seconds)
     found = load_dotted(path, setting="actors.environment_options.tools", known=SHIPPED)
     if not callable(found):
         raise InputError(
             f"actors.environment_options.tools: {path!r} is a {type(found).__name__}, not a "
             "function"
         )
-    return path.rpartition(":")[2], found
+    return found  # type: ignore[no-any-return]
 
 
 def _describe(name: str, tool: Callable[..., Any]) -> dict[str, Any]:
-    """A tool as JSON schema, from its signature and the first line of its docstring."""
+    """A tool as JSON schema, from its signature and the first line of its docstring.
+
+    Raises:
+        Exception: It has no signature, or annotations that cannot be evaluated.
+    """
     function = tool.func if isinstance(tool, partial) else tool
     bound = tool.keywords if isinstance(tool, partial) else {}
-    parameters = {n: p for n, p in inspect.signature(function).parameters.items() if n not in bound}
+    parameters = {
+        n: p
+        for n, p in inspect.signature(function, eval_str=True).parameters.items()
+        if n not in bound and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
+    }
     return {
         "type": "function",
         "function": {
@@ -203,10 +238,18 @@ def _describe(name: str, tool: Callable[..., Any]) -> dict[str, Any]:
             "description": (inspect.getdoc(function) or "").partition("\n")[0],
             "parameters": {
                 "type": "object",
-                "properties": {
-                    n: {"type": TYPES.get(p.annotation, "string")} for n, p in parameters.items()
-                },
+                "properties": {n: _schema(p.annotation) for n, p in parameters.items()},
                 "required": [n for n, p in parameters.items() if p.default is p.empty],
             },
         },
     }
+
+
+def _schema(annotation: Any) -> dict[str, Any]:
+    """A type of Python's as JSON schema."""
+    origin, arguments = get_origin(annotation), get_args(annotation)
+    if origin in (Union, UnionType):
+        return {"anyOf": [_schema(each) for each in arguments]}
+    if origin is list:
+        return {"type": "array", "items": _schema(arguments[0])}
+    return {"type": TYPES.get(origin or annotation, "string")}

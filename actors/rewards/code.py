@@ -124,14 +124,31 @@ def _read_assertion(text: str) -> Call:
         assert isinstance(compared, ast.Compare)
         (operator,), (literal,) = compared.ops, compared.comparators
         assert isinstance(operator, (ast.Eq, ast.Is))
-        result = ast.literal_eval(literal)
-    except (AssertionError, SyntaxError, ValueError):
+        result = _plain(ast.literal_eval(literal))
+    except (AssertionError, SyntaxError, TypeError, ValueError):
         raise ValueError(
             f'the test {text!r} cannot be judged outside the sandbox; must be like "assert add(1, '
-            '2) == 3", one comparison with a literal'
+            "2) == 3\", one comparison with a literal of JSON's types, tuples or sets"
         ) from None
-    plain = json.loads(json.dumps(result, default=sorted))
-    return Call(ast.unparse(compared.left), plain)
+    return Call(ast.unparse(compared.left), result)
+
+
+def _plain(value: Any) -> Any:
+    """A literal as JSON has it.
+
+    Raises:
+        TypeError: JSON has none such, or a set's values have no order.
+    """
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    if isinstance(value, (list, tuple)):
+        return [_plain(each) for each in value]
+    if isinstance(value, (set, frozenset)):
+        return [_plain(each) for each in sorted(value)]
+    if isinstance(value, dict):
+        # The names of numbers, true and null are what the sandbox's JSON makes of them.
+        return json.loads(json.dumps({key: _plain(each) for key, each in value.items()}))
+    raise TypeError(f"{value!r} is not JSON")
 
 
 def _runs(tests: Sequence[Dialogue | Call]) -> Iterator[list[Dialogue] | list[Call]]:

@@ -12,6 +12,7 @@ from typing import Any, Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from actors.environments.single_turn import CONVERSATION
 from actors.errors import InputError
 from queues.records import Prompt
 
@@ -160,6 +161,10 @@ def _problem(row: Any, options: RowOptions) -> str | None:
         return f"{options.answer_field} is {answer!r}, must be a string or a number"
     if not isinstance(row.get("metadata"), (Mapping, type(None))):
         return f"metadata is {row['metadata']!r}, must be an object"
+    if CONVERSATION in _metadata(row, options):
+        return (
+            f"what becomes metadata has {CONVERSATION!r}, which only the prompt's messages may be"
+        )
     try:
         json.dumps(_metadata(row, options))
     except (TypeError, ValueError) as error:
@@ -180,7 +185,7 @@ def _prompt(number: int, row: Mapping[str, Any], options: RowOptions) -> Prompt:
     said, answer = row[options.prompt_field], row.get(options.answer_field)
     metadata = _metadata(row, options)
     if isinstance(said, list):
-        metadata["messages"] = [dict(message) for message in said]
+        metadata[CONVERSATION] = [dict(message) for message in said]
         said = "\n\n".join(message["content"] for message in said)
     return Prompt(
         prompt_id=str(number),

@@ -8,7 +8,7 @@ import pytest
 from actors.errors import InputError, RewardFailed
 from actors.rewards import RewardPool, check_scorable, load_rewards
 from actors.rewards import rewards as module
-from actors.rewards.code import code
+from actors.rewards.code import code, read_tests
 from actors.sandbox import check_sandbox
 from queues.records import Prompt
 
@@ -109,6 +109,11 @@ def test_malformed_programs_are_scored():
         assert score(text, ADD) == 0.0
 
 
+def test_literals_of_tests_become_what_the_sandbox_answers():
+    (found,) = read_tests(["assert f(1) == {1: (2, {4, 3}), None: [True, 0.5, 'a']}"])
+    assert found == ("f(1)", {"1": [2, [3, 4]], "null": [True, 0.5, "a"]})
+
+
 @pytest.mark.parametrize(
     ("tests", "message"),
     [
@@ -117,6 +122,10 @@ def test_malformed_programs_are_scored():
         ([{"stdin": "a"}], "must be an object with stdin and stdout"),
         (["assert add(1, 2)"], "cannot be judged outside the sandbox"),
         (["assert f(1) == g(2)"], "cannot be judged outside the sandbox"),
+        (["assert f(1) == {(1, 2): 3}"], "cannot be judged outside the sandbox"),
+        (["assert f(1) == b'ab'"], "cannot be judged outside the sandbox"),
+        (["assert f(1) == {1, 'a'}"], "cannot be judged outside the sandbox"),
+        (["assert f(1) == [1j]"], "cannot be judged outside the sandbox"),
         (["print(1)"], "cannot be judged outside the sandbox"),
         ([3], "must be an object"),
     ],

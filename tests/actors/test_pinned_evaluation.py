@@ -8,6 +8,7 @@ import pytest
 from fakes import Desk, episodes, lease, rollout
 
 from actors.engine import SamplingParameters
+from actors.errors import RolloutFailed
 from actors.rollout_worker import RolloutWorker
 from actors.scripted_engine import ScriptedEngine
 from actors.tally import Tally
@@ -47,8 +48,11 @@ def prompts(count, name):
     return [Prompt(prompt_id=f"{name}/0/{i}", text=f"{i}+1=", answer="1") for i in range(count)]
 
 
-async def actor(index, broker, purpose, done, *, rate):
-    """An engine and its worker; `done` takes the lease and the rollout of every end."""
+async def actor(index, broker, purpose, done, *, rate, failures=0):
+    """An engine and its worker; `done` takes the lease and the rollout of every end.
+
+    So many first attempts of every evaluated group fail.
+    """
     engine = ScriptedEngine(
         {}, vocabulary=40, median_length=12, tokens_per_second=rate, initial_version=0
     )
@@ -56,6 +60,8 @@ async def actor(index, broker, purpose, done, *, rate):
     runner = episodes(engine, SamplingParameters(temperature=1.0, max_new_tokens=30))
 
     async def episode(of, sample, saved):
+        if of.purpose is Purpose.EVALUATE and of.attempt <= failures:
+            raise RolloutFailed("not yet")
         made = await runner.run(of, sample, saved)
         done(of, made)
         return made
@@ -67,7 +73,10 @@ async def actor(index, broker, purpose, done, *, rate):
     return engine, worker
 
 
-def test_every_rollout_of_an_evaluation_is_of_one_version_while_training_goes_on(tmp_path):
+@pytest.mark.parametrize("failures", [0, 2])
+def test_every_rollout_of_an_evaluation_is_of_one_version_while_training_goes_on(
+    tmp_path, failures
+):
     planned = {"early": 0, "greedy": 2, "sampled": 2, "late": 5, "last": STEPS}
     of_evaluation = {name: [] for name in planned}
     behind = []
@@ -89,7 +98,7 @@ def test_every_rollout_of_an_evaluation_is_of_one_version_while_training_goes_on
 
         actors = [
             await actor(0, broker, Purpose.TRAIN, done, rate=None),
-            await actor(1, broker, Purpose.EVALUATE, done, rate=120.0),
+            await actor(1, broker, Purpose.EVALUATE, done, rate=120.0, failures=failures),
         ]
 
         async def learn():
@@ -127,6 +136,40 @@ def test_every_rollout_of_an_evaluation_is_of_one_version_while_training_goes_on
     assert of_evaluation["early"][0] == {0}
     assert of_evaluation["last"][0] == {STEPS}
     assert max(behind) >= 1, "batches were trained while an older version was evaluated"
+
+
+def test_what_fails_while_a_lease_is_asked_for_is_evaluated_before_the_next_version():
+    class Slow(Desk):
+        """Its second answer finds nothing, and arrives when the group of the first has failed."""
+
+        async def lease(self, engine_id, limit, timeout, purpose=None):
+            if len(self.of("lease")) != 1:
+                return await super().lease(engine_id, limit, timeout, purpose)
+            await self.note("lease", limit)
+            failing.set()
+            while worker._held:  # noqa: ASYNC110
+                await asyncio.sleep(0)
+            self.leases.append(lease("one", size=1, attempt=2))
+            return []
+
+    async def episode(of, sample, saved):
+        if of.attempt == 1:
+            await failing.wait()
+            raise RolloutFailed("for once")
+        return rollout(of, sample)
+
+    async def two_versions():
+        await worker.on_version(0)
+        assert (len(desk.of("fail")), len(desk.of("put"))) == (1, 1)
+
+    async def scenario():
+        nonlocal worker
+        worker = evaluator(desk, episode)
+        await at_work(worker, two_versions)
+
+    failing, worker = asyncio.Event(), None
+    desk = Slow(lease("one", size=1))
+    asyncio.run(scenario())
 
 
 def test_what_is_leased_is_for_the_purpose_that_was_asked_for(tmp_path):

@@ -254,6 +254,21 @@ def test_a_rollout_that_the_schema_refuses_fails_its_group():
     asyncio.run(scenario())
 
 
+def test_a_lost_attempt_spares_a_newer_one_of_its_group():
+    async def scenario():
+        desk, stage = Desk(lease("again"), lease("again", attempt=2)), Stage()
+        worker = build(desk, stage, heartbeat=0.01)
+        async with working(worker):
+            await worker.on_version(0)
+            desk.lost = [("again", 1)]
+            await desk.until(lambda events: ("heartbeat", [("again", 2)]) in events)
+            stage.ended.set()
+            await desk.until(lambda events: desk.of("put"))
+        assert worker.statistics()["groups"] == {"aborted": 1, "accepted": 1}
+
+    asyncio.run(scenario())
+
+
 def test_heartbeats_renew_what_is_held_and_lost_groups_are_aborted():
     async def scenario():
         desk, stage = Desk(lease("kept"), lease("lost", attempt=2)), Stage()
@@ -262,7 +277,7 @@ def test_heartbeats_renew_what_is_held_and_lost_groups_are_aborted():
             await worker.on_version(0)
             await desk.until(lambda events: desk.of("heartbeat"))
             assert desk.of("heartbeat")[0] == ([("kept", 1), ("lost", 2)],)
-            desk.lost = ["lost"]
+            desk.lost = [("lost", 2)]
             await desk.until(lambda events: ("heartbeat", [("kept", 1)]) in events)
             assert sorted(stage.aborted) == [("lost", 0), ("lost", 1)]
             stage.ended.set()

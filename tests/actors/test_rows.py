@@ -199,3 +199,19 @@ def test_a_folder_of_data_sets_is_read_like_a_file(tmp_path):
         assert drawn["train"] == {(f"{i}+{i}", str(2 * i)) for i in range(3, 20)}
     with pytest.raises(InputError, match="split 'valid'"):
         load_source(f"datasets:{tmp_path / 'saved'}", options={"split": "valid"}, seed=0)
+
+
+def test_a_column_called_messages_is_metadata_and_not_the_prompt(tmp_path):
+    row = {"prompt": "asked", "messages": [{"role": "user", "content": "another"}]}
+    path = write(tmp_path / "x.jsonl", [row])
+    options = {"path": path, "other_fields": "metadata"}
+    (prompt,) = load_source("files", options=options, seed=0).next(1)
+    (message,) = asyncio.run(SingleTurn().reset(prompt))
+    assert (message.role, message.content) == ("user", "asked")
+    assert prompt.metadata == {"messages": row["messages"]}
+
+
+def test_metadata_cannot_take_the_place_of_the_prompts_messages(tmp_path):
+    row = {"prompt": "asked", "metadata": {"headway:messages": []}}
+    with pytest.raises(InputError, match="has 'headway:messages', which only"):
+        texts(write(tmp_path / "x.jsonl", [row]), 1)

@@ -162,6 +162,45 @@ def test_models_that_call_by_json_are_told_what_tools_there_are():
     assert [message.role for message in converse(PLAIN)[0]] == ["user"]
 
 
+def test_types_are_told_however_they_are_written():
+    [system, _], _ = converse({"tools": ["postponed_tool:pick"]})
+    lines = system.content.split("\n")
+    (tool,) = [json.loads(line)["function"] for line in lines if line.startswith('{"type"')]
+    assert tool["parameters"]["properties"] == {
+        "numbers": {"type": "array", "items": {"type": "integer"}},
+        "place": {"anyOf": [{"type": "integer"}, {"type": "null"}]},
+        "exact": {"type": "boolean"},
+        "names": {"type": "object"},
+        "plain": {"type": "array"},
+    }
+
+
+def test_the_policy_has_no_say_in_what_the_user_has_bound():
+    options = {"tools": ["user_module:twice"]}
+    _, turns = converse(options, call_of("twice", text="a", times=9), call_of("twice", text="a"))
+    assert [turn.messages[0].content for turn in turns] == [
+        "error: twice has no argument times; it has text", "AA",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("arguments", [{"seconds": 1e9}, {"limit": 1}])
+def test_the_policy_cannot_lift_the_limit_of_its_programs(monkeypatch, arguments):
+    ran = []
+    monkeypatch.setattr("actors.sandbox.check_sandbox", lambda: None)
+    monkeypatch.setattr(
+        "actors.environments.python_tool.run_python",
+        lambda program, *, seconds: ran.append((program, seconds)),
+    )
+    options = {"tools": ["python"], "python_seconds": 2.0}
+    _, [refused, _] = converse(
+        options, call_of("python", program="a", **arguments), call_of("python", program="b"),
+        code_execution="sandbox",
+    )  # fmt: skip
+    (name,) = arguments
+    assert f"unexpected keyword argument '{name}'" in refused.messages[0].content
+    assert ran == [("b", 2.0)]
+
+
 def test_python_is_refused_until_it_is_allowed():
     with pytest.raises(InputError, match='code_execution = "sandbox"'):
         load_environment("tools", {"tools": ["python"]})
@@ -190,6 +229,8 @@ def test_python_runs_in_the_sandbox():
         ({"tools": ["user_module:CONSTANT"]}, "is a int, not a function"),
         ({"tools": ["calculator", "user_module:calculator"]}, "two are named 'calculator'"),
         ({"style": "plain", "tools": ["calculator", "user_module:shout"]}, "there is one"),
+        ({"tools": ["builtins:max"]}, "'builtins:max' cannot be described .* no signature"),
+        ({"tools": ["postponed_tool:unknown"]}, "cannot be described .* 'Nowhere'"),
         ({"markers": ["", "]"]}, "must both have a character"),
     ],
 )

@@ -2,6 +2,7 @@
 
 import asyncio
 import sys
+import threading
 import types
 
 import pytest
@@ -9,8 +10,9 @@ from fakes import Recited, episodes, lease
 
 from actors.config import ActorsConfig
 from actors.engine import SamplingParameters
-from actors.environments.environment import load_environment
+from actors.environments.environment import Message, load_environment
 from actors.environments.tool_calls import find_calls
+from actors.environments.verifiers_environment import _loop
 from actors.errors import EnvironmentFailed, InputError
 from actors.sources.source import load_source
 
@@ -26,12 +28,62 @@ def rows():
     return Dataset.from_list(SUMS)
 
 
+def columns():
+    from datasets import Dataset
+
+    return Dataset.from_list(
+        [
+            {"question": f"{n}?", "answer": n, "shape": {"of": [n, 1.5]}, "info": {"n": n}}
+            for n in (2, 3)
+        ]
+    )
+
+
 async def right(completion, answer) -> float:
     return float(completion[-1].content == answer)
 
 
 async def half_for_brevity(completion) -> float:
     return 0.5 * (len(completion[-1].content) < 3)
+
+
+async def twice_a_number(completion, answer) -> float:
+    return float(int(completion[-1].content) == 2 * answer)
+
+
+def breaks(completion, **rest) -> float:
+    raise ZeroDivisionError("by nothing")
+
+
+def silent(completion) -> float:
+    return None
+
+
+ENDED = threading.Event()
+
+
+def waits(completion) -> float:
+    assert ENDED.wait(10)
+    return 1.0
+
+
+class Tidy(vf.Rubric):
+    """Counts what it has cleaned up."""
+
+    ended = 0
+
+    @vf.cleanup
+    async def count(self, state):
+        Tidy.ended += 1
+
+
+class Columns(vf.SingleTurnEnv):
+    """Keeps the rows that it is given."""
+
+    rows = ()
+
+    async def setup_state(self, state):
+        Columns.rows = (*Columns.rows, dict(state["input"]))
 
 
 class Countdown(vf.MultiTurnEnv):
@@ -54,7 +106,13 @@ class Countdown(vf.MultiTurnEnv):
 
     @vf.cleanup
     async def count(self, state):
-        Countdown.ended += 1
+        type(self).ended += 1
+
+
+class Orderly(Countdown):
+    """Counts apart."""
+
+    ended = 0
 
 
 class Forgetful(Countdown):
@@ -82,6 +140,17 @@ def build(kind):
         "countdown": lambda: Countdown(dataset=rows(), rubric=rubric),
         "forgetful": lambda: Forgetful(dataset=rows(), rubric=rubric),
         "tool": lambda: vf.ToolEnv(dataset=rows(), rubric=rubric, tools=[double]),
+        "breaks": lambda: vf.SingleTurnEnv(dataset=rows(), rubric=Tidy(funcs=[right, breaks])),
+        "breaks in a group": lambda: vf.SingleTurnEnv(
+            dataset=rows(), rubric=vf.RubricGroup([vf.Rubric(funcs=[right]), Tidy(funcs=[silent])])
+        ),
+        "tidy": lambda: Orderly(dataset=rows(), rubric=Tidy(funcs=[right])),
+        "blocks": lambda: vf.SingleTurnEnv(dataset=rows(), rubric=vf.Rubric(funcs=[waits])),
+        "hasty": lambda: vf.SingleTurnEnv(dataset=rows(), rubric=rubric, timeout_seconds=0.5),
+        "columns": lambda: Columns(dataset=columns(), rubric=vf.Rubric(funcs=[twice_a_number])),
+        "evaluated": lambda: vf.SingleTurnEnv(
+            dataset=rows(), eval_dataset=rows().select(range(3)), rubric=rubric
+        ),
         "wrong": lambda: types.SimpleNamespace(env_id=None, env_args=None),
     }
     return kinds[kind]()
@@ -93,6 +162,12 @@ def module(monkeypatch):
     found = types.ModuleType("tiny_env")
     found.load_environment = lambda kind="single": build(kind)
     monkeypatch.setitem(sys.modules, "tiny_env", found)
+
+
+async def until(happened):
+    async with asyncio.timeout(10):
+        while not happened():  # noqa: ASYNC110
+            await asyncio.sleep(0.005)
 
 
 def play(kind, *lines, text="2+2=", answer="4", **changes):
@@ -142,8 +217,6 @@ def test_tools_are_told_of_called_and_what_they_say_comes_back():
 
     async def talk():
         opening = await conversation.reset(lease(text="double 21", answer="42").prompt)
-        from actors.environments.environment import Message
-
         call = '<tool_call>{"name": "double", "arguments": {"number": 21}}</tool_call>'
         assert len(find_calls(call, "json", ("<tool_call>", "</tool_call>"))) == 1
         answered = await conversation.step(Message("assistant", f"let me see {call}"))
@@ -170,19 +243,18 @@ def test_conversations_that_are_cut_off_leave_nothing_running():
     async def scenario():
         runner = episodes(
             Recited("0", "0", "0"), SamplingParameters(temperature=1.0, max_new_tokens=60),
-            environment="verifiers:tiny-env", options={"kind": "countdown"}, rewards=(),
+            environment="verifiers:tiny-env", options={"kind": "tidy"}, rewards=(),
             max_turns=2,
         )  # fmt: skip
         made = await runner.run(lease(), 0)
-        for _ in range(20):
-            await asyncio.sleep(0)
-        assert len(asyncio.all_tasks()) == 1
+        await until(lambda: asyncio.all_tasks(_loop()) <= others)
         return made
 
-    before = Countdown.ended
+    others = asyncio.all_tasks(_loop())
+    before = Orderly.ended, Tidy.ended
     made = asyncio.run(scenario())
     assert (made.turns, made.reward, made.finish_reason.value) == (2, 0.0, "length")
-    assert Countdown.ended == before + 1, "the environment cleaned up"
+    assert (Orderly.ended, Tidy.ended) == (before[0] + 1, before[1] + 1), "both cleaned up"
 
 
 def test_the_data_set_of_an_environment_is_a_source_of_prompts():
@@ -193,8 +265,83 @@ def test_the_data_set_of_an_environment_is_a_source_of_prompts():
     for prompt in train:
         number = int(prompt.text[0])
         assert prompt.answer == str(2 * number)
-        assert prompt.metadata["messages"] == [{"role": "user", "content": prompt.text}]
-        assert prompt.metadata.get("example_id", 0) == number - 1
+        assert prompt.metadata["headway:messages"] == [{"role": "user", "content": prompt.text}]
+        assert prompt.metadata["verifiers"]["example_id"] == number - 1
+
+
+def test_a_row_comes_back_to_its_environment_as_it_was():
+    options = {"kind": "columns"}
+    prompts = load_source("verifiers:tiny-env", options=options, seed=0).next(2)
+
+    async def play_all():
+        environment = load_environment("verifiers:tiny-env", options)
+        for prompt in prompts:
+            conversation = environment()
+            await conversation.reset(prompt)
+            yield await conversation.step(Message("assistant", str(2 * int(prompt.answer))))
+
+    async def rewards():
+        return [turn.reward async for turn in play_all()]
+
+    Columns.rows = ()
+    assert asyncio.run(rewards()) == [1.0, 1.0]
+    for row, prompt in zip(Columns.rows, prompts, strict=True):
+        number = int(prompt.text.removesuffix("?"))
+        found = {key: row[key] for key in ("answer", "shape", "info", "example_id")}
+        assert found == {
+            "answer": number, "shape": {"of": [number, 1.5]}, "info": {"n": number},
+            "example_id": number - 2,
+        }  # fmt: skip
+
+
+def test_what_is_held_out_comes_from_the_evaluation_data_set_where_there_is_one():
+    options = {"options": {"kind": "evaluated"}, "heldout_size": 3, "seed": 0}
+    heldout = load_source("verifiers:tiny-env", split="heldout", **options).next(3)
+    train = load_source("verifiers:tiny-env", split="train", **options).next(3)
+    assert {p.text for p in heldout} == {row["question"] for row in SUMS[:3]}
+    assert {p.text for p in train} == {row["question"] for row in SUMS[3:]}
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        ("breaks", "breaks of the rubric raised ZeroDivisionError"),
+        ("breaks in a group", "silent of the rubric raised TypeError"),
+    ],
+)
+def test_a_function_of_the_rubric_that_raises_fails_its_rollout_and_all_is_cleaned_up(
+    kind, message
+):
+    before = Tidy.ended
+    with pytest.raises(EnvironmentFailed, match=message):
+        play(kind, "4")
+    assert Tidy.ended == before + 1
+
+
+def test_a_rubric_that_blocks_holds_up_no_engine():
+    async def scenario():
+        conversation = load_environment("verifiers:tiny-env", {"kind": "blocks"})()
+        await conversation.reset(lease(text="2+2=", answer="4").prompt)
+        step = asyncio.create_task(conversation.step(Message("assistant", "4")))
+        for _ in range(20):
+            await asyncio.sleep(0.01)
+        assert not step.done()
+        ENDED.set()
+        return await asyncio.wait_for(step, 10)
+
+    ENDED.clear()
+    assert asyncio.run(scenario()).reward == 1.0
+
+
+def test_an_environment_that_ends_while_the_policy_speaks_names_its_own_limit():
+    async def scenario():
+        conversation = load_environment("verifiers:tiny-env", {"kind": "hasty"})()
+        await conversation.reset(lease(text="2+2=", answer="4").prompt)
+        await until(conversation._task.done)
+        await conversation.step(Message("assistant", "4"))
+
+    with pytest.raises(ValueError, match=r"while the policy spoke; its own timeout_seconds is 0.5"):
+        asyncio.run(scenario())
 
 
 @pytest.mark.parametrize(

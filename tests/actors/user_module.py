@@ -3,6 +3,7 @@
 import asyncio
 import threading
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from actors.environments.environment import Message, Turn
@@ -241,6 +242,9 @@ class Judged(Threes):
 def shout(text: str, times: int = 1) -> str:
     """Says it louder."""
     return text.upper() * times
+
+
+twice = partial(shout, times=2)
 
 
 async def whisper(text: str) -> str:

@@ -1,13 +1,14 @@
 """Which evaluations a run makes."""
 
 import asyncio
+from types import SimpleNamespace
 
 import pytest
 from pydantic import ValidationError
 
 from actors.config import HeldoutConfig
 from deploy.config import RunConfig
-from deploy.heldout import by_version, plan, purpose, queue_all
+from deploy.heldout import by_version, evaluator, initial, plan, purpose, queue_all
 from queues.records import Prompt, Purpose
 
 
@@ -91,3 +92,29 @@ def test_a_pinned_evaluation_that_leaves_no_actor_for_training_is_refused():
         RunConfig.model_validate(sections)
     sections["actors"]["count"] = 2
     assert RunConfig.model_validate(sections).heldout.pinned
+
+
+class Watched:
+    """A broker whose engines come one by one, with the evaluations that are never finished."""
+
+    def __init__(self, *unfinished):
+        self.unfinished, self.looks = unfinished, 0
+
+    async def status(self):
+        self.looks += 1
+        engines = {f"engine-{index}": 0 for index in range(self.looks - 1)}
+        return SimpleNamespace(evaluations=self.unfinished, engines=engines)
+
+
+@pytest.mark.parametrize(
+    ("unfinished", "looks"), [(("greedy@0", "greedy@10"), 3), (("greedy@10",), 1)]
+)
+def test_training_waits_until_the_evaluator_has_the_first_version_and_not_for_its_score(
+    monkeypatch, unfinished, looks
+):
+    monkeypatch.setattr("deploy.heldout.POLL_SECONDS", 0.0)
+    config = HeldoutConfig(size=2, every=10, pinned=True)
+    broker = Watched(*unfinished)
+    planned = plan(config, steps=10, temperature=1.0)
+    asyncio.run(asyncio.wait_for(initial(broker, planned, evaluator(config, 2)), 10))
+    assert broker.looks == looks

@@ -365,7 +365,7 @@ def test_a_lease_without_heartbeat_is_lost_and_one_with_it_is_kept(connect: Conn
         assert (again.group_id, again.attempt) == (lost.group_id, 2)
         assert not beating.done()
         held = [(kept.group_id, 1), (lost.group_id, 1)]
-        assert await broker.heartbeat("a", held) == [lost.group_id]
+        assert await broker.heartbeat("a", held) == [(lost.group_id, 1)]
         beating.cancel()
 
     play(connect(lease_seconds=0.4, heartbeat_seconds=0.1), scenario)

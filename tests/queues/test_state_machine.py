@@ -272,14 +272,14 @@ class QueueMachine(RuleBasedStateMachine):
         own = [(x.group_id, x.attempt) for owner, x in self.leases[-12:] if owner == engine]
         held = list(dict.fromkeys(own))
         kept = [
-            group_id
+            (group_id, attempt)
             for group_id, attempt in held
             if (group := self.group(group_id)).state in ("leased", "ready", "taken")
             and (group.engine, group.attempt) == (engine, attempt)
         ]
         lost = self.run(self.broker.heartbeat(engine, held))
-        assert Counter(lost) == Counter(group_id for group_id, _ in held) - Counter(kept)
-        for group_id in kept:
+        assert Counter(lost) == Counter(held) - Counter(kept)
+        for group_id, _ in kept:
             self.expires[group_id] = self.clock.now + LEASE_SECONDS
 
     @rule(seconds=st.sampled_from([1.0, 11.0, 31.0]))
