@@ -180,6 +180,7 @@ class Run:
                 record=self.record,
                 rows=self.rows,
                 screen=self.screen,
+                pinned_seconds=heldout.pinned_seconds(config.heldout, index, config.actors.count),
             )
             for index in range(config.actors.count)
         ]

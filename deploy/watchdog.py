@@ -17,6 +17,7 @@ from typing import Any
 from ray.exceptions import RayError
 from rich.markup import escape
 
+from deploy import heldout
 from deploy.config import RunConfig
 from deploy.errors import RunFailed
 from deploy.progress import Screen
@@ -193,6 +194,8 @@ def broker_signs(status: BrokerStatus) -> BrokerSigns:
         window=status.window,
         waits_for=status.waits_for,
         engines=status.engines,
+        accepted=status.accepted,
+        scores_first=heldout.scores_first(status.evaluations),
         paused=status.paused is not None,
     )
 

@@ -77,6 +77,28 @@ def test_a_wait_is_overdue_after_its_deadline_and_not_before():
     assert watched.overdue(stuck, 110.5) == [Overdue(wait, 10.5)]
 
 
+def test_until_the_initial_policy_is_scored_nobody_waits_for_the_feeder():
+    watched = Waits(deadline=10.0)
+    scoring = [
+        broker(version=0, engines={}, queued=0, leased=0, live=0, scores_first=True, accepted=done)
+        for done in (3, 4)
+    ]
+    watched.overdue(scoring[0], 0.0)
+    assert watched.overdue(scoring[1], 9.0) == []
+    assert watched.overdue(scoring[1], 18.0) == []
+    wait = Wait("feeder", "actors", "scores of the initial policy")
+    assert watched.overdue(scoring[1], 19.5) == [Overdue(wait, 10.5)]
+
+
+def test_an_actor_that_evaluates_a_version_may_keep_it_as_long_as_the_recipe_says():
+    watched = Waits(deadline=10.0)
+    actors = {"actor-0": replace(IDLE["actor-0"], pinned_seconds=600.0)}
+    pinned = replace(broker(engines={"engine-0": 3}), actors=actors)
+    watched.overdue(pinned, 0.0)
+    assert watched.overdue(pinned, 609.0) == []
+    assert [late.wait.on for late in watched.overdue(pinned, 611.0)] == ["weight update"]
+
+
 def test_what_moves_begins_anew_and_so_does_what_was_over():
     watched = Waits(deadline=10.0)
     later = broker(taken=2, version=5, engines={"engine-0": 5})

@@ -32,6 +32,8 @@ STATUS = SimpleNamespace(
     window=4,
     waits_for={},
     engines={"engine-0": 1},
+    accepted=1,
+    evaluations=("greedy@4",),
     paused=None,
 )
 
