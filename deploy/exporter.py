@@ -8,7 +8,7 @@ targets.json in the run's folder, the same for `file_sd_configs`
 import json
 import socket
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -38,6 +38,7 @@ class Exporter:
         host: Address to bind to.
         port: 0 takes a free one.
         node: Address of this node, under which others find what is bound to all of them.
+        evaluators: Processes that only evaluate; idle and behind others as they may be.
 
     Raises:
         InputError: Somebody else has the port, or the host is not of this machine.
@@ -53,9 +54,10 @@ class Exporter:
         host: str,
         port: int,
         node: str,
+        evaluators: Collection[str] = (),
     ) -> None:
         self._run, self._file, self._targets = run, folder / FILE, targets
-        self._written = ""
+        self._written, self._evaluators = "", evaluators
         registry = CollectorRegistry()
         for collector in collectors:
             registry.register(collector)
@@ -94,7 +96,8 @@ class Exporter:
         return [
             {
                 "targets": [found],
-                "labels": {"run": self._run, "process": name, "role": role(name)},
+                "labels": {"run": self._run, "process": name, "role": role(name)}
+                | ({"purpose": "evaluate"} if name in self._evaluators else {}),
             }
             for name, found in [("driver", self.address), *self._targets()]
         ]

@@ -49,6 +49,7 @@ from learner.ray_group import create_learner
 from queues.accounts import newest_checkpoint
 from queues.errors import QueueClosed, QueuesError
 from queues.ray_broker import create_broker
+from queues.records import Purpose
 from weight_sync.errors import WeightSyncError
 from weight_sync.ray_broadcaster import create_broadcaster
 
@@ -214,6 +215,12 @@ class Run:
             host=self.config.deploy.metrics_host,
             port=self.config.deploy.metrics_port,
             node=ray.util.get_node_ip_address(),
+            evaluators=[
+                actor.name
+                for index, actor in enumerate(self.actors)
+                if heldout.purpose(self.config.heldout, index, self.config.actors.count)
+                is Purpose.EVALUATE
+            ],
         )
 
     async def run(self) -> None:

@@ -48,6 +48,7 @@ def exporter(tmp_path, others):
         host="127.0.0.1",
         port=0,
         node="10.0.0.7",
+        evaluators=["actor-1"],
     )
     yield made
     made.close()
@@ -72,6 +73,12 @@ def test_processes_are_found_with_their_labels_as_they_come_and_go(exporter, oth
     others.clear()
     exporter.write()
     assert json.loads((tmp_path / "targets.json").read_text()) == expected[:1]
+
+
+def test_who_only_evaluates_is_told_apart(exporter, others):
+    others += [("actor-0", "10.0.0.2:1"), ("actor-1", "10.0.0.2:2")]
+    purposes = [each["labels"].get("purpose") for each in exporter.targets()]
+    assert purposes == [None, None, None, "evaluate"]
 
 
 def test_weight_updates_are_summed_by_phase_once_however_often_they_are_asked_for(exporter):
