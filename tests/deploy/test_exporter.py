@@ -1,12 +1,17 @@
 """The address that Prometheus asks, and what it is told."""
 
 import json
+import shutil
 import socket
+import threading
+import time
 import urllib.error
 import urllib.request
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from deploy import metrics as module
 from deploy.config import load_recipe
 from deploy.errors import InputError
 from deploy.exporter import Exporter, check_address
@@ -15,6 +20,8 @@ from deploy.metrics import RunMetrics
 from deploy.monitoring import dashboard
 from deploy.summary import Record
 from deploy.waits import Overdue, Wait
+
+FAILURES, DISK = "headway_weight_update_failures", "headway_disk_free_bytes"
 
 
 @pytest.fixture
@@ -90,6 +97,45 @@ def test_weight_updates_are_summed_by_phase_once_however_often_they_are_asked_fo
     assert 'headway_weight_updates_total{engine="engine-0"} 1.0' in lines
     assert 'headway_weight_update_failures_total{engine="engine-0"} 1.0' in lines
     assert 'headway_weight_update_bytes_total{engine="engine-0"} 100.0' in lines
+
+
+class Slow(list):
+    """Rows that a scrape takes its time to read."""
+
+    def __getitem__(self, index):
+        found = super().__getitem__(index)
+        return (time.sleep(0.05) or row for row in found)
+
+
+def test_two_scrapes_at_once_count_an_update_once(tmp_path):
+    record = Record(name="mine", steps=3, max_staleness=2, started_at=0.0)
+    record.swaps = Slow({"engine_id": "engine-0", "error": "no"} for _ in range(4))
+    metrics = RunMetrics(record, tmp_path, list)
+    both = threading.Barrier(2)
+
+    def scrape(_):
+        both.wait(10)
+        return list(metrics.collect())
+
+    with ThreadPoolExecutor(2) as threads:
+        list(threads.map(scrape, range(2)))
+    record.swaps = []
+    [failed] = [each for each in metrics.collect() if each.name == FAILURES]
+    assert [sample.value for sample in failed.samples] == [4]
+
+
+def test_a_disk_that_hangs_leaves_its_metric_out_and_keeps_no_scrape(tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "DISK_SECONDS", 0.05)
+    hung = threading.Event()
+    usage = shutil.disk_usage
+    record = Record(name="mine", steps=3, max_staleness=2, started_at=0.0)
+    metrics = RunMetrics(record, tmp_path, list)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: hung.wait(30) and usage(path))
+    for _ in range(2):
+        assert DISK not in {each.name for each in metrics.collect()}
+    hung.set()
+    metrics._asking.join(10)
+    assert DISK in {each.name for each in metrics.collect()}
 
 
 def test_waits_that_last_too_long_are_told_with_their_owner(exporter):
