@@ -10,6 +10,7 @@ from contextlib import suppress
 from dataclasses import asdict
 from typing import Any
 
+from deploy.aside import aside
 from deploy.config import RunConfig
 from deploy.errors import RunFailed
 from deploy.exporter import Exporter
@@ -108,15 +109,18 @@ class Recorder:
         self._swaps += len(swaps)
         record.batches.extend(batches)
         record.swaps.extend(swaps)
-        self._rows.write("metrics.jsonl", batches)
-        self._rows.write("swaps.jsonl", swaps)
         if self._trackers is not None:
             for row in batches:
                 self._trackers.batch(row)
-        self._check_lags(batches)
         if batches:
             self._screen.batch(batches[-1], tokens_per_second=self._tokens_per_second())
+        await aside(lambda: self._write(batches, swaps))
+        self._check_lags(batches)
         return status
+
+    def _write(self, batches: list[Row], swaps: list[Row]) -> None:
+        self._rows.write("metrics.jsonl", batches)
+        self._rows.write("swaps.jsonl", swaps)
 
     async def _pauses(self, status: BrokerStatus) -> bool:
         """Whether the run waits for room on a disk; says so at the beginning and the end.
@@ -146,7 +150,8 @@ class Recorder:
         with suppress(TimeoutError):
             async with asyncio.timeout(ACCOUNTS_SECONDS):
                 self._record.accounting = (await self._broker.accounting()).to_dict()
-        self._directory.write_summary(summarise(self._record, status=status, now=time.time()))
+        summary = summarise(self._record, status=status, now=time.time())
+        await aside(lambda: self._directory.write_summary(summary))
 
     def _check_lags(self, batches: list[dict[str, Any]]) -> None:
         if self._config.queues.on_overdue == "train":

@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from ray.exceptions import RayError
 from rich.markup import escape
 
 from deploy import heldout
+from deploy.aside import aside
 from deploy.config import RunConfig
 from deploy.errors import RunFailed
 from deploy.progress import Screen
@@ -31,6 +33,10 @@ LOOK_SECONDS = 4.0
 """Between two looks, or less where the deadline is short."""
 ANSWER_SECONDS = 2.5
 """Deadline of an answer, after which the process is said not to answer."""
+WRITE_SECONDS = 5.0
+"""Deadline of writing down what was said."""
+NOTE_SECONDS = 60.0
+"""How long a run that is to end waits for stacks before."""
 FILE = "waits.jsonl"
 PROBE = ".durable"
 """File by which the disk is tried."""
@@ -67,6 +73,8 @@ class Watchdog:
         self._durable.set()
         self._places: dict[str, tuple[Any, Place]] = {}
         self._told: set[tuple[str, str]] = set()
+        self._noting: set[asyncio.Task[None]] = set()
+        """What was said is written down with stacks, while the next looks go on."""
         self.overdue: Sequence[Overdue] = ()
         """As of the last look; read by the thread of a scrape."""
 
@@ -76,9 +84,13 @@ class Watchdog:
         Raises:
             RunFailed: Something is overdue, and the recipe ends a run then.
         """
-        while True:
-            await self.look()
-            await asyncio.sleep(min(LOOK_SECONDS, self._config.deploy.watchdog_seconds / 8))
+        try:
+            while True:
+                await self.look()
+                await asyncio.sleep(min(LOOK_SECONDS, self._config.deploy.watchdog_seconds / 8))
+        finally:
+            for task in self._noting:
+                task.cancel()
 
     async def look(self) -> None:
         """Looks once, and says what is new.
@@ -135,16 +147,39 @@ class Watchdog:
                 self._places[name] = (handle, place)
 
     async def _tell(self, late: Sequence[Overdue]) -> None:
-        """Says what is overdue, writes it down with stacks, and ends the run where it is to end."""
-        names = concerned([each.wait for each in late], list(self._places))
-        looks = (asyncio.to_thread(look, self._places[name][1]) for name in names)
-        found = dict(zip(names, await asyncio.gather(*looks), strict=True))
-        stacks = self._write_stacks(found)
-        deadline = self._config.deploy.watchdog_seconds
+        """Says what is overdue, has it written down, and ends the run where it is to end."""
         at = time.time()
-        texts = [sentence(each, found, at=at, deadline=deadline) for each in late]
+        deadline = self._config.deploy.watchdog_seconds
+        texts = [sentence(each, {}, at=at, deadline=deadline) for each in late]
         for text in texts:
-            self._screen.say(escape(f"{text}; stacks in {stacks}"))
+            self._screen.say(escape(text))
+        noting = asyncio.create_task(self._note(late, at))
+        self._noting.add(noting)
+        noting.add_done_callback(self._noting.discard)
+        if self._config.deploy.watchdog_aborts:
+            await asyncio.wait({noting}, timeout=NOTE_SECONDS)
+            await self._save()
+            raise RunFailed(
+                f"{texts[0]}; ended by deploy.watchdog_aborts, go on with: headway resume "
+                f"{self._directory.path}"
+            )
+
+    async def _note(self, late: Sequence[Overdue], at: float) -> None:
+        """Writes down what is overdue, with stacks; says where, or that the disk hangs."""
+        names = concerned([each.wait for each in late], list(self._places))
+        looks = (aside(partial(look, self._places[name][1])) for name in names)
+        found = dict(zip(names, await asyncio.gather(*looks), strict=True))
+        states = "; ".join(f"{name}: {each.states}" for name, each in found.items())
+        try:
+            async with asyncio.timeout(WRITE_SECONDS):
+                stacks = await aside(lambda: self._write_down(late, found, at))
+        except TimeoutError:
+            stacks = f"no file yet: its disk did not answer within {WRITE_SECONDS:g} s"
+        self._screen.say(escape("; ".join([*([states] if states else []), f"stacks in {stacks}"])))
+
+    def _write_down(self, late: Sequence[Overdue], found: Mapping[str, Found], at: float) -> str:
+        """A row for each in FILE, and their stacks; in a thread that may hang with the disk."""
+        stacks, deadline = self._write_stacks(found), self._config.deploy.watchdog_seconds
         with suppress(OSError):
             self._directory.append(
                 FILE,
@@ -155,18 +190,13 @@ class Watchdog:
                         "on": each.wait.on,
                         "what": each.wait.what,
                         "seconds": each.seconds,
-                        "text": text,
+                        "text": sentence(each, found, at=at, deadline=deadline),
                         "stacks": stacks,
                     }
-                    for each, text in zip(late, texts, strict=True)
+                    for each in late
                 ],
             )
-        if self._config.deploy.watchdog_aborts:
-            await self._save()
-            raise RunFailed(
-                f"{texts[0]}; ended by deploy.watchdog_aborts, go on with: headway resume "
-                f"{self._directory.path}"
-            )
+        return stacks
 
     def _write_stacks(self, found: Mapping[str, Found]) -> str:
         """A file in the logs; its name."""

@@ -175,8 +175,10 @@ def test_a_disk_that_does_not_come_back(headway, tmp_path):
     with Stalled(headway, "slow-disk", environment=environment) as run:
         run.trains()
         slow.write_text("")
-        run.named("the disk of the run's folder")
+        said = "waits on the disk of the run's folder for"
+        wait_for(lambda: said in run.output(), DEADLINE + MORE)
         slow.unlink()
+        run.named("the disk of the run's folder")
 
 
 def test_a_run_that_is_told_to_ends_with_a_checkpoint_when_an_actor_hangs(headway):

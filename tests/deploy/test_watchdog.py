@@ -144,6 +144,24 @@ def test_a_disk_that_does_not_come_back_is_named_and_keeps_nobody(tmp_path, monk
     hung.set()
 
 
+def test_a_wait_is_said_before_stacks_are_looked_at_and_though_no_file_opens(tmp_path, monkeypatch):
+    stage = Stage(tmp_path, monkeypatch)
+    os.mkfifo(stage.directory.logs / "stacks-1.txt")
+    monkeypatch.setattr(module, "WRITE_SECONDS", 0.1)
+    looked = threading.Event()
+    monkeypatch.setattr(module, "look", lambda _: looked.wait(30) and Found("is stopped", ""))
+    try:
+        asyncio.run(stage.until(stage.said("broker waits on learner for batch 1")))
+        assert "stacks" not in stage.output.getvalue()
+        looked.set()
+        stage.watchdog._told.clear()
+        asyncio.run(stage.until(stage.said("its disk did not answer within 0.1 s")))
+    finally:
+        looked.set()
+        reader = os.open(stage.directory.logs / "stacks-1.txt", os.O_RDONLY | os.O_NONBLOCK)
+        os.close(reader)
+
+
 def test_where_the_recipe_says_so_the_run_ends_after_a_checkpoint(tmp_path, monkeypatch):
     stage = Stage(tmp_path, monkeypatch, aborts=True)
     with pytest.raises(RunFailed, match=r"waits on learner .* headway resume"):
