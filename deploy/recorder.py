@@ -6,6 +6,7 @@ bound was trained. Leaves out what the figures mean (`summary`) and how they loo
 
 import asyncio
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from typing import Any
@@ -13,7 +14,6 @@ from typing import Any
 from deploy.aside import aside
 from deploy.config import RunConfig
 from deploy.errors import RunFailed
-from deploy.exporter import Exporter
 from deploy.progress import Screen
 from deploy.rows import Rows
 from deploy.run_directory import RunDirectory
@@ -52,14 +52,12 @@ class Recorder:
         learner: LearnerGroup,
         actors: list[Supervisor],
         rows: Rows,
-        exporter: Exporter | None = None,
         trackers: Trackers | None = None,
     ) -> None:
         self._config, self._record = config, record
         self._directory, self._screen = directory, screen
         self._broker, self._broadcaster = broker, broadcaster
         self._learner, self._actors, self._rows = learner, actors, rows
-        self._exporter = exporter
         self._trackers = trackers
         self._swaps = 0
         """Reports taken from the broadcaster, which knows nothing of earlier sittings."""
@@ -81,8 +79,6 @@ class Recorder:
         while True:
             await asyncio.sleep(POLL_SECONDS)
             status = await self._gather()
-            if self._exporter is not None:
-                self._exporter.write()
             if await self._pauses(status):
                 continue
             if time.monotonic() - self._summarised_at > SUMMARY_SECONDS:
@@ -118,7 +114,7 @@ class Recorder:
         self._check_lags(batches)
         return status
 
-    def _write(self, batches: list[Row], swaps: list[Row]) -> None:
+    def _write(self, batches: Sequence[Row], swaps: Sequence[Row]) -> None:
         self._rows.write("metrics.jsonl", batches)
         self._rows.write("swaps.jsonl", swaps)
 

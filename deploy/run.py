@@ -16,6 +16,7 @@ decided by `queues.admission`, what a batch teaches by `learner`, how weights tr
 import asyncio
 import os
 import time
+from collections.abc import Awaitable
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -29,7 +30,7 @@ from deploy import heldout
 from deploy.config import RunConfig
 from deploy.cores import actors_on_cores
 from deploy.errors import RunFailed
-from deploy.exporter import Exporter
+from deploy.exporter import Exporter, show_process
 from deploy.inputs import Inputs
 from deploy.interrupt import Interrupts
 from deploy.metrics import RunMetrics
@@ -39,6 +40,7 @@ from deploy.recorder import Recorder
 from deploy.reward_model_supervisor import RewardModelSupervisor
 from deploy.rows import Rows
 from deploy.run_directory import RunDirectory
+from deploy.stacks import is_placed
 from deploy.summary import Record
 from deploy.supervisor import Supervisor
 from deploy.tasks import all_or_first_error, named
@@ -116,7 +118,6 @@ class Run:
             learner=self.learner,
             actors=self.actors,
             rows=self.rows,
-            exporter=self.exporter,
             trackers=self.trackers,
         )
 
@@ -138,6 +139,7 @@ class Run:
                 record=self.record,
                 rows=self.rows,
                 screen=self.screen,
+                metrics_host=config.deploy.metrics_host if config.deploy.metrics else None,
             )
         ]
 
@@ -194,13 +196,19 @@ class Run:
             self.screen,
             status=lambda: self.broker.status(after=self.config.steps),
             actors=lambda: {a.name: seen for a in self.actors if (seen := a.signs) is not None},
-            handles=lambda: {
-                "broker": self.broker.handle,
-                **{f"learner-{rank}": each for rank, each in enumerate(self.learner.handles)},
-                **{a.name: a.handle for a in self.actors if a.handle is not None},
-            },
+            handles=self.handles,
             save=self.save,
         )
+
+    def handles(self) -> dict[str, Any]:
+        """Of the processes in Ray that there are now, by name."""
+        return {
+            "broker": self.broker.handle,
+            "broadcaster": self.broadcaster.actor,
+            **{judge.name: judge.client.handle for judge in self.judges},
+            **{f"learner-{rank}": each for rank, each in enumerate(self.learner.handles)},
+            **{a.name: a.handle for a in self.actors if a.handle is not None},
+        }
 
     def export(self) -> Exporter:
         """Opens the address that Prometheus asks."""
@@ -210,6 +218,7 @@ class Run:
             [RunMetrics(self.record, self.directory.path, lambda: self.watchdog.overdue)],
             lambda: [
                 *self.shown,
+                *((judge.name, judge.metrics) for judge in self.judges if judge.metrics),
                 *((actor.name, actor.metrics) for actor in self.actors if actor.metrics),
             ],
             host=self.config.deploy.metrics_host,
@@ -249,7 +258,15 @@ class Run:
                 judge.stop()
 
     async def train(self) -> None:
-        """The whole run: start, learn, score."""
+        """The whole run, watched from its beginning."""
+        meanwhile = [named("watchdog", self.watchdog.follow())]
+        if self.exporter is not None:
+            meanwhile.append(named("exporter", self.exporter.follow()))
+        await all_or_first_error([named("run", self.work())], meanwhile=meanwhile)
+        await self.recorder.conclude("done")
+
+    async def work(self) -> None:
+        """Start, learn, score."""
         await self.start()
         await heldout.queue_all(self.broker, self.inputs.evaluations, self.inputs.problems)
         self.learning = named("learner", self.learn())
@@ -263,11 +280,9 @@ class Run:
                 ],
                 meanwhile=[
                     named("recorder", self.recorder.follow()),
-                    named("watchdog", self.watchdog.follow()),
                     *(named(judge.name, judge.run()) for judge in self.judges),
                 ],
             )
-        await self.recorder.conclude("done")
 
     async def start(self) -> None:
         """Loads the model in the learner and in every engine at once."""
@@ -286,23 +301,37 @@ class Run:
             **{judge.name: judge.start() for judge in self.judges},
             **{actor.name: actor.start() for actor in self.actors},
         }
-        if self.exporter is not None:
-            host = config.deploy.metrics_host
-            self.shown += [
-                ("broker", await self.broker.serve_metrics(host)),
-                ("learner", await self.learner.serve_metrics(host)),
-            ]
-            self.screen.say(f"metrics: http://{self.exporter.address}/targets")
         tasks = [named(name, self.announce(name, ready)) for name, ready in loading.items()]
+        if self.exporter is not None:
+            self.screen.say(f"metrics: http://{self.exporter.address}/targets")
+            tasks += [named(name, self.show(name, shows)) for name, shows in self.showing()]
         try:
             async with asyncio.timeout(config.deploy.start_timeout_seconds):
                 await all_or_first_error(tasks)
         except TimeoutError:
-            late = ", ".join(task.get_name() for task in tasks if task.cancelled())
+            late = dict.fromkeys(task.get_name() for task in tasks if task.cancelled())
+            handles = self.handles()
+            unplaced = [name for name, each in handles.items() if not is_placed(each)]
+            waits = f"; Ray has not placed {', '.join(unplaced)}: see ray status" * bool(unplaced)
             raise RunFailed(
-                f"{late} did not start within deploy.start_timeout_seconds = "
-                f"{config.deploy.start_timeout_seconds:g}"
+                f"{', '.join(late)} did not start within deploy.start_timeout_seconds = "
+                f"{config.deploy.start_timeout_seconds:g}{waits}"
             ) from None
+
+    def showing(self) -> list[tuple[str, Awaitable[str]]]:
+        """Calls that have processes show their metrics; those of actors do by themselves."""
+        host, plain = self.config.deploy.metrics_host, self.handles()
+        own = {"broker", "learner-0", *(actor.name for actor in self.actors)}
+        own |= {judge.name for judge in self.judges}  # in each of its lives
+        return [
+            ("broker", self.broker.serve_metrics(host)),
+            ("learner", self.learner.serve_metrics(host)),
+            *((name, show_process(each, host)) for name, each in plain.items() if name not in own),
+        ]
+
+    async def show(self, name: str, shows: Awaitable[str]) -> None:
+        """Lets Prometheus find a process, once it is there."""
+        self.shown.append((name, await shows))
 
     async def announce(self, name: str, ready: Any) -> None:
         """Says when a process is up."""

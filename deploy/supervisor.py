@@ -130,8 +130,8 @@ class Supervisor:
 
     @property
     def handle(self) -> Any:
-        """Of the present life in Ray; None while there is none, or it starts."""
-        return None if self._working_since is None else self._actor
+        """Of the present life in Ray, from its start; None while there is none."""
+        return self._actor
 
     @property
     def signs(self) -> ActorSigns | None:

@@ -7,7 +7,7 @@ whose token stays for longer than the deadline is overdue. Leaves out how signs 
 what follows (`deploy.watchdog`).
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -59,6 +59,8 @@ class Signs:
     """None: it does not answer."""
     actors: Mapping[str, ActorSigns]
     """By name, as "actor-0"; those that work."""
+    silent: Collection[str] = ()
+    """Of the others, as "learner-1", those that do not answer."""
     disk: bool
     """Whether the last small file became durable."""
     groups_per_batch: int
@@ -99,6 +101,8 @@ def waits(signs: Signs) -> Iterator[tuple[Wait, Any]]:
             serves = signs.broker.engines.get(actor.engine_id) if signs.broker else None
             token = (actor.finished, serves)
             yield Wait("results queue", name, f"one of {actor.running} rollouts to end"), token
+    for name in signs.silent:
+        yield Wait("driver", name, "an answer"), None
     if signs.broker is None:
         yield Wait("driver", "broker", "an answer"), None
     elif not signs.broker.paused and signs.broker.version < signs.broker.steps:
@@ -123,6 +127,8 @@ def _around_broker(signs: Signs, broker: BrokerSigns) -> Iterator[tuple[Wait, An
             name = names[engine]
             pinned = signs.actors[name].pinned_seconds
             yield Wait(name, "weight update", f"a version above {serves}", pinned), serves
+    if not signs.actors:
+        return  # they start: nobody waits for prompts yet
     if broker.scores_first:
         yield Wait("feeder", "actors", "scores of the initial policy"), broker.accepted
     elif not (broker.queued or broker.leased or broker.taken) and broker.live < broker.window:

@@ -15,7 +15,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ray.exceptions import RayError
 from rich.markup import escape
 
 from deploy import heldout
@@ -72,6 +71,9 @@ class Watchdog:
         self._durable = threading.Event()
         self._durable.set()
         self._places: dict[str, tuple[Any, Place]] = {}
+        self._asked: dict[str, tuple[Any, asyncio.Task[Place]]] = {}
+        """Of every process: where it is."""
+        self._silent: Sequence[str] = ()
         self._told: set[tuple[str, str]] = set()
         self._noting: set[asyncio.Task[None]] = set()
         """What was said is written down with stacks, while the next looks go on."""
@@ -89,7 +91,7 @@ class Watchdog:
                 await self.look()
                 await asyncio.sleep(min(LOOK_SECONDS, self._config.deploy.watchdog_seconds / 8))
         finally:
-            for task in self._noting:
+            for task in [*self._noting, *(task for _, task in self._asked.values())]:
                 task.cancel()
 
     async def look(self) -> None:
@@ -117,6 +119,7 @@ class Watchdog:
         return Signs(
             broker=broker,
             actors=self._actors(),
+            silent=self._silent,
             disk=self._try_disk(),
             groups_per_batch=self._config.prompts.groups_per_batch,
         )
@@ -137,14 +140,27 @@ class Watchdog:
         self._durable.set()
 
     async def _find_places(self) -> None:
-        """Asks new processes where they are, while they answer."""
-        for name, handle in self._handles().items():
-            if self._places.get(name, (None,))[0] is handle:
-                continue
-            with suppress(RayError, TimeoutError):
-                async with asyncio.timeout(ANSWER_SECONDS):
-                    place = await handle.__ray_call__.remote(place_of_actor)
-                self._places[name] = (handle, place)
+        """Asks every process where it is, and so whether it answers; one that does not, once."""
+        handles = self._handles()
+        for name, handle in handles.items():
+            known = self._asked.get(name)
+            if known is None or known[0] is not handle or known[1].done():
+                asked = asyncio.create_task(_place(handle))
+                asked.add_done_callback(lambda task: task.cancelled() or task.exception())
+                self._asked[name] = (handle, asked)
+        tasks = {name: self._asked[name][1] for name in handles}
+        if tasks:
+            await asyncio.wait(tasks.values(), timeout=ANSWER_SECONDS)
+        for name, task in tasks.items():
+            if task.done() and task.exception() is None:
+                self._places[name] = (handles[name], task.result())
+        own = {"broker", *self._actors()}  # those have signs of their own
+        self._silent = [name for name, task in tasks.items() if not (task.done() or name in own)]
+
+    def node_of(self, name: str) -> str | None:
+        """Ray's id of the node where a process is; None while that is not known."""
+        found = self._places.get(name)
+        return found[1].node_id if found else None
 
     async def _tell(self, late: Sequence[Overdue]) -> None:
         """Says what is overdue, has it written down, and ends the run where it is to end."""
@@ -208,6 +224,11 @@ class Watchdog:
         except OSError as error:
             return f"no file ({error})"
         return str(file.relative_to(self._directory.path))
+
+
+async def _place(handle: Any) -> Place:
+    place: Place = await handle.__ray_call__.remote(place_of_actor)
+    return place
 
 
 def broker_signs(status: BrokerStatus) -> BrokerSigns:

@@ -1,5 +1,6 @@
 """The address that Prometheus asks, and what it is told."""
 
+import asyncio
 import json
 import shutil
 import socket
@@ -142,6 +143,27 @@ def test_waits_that_last_too_long_are_told_with_their_owner(exporter):
     lines = ask(exporter, "/metrics").splitlines()
     assert "headway_overdue_waits 1.0" in lines
     assert 'headway_overdue_wait_seconds{on="b",who="a"} 7.0' in lines
+
+
+def test_the_file_is_there_from_the_beginning_follows_and_stays_away_when_all_is_closed(
+    exporter, others, tmp_path
+):
+    file = tmp_path / "targets.json"
+
+    async def processes(count):
+        following = asyncio.create_task(exporter.follow())
+        async with asyncio.timeout(10):
+            while not file.exists() or len(json.loads(file.read_text())) != count:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        following.cancel()
+
+    asyncio.run(processes(2))
+    others.append(("actor-0", "10.0.0.2:9001"))
+    asyncio.run(processes(3))
+    exporter.close()
+    others.clear()
+    exporter.write()
+    assert not file.exists()
 
 
 def test_another_path_says_what_there_is(exporter):

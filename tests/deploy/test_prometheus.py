@@ -95,7 +95,7 @@ def watched(headway, tmp_path_factory):
     file = headway.folder / "runs" / "watched" / "targets.json"
     server = None
     try:
-        wait_for(lambda: process.poll() is not None or len(found(file)) == 4)
+        wait_for(lambda: process.poll() is not None or len(found(file)) == 5)
         assert process.poll() is None, process.communicate()[0]
         [driver] = found(file)[0]["targets"]
         server = Server(folder, f"http://{driver}/targets")
@@ -134,6 +134,7 @@ def test_every_process_of_the_run_is_found_and_answers(prometheus):
     assert found == {
         "driver": ("driver", "1"),
         "broker": ("broker", "1"),
+        "broadcaster": ("broadcaster", "1"),
         "learner": ("learner", "1"),
         "actor-0": ("actor", "1"),
     }

@@ -38,6 +38,7 @@ def actor(**changes):
         (replace(SIGNS, broker=None), "driver", "broker", "an answer"),
         (actor(answers=False), "driver", "actor-0", "an answer"),
         (actor(running=3), "results queue", "actor-0", "one of 3 rollouts to end"),
+        (replace(SIGNS, silent=["reward-model"]), "driver", "reward-model", "an answer"),
         (broker(taken=2), "broker", "learner", "batch 4 to be trained"),
         (broker(ready=2), "results queue", "learner", "batch 4 to be taken"),
         (
@@ -62,9 +63,10 @@ def test_each_wait_has_its_owner(signs, who, on, what):
         SIGNS,
         broker(version=9, taken=2),
         broker(paused=True, queued=0, leased=0),
+        replace(broker(queued=0, leased=0), actors={}),
         broker(queued=0, leased=0, live=6),
     ],
-    ids=["all work", "the last batch", "a full disk says so itself", "a full window"],
+    ids=["all work", "the last batch", "a full disk says so itself", "all start", "a full window"],
 )
 def test_nobody_waits(signs):
     assert list(waits(signs)) == []

@@ -136,6 +136,29 @@ def test_a_broker_that_does_not_answer_is_named(tmp_path, monkeypatch):
     assert "driver waits on broker for an answer" in stage.output.getvalue()
 
 
+def test_one_rank_that_does_not_answer_is_named_and_asked_once(tmp_path, monkeypatch):
+    stage = Stage(tmp_path, monkeypatch)
+    asked = []
+
+    async def hang():
+        asked.append("learner-1")
+        await asyncio.Event().wait()
+
+    stage.status = SimpleNamespace(**{**vars(STATUS), "depth": dict.fromkeys(STATES, 1)})
+    stage.status.depth["taken"] = 0
+    hung = SimpleNamespace(__ray_call__=SimpleNamespace(remote=lambda _: hang()))
+    stage.handles = {"broadcaster": Process(2), "learner-0": Process(3), "learner-1": hung}
+    asyncio.run(stage.until(stage.said("stacks in")))
+    assert [late.wait for late in stage.watchdog.overdue] == [
+        Wait("driver", "learner-1", "an answer")
+    ]
+    assert asked == ["learner-1"]
+    assert (stage.watchdog.node_of("learner-0"), stage.watchdog.node_of("learner-1")) == (
+        "here",
+        None,
+    )
+
+
 def test_a_disk_that_does_not_come_back_is_named_and_keeps_nobody(tmp_path, monkeypatch):
     hung = threading.Event()
     monkeypatch.setattr(module, "write_durably", lambda file: hung.wait(30))
