@@ -41,7 +41,8 @@ class Exporter:
             another thread.
         host: Address to bind to.
         port: 0 takes a free one.
-        node: Address of this node, under which others find what is bound to all of them.
+        node: Address of this node as Ray knows it, under which others find what is bound to all
+            of them; a label, also of what is bound to the loopback.
         evaluators: Processes that only evaluate; idle and behind others as they may be.
 
     Raises:
@@ -61,6 +62,7 @@ class Exporter:
         evaluators: Collection[str] = (),
     ) -> None:
         self._run, self._file, self._targets = run, folder / FILE, targets
+        self._node = node
         self._written, self._evaluators = "", evaluators
         self._turn, self._closed = threading.Lock(), False
         """What `follow` began may still be writing when all is closed."""
@@ -102,7 +104,12 @@ class Exporter:
         return [
             {
                 "targets": [found],
-                "labels": {"run": self._run, "process": name, "role": role(name)}
+                "labels": {
+                    "run": self._run,
+                    "process": name,
+                    "role": role(name),
+                    "node": self._node if is_loopback(found) else found.rpartition(":")[0],
+                }
                 | ({"purpose": "evaluate"} if name in self._evaluators else {}),
             }
             for name, found in [("driver", self.address), *self._targets()]
@@ -133,6 +140,16 @@ class Exporter:
         with self._turn:
             self._closed = True
             self._file.unlink(missing_ok=True)
+
+
+def is_loopback(where: str) -> bool:
+    """Whether a host, or host:port, is reached from its own node alone.
+
+    Example:
+        >>> is_loopback("127.0.0.1:9000"), is_loopback("localhost"), is_loopback("10.0.0.7:9000")
+        (True, True, False)
+    """
+    return where.startswith(("127.", "localhost", "::1", "[::1]"))
 
 
 async def show_process(handle: Any, host: str) -> str:

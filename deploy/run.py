@@ -30,7 +30,7 @@ from deploy import heldout
 from deploy.config import RunConfig
 from deploy.cores import actors_on_cores
 from deploy.errors import RunFailed
-from deploy.exporter import Exporter, show_process
+from deploy.exporter import Exporter, is_loopback, show_process
 from deploy.inputs import Inputs
 from deploy.interrupt import Interrupts
 from deploy.metrics import RunMetrics
@@ -91,7 +91,9 @@ class Run:
             config.actors.count,
             permit_seconds=config.weight_sync.timeout_seconds,
         )
-        here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+        self.node = ray.get_runtime_context().get_node_id()
+        """Ray's id of this process' node."""
+        here = NodeAffinitySchedulingStrategy(self.node, soft=False)
         self.judges = self.make_judges(here)
         self.learner = create_learner(
             config.objective, **options(config.deploy.placement.learner, here)
@@ -216,11 +218,7 @@ class Run:
             self.config.name,
             self.directory.path,
             [RunMetrics(self.record, self.directory.path, lambda: self.watchdog.overdue)],
-            lambda: [
-                *self.shown,
-                *((judge.name, judge.metrics) for judge in self.judges if judge.metrics),
-                *((actor.name, actor.metrics) for actor in self.actors if actor.metrics),
-            ],
+            lambda: [found for found in self.targets() if found[0] not in self.out_of_reach()],
             host=self.config.deploy.metrics_host,
             port=self.config.deploy.metrics_port,
             node=ray.util.get_node_ip_address(),
@@ -231,6 +229,23 @@ class Run:
                 is Purpose.EVALUATE
             ],
         )
+
+    def targets(self) -> list[tuple[str, str]]:
+        """Every other process that shows metrics, and where."""
+        return [
+            *self.shown,
+            *((judge.name, judge.metrics) for judge in self.judges if judge.metrics),
+            *((actor.name, actor.metrics) for actor in self.actors if actor.metrics),
+        ]
+
+    def out_of_reach(self) -> list[str]:
+        """Processes of other nodes whose metrics only their own node reaches."""
+        if not is_loopback(self.config.deploy.metrics_host):
+            return []
+        names = [name for name, _ in self.targets()]
+        nodes = {name: self.watchdog.node_of(name) for name in names}
+        nodes["learner"] = self.watchdog.node_of("learner-0")
+        return [name for name in names if nodes[name] not in (None, self.node)]
 
     async def run(self) -> None:
         """Trains until the end, a failure, or the user's interrupt.
@@ -269,6 +284,11 @@ class Run:
         """Start, learn, score."""
         await self.start()
         await heldout.queue_all(self.broker, self.inputs.evaluations, self.inputs.problems)
+        if self.exporter is not None and (away := self.out_of_reach()):
+            self.screen.say(
+                f"no metrics of {', '.join(away)}: on other nodes, and deploy.metrics_host = "
+                f"{self.config.deploy.metrics_host!r} is their own loopback; set it to '0.0.0.0'"
+            )
         self.learning = named("learner", self.learn())
         with self.screen.bar(self.config.steps, "waiting for the first batch"):
             await all_or_first_error(

@@ -69,11 +69,13 @@ def ask(exporter, path):
 
 def test_processes_are_found_with_their_labels_as_they_come_and_go(exporter, others, tmp_path):
     others.append(("actor-0", "10.0.0.2:9001"))
-    driver = {"run": "mine", "process": "driver", "role": "driver"}
+    driver = {"run": "mine", "process": "driver", "role": "driver", "node": "10.0.0.7"}
+    broker = {"process": "broker", "role": "broker", "node": "10.0.0.1"}
+    actor = {"process": "actor-0", "role": "actor", "node": "10.0.0.2"}
     expected = [
         {"targets": [exporter.address], "labels": driver},
-        {"targets": ["10.0.0.1:9000"], "labels": driver | {"process": "broker", "role": "broker"}},
-        {"targets": ["10.0.0.2:9001"], "labels": driver | {"process": "actor-0", "role": "actor"}},
+        {"targets": ["10.0.0.1:9000"], "labels": driver | broker},
+        {"targets": ["10.0.0.2:9001"], "labels": driver | actor},
     ]
     assert json.loads(ask(exporter, "/targets")) == expected
     exporter.write()
