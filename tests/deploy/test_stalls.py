@@ -127,6 +127,14 @@ def test_a_learner_that_is_stopped(headway):
         assert f"learner-0: pid {pid} is stopped" in row["text"]
 
 
+def test_one_rank_of_two_that_is_stopped(headway):
+    with Stalled(headway, "stopped-rank", "learner.ranks=2") as run:
+        run.trains()
+        pid = run.stop("ray::RankActor learner-1")
+        row = run.named("learner-1")
+        assert f"learner-1: pid {pid} is stopped" in row["text"]
+
+
 def test_a_broker_that_is_stopped(headway):
     with Stalled(headway, "stopped-broker") as run:
         run.trains()
