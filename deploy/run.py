@@ -405,7 +405,12 @@ class Run:
         await asyncio.wait({self.learning, *leaving})
 
     async def save(self) -> None:
-        """Has the learner save a checkpoint and the actors what they sample, as far as they can."""
+        """Has the learner save a checkpoint and the actors what they sample, as far as they can.
+
+        Nothing where they still start.
+        """
+        if self.learning is None:
+            return
         self.learner.stop()
         with suppress(TimeoutError):
             async with asyncio.timeout(self.config.deploy.checkpoint_seconds):

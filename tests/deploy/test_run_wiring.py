@@ -1,5 +1,6 @@
-"""Metrics that Prometheus could not reach are left out, by a run that is not started."""
+"""Decisions of a run's wiring, without its processes."""
 
+import asyncio
 from types import SimpleNamespace
 
 import pytest
@@ -20,3 +21,9 @@ def test_at_the_loopback_processes_of_other_nodes_are_left_out(host, left_out):
     run.actors = [SimpleNamespace(name=f"actor-{i}", metrics=f"x:{i}") for i in (0, 1, 2)]
     run.watchdog = SimpleNamespace(node_of=NODES.get)
     assert run.out_of_reach() == left_out
+
+
+def test_a_run_that_ends_while_it_starts_saves_nothing():
+    run = object.__new__(Run)
+    run.learning = None
+    asyncio.run(run.save())
