@@ -128,7 +128,7 @@ def test_a_learner_that_is_stopped(headway):
 
 
 def test_one_rank_of_two_that_is_stopped(headway):
-    with Stalled(headway, "stopped-rank", "learner.ranks=2") as run:
+    with Stalled(headway, "stopped-rank", "learner.ranks=2", "actors.cpus=0.0") as run:
         run.trains()
         pid = run.stop("ray::RankActor learner-1")
         row = run.named("learner-1")
