@@ -47,7 +47,7 @@ test-prometheus: setup  ## Every expression of dashboard and alerts against a re
 	mkdir -p .prometheus
 	test -x .prometheus/usr/bin/prometheus || (cd .prometheus \
 		&& apt-get download prometheus && dpkg -x prometheus_*.deb . && rm prometheus_*.deb)
-	$(BIN)/python -m pytest -m slow tests/deploy/test_prometheus.py
+	$(BIN)/python -m pytest -m "slow or not slow" tests/deploy/test_alerts.py tests/deploy/test_prometheus.py
 
 test-browser: setup  ## The page of a report in a real browser
 	mkdir -p .chromium/archives/partial

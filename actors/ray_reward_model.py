@@ -87,6 +87,11 @@ class RewardModelClient:
     def __init__(self, actor: Any, *, timeout: float) -> None:
         self._actor, self._timeout = actor, timeout
 
+    @property
+    def handle(self) -> Any:
+        """Of the process in Ray, over all its lives."""
+        return self._actor
+
     async def start(self, *, again: bool = False) -> None:
         """Loads the models; the caller sets the deadline.
 

@@ -5,10 +5,11 @@
 targets.json in the run's folder, the same for `file_sd_configs`
 """
 
+import asyncio
 import json
 import socket
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -18,10 +19,13 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.registry import Collector
 
+from deploy.aside import aside
 from deploy.errors import InputError
-from queues.metrics import ProcessMetrics, address
+from queues.metrics import ProcessMetrics, address, serve
 
 FILE = "targets.json"
+WRITE_SECONDS = 0.5
+"""Between two looks at whether it is up to date."""
 Targets = Sequence[tuple[str, str]]
 """Process and address, as "actor-0", "127.0.0.1:9000"."""
 
@@ -37,7 +41,9 @@ class Exporter:
             another thread.
         host: Address to bind to.
         port: 0 takes a free one.
-        node: Address of this node, under which others find what is bound to all of them.
+        node: Address of this node as Ray knows it, under which others find what is bound to all
+            of them; a label, also of what is bound to the loopback.
+        evaluators: Processes that only evaluate; idle and behind others as they may be.
 
     Raises:
         InputError: Somebody else has the port, or the host is not of this machine.
@@ -53,9 +59,13 @@ class Exporter:
         host: str,
         port: int,
         node: str,
+        evaluators: Collection[str] = (),
     ) -> None:
         self._run, self._file, self._targets = run, folder / FILE, targets
-        self._written = ""
+        self._node = node
+        self._written, self._evaluators = "", evaluators
+        self._turn, self._closed = threading.Lock(), False
+        """What `follow` began may still be writing when all is closed."""
         registry = CollectorRegistry()
         for collector in collectors:
             registry.register(collector)
@@ -94,18 +104,30 @@ class Exporter:
         return [
             {
                 "targets": [found],
-                "labels": {"run": self._run, "process": name, "role": role(name)},
+                "labels": {
+                    "run": self._run,
+                    "process": name,
+                    "role": role(name),
+                    "node": self._node if is_loopback(found) else found.rpartition(":")[0],
+                }
+                | ({"purpose": "evaluate"} if name in self._evaluators else {}),
             }
             for name, found in [("driver", self.address), *self._targets()]
         ]
 
+    async def follow(self) -> None:
+        """Keeps `targets.json` up to date until it is cancelled, as far as its disk answers."""
+        while True:
+            await aside(self.write)
+            await asyncio.sleep(WRITE_SECONDS)
+
     def write(self) -> None:
         """Brings `targets.json` up to date, where it is not and the disk has room."""
-        text = json.dumps(self.targets(), indent=1)
-        if text == self._written:
-            return
-        partial = self._file.with_suffix(".partial")
-        with suppress(OSError):
+        with self._turn, suppress(OSError):
+            text = json.dumps(self.targets(), indent=1)
+            if text == self._written or self._closed:
+                return
+            partial = self._file.with_suffix(".partial")
             partial.write_text(text)
             partial.replace(self._file)
             self._written = text
@@ -115,7 +137,31 @@ class Exporter:
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
-        self._file.unlink(missing_ok=True)
+        with self._turn:
+            self._closed = True
+            self._file.unlink(missing_ok=True)
+
+
+def is_loopback(where: str) -> bool:
+    """Whether a host, or host:port, is reached from its own node alone.
+
+    Example:
+        >>> is_loopback("127.0.0.1:9000"), is_loopback("localhost"), is_loopback("10.0.0.7:9000")
+        (True, True, False)
+    """
+    return where.startswith(("127.", "localhost", "::1", "[::1]"))
+
+
+async def show_process(handle: Any, host: str) -> str:
+    """Has any process of Ray show what it uses, until it ends; host:port."""
+    found: str = await handle.__ray_call__.remote(_serve_process, host)
+    return found
+
+
+def _serve_process(_: object, host: str) -> str:
+    import ray
+
+    return address(host, serve([], host=host), ray.util.get_node_ip_address())
 
 
 def role(process: str) -> str:

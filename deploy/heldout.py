@@ -74,6 +74,22 @@ def evaluator(config: HeldoutConfig | None, actors: int) -> str | None:
     return engine_id_of(actors - 1) if config is not None and config.pinned else None
 
 
+def pinned_seconds(config: HeldoutConfig | None, actor: int, actors: int) -> float:
+    """How long the actor of this number may keep a version, since it evaluates it."""
+    evaluates = purpose(config, actor, actors) is Purpose.EVALUATE
+    return config.pinned_seconds if config is not None and evaluates else 0.0
+
+
+def scores_first(unfinished: Sequence[str]) -> bool:
+    """Whether one of these evaluations is of the initial policy: no prompt comes before its end.
+
+    Example:
+        >>> scores_first(["greedy@0", "greedy@50"]), scores_first(["greedy@10", "sampled@50"])
+        (True, False)
+    """
+    return any(name.endswith("@0") for name in unfinished)
+
+
 async def queue_all(
     feed: PromptFeed, planned: Sequence[Planned], prompts: Sequence[Prompt]
 ) -> None:

@@ -1,6 +1,7 @@
 """Metrics of a run that its driver knows: weight updates, restarts, held-out scores, its disk."""
 
 import shutil
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -21,6 +22,10 @@ PHASES = ("stage", "prepare", "permit", "pause", "serve")
 standing still; and `serve`, all of it from `publish` to generating with the new weights."""
 
 
+DISK_SECONDS = 1.0
+"""How long a scrape waits for the disk's answer."""
+
+
 class RunMetrics(Collector):
     """What the record of a run says; read by the thread of a scrape while the driver appends to it.
 
@@ -34,6 +39,9 @@ class RunMetrics(Collector):
         self, record: Record, folder: Path, overdue: Callable[[], Sequence[Overdue]]
     ) -> None:
         self._record, self._folder, self._overdue = record, folder, overdue
+        self._one_scrape = threading.Lock()
+        self._free: int | None = None
+        self._asking: threading.Thread | None = None
         self._seen = 0
         self._seconds: Counter[tuple[str, str]] = Counter()
         self._updates: Counter[str] = Counter()
@@ -41,7 +49,11 @@ class RunMetrics(Collector):
         self._bytes: Counter[str] = Counter()
 
     def collect(self) -> Iterator[Metric]:
-        """One scrape."""
+        """One scrape; several at once take turns, so that an update is counted once."""
+        with self._one_scrape:
+            return iter([*self._collect()])
+
+    def _collect(self) -> Iterator[Metric]:
         record = self._record
         yield InfoMetricFamily(
             "headway_run",
@@ -68,11 +80,21 @@ class RunMetrics(Collector):
                 scores.add_metric([f"pass@{rows[-1]['samples']}"], rows[-1]["pass_at_k"])
         yield scores
         yield from self._waits()
-        yield GaugeMetricFamily(
-            "headway_disk_free_bytes",
-            "On the disk of the run's folder.",
-            shutil.disk_usage(self._folder).free,
-        )
+        yield from self._disk()
+
+    def _disk(self) -> Iterator[Metric]:
+        """Nothing while the disk does not answer: a scrape does not wait for one that hangs."""
+        if self._asking is None or not self._asking.is_alive():
+            self._asking = threading.Thread(target=self._ask_disk, name="room", daemon=True)
+            self._asking.start()
+        self._asking.join(DISK_SECONDS)
+        if not self._asking.is_alive() and self._free is not None:
+            yield GaugeMetricFamily(
+                "headway_disk_free_bytes", "On the disk of the run's folder.", self._free
+            )
+
+    def _ask_disk(self) -> None:
+        self._free = shutil.disk_usage(self._folder).free
 
     def _waits(self) -> Iterator[Metric]:
         late = self._overdue()

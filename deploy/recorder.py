@@ -6,13 +6,14 @@ bound was trained. Leaves out what the figures mean (`summary`) and how they loo
 
 import asyncio
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from typing import Any
 
+from deploy.aside import aside
 from deploy.config import RunConfig
 from deploy.errors import RunFailed
-from deploy.exporter import Exporter
 from deploy.progress import Screen
 from deploy.rows import Rows
 from deploy.run_directory import RunDirectory
@@ -51,14 +52,12 @@ class Recorder:
         learner: LearnerGroup,
         actors: list[Supervisor],
         rows: Rows,
-        exporter: Exporter | None = None,
         trackers: Trackers | None = None,
     ) -> None:
         self._config, self._record = config, record
         self._directory, self._screen = directory, screen
         self._broker, self._broadcaster = broker, broadcaster
         self._learner, self._actors, self._rows = learner, actors, rows
-        self._exporter = exporter
         self._trackers = trackers
         self._swaps = 0
         """Reports taken from the broadcaster, which knows nothing of earlier sittings."""
@@ -82,8 +81,6 @@ class Recorder:
         while True:
             await asyncio.sleep(POLL_SECONDS)
             status = await self._gather()
-            if self._exporter is not None:
-                self._exporter.write()
             if await self._pauses(status):
                 continue
             if time.monotonic() - self._summarised_at > SUMMARY_SECONDS:
@@ -111,15 +108,18 @@ class Recorder:
         self._updates += sum(swap["error"] is None for swap in swaps)
         record.batches.extend(batches)
         record.swaps.extend(swaps)
-        self._rows.write("metrics.jsonl", batches)
-        self._rows.write("swaps.jsonl", swaps)
         if self._trackers is not None:
             for row in batches:
                 self._trackers.batch(row)
-        self._check_lags(batches)
         if batches:
             self._screen.batch(batches[-1], tokens_per_second=self._tokens_per_second())
+        await aside(lambda: self._write(batches, swaps))
+        self._check_lags(batches)
         return status
+
+    def _write(self, batches: Sequence[Row], swaps: Sequence[Row]) -> None:
+        self._rows.write("metrics.jsonl", batches)
+        self._rows.write("swaps.jsonl", swaps)
 
     async def _pauses(self, status: BrokerStatus) -> bool:
         """Whether the run waits for room on a disk; says so at the beginning and the end.
@@ -149,7 +149,8 @@ class Recorder:
         with suppress(TimeoutError):
             async with asyncio.timeout(ACCOUNTS_SECONDS):
                 self._record.accounting = (await self._broker.accounting()).to_dict()
-        self._directory.write_summary(summarise(self._record, status=status, now=time.time()))
+        summary = summarise(self._record, status=status, now=time.time())
+        await aside(lambda: self._directory.write_summary(summary))
 
     def _check_lags(self, batches: list[dict[str, Any]]) -> None:
         if self._config.queues.on_overdue == "train":

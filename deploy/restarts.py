@@ -8,6 +8,7 @@ import time
 
 from rich.markup import escape
 
+from deploy.aside import aside
 from deploy.config import DeployConfig
 from deploy.errors import RunFailed
 from deploy.progress import Screen
@@ -64,10 +65,10 @@ class Restarts:
             )
         wait = min(FIRST_WAIT_SECONDS * 2**self._in_a_row, LONGEST_WAIT_SECONDS)
         self._in_a_row += 1
-        self._note(reason)
+        await self._note(reason)
         await asyncio.sleep(wait)
 
-    def _note(self, reason: str) -> None:
+    async def _note(self, reason: str) -> None:
         self._record.restarts[self._name] += 1
         self._screen.say(
             f"{self._name} is made again ({self._in_a_row} of {self._most} in a row): "
@@ -79,4 +80,4 @@ class Restarts:
             "in_a_row": self._in_a_row,
             "reason": reason,
         }
-        self._rows.write("restarts.jsonl", [row])
+        await aside(lambda: self._rows.write("restarts.jsonl", [row]))

@@ -14,6 +14,7 @@ from ray.exceptions import RayActorError
 from actors.ray_reward_model import RewardModelClient
 from deploy.config import DeployConfig
 from deploy.errors import RunFailed
+from deploy.exporter import show_process
 from deploy.progress import Screen
 from deploy.restarts import Restarts
 from deploy.rows import Rows
@@ -30,6 +31,7 @@ class RewardModelSupervisor:
         record: Counts the restarts.
         rows: Gets one of `restarts.jsonl` for each.
         screen: Says them.
+        metrics_host: Address of its node to show metrics at; None: nowhere.
     """
 
     name = REWARD_MODEL
@@ -42,8 +44,11 @@ class RewardModelSupervisor:
         record: Record,
         rows: Rows,
         screen: Screen,
+        metrics_host: str | None = None,
     ) -> None:
-        self.client = client
+        self.client, self._metrics_host = client, metrics_host
+        self.metrics: str | None = None
+        """Where Prometheus finds the metrics of the present life."""
         self._config, self._screen = config, screen
         self._restarts = Restarts(self.name, config=config, record=record, rows=rows, screen=screen)
 
@@ -54,6 +59,11 @@ class RewardModelSupervisor:
             RayError: The process died, or what `RewardModelActor.start` raised.
         """
         await self.client.start()
+        await self._show()
+
+    async def _show(self) -> None:
+        if self._metrics_host is not None:
+            self.metrics = await show_process(self.client.handle, self._metrics_host)
 
     async def run(self) -> None:
         """Counts deaths until it is cancelled; to be called after `start`.
@@ -89,6 +99,7 @@ class RewardModelSupervisor:
         try:
             async with asyncio.timeout(seconds):
                 await self.client.start(again=True)
+                await self._show()
         except TimeoutError:
             raise RunFailed(
                 f"{self.name} did not come back within deploy.start_timeout_seconds = {seconds:g}"

@@ -4,6 +4,7 @@ Leaves out what the rows are (`recorder`, `restarts`), and how a file is appende
 (`run_directory`).
 """
 
+import threading
 from collections.abc import Iterable
 from typing import Any
 
@@ -17,6 +18,7 @@ class Rows:
     def __init__(self, directory: RunDirectory) -> None:
         self._directory = directory
         self._kept: dict[str, list[Any]] = {}
+        self._turn = threading.Lock()
 
     @property
     def kept(self) -> bool:
@@ -24,12 +26,16 @@ class Rows:
         return bool(self._kept)
 
     def write(self, name: str, rows: Iterable[Any]) -> None:
-        """Appends rows to a file, or keeps them until the disk has room.
+        """Appends rows to a file, or keeps them until the disk has room; from any thread.
 
         Raises:
             OSError: A file cannot be written for another reason.
         """
-        self._kept.setdefault(name, []).extend(rows)
+        with self._turn:
+            self._kept.setdefault(name, []).extend(rows)
+            self._append()
+
+    def _append(self) -> None:
         for file in [*self._kept]:
             try:
                 self._directory.append(file, self._kept[file])

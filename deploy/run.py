@@ -16,6 +16,7 @@ decided by `queues.admission`, what a batch teaches by `learner`, how weights tr
 import asyncio
 import os
 import time
+from collections.abc import Awaitable
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -29,7 +30,7 @@ from deploy import heldout
 from deploy.config import RunConfig
 from deploy.cores import actors_on_cores
 from deploy.errors import RunFailed
-from deploy.exporter import Exporter
+from deploy.exporter import Exporter, is_loopback, show_process
 from deploy.inputs import Inputs
 from deploy.interrupt import Interrupts
 from deploy.metrics import RunMetrics
@@ -39,6 +40,7 @@ from deploy.recorder import Recorder
 from deploy.reward_model_supervisor import RewardModelSupervisor
 from deploy.rows import Rows
 from deploy.run_directory import RunDirectory
+from deploy.stacks import is_placed
 from deploy.summary import Record
 from deploy.supervisor import Supervisor
 from deploy.tasks import all_or_first_error, named
@@ -49,6 +51,7 @@ from learner.ray_group import create_learner
 from queues.accounts import newest_checkpoint
 from queues.errors import QueueClosed, QueuesError
 from queues.ray_broker import create_broker
+from queues.records import Purpose
 from weight_sync.errors import WeightSyncError
 from weight_sync.ray_broadcaster import create_broadcaster
 
@@ -88,7 +91,9 @@ class Run:
             config.actors.count,
             permit_seconds=config.weight_sync.timeout_seconds,
         )
-        here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+        self.node = ray.get_runtime_context().get_node_id()
+        """Ray's id of this process' node."""
+        here = NodeAffinitySchedulingStrategy(self.node, soft=False)
         self.judges = self.make_judges(here)
         self.learner = create_learner(
             config.objective, **options(config.deploy.placement.learner, here)
@@ -115,7 +120,6 @@ class Run:
             learner=self.learner,
             actors=self.actors,
             rows=self.rows,
-            exporter=self.exporter,
             trackers=self.trackers,
         )
 
@@ -137,6 +141,7 @@ class Run:
                 record=self.record,
                 rows=self.rows,
                 screen=self.screen,
+                metrics_host=config.deploy.metrics_host if config.deploy.metrics else None,
             )
         ]
 
@@ -180,6 +185,7 @@ class Run:
                 record=self.record,
                 rows=self.rows,
                 screen=self.screen,
+                pinned_seconds=heldout.pinned_seconds(config.heldout, index, config.actors.count),
             )
             for index in range(config.actors.count)
         ]
@@ -192,13 +198,19 @@ class Run:
             self.screen,
             status=lambda: self.broker.status(after=self.config.steps),
             actors=lambda: {a.name: seen for a in self.actors if (seen := a.signs) is not None},
-            handles=lambda: {
-                "broker": self.broker.handle,
-                **{f"learner-{rank}": each for rank, each in enumerate(self.learner.handles)},
-                **{a.name: a.handle for a in self.actors if a.handle is not None},
-            },
+            handles=self.handles,
             save=self.save,
         )
+
+    def handles(self) -> dict[str, Any]:
+        """Of the processes in Ray that there are now, by name."""
+        return {
+            "broker": self.broker.handle,
+            "broadcaster": self.broadcaster.actor,
+            **{judge.name: judge.client.handle for judge in self.judges},
+            **{f"learner-{rank}": each for rank, each in enumerate(self.learner.handles)},
+            **{a.name: a.handle for a in self.actors if a.handle is not None},
+        }
 
     def export(self) -> Exporter:
         """Opens the address that Prometheus asks."""
@@ -206,14 +218,34 @@ class Run:
             self.config.name,
             self.directory.path,
             [RunMetrics(self.record, self.directory.path, lambda: self.watchdog.overdue)],
-            lambda: [
-                *self.shown,
-                *((actor.name, actor.metrics) for actor in self.actors if actor.metrics),
-            ],
+            lambda: [found for found in self.targets() if found[0] not in self.out_of_reach()],
             host=self.config.deploy.metrics_host,
             port=self.config.deploy.metrics_port,
             node=ray.util.get_node_ip_address(),
+            evaluators=[
+                actor.name
+                for index, actor in enumerate(self.actors)
+                if heldout.purpose(self.config.heldout, index, self.config.actors.count)
+                is Purpose.EVALUATE
+            ],
         )
+
+    def targets(self) -> list[tuple[str, str]]:
+        """Every other process that shows metrics, and where."""
+        return [
+            *self.shown,
+            *((judge.name, judge.metrics) for judge in self.judges if judge.metrics),
+            *((actor.name, actor.metrics) for actor in self.actors if actor.metrics),
+        ]
+
+    def out_of_reach(self) -> list[str]:
+        """Processes of other nodes whose metrics only their own node reaches."""
+        if not is_loopback(self.config.deploy.metrics_host):
+            return []
+        names = [name for name, _ in self.targets()]
+        nodes = {name: self.watchdog.node_of(name) for name in names}
+        nodes["learner"] = self.watchdog.node_of("learner-0")
+        return [name for name in names if nodes[name] not in (None, self.node)]
 
     async def run(self) -> None:
         """Trains until the end, a failure, or the user's interrupt.
@@ -241,9 +273,22 @@ class Run:
                 judge.stop()
 
     async def train(self) -> None:
-        """The whole run: start, learn, score."""
+        """The whole run, watched from its beginning."""
+        meanwhile = [named("watchdog", self.watchdog.follow())]
+        if self.exporter is not None:
+            meanwhile.append(named("exporter", self.exporter.follow()))
+        await all_or_first_error([named("run", self.work())], meanwhile=meanwhile)
+        await self.recorder.conclude("done")
+
+    async def work(self) -> None:
+        """Start, learn, score."""
         await self.start()
         await heldout.queue_all(self.broker, self.inputs.evaluations, self.inputs.problems)
+        if self.exporter is not None and (away := self.out_of_reach()):
+            self.screen.say(
+                f"no metrics of {', '.join(away)}: on other nodes, and deploy.metrics_host = "
+                f"{self.config.deploy.metrics_host!r} is their own loopback; set it to '0.0.0.0'"
+            )
         self.learning = named("learner", self.learn())
         with self.screen.bar(self.config.steps, "waiting for the first batch"):
             await all_or_first_error(
@@ -255,11 +300,9 @@ class Run:
                 ],
                 meanwhile=[
                     named("recorder", self.recorder.follow()),
-                    named("watchdog", self.watchdog.follow()),
                     *(named(judge.name, judge.run()) for judge in self.judges),
                 ],
             )
-        await self.recorder.conclude("done")
 
     async def start(self) -> None:
         """Loads the model in the learner and in every engine at once."""
@@ -278,23 +321,37 @@ class Run:
             **{judge.name: judge.start() for judge in self.judges},
             **{actor.name: actor.start() for actor in self.actors},
         }
-        if self.exporter is not None:
-            host = config.deploy.metrics_host
-            self.shown += [
-                ("broker", await self.broker.serve_metrics(host)),
-                ("learner", await self.learner.serve_metrics(host)),
-            ]
-            self.screen.say(f"metrics: http://{self.exporter.address}/targets")
         tasks = [named(name, self.announce(name, ready)) for name, ready in loading.items()]
+        if self.exporter is not None:
+            self.screen.say(f"metrics: http://{self.exporter.address}/targets")
+            tasks += [named(name, self.show(name, shows)) for name, shows in self.showing()]
         try:
             async with asyncio.timeout(config.deploy.start_timeout_seconds):
                 await all_or_first_error(tasks)
         except TimeoutError:
-            late = ", ".join(task.get_name() for task in tasks if task.cancelled())
+            late = dict.fromkeys(task.get_name() for task in tasks if task.cancelled())
+            handles = self.handles()
+            unplaced = [name for name, each in handles.items() if not is_placed(each)]
+            waits = f"; Ray has not placed {', '.join(unplaced)}: see ray status" * bool(unplaced)
             raise RunFailed(
-                f"{late} did not start within deploy.start_timeout_seconds = "
-                f"{config.deploy.start_timeout_seconds:g}"
+                f"{', '.join(late)} did not start within deploy.start_timeout_seconds = "
+                f"{config.deploy.start_timeout_seconds:g}{waits}"
             ) from None
+
+    def showing(self) -> list[tuple[str, Awaitable[str]]]:
+        """Calls that have processes show their metrics; those of actors do by themselves."""
+        host, plain = self.config.deploy.metrics_host, self.handles()
+        own = {"broker", "learner-0", *(actor.name for actor in self.actors)}
+        own |= {judge.name for judge in self.judges}  # in each of its lives
+        return [
+            ("broker", self.broker.serve_metrics(host)),
+            ("learner", self.learner.serve_metrics(host)),
+            *((name, show_process(each, host)) for name, each in plain.items() if name not in own),
+        ]
+
+    async def show(self, name: str, shows: Awaitable[str]) -> None:
+        """Lets Prometheus find a process, once it is there."""
+        self.shown.append((name, await shows))
 
     async def announce(self, name: str, ready: Any) -> None:
         """Says when a process is up."""
@@ -347,7 +404,12 @@ class Run:
         await asyncio.wait({self.learning, *leaving})
 
     async def save(self) -> None:
-        """Has the learner save a checkpoint and the actors what they sample, as far as they can."""
+        """Has the learner save a checkpoint and the actors what they sample, as far as they can.
+
+        Nothing where they still start.
+        """
+        if self.learning is None:
+            return
         self.learner.stop()
         with suppress(TimeoutError):
             async with asyncio.timeout(self.config.deploy.checkpoint_seconds):

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import psutil
 import ray
@@ -43,6 +44,12 @@ class Found:
 def place_of_actor(_: object) -> Place:
     """Where a Ray actor is; to be called in it, by `__ray_call__`."""
     return Place(ray.get_runtime_context().get_node_id(), psutil.Process().pid)
+
+
+def is_placed(handle: Any) -> bool:
+    """Whether Ray has found room for an actor and made its process."""
+    known = ray._private.state.actors(handle._actor_id.hex())
+    return bool(known.get("State") == "ALIVE")
 
 
 def look(place: Place) -> Found:

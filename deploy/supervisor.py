@@ -53,6 +53,7 @@ class Supervisor:
         record: Counts the restarts.
         rows: Gets one of `restarts.jsonl` for each.
         screen: Says them.
+        pinned_seconds: How long it may keep a version to evaluate it.
     """
 
     def __init__(
@@ -66,12 +67,13 @@ class Supervisor:
         record: Record,
         rows: Rows,
         screen: Screen,
+        pinned_seconds: float = 0.0,
     ) -> None:
         self.name = f"actor-{index}"
         self._engine_id = engine_id_of(index)
         self._create = create
         self._broker, self._broadcaster, self._config = broker, broadcaster, config
-        self._screen = screen
+        self._screen, self._pinned_seconds = screen, pinned_seconds
         self._restarts = Restarts(self.name, config=config, record=record, rows=rows, screen=screen)
         self._actor: Any = None
         self._working_since: float | None = None
@@ -128,8 +130,8 @@ class Supervisor:
 
     @property
     def handle(self) -> Any:
-        """Of the present life in Ray; None while there is none, or it starts."""
-        return None if self._working_since is None else self._actor
+        """Of the present life in Ray, from its start; None while there is none."""
+        return self._actor
 
     @property
     def signs(self) -> ActorSigns | None:
@@ -142,6 +144,7 @@ class Supervisor:
             answers=self._answers,
             running=said.get("running_rollouts", 0),
             finished=said.get("rollouts", 0),
+            pinned_seconds=self._pinned_seconds,
         )
 
     @property

@@ -7,7 +7,7 @@ whose token stays for longer than the deadline is overdue. Leaves out how signs 
 what follows (`deploy.watchdog`).
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +23,8 @@ class ActorSigns:
     """Rollouts that it generates or has scored."""
     finished: int = 0
     """Rollouts that came to their end."""
+    pinned_seconds: float = 0.0
+    """How long it may keep a version to evaluate it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +43,10 @@ class BrokerSigns:
     """Leased groups that the learner waits for, and who holds each."""
     engines: Mapping[str, int]
     """The version that each engine serves."""
+    accepted: int = 0
+    """Results, evaluations included."""
+    scores_first: bool = False
+    """The initial policy is not scored yet, and no prompt comes before it is."""
     paused: bool
     """It waits for room on its disk, and says so itself."""
 
@@ -53,6 +59,8 @@ class Signs:
     """None: it does not answer."""
     actors: Mapping[str, ActorSigns]
     """By name, as "actor-0"; those that work."""
+    silent: Collection[str] = ()
+    """Of the others, as "learner-1", those that do not answer."""
     disk: bool
     """Whether the last small file became durable."""
     groups_per_batch: int
@@ -66,6 +74,8 @@ class Wait:
     on: str
     """A process, as "actor-0", "broker" or "learner", or a thing."""
     what: str
+    allowed: float = 0.0
+    """Seconds that it may last before its deadline begins."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +101,8 @@ def waits(signs: Signs) -> Iterator[tuple[Wait, Any]]:
             serves = signs.broker.engines.get(actor.engine_id) if signs.broker else None
             token = (actor.finished, serves)
             yield Wait("results queue", name, f"one of {actor.running} rollouts to end"), token
+    for name in signs.silent:
+        yield Wait("driver", name, "an answer"), None
     if signs.broker is None:
         yield Wait("driver", "broker", "an answer"), None
     elif not signs.broker.paused and signs.broker.version < signs.broker.steps:
@@ -98,7 +110,8 @@ def waits(signs: Signs) -> Iterator[tuple[Wait, Any]]:
 
 
 def _around_broker(signs: Signs, broker: BrokerSigns) -> Iterator[tuple[Wait, Any]]:
-    version, names = broker.version, {a.engine_id: name for name, a in signs.actors.items()}
+    version = broker.version
+    names = {actor.engine_id: name for name, actor in signs.actors.items()}
     if broker.taken:
         yield Wait("broker", "learner", f"batch {version} to be trained"), version
     elif broker.ready >= signs.groups_per_batch and not broker.waits_for:
@@ -111,8 +124,14 @@ def _around_broker(signs: Signs, broker: BrokerSigns) -> Iterator[tuple[Wait, An
         yield Wait("learner", holder, what), (version, len(groups))
     for engine, serves in broker.engines.items():
         if serves < version and engine in names:
-            yield Wait(names[engine], "weight update", f"a version above {serves}"), serves
-    if not (broker.queued or broker.leased or broker.taken) and broker.live < broker.window:
+            name = names[engine]
+            pinned = signs.actors[name].pinned_seconds
+            yield Wait(name, "weight update", f"a version above {serves}", pinned), serves
+    if not signs.actors:
+        return  # they start: nobody waits for prompts yet
+    if broker.scores_first:
+        yield Wait("feeder", "actors", "scores of the initial policy"), broker.accepted
+    elif not (broker.queued or broker.leased or broker.taken) and broker.live < broker.window:
         yield Wait("actors", "feeder", "prompts"), (version, broker.ready)
 
 
@@ -140,7 +159,7 @@ class Waits:
             if known != token:
                 began = now
             since[key] = (token, began)
-            if now - began > self._deadline:
+            if now - began > self._deadline + wait.allowed:
                 late.append(Overdue(wait, now - began))
         self._since = since
         return sorted(late, key=lambda each: -each.seconds)

@@ -11,12 +11,14 @@ import threading
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ray.exceptions import RayError
 from rich.markup import escape
 
+from deploy import heldout
+from deploy.aside import aside
 from deploy.config import RunConfig
 from deploy.errors import RunFailed
 from deploy.progress import Screen
@@ -30,6 +32,10 @@ LOOK_SECONDS = 4.0
 """Between two looks, or less where the deadline is short."""
 ANSWER_SECONDS = 2.5
 """Deadline of an answer, after which the process is said not to answer."""
+WRITE_SECONDS = 5.0
+"""Deadline of writing down what was said."""
+NOTE_SECONDS = 60.0
+"""How long a run that is to end waits for stacks before."""
 FILE = "waits.jsonl"
 PROBE = ".durable"
 """File by which the disk is tried."""
@@ -65,7 +71,12 @@ class Watchdog:
         self._durable = threading.Event()
         self._durable.set()
         self._places: dict[str, tuple[Any, Place]] = {}
+        self._asked: dict[str, tuple[Any, asyncio.Task[Place]]] = {}
+        """Of every process: where it is."""
+        self._silent: Sequence[str] = ()
         self._told: set[tuple[str, str]] = set()
+        self._noting: set[asyncio.Task[None]] = set()
+        """What was said is written down with stacks, while the next looks go on."""
         self.overdue: Sequence[Overdue] = ()
         """As of the last look; read by the thread of a scrape."""
 
@@ -75,9 +86,13 @@ class Watchdog:
         Raises:
             RunFailed: Something is overdue, and the recipe ends a run then.
         """
-        while True:
-            await self.look()
-            await asyncio.sleep(min(LOOK_SECONDS, self._config.deploy.watchdog_seconds / 8))
+        try:
+            while True:
+                await self.look()
+                await asyncio.sleep(min(LOOK_SECONDS, self._config.deploy.watchdog_seconds / 8))
+        finally:
+            for task in [*self._noting, *(task for _, task in self._asked.values())]:
+                task.cancel()
 
     async def look(self) -> None:
         """Looks once, and says what is new.
@@ -104,6 +119,7 @@ class Watchdog:
         return Signs(
             broker=broker,
             actors=self._actors(),
+            silent=self._silent,
             disk=self._try_disk(),
             groups_per_batch=self._config.prompts.groups_per_batch,
         )
@@ -124,26 +140,62 @@ class Watchdog:
         self._durable.set()
 
     async def _find_places(self) -> None:
-        """Asks new processes where they are, while they answer."""
-        for name, handle in self._handles().items():
-            if self._places.get(name, (None,))[0] is handle:
-                continue
-            with suppress(RayError, TimeoutError):
-                async with asyncio.timeout(ANSWER_SECONDS):
-                    place = await handle.__ray_call__.remote(place_of_actor)
-                self._places[name] = (handle, place)
+        """Asks every process where it is, and so whether it answers; one that does not, once."""
+        handles = self._handles()
+        for name, handle in handles.items():
+            known = self._asked.get(name)
+            if known is None or known[0] is not handle or known[1].done():
+                asked = asyncio.create_task(_place(handle))
+                asked.add_done_callback(lambda task: task.cancelled() or task.exception())
+                self._asked[name] = (handle, asked)
+        tasks = {name: self._asked[name][1] for name in handles}
+        if tasks:
+            await asyncio.wait(tasks.values(), timeout=ANSWER_SECONDS)
+        for name, task in tasks.items():
+            if task.done() and task.exception() is None:
+                self._places[name] = (handles[name], task.result())
+        own = {"broker", *self._actors()}  # those have signs of their own
+        self._silent = [name for name, task in tasks.items() if not (task.done() or name in own)]
+
+    def node_of(self, name: str) -> str | None:
+        """Ray's id of the node where a process is; None while that is not known."""
+        found = self._places.get(name)
+        return found[1].node_id if found else None
 
     async def _tell(self, late: Sequence[Overdue]) -> None:
-        """Says what is overdue, writes it down with stacks, and ends the run where it is to end."""
-        names = concerned([each.wait for each in late], list(self._places))
-        looks = (asyncio.to_thread(look, self._places[name][1]) for name in names)
-        found = dict(zip(names, await asyncio.gather(*looks), strict=True))
-        stacks = self._write_stacks(found)
-        deadline = self._config.deploy.watchdog_seconds
+        """Says what is overdue, has it written down, and ends the run where it is to end."""
         at = time.time()
-        texts = [sentence(each, found, at=at, deadline=deadline) for each in late]
+        deadline = self._config.deploy.watchdog_seconds
+        texts = [sentence(each, {}, at=at, deadline=deadline) for each in late]
         for text in texts:
-            self._screen.say(escape(f"{text}; stacks in {stacks}"))
+            self._screen.say(escape(text))
+        noting = asyncio.create_task(self._note(late, at))
+        self._noting.add(noting)
+        noting.add_done_callback(self._noting.discard)
+        if self._config.deploy.watchdog_aborts:
+            await asyncio.wait({noting}, timeout=NOTE_SECONDS)
+            await self._save()
+            raise RunFailed(
+                f"{texts[0]}; ended by deploy.watchdog_aborts, go on with: headway resume "
+                f"{self._directory.path}"
+            )
+
+    async def _note(self, late: Sequence[Overdue], at: float) -> None:
+        """Writes down what is overdue, with stacks; says where, or that the disk hangs."""
+        names = concerned([each.wait for each in late], list(self._places))
+        looks = (aside(partial(look, self._places[name][1])) for name in names)
+        found = dict(zip(names, await asyncio.gather(*looks), strict=True))
+        states = "; ".join(f"{name}: {each.states}" for name, each in found.items())
+        try:
+            async with asyncio.timeout(WRITE_SECONDS):
+                stacks = await aside(lambda: self._write_down(late, found, at))
+        except TimeoutError:
+            stacks = f"no file yet: its disk did not answer within {WRITE_SECONDS:g} s"
+        self._screen.say(escape("; ".join([*([states] if states else []), f"stacks in {stacks}"])))
+
+    def _write_down(self, late: Sequence[Overdue], found: Mapping[str, Found], at: float) -> str:
+        """A row for each in FILE, and their stacks; in a thread that may hang with the disk."""
+        stacks, deadline = self._write_stacks(found), self._config.deploy.watchdog_seconds
         with suppress(OSError):
             self._directory.append(
                 FILE,
@@ -154,18 +206,13 @@ class Watchdog:
                         "on": each.wait.on,
                         "what": each.wait.what,
                         "seconds": each.seconds,
-                        "text": text,
+                        "text": sentence(each, found, at=at, deadline=deadline),
                         "stacks": stacks,
                     }
-                    for each, text in zip(late, texts, strict=True)
+                    for each in late
                 ],
             )
-        if self._config.deploy.watchdog_aborts:
-            await self._save()
-            raise RunFailed(
-                f"{texts[0]}; ended by deploy.watchdog_aborts, go on with: headway resume "
-                f"{self._directory.path}"
-            )
+        return stacks
 
     def _write_stacks(self, found: Mapping[str, Found]) -> str:
         """A file in the logs; its name."""
@@ -177,6 +224,11 @@ class Watchdog:
         except OSError as error:
             return f"no file ({error})"
         return str(file.relative_to(self._directory.path))
+
+
+async def _place(handle: Any) -> Place:
+    place: Place = await handle.__ray_call__.remote(place_of_actor)
+    return place
 
 
 def broker_signs(status: BrokerStatus) -> BrokerSigns:
@@ -193,6 +245,8 @@ def broker_signs(status: BrokerStatus) -> BrokerSigns:
         window=status.window,
         waits_for=status.waits_for,
         engines=status.engines,
+        accepted=status.accepted,
+        scores_first=heldout.scores_first(status.evaluations),
         paused=status.paused is not None,
     )
 

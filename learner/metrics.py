@@ -1,5 +1,6 @@
 """Metrics of the learner: the statistics of the batches that it trained, and what it does now."""
 
+import threading
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -59,9 +60,15 @@ class LearnerMetrics(Collector):
         self._seconds: Counter[str] = Counter()
         self._batches = 0
         self._finished_at = time.time()
+        self._whole = threading.Lock()
+        """Scrapes come from another thread, and see a batch whole or not at all."""
 
     def observe(self, row: Mapping[str, Any]) -> None:
         """Takes in the statistics of a trained batch, as they are acknowledged."""
+        with self._whole:
+            self._add(row)
+
+    def _add(self, row: Mapping[str, Any]) -> None:
         self._batches += 1
         self._sums.update({name: row.get(name) or 0 for name in COUNTS})
         self._lags.update({int(lag): count for lag, count in row["lag_histogram"].items()})
@@ -72,6 +79,10 @@ class LearnerMetrics(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """One scrape."""
+        with self._whole:
+            return iter([*self._collect()])
+
+    def _collect(self) -> Iterator[Metric]:
         row = self._row
         yield CounterMetricFamily("headway_batches_trained", "In this sitting.", self._batches)
         for name, text in COUNTS.items():
@@ -84,7 +95,7 @@ class LearnerMetrics(Collector):
         yield seconds
         yield GaugeMetricFamily(
             "headway_last_batch_timestamp_seconds",
-            "When the newest batch was trained; before the first, when the learner was ready.",
+            "When the newest batch was trained; before the first, when metrics began.",
             self._finished_at,
         )
         yield _histogram(self._lags)

@@ -16,7 +16,15 @@ from queues.evaluations import EvaluationRun
 from queues.groups import FILTERED, OVERDUE, Acceptance, Group, Groups, Reissue, State
 from queues.partials import fits
 from queues.prompt_queue import PromptQueue
-from queues.records import REWARD_MODEL_LOST, BatchRecord, Lease, Prompt, Purpose, Summary
+from queues.records import (
+    REWARD_MODEL_LOST,
+    BatchRecord,
+    Lease,
+    Prompt,
+    Purpose,
+    PutStatus,
+    Summary,
+)
 from queues.results_queue import ResultsQueue
 from queues.retirement import Retirement
 from queues.tie_filter import TieFilter, Verdict
@@ -74,8 +82,8 @@ class Book:
     """Monotonic seconds until which engines that lag get no training groups."""
     given_back: Counter[str] = field(default_factory=Counter)
     """Leases that ended without a result since the broker began, by reason."""
-    refused: int = 0
-    """Results that were refused since then."""
+    refused: Counter[PutStatus] = field(default_factory=Counter)
+    """Results that were refused since then, by what was answered."""
     diverged: int = 0
     """Batches since then that were trained again and gave other weights than before."""
     last_error: str | None = None

@@ -11,9 +11,10 @@ counted. Which move is allowed is the caller's decision (`queues.broker`); what 
 durable is the ledger's.
 """
 
+import time
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, NamedTuple
 
@@ -86,6 +87,8 @@ class Group:
     """The batch that it was due with was taken without it."""
     expires: float = 0.0
     """Monotonic seconds; while leased."""
+    queued_at: float = field(default_factory=time.monotonic)
+    """Monotonic seconds, when it was issued, or found again by a broker that recovers."""
     ready_at: float = 0.0
     """Monotonic seconds; from ready on."""
     saved: int | None = None

@@ -97,11 +97,14 @@ class BrokerMetrics(Collector):
         for reason, count in status.given_back.items():
             given_back.add_metric([reason], count)
         yield given_back
-        yield CounterMetricFamily(
+        refused = CounterMetricFamily(
             "headway_results_refused",
-            "Results of lost leases, or of groups that have one.",
-            value=status.refused,
+            "Results of groups that have one (duplicate), or of lost leases (fenced).",
+            labels=["reason"],
         )
+        for reason, count in status.refused.items():
+            refused.add_metric([reason], count)
+        yield refused
         yield CounterMetricFamily(
             "headway_batches_diverged",
             "Batches that were trained again and gave other weights than before.",
@@ -122,6 +125,11 @@ class BrokerMetrics(Collector):
             "headway_ready_oldest_seconds",
             "How long the oldest ready group has waited.",
             status.oldest_ready_seconds,
+        )
+        yield gauge(
+            "headway_queued_oldest_seconds",
+            "How long ago the oldest group in line for a lease was issued.",
+            status.oldest_queued_seconds,
         )
         yield gauge(
             "headway_learner_waits_for_groups",

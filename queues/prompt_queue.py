@@ -29,6 +29,10 @@ class PromptQueue:
         """Train groups that may be leased now."""
         return len(self._train)
 
+    def oldest_since(self) -> float | None:
+        """When the train group in line that waits longest was issued, in monotonic seconds."""
+        return min((group.queued_at for group in self._train), default=None)
+
     def open_evaluation(self, name: str, min_version: int) -> None:
         """Groups of this evaluation go to engines that serve `min_version` or later."""
         self._evaluations[name] = (min_version, deque())

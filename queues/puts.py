@@ -84,7 +84,6 @@ class Puts:
         book, commits = self._book, self._commits
         group = self._leased(engine_id, result)
         if group is None or (place is None and group.evaluation is None):
-            book.refused += 1
             return lambda: self._refuse(result.group_id)
         try:
             accepted = book.accept(group, result, now=time.monotonic())
@@ -113,7 +112,9 @@ class Puts:
         has_result = self._ledger.refuse(group_id)
         if has_result is None:
             return ProtocolError(f"put: group {group_id!r} was never issued")
-        return PutStatus.DUPLICATE if has_result else PutStatus.FENCED
+        answer = PutStatus.DUPLICATE if has_result else PutStatus.FENCED
+        self._book.refused[answer] += 1
+        return answer
 
 
 def _answer(error: SchemaError) -> Change:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from queues.book import Book
 from queues.groups import State
-from queues.records import BatchRecord, Purpose
+from queues.records import BatchRecord, Purpose, PutStatus
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,6 +20,8 @@ class BrokerStatus:
     """Train groups by state."""
     oldest_ready_seconds: float
     """How long the oldest ready group has waited; 0 where none is ready."""
+    oldest_queued_seconds: float
+    """How long ago the oldest train group in line was issued; 0 where none is."""
     live: int
     """Train groups leased, ready or taken."""
     window: int
@@ -37,8 +39,9 @@ class BrokerStatus:
     """Train groups that were dropped or failed, by state and reason."""
     given_back: Mapping[str, int]
     """Leases that ended without a result since the broker began, by reason."""
-    refused: int
-    """Results that were refused since then: of lost leases, or of groups that have one."""
+    refused: Mapping[str, int]
+    """Results that were refused since then: of groups that have one (`duplicate`), or of lost
+    leases (`fenced`)."""
     diverged: int
     """Batches since then that were trained again and gave other weights than before."""
     waits_for: Mapping[str, str | None]
@@ -59,12 +62,14 @@ class BrokerStatus:
 
 def status_of(book: Book, after: int, *, paused: str | None) -> BrokerStatus:
     """This moment of a book, with the newest batches trained later than version `after`."""
-    since = book.results.oldest_since()
+    since, now = book.results.oldest_since(), time.monotonic()
+    issued = book.prompts.oldest_since()
     return BrokerStatus(
         version=book.version,
         steps=book.bounds.steps,
         depth={str(state): book.groups.train(state) for state in State if state != State.SCORED},
-        oldest_ready_seconds=0.0 if since is None else time.monotonic() - since,
+        oldest_ready_seconds=0.0 if since is None else now - since,
+        oldest_queued_seconds=0.0 if issued is None else now - issued,
         live=book.groups.live,
         window=book.bounds.within(book.staleness).window(book.version),
         staleness_window=book.staleness,
@@ -77,7 +82,9 @@ def status_of(book: Book, after: int, *, paused: str | None) -> BrokerStatus:
             if purpose is Purpose.TRAIN and reason
         },
         given_back=dict(book.given_back),
-        refused=book.refused,
+        refused={
+            str(reason): book.refused[reason] for reason in (PutStatus.DUPLICATE, PutStatus.FENCED)
+        },
         diverged=book.diverged,
         waits_for={group.group_id: group.engine_id for group in book.waits_for()},
         evaluations=[run.name for run in book.evaluations.values() if not run.finished],

@@ -45,6 +45,7 @@ class BroadcasterClient:
 
     def __init__(self, actor: Any) -> None:
         self.actor = actor
+        """The broadcaster's process in Ray."""
 
     async def announce(self, manifest: Manifest) -> None:
         """See `Broadcaster.announce`; may be awaited in any event loop, a publisher's included."""

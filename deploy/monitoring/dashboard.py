@@ -124,7 +124,14 @@ ROWS: dict[str, tuple[Panel, ...]] = {
             "short",
             ((f"headway_live_groups{RUN}", "live"), (f"headway_window_groups{RUN}", "window")),
         ),
-        Panel("oldest ready group", "s", ((f"headway_ready_oldest_seconds{RUN}", "age"),)),
+        Panel(
+            "oldest group in each queue",
+            "s",
+            (
+                (f"headway_ready_oldest_seconds{RUN}", "results"),
+                (f"headway_queued_oldest_seconds{RUN}", "prompts"),
+            ),
+        ),
         Panel(
             "groups the learner waits for",
             "short",
@@ -138,7 +145,7 @@ ROWS: dict[str, tuple[Panel, ...]] = {
             "short",
             (
                 ('headway_groups{run="$run",state=~"dropped|failed"}', "{{state}}"),
-                (f"headway_results_refused_total{RUN}", "results refused"),
+                (f"headway_results_refused_total{RUN}", "results: {{reason}}"),
                 (f"sum(headway_leases_given_back_total{RUN}) or vector(0)", "leases given back"),
             ),
         ),

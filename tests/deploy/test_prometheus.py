@@ -36,12 +36,11 @@ class Server:
     """A Prometheus that finds runs at one address."""
 
     def __init__(self, folder, targets):
-        discovery = {"url": targets, "refresh_interval": "1s"}
-        config = {
-            "global": {"scrape_interval": "1s", "evaluation_interval": "1s"},
-            "rule_files": [str(SHIPPED / "rules.yml")],
-            "scrape_configs": [{"job_name": "headway", "http_sd_configs": [discovery]}],
-        }
+        config = yaml.safe_load((SHIPPED / "prometheus.yml").read_text())
+        config["global"] = {"scrape_interval": "1s", "evaluation_interval": "1s"}
+        config["rule_files"] = [str(SHIPPED / name) for name in config["rule_files"]]
+        [discovery] = config["scrape_configs"][0]["http_sd_configs"]
+        discovery |= {"url": targets, "refresh_interval": "1s"}
         (folder / "prometheus.yml").write_text(json.dumps(config))
         port = _free_port()
         self.address = f"http://127.0.0.1:{port}"
@@ -88,7 +87,7 @@ def found(file):
 
 
 @pytest.fixture(scope="module")
-def prometheus(headway, tmp_path_factory):
+def watched(headway, tmp_path_factory):
     """Of a run that has trained some batches, and goes on."""
     settings = ("name=watched", "sft.name=small", "steps=3000", "heldout.every=1000")
     process = headway.start("run", *settings)
@@ -96,14 +95,14 @@ def prometheus(headway, tmp_path_factory):
     file = headway.folder / "runs" / "watched" / "targets.json"
     server = None
     try:
-        wait_for(lambda: process.poll() is not None or len(found(file)) == 4)
+        wait_for(lambda: process.poll() is not None or len(found(file)) == 5)
         assert process.poll() is None, process.communicate()[0]
         [driver] = found(file)[0]["targets"]
         server = Server(folder, f"http://{driver}/targets")
         wait_for(lambda: server.query("headway_version > 10"))
         wait_for(lambda: server.query("headway_heldout_score"))
         wait_for(lambda: server.query("rate(headway_tokens_trained_total[10s])"))
-        yield server
+        yield process, server
     finally:
         process.terminate()
         process.wait(60)
@@ -111,6 +110,11 @@ def prometheus(headway, tmp_path_factory):
             server.process.terminate()
             server.process.wait(30)
     assert not file.exists()
+
+
+@pytest.fixture
+def prometheus(watched):
+    return watched[1]
 
 
 @pytest.mark.parametrize(("check", "file"), [("config", "prometheus.yml"), ("rules", "rules.yml")])
@@ -130,6 +134,7 @@ def test_every_process_of_the_run_is_found_and_answers(prometheus):
     assert found == {
         "driver": ("driver", "1"),
         "broker": ("broker", "1"),
+        "broadcaster": ("broadcaster", "1"),
         "learner": ("learner", "1"),
         "actor-0": ("actor", "1"),
     }
@@ -146,7 +151,7 @@ def test_every_alert_speaks_of_metrics_that_are_there(prometheus, rule):
     """What an alert compares is found; whether it fires depends on the run."""
     expression = rule["expr"].replace("[10m]", "[10s]")
     for part in expression.split(" or "):
-        compared = part.split(" and ")[0]
+        compared = part.split(" and ")[0].split(" unless ")[0]
         for sign in (" > ", " < ", " == ", " != "):
             if sign in compared:
                 left, right = compared.split(sign)
@@ -184,3 +189,14 @@ def test_series_are_few(prometheus):
     }
     assert counts.pop("actor-0") <= SERIES_PER_ACTOR
     assert sum(counts.values()) <= SERIES_BESIDES
+
+
+def test_a_run_that_has_ended_is_no_process_down(watched):
+    """The last test here: Prometheus still has its targets, and none answers."""
+    process, prometheus = watched
+    [rule] = [rule for rule in RULES if rule["alert"] == "HeadwayProcessDown"]
+    process.terminate()
+    process.wait(60)
+    wait_for(lambda: not prometheus.query('up{run="watched"} == 1'), deadline=60)
+    assert prometheus.query('up{run="watched"} == 0')
+    assert prometheus.query(rule["expr"]) == []

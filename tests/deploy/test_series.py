@@ -53,7 +53,7 @@ def samples(headway):
             assert process.poll() is None, Path(log.name).read_text()
             time.sleep(0.5)
             where = {each["labels"]["process"]: each["targets"][0] for each in found(targets)}
-            if len(where) < ACTORS + 3:
+            if len(where) < ACTORS + 4:
                 continue
             said = {name: ask(address) for name, address in where.items()}
             updated = [name for name, _ in said["driver"] if name == "headway_weight_updates_total"]

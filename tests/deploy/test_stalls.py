@@ -127,6 +127,14 @@ def test_a_learner_that_is_stopped(headway):
         assert f"learner-0: pid {pid} is stopped" in row["text"]
 
 
+def test_one_rank_of_two_that_is_stopped(headway):
+    with Stalled(headway, "stopped-rank", "learner.ranks=2", "actors.cpus=0.0") as run:
+        run.trains()
+        pid = run.stop("ray::RankActor learner-1")
+        row = run.named("learner-1")
+        assert f"learner-1: pid {pid} is stopped" in row["text"]
+
+
 def test_a_broker_that_is_stopped(headway):
     with Stalled(headway, "stopped-broker") as run:
         run.trains()
@@ -175,8 +183,10 @@ def test_a_disk_that_does_not_come_back(headway, tmp_path):
     with Stalled(headway, "slow-disk", environment=environment) as run:
         run.trains()
         slow.write_text("")
-        run.named("the disk of the run's folder")
+        said = "waits on the disk of the run's folder for"
+        wait_for(lambda: said in run.output(), DEADLINE + MORE)
         slow.unlink()
+        run.named("the disk of the run's folder")
 
 
 def test_a_run_that_is_told_to_ends_with_a_checkpoint_when_an_actor_hangs(headway):

@@ -38,6 +38,7 @@ def actor(**changes):
         (replace(SIGNS, broker=None), "driver", "broker", "an answer"),
         (actor(answers=False), "driver", "actor-0", "an answer"),
         (actor(running=3), "results queue", "actor-0", "one of 3 rollouts to end"),
+        (replace(SIGNS, silent=["reward-model"]), "driver", "reward-model", "an answer"),
         (broker(taken=2), "broker", "learner", "batch 4 to be trained"),
         (broker(ready=2), "results queue", "learner", "batch 4 to be taken"),
         (
@@ -62,9 +63,10 @@ def test_each_wait_has_its_owner(signs, who, on, what):
         SIGNS,
         broker(version=9, taken=2),
         broker(paused=True, queued=0, leased=0),
+        replace(broker(queued=0, leased=0), actors={}),
         broker(queued=0, leased=0, live=6),
     ],
-    ids=["all work", "the last batch", "a full disk says so itself", "a full window"],
+    ids=["all work", "the last batch", "a full disk says so itself", "all start", "a full window"],
 )
 def test_nobody_waits(signs):
     assert list(waits(signs)) == []
@@ -75,6 +77,28 @@ def test_a_wait_is_overdue_after_its_deadline_and_not_before():
     assert [watched.overdue(stuck, now) for now in (100.0, 105.0, 110.0)] == [[], [], []]
     wait = Wait("broker", "learner", "batch 4 to be trained")
     assert watched.overdue(stuck, 110.5) == [Overdue(wait, 10.5)]
+
+
+def test_until_the_initial_policy_is_scored_nobody_waits_for_the_feeder():
+    watched = Waits(deadline=10.0)
+    scoring = [
+        broker(version=0, engines={}, queued=0, leased=0, live=0, scores_first=True, accepted=done)
+        for done in (3, 4)
+    ]
+    watched.overdue(scoring[0], 0.0)
+    assert watched.overdue(scoring[1], 9.0) == []
+    assert watched.overdue(scoring[1], 18.0) == []
+    wait = Wait("feeder", "actors", "scores of the initial policy")
+    assert watched.overdue(scoring[1], 19.5) == [Overdue(wait, 10.5)]
+
+
+def test_an_actor_that_evaluates_a_version_may_keep_it_as_long_as_the_recipe_says():
+    watched = Waits(deadline=10.0)
+    actors = {"actor-0": replace(IDLE["actor-0"], pinned_seconds=600.0)}
+    pinned = replace(broker(engines={"engine-0": 3}), actors=actors)
+    watched.overdue(pinned, 0.0)
+    assert watched.overdue(pinned, 609.0) == []
+    assert [late.wait.on for late in watched.overdue(pinned, 611.0)] == ["weight update"]
 
 
 def test_what_moves_begins_anew_and_so_does_what_was_over():

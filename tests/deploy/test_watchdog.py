@@ -32,6 +32,8 @@ STATUS = SimpleNamespace(
     window=4,
     waits_for={},
     engines={"engine-0": 1},
+    accepted=1,
+    evaluations=("greedy@4",),
     paused=None,
 )
 
@@ -134,12 +136,53 @@ def test_a_broker_that_does_not_answer_is_named(tmp_path, monkeypatch):
     assert "driver waits on broker for an answer" in stage.output.getvalue()
 
 
+def test_one_rank_that_does_not_answer_is_named_and_asked_once(tmp_path, monkeypatch):
+    stage = Stage(tmp_path, monkeypatch)
+    asked = []
+
+    async def hang():
+        asked.append("learner-1")
+        await asyncio.Event().wait()
+
+    stage.status = SimpleNamespace(**{**vars(STATUS), "depth": dict.fromkeys(STATES, 1)})
+    stage.status.depth["taken"] = 0
+    hung = SimpleNamespace(__ray_call__=SimpleNamespace(remote=lambda _: hang()))
+    stage.handles = {"broadcaster": Process(2), "learner-0": Process(3), "learner-1": hung}
+    asyncio.run(stage.until(stage.said("stacks in")))
+    assert [late.wait for late in stage.watchdog.overdue] == [
+        Wait("driver", "learner-1", "an answer")
+    ]
+    assert asked == ["learner-1"]
+    assert (stage.watchdog.node_of("learner-0"), stage.watchdog.node_of("learner-1")) == (
+        "here",
+        None,
+    )
+
+
 def test_a_disk_that_does_not_come_back_is_named_and_keeps_nobody(tmp_path, monkeypatch):
     hung = threading.Event()
     monkeypatch.setattr(module, "write_durably", lambda file: hung.wait(30))
     stage = Stage(tmp_path, monkeypatch)
     asyncio.run(stage.until(stage.said("waits on the disk of the run's folder")))
     hung.set()
+
+
+def test_a_wait_is_said_before_stacks_are_looked_at_and_though_no_file_opens(tmp_path, monkeypatch):
+    stage = Stage(tmp_path, monkeypatch)
+    os.mkfifo(stage.directory.logs / "stacks-1.txt")
+    monkeypatch.setattr(module, "WRITE_SECONDS", 0.1)
+    looked = threading.Event()
+    monkeypatch.setattr(module, "look", lambda _: looked.wait(30) and Found("is stopped", ""))
+    try:
+        asyncio.run(stage.until(stage.said("broker waits on learner for batch 1")))
+        assert "stacks" not in stage.output.getvalue()
+        looked.set()
+        stage.watchdog._told.clear()
+        asyncio.run(stage.until(stage.said("its disk did not answer within 0.1 s")))
+    finally:
+        looked.set()
+        reader = os.open(stage.directory.logs / "stacks-1.txt", os.O_RDONLY | os.O_NONBLOCK)
+        os.close(reader)
 
 
 def test_where_the_recipe_says_so_the_run_ends_after_a_checkpoint(tmp_path, monkeypatch):

@@ -6,7 +6,7 @@ from queues.admission import Bounds
 from queues.book import Book
 from queues.groups import State
 from queues.metrics import BrokerMetrics, address
-from queues.records import Prompt
+from queues.records import Prompt, PutStatus
 from queues.status import status_of
 
 
@@ -38,3 +38,18 @@ def test_groups_leases_and_engines_are_counted_as_the_book_has_them():
     assert value("window_groups") == 4
     assert value("engine_version", engine="engine-0") == 0
     assert value("steps") == 9
+
+
+def test_age_of_the_oldest_prompt_and_refused_results_by_reason():
+    bounds = Bounds(max_staleness=1, groups_per_batch=2, steps=9)
+    book = Book(bounds=bounds, group_size=2, queued_batches=2, max_attempts=1)
+    registry = CollectorRegistry()
+    registry.register(BrokerMetrics(lambda: status_of(book, -1, paused=None)))
+    assert registry.get_sample_value("headway_queued_oldest_seconds") == 0
+    for group in book.issue([Prompt(prompt_id=f"p/0/{index}", text="a") for index in range(2)]):
+        group.queued_at -= 100.0 / group.number
+    book.refused[PutStatus.FENCED] += 1
+    assert 100 <= registry.get_sample_value("headway_queued_oldest_seconds") < 110
+    for reason, count in {"duplicate": 0, "fenced": 1}.items():
+        name = "headway_results_refused_total"
+        assert registry.get_sample_value(name, {"reason": reason}) == count

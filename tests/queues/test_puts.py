@@ -66,6 +66,7 @@ def test_every_put_of_a_message_has_its_own_answer(connect: Any) -> None:
         assert answers[6] is PutStatus.ACCEPTED
         accounting = await broker.accounting()
         assert (accounting.ready, accounting.leased, accounting.duplicates) == (2, 1, 2)
+        assert (await broker.status()).refused == {"duplicate": 1, "fenced": 1}
         assert (await broker.take(0, 10.0)).payloads == [payload, answer(second)]
         await broker.close()
 
