@@ -60,11 +60,11 @@ class Measured(Run):
     async def train(self) -> None:
         """See `Run.train`; then measures."""
         await super().train()
-        assert self.exporter is not None
+        assert self.targets is not None
         extra = self.watch()
         await extra.look()  # finds the processes, which is done once
         idle = await cores(asyncio.sleep(REST_SECONDS))
-        addresses = [each["targets"][0] for each in self.exporter.targets()]
+        addresses = [each["targets"][0] for each in self.targets.exporter.targets()]
         Measured.found = {
             "processes": len(addresses),
             "idle_cores": idle,

@@ -41,7 +41,7 @@ class Crowded(Run):
         tally = Tally(engine)
         tally.groups.update([*(status.value for status in PutStatus), "failed", "aborted"])
         self.record.restarts[name] = 1
-        self.shown.append((name, f"{HOST}:{serve([ActorMetrics(tally)], host=HOST)}"))
+        self.targets.add(name, f"{HOST}:{serve([ActorMetrics(tally)], host=HOST)}")
         serves = -1
         while True:
             found = await self.broadcaster.newest(serves, POLL_SECONDS)

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from deploy.run import Run
+from deploy.targets import Targets
 
 NODES = {"broker": "here", "learner-0": "there", "actor-0": "here", "actor-1": "there"}
 
@@ -14,13 +15,16 @@ NODES = {"broker": "here", "learner-0": "there", "actor-0": "here", "actor-1": "
     ("host", "left_out"), [("127.0.0.1", ["learner", "actor-1"]), ("0.0.0.0", [])]
 )
 def test_at_the_loopback_processes_of_other_nodes_are_left_out(host, left_out):
-    run = object.__new__(Run)
-    run.node, run.judges = "here", []
-    run.config = SimpleNamespace(deploy=SimpleNamespace(metrics_host=host))
-    run.shown = [("broker", "x:1"), ("learner", "x:2")]
-    run.actors = [SimpleNamespace(name=f"actor-{i}", metrics=f"x:{i}") for i in (0, 1, 2)]
-    run.watchdog = SimpleNamespace(node_of=NODES.get)
-    assert run.out_of_reach() == left_out
+    actors = [SimpleNamespace(name=f"actor-{i}", metrics=f"x:{i}") for i in (0, 1, 2)]
+    targets = object.__new__(Targets)
+    targets._processes = SimpleNamespace(node="here", judges=[], actors=actors)
+    targets._config = SimpleNamespace(deploy=SimpleNamespace(metrics_host=host))
+    targets._shown = [("broker", "x:1"), ("learner", "x:2")]
+    targets._node_of = NODES.get
+    reached = [name for name, _ in targets.reached()]
+    every = ["broker", "learner", "actor-0", "actor-1", "actor-2"]
+    assert reached == [name for name in every if name not in left_out]
+    assert [name in (targets.missing() or "") for name in left_out] == [True] * len(left_out)
 
 
 def test_a_run_that_ends_while_it_starts_saves_nothing():
