@@ -1,12 +1,13 @@
 """What the loop leaves of an engine's speed: inside it, and alone with the same requests.
 
-    headway bench generate [--rounds 5] [--groups 96]
+    headway bench generate [--size demo] [--rounds 5] [--groups 96]
 
 Arms take turns in one run: `offline` is `LLM.generate` of vLLM, which is given all requests at once
 and returns token ids and log-probabilities; `loop` is a rollout actor as runs have it, which leases
 groups from the broker, decodes and rewards their texts, and puts them, while nobody trains;
-`contended` is the same while a learner trains on another core. The model is the demo's, untrained;
-all requests have fixed, lognormal lengths, and prompts differ from round to round. The figure of
+`contended` is the same while a learner trains on another core. The model is untrained, of the
+demo's size, where what the actor does for a token weighs as much as the model itself, or of about
+50 million parameters with `--size 60m --groups 32`; all requests have fixed, lognormal lengths, and prompts differ from round to round. The figure of
 merit is the median of loop / offline over rounds, at least 0.95. Takes about four minutes. Raw
 numbers are stored under benchmarks/results/.
 """
@@ -203,6 +204,24 @@ class Loop:
         self._publisher.close()
 
 
+def model_of(size: str) -> Any:
+    """A model with the demo's characters and the dimensions of one of `training_load.SIZES`."""
+    from benchmarks.training_load import SIZES
+    from learner.config import TinyModelConfig
+
+    found = SIZES[size]
+    return TinyModelConfig(
+        characters=CHARACTERS,
+        context=256,
+        hidden_size=found.hidden,
+        layers=found.layers,
+        intermediate_size=found.intermediate,
+        heads=found.heads,
+        kv_heads=found.kv_heads,
+        head_dim=found.head_size,
+    )
+
+
 def actors_config(options: argparse.Namespace) -> Any:
     """Section `[actors]` of the demo."""
     from actors.config import ActorsConfig
@@ -223,11 +242,10 @@ async def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
 
     from actors.model_folder import context_length, load_tokenizer
     from benchmarks.generate_arms import Offline, length_of, settled
-    from learner.config import TinyModelConfig
     from learner.model import build_tiny
 
     model = str(folder / "model")
-    build_tiny(TinyModelConfig(characters=CHARACTERS, context=256), Path(model), seed=0)
+    build_tiny(model_of(options.size), Path(model), seed=0)
     tokenizer, config = load_tokenizer(model), actors_config(options)
     offline = ray.remote(Offline).options(num_cpus=0).remote()
     ray.get(offline.start.remote(model, config, context_length(model)), timeout=START_SECONDS)
@@ -279,6 +297,7 @@ def main() -> None:
     parser.add_argument(
         "--groups", type=int, default=96, help="of 8 rollouts, in a round of an arm"
     )
+    parser.add_argument("--size", choices=("demo", "60m"), default="demo", help="of the model")
     parser.add_argument("--at-once", type=int, default=128, help="requests that an engine runs")
     parser.add_argument("--core", default="0", help="CPU cores of the engines, as 0 or 0-3")
     parser.add_argument(
