@@ -7,9 +7,9 @@ and returns token ids and log-probabilities; `loop` is a rollout actor as runs h
 groups from the broker, decodes and rewards their texts, and puts them, while nobody trains;
 `contended` is the same while a learner trains on another core. The model is untrained, of the
 demo's size, where what the actor does for a token weighs as much as the model itself, or of about
-50 million parameters with `--size 60m --groups 32`; all requests have fixed, lognormal lengths, and prompts differ from round to round. The figure of
-merit is the median of loop / offline over rounds, at least 0.95. Takes about four minutes. Raw
-numbers are stored under benchmarks/results/.
+50 million parameters with `--size 60m --groups 32`. All requests have fixed, lognormal lengths, and
+prompts differ from round to round. The figure of merit is the median of loop / offline over rounds,
+at least 0.95. Takes about four minutes. Raw numbers are stored under benchmarks/results/.
 """
 
 import argparse
