@@ -64,7 +64,7 @@ def test_dotted_paths_and_known_names_are_accepted():
     ("setting", "load"),
     [
         ("actors.environment", load_environment),
-        ("prompts.source", lambda name, options: load_source(name, options=options, seed=0)),
+        ("source", lambda name, options: load_source(name, options=options, seed=0)),
     ],
 )
 @pytest.mark.parametrize(
