@@ -3,23 +3,27 @@
 What an arm does is `async_arm`'s; which there are is each benchmark's own.
 """
 
+import argparse
+import json
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Any, NoReturn
 
 from pydantic import ValidationError
+from rich.console import Console
 from rich.progress import Progress
 
-from deploy.config import RunConfig
-from deploy.errors import InputError, RunFailed
+from benchmarks.async_figures import WARM_UP
+from deploy.config import ModelConfig, RunConfig, load_recipe
+from deploy.errors import DeployError, InputError, Interrupted, RunFailed
 from deploy.origin import ORIGIN_FILE, warm_start_origin
 from deploy.run_directory import RunDirectory
 
@@ -61,6 +65,98 @@ def variant(base: RunConfig, name: str, **changes: dict[str, Any]) -> RunConfig:
         raise InputError(f"{name}: {error.errors()[0]['msg']}") from None
 
 
+def finished(directory: RunDirectory, config: RunConfig) -> bool:
+    """Whether an arm is there already, from the same recipe.
+
+    Raises:
+        InputError: It is there from another one.
+    """
+    if not directory.summary_file.exists():
+        return False
+    if directory.config() != config:
+        raise InputError(
+            f"{directory.path} was made from another recipe, checkout or warm start; name another "
+            "--out"
+        )
+    return bool(json.loads(directory.summary_file.read_text())["status"] == "done")
+
+
+def make_base(arguments: argparse.Namespace, console: Console, name: str) -> RunConfig:
+    """What all arms share: the recipe on its initial model, scored by checkpoints.
+
+    Args:
+        arguments: With recipe, settings, steps, score_every, problems and out.
+        console: Told of the initial model.
+        name: Of the benchmark, for its folder.
+
+    Raises:
+        InputError: Something cannot be measured.
+    """
+    recipe = load_recipe(arguments.recipe, arguments.settings)
+    all_cores(recipe)
+    steps, least = arguments.steps or recipe.steps, WARM_UP + 5
+    if steps < least or min(arguments.score_every, arguments.problems) < 1:
+        raise InputError(
+            f"--steps {steps} must be at least {least}, --score-every {arguments.score_every} and "
+            f"--problems {arguments.problems} at least 1"
+        )
+    if recipe.heldout is None:
+        raise InputError(f"recipe {arguments.recipe} has no [heldout] to score by")
+    stamp = f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}"
+    out = (arguments.out or recipe.deploy.runs_dir / f"bench-{name}-{stamp}").absolute()
+    out.mkdir(parents=True, exist_ok=True)
+    model = warm_start(recipe, out, arguments.recipe, arguments.settings)
+    console.print(f"every arm starts from {model}")
+    size = min(arguments.problems, recipe.heldout.size)
+    return recipe.model_copy(
+        update={
+            "steps": steps,
+            "model": ModelConfig(path=model),
+            "sft": None,
+            "heldout": recipe.heldout.model_copy(
+                update={"size": size, "final_size": arguments.problems}
+            ),
+            "learner": recipe.learner.model_copy(
+                update={"checkpoint_every": arguments.score_every, "keep_checkpoints": steps}
+            ),
+            "deploy": recipe.deploy.model_copy(update={"runs_dir": out}),
+        }
+    )
+
+
+def numbers(text: str, option: str, or_else: str | None = None) -> tuple[str, ...]:
+    """The whole numbers of a list on the command line, each once.
+
+    Args:
+        text: Separated by commas.
+        option: That was given it.
+        or_else: A word that may stand for a number.
+
+    Raises:
+        InputError: There are none, or something else.
+    """
+    found = tuple(dict.fromkeys(text.split(",")))
+    if not all(part.isdecimal() or part == or_else for part in found):
+        shown = f" or {or_else!r}" if or_else else ""
+        raise InputError(f"{option} {text!r}: give whole numbers{shown}, separated by commas")
+    return found
+
+
+def end_well(command: Callable[[Console], None]) -> NoReturn:
+    """Runs a command to its end; errors become one message and their exit code."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        command(Console(highlight=False))
+    except KeyboardInterrupt:
+        print("headway: stopped by the user", file=sys.stderr)
+        sys.exit(Interrupted.exit_code)
+    except DeployError as error:
+        print(f"headway: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)
+    sys.exit(0)
+
+
 class Children:
     """Runs measurements one after the other and shows how far they are."""
 
@@ -75,7 +171,7 @@ class Children:
 
         Args:
             label: For the terminal.
-            kind: train, unscored, actors or learner.
+            kind: train, actors or learner.
             config: Its recipe.
             recorded: For a learner: the run that it trains again.
 

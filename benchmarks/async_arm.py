@@ -1,6 +1,6 @@
 """One measurement of a benchmark in a process of its own, so that Ray ends with it.
 
-python -m benchmarks.async_arm train|unscored|actors|learner RECIPE.json [RECORDED_RUN]
+python -m benchmarks.async_arm train|actors|learner RECIPE.json [RECORDED_RUN]
 """
 
 import sys
@@ -24,8 +24,7 @@ def main() -> None:
     directory.create(config, replace=False)
     match kind:
         case "train":
-            run(config, inputs, directory, Screen())
-        case "unscored":  # held-out problems are left out of training, and scored afterwards
+            # Held-out problems are left out of training; whoever wants scores takes them later.
             run(config, replace(inputs, evaluations=[]), directory, Screen())
         case "actors":
             actors_alone(config, inputs, directory)

@@ -17,22 +17,20 @@ figures leave out the first steps (async_figures.WARM_UP). Every arm is a proces
 
 import argparse
 import json
-import signal
-import sys
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from statistics import fmean
-from typing import Any, NoReturn
+from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from benchmarks import async_figures, async_outcome
-from benchmarks.arms import Children, all_cores, variant, warm_start
+from benchmarks.arms import Children, all_cores, end_well, numbers, variant, warm_start
 from benchmarks.environment import environment
 from deploy.config import ModelConfig, RunConfig, load_recipe
-from deploy.errors import DeployError, InputError, Interrupted
+from deploy.errors import InputError
 from deploy.report import read_record
 from deploy.run_directory import RunDirectory
 from deploy.timeline import Timeline, idle_share, read_timeline, running_rollouts
@@ -171,10 +169,7 @@ def make_plan(arguments: argparse.Namespace, console: Console) -> Plan:
         )
     if arguments.rounds < 1:
         raise InputError(f"--rounds {arguments.rounds} must be at least 1")
-    try:
-        bounds = tuple(dict.fromkeys(int(bound) for bound in arguments.bounds.split(",")))
-    except ValueError:
-        raise InputError(f"--bounds {arguments.bounds!r}: give whole numbers, as 0,1,2") from None
+    bounds = tuple(map(int, numbers(arguments.bounds, "--bounds")))
     stamp = f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}"
     out = (arguments.out or recipe.deploy.runs_dir / f"bench-async-{stamp}").absolute()
     if out.exists():
@@ -222,21 +217,5 @@ def run(arguments: argparse.Namespace, console: Console) -> None:
     console.print(f"{plan.out / 'async_gain.json'}\n{plan.out / 'async_gain.png'}")
 
 
-def main() -> NoReturn:
-    """Runs the command; errors become one message and their exit code."""
-    console = Console(highlight=False)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
-        run(parse(), console)
-    except KeyboardInterrupt:
-        print("headway: stopped by the user", file=sys.stderr)
-        sys.exit(Interrupted.exit_code)
-    except DeployError as error:
-        print(f"headway: {error}", file=sys.stderr)
-        sys.exit(error.exit_code)
-    sys.exit(0)
-
-
 if __name__ == "__main__":
-    main()
+    end_well(lambda console: run(parse(), console))

@@ -13,24 +13,20 @@ from pathlib import Path
 from typing import Any
 
 import ray
-from safetensors.torch import load_file
 
-from actors.ray_actor import create_actor
+from benchmarks.fleet import start_fleet
 from deploy.cluster import cluster
 from deploy.config import RunConfig
 from deploy.errors import RunFailed
 from deploy.inputs import Inputs
 from deploy.run_directory import RunDirectory
-from deploy.tasks import all_or_first_error, named
 from learner.ray_group import create_learner
 from queues.broker import Broker
 from queues.errors import QueueClosed
 from queues.ledger_tables import FILE_NAME, JOURNAL_NAME
-from queues.ray_broker import BrokerClient, create_broker
+from queues.ray_broker import BrokerClient
 from queues.schema import decode
-from weight_sync.publisher import Publisher
 from weight_sync.ray_broadcaster import create_broadcaster
-from weight_sync.transports.shared_memory import SharedMemoryTransport
 
 MARGIN = 2
 """Batches that actors alone go on for: the engine is still full at the last measured one."""
@@ -46,46 +42,11 @@ def actors_alone(config: RunConfig, inputs: Inputs, directory: RunDirectory) -> 
 async def _generate(config: RunConfig, inputs: Inputs, directory: RunDirectory) -> None:
     steps = config.steps + MARGIN
     unbounded = config.queues.model_copy(update={"max_staleness": steps})
-    broker = create_broker(
-        directory.path,
-        config=unbounded,
-        groups_per_batch=config.prompts.groups_per_batch,
-        group_size=config.prompts.group_size,
-        steps=steps,
+    fleet = await start_fleet(config, inputs, directory.path, unbounded, steps)
+    await fleet.publish(0, Path(inputs.model_path))
+    await fleet.serve(
+        consumer=_consume(config, fleet.broker, directory), feeder=_feed(inputs, fleet.broker)
     )
-    broadcaster = create_broadcaster(config.weight_sync.update_fraction, config.actors.count)
-    actors = [
-        create_actor(
-            index,
-            config=config.actors,
-            weight_sync=config.weight_sync,
-            model_path=inputs.model_path,
-            seed=config.seed,
-            group_size=config.prompts.group_size,
-            heartbeat_seconds=config.queues.heartbeat_seconds,
-            broker=broker,
-            broadcaster=broadcaster,
-        )
-        for index in range(config.actors.count)
-    ]
-    async with asyncio.timeout(config.deploy.start_timeout_seconds):
-        await asyncio.gather(*(actor.start.remote() for actor in actors))
-    weights = load_file(Path(inputs.model_path) / "model.safetensors")
-    publisher = Publisher(
-        SharedMemoryTransport(), broadcaster.announce, config.weight_sync.bucket_bytes
-    )
-    await asyncio.to_thread(publisher.publish, 0, weights.items())
-    try:
-        await all_or_first_error(
-            [named("consumer", _consume(config, broker, directory))],
-            meanwhile=[
-                named("feeder", _feed(inputs, broker)),
-                *(named(f"actor-{i}", actor.run.remote()) for i, actor in enumerate(actors)),
-            ],
-        )
-    finally:
-        await broker.close()
-        publisher.close()
 
 
 async def _consume(config: RunConfig, broker: BrokerClient, directory: RunDirectory) -> None:

@@ -18,19 +18,14 @@ from datetime import datetime
 from pathlib import Path
 
 from rich.console import Console
-from safetensors.torch import load_file
 
-from actors.ray_actor import create_actor
 from benchmarks.arms import child, variant
+from benchmarks.fleet import start_fleet
 from deploy.cluster import cluster
 from deploy.config import RunConfig
 from deploy.errors import RunFailed
 from deploy.inputs import Inputs, load_inputs
-from deploy.tasks import all_or_first_error, named
-from queues.ray_broker import BrokerClient, create_broker
-from weight_sync.publisher import Publisher
-from weight_sync.ray_broadcaster import create_broadcaster
-from weight_sync.transports.shared_memory import SharedMemoryTransport
+from queues.ray_broker import BrokerClient
 
 SCORES = "scores.json"
 SECONDS = 600.0
@@ -76,54 +71,20 @@ def score_all(config: RunConfig, inputs: Inputs, runs: list[Path]) -> None:
 
 async def _score_all(config: RunConfig, inputs: Inputs, runs: list[Path], scratch: Path) -> None:
     stations = [(run, version, path) for run in runs for version, path in checkpoints(run)]
-    broker = create_broker(
-        scratch,
-        config=config.flow,
-        groups_per_batch=config.prompts.groups_per_batch,
-        group_size=config.prompts.group_size,
-        steps=len(stations),
-    )
-    broadcaster = create_broadcaster(config.weight_sync.update_fraction, config.actors.count)
-    actors = [
-        create_actor(
-            index,
-            config=config.actors,
-            weight_sync=config.weight_sync,
-            model_path=inputs.model_path,
-            seed=config.seed,
-            group_size=config.prompts.group_size,
-            heartbeat_seconds=config.queues.heartbeat_seconds,
-            broker=broker,
-            broadcaster=broadcaster,
-        )
-        for index in range(config.actors.count)
-    ]
-    async with asyncio.timeout(config.deploy.start_timeout_seconds):
-        await asyncio.gather(*(actor.start.remote() for actor in actors))
-    publisher = Publisher(
-        SharedMemoryTransport(), broadcaster.announce, config.weight_sync.bucket_bytes
-    )
+    fleet = await start_fleet(config, inputs, scratch, config.flow, len(stations))
 
     async def follow() -> None:
         found: dict[Path, dict[int, float]] = {run: {} for run in runs}
         for place, (run, version, path) in enumerate(stations):
-            weights = load_file(path / "model.safetensors")
-            await asyncio.to_thread(publisher.publish, place, weights.items())
+            await fleet.publish(place, path)
             last = (version, path) == checkpoints(run)[-1]
-            score = await _score(config, inputs, broker, place, last)
+            score = await _score(config, inputs, fleet.broker, place, last)
             found[run][version] = score
             print(f"{run.name} v{version}: {score:.4f}", flush=True)
         for run, scores in found.items():
             (run / SCORES).write_text(json.dumps(scores) + "\n")
 
-    try:
-        await all_or_first_error(
-            [named("scores", follow())],
-            meanwhile=[named(f"actor-{i}", actor.run.remote()) for i, actor in enumerate(actors)],
-        )
-    finally:
-        await broker.close()
-        publisher.close()
+    await fleet.serve(scores=follow())
 
 
 async def _score(

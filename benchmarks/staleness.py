@@ -21,25 +21,23 @@ kept, so that a study may be interrupted, or grow by seeds and bounds.
 import argparse
 import json
 import shutil
-import signal
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from itertools import chain
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from benchmarks import staleness_figures, staleness_outcome
-from benchmarks.arms import Children, all_cores, variant, warm_start
+from benchmarks.arms import Children, end_well, finished, make_base, numbers, variant
 from benchmarks.async_figures import WARM_UP, window
 from benchmarks.checkpoint_scores import SCORES, score_runs
 from benchmarks.environment import environment
-from deploy.config import ModelConfig, RunConfig, load_recipe
-from deploy.errors import DeployError, InputError, Interrupted
+from deploy.config import RunConfig
+from deploy.errors import InputError
 from deploy.measured_rates import read_rates
 from deploy.plan import Source, predict
 from deploy.report import read_record
@@ -129,22 +127,6 @@ def live_groups(config: RunConfig, eta: int) -> int:
     return (eta + 1) * config.prompts.groups_per_batch
 
 
-def finished(directory: RunDirectory, config: RunConfig) -> bool:
-    """Whether an arm is there already, from the same recipe.
-
-    Raises:
-        InputError: It is there from another one.
-    """
-    if not directory.summary_file.exists():
-        return False
-    if directory.config() != config:
-        raise InputError(
-            f"{directory.path} was made from another recipe, checkout or warm start; name another "
-            "--out"
-        )
-    return bool(json.loads(directory.summary_file.read_text())["status"] == "done")
-
-
 def train(study: Study, arm: Arm, children: Children) -> None:
     """Makes one arm, unless it is there."""
     directory = RunDirectory(study.out / arm.config.name)
@@ -152,7 +134,7 @@ def train(study: Study, arm: Arm, children: Children) -> None:
         children.skip()
         return
     shutil.rmtree(directory.path, ignore_errors=True)
-    children.run(f"seed {arm.seed} · {arm.config.name}", "unscored", arm.config)
+    children.run(f"seed {arm.seed} · {arm.config.name}", "train", arm.config)
 
 
 def read_arm(study: Study, arm: Arm) -> dict[str, Any]:
@@ -235,74 +217,20 @@ def parse() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def names(text: str, allowed: Sequence[str], option: str) -> tuple[str, ...]:
-    """Parts of a list on the command line.
-
-    Raises:
-        InputError: One is not allowed.
-    """
-    found = tuple(dict.fromkeys(part for part in text.split(",") if part))
-    for part in found:
-        if part not in allowed and not (part.isdigit() and "0" in allowed):
-            shown = ", ".join("a whole number" if each == "0" else each for each in allowed)
-            raise InputError(f"{option} {text!r}: {part!r} is not one of: {shown}")
-    return found
-
-
-def make_base(arguments: argparse.Namespace, console: Console, name: str) -> RunConfig:
-    """What all arms share: the recipe on its initial model, scored by checkpoints.
-
-    Args:
-        arguments: With recipe, settings, steps, score_every, problems and out.
-        console: Told of the initial model.
-        name: Of the benchmark, for its folder.
-
-    Raises:
-        InputError: Something cannot be measured.
-    """
-    recipe = load_recipe(arguments.recipe, arguments.settings)
-    all_cores(recipe)
-    steps, least = arguments.steps or recipe.steps, WARM_UP + 5
-    if steps < least or min(arguments.score_every, arguments.problems) < 1:
-        raise InputError(
-            f"--steps {steps} must be at least {least}, --score-every {arguments.score_every} and "
-            f"--problems {arguments.problems} at least 1"
-        )
-    if recipe.heldout is None:
-        raise InputError(f"recipe {arguments.recipe} has no [heldout] to score by")
-    stamp = f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}"
-    out = (arguments.out or recipe.deploy.runs_dir / f"bench-{name}-{stamp}").absolute()
-    out.mkdir(parents=True, exist_ok=True)
-    model = warm_start(recipe, out, arguments.recipe, arguments.settings)
-    console.print(f"every arm starts from {model}")
-    size = min(arguments.problems, recipe.heldout.size)
-    return recipe.model_copy(
-        update={
-            "steps": steps,
-            "model": ModelConfig(path=model),
-            "sft": None,
-            "heldout": recipe.heldout.model_copy(
-                update={"size": size, "final_size": arguments.problems}
-            ),
-            "learner": recipe.learner.model_copy(
-                update={"checkpoint_every": arguments.score_every, "keep_checkpoints": steps}
-            ),
-            "deploy": recipe.deploy.model_copy(update={"runs_dir": out}),
-        }
-    )
-
-
 def make_study(arguments: argparse.Namespace, console: Console) -> Study:
     """Checks what was asked for and finds the initial model.
 
     Raises:
         InputError: Something cannot be measured.
     """
-    bounds = names(arguments.bounds, ("0", UNBOUNDED), "--bounds")
-    seeds = names(arguments.seeds, ("0",), "--seeds")
-    corrections = names(arguments.corrections, tuple(CORRECTIONS), "--corrections")
-    if not bounds or not seeds:
-        raise InputError("--bounds and --seeds need at least one whole number each")
+    bounds = numbers(arguments.bounds, "--bounds", or_else=UNBOUNDED)
+    seeds = numbers(arguments.seeds, "--seeds")
+    corrections = tuple(dict.fromkeys(filter(None, arguments.corrections.split(","))))
+    if unknown := set(corrections) - set(CORRECTIONS):
+        raise InputError(
+            f"--corrections {arguments.corrections!r}: there are {', '.join(CORRECTIONS)}, and not "
+            f"{', '.join(sorted(unknown))}"
+        )
     if arguments.stale < 1:
         raise InputError(f"--stale {arguments.stale} must be at least 1")
     base = make_base(arguments, console, "staleness")
@@ -350,21 +278,5 @@ def run(arguments: argparse.Namespace, console: Console) -> None:
     console.print(f"{study.out / 'staleness.json'}\n{study.out / 'staleness.png'}")
 
 
-def main() -> NoReturn:
-    """Runs the command; errors become one message and their exit code."""
-    console = Console(highlight=False)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
-        run(parse(), console)
-    except KeyboardInterrupt:
-        print("headway: stopped by the user", file=sys.stderr)
-        sys.exit(Interrupted.exit_code)
-    except DeployError as error:
-        print(f"headway: {error}", file=sys.stderr)
-        sys.exit(error.exit_code)
-    sys.exit(0)
-
-
 if __name__ == "__main__":
-    main()
+    end_well(lambda console: run(parse(), console))

@@ -1,11 +1,11 @@
 """One run of TRL's GRPOTrainer on a recipe of ours, in a process of its own.
 
-    python -m benchmarks.trl_arm RECIPE.json GENERATION MICROBATCH
+    python -m benchmarks.trl_arm RECIPE.json MICROBATCH
 
 The recipe's model folder, prompts in the same order, reward, batch, group size, loss, optimizer and
-schedule; TRL's own loop, on all cores of the process. GENERATION is how TRL samples: `transformers`
-or `vllm`, its colocated engine. Leaves behind what a run of ours does, as far as it is compared:
-`metrics.jsonl`, with a row for each batch, and `checkpoints/`. The environment sets its threads.
+schedule; TRL's own loop, on all cores of the process, with the threads that the environment sets.
+Leaves behind what a run of ours does, as far as it is compared: `metrics.jsonl`, with a row for
+each batch, and `checkpoints/`.
 """
 
 import asyncio
@@ -75,7 +75,7 @@ class Watch(TrainerCallback):
             self._tokenizer.save_pretrained(folder)
 
 
-def settings(config: RunConfig, directory: RunDirectory, generation: str, micro: int) -> GRPOConfig:
+def settings(config: RunConfig, directory: RunDirectory, micro: int) -> GRPOConfig:
     """The recipe in TRL's words; where it has none of them, its default stays."""
     prompts, actors, learner = config.prompts, config.actors, config.learner
     samples = prompts.groups_per_batch * prompts.group_size
@@ -108,14 +108,11 @@ def settings(config: RunConfig, directory: RunDirectory, generation: str, micro:
         logging_strategy="no",
         report_to=[],
         disable_tqdm=True,
-        use_vllm=generation == "vllm",
-        vllm_mode="colocate",
-        vllm_max_model_length=256,
     )
 
 
 def main() -> None:
-    recipe, generation, micro = sys.argv[1:]
+    recipe, micro = sys.argv[1:]
     config = RunConfig.model_validate_json(Path(recipe).read_text())
     inputs = load_inputs(config)
     directory = RunDirectory.of(config)
@@ -150,7 +147,7 @@ def main() -> None:
         config,
         model=AutoModelForCausalLM.from_pretrained(inputs.model_path, dtype="float32"),
         reward_funcs=reward,
-        args=settings(config, directory, generation, int(micro)),
+        args=settings(config, directory, int(micro)),
         train_dataset=data,
         processing_class=tokenizer,
         callbacks=[watch],

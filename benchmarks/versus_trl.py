@@ -1,13 +1,15 @@
 """Head to head with TRL's GRPOTrainer: the same model, task, batches, steps, cores and seeds.
 
     headway bench versus-trl [RECIPE] [--seeds 0,1,2] [--steps N] [--microbatch 128,32]
-                             [--threads 1,2] [--generation transformers] [--out DIR]
+                             [--threads 1,2] [--out DIR]
 
 Needs what `make test-trl` installs into `.trl`. Headway runs the recipe as it is. TRL has the same
 loss, optimizer and schedule, all cores of the recipe for generation and for training in turn, and
 each microbatch with each number of threads that were asked for, since which is best is not known
-beforehand: for every figure the best one is compared, all are stored. A third process on the cores
-costs threads that wait for each other more than it costs others, so the machine must be quiet.
+beforehand: for every figure the best one is compared, all are stored. It samples by transformers:
+its colocated vLLM cannot take new weights on a CPU, where vLLM packs them. A third process on the
+cores costs threads that wait for each other more than it costs others, so the machine must be
+quiet.
 Seeds go through the arms forwards and backwards in turn. Checkpoints of all are scored on the same
 held-out problems by the same engine afterwards, outside all times, which begin with the first
 batch. A folder of --out that exists is gone on with.
@@ -17,28 +19,25 @@ import argparse
 import json
 import os
 import shutil
-import signal
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 from statistics import median
-from typing import Any, NoReturn
+from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from benchmarks.arms import Children, all_cores, variant
+from benchmarks.arms import Children, all_cores, end_well, finished, make_base, numbers, variant
 from benchmarks.async_figures import WARM_UP, samples_per_second, tokens_per_rollout
 from benchmarks.checkpoint_scores import SCORES, score_runs
 from benchmarks.environment import environment
-from benchmarks.staleness import finished, make_base, names
 from benchmarks.staleness_figures import curve, seconds_to
 from deploy.bench import ROOT
 from deploy.config import RunConfig
-from deploy.errors import DeployError, InputError, Interrupted
+from deploy.errors import InputError
 from deploy.run_directory import RunDirectory
 
 HEADWAY = "Headway"
@@ -54,23 +53,19 @@ class Arm:
     seed: int
     config: RunConfig
     how: tuple[str, ...] = ()
-    """Of TRL: how it samples, its microbatch, its threads."""
+    """Of TRL: its microbatch and its threads."""
 
 
 def arms_of(
-    base: RunConfig,
-    seed: int,
-    generation: str,
-    microbatches: Sequence[str],
-    threads: Sequence[str],
+    base: RunConfig, seed: int, microbatches: Sequence[str], threads: Sequence[str]
 ) -> list[Arm]:
     """The arms of a seed."""
     seeded = base.model_copy(update={"seed": seed})
     found = [Arm(HEADWAY, seed, variant(seeded, f"headway-seed{seed}"))]
     for micro, count in product(microbatches, threads):
-        name = f"TRL, {generation}, microbatch {micro}, threads {count}"
-        config = variant(seeded, f"trl-{generation}-{micro}-{count}-seed{seed}")
-        found.append(Arm(name, seed, config, (generation, micro, count)))
+        name = f"TRL, microbatch {micro}, threads {count}"
+        config = variant(seeded, f"trl-{micro}-{count}-seed{seed}")
+        found.append(Arm(name, seed, config, (micro, count)))
     return found
 
 
@@ -83,15 +78,14 @@ def train(arm: Arm, children: Children) -> None:
     shutil.rmtree(directory.path, ignore_errors=True)
     label = f"seed {arm.seed} · {arm.name}"
     if not arm.how:
-        children.run(label, "unscored", arm.config)
+        children.run(label, "train", arm.config)
         return
     paths = [str(TRL), str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
-    generation, micro, threads = arm.how
+    micro, threads = arm.how
     children.run_module(
         label,
         "benchmarks.trl_arm",
         arm.config,
-        generation,
         micro,
         environment={"PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": threads},
     )
@@ -194,7 +188,6 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--steps", type=int, help="of every arm; the recipe's by default")
     parser.add_argument("--microbatch", default="128,32", help="TRL's, in rollouts")
     parser.add_argument("--threads", default="1,2", help="TRL's")
-    parser.add_argument("--generation", choices=("transformers", "vllm"), default="transformers")
     parser.add_argument("--score-every", type=int, default=5, help="steps between scores")
     parser.add_argument("--problems", type=int, default=2000, help="of the last score")
     parser.add_argument("--target", type=float, default=0.85, help="held-out score to be reached")
@@ -235,11 +228,9 @@ def run(arguments: argparse.Namespace, console: Console) -> None:
     facts = environment()
     if not (TRL / "trl").exists():
         raise InputError(f"{TRL} has no TRL: install it with `make test-trl`")
-    seeds = names(arguments.seeds, ("0",), "--seeds")
-    microbatches = names(arguments.microbatch, ("0",), "--microbatch")
-    threads = names(arguments.threads, ("0",), "--threads")
-    if not seeds or not microbatches or not threads:
-        raise InputError("--seeds, --microbatch and --threads need at least one whole number each")
+    seeds = numbers(arguments.seeds, "--seeds")
+    microbatches = numbers(arguments.microbatch, "--microbatch")
+    threads = numbers(arguments.threads, "--threads")
     base = make_base(arguments, console, "versus-trl")
     samples = base.prompts.groups_per_batch * base.prompts.group_size
     for micro in map(int, microbatches):
@@ -251,9 +242,7 @@ def run(arguments: argparse.Namespace, console: Console) -> None:
         )
     cores = all_cores(base)
     out = base.deploy.runs_dir
-    every = [
-        arms_of(base, int(seed), arguments.generation, microbatches, threads) for seed in seeds
-    ]
+    every = [arms_of(base, int(seed), microbatches, threads) for seed in seeds]
     columns = (BarColumn(bar_width=20), TextColumn("{task.description}"), TimeElapsedColumn())
     with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
         children = Children(out, progress, sum(map(len, every)))
@@ -279,21 +268,5 @@ def run(arguments: argparse.Namespace, console: Console) -> None:
     console.print(f"{out / 'versus_trl.json'}")
 
 
-def main() -> NoReturn:
-    """Runs the command; errors become one message and their exit code."""
-    console = Console(highlight=False)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
-        run(parse(), console)
-    except KeyboardInterrupt:
-        print("headway: stopped by the user", file=sys.stderr)
-        sys.exit(Interrupted.exit_code)
-    except DeployError as error:
-        print(f"headway: {error}", file=sys.stderr)
-        sys.exit(error.exit_code)
-    sys.exit(0)
-
-
 if __name__ == "__main__":
-    main()
+    end_well(lambda console: run(parse(), console))

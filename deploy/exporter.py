@@ -26,7 +26,7 @@ from queues.metrics import ProcessMetrics, address, serve
 FILE = "targets.json"
 WRITE_SECONDS = 0.5
 """Between two looks at whether it is up to date."""
-Targets = Sequence[tuple[str, str]]
+Addresses = Sequence[tuple[str, str]]
 """Process and address, as "actor-0", "127.0.0.1:9000"."""
 
 
@@ -54,7 +54,7 @@ class Exporter:
         run: str,
         folder: Path,
         collectors: Sequence[Collector],
-        targets: Callable[[], Targets],
+        targets: Callable[[], Addresses],
         *,
         host: str,
         port: int,

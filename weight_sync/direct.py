@@ -65,7 +65,7 @@ class EngineLink(Protocol):
         """
         ...
 
-    def give_up(self, attempt: str, why: str) -> None:
+    def give_up(self, why: str) -> None:
         """Has the engine end: it is a mixture, or did not answer in time."""
         ...
 
@@ -256,7 +256,7 @@ class _Attempt:
         if self.sender is not None:
             self.sender.close()
         try:
-            self._link.give_up(self._token, why)
+            self._link.give_up(why)
         except Exception as error:  # noqa: BLE001  (it is gone, or ends by its own deadline)
             log.warning("%s could not be told that it is given up: %s", self._link.engine_id, error)
 

@@ -159,9 +159,8 @@ class DirectReceiver:
         self._end_attempt()
         self._changed.set()
 
-    async def give_up(self, attempt: str, why: str) -> None:
-        """See `direct.EngineLink.give_up`: `run` raises."""
-        del attempt  # one that has not begun counts as well: the learner never asks again
+    async def give_up(self, why: str) -> None:
+        """See `direct.EngineLink.give_up`: `run` raises, also before the attempt has begun."""
         self._fail(LoadFailed(why))
 
     async def _follow(self) -> None:

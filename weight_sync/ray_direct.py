@@ -51,9 +51,9 @@ class RayEngineLink:
         """See `EngineLink.resume`."""
         self._call("resume", attempt)
 
-    def give_up(self, attempt: str, why: str) -> None:
+    def give_up(self, why: str) -> None:
         """See `EngineLink.give_up`."""
-        self._call("give_up", attempt, why, timeout=min(self._timeout, GIVE_UP_SECONDS))
+        self._call("give_up", why, timeout=min(self._timeout, GIVE_UP_SECONDS))
 
     def _call(self, method: str, *arguments: Any, timeout: float | None = None) -> Any:
         timeout = timeout or self._timeout

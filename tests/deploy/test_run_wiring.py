@@ -29,5 +29,7 @@ def test_at_the_loopback_processes_of_other_nodes_are_left_out(host, left_out):
 
 def test_a_run_that_ends_while_it_starts_saves_nothing():
     run = object.__new__(Run)
-    run.learning = None
+    run.learning, asked = None, []
+    run.learner = SimpleNamespace(stop=lambda: asked.append("learner"))
     asyncio.run(run.save())
+    assert asked == []

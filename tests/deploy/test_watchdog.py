@@ -163,7 +163,10 @@ def test_a_disk_that_does_not_come_back_is_named_and_keeps_nobody(tmp_path, monk
     hung = threading.Event()
     monkeypatch.setattr(module, "write_durably", lambda file: hung.wait(30))
     stage = Stage(tmp_path, monkeypatch)
-    asyncio.run(stage.until(stage.said("waits on the disk of the run's folder")))
+    said = stage.said("waits on the disk of the run's folder")
+    asyncio.run(stage.until(said))
+    assert said()
+    assert not hung.is_set()
     hung.set()
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -90,3 +91,24 @@ def published(transport: SharedMemoryTransport) -> Callable[..., Manifest]:
         return manifests[-1]
 
     return publish
+
+
+@pytest.fixture
+def loop() -> Iterator[asyncio.AbstractEventLoop]:
+    """The event loop of an actor's process, in a thread."""
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+    yield loop
+    loop.call_soon_threadsafe(loop.stop)
+    thread.join()
+    loop.close()
+
+
+def until(condition: Callable[[], object]) -> None:
+    """Waits for a condition of another thread; fails at a deadline."""
+    for _ in range(1000):
+        if condition():
+            return
+        threading.Event().wait(0.01)
+    raise AssertionError("it never came true")

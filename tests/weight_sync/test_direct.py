@@ -43,7 +43,7 @@ class Link:
         self.say(f"resume {self.next}")
         self.attempt, self.serves = None, self.next
 
-    def give_up(self, attempt: str, why: str) -> None:
+    def give_up(self, why: str) -> None:
         self.attempt, self.ended = None, why
 
 

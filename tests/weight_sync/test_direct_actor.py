@@ -2,7 +2,6 @@
 
 import asyncio
 import sys
-import threading
 from concurrent.futures import Future
 from types import SimpleNamespace
 from typing import Any
@@ -12,6 +11,7 @@ import pytest
 from actors import ray_actor
 from actors.config import ActorsConfig
 from actors.ray_actor import RolloutActor, _Parts
+from tests.weight_sync.conftest import until
 from weight_sync import direct_publisher, ray_direct
 from weight_sync.broadcaster import Broadcaster
 from weight_sync.checksum import checksum
@@ -94,27 +94,6 @@ class Handle:
 
     def ask(self, answer: Any) -> Future:
         return asyncio.run_coroutine_threadsafe(answer, self._loop)
-
-
-@pytest.fixture
-def loop():
-    """An event loop of actors' processes."""
-    loop = asyncio.new_event_loop()
-    thread = threading.Thread(target=loop.run_forever)
-    thread.start()
-    yield loop
-    loop.call_soon_threadsafe(loop.stop)
-    thread.join()
-    loop.close()
-
-
-def until(condition) -> None:
-    """Waits for a condition of another thread; fails at a deadline."""
-    for _ in range(1000):
-        if condition():
-            return
-        threading.Event().wait(0.01)
-    raise AssertionError("it never came true")
 
 
 def test_a_rollout_actor_is_served_ends_with_its_engine_and_is_seeded_when_made_again(

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.weight_sync.conftest import until
 from weight_sync import publishing
 from weight_sync.broadcaster import Broadcaster
 from weight_sync.checksum import checksum
@@ -74,8 +75,8 @@ class Link:
     def resume(self, attempt: str) -> None:
         self._call(self._receiver.resume(attempt))
 
-    def give_up(self, attempt: str, why: str) -> None:
-        self._call(self._receiver.give_up(attempt, why))
+    def give_up(self, why: str) -> None:
+        self._call(self._receiver.give_up(why))
 
 
 def update_of(weights: Weights) -> dict[str, Any]:
@@ -107,27 +108,6 @@ class FakeSender:
 
 def connect(link: Link, weights: Weights, transfer: Transfer) -> FakeSender:
     return FakeSender(transfer)
-
-
-@pytest.fixture
-def loop():
-    """An event loop of an actor's process."""
-    loop = asyncio.new_event_loop()
-    thread = threading.Thread(target=loop.run_forever)
-    thread.start()
-    yield loop
-    loop.call_soon_threadsafe(loop.stop)
-    thread.join()
-    loop.close()
-
-
-def until(condition) -> None:
-    """Waits for a condition of another thread; fails at a deadline."""
-    for _ in range(1000):
-        if condition():
-            return
-        threading.Event().wait(0.01)
-    raise AssertionError("it never came true")
 
 
 TENSORS = [("a", torch.ones(3)), ("b", torch.zeros(2, 2))]
@@ -357,7 +337,7 @@ def test_what_happens_while_an_engine_stops_ends_the_attempt_before_its_next_ste
         engine.pause = pause
         pausing = asyncio.create_task(receiver.pause(0, "one"))
         await settled(lambda: receiver._attempt == "one")
-        await receiver.give_up("one", "it took too long")
+        await receiver.give_up("it took too long")
         stands.set()
         with pytest.raises(NotNow, match="this attempt"):
             await pausing

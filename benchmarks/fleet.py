@@ -1,0 +1,91 @@
+"""Actors without a learner: the engines of a recipe, what they ask and who gives them weights.
+
+Which prompts they get, and what becomes of their groups, is each benchmark's own.
+"""
+
+import asyncio
+from collections.abc import Awaitable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import load_file
+
+from actors.ray_actor import create_actor
+from deploy.config import RunConfig
+from deploy.inputs import Inputs
+from deploy.tasks import all_or_first_error, named
+from queues.config import QueuesConfig
+from queues.ray_broker import BrokerClient, create_broker
+from weight_sync.publisher import Publisher
+from weight_sync.ray_broadcaster import create_broadcaster
+from weight_sync.transports.shared_memory import SharedMemoryTransport
+
+
+@dataclass(frozen=True)
+class Fleet:
+    """A broker, and actors that wait for their first version."""
+
+    broker: BrokerClient
+    actors: list[Any]
+    publisher: Publisher
+
+    async def publish(self, version: int, model: Path) -> None:
+        """Gives the weights of a model folder to all actors."""
+        weights = load_file(model / "model.safetensors")
+        await asyncio.to_thread(self.publisher.publish, version, weights.items())
+
+    async def serve(self, **work: Awaitable[None]) -> None:
+        """Lets the actors work until the first of the named works ends, then closes all."""
+        (name, first), *others = work.items()
+        try:
+            await all_or_first_error(
+                [named(name, first)],
+                meanwhile=[
+                    *(named(*other) for other in others),
+                    *(named(f"actor-{i}", each.run.remote()) for i, each in enumerate(self.actors)),
+                ],
+            )
+        finally:
+            await self.broker.close()
+            self.publisher.close()
+
+
+async def start_fleet(
+    config: RunConfig, inputs: Inputs, ledger: Path, queues: QueuesConfig, steps: int
+) -> Fleet:
+    """Starts the actors of a recipe on a cluster that is there.
+
+    Args:
+        config: The recipe.
+        inputs: Its initial model.
+        ledger: Folder for the broker's.
+        queues: Of this broker; the recipe's belong to a run that trains.
+        steps: Batches, or versions, that there will be.
+    """
+    broker = create_broker(
+        ledger,
+        config=queues,
+        groups_per_batch=config.prompts.groups_per_batch,
+        group_size=config.prompts.group_size,
+        steps=steps,
+    )
+    broadcaster = create_broadcaster(config.weight_sync.update_fraction, config.actors.count)
+    actors = [
+        create_actor(
+            index,
+            config=config.actors,
+            weight_sync=config.weight_sync,
+            model_path=inputs.model_path,
+            seed=config.seed,
+            group_size=config.prompts.group_size,
+            heartbeat_seconds=config.queues.heartbeat_seconds,
+            broker=broker,
+            broadcaster=broadcaster,
+        )
+        for index in range(config.actors.count)
+    ]
+    async with asyncio.timeout(config.deploy.start_timeout_seconds):
+        await asyncio.gather(*(actor.start.remote() for actor in actors))
+    buckets = config.weight_sync.bucket_bytes
+    return Fleet(broker, actors, Publisher(SharedMemoryTransport(), broadcaster.announce, buckets))
