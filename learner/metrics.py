@@ -15,7 +15,7 @@ from prometheus_client.core import (
 from prometheus_client.registry import Collector
 
 LAGS = (0, 1, 2, 3, 4, 6, 8, 12, 16)
-"""Upper ends of the buckets of token lags."""
+"""Upper ends of the buckets of lags."""
 COUNTS = {
     "tokens_trained": "Sampled tokens in trained batches.",
     "rollouts_trained": "Rollouts in trained batches.",
@@ -57,6 +57,7 @@ class LearnerMetrics(Collector):
         self._row: Mapping[str, Any] = {}
         self._sums: Counter[str] = Counter()
         self._lags: Counter[int] = Counter()
+        self._group_lags: Counter[int] = Counter()
         self._seconds: Counter[str] = Counter()
         self._batches = 0
         self._finished_at = time.time()
@@ -71,7 +72,11 @@ class LearnerMetrics(Collector):
     def _add(self, row: Mapping[str, Any]) -> None:
         self._batches += 1
         self._sums.update({name: row.get(name) or 0 for name in COUNTS})
-        self._lags.update({int(lag): count for lag, count in row["lag_histogram"].items()})
+        for lags, counted in (
+            (self._lags, row["lag_histogram"]),
+            (self._group_lags, row["group_lag_histogram"]),
+        ):
+            lags.update({int(lag): count for lag, count in counted.items()})
         self._seconds["wait"] += row["wait_finished_at"] - row["wait_started_at"]
         self._seconds["step"] += row["step_finished_at"] - row["step_started_at"]
         self._seconds["publish"] += row["published_at"] - row["step_finished_at"]
@@ -98,7 +103,12 @@ class LearnerMetrics(Collector):
             "When the newest batch was trained; before the first, when metrics began.",
             self._finished_at,
         )
-        yield _histogram(self._lags)
+        yield _histogram("headway_token_lag", "Versions, of each trained token.", self._lags)
+        yield _histogram(
+            "headway_group_lag",
+            "Versions, of the oldest token of each trained group.",
+            self._group_lags,
+        )
         for name, text in FIGURES.items():
             if row.get(name) is not None:
                 yield GaugeMetricFamily(f"headway_{name}", text, row[name])
@@ -123,11 +133,11 @@ class LearnerMetrics(Collector):
         yield fractions
 
 
-def _histogram(lags: Mapping[int, int]) -> Metric:
-    """Token lags, cumulatively by bucket."""
+def _histogram(name: str, text: str, lags: Mapping[int, int]) -> Metric:
+    """Lags, cumulatively by bucket."""
     buckets = [(str(top), sum(n for lag, n in lags.items() if lag <= top)) for top in LAGS]
     total = sum(lags.values())
-    family = HistogramMetricFamily("headway_token_lag", "Versions, of each trained token.")
+    family = HistogramMetricFamily(name, text)
     family.add_metric(
         [],
         buckets=[*((f"{top}.0", count) for top, count in buckets), ("+Inf", total)],

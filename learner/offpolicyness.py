@@ -64,6 +64,20 @@ def lag_histogram(versions: Tensor, mask: Tensor, *, version: int) -> dict[int, 
     return dict(zip(lags.tolist(), counts.tolist(), strict=True))
 
 
+def group_lag_histogram(
+    versions: Tensor, mask: Tensor, group_ids: Tensor, *, version: int
+) -> dict[int, int]:
+    """Groups by the lag of their oldest token, ascending; the lag that admission bounds.
+
+    Groups without a masked-in token are left out. Arguments as of `origins`.
+    """
+    _, group = torch.unique(group_ids[mask], return_inverse=True)
+    lags = (version - versions[mask]).new_zeros(int(group.max()) + 1 if group.numel() else 0)
+    lags.scatter_reduce_(0, group, version - versions[mask], "amax", include_self=False)
+    found, counts = torch.unique(lags, return_counts=True)
+    return dict(zip(found.tolist(), counts.tolist(), strict=True))
+
+
 def effective_sample_size(log_ratios: Tensor, mask: Tensor) -> float:
     """(Σ w)² / Σ w² of w = exp(log_ratios) over masked-in tokens: between 1 and their number.
 

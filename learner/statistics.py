@@ -7,7 +7,14 @@ from typing import Any
 import torch
 
 from learner.batch import TrainBatch
-from learner.offpolicyness import Origin, figures, lag_histogram, origins, share
+from learner.offpolicyness import (
+    Origin,
+    figures,
+    group_lag_histogram,
+    lag_histogram,
+    origins,
+    share,
+)
 from learner.values import explained_variance
 
 
@@ -35,7 +42,8 @@ def statistics(batch: TrainBatch, work: Work, version: int) -> dict[str, Any]:
     both a mean over the minibatches that were trained, `reward_mean`, `reward_std`, `groups`,
     `tied_groups`, `unscored`, `truncated_rollouts`, `dropped_rollouts`; `tokens_trained`,
     `rollouts_trained`, `multi_version_rollouts`, `response_length_mean` (sampled tokens),
-    `entropy_mean` (nats); `max_lag`, `lag_mean`, `lag_histogram` (lag as a string → tokens);
+    `entropy_mean` (nats); `max_lag`, `lag_mean`, `lag_histogram` (lag as a string → tokens),
+    `group_lag_histogram` (lag of the oldest token as a string → groups);
     what `offpolicyness.figures` lists (`ess`, ratios, `mismatch_*`, `kl_*`, `tokens_*`, …), of
     the proximal instead of the current policy where it is computed;
     `fractions` of tokens that the loss or correction clipped, capped or rejected, and that had a
@@ -78,6 +86,12 @@ def statistics(batch: TrainBatch, work: Work, version: int) -> dict[str, Any]:
         "max_lag": max(histogram, default=None),
         "lag_mean": share(sum(lag * n for lag, n in histogram.items()), tokens),
         "lag_histogram": {str(lag): n for lag, n in histogram.items()},
+        "group_lag_histogram": {
+            str(lag): n
+            for lag, n in group_lag_histogram(
+                row.versions, row.mask, row.group_ids, version=version
+            ).items()
+        },
         **figures(sums, passes=work.epochs),
         "fractions": {
             "rejected": share(sums["rejected"], trained),

@@ -100,6 +100,11 @@ ROWS: dict[str, tuple[Panel, ...]] = {
             "short",
             ((_rate("headway_token_lag_bucket", by="le"), "at most {{le}}"),),
         ),
+        Panel(
+            "groups by lag of their oldest token",
+            "short",
+            ((_rate("headway_group_lag_bucket", by="le"), "at most {{le}}"),),
+        ),
         Panel("effective sample size", "percentunit", ((f"headway_ess{RUN}", "share of tokens"),)),
         Panel(
             "KL(sampler ‖ learner), nats a token",

@@ -54,7 +54,7 @@ class Stalled:
             *settings,
         )
         self.environment = {**headway.environment, **(environment or {})}
-        self.stopped = []
+        self.stopped, self.earlier = [], 0
 
     def __enter__(self):
         with (self.headway.folder / f"{self.name}.log").open("w") as log:
@@ -93,16 +93,17 @@ class Stalled:
         """Stops the process of the run with this title, as SIGSTOP does."""
         below = psutil.Process(self.process.pid).children(recursive=True)
         [found] = [each for each in below if " ".join(each.cmdline()).startswith(title)]
+        self.earlier = len(rows(self.folder / "waits.jsonl"))
         self.stopped.append(found)
         found.suspend()
         return found.pid
 
     def named(self, on):
-        """The row that says so, whoever waits; and that it came in time."""
+        """The row that says so since the stop, whoever waits; and that it came in time."""
         began = time.monotonic()
 
         def found():
-            said = rows(self.folder / "waits.jsonl")
+            said = rows(self.folder / "waits.jsonl")[self.earlier :]
             return [row for row in said if row["on"] == on]
 
         [row, *_] = wait_for(found, DEADLINE + MORE)

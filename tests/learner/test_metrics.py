@@ -13,6 +13,7 @@ def row(**changes):
         "tied_groups": 0.0,
         "unscored": 1,
         "lag_histogram": {"0": 7, "3": 3},
+        "group_lag_histogram": {"0": 1, "3": 1},
         "reward_mean": 0.5,
         "ess": None,
         "kl_fresh": 0.25,
@@ -53,6 +54,9 @@ def test_counts_add_up_over_batches_and_figures_are_the_newest():
     assert value("token_lag_bucket", le="16.0") == 10
     assert value("token_lag_bucket", le="+Inf") == 20
     assert value("token_lag_sum") == 209
+    assert value("group_lag_bucket", le="2.0") == 2
+    assert value("group_lag_bucket", le="3.0") == 4
+    assert value("group_lag_sum") == 6
 
 
 def test_a_learner_that_has_trained_nothing_shows_zeros_and_no_figures():

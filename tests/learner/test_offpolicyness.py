@@ -14,6 +14,7 @@ from learner.offpolicyness import (
     Origin,
     effective_sample_size,
     figures,
+    group_lag_histogram,
     k3,
     lag_histogram,
     measure,
@@ -89,6 +90,16 @@ def test_lags_are_counted_by_token():
     versions = torch.tensor([-1, 5, 5, 4, 2])
     assert lag_histogram(versions, versions >= 0, version=5) == {0: 2, 1: 1, 3: 1}
     assert lag_histogram(versions, torch.zeros(5, dtype=torch.bool), version=5) == {}
+
+
+def test_a_group_lags_by_its_oldest_token_and_counts_once():
+    versions = torch.tensor([-1, 5, 2, 4, -1, 5, 5, 3])
+    groups = torch.tensor([0, 0, 0, 0, 1, 1, 2, 9])
+    mask = versions >= 0
+    assert group_lag_histogram(versions, mask, groups, version=5) == {0: 2, 2: 1, 3: 1}
+    mask[2] = False
+    assert group_lag_histogram(versions, mask, groups, version=5) == {0: 2, 1: 1, 2: 1}
+    assert group_lag_histogram(versions, mask & False, groups, version=5) == {}
 
 
 def test_k3_averages_to_the_exact_divergence():

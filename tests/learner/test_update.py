@@ -193,6 +193,7 @@ def test_statistics_describe_the_batch():
     assert found["response_length_mean"] == 7 / 4
     assert found["multi_version_rollouts"] == 1
     assert found["lag_histogram"] == {"0": 5, "1": 1, "2": 1}
+    assert found["group_lag_histogram"] == {"1": 1, "2": 1}
     assert found["max_lag"] == 2
     assert found["lag_mean"] == pytest.approx(3 / 7)
     assert (found["tokens_fresh"], found["tokens_crossed"], found["tokens_stale"]) == (3, 3, 1)
