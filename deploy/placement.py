@@ -7,13 +7,15 @@ Ray puts a process in the end, and what other jobs hold at the moment.
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from deploy.config import RunConfig
 from deploy.placement_config import Placement
 from learner.cores import cpus_of
 
 EPSILON = 1e-6
+NODE_LABEL = "ray.io/node-id"
+"""That Ray gives each node itself."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +41,17 @@ class Want:
     """Of their nodes."""
     node_id: str | None = None
     """The only node for them; None: any."""
+
+
+class Bundle(NamedTuple):
+    """What one process reserves on one node."""
+
+    role: str
+    number: int
+    """Among the processes of its role."""
+    resources: dict[str, float]
+    labels: dict[str, str]
+    """Of the node."""
 
 
 def wants(config: RunConfig, *, here: str) -> list[Want]:
@@ -78,6 +91,16 @@ def options(placement: Placement | None, default: Any) -> dict[str, Any]:
     if placement is None:
         return {"scheduling_strategy": default}
     return {"label_selector": dict(placement.labels), "resources": dict(placement.resources)}
+
+
+def bundles(wanted: Sequence[Want]) -> list[Bundle]:
+    """What the processes reserve, by role and number; those that reserve nothing are left out."""
+    return [
+        Bundle(want.role, index, dict(want.resources), _labels(want))
+        for want in wanted
+        if want.resources
+        for index in range(want.count)
+    ]
 
 
 def missing(wanted: Sequence[Want], nodes: Sequence[Node]) -> list[str]:
@@ -124,6 +147,11 @@ def _want(
         labels={} if placement is None else placement.labels,
         node_id=node_id,
     )
+
+
+def _labels(want: Want) -> dict[str, str]:
+    tied = {} if want.node_id is None else {NODE_LABEL: want.node_id}
+    return {**want.labels, **tied}
 
 
 def _matches(node: Node, want: Want) -> bool:

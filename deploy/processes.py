@@ -16,8 +16,9 @@ from deploy import heldout
 from deploy.config import RunConfig
 from deploy.cores import actors_on_cores
 from deploy.inputs import Inputs
-from deploy.placement import options
+from deploy.placement import options, wants
 from deploy.progress import Screen
+from deploy.reservation import Reservation
 from deploy.reward_model_supervisor import RewardModelSupervisor
 from deploy.rows import Rows
 from deploy.run_directory import RunDirectory
@@ -47,6 +48,12 @@ class Processes:
         self.node = ray.get_runtime_context().get_node_id()
         """Ray's id of the node of broker, broadcaster and driver."""
         self._here = NodeAffinitySchedulingStrategy(self.node, soft=False)
+        shared = config.deploy.ray_address != "local"
+        self._room = Reservation(
+            wants(config, here=self.node) if shared else [],
+            config.deploy.start_timeout_seconds,
+            screen,
+        )
         self.broker = create_broker(
             directory.path,
             config=config.flow,
@@ -64,8 +71,10 @@ class Processes:
         )
         self.judges = self._make_judges()
         """One, where a reward asks reward models."""
+        learners = config.deploy.placement.learner
         self.learner = create_learner(
-            config.objective, **options(config.deploy.placement.learner, self._here)
+            config.objective,
+            lambda rank: self._place("learner", rank, options(learners, self._here)),
         )
         self.actors = self._make_actors()
 
@@ -79,16 +88,21 @@ class Processes:
             **{a.name: a.handle for a in self.actors if a.handle is not None},
         }
 
+    def _place(self, role: str, number: int, unreserved: dict[str, Any]) -> dict[str, Any]:
+        """Ray's options of a process: where it has room, or what applies where none is reserved."""
+        return self._room.options(role, number) or unreserved
+
     def _make_judges(self) -> list[RewardModelSupervisor]:
         """The process of the reward models, where a reward asks them."""
         config, models = self._config, self._inputs.reward_models
+        placement = config.deploy.placement
         if not models:
             return []
         judge = create_reward_model(
             models,
             config.actors.reward_model,
             timeout=config.actors.reward_timeout_seconds,
-            **options(config.deploy.placement.reward_model, self._here),
+            **self._place("reward_model", 0, options(placement.reward_model, self._here)),
         )
         return [
             RewardModelSupervisor(
@@ -122,10 +136,10 @@ class Processes:
             metrics_host=self._metrics_host,
             engine_metrics=config.deploy.engine_metrics,
             pinned_seconds=config.heldout.pinned_seconds if config.heldout else 0.0,
-            **options(
-                config.deploy.placement.actors,
-                self._here if config.weight_sync.one_node else "SPREAD",
-            ),
+        )
+        anywhere = options(
+            config.deploy.placement.actors,
+            self._here if config.weight_sync.one_node else "SPREAD",
         )
         return [
             Supervisor(
@@ -134,6 +148,7 @@ class Processes:
                     create,
                     index,
                     purpose=heldout.purpose(config.heldout, index, config.actors.count),
+                    **self._place("actors", index, anywhere),
                 ),
                 broker=self.broker,
                 broadcaster=self.broadcaster,

@@ -9,7 +9,7 @@ which of them does it when (`ray_lead`).
 """
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -175,19 +175,24 @@ class LearnerGroup:
         raise failure(rank, error) from error
 
 
-def create_learner(config: LearnerConfig, **options: Any) -> LearnerGroup:
+def create_learner(
+    config: LearnerConfig, options_of: Callable[[int], Mapping[str, Any]] = lambda _: {}
+) -> LearnerGroup:
     """Starts the learner's processes on the cluster.
 
     Args:
         config: Section `[learner]`.
-        **options: Ray actor options of every rank, such as `scheduling_strategy`.
+        options_of: Ray actor options of a rank, such as `scheduling_strategy`.
     """
     threads = threads_of(config)
-    remote = ray.remote(RankActor).options(
-        num_cpus=cpus_of(config),
-        num_gpus=config.gpus,
-        max_concurrency=8,
-        runtime_env={"env_vars": {"OMP_NUM_THREADS": str(threads)}},
-        **options,
-    )
-    return LearnerGroup([remote.remote(config, rank) for rank in range(config.ranks)])
+    ranks = [
+        ray.remote(RankActor).options(
+            num_cpus=cpus_of(config),
+            num_gpus=config.gpus,
+            max_concurrency=8,
+            runtime_env={"env_vars": {"OMP_NUM_THREADS": str(threads)}},
+            **options_of(rank),
+        )
+        for rank in range(config.ranks)
+    ]
+    return LearnerGroup([each.remote(config, rank) for rank, each in enumerate(ranks)])

@@ -4,7 +4,7 @@ import pytest
 
 from deploy.config import load_recipe
 from deploy.errors import InputError
-from deploy.placement import Node, Want, hosted, missing, options, wants
+from deploy.placement import Node, Want, bundles, hosted, missing, options, wants
 from deploy.placement_config import Placement
 
 HERE = "head"
@@ -70,6 +70,21 @@ def test_roles_that_fit_alone_may_be_too_much_together():
     wanted = [want("learner", CPU=3.0), want(count=2, CPU=1.0)]
     assert missing(wanted, [node("a")]) == [
         "all processes together reserve 5 CPU, but the cluster has 4"
+    ]
+
+
+def test_every_process_that_reserves_something_has_a_bundle_of_its_own_on_its_nodes():
+    wanted = [
+        want("learner", 2, CPU=1.0, GPU=1.0, node_id="a"),
+        want("actors", 2, labels={"pool": "x"}, CPU=2.0),
+        want("reward_model"),
+    ]
+    tied, pool = {"ray.io/node-id": "a"}, {"pool": "x"}
+    assert bundles(wanted) == [
+        ("learner", 0, {"CPU": 1.0, "GPU": 1.0}, tied),
+        ("learner", 1, {"CPU": 1.0, "GPU": 1.0}, tied),
+        ("actors", 0, {"CPU": 2.0}, pool),
+        ("actors", 1, {"CPU": 2.0}, pool),
     ]
 
 

@@ -90,9 +90,17 @@ class Stalled:
         wait_for(trained)
 
     def stop(self, title):
-        """Stops the process of the run with this title, as SIGSTOP does."""
-        below = psutil.Process(self.process.pid).children(recursive=True)
-        [found] = [each for each in below if " ".join(each.cmdline()).startswith(title)]
+        """Stops the process of the run with this title, as SIGSTOP does.
+
+        Ray puts its own title in the place of ours for up to half a second after each call.
+        """
+        driver = psutil.Process(self.process.pid)
+
+        def titled():
+            below = driver.children(recursive=True)
+            return [each for each in below if " ".join(each.cmdline()).startswith(title)]
+
+        [found] = wait_for(titled, 10)
         self.earlier = len(rows(self.folder / "waits.jsonl"))
         self.stopped.append(found)
         found.suspend()

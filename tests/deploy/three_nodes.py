@@ -1,7 +1,8 @@
-"""A run on three nodes of one machine with its roles placed by label; prints where they were.
+"""A run on three nodes of one machine with its roles placed by label.
 
-A program of its own: a process can be connected to one cluster only. Arguments: the command of the
-run, to which the cluster's address is added.
+Prints where they were, and where its placement groups had bundles. A program of its own: a process
+can be connected to one cluster only. Arguments: the command of the run, to which the cluster's
+address is added.
 """
 
 import json
@@ -11,6 +12,7 @@ import sys
 import ray
 from ray._private.state import actors
 from ray.cluster_utils import Cluster
+from ray.util import placement_group_table
 
 POOLS = ("learn", "generate")
 
@@ -28,8 +30,12 @@ def main() -> None:
     places = {
         actor["ActorClassName"]: pools[actor["Address"]["NodeID"]] for actor in actors().values()
     }
+    groups = [
+        sorted(pools[node] for node in group["bundles_to_node_id"].values())
+        for group in placement_group_table().values()
+    ]
     said = done.stdout + done.stderr
-    print(json.dumps({"code": done.returncode, "said": said, "places": places}))
+    print(json.dumps({"code": done.returncode, "said": said, "places": places, "groups": groups}))
     ray.shutdown()
     cluster.shutdown()
 
