@@ -13,6 +13,7 @@ from deploy.errors import RunFailed
 from deploy.placement import Want
 from deploy.progress import Screen
 from deploy.reservation import Reservation
+from deploy.stacks import is_placed
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_cluster")]
 
@@ -61,3 +62,16 @@ def test_a_run_that_reserves_nothing_has_no_group():
     before = len(placement_group_table())
     assert Reservation([want("actors", 3, 0)], 1.0, screen()[1]).options("actors", 0) == {}
     assert len(placement_group_table()) == before
+
+
+def test_an_actor_for_which_there_is_no_room_is_not_placed():
+    class Idle:
+        async def here(self):
+            return True
+
+    more = ray.cluster_resources()["CPU"] + 1
+    placed, unplaced = (ray.remote(Idle).options(num_cpus=cpus).remote() for cpus in (0, more))
+    assert ray.get(placed.here.remote(), timeout=60)
+    assert [is_placed(each) for each in (placed, unplaced)] == [True, False]
+    ray.kill(placed)
+    ray.kill(unplaced)
