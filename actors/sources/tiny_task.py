@@ -1,8 +1,8 @@
 """Tasks that a model of half a million parameters can learn in a minute: `tiny:TASK`.
 
     product   37*82=     worked: [37*82], which the calculator of environment `tools` answers, =3034
-    reverse   Rhello=    worked: o,l,l,e,h=olleh
-    sort      Shello=    worked: e,h,l,l,o=ehllo
+    distance  Da7b3c9=   worked: b4,c5=5     |7 - 3| = 4, |4 - 9| = 5
+    twice     Ta7b3c9=   worked: b7,c3=3     2·7 + 3 = 17, 2·7 + 9 = 23: the last digits
 
 A terse answer is what a worked one ends with, from the last `=` on. Both are right; a product that
 was not asked of the calculator is guessed. Problems are drawn by their place, so that a run can be
@@ -20,7 +20,7 @@ from actors.sources.demonstrations import TURN
 from queues.records import Prompt
 
 LETTERS = "abcdefghijklmnopqr"
-TASKS = ("product", "reverse", "sort")
+TASKS = ("product", "distance", "twice")
 
 
 class Problem(NamedTuple):
@@ -38,9 +38,18 @@ def draw(task: str, split: int | str, place: int) -> Problem:
     if task == "product":
         left, right = lot.randint(10, 999), lot.randint(10, 999)
         return Problem(f"{left}*{right}=", f"{left * right}", f"[{left}*{right}]")
-    word = "".join(lot.choices(LETTERS, k=lot.randint(3, 8)))
-    answer = word[::-1] if task == "reverse" else "".join(sorted(word))
-    return Problem(f"{task[0].upper()}{word}=", answer, ",".join(answer))
+    return _chain(task, lot)
+
+
+def _chain(task: str, lot: random.Random) -> Problem:
+    """Digits by letters, each of which changes what was reached before it."""
+    digits = [lot.randint(0, 9) for _ in range(lot.randint(3, 8))]
+    reached, steps = digits[0], []
+    for name, digit in zip(LETTERS[1:], digits[1:], strict=False):
+        reached = abs(reached - digit) if task == "distance" else (2 * reached + digit) % 10
+        steps.append(f"{name}{reached}")
+    named = "".join(f"{name}{digit}" for name, digit in zip(LETTERS, digits, strict=False))
+    return Problem(f"{task[0].upper()}{named}=", str(reached), ",".join(steps))
 
 
 @cache

@@ -1,5 +1,6 @@
 """The tiny tasks: right answers, distinct splits, demonstrations, and mixtures of them."""
 
+from functools import reduce
 from itertools import islice
 
 import pytest
@@ -9,21 +10,30 @@ from actors.errors import InputError
 from actors.sources.demonstrations import TURN, load_demonstrations
 from actors.sources.source import load_source
 
-PARTS = {"parts": [{"source": "tiny:reverse", "weight": 3}, {"source": "tiny:sort"}]}
+PARTS = {"parts": [{"source": "tiny:distance", "weight": 3}, {"source": "tiny:twice"}]}
 
 
 def source(task="product", *, seed=0, split="train", size=50):
     return load_source(f"tiny:{task}", options={}, seed=seed, split=split, heldout_size=size)
 
 
-@pytest.mark.parametrize("task", ["product", "reverse", "sort"])
+def last(change):
+    """Solves a chain of digits by what each of them makes of what there was."""
+
+    def solve(asked):
+        return str(reduce(change, map(int, asked[2::2])))
+
+    return solve
+
+
+@pytest.mark.parametrize("task", ["product", "distance", "twice"])
 def test_answers_are_right_and_splits_share_nothing(task):
     heldout = source(task, split="heldout").next(50)
     train = source(task).next(500)
     solve = {
         "product": calculator,
-        "reverse": lambda asked: asked[:0:-1],
-        "sort": lambda asked: "".join(sorted(asked[1:])),
+        "distance": last(lambda reached, digit: abs(reached - digit)),
+        "twice": last(lambda reached, digit: (2 * reached + digit) % 10),
     }[task]
     for prompt in [*heldout, *train]:
         assert prompt.answer == solve(prompt.text.removesuffix("="))
@@ -56,10 +66,21 @@ def test_a_conversation_is_demonstrated_turn_by_turn():
 
 def test_a_share_of_the_demonstrations_is_worked():
     found = load_demonstrations(
-        "tiny:sort", options={"worked_share": 0.4}, seed=0, heldout=frozenset()
+        "tiny:distance", options={"worked_share": 0.4}, seed=0, heldout=frozenset()
     )
     worked = sum("," in completion for _, completion in islice(found, 1000))
     assert 340 <= worked <= 460
+
+
+def test_the_worked_answers_of_a_chain_name_every_step():
+    for task in ("distance", "twice"):
+        found = load_demonstrations(
+            f"tiny:{task}", options={"worked_share": 1.0}, seed=0, heldout=frozenset()
+        )
+        for asked, worked in islice(found, 200):
+            names = asked[3:-1:2]
+            assert [step[0] for step in worked.partition("=")[0].split(",")] == list(names)
+            assert worked[-1] == worked.partition("=")[0][-1]
 
 
 def test_a_mixture_demonstrates_its_parts_by_weight_and_no_held_out_problem():
@@ -71,7 +92,7 @@ def test_a_mixture_demonstrates_its_parts_by_weight_and_no_held_out_problem():
         "mixture", options={"source_options": PARTS, "worked_share": 0.0}, seed=0, heldout=texts
     )
     prompts = [prompt for prompt, _ in islice(found, 1000)]
-    assert 690 <= sum(prompt[0] == "R" for prompt in prompts) <= 810
+    assert 690 <= sum(prompt[0] == "D" for prompt in prompts) <= 810
     assert not texts & set(prompts)
 
 
@@ -83,5 +104,5 @@ def test_a_mixture_with_a_part_that_has_no_demonstrations_says_so():
 
 
 def test_a_task_that_does_not_exist_is_an_input_error():
-    with pytest.raises(InputError, match="the tasks are product, reverse, sort"):
+    with pytest.raises(InputError, match="the tasks are product, distance, twice"):
         source("sum")

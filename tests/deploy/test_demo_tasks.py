@@ -42,20 +42,19 @@ def test_a_model_learns_to_ask_the_calculator(tmp_path):
         assert bool(injected) == (row["turns"] > 1)
 
 
-def test_a_mix_of_three_tasks_earns_more_of_two_rewards(tmp_path):
-    """The work is shown in all of them; only sums are the better for it, the others stay."""
+def test_a_mix_of_three_tasks_learns_all_of_them_by_two_rewards(tmp_path):
+    """Work is shown more often in each of them, and each is solved more often for it."""
     summary, rows = run("mix", tmp_path)
     first, last = rows[:1024], rows[-1024:]
 
-    def earned(some, part, task=""):
+    def earned(some, part, task):
         found = [
             dict(row["reward_parts"])[part] for row in some if row["prompt_id"].startswith(task)
         ]
         return statistics.mean(found)
 
-    for task in ("sum:", "reverse:", "sort:"):
-        assert earned(last, "regex", task) >= earned(first, "regex", task) + 0.3, task
-    assert earned(last, "last_answer", "sum:") >= earned(first, "last_answer", "sum:") + 0.1
-    assert earned(last, "last_answer") >= earned(first, "last_answer") + 0.03
+    for task in ("sum:", "distance:", "twice:"):
+        assert earned(last, "regex", task) >= earned(first, "regex", task) + 0.2, task
+        assert earned(last, "last_answer", task) >= earned(first, "last_answer", task) + 0.1, task
     sampled = summary["heldout_sampled"]
-    assert sampled[-1]["score"] >= sampled[0]["score"] + 0.02
+    assert sampled[-1]["score"] >= sampled[0]["score"] + 0.15
