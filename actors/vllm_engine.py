@@ -24,6 +24,8 @@ from weight_sync.staging import StagedWeights
 from weight_sync.vllm_transfer import BACKEND, transfer
 
 WARM_UP_TOKENS = 8
+CPU_BLOCK_TOKENS = 32
+"""Of the KV cache, which keeps whole blocks: of vLLM's 128 a short turn would fill none."""
 
 PREPARED_POLL_SECONDS = 0.01
 
@@ -385,7 +387,7 @@ def _in_one_process(cores: list[int]) -> dict[str, Any]:
         OMP_PLACES="{" + ",".join(map(str, cores)) + "}",
         OMP_PROC_BIND="true",
     )
-    return {"distributed_executor_backend": "uni"}
+    return {"distributed_executor_backend": "uni", "block_size": CPU_BLOCK_TOKENS}
 
 
 _FINISH_REASONS = {

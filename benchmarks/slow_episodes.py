@@ -9,10 +9,11 @@ turn cannot make more tokens a second than
     min(r, N·L / (E[environment time] + L/r)),
 
 where r is what the same engine makes of as many episodes of a single turn. The figure of merit is
-the share of it that is reached; it must be at least 0.95. Engines are one that shares out a set
-rate among its requests, at several rates about the knee, and vLLM with a tiny model. All is
-measured in one process, after a warm-up; raw numbers are stored under benchmarks/results/.
-Leaves out the broker, and that a group waits for its last rollout.
+the share of it that is reached; it must be at least 0.95. Beside it, for vLLM, the share of what it
+makes of single turns that are as many at once and have contexts as long. Engines are one that
+shares out a set rate among its requests, at several rates about the knee, and vLLM with a tiny
+model. All is measured in one process, after a warm-up; raw numbers are stored under
+benchmarks/results/. Leaves out the broker, and that a group waits for its last rollout.
 """
 
 import argparse
@@ -86,7 +87,7 @@ class PacedEngine:
 
     def __init__(self, rate: float, eos: int) -> None:
         self._rate, self._eos = rate, eos
-        self.tokens = self.turns = self.said = 0
+        self.tokens = self.turns = self.said = self.given = 0
         self._waiting: list[tuple[list[int], asyncio.Event]] = []
         """Tokens left, in a list of one, and who waits for them."""
 
@@ -124,6 +125,7 @@ class PacedEngine:
         await done.wait()
         self.turns += 1
         self.said += TOKENS
+        self.given += len(prompt_ids)
         return Generation(
             token_ids=[10] * (TOKENS - 1) + [self._eos],
             logprobs=[-1.0] * TOKENS,
@@ -140,11 +142,16 @@ class Counted:
     engine: RolloutEngine
     tokens: int = 0
     turns: int = 0
+    given: int = 0
+    """Tokens of the prompts of finished turns."""
 
-    async def generate(self, *arguments: Any, **keywords: Any) -> Generation:
+    async def generate(
+        self, request_id: str, prompt_ids: Sequence[int], *more: Any, **keywords: Any
+    ) -> Generation:
         """See `RolloutEngine.generate`."""
-        found = await self.engine.generate(*arguments, **keywords)
+        found = await self.engine.generate(request_id, prompt_ids, *more, **keywords)
         self.tokens += len(found.token_ids)
+        self.given += len(prompt_ids)
         self.turns += 1
         return found
 
@@ -155,9 +162,25 @@ class Counted:
 
 
 async def measure(
-    engine: Any, tokenizer: Any, new_environment: Callable[[], Environment], *, seconds: float
+    engine: Any,
+    tokenizer: Any,
+    new_environment: Callable[[], Environment],
+    *,
+    seconds: float,
+    episodes: int = EPISODES,
+    prompt_tokens: int = 0,
 ) -> dict[str, float]:
-    """Tokens a second and a turn of `EPISODES` at once, after a warm-up."""
+    """Tokens a second and a turn of episodes that are at once, after a warm-up.
+
+    Args:
+        engine: What is measured.
+        tokenizer: Of its model, with a token for each character.
+        new_environment: Of each episode.
+        seconds: That count.
+        episodes: How many.
+        prompt_tokens: Fewest of a prompt; there are as many prompts as episodes, so that a cache
+            has them after a while.
+    """
     config = ActorsConfig(reward=("exact_match",), max_new_tokens=LONGEST - 64)
     rewards = load_rewards(config.reward)
     runner = EpisodeRunner(
@@ -176,20 +199,21 @@ async def measure(
         timeout=600.0,
     )
     numbers = itertools.count()
-    turns, said = engine.turns, engine.said
+    turns, said, given = engine.turns, engine.said, engine.given
 
     async def go_on() -> None:
         while True:
-            await runner.run(_lease(next(numbers)), 0)
+            number = next(numbers)
+            await runner.run(_lease(number, f"{number % episodes}".ljust(prompt_tokens, "x")), 0)
 
-    players = [asyncio.create_task(go_on()) for _ in range(EPISODES)]
+    players = [asyncio.create_task(go_on()) for _ in range(episodes)]
     try:
         await asyncio.sleep(2 * SLOWEST)
         tokens, began = engine.tokens, time.perf_counter()
         await asyncio.sleep(seconds)
         elapsed = time.perf_counter() - began
         tokens = engine.tokens - tokens
-        turns, said = engine.turns - turns, engine.said - said
+        turns, said, given = engine.turns - turns, engine.said - said, engine.given - given
     finally:
         for player in players:
             player.cancel()
@@ -197,14 +221,18 @@ async def measure(
     for error in ended:
         if not isinstance(error, asyncio.CancelledError):
             raise error if isinstance(error, BaseException) else RuntimeError(f"ended: {error}")
-    return {"tokens_per_second": tokens / elapsed, "tokens_per_turn": said / turns}
+    return {
+        "tokens_per_second": tokens / elapsed,
+        "tokens_per_turn": said / turns,
+        "prompt_tokens": given / turns,
+    }
 
 
-def _lease(number: int) -> Lease:
+def _lease(number: int, text: str) -> Lease:
     return Lease(
         group_id=f"g{number}",
         attempt=1,
-        prompt=Prompt(prompt_id=f"bench/0/{number}", text=f"{number}", answer="7"),
+        prompt=Prompt(prompt_id=f"bench/0/{number}", text=text, answer="7"),
         group_size=1,
         purpose=Purpose.TRAIN,
         temperature=None,
@@ -225,9 +253,41 @@ async def compare(engine: Any, tokenizer: Any, *, seconds: float) -> dict[str, f
         "single_turn_tokens_per_second": rate,
         "tokens_per_second": slow["tokens_per_second"],
         "tokens_per_turn": length,
+        "prompt_tokens": slow["prompt_tokens"],
         "environment_seconds_mean": mean_wait,
         "bound_tokens_per_second": bound,
         "share": slow["tokens_per_second"] / bound,
+    }
+
+
+async def alike(
+    engine: Any, tokenizer: Any, found: dict[str, float], *, seconds: float
+) -> dict[str, float]:
+    """Single turns of as many requests at once, with contexts as long, as slow episodes had.
+
+    Fewer requests and longer contexts make an engine slower, which `compare` takes for a loss.
+
+    Args:
+        engine: As in `compare`.
+        tokenizer: Likewise.
+        found: By `compare`.
+        seconds: That count.
+    """
+    waiting = found["tokens_per_second"] / found["tokens_per_turn"]
+    requests = EPISODES - waiting * found["environment_seconds_mean"]
+    single = await measure(
+        engine,
+        tokenizer,
+        SingleTurn,
+        seconds=seconds,
+        episodes=round(requests),
+        prompt_tokens=round(found["prompt_tokens"]),
+    )
+    rate = single["tokens_per_second"]
+    return {
+        "requests": requests,
+        "alike_tokens_per_second": rate,
+        "share_of_alike": found["tokens_per_second"] / rate,
     }
 
 
@@ -258,7 +318,9 @@ async def real(folder: Path, tokenizer: Any, seconds: float) -> dict[str, float]
     )
     await engine.start()
     try:
-        return await compare(Counted(engine), tokenizer, seconds=seconds)
+        counted = Counted(engine)
+        found = await compare(counted, tokenizer, seconds=seconds)
+        return {**found, **await alike(counted, tokenizer, found, seconds=seconds)}
     finally:
         await engine.close()
 
@@ -295,7 +357,8 @@ def main() -> None:
             print(
                 f"{row['engine']:15} {row['tokens_per_second']:9,.0f} of "
                 f"{row['bound_tokens_per_second']:9,.0f} tokens/s = {row['share']:.3f} "
-                f"(r = {row['single_turn_tokens_per_second']:,.0f})",
+                f"(r = {row['single_turn_tokens_per_second']:,.0f})"
+                + (f"; {row['share_of_alike']:.3f} of alike" if "requests" in row else ""),
                 flush=True,
             )
     stored = RESULTS / f"slow_episodes_{chosen.engine}.json"
