@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Concatenate, Never, ParamSpec, Self, TypeVar
+from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
 import numpy as np
 import ray
@@ -25,7 +25,6 @@ from queues.accounts import Accounting
 from queues.broker import Broker
 from queues.config import QueuesConfig
 from queues.errors import BrokerLostError, QueuesError
-from queues.ray_title import keep_title
 from queues.records import Batch, Evaluation, Lease, Payload, Prompt, Purpose, PutStatus
 from queues.status import BrokerStatus
 
@@ -98,7 +97,6 @@ class _BrokerActor(Broker):
 
     def __init__(self, *args: Any, **options: Any) -> None:
         self._refusal: QueuesError | None = None
-        self._title: asyncio.Task[Never] | None = None
         try:
             super().__init__(*args, **options)
         except QueuesError as error:
@@ -106,12 +104,6 @@ class _BrokerActor(Broker):
 
     def __repr__(self) -> str:
         return "broker"
-
-    def _state(self) -> str:
-        """What it holds, for the title of its process."""
-        book, paused = self._book, self._commits.paused
-        held = f"{book.groups.live} of {book.bounds.window(book.version)} groups live"
-        return f"broker: version {book.version}, {held}" + (f", {paused}" if paused else "")
 
     async def put_many(self, puts: Sequence[tuple[str, Payload]]) -> list[PutStatus | QueuesError]:
         """See `Puts.put_many`; payloads as `share` made them, read where Ray keeps them."""
@@ -126,7 +118,6 @@ class _BrokerActor(Broker):
         """Raise what the constructor refused."""
         if self._refusal is not None:
             raise self._refusal
-        self._title = asyncio.create_task(keep_title("_BrokerActor", self._state))
 
     async def serve_metrics(self, host: str) -> str:
         """Show `metrics.BrokerMetrics` until the process ends; host:port."""
