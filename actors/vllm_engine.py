@@ -93,6 +93,8 @@ class VllmEngine:
             "enforce_eager": enforce_eager,
             "seed": seed,
         }
+        if tensor_parallel_size > 1:  # in a placement group vLLM would ask Ray for its workers
+            self._arguments["distributed_executor_backend"] = "mp"
         if weight_backend == BACKEND:
             self._arguments["worker_extension_cls"] = "weight_sync.vllm_plugin.PreparesWeights"
         if float32_head:

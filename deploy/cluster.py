@@ -110,8 +110,8 @@ def _check_nodes(config: RunConfig) -> None:
     if lacks := missing(wanted, nodes):
         raise InputError(
             f"the Ray cluster at {address!r} has no place for this run; change "
-            "actors.count, actors.cpus, actors.gpus, the learner's, or deploy.placement:\n  "
-            + "\n  ".join(lacks)
+            "actors.count, actors.cpus, actors.gpus, the learner's, or deploy.placement, or add "
+            "nodes first:\n  " + "\n  ".join(lacks)
         )
     if address == "local":
         return

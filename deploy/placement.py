@@ -1,7 +1,8 @@
 """Whether a cluster has the nodes that the processes of a run need: pure, from what nodes have.
 
-Every answer here is a necessary condition: what is refused could not have started. Leaves out where
-Ray puts a process in the end, and what other jobs hold at the moment.
+Every answer here is a necessary condition: what is refused could not start on the nodes that there
+are. Leaves out where Ray puts a process in the end, what other jobs hold at the moment, and nodes
+that an autoscaler would add.
 """
 
 from collections import Counter
@@ -111,19 +112,36 @@ def missing(wanted: Sequence[Want], nodes: Sequence[Node]) -> list[str]:
         room = sum(_room(node, want) for node in fitting)
         if room < want.count:
             lacks.append(_lack(want, fitting, nodes, room))
-    if not lacks:
-        total: Counter[str] = Counter()
-        needed: Counter[str] = Counter()
-        for node in nodes:
-            total.update(node.resources)
-        for want in wanted:
-            needed.update({kind: want.count * n for kind, n in want.resources.items()})
-        lacks += [
-            f"all processes together reserve {amount:g} {kind}, but the cluster has {total[kind]:g}"
-            for kind, amount in needed.items()
-            if amount > total[kind] + EPSILON
-        ]
-    return lacks
+    if lacks:
+        return lacks
+    bound: dict[Any, list[Want]] = {}
+    for want in wanted:
+        if labels := _labels(want):
+            bound.setdefault(tuple(sorted(labels.items())), []).append(want)
+    for group in bound.values():
+        roles = " and ".join(want.role for want in group)
+        where = [node for node in nodes if _matches(node, group[0])]
+        lacks += _too_much(roles, _where(group[0]), group, where)
+    return lacks or _too_much("all processes", "the cluster", wanted, nodes)
+
+
+def _too_much(who: str, where: str, wanted: Sequence[Want], nodes: Sequence[Node]) -> list[str]:
+    """What processes reserve together beyond what their nodes have together."""
+    total: Counter[str] = Counter()
+    needed: Counter[str] = Counter()
+    for node in nodes:
+        total.update(node.resources)
+    for want in wanted:
+        needed.update({kind: want.count * n for kind, n in want.resources.items()})
+    return [
+        f"{who} together reserve {amount:g} {kind}, but {where} has {total[kind]:g}"
+        for kind, amount in needed.items()
+        if amount > total[kind] + EPSILON
+    ]
+
+
+def _where(want: Want) -> str:
+    return f"what is labelled {_pairs(want.labels)}" if want.labels else "the driver's node"
 
 
 def hosted(node: Node, wanted: Sequence[Want]) -> set[str]:

@@ -89,8 +89,12 @@ class Processes:
         }
 
     def _place(self, role: str, number: int, unreserved: dict[str, Any]) -> dict[str, Any]:
-        """Ray's options of a process: where it has room, or what applies where none is reserved."""
-        return self._room.options(role, number) or unreserved
+        """Ray's options of a process: where it has room, or what applies where none is reserved.
+
+        Custom resources are asked for in a bundle too, so that `ray status` counts them as used.
+        """
+        reserved = self._room.options(role, number)
+        return {**reserved, "resources": unreserved.get("resources")} if reserved else unreserved
 
     def _make_judges(self) -> list[RewardModelSupervisor]:
         """The process of the reward models, where a reward asks them."""

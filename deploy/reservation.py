@@ -4,11 +4,13 @@ Two runs that each hold half of what both need would wait for each other; a plac
 out whole or not at all. A cluster that was started for the run has nobody else, and no group.
 """
 
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import ray
+from ray._private.state import available_resources_per_node
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
@@ -16,15 +18,19 @@ from deploy.errors import RunFailed
 from deploy.placement import Want, bundles
 from deploy.progress import Screen
 
+LOOK_SECONDS = 1
+"""A whole number, as Ray takes it; Ctrl-C is heard between two looks."""
 SAID_SECONDS = 3.0
 """Waits for room that are shorter are nobody's concern."""
+SAID_AGAIN_SECONDS = 60.0
 
 
 class Reservation:
     """The bundles that a run holds until its driver ends.
 
     Args:
-        wanted: The processes of each role; those that ask for nothing hold nothing.
+        wanted: The processes of each role; those that ask for nothing hold nothing. Where some may
+            be on any node, all are spread, otherwise packed.
         timeout: Seconds until others must have made room.
         screen: Told of a wait.
 
@@ -40,17 +46,11 @@ class Reservation:
             return
         group = placement_group(
             [each.resources for each in asked],
-            strategy="PACK",
+            strategy="PACK" if all(each.labels for each in asked) else "SPREAD",
             bundle_label_selector=[each.labels for each in asked],
         )
         with _removed_unless_ready(group):
-            if not group.wait(min(SAID_SECONDS, timeout)):
-                screen.say(f"waiting for room on the cluster: {_free()}")
-                if not group.wait(timeout):
-                    raise RunFailed(
-                        f"other jobs left no room on the cluster for all {len(asked)} processes of "
-                        f"this run within deploy.start_timeout_seconds = {timeout:g}: {_free()}"
-                    )
+            _wait(group, timeout, screen)
         self._group = group
 
     def options(self, role: str, number: int) -> dict[str, Any]:
@@ -59,6 +59,21 @@ class Reservation:
             return {}
         place = self._places[role, number]
         return {"scheduling_strategy": PlacementGroupSchedulingStrategy(self._group, place)}
+
+
+def _wait(group: PlacementGroup, timeout: float, screen: Screen) -> None:
+    began = time.monotonic()
+    due = SAID_SECONDS
+    while not group.wait(LOOK_SECONDS):
+        waited = time.monotonic() - began
+        if waited > timeout:
+            raise RunFailed(
+                f"there was no room on the cluster for all processes of this run within "
+                f"deploy.start_timeout_seconds = {timeout:g}; {_free()}"
+            )
+        if waited > due:
+            screen.say(f"waiting for room on the cluster for {waited:.0f} s; {_free()}")
+            due += SAID_AGAIN_SECONDS
 
 
 @contextmanager
@@ -71,12 +86,19 @@ def _removed_unless_ready(group: PlacementGroup) -> Iterator[None]:
 
 
 def _free() -> str:
-    """What nobody holds at the moment, of the whole cluster."""
-    free = ray.available_resources()
-    kinds = [kind for kind in sorted(ray.cluster_resources()) if ":" not in kind]
-    shown = ", ".join(
-        f"{free.get(kind, 0.0):g} {kind}"
-        for kind in kinds
-        if "memory" not in kind and "_group_" not in kind
+    """What nobody holds at the moment, by node."""
+    free = available_resources_per_node()
+    nodes = {node["NodeID"]: node["NodeManagerAddress"] for node in ray.nodes() if node["Alive"]}
+    return "free now are " + "; ".join(
+        f"{address}: {_amounts(free.get(node_id, {}))}" for node_id, address in nodes.items()
     )
-    return f"free now are {shown}"
+
+
+def _amounts(free: dict[str, float]) -> str:
+    """As "2 CPU, 1 GPU"; without memory, names of nodes and what groups hold."""
+    own = {
+        kind: amount
+        for kind, amount in sorted(free.items())
+        if "memory" not in kind and ":" not in kind and "_group_" not in kind
+    }
+    return ", ".join(f"{amount:g} {kind}" for kind, amount in own.items()) or "nothing"

@@ -81,6 +81,7 @@ class View:
     live: int | None
     window: int | None
     oldest_ready_seconds: float | None
+    oldest_queued_seconds: float | None
     waits_for: int | None
     """Groups that the learner waits for."""
     rates: Rates
@@ -120,6 +121,7 @@ def view(now: Moment, before: Moment | None, events: Sequence[Event]) -> View:
         live=_whole(now.value("headway_live_groups")),
         window=_whole(now.value("headway_window_groups")),
         oldest_ready_seconds=ready,
+        oldest_queued_seconds=now.value("headway_queued_oldest_seconds"),
         waits_for=_whole(now.value("headway_learner_waits_for_groups")),
         rates=_rates(now, before),
         actors=[_actor(name, now, before) for name in now.processes if name.startswith("actor-")],

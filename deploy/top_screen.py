@@ -117,9 +117,12 @@ def _actors(view: View) -> Table:
 
 def _learner(view: View) -> Table:
     table = Table.grid(padding=(0, 3), expand=True)
-    oldest = _seconds(view.oldest_ready_seconds) if view.groups.get("ready") else "–"
+    ages = {"queued": view.oldest_queued_seconds, "ready": view.oldest_ready_seconds}
     figures = {
-        "oldest ready group": oldest,
+        **{
+            f"oldest {state} group": _seconds(age) if view.groups.get(state) else "–"
+            for state, age in ages.items()
+        },
         "waits for groups": _or_dash(view.waits_for),
         **{label: f"{value:.4g}" for label, value in view.learning.items()},
     }

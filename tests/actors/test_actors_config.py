@@ -11,6 +11,7 @@ from actors.config import ActorsConfig, HeldoutConfig, OverlongConfig, PromptsCo
 from actors.environments.environment import load_environment
 from actors.errors import InputError
 from actors.sources.source import load_source
+from actors.vllm_engine import VllmEngine
 
 
 @pytest.mark.parametrize(
@@ -91,3 +92,12 @@ def test_the_settings_load_no_heavy_library():
         "assert not heavy & set(sys.modules), heavy & set(sys.modules)\n"
     )
     subprocess.run([sys.executable, "-c", program], check=True)
+
+
+def test_the_workers_of_an_engine_are_its_own_processes_also_in_a_placement_group():
+    alone, two = (
+        VllmEngine("model", max_model_len=8, tensor_parallel_size=workers)._arguments
+        for workers in (1, 2)
+    )
+    assert "distributed_executor_backend" not in alone
+    assert two["distributed_executor_backend"] == "mp"

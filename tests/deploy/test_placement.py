@@ -73,6 +73,17 @@ def test_roles_that_fit_alone_may_be_too_much_together():
     ]
 
 
+def test_roles_of_one_node_or_label_are_too_much_together_though_the_cluster_has_more():
+    tied = [want("learner", CPU=3.0, node_id="a"), want("actors", 2, CPU=1.0, node_id="a")]
+    assert missing(tied, [node("a"), node("b", cpus=8.0)]) == [
+        "learner and actors together reserve 5 CPU, but the driver's node has 4"
+    ]
+    labelled = [want(role, CPU=3.0, labels={"pool": "x"}) for role in ("learner", "actors")]
+    assert missing(labelled, [node("a"), node("b", labels={"pool": "x"})]) == [
+        "learner and actors together reserve 6 CPU, but what is labelled pool=x has 4"
+    ]
+
+
 def test_every_process_that_reserves_something_has_a_bundle_of_its_own_on_its_nodes():
     wanted = [
         want("learner", 2, CPU=1.0, GPU=1.0, node_id="a"),

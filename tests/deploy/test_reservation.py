@@ -2,6 +2,9 @@
 
 import io
 import os
+import re
+import signal
+import time
 
 import pytest
 import ray
@@ -49,13 +52,33 @@ def test_processes_work_in_the_room_of_their_own_number():
 
 
 def test_who_finds_no_room_is_told_what_is_free_and_leaves_nothing_behind(monkeypatch):
-    monkeypatch.setattr(module, "SAID_SECONDS", 0.2)
+    monkeypatch.setattr(module, "SAID_SECONDS", 0.5)
     output, shown = screen()
     more = ray.cluster_resources()["CPU"] + 1
-    with pytest.raises(RunFailed, match=r"no room .* all 2 processes .* = 0.5: free now are .*CPU"):
-        Reservation([want("actors", 2, more / 2)], 0.5, shown)
-    assert "waiting for room on the cluster: free now are" in output.getvalue()
+    with pytest.raises(RunFailed, match=r"no room .* = 1.5; free now are [\d.]+: .*2 CPU"):
+        Reservation([want("actors", 2, more / 2)], 1.5, shown)
+    assert re.search(r"waiting for room on the cluster for 1 s; free now are", output.getvalue())
     assert "PENDING" not in states()
+
+
+def test_an_interrupt_is_heard_while_a_run_waits_for_room():
+    _, shown = screen()
+    shown.say = lambda _: os.kill(os.getpid(), signal.SIGINT)
+    began, more = time.monotonic(), ray.cluster_resources()["CPU"] + 1
+    with pytest.raises(KeyboardInterrupt):
+        Reservation([want("actors", 1, more)], 600.0, shown)
+    assert time.monotonic() - began < 20
+    assert "PENDING" not in states()
+
+
+def test_a_wait_ends_when_others_make_room():
+    cpus = ray.cluster_resources()["CPU"]
+    others = Reservation([want("actors", 1, cpus)], 30.0, screen()[1])
+    _, shown = screen()
+    shown.say = lambda _: ray.util.remove_placement_group(others._group)
+    held = Reservation([want("actors", 1, cpus)], 60.0, shown)
+    assert held.options("actors", 0)
+    ray.util.remove_placement_group(held._group)
 
 
 def test_a_run_that_reserves_nothing_has_no_group():

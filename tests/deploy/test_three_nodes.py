@@ -45,7 +45,7 @@ def test_each_role_works_on_the_nodes_that_it_is_placed_on(headway):
     places = found["places"]
     assert (places["RankActor"], places["RolloutActor"]) == ("learn", "generate")
     assert places["_BrokerActor"] == "head"
-    assert found["groups"] == [["generate", "learn"]]
+    assert found["groups"] == [["REMOVED", "generate", "learn"]]
     summary = json.loads((headway.folder / "runs" / "placed" / "summary.json").read_text())
     assert summary["status"] == "done"
     assert summary["weight_sync"]["failed"] == 0

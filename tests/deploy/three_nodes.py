@@ -1,8 +1,8 @@
 """A run on three nodes of one machine with its roles placed by label.
 
-Prints where they were, and where its placement groups had bundles. A program of its own: a process
-can be connected to one cluster only. Arguments: the command of the run, to which the cluster's
-address is added.
+Prints where they were, where its placement groups had bundles, and what became of those. A program
+of its own: a process can be connected to one cluster only. Arguments: the command of the run, to
+which the cluster's address is added.
 """
 
 import json
@@ -31,7 +31,7 @@ def main() -> None:
         actor["ActorClassName"]: pools[actor["Address"]["NodeID"]] for actor in actors().values()
     }
     groups = [
-        sorted(pools[node] for node in group["bundles_to_node_id"].values())
+        [group["state"], *sorted(pools[node] for node in group["bundles_to_node_id"].values())]
         for group in placement_group_table().values()
     ]
     said = done.stdout + done.stderr
