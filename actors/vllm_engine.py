@@ -120,6 +120,10 @@ class VllmEngine:
             InputError: vLLM cannot load the model with these settings; says why.
         """
         self._set_environment()
+        from vllm.platforms import current_platform
+
+        if current_platform.is_cpu():
+            self._arguments["block_size"] = CPU_BLOCK_TOKENS
         if self._cores is not None and self._arguments["tensor_parallel_size"] == 1:
             self._arguments |= _in_one_process(cores_of(self._cores))
         from vllm import AsyncEngineArgs
@@ -389,7 +393,7 @@ def _in_one_process(cores: list[int]) -> dict[str, Any]:
         OMP_PLACES="{" + ",".join(map(str, cores)) + "}",
         OMP_PROC_BIND="true",
     )
-    return {"distributed_executor_backend": "uni", "block_size": CPU_BLOCK_TOKENS}
+    return {"distributed_executor_backend": "uni"}
 
 
 _FINISH_REASONS = {

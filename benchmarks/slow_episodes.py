@@ -280,7 +280,7 @@ async def alike(
         tokenizer,
         SingleTurn,
         seconds=seconds,
-        episodes=round(requests),
+        episodes=max(1, round(requests)),
         prompt_tokens=round(found["prompt_tokens"]),
     )
     rate = single["tokens_per_second"]

@@ -13,6 +13,7 @@ from actors.fitness import check_fit
 from actors.model_folder import check_model, context_length, load_tokenizer, weight_shapes
 from actors.reward_model_folder import check_reward_model
 from actors.rewards import check_scorable, load_rewards
+from actors.sources.mixture import Mixture
 from actors.sources.source import PromptSource, load_source
 from actors.sources.within_tokens import WithinTokens, shorter
 from actors.sources.without_heldout import WithoutHeldout
@@ -85,15 +86,15 @@ def load_inputs(config: RunConfig, *, resumed: Path | None = None) -> Inputs:
     evaluations, problems = load_heldout(config)
     prompts = config.prompts
     own = config.heldout is not None and config.heldout.source is None
+    all_prompts = load_source(
+        prompts.source,
+        options=prompts.source_options,
+        seed=config.seed,
+        split="train",
+        heldout_size=len(problems) if own else 0,
+    )
     source: PromptSource = WithoutHeldout(
-        load_source(
-            prompts.source,
-            options=prompts.source_options,
-            seed=config.seed,
-            split="train",
-            heldout_size=len(problems) if own else 0,
-        ),
-        frozenset(problem.text for problem in problems),
+        all_prompts, frozenset(problem.text for problem in problems)
     )
     if prompts.max_tokens is not None:
         fits = shorter(load_tokenizer(path), config.actors.chat_template, prompts.max_tokens)
@@ -109,6 +110,8 @@ def load_inputs(config: RunConfig, *, resumed: Path | None = None) -> Inputs:
         for prompt in first:
             split(prompt.prompt_id)
     check_scorable(config.actors.reward, first)
+    if isinstance(all_prompts, Mixture):
+        check_scorable(config.actors.reward, all_prompts.one_of_each())
     check_scorable(scored_by, problems)
     tried = [*problems, *first]
     judges = reward_model_paths(config)

@@ -112,6 +112,15 @@ class Mixture:
             return [self._held_out[place % len(self._held_out)] for place in places]
         return [self._draw(place) for place in places]
 
+    def one_of_each(self) -> list[Prompt]:
+        """The next training prompt of every part, however late its turn; no source moves on."""
+        found = []
+        for number, (part, source) in enumerate(zip(self._parts, self._sources, strict=True)):
+            cursor = source.cursor()
+            found.append(self._named(part, number, source.next(1)[0]))
+            source.restore(cursor)
+        return found
+
     def cursor(self) -> str:
         """See `PromptSource.cursor`."""
         return json.dumps(

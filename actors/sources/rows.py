@@ -7,6 +7,7 @@ from (`tables`) and their order (`row_source`).
 
 import json
 import logging
+import math
 from collections.abc import Iterable, Mapping
 from typing import Any, Literal, NamedTuple
 
@@ -157,7 +158,8 @@ def _problem(row: Any, options: RowOptions) -> str | None:
             )
     elif not isinstance(prompt, str) or not prompt:
         return f"{name} is {prompt!r}, must be a string that is not empty"
-    if not isinstance(answer, (str, int, float, type(None))):
+    is_number = isinstance(answer, (int, float)) and not isinstance(answer, bool)
+    if not (isinstance(answer, (str, type(None))) or (is_number and math.isfinite(answer))):
         return f"{options.answer_field} is {answer!r}, must be a string or a number"
     if not isinstance(row.get("metadata"), (Mapping, type(None))):
         return f"metadata is {row['metadata']!r}, must be an object"
@@ -190,9 +192,15 @@ def _prompt(number: int, row: Mapping[str, Any], options: RowOptions) -> Prompt:
     return Prompt(
         prompt_id=str(number),
         text=said,
-        answer=None if answer is None else str(answer),
+        answer=_text(answer),
         metadata=metadata,
     )
+
+
+def _text(answer: str | float | None) -> str | None:
+    """As a policy would write it: a whole number has no point, however a column keeps it."""
+    whole = isinstance(answer, float) and answer.is_integer()
+    return None if answer is None else str(int(answer) if whole else answer)
 
 
 def _metadata(row: Mapping[str, Any], options: RowOptions) -> dict[str, Any]:

@@ -45,8 +45,8 @@ def load_source(
     """Builds a prompt source.
 
     Args:
-        name: `files`, `datasets:NAME`, `mixture`, `lettered_chain_sum`, `reasoning_gym:TASK`,
-            `verifiers:ID`, or "module:Class".
+        name: `files`, `datasets:NAME`, `mixture`, `lettered_chain_sum`, `tiny:TASK`,
+            `reasoning_gym:TASK`, `verifiers:ID`, or "module:Class".
         options: Keywords of the source.
         seed: Of the training prompts. The held-out ones are the same for every seed.
         split: Which problems to draw.

@@ -83,6 +83,11 @@ def test_tokens_after_an_update_carry_its_version_and_come_from_its_weights(benc
         torch.testing.assert_close(torch.tensor(done.logprobs), expected, atol=1e-3, rtol=0)
 
 
+def test_a_cpu_keeps_the_history_of_short_turns(bench: Bench) -> None:
+    if bench.real:
+        assert bench.engine._engine.vllm_config.cache_config.block_size == 32
+
+
 def test_what_is_prepared_is_served_when_it_is_loaded_and_not_before(bench: Bench) -> None:
     """Prepared once, overtaken by the next, which is then loaded."""
     old = {name: weight.clone() for name, weight in bench.weights().items()}

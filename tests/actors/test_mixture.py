@@ -39,6 +39,19 @@ def test_a_schedule_goes_over_from_easy_to_hard(tmp_path):
     assert 0.3 < texts[100:300].count("h") / 200 < 0.7
 
 
+def test_one_of_each_part_can_be_looked_at_without_moving_on(tmp_path):
+    parts = [
+        {**rows(tmp_path / "e.jsonl", "e"), "weight": [[100, 1.0], [300, 0.0]]},
+        {**rows(tmp_path / "h.jsonl", "h"), "weight": [[100, 0.0], [300, 1.0]]},
+    ]
+    looked, fresh = mixture(parts), mixture(parts)
+    looked.next(5), fresh.next(5)
+    each = looked.one_of_each()
+    assert [prompt.metadata["part"] for prompt in each] == ["0", "1"]
+    assert looked.cursor() == fresh.cursor()
+    assert looked.next(400) == fresh.next(400)
+
+
 def test_a_weight_moves_in_straight_lines_and_stays_outside_of_its_points():
     points = ((10, 1.0), (20, 0.0), (40, 2.0))
     assert [weight_at(points, place) for place in (0, 10, 15, 20, 30, 40, 99)] == [

@@ -215,3 +215,20 @@ def test_metadata_cannot_take_the_place_of_the_prompts_messages(tmp_path):
     row = {"prompt": "asked", "metadata": {"headway:messages": []}}
     with pytest.raises(InputError, match="has 'headway:messages', which only"):
         texts(write(tmp_path / "x.jsonl", [row]), 1)
+
+
+@pytest.mark.parametrize(
+    ("answer", "text"), [(408, "408"), (408.0, "408"), (0.5, "0.5"), ("408.0", "408.0")]
+)
+def test_a_whole_number_is_an_answer_without_a_point(tmp_path, answer, text):
+    path = write(tmp_path / "x.jsonl", [{"prompt": "a", "answer": answer}])
+    [prompt] = load_source("files", options={"path": path}, seed=0).next(1)
+    assert prompt.answer == text
+
+
+@pytest.mark.parametrize("answer", [True, float("nan"), float("-inf"), [1]])
+def test_an_answer_that_no_policy_can_give_is_told_by_line(tmp_path, answer):
+    rows = [{"prompt": "a", "answer": "1"}, {"prompt": "b", "answer": answer}]
+    path = write(tmp_path / "x.jsonl", rows)
+    with pytest.raises(InputError, match=r"x\.jsonl:2: answer is .*, must be a string or a number"):
+        texts(path, 1)

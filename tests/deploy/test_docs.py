@@ -48,8 +48,7 @@ def test_the_function_and_the_environment_do_what_they_are_for():
     exec(block("def score"), space)
     assert space["score"]("12*34=", "=408", "408", {}) == 1.0
     assert space["score"]("12*34=", "=4080", "408", {}) == 0.0
-    code = block("from actors.environments").partition('\nenvironment = "')[0]
-    exec(code, space)
+    exec(block("from actors.environments"), space)
     environment = space["Calculator"]()
     assert environment.reset(Prompt(prompt_id="p", text="12*34=")) == [Message("user", "12*34=")]
     turn = environment.step(Message("assistant", "[12*34]"))
@@ -60,7 +59,7 @@ def test_the_function_and_the_environment_do_what_they_are_for():
 @pytest.mark.parametrize(
     ("start", "section", "model"),
     [
-        ('[prompts]\nsource = "mixture"', "prompts", PromptsConfig),
+        ('[actors]\nreward = ["math_verify"]', "prompts", PromptsConfig),
         ('[prompts]\nsource = "verifiers', "prompts", PromptsConfig),
         ('[prompts]\nsource = "verifiers', "actors", ActorsConfig),
         ("[heldout]\nsize", "heldout", HeldoutConfig),

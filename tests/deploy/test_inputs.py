@@ -166,6 +166,26 @@ def test_prompts_that_may_be_retired_can_be_known_again(
     assert caught.value.exit_code == 2
 
 
+def test_a_part_of_a_mixture_that_comes_late_is_compared_with_the_rewards_at_once(
+    tmp_path, tiny_model
+):
+    write_lines(tmp_path / "late.jsonl", ["1+0="])
+    parts = (
+        '[{source="reasoning_gym:chain_sum", weight=[[0, 1.0], [1000, 0.0]]}, '
+        f'{{source="files", options={{path="{tmp_path}/late.jsonl"}}, '
+        "weight=[[0, 0.0], [1000, 1.0]]}]"
+    )
+    mixed = [
+        "prompts.source=mixture",
+        f"prompts.source_options={{parts={parts}}}",
+        "heldout.source=lettered_chain_sum",
+    ]
+    refused = recipe(tmp_path, *mixed, "actors.reward=['reasoning_gym']")
+    make_warm_start(refused, tiny_model)
+    with pytest.raises(ValueError, match=r"prompt '1:late/.* is not one; give another reward"):
+        load_inputs(refused)
+
+
 def test_a_missing_model_folder_is_named_and_a_home_folder_is_expanded(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     path = tmp_path / "plain.toml"

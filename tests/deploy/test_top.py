@@ -151,6 +151,7 @@ def frame():
             live_groups=5,
             window_groups=6,
             ready_oldest_seconds=0.5,
+            queued_oldest_seconds=7.0,
             learner_waits_for_groups=1,
             results_accepted_total=version * 4,
             **{f"groups__state__{s}": n for s, n in {"queued": 2, "leased": 3, "ready": 1}.items()},
