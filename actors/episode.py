@@ -18,6 +18,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any
 
+from actors.config import ENVIRONMENTS
 from actors.engine import Generation, RolloutEngine, SamplingParameters
 from actors.environments.environment import Environment, Message, Turn
 from actors.errors import (
@@ -90,7 +91,7 @@ class EpisodeRunner:
     """Name in the records."""
     new_environment: Callable[[], Environment]
     environment_timeout: float
-    """Deadline of each of its answers in seconds."""
+    """Deadline in seconds for it to be built, and for each of its answers."""
     max_turns: int
     """Most messages of the policy in a rollout."""
     rewards: Rewards
@@ -134,7 +135,7 @@ class EpisodeRunner:
 
     async def _play(self, lease: Lease, sample_index: int, saved: Rollout | None) -> Rollout:
         created_at = saved.created_at if saved else datetime.now(UTC)
-        environment = self._environment(lease)
+        environment = await self._environment(lease)
         opening = Turn(await self._ask(lease, environment.reset, lease.prompt), 0.0, done=False)
         self._check_turn(lease, opening)
         transcript, prompt_length = self._opening(lease, opening, saved)
@@ -209,14 +210,12 @@ class EpisodeRunner:
             finished_at=datetime.now(UTC),
         )
 
-    def _environment(self, lease: Lease) -> Environment:
-        try:
+    async def _environment(self, lease: Lease) -> Environment:
+        """A new one; a user's may take its time to be built."""
+        if self.environment in ENVIRONMENTS:
             return self.new_environment()
-        except Exception as error:
-            raise EnvironmentFailed(
-                f"environment {self.environment!r} raised {error!r} when it was built for prompt "
-                f"{lease.prompt.prompt_id!r}"
-            ) from error
+        built: Environment = await self._ask(lease, self.new_environment)
+        return built
 
     def _check_prompt(self, lease: Lease, length: int) -> None:
         if not 1 <= length < self.max_model_len:
@@ -275,10 +274,10 @@ class EpisodeRunner:
             )
         return generation
 
-    async def _ask(self, lease: Lease, method: Callable[..., Any], argument: Any) -> Any:
+    async def _ask(self, lease: Lease, method: Callable[..., Any], *arguments: Any) -> Any:
         try:
             async with asyncio.timeout(self.environment_timeout) as deadline:
-                return await call(method, argument)
+                return await call(method, *arguments)
         except Exception as error:
             if isinstance(error, TimeoutError) and deadline.expired():
                 raise EnvironmentFailed(

@@ -147,6 +147,35 @@ def test_environments_that_block_or_wait_do_not_hold_up_others():
     assert [rollout.turns for rollout in rollouts] == [2] * 16
 
 
+def test_environments_that_block_while_they_are_built_do_not_hold_up_others():
+    """Four that wait for each other are built only where all of them are at once."""
+    user_module.MEETING = threading.Barrier(4)
+    runner = episodes(Recited(*["a"] * 4), SAMPLING, environment="user_module:BuiltTogether")
+
+    async def play_all():
+        return await asyncio.gather(*(runner.run(lease(f"g{i}", answer="1"), 0) for i in range(4)))
+
+    assert [rollout.turns for rollout in asyncio.run(play_all())] == [1] * 4
+
+
+def test_an_environment_that_is_never_built_fails_its_rollout_alone():
+    settings = {"environment": "user_module:Unbuilt", "environment_timeout": 0.05}
+    stuck = episodes(Recited(), SAMPLING, **settings)
+    other = episodes(Recited("b=7"), SAMPLING)
+
+    async def play_both():
+        return await asyncio.gather(
+            stuck.run(lease(), 0), other.run(lease("g2"), 0), return_exceptions=True
+        )
+
+    failure, rollout = asyncio.run(play_both())
+    assert isinstance(failure, EnvironmentFailed)
+    assert str(failure) == (
+        "environment 'user_module:Unbuilt' took longer than 0.05 s on prompt 'sums/0/1'"
+    )
+    assert rollout.reward == 1.0
+
+
 def test_rollouts_of_every_kind_pass_the_schema():
     rollouts = [
         play(Recited("=7")),
@@ -164,6 +193,7 @@ def test_rollouts_of_every_kind_pass_the_schema():
         (FinishReason.ERROR, {}, RolloutFailed, "engine"),
         ("=7", {"max_model_len": 4}, PromptRefused, "prompt"),
         ("=7", {"of": lease(text="")}, PromptRefused, "prompt"),
+        ("=7", {"environment": "user_module:Unbuildable"}, EnvironmentFailed, "environment"),
         ("=7", {"environment": "user_module:Broken"}, EnvironmentFailed, "environment"),
         ("=7", {"environment": "user_module:Mute"}, EnvironmentFailed, "environment"),
         ("=7", {"environment": "user_module:Wordy"}, EnvironmentFailed, "environment"),

@@ -136,6 +136,27 @@ class Meeting(Countdown):
         return super().step(message)
 
 
+class BuiltTogether(Countdown):
+    """Is built when as many conversations as are awaited are being built."""
+
+    def __init__(self):
+        MEETING.wait(5)
+
+
+class Unbuilt(Countdown):
+    """Is never built."""
+
+    def __init__(self):
+        BLOCKED.wait()
+
+
+class Unbuildable(Countdown):
+    """Cannot be built."""
+
+    def __init__(self):
+        raise OSError("no such world")
+
+
 class Broken:
     """Cannot begin."""
 
