@@ -6,6 +6,7 @@
 
 What the environment says is in the context and out of the loss: mask false, version −1,
 log-probability 0. All that was sampled keeps the engine's ids, log-probabilities and versions.
+What the policy cannot answer any more, for want of turns or tokens, is left out.
 
 A rollout whose engine is interrupted ends as `aborted`, with what was sampled. One that was
 interrupted while the policy spoke for the first time can be gone on with, by any engine: nothing
@@ -156,11 +157,12 @@ class EpisodeRunner:
             if turn.done or generation.finish_reason is FinishReason.LENGTH:
                 finish_reason = generation.finish_reason
                 break
-            transcript.inject(self.renderer.continuation(turn.messages, transcript.token_ids[-1]))
-            began = len(transcript.token_ids)
-            if turns == self.max_turns or self._room(transcript) < 1:
+            said = self.renderer.continuation(turn.messages, transcript.token_ids[-1])
+            if turns == self.max_turns or self._room(transcript, len(said)) < 1:
                 finish_reason = FinishReason.LENGTH
                 break
+            transcript.inject(said)
+            began = len(transcript.token_ids)
         train = lease.purpose is Purpose.TRAIN
         rewards = self.rewards if train else self.heldout_rewards
         score = await rewards.score(lease.prompt, reply, finish_reason)
@@ -240,11 +242,11 @@ class EpisodeRunner:
                 f"{lease.prompt.prompt_id!r}, must be a Turn of messages and a finite reward"
             )
 
-    def _room(self, transcript: Transcript) -> int:
-        """Tokens that may still be sampled."""
+    def _room(self, transcript: Transcript, said: int = 0) -> int:
+        """Tokens that may still be sampled after so many more of the environment's."""
         return min(
             self.sampling.max_new_tokens - transcript.sampled,
-            self.max_model_len - len(transcript.token_ids),
+            self.max_model_len - len(transcript.token_ids) - said,
         )
 
     async def _generate(

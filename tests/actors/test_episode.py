@@ -118,6 +118,8 @@ def test_a_conversation_ends_when_no_token_may_be_sampled_any_more():
     )
     assert rollout.turns == 2
     assert rollout.finish_reason is FinishReason.LENGTH
+    assert rollout.token_ids == [*ids("3+4=a"), EOS, *ids("left 8b"), EOS]
+    assert rollout.metadata["turn_rewards"] == [(5, 0.5), (13, 0.5)]
 
 
 def test_a_conversation_is_cut_off_after_its_most_turns():
@@ -126,6 +128,37 @@ def test_a_conversation_is_cut_off_after_its_most_turns():
     assert (rollout.turns, len(engine.requests)) == (2, 2)
     assert rollout.finish_reason is FinishReason.LENGTH
     assert rollout.reward_parts["environment"] == 1.0
+    assert rollout.token_ids == [*ids("3+4=a"), EOS, *ids("left 8b"), EOS]
+    assert rollout.loss_mask == [False] * 4 + [True] * 2 + [False] * 6 + [True] * 2
+    assert rollout.metadata["turn_rewards"] == [(5, 0.5), (13, 0.5)]
+
+
+def test_what_is_said_in_the_turn_that_ends_a_conversation_is_not_in_it():
+    rollout = play(Recited("a"), of=lease(answer="1"), environment="user_module:Countdown")
+    assert rollout.token_ids == [*ids("3+4=a"), EOS]
+    assert rollout.finish_reason is FinishReason.STOP
+    assert rollout.metadata["turn_rewards"] == [(5, 0.5)]
+
+
+@pytest.mark.parametrize(("max_model_len", "turns"), [(12, 1), (13, 2)])
+def test_a_conversation_goes_on_where_one_token_can_be_sampled(max_model_len, turns):
+    """Prompt, first message and what is said after it are 12 tokens."""
+    engine, settings = Recited("a", "b"), {"environment": "user_module:Countdown"}
+    rollout = play(engine, of=lease(answer="9"), max_model_len=max_model_len, **settings)
+    assert rollout.turns == turns
+    assert rollout.token_ids == [*ids("3+4=a"), EOS, *(ids("left 8b") if turns == 2 else [])]
+    assert rollout.loss_mask[-1]
+    assert rollout.finish_reason is FinishReason.LENGTH
+    assert rollout.reward_parts["environment"] == 0.5 * turns
+
+
+def test_what_is_longer_than_the_context_is_never_in_a_rollout():
+    rollout = play(Recited("b=7"), of=lease(answer="7"), environment="user_module:Verbose")
+    assert rollout.token_ids == [*ids("3+4=b=7"), EOS]
+    assert rollout.loss_mask == [False] * 4 + [True] * 4
+    assert rollout.metadata["turn_rewards"] == [(7, 0.5)]
+    assert (rollout.turns, rollout.finish_reason) == (1, FinishReason.LENGTH)
+    assert rollout.reward_parts == {"environment": 0.5, "last_answer": 0.0}
 
 
 def test_an_environment_that_says_nothing_does_not_make_the_policy_repeat_itself():

@@ -107,6 +107,13 @@ class Listener(Countdown):
         return replace(super().step(message), messages=[], reward=float(news))
 
 
+class Verbose(Countdown):
+    """Answers with more than any context holds."""
+
+    def step(self, message):
+        return replace(super().step(message), messages=[Message("user", "a" * 200_000)])
+
+
 class Painted(Countdown):
     """Has an option."""
 
