@@ -6,6 +6,7 @@
 
 What the environment says is in the context and out of the loss: mask false, version −1,
 log-probability 0. All that was sampled keeps the engine's ids, log-probabilities and versions.
+What the policy cannot answer any more, for want of turns or tokens, is left out.
 
 A rollout whose engine is interrupted ends as `aborted`, with what was sampled. One that was
 interrupted while the policy spoke for the first time can be gone on with, by any engine: nothing
@@ -18,6 +19,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any
 
+from actors.config import ENVIRONMENTS
 from actors.engine import Generation, RolloutEngine, SamplingParameters
 from actors.environments.environment import Environment, Message, Turn
 from actors.errors import (
@@ -90,7 +92,7 @@ class EpisodeRunner:
     """Name in the records."""
     new_environment: Callable[[], Environment]
     environment_timeout: float
-    """Deadline of each of its answers in seconds."""
+    """Deadline in seconds for it to be built, and for each of its answers."""
     max_turns: int
     """Most messages of the policy in a rollout."""
     rewards: Rewards
@@ -134,7 +136,7 @@ class EpisodeRunner:
 
     async def _play(self, lease: Lease, sample_index: int, saved: Rollout | None) -> Rollout:
         created_at = saved.created_at if saved else datetime.now(UTC)
-        environment = self._environment(lease)
+        environment = await self._environment(lease)
         opening = Turn(await self._ask(lease, environment.reset, lease.prompt), 0.0, done=False)
         self._check_turn(lease, opening)
         transcript, prompt_length = self._opening(lease, opening, saved)
@@ -155,11 +157,12 @@ class EpisodeRunner:
             if turn.done or generation.finish_reason is FinishReason.LENGTH:
                 finish_reason = generation.finish_reason
                 break
-            transcript.inject(self.renderer.continuation(turn.messages, transcript.token_ids[-1]))
-            began = len(transcript.token_ids)
-            if turns == self.max_turns or self._room(transcript) < 1:
+            said = self.renderer.continuation(turn.messages, transcript.token_ids[-1])
+            if turns == self.max_turns or self._room(transcript, len(said)) < 1:
                 finish_reason = FinishReason.LENGTH
                 break
+            transcript.inject(said)
+            began = len(transcript.token_ids)
         train = lease.purpose is Purpose.TRAIN
         rewards = self.rewards if train else self.heldout_rewards
         score = await rewards.score(lease.prompt, reply, finish_reason)
@@ -209,14 +212,12 @@ class EpisodeRunner:
             finished_at=datetime.now(UTC),
         )
 
-    def _environment(self, lease: Lease) -> Environment:
-        try:
+    async def _environment(self, lease: Lease) -> Environment:
+        """A new one; a user's may take its time to be built."""
+        if self.environment in ENVIRONMENTS:
             return self.new_environment()
-        except Exception as error:
-            raise EnvironmentFailed(
-                f"environment {self.environment!r} raised {error!r} when it was built for prompt "
-                f"{lease.prompt.prompt_id!r}"
-            ) from error
+        built: Environment = await self._ask(lease, self.new_environment)
+        return built
 
     def _check_prompt(self, lease: Lease, length: int) -> None:
         if not 1 <= length < self.max_model_len:
@@ -241,11 +242,11 @@ class EpisodeRunner:
                 f"{lease.prompt.prompt_id!r}, must be a Turn of messages and a finite reward"
             )
 
-    def _room(self, transcript: Transcript) -> int:
-        """Tokens that may still be sampled."""
+    def _room(self, transcript: Transcript, said: int = 0) -> int:
+        """Tokens that may still be sampled after so many more of the environment's."""
         return min(
             self.sampling.max_new_tokens - transcript.sampled,
-            self.max_model_len - len(transcript.token_ids),
+            self.max_model_len - len(transcript.token_ids) - said,
         )
 
     async def _generate(
@@ -275,10 +276,10 @@ class EpisodeRunner:
             )
         return generation
 
-    async def _ask(self, lease: Lease, method: Callable[..., Any], argument: Any) -> Any:
+    async def _ask(self, lease: Lease, method: Callable[..., Any], *arguments: Any) -> Any:
         try:
             async with asyncio.timeout(self.environment_timeout) as deadline:
-                return await call(method, argument)
+                return await call(method, *arguments)
         except Exception as error:
             if isinstance(error, TimeoutError) and deadline.expired():
                 raise EnvironmentFailed(

@@ -15,10 +15,13 @@ decided by `queues.admission`, what a batch teaches by `learner`, how weights tr
 
 import asyncio
 import time
+from collections.abc import Callable
 from contextlib import suppress
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 from deploy import heldout
+from deploy.aside import aside
 from deploy.config import RunConfig
 from deploy.errors import RunFailed
 from deploy.inputs import Inputs
@@ -37,7 +40,10 @@ from deploy.trackers import Trackers
 from deploy.watchdog import Watchdog
 from queues.accounts import newest_checkpoint
 from queues.errors import QueueClosed, QueuesError
+from queues.records import Prompt
 from weight_sync.errors import WeightSyncError
+
+T = TypeVar("T")
 
 CLOSE_SECONDS = 2.0
 """What an interrupted run gets to ask for its last figures, and any run to close its books; both
@@ -214,14 +220,35 @@ class Run:
         await heldout.initial(self.broker, self.inputs.evaluations, evaluator)
         source = self.inputs.source
         if (cursor := await self.broker.cursor()) is not None:
-            source.restore(cursor)
+            await self.ask_source(partial(source.restore, cursor))
+
+        def draw(count: int) -> tuple[list[Prompt], str]:
+            return source.next(count), source.cursor()
+
         while True:
             try:
                 wanted = await self.broker.prompts_wanted(timeout=10.0)
             except QueueClosed:
                 return
             if wanted:
-                await self.broker.issue(source.next(wanted), cursor=source.cursor())
+                prompts, after = await self.ask_source(partial(draw, wanted))
+                await self.broker.issue(prompts, cursor=after)
+
+    async def ask_source(self, work: Callable[[], T]) -> T:
+        """What the prompt source answers; it may be the user's, and block.
+
+        Raises:
+            RunFailed: It does not answer.
+        """
+        limit = self.config.deploy.stall_seconds
+        try:
+            async with asyncio.timeout(limit):
+                return await aside(work)
+        except TimeoutError:
+            raise RunFailed(
+                f"prompts.source = {self.config.prompts.source!r} did not answer within "
+                f"deploy.stall_seconds = {limit:g}"
+            ) from None
 
     async def collect_scores(self) -> None:
         """Records every held-out score when it is complete."""

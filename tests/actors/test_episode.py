@@ -118,6 +118,8 @@ def test_a_conversation_ends_when_no_token_may_be_sampled_any_more():
     )
     assert rollout.turns == 2
     assert rollout.finish_reason is FinishReason.LENGTH
+    assert rollout.token_ids == [*ids("3+4=a"), EOS, *ids("left 8b"), EOS]
+    assert rollout.metadata["turn_rewards"] == [(5, 0.5), (13, 0.5)]
 
 
 def test_a_conversation_is_cut_off_after_its_most_turns():
@@ -126,6 +128,37 @@ def test_a_conversation_is_cut_off_after_its_most_turns():
     assert (rollout.turns, len(engine.requests)) == (2, 2)
     assert rollout.finish_reason is FinishReason.LENGTH
     assert rollout.reward_parts["environment"] == 1.0
+    assert rollout.token_ids == [*ids("3+4=a"), EOS, *ids("left 8b"), EOS]
+    assert rollout.loss_mask == [False] * 4 + [True] * 2 + [False] * 6 + [True] * 2
+    assert rollout.metadata["turn_rewards"] == [(5, 0.5), (13, 0.5)]
+
+
+def test_what_is_said_in_the_turn_that_ends_a_conversation_is_not_in_it():
+    rollout = play(Recited("a"), of=lease(answer="1"), environment="user_module:Countdown")
+    assert rollout.token_ids == [*ids("3+4=a"), EOS]
+    assert rollout.finish_reason is FinishReason.STOP
+    assert rollout.metadata["turn_rewards"] == [(5, 0.5)]
+
+
+@pytest.mark.parametrize(("max_model_len", "turns"), [(12, 1), (13, 2)])
+def test_a_conversation_goes_on_where_one_token_can_be_sampled(max_model_len, turns):
+    """Prompt, first message and what is said after it are 12 tokens."""
+    engine, settings = Recited("a", "b"), {"environment": "user_module:Countdown"}
+    rollout = play(engine, of=lease(answer="9"), max_model_len=max_model_len, **settings)
+    assert rollout.turns == turns
+    assert rollout.token_ids == [*ids("3+4=a"), EOS, *(ids("left 8b") if turns == 2 else [])]
+    assert rollout.loss_mask[-1]
+    assert rollout.finish_reason is FinishReason.LENGTH
+    assert rollout.reward_parts["environment"] == 0.5 * turns
+
+
+def test_what_is_longer_than_the_context_is_never_in_a_rollout():
+    rollout = play(Recited("b=7"), of=lease(answer="7"), environment="user_module:Verbose")
+    assert rollout.token_ids == [*ids("3+4=b=7"), EOS]
+    assert rollout.loss_mask == [False] * 4 + [True] * 4
+    assert rollout.metadata["turn_rewards"] == [(7, 0.5)]
+    assert (rollout.turns, rollout.finish_reason) == (1, FinishReason.LENGTH)
+    assert rollout.reward_parts == {"environment": 0.5, "last_answer": 0.0}
 
 
 def test_an_environment_that_says_nothing_does_not_make_the_policy_repeat_itself():
@@ -147,6 +180,35 @@ def test_environments_that_block_or_wait_do_not_hold_up_others():
     assert [rollout.turns for rollout in rollouts] == [2] * 16
 
 
+def test_environments_that_block_while_they_are_built_do_not_hold_up_others():
+    """Four that wait for each other are built only where all of them are at once."""
+    user_module.MEETING = threading.Barrier(4)
+    runner = episodes(Recited(*["a"] * 4), SAMPLING, environment="user_module:BuiltTogether")
+
+    async def play_all():
+        return await asyncio.gather(*(runner.run(lease(f"g{i}", answer="1"), 0) for i in range(4)))
+
+    assert [rollout.turns for rollout in asyncio.run(play_all())] == [1] * 4
+
+
+def test_an_environment_that_is_never_built_fails_its_rollout_alone():
+    settings = {"environment": "user_module:Unbuilt", "environment_timeout": 0.05}
+    stuck = episodes(Recited(), SAMPLING, **settings)
+    other = episodes(Recited("b=7"), SAMPLING)
+
+    async def play_both():
+        return await asyncio.gather(
+            stuck.run(lease(), 0), other.run(lease("g2"), 0), return_exceptions=True
+        )
+
+    failure, rollout = asyncio.run(play_both())
+    assert isinstance(failure, EnvironmentFailed)
+    assert str(failure) == (
+        "environment 'user_module:Unbuilt' took longer than 0.05 s on prompt 'sums/0/1'"
+    )
+    assert rollout.reward == 1.0
+
+
 def test_rollouts_of_every_kind_pass_the_schema():
     rollouts = [
         play(Recited("=7")),
@@ -164,6 +226,7 @@ def test_rollouts_of_every_kind_pass_the_schema():
         (FinishReason.ERROR, {}, RolloutFailed, "engine"),
         ("=7", {"max_model_len": 4}, PromptRefused, "prompt"),
         ("=7", {"of": lease(text="")}, PromptRefused, "prompt"),
+        ("=7", {"environment": "user_module:Unbuildable"}, EnvironmentFailed, "environment"),
         ("=7", {"environment": "user_module:Broken"}, EnvironmentFailed, "environment"),
         ("=7", {"environment": "user_module:Mute"}, EnvironmentFailed, "environment"),
         ("=7", {"environment": "user_module:Wordy"}, EnvironmentFailed, "environment"),

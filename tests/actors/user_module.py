@@ -107,6 +107,13 @@ class Listener(Countdown):
         return replace(super().step(message), messages=[], reward=float(news))
 
 
+class Verbose(Countdown):
+    """Answers with more than any context holds."""
+
+    def step(self, message):
+        return replace(super().step(message), messages=[Message("user", "a" * 200_000)])
+
+
 class Painted(Countdown):
     """Has an option."""
 
@@ -134,6 +141,27 @@ class Meeting(Countdown):
     def step(self, message):
         MEETING.wait(5)
         return super().step(message)
+
+
+class BuiltTogether(Countdown):
+    """Is built when as many conversations as are awaited are being built."""
+
+    def __init__(self):
+        MEETING.wait(5)
+
+
+class Unbuilt(Countdown):
+    """Is never built."""
+
+    def __init__(self):
+        BLOCKED.wait()
+
+
+class Unbuildable(Countdown):
+    """Cannot be built."""
+
+    def __init__(self):
+        raise OSError("no such world")
 
 
 class Broken:
