@@ -3,6 +3,7 @@
 import os
 import re
 import socket
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -236,7 +237,7 @@ def load_heldout(config: RunConfig) -> tuple[list[heldout.Planned], list[Prompt]
     """The evaluations of a run, and the problems of the largest one.
 
     Raises:
-        InputError: The source of the held-out problems cannot be used.
+        InputError: The source of the held-out problems cannot be used, or two of them have one id.
     """
     section = config.heldout
     if section is None:
@@ -250,9 +251,16 @@ def load_heldout(config: RunConfig) -> tuple[list[heldout.Planned], list[Prompt]
         named, options=options, seed=config.seed, split="heldout", heldout_size=size
     )
     try:
-        return planned, WithoutHeldout(source, frozenset()).next(size)
+        problems = WithoutHeldout(source, frozenset()).next(size)
     except SourceFailed as error:
         raise InputError(f"held-out problems: {error}") from error
+    name, times = Counter(problem.prompt_id for problem in problems).most_common(1)[0]
+    if times > 1:
+        raise InputError(
+            f"held-out problems: {named!r} gives the prompt_id {name!r} to {times} of them, but "
+            "each must have its own: their samples are told apart by it"
+        )
+    return planned, problems
 
 
 def model_path(config: RunConfig) -> str:

@@ -88,7 +88,7 @@ class Record:
         """
         for kind, result in scores.items():
             each = (samples or {}).get(kind, 1)
-            best = {"samples": each, "pass_at_k": result.best} if each > 1 else {}
+            best = {"samples": each, "pass_at_k": result.best, "incomplete": result.incomplete}
             series = self.heldout if kind == GREEDY else self.heldout_sampled
             series.append(
                 {
@@ -98,7 +98,7 @@ class Record:
                     "size": result.count // each,
                     "failed": result.failed,
                     "sampled_by": [result.lowest_version, result.highest_version],
-                    **best,
+                    **(best if each > 1 else {}),
                 }
             )
 

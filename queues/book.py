@@ -362,7 +362,7 @@ class Book:
     def _fail(self, group: Group, reason: str) -> None:
         self.groups.move(group, State.FAILED, reason=reason)
         if (run := self._evaluation(group)) is not None:
-            run.fail()
+            run.fail(group.prompt.prompt_id)
             self._close_evaluation(run)
 
     def _choose(self) -> Choice:

@@ -24,6 +24,8 @@ class EvaluationRun:
     """Sum over the scored prompts."""
     best: dict[str, float] = field(default_factory=dict)
     """Largest reward of each prompt that was scored, by id."""
+    incomplete: set[str] = field(default_factory=set)
+    """Ids of the prompts that a sample is missing of, since it failed."""
     tokens: int = 0
     lowest_version: int | None = None
     highest_version: int | None = None
@@ -55,20 +57,23 @@ class EvaluationRun:
         self.lowest_version = min((v for v in oldest if v is not None), default=None)
         self.highest_version = max((v for v in newest if v is not None), default=None)
 
-    def fail(self) -> None:
+    def fail(self, prompt_id: str) -> None:
         """One more prompt used up its attempts, or wants a version that will never come."""
         self.failed += 1
+        self.incomplete.add(prompt_id)
         self.finished_at = time.time()
 
     def outcome(self) -> Evaluation:
         """The result of a finished evaluation; 0 seconds where nothing was ever leased."""
         finished_at = self.finished_at or 0.0
+        best = [most for name, most in self.best.items() if name not in self.incomplete]
         return Evaluation(
             name=self.name,
             count=self.count,
             failed=self.failed,
             score=self.rewards / self.scored if self.scored else None,
-            best=sum(self.best.values()) / len(self.best) if self.best else None,
+            best=sum(best) / len(best) if best else None,
+            incomplete=len(self.incomplete),
             lowest_version=self.lowest_version,
             highest_version=self.highest_version,
             tokens=self.tokens,

@@ -197,7 +197,10 @@ class Evaluation:
     score: float | None
     """Mean reward of the rollouts that did not fail; None where all did."""
     best: float | None
-    """Mean over the prompts of their largest reward: pass@k where each was given k times."""
+    """Mean over the complete prompts of their largest reward: pass@k where each was given k times.
+    None where there are none."""
+    incomplete: int
+    """Prompts of which a rollout failed: `best` leaves them out."""
     lowest_version: int | None
     """Of all sampled tokens; None where there are none."""
     highest_version: int | None

@@ -36,12 +36,10 @@ def recover(ledger: Ledger, book: Book) -> None:
     book.version = len(acked)
     for row in acked[-BATCHES_KEPT:]:
         book.add_batch(_batch(row))
-    for row in snapshot.evaluations:
-        run = book.evaluations[row["name"]] = _evaluation(row)
+    book.evaluations.update(_evaluations(snapshot))
+    for run in book.evaluations.values():
         if not run.finished:
             book.prompts.open_evaluation(run.name, run.min_version)
-    for name, prompt_id, reward in snapshot.best:
-        book.evaluations[name].best[prompt_id] = reward
     if book.tie_filter is not None:
         book.tie_filter.dropped = snapshot.counters.get(DROPPED_SINCE_TAKE, 0)
         book.tie_filter.let_through = snapshot.counters.get(LET_THROUGH, 0)
@@ -122,6 +120,15 @@ def _batch(row: Row) -> BatchRecord:
         acked_at=row["acked_at"],
         statistics=json.loads(row["statistics"]),
     )
+
+
+def _evaluations(snapshot: Snapshot) -> dict[str, EvaluationRun]:
+    runs = {row["name"]: _evaluation(row) for row in snapshot.evaluations}
+    for name, prompt_id, reward in snapshot.best:
+        runs[name].best[prompt_id] = reward
+    for name, prompt_id in snapshot.incomplete:
+        runs[name].incomplete.add(prompt_id)
+    return runs
 
 
 def _evaluation(row: Row) -> EvaluationRun:

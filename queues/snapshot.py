@@ -21,6 +21,8 @@ class Snapshot(NamedTuple):
     best: Sequence[tuple[str, str, float]]
     """Of every prompt of an evaluation that was scored: the name of that, its id, its best reward.
     """
+    incomplete: Sequence[tuple[str, str]]
+    """Of every prompt of an evaluation of which a sample failed: the name of that, its id."""
     batches: Sequence[Row]
     meta: Mapping[str, str]
     counters: Mapping[str, int]
@@ -71,6 +73,10 @@ def read_snapshot(database: sqlite3.Connection, states: StateCounts) -> Snapshot
             "SELECT evaluation, groups.prompt_id, max(reward) FROM groups"
             " JOIN results USING (group_id) WHERE evaluation IS NOT NULL"
             " GROUP BY evaluation, groups.prompt_id"
+        ).fetchall(),
+        incomplete=database.execute(
+            "SELECT DISTINCT evaluation, prompt_id FROM groups"
+            f" WHERE evaluation IS NOT NULL AND state = '{State.FAILED}'"
         ).fetchall(),
         batches=database.execute("SELECT * FROM batches ORDER BY version").fetchall(),
         meta=dict(database.execute("SELECT key, value FROM meta").fetchall()),

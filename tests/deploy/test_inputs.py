@@ -145,6 +145,17 @@ class Source:
 """
 
 
+def test_held_out_problems_of_one_id_are_refused(tmp_path, tiny_model, monkeypatch):
+    (tmp_path / "own_source.py").write_text(OWN_SOURCE)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    own = ["prompts.source=own_source:Source", "prompts.source_options={form='p'}"]
+    config = recipe(tmp_path, *own, "heldout.size=3", "heldout.final_size=4")
+    make_warm_start(config, tiny_model)
+    said = "held-out problems: 'own_source:Source' gives the prompt_id 'p' to 4 of them"
+    with pytest.raises(InputError, match=said):
+        load_inputs(config)
+
+
 @pytest.mark.parametrize(
     ("form", "cap", "refused"),
     [("own-{}", "0.9", True), ("own-{}", None, False), ("own/0/{}", "0.9", False)],

@@ -119,7 +119,7 @@ def test_pass_at_k_stands_beside_the_mean_of_its_samples():
     known = record()
     for version, score, best in ((0, 0.25, 0.5), (3, 0.5, 0.75)):
         found = Evaluation(
-            name=f"sampled@{version}", count=40, failed=0, score=score, best=best,
+            name=f"sampled@{version}", count=40, failed=0, score=score, best=best, incomplete=1,
             lowest_version=version, highest_version=version, tokens=80, seconds=1.0,
         )  # fmt: skip
         greedy = replace(found, count=10)
@@ -130,7 +130,7 @@ def test_pass_at_k_stands_beside_the_mean_of_its_samples():
     assert "pass_at_k" not in summary["heldout"][0]
     last = summary["heldout_sampled"][-1]
     assert (last["size"], last["samples"], last["pass_at_k"]) == (10, 4, 0.75)
-    assert last["sampled_by"] == [3, 3]
+    assert (last["incomplete"], last["sampled_by"]) == (1, [3, 3])
     shown = dict(figures(summary))
     assert shown["held-out sampled"] == "0.250 → 0.500 (10 problems), pass@4 0.500 → 0.750"
 
