@@ -260,8 +260,8 @@ def load_heldout(config: RunConfig) -> tuple[list[heldout.Planned], list[Prompt]
     name, times = Counter(problem.prompt_id for problem in problems).most_common(1)[0]
     if times > 1:
         raise InputError(
-            f"held-out problems: {named!r} gives {times} of {len(problems)} the prompt_id {name!r}, "
-            "but each must have its own: their samples are told apart by it"
+            f"held-out problems: {named!r} gives the prompt_id {name!r} to {times} of them, but "
+            "each must have its own: their samples are told apart by it"
         )
     return planned, problems
 

@@ -151,7 +151,7 @@ def test_held_out_problems_of_one_id_are_refused(tmp_path, tiny_model, monkeypat
     own = ["prompts.source=own_source:Source", "prompts.source_options={form='p'}"]
     config = recipe(tmp_path, *own, "heldout.size=3", "heldout.final_size=4")
     make_warm_start(config, tiny_model)
-    said = "held-out problems: 'own_source:Source' gives 4 of 4 the prompt_id 'p'"
+    said = "held-out problems: 'own_source:Source' gives the prompt_id 'p' to 4 of them"
     with pytest.raises(InputError, match=said):
         load_inputs(config)
 
