@@ -65,7 +65,7 @@ class LlmJudge:
         attempts: Most of them for one mark.
         backoff_seconds: Wait before the second attempt; it doubles with each, and varies.
         at_once: Most calls of this actor at a time.
-        max_calls: Budget of this actor; None has no end.
+        max_calls: Budget of this actor, anew when it was started again; None has no end.
         key_variable: Environment variable with the key, where the server wants one.
 
     Raises:

@@ -197,6 +197,36 @@ def test_attempts_count_against_the_budget():
         assert len(asked) == 3
 
 
+@pytest.mark.parametrize("heldout", [None, ["llm_judge"]])
+def test_training_and_heldout_rollouts_share_one_budget(heldout):
+    from actors.config import ActorsConfig
+    from actors.ray_actor import RolloutActor
+
+    async def go(url):
+        options = {"url": url, "model": "m", "max_calls": 2}
+        config = ActorsConfig(
+            engine="scripted",
+            reward=["tags", "llm_judge"],
+            heldout_reward=heldout,
+            reward_options={"llm_judge": options},
+        )
+        actor = RolloutActor(
+            0, config=config, weight_sync=None, model_path="", seed=0, group_size=2,
+            heartbeat_seconds=60.0, broker=None, broadcaster=None,
+        )  # fmt: skip
+        training, heldout_rewards = actor._rewards()
+        expected = {"llm_judge"} if heldout else {"tags", "llm_judge"}
+        assert (await training.score(PROMPT, "7")).parts.keys() == {"tags", "llm_judge"}
+        assert (await heldout_rewards.score(PROMPT, "7")).parts.keys() == expected
+        for rewards in (training, heldout_rewards):
+            with pytest.raises(RewardFailed, match="all 2 calls of this actor are used up"):
+                await rewards.score(PROMPT, "7")
+
+    with server("7", "7") as (url, asked):
+        asyncio.run(go(url))
+    assert len(asked) == 2
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
