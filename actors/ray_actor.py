@@ -9,7 +9,7 @@ back without weights and without its calls. Whoever created it makes another one
 
 import asyncio
 import gc
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, Never
 
@@ -259,20 +259,25 @@ class RolloutActor:
         node = ray.util.get_node_ip_address()
         self._tally.metrics = address(self._metrics_host, port, node)
 
-    def _rewards(self, names: Sequence[str]) -> Rewards:
-        return load_rewards(
-            names,
-            timeout=self._config.reward_timeout_seconds,
-            options=self._config.reward_options,
-            weights=self._config.reward_weights,
+    def _rewards(self) -> tuple[Rewards, Rewards]:
+        """Of training and of held-out rollouts; what is in both is one, with one budget."""
+        config = self._config
+        heldout = config.heldout_reward or config.reward
+        rewards = load_rewards(
+            [*config.reward, *heldout],
+            timeout=config.reward_timeout_seconds,
+            options=config.reward_options,
+            weights=config.reward_weights,
             judge=self._judge,
             pool=self._pool,
-            code_execution=self._config.code_execution,
+            code_execution=config.code_execution,
         )
+        return rewards.only(config.reward), rewards.only(heldout)
 
     def _build(self) -> _Parts:
         """Everything but the running engine; blocks while it reads the model folder."""
         config = self._config
+        rewards, heldout_rewards = self._rewards()
         tokenizer = load_tokenizer(self._model_path)
         max_model_len = config.max_model_len or context_length(self._model_path)
         engine = build_engine(
@@ -291,8 +296,8 @@ class RolloutActor:
             engine,
             tokenizer,
             max_model_len,
-            rewards=self._rewards(config.reward),
-            heldout_rewards=self._rewards(config.heldout_reward or config.reward),
+            rewards=rewards,
+            heldout_rewards=heldout_rewards,
         )
         worker = RolloutWorker(
             self._tally,

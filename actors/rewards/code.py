@@ -70,13 +70,14 @@ def code(
         metadata: Its `tests` are a list of {"stdin": …, "stdout": …}, {"call": "add(1, 2)",
             "result": 3}, or texts like "assert add(1, 2) == 3" whose right side is a literal.
         score: `share` gives the share of the tests that are passed.
-        seconds: Of all tests together; what is not tried in time is not passed. Keep it below
-            actors.reward_timeout_seconds.
+        seconds: Of the program in all tests together; what is not tried in time is not passed. The
+            sandboxes take their own time to start, one for all calls and one for each dialogue:
+            actors.reward_timeout_seconds must have room for both.
         memory_mib: Of the program.
 
     Raises:
         ValueError: There are no tests, or one that cannot be read.
-        InputError: There is no sandbox on this machine; nothing was run.
+        InputError: There is no sandbox on this machine, or one did not start in time.
     """
     blocks = FENCED.findall(completion)
     program = blocks[-1] if blocks else completion
@@ -160,7 +161,7 @@ def _runs(tests: Sequence[Dialogue | Call]) -> Iterator[list[Dialogue] | list[Ca
 
 
 def _judge(program: str, run: Sequence[Dialogue | Call], sandbox: Sandbox) -> tuple[int, float]:
-    """Tests of one run that are passed, and the seconds that it took."""
+    """Tests of one run that are passed, and the seconds that the program took."""
     first = run[0]
     if isinstance(first, Dialogue):
         outcome = sandbox.run(program, first.stdin)

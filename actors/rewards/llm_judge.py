@@ -5,8 +5,9 @@
     reward_options = { llm_judge = { url = "http://10.0.0.5:8000/v1", model = "Qwen/Qwen3-32B" } }
 
 What fails in passing, or answers without a mark, is asked again, ever later; a judge that stays
-away is no fault of the completion. Calls are counted against a budget of each actor, the repeated
-ones included; when it is used up, rollouts fail and so the run ends, saying so.
+away is no fault of the completion. A reply that was cut off, or can be read in two ways, has no
+mark. Calls are counted against a budget of each actor, the repeated ones included; when it is used
+up, rollouts fail and so the run ends, saying so.
 """
 
 import asyncio
@@ -21,7 +22,7 @@ import httpx
 from actors.errors import InputError, RewardFailed, RewardModelLost
 
 INSTRUCTION = """You mark answers. Read the question, the answer, and the reference where there is \
-one. Reply with one number from 0, useless, to 10, perfect, and nothing else.
+one. Reply with one number from 0, useless, to {largest}, perfect, and nothing else.
 
 Question:
 {prompt}
@@ -31,6 +32,15 @@ Answer:
 
 Reference:
 {answer}"""
+ONE_NUMBER = r"""(?ix) \A
+(?: \D* [^\d\s/+−–-] (?<!\bof) (?<!minus) (?<!negative) )? \s*
+(?<![\w.,—]) (\d+ (?:\.\d+)?)
+(?: \s* \(? (?: / | (?:out\ )? of ) \s* {largest} (?:\.0+)? )?
+(?! \w | \s* (?: [/%] | percent | \(? (?:out\ )? of\b ) )
+\D* \Z"""
+"""Reads "7", "Score: 7.", "7/10" and "7 out of 10", and no reply with a sign or another number."""
+OWN_FIELDS = frozenset({"model", "messages", "temperature", "max_tokens"})
+"""What a request has from other options."""
 PASSING = frozenset({408, 409, 425, 429, 500, 502, 503, 504})
 """HTTP statuses of which another attempt may be free."""
 LONGEST_WAIT = 30.0
@@ -42,16 +52,20 @@ class LlmJudge:
     Args:
         url: Base address, up to and with "/v1".
         model: As the server names it.
-        instruction: Of one message of the user's; {prompt}, {completion} and {answer} are put in.
-        pattern: Finds the mark in the reply: its first group, else all of it. The last one counts.
+        instruction: Of one message of the user's; {prompt}, {completion}, {answer} and {largest}
+            are put in.
+        pattern: Finds the mark in the reply: its first group, else all of it. Where it finds
+            several they must be the same. Without one the mark is the only number of the reply,
+            but for the largest mark behind it, as in "7/10" or "7 out of 10".
         largest: Mark that is worth 1; 0 is worth 0, and others are refused.
         temperature: Of the judge.
-        max_tokens: Of its reply.
+        max_tokens: Of its reply, what it thinks before included; one that is cut off has no mark.
+        body: More fields of the request, as {"chat_template_kwargs": {"enable_thinking": False}}.
         seconds: Deadline of one attempt; all of them have actors.reward_timeout_seconds.
         attempts: Most of them for one mark.
         backoff_seconds: Wait before the second attempt; it doubles with each, and varies.
         at_once: Most calls of this actor at a time.
-        max_calls: Budget of this actor; None has no end.
+        max_calls: Budget of this actor, anew when it was started again; None has no end.
         key_variable: Environment variable with the key, where the server wants one.
 
     Raises:
@@ -64,10 +78,11 @@ class LlmJudge:
         url: str,
         model: str,
         instruction: str = INSTRUCTION,
-        pattern: str = r"\d+(?:\.\d+)?",
+        pattern: str | None = None,
         largest: float = 10.0,
         temperature: float = 0.0,
         max_tokens: int = 16,
+        body: Mapping[str, Any] | None = None,
         seconds: float = 10.0,
         attempts: int = 4,
         backoff_seconds: float = 0.5,
@@ -75,9 +90,12 @@ class LlmJudge:
         max_calls: int | None = None,
         key_variable: str = "OPENAI_API_KEY",
     ) -> None:
-        self._pattern = _checked(url, pattern, largest, attempts, at_once)
+        if pattern is None:
+            pattern = ONE_NUMBER.replace("{largest}", re.escape(f"{largest:g}"))
+        self._pattern = _checked(url, pattern, largest, attempts, at_once, body or {})
         self._url, self._model, self._instruction = url.rstrip("/"), model, instruction
         self._largest, self._temperature, self._max_tokens = largest, temperature, max_tokens
+        self._body = dict(body or {})
         self._seconds, self._attempts, self._backoff = seconds, attempts, backoff_seconds
         self._places = asyncio.Semaphore(at_once)
         self._max_calls, self.calls = max_calls, 0
@@ -94,9 +112,14 @@ class LlmJudge:
             RewardModelLost: The server cannot be reached, or is overloaded.
             RewardFailed: It refuses the request or gives no mark, or the budget is used up.
         """
-        given = {"{prompt}": prompt, "{completion}": completion, "{answer}": answer or "none"}
+        given = {
+            "prompt": prompt,
+            "completion": completion,
+            "answer": answer or "none",
+            "largest": f"{self._largest:g}",
+        }
         text = re.sub(
-            r"\{(prompt|completion|answer)\}", lambda found: given[found[0]], self._instruction
+            rf"\{{({'|'.join(given)})\}}", lambda found: given[found[1]], self._instruction
         )
         failure: RewardFailed | RewardModelLost
         for attempt in range(self._attempts):
@@ -123,6 +146,7 @@ class LlmJudge:
                 "messages": [{"role": "user", "content": text}],
                 "temperature": self._temperature,
                 "max_tokens": self._max_tokens,
+                **self._body,
             }
             client = httpx.AsyncClient(
                 timeout=self._seconds, headers=self._headers, verify=self._certificates
@@ -142,21 +166,30 @@ class LlmJudge:
         if not response.is_success:
             raise RewardFailed(said)
         try:
-            content = response.json()["choices"][0]["message"]["content"]
-        except (ValueError, KeyError, IndexError, TypeError):
+            choice = response.json()["choices"][0]
+            content, ended = choice["message"]["content"], choice.get("finish_reason")
+        except (ValueError, KeyError, IndexError, TypeError, AttributeError):
             raise RewardFailed(said) from None
+        if ended == "length":
+            raise _TryAgain(
+                RewardFailed(
+                    f"{self._url} was cut off after max_tokens = {self._max_tokens}, having said "
+                    f"{str(content)[:200]!r}; let it say more, or think less (body)"
+                )
+            )
         return content if isinstance(content, str) else ""
 
     def _mark(self, reply: str) -> float:
-        *_, last = [None, *self._pattern.finditer(reply)]
-        found = None if last is None else last[1] if last.re.groups else last[0]
+        group = min(self._pattern.groups, 1)
         try:
-            mark = float(found or "")
-        except ValueError:
+            (mark,) = {float(found[group] or "") for found in self._pattern.finditer(reply)}
+        except ValueError:  # none, several, or no number
             mark = -1.0
         if not 0 <= mark <= self._largest:
             raise _TryAgain(
-                RewardFailed(f"{self._url} gave no mark from 0 to {self._largest:g}: {reply!r}")
+                RewardFailed(
+                    f"{self._url} gave no one mark from 0 to {self._largest:g}: {reply[:200]!r}"
+                )
             )
         return mark / self._largest
 
@@ -177,7 +210,12 @@ def _seconds(header: str | None) -> float:
 
 
 def _checked(
-    url: str, pattern: str, largest: float, attempts: int, at_once: int
+    url: str,
+    pattern: str,
+    largest: float,
+    attempts: int,
+    at_once: int,
+    body: Mapping[str, Any],
 ) -> re.Pattern[str]:
     place = "actors.reward_options.llm_judge:"
     if not url.startswith(("http://", "https://")):
@@ -187,6 +225,8 @@ def _checked(
             f"{place} largest = {largest}, attempts = {attempts} and at_once = {at_once} must all "
             "be above 0"
         )
+    if own := sorted(OWN_FIELDS & body.keys()):
+        raise InputError(f"{place} body may not have {', '.join(own)}: set that option instead")
     try:
         return re.compile(pattern)
     except re.error as error:

@@ -123,6 +123,10 @@ class Rewards:
         self._rewards = dict(rewards)
         self._weights = dict(weights)
 
+    def only(self, names: Iterable[str]) -> "Rewards":
+        """Those with these names; a budget or a process they share with the rest."""
+        return Rewards({name: self._rewards[name] for name in names}, self._weights)
+
     async def score(
         self, prompt: Prompt, completion: str, finish_reason: FinishReason = FinishReason.STOP
     ) -> Score:
@@ -187,7 +191,7 @@ def load_rewards(
             return Inline(name, function, timeout)
         return Isolated(name, chosen, pool, timeout, coroutine=is_coroutine(function))
 
-    return Rewards({name: load(name) for name in names}, weights or {})
+    return Rewards({name: load(name) for name in dict.fromkeys(names)}, weights or {})
 
 
 def _check_code_execution(code_execution: Literal["off", "sandbox"]) -> None:

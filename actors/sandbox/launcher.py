@@ -3,9 +3,10 @@
     launcher ─new namespaces─▶ init (pid 1: mounts, a root of its own, no rights) ─▶ the program
 
 Run by path, as `python -I -S launcher.py CONFIG_FD STATUS_FD`, and imports nothing of ours but the
-file beside it. CONFIG is JSON (`sandbox.Sandbox` writes it). To STATUS one line of JSON is written:
-`{"exit": code}`, `{"signal": number}`, or `{"error": text}` where the program was not started.
-Every step must succeed before the next: nothing of the program runs in a sandbox that lacks a wall.
+file beside it. CONFIG is JSON (`sandbox.Sandbox` writes it). To STATUS lines of JSON are written,
+each with the time in `at`: `{"started": true}` just before the program begins, and how it ended as
+`{"exit": code}` or `{"signal": number}`; or `{"error": text}` where it was not started. Every step
+must succeed before the next: nothing of the program runs in a sandbox that lacks a wall.
 
 Walls: user (unless started by root, who becomes nobody), mount, pid, network, IPC and UTS
 namespaces; a root file system of a few read-only directories without /proc, /etc or any home; one
@@ -21,6 +22,7 @@ import os
 import resource
 import signal
 import sys
+import time
 from typing import Any, NoReturn
 
 CLONE_NEWNS, CLONE_NEWUTS, CLONE_NEWIPC = 0x00020000, 0x04000000, 0x08000000
@@ -156,8 +158,9 @@ def allow_system_calls(program: bytes) -> None:
 
 
 def report(status: int, what: dict[str, Any]) -> None:
-    """Tells whoever started the launcher."""
-    os.write(status, json.dumps(what).encode() + b"\n")
+    """Tells whoever started the launcher; the clock is the same in all processes."""
+    line = json.dumps({**what, "at": time.monotonic()})
+    os.write(status, line.encode() + b"\n")
 
 
 def run_program(config: dict[str, Any], program: bytes, status: int) -> NoReturn:
@@ -168,6 +171,7 @@ def run_program(config: dict[str, Any], program: bytes, status: int) -> NoReturn
         os.closerange(3, status)
         os.closerange(status + 1, 1 << 16)  # status itself is closed by exec
         allow_system_calls(program)
+        report(status, {"started": True})
         os.execve(config["command"][0], config["command"], config["environment"])
     except BaseException as error:  # noqa: BLE001  (the only way to tell)
         report(status, {"error": f"the program was not started: {error}"})

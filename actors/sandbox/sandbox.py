@@ -13,7 +13,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -26,7 +25,7 @@ LAUNCHER = Path(__file__).with_name("launcher.py")
 FOLDERS = ("/usr/lib", "/usr/lib64", "/lib", "/lib64")
 """What a Python interpreter needs beside its own folder, where it is there."""
 START_SECONDS = 30.0
-"""What a sandbox gets to start and to end, apart from the time of its program."""
+"""What a sandbox gets to start its program, and to end after it; apart from the program's time."""
 
 PROBE = """
 import os, socket
@@ -64,6 +63,7 @@ class Outcome:
     """What it wrote, up to the limit."""
     stderr: str
     seconds: float
+    """Of the program alone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,7 +71,7 @@ class Sandbox:
     """Limits of a program."""
 
     seconds: float = 10.0
-    """Of the clock, the start of the interpreter included."""
+    """Of the clock, the start of the program's interpreter included, that of the sandbox not."""
     memory_mib: int = 256
     """Address space."""
     disk_mib: int = 16
@@ -88,9 +88,9 @@ class Sandbox:
             stdin: What it can read.
 
         Raises:
-            InputError: The sandbox cannot be had; names what is missing. Nothing was run.
+            InputError: The sandbox cannot be had, or not within `START_SECONDS`; names what is
+                missing. Nothing was run.
         """
-        began = time.monotonic()
         status_read, status_write = os.pipe()
         with tempfile.TemporaryFile("w+", encoding="utf-8", errors="surrogatepass") as config:
             json.dump(self._config(program), config)
@@ -110,25 +110,26 @@ class Sandbox:
                 )
             finally:
                 os.close(status_write)
-        with process, open(status_read, "rb") as status:
+        with process, open(status_read, "rb", buffering=0) as pipe:
+            status = _Status(self.seconds)
             try:
-                stopped, outputs = self._exchange(process, stdin.encode(errors="replace"))
+                stopped, outputs = self._exchange(
+                    process, stdin.encode(errors="replace"), pipe.fileno(), status
+                )
             finally:
                 process.kill()  # and so init, and so all that is in it
             process.wait(START_SECONDS)
-            said = status.readline()
         texts = [output.decode(errors="replace") for output in outputs]
-        seconds = time.monotonic() - began
+        said = status.said
+        if "error" in said:
+            raise InputError(unavailable(said["error"]))
         if stopped is not None:
-            return Outcome(stopped, 0, texts[0], texts[1], seconds)
-        found: dict[str, Any] = (
-            json.loads(said) if said else {"error": f"the launcher said nothing: {texts[1]}"}
-        )
-        if "error" in found:
-            raise InputError(unavailable(found["error"]))
-        if "signal" in found:
-            return Outcome("signal", found["signal"], texts[0], texts[1], seconds)
-        return Outcome("exit", found["exit"], texts[0], texts[1], seconds)
+            return Outcome(stopped, 0, texts[0], texts[1], status.seconds())
+        if "signal" in said:
+            return Outcome("signal", said["signal"], texts[0], texts[1], status.seconds())
+        if "exit" in said:
+            return Outcome("exit", said["exit"], texts[0], texts[1], status.seconds())
+        raise InputError(unavailable(f"the launcher did not say how it ended: {texts[1]}"))
 
     def _config(self, program: str) -> dict[str, Any]:
         prefix = os.path.realpath(sys.base_prefix)
@@ -142,7 +143,7 @@ class Sandbox:
             "command": [interpreter, "-I", "-B", "/work/program.py"],
             "environment": {"PATH": "", "HOME": "/work", "LD_LIBRARY_PATH": f"{prefix}/lib"},
             "folders": folders,
-            "seconds": self.seconds,
+            "seconds": START_SECONDS + self.seconds,
             "disk_bytes": bytes_of_disk,
             "files": 1024,
             "limits": {
@@ -158,10 +159,9 @@ class Sandbox:
         }
 
     def _exchange(
-        self, process: subprocess.Popen[bytes], stdin: bytes
+        self, process: subprocess.Popen[bytes], stdin: bytes, pipe: int, status: "_Status"
     ) -> tuple[Literal["timeout", "output"] | None, list[bytearray]]:
-        """Feeds the program and takes what it writes, up to the limits."""
-        deadline = time.monotonic() + self.seconds
+        """Feeds the program and takes what it writes and what is told of it, up to the limits."""
         outputs = [bytearray(), bytearray()]
         assert process.stdin is not None
         with selectors.DefaultSelector() as selector:
@@ -170,11 +170,11 @@ class Sandbox:
                 selector.register(stream, selectors.EVENT_READ, output)
             os.set_blocking(process.stdin.fileno(), False)
             selector.register(process.stdin, selectors.EVENT_WRITE)
+            selector.register(pipe, selectors.EVENT_READ, status)
             while selector.get_map():
-                left = deadline - time.monotonic()
-                if left <= 0:
-                    return "timeout", outputs
-                for key, _ in selector.select(left):
+                deadline = status.deadline
+                late = time.monotonic() >= deadline
+                for key, _ in selector.select(max(0.0, deadline - time.monotonic())):
                     if key.data is None:
                         stdin = _feed(key.fd, stdin)
                         if not stdin:
@@ -182,14 +182,62 @@ class Sandbox:
                             process.stdin.close()
                     elif not (block := os.read(key.fd, 65536)):
                         selector.unregister(key.fileobj)
+                    elif key.data is status:
+                        status.take(block)
                     else:
                         key.data.extend(block)
-                        if len(key.data) > self.output_kib * 1024:
-                            del key.data[self.output_kib * 1024 :]
-                            return "output", outputs
-            with suppress(subprocess.TimeoutExpired):
-                process.wait(max(0.0, deadline - time.monotonic()))
-        return ("timeout" if process.returncode is None else None), outputs
+                most = self.output_kib * 1024
+                if max(map(len, outputs)) > most:
+                    return "output", [output[:most] for output in outputs]
+                if late and status.deadline == deadline:  # nor was it told just now
+                    return status.late(), outputs
+        return None, outputs
+
+
+class _Status:
+    """What the launcher has told, and when it must tell more.
+
+    Args:
+        seconds: Of the program, from when it was started.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self.said: dict[str, Any] = {}
+        self.deadline = time.monotonic() + START_SECONDS
+        self._limit = seconds
+        self._text = b""
+
+    def take(self, block: bytes) -> None:
+        """Reads on; a line moves the deadline."""
+        *lines, self._text = (self._text + block).split(b"\n")
+        for line in lines:
+            told = json.loads(line)
+            if "started" in told:
+                self.said["started"] = told["at"]
+                self.deadline = told["at"] + self._limit
+            else:
+                self.said |= told
+                self.deadline = time.monotonic() + START_SECONDS
+
+    def seconds(self) -> float:
+        """Of the program, until its end or now."""
+        seconds: float = self.said.get("at", time.monotonic()) - self.said["started"]
+        return seconds
+
+    def late(self) -> Literal["timeout"] | None:
+        """Whose fault a missed deadline is: the program's, or nobody's once it has ended.
+
+        Raises:
+            InputError: The sandbox's, which had not started it.
+        """
+        if "at" in self.said:
+            return None
+        if "started" in self.said:
+            return "timeout"
+        raise InputError(
+            f"the sandbox did not start a program within {START_SECONDS:g} s, and nothing was run; "
+            "give this machine less to do at once"
+        )
 
 
 def _feed(descriptor: int, text: bytes) -> bytes:

@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+import shutil
 
 import pytest
 
@@ -9,7 +10,7 @@ from actors.errors import InputError, RewardFailed
 from actors.rewards import RewardPool, check_scorable, load_rewards
 from actors.rewards import rewards as module
 from actors.rewards.code import code, read_tests
-from actors.sandbox import check_sandbox
+from actors.sandbox import check_sandbox, sandbox
 from queues.records import Prompt
 
 try:
@@ -83,6 +84,19 @@ def test_time_is_for_all_tests_together():
         "import time\nname = input()\ntime.sleep(60 if name == 'Ada' else 0)\nprint('hello', name)"
     )
     assert score(program, GREET, score="share", seconds=1.0) == 0.0
+
+
+@needs_sandbox
+def test_sandboxes_that_are_slow_to_start_cost_a_program_nothing(monkeypatch, tmp_path):
+    text, step = sandbox.LAUNCHER.read_text(), "        unshare(root=root)"
+    assert step in text
+    (tmp_path / "launcher.py").write_text(text.replace(step, f"        time.sleep(2)\n{step}"))
+    shutil.copy(sandbox.LAUNCHER.with_name("system_calls.py"), tmp_path)
+    monkeypatch.setattr(sandbox, "LAUNCHER", tmp_path / "launcher.py")
+    assert score("print('hello', input())", GREET, seconds=2.0) == 1.0
+    monkeypatch.setattr(sandbox, "START_SECONDS", 0.5)
+    with pytest.raises(InputError, match="did not start a program"):
+        score("print('hello', input())", GREET)
 
 
 @needs_sandbox

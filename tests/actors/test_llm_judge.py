@@ -23,7 +23,10 @@ PROMPT = Prompt(prompt_id="p/0/1", text="What is 3+4?", answer="7")
 
 @contextmanager
 def server(*answers):
-    """Answers in turn: a text as a reply, a number as a status, None by hanging up."""
+    """Answers in turn: a text as a reply, a number as a status, None by hanging up.
+
+    A pair is a reply and why it ended.
+    """
     waiting, asked = list(answers), []
 
     class Handler(http.server.BaseHTTPRequestHandler):
@@ -36,8 +39,10 @@ def server(*answers):
             if answer is None:
                 self.close_connection = True
                 return
-            status, reply = (answer, "busy") if isinstance(answer, int) else (200, answer)
-            payload = json.dumps({"choices": [{"message": {"content": reply}}]}).encode()
+            status, said = (answer, "busy") if isinstance(answer, int) else (200, answer)
+            reply, ended = said if isinstance(said, tuple) else (said, "stop")
+            choice = {"message": {"content": reply}, "finish_reason": ended}
+            payload = json.dumps({"choices": [choice]}).encode()
             self.send_response(status)
             self.send_header("Content-Length", str(len(payload)))
             self.end_headers()
@@ -48,7 +53,7 @@ def server(*answers):
 
     listening = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     listening.daemon_threads = True
-    thread = threading.Thread(target=listening.serve_forever, daemon=True)
+    thread = threading.Thread(target=listening.serve_forever, args=(0.01,), daemon=True)
     thread.start()
     try:
         yield f"http://127.0.0.1:{listening.server_port}/v1", asked
@@ -70,7 +75,7 @@ def judge(url, count=1, completion="It is 7.", **options):
 
 
 def test_the_mark_is_a_share_of_the_largest_and_the_judge_sees_all():
-    with server("8", "Mark: 2.5 of 5, so 2.5") as (url, asked):
+    with server("8", "Mark: 2.5 of 5") as (url, asked):
         assert judge(url) == [0.8]
         assert judge(url, largest=5.0, completion="{answer}") == [0.5]
     path, key, body = asked[0]
@@ -80,6 +85,77 @@ def test_the_mark_is_a_share_of_the_largest_and_the_judge_sees_all():
     for said in ("What is 3+4?", "It is 7.", "Reference:\n7"):
         assert said in message["content"]
     assert "Answer:\n{answer}" in asked[1][2]["messages"][0]["content"]
+
+
+CUT = ("<think> Okay, there are 3 ", "length")
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        "7",
+        " 7.0\n",
+        "Score: 7.",
+        "**7**",
+        "7/10",
+        "7 / 10.",
+        "7 out of 10",
+        "7 (out of 10)",
+        "so 7",
+    ],
+)
+def test_one_number_is_the_mark_however_the_largest_is_told(reply):
+    with server(reply) as (url, _):
+        assert judge(url) == [0.7]
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        "-3", "- 3", "−3", "minus 3", "3 or 4", "7, no: 7", "3-4", "7/7", "7/100", "3/5", "70%",
+        "5,5", ".5", "1e1", "five out of 10", "five/10", "3 of the facts", "v2", "11/10", "",
+    ],
+)  # fmt: skip
+def test_a_reply_that_could_mean_another_mark_fails_the_rollout(reply):
+    with server(reply) as (url, _), pytest.raises(RewardFailed, match="gave no one mark"):
+        judge(url, attempts=1)
+
+
+def test_the_largest_mark_is_the_one_that_was_set():
+    with server("3/5", "3/10") as (url, asked):
+        assert judge(url, largest=5.0) == [0.6]
+        with pytest.raises(RewardFailed, match="no one mark from 0 to 5: '3/10'"):
+            judge(url, largest=5.0, attempts=1)
+    assert "from 0, useless, to 5, perfect" in asked[0][2]["messages"][0]["content"]
+
+
+def test_a_pattern_that_finds_several_marks_must_find_the_same():
+    pattern = r"Mark: (\d+)"
+    with server("Of 3 facts 2 are right. Mark: 4", "Mark: 4. Mark: 4", "Mark: 4. Mark: 5") as (
+        url,
+        _,
+    ):
+        assert judge(url, count=2, pattern=pattern) == [0.4, 0.4]
+        with pytest.raises(RewardFailed, match="gave no one mark"):
+            judge(url, pattern=pattern, attempts=1)
+
+
+def test_a_reply_that_was_cut_off_is_asked_for_again_and_never_read():
+    with server(CUT, "7", CUT, CUT) as (url, asked):
+        assert judge(url) == [0.7]
+        with pytest.raises(
+            RewardFailed, match=r"was cut off after max_tokens = 16, .*<think> Okay"
+        ):
+            judge(url, attempts=2)
+    assert len(asked) == 4
+
+
+def test_the_request_has_the_fields_of_the_body():
+    quiet = {"chat_template_kwargs": {"enable_thinking": False}}
+    with server("7") as (url, asked):
+        judge(url, body=quiet)
+    assert quiet.items() <= asked[0][2].items()
+    assert asked[0][2]["model"] == "m"
 
 
 def test_the_key_comes_from_the_environment(monkeypatch):
@@ -100,8 +176,8 @@ def test_what_fails_in_passing_is_asked_again():
     [
         ([503] * 3, RewardModelLost, "answered 503", 3),
         ([None] * 3, RewardModelLost, "does not answer", 3),
-        (["none"] * 3, RewardFailed, "gave no mark from 0 to 10: 'none'", 3),
-        (["11"] * 3, RewardFailed, "gave no mark from 0 to 10: '11'", 3),
+        (["none"] * 3, RewardFailed, "gave no one mark from 0 to 10: 'none'", 3),
+        (["11"] * 3, RewardFailed, "gave no one mark from 0 to 10: '11'", 3),
         ([401], RewardFailed, "answered 401", 1),
     ],
 )
@@ -121,6 +197,36 @@ def test_attempts_count_against_the_budget():
         assert len(asked) == 3
 
 
+@pytest.mark.parametrize("heldout", [None, ["llm_judge"]])
+def test_training_and_heldout_rollouts_share_one_budget(heldout):
+    from actors.config import ActorsConfig
+    from actors.ray_actor import RolloutActor
+
+    async def go(url):
+        options = {"url": url, "model": "m", "max_calls": 2}
+        config = ActorsConfig(
+            engine="scripted",
+            reward=["tags", "llm_judge"],
+            heldout_reward=heldout,
+            reward_options={"llm_judge": options},
+        )
+        actor = RolloutActor(
+            0, config=config, weight_sync=None, model_path="", seed=0, group_size=2,
+            heartbeat_seconds=60.0, broker=None, broadcaster=None,
+        )  # fmt: skip
+        training, heldout_rewards = actor._rewards()
+        expected = {"llm_judge"} if heldout else {"tags", "llm_judge"}
+        assert (await training.score(PROMPT, "7")).parts.keys() == {"tags", "llm_judge"}
+        assert (await heldout_rewards.score(PROMPT, "7")).parts.keys() == expected
+        for rewards in (training, heldout_rewards):
+            with pytest.raises(RewardFailed, match="all 2 calls of this actor are used up"):
+                await rewards.score(PROMPT, "7")
+
+    with server("7", "7") as (url, asked):
+        asyncio.run(go(url))
+    assert len(asked) == 2
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -129,6 +235,7 @@ def test_attempts_count_against_the_budget():
         ({"url": "http://x/v1", "model": "m", "modle": 1}, "has no option modle"),
         ({"url": "http://x/v1", "model": "m", "attempts": 0}, "above 0"),
         ({"url": "http://x/v1", "model": "m", "pattern": "("}, "pattern = "),
+        ({"url": "http://x/v1", "model": "m", "body": {"model": "n"}}, "may not have model"),
     ],
 )
 def test_options_that_cannot_be_used_are_an_input_error(options, message):
@@ -189,7 +296,8 @@ def _answers(url):
 @pytest.mark.vllm
 @pytest.mark.timeout(420)
 def test_a_server_of_vllm_marks_many_at_once(vllm_server):
-    options = {"url": vllm_server, "model": "judge", "max_tokens": 1, "largest": 9.0,
+    options = {"url": vllm_server, "model": "judge", "max_tokens": 4, "largest": 9.0,
+               "body": {"stop": [*"0123456789"], "include_stop_str_in_output": True},
                "seconds": 60.0, "temperature": 1.0, "attempts": 8}  # fmt: skip
     rewards = load_rewards(["llm_judge"], options={"llm_judge": options}, timeout=120.0)
 

@@ -245,14 +245,62 @@ def test_it_holds_without_root_where_user_namespaces_may_be_made(tmp_path):
         [python, "-c", driver], user=65534, group=65534, extra_groups=[], cwd="/",
         capture_output=True, text=True, timeout=120, check=False,
     )  # fmt: skip
-    assert done.stdout.splitlines() == ["walls stand", '{"exit": 0}', ""], done
+    said, *told = done.stdout.splitlines()
+    assert said == "walls stand", done
+    started, ended = [json.loads(line) for line in told if line]
+    assert (started["started"], ended["exit"]) == (True, 0)
+    assert started["at"] < ended["at"]
 
 
-def test_nothing_runs_where_a_wall_is_missing(monkeypatch, tmp_path):
-    launcher = tmp_path / "launcher.py"
-    launcher.write_text(module.LAUNCHER.read_text().replace("def unshare(", "def old(", 1))
-    shutil.copy(module.LAUNCHER.with_name("system_calls.py"), tmp_path)
-    monkeypatch.setattr(module, "LAUNCHER", launcher)
+@pytest.fixture
+def change_launcher(monkeypatch, tmp_path):
+    """Puts a text of the launcher in another's place."""
+
+    def change(old, new):
+        text = module.LAUNCHER.read_text()
+        assert text.count(old) == 1
+        (tmp_path / "launcher.py").write_text(text.replace(old, new))
+        shutil.copy(module.LAUNCHER.with_name("system_calls.py"), tmp_path)
+        monkeypatch.setattr(module, "LAUNCHER", tmp_path / "launcher.py")
+
+    return change
+
+
+@needs_sandbox
+@pytest.mark.parametrize(
+    ("step", "slow"),
+    [
+        ("        unshare(root=root)", "        time.sleep(3)\n        unshare(root=root)"),
+        ("        os.waitpid(child, 0)", "        os.waitpid(child, 0)\n        time.sleep(3)"),
+    ],
+    ids=["start", "end"],
+)
+def test_a_slow_sandbox_takes_no_time_of_the_program(change_launcher, step, slow):
+    change_launcher(step, slow)
+    outcome = Sandbox(seconds=2).run("print('done')")
+    assert (outcome.ended, outcome.code, outcome.stdout) == ("exit", 0, "done\n")
+    assert outcome.seconds < 2
+
+
+@needs_sandbox
+def test_a_program_that_was_not_started_in_time_is_an_error_and_not_a_timeout(
+    change_launcher, monkeypatch
+):
+    change_launcher("        unshare(root=root)", "        time.sleep(600)")
+    monkeypatch.setattr(module, "START_SECONDS", 0.5)
+    with pytest.raises(InputError, match=r"did not start a program within 0\.5 s"):
+        Sandbox(seconds=600).run("print('done')")
+
+
+@needs_sandbox
+def test_a_program_that_is_stopped_is_told_its_own_time():
+    outcome = Sandbox(seconds=1).run("import time\nprint('in', flush=True)\ntime.sleep(600)")
+    assert (outcome.ended, outcome.stdout) == ("timeout", "in\n")
+    assert outcome.seconds >= 1
+
+
+def test_nothing_runs_where_a_wall_is_missing(change_launcher):
+    change_launcher("def unshare(", "def old(")
     with pytest.raises(InputError, match="no program is run") as caught:
         Sandbox(seconds=30).run("print('ran')")
     assert caught.value.exit_code == 2
