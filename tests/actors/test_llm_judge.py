@@ -245,7 +245,8 @@ def test_options_that_cannot_be_used_are_an_input_error(options, message):
 
 @pytest.fixture(scope="module")
 def vllm_server(tmp_path_factory):
-    """A server of vLLM's own, whose model says digits."""
+    """Address of a server of vLLM's own, whose model says digits, and their ids."""
+    from actors.model_folder import load_tokenizer
     from learner.config import TinyModelConfig
     from learner.model import build_tiny
 
@@ -274,7 +275,8 @@ def vllm_server(tmp_path_factory):
             assert process.poll() is None, said
             assert time.monotonic() < deadline, said
             time.sleep(0.5)  # between two looks at the condition
-        yield f"http://127.0.0.1:{port}/v1"
+        digits = load_tokenizer(str(folder)).convert_tokens_to_ids([*"0123456789"])
+        yield f"http://127.0.0.1:{port}/v1", digits
     finally:
         process.terminate()
         with suppress(subprocess.TimeoutExpired):
@@ -296,8 +298,9 @@ def _answers(url):
 @pytest.mark.vllm
 @pytest.mark.timeout(420)
 def test_a_server_of_vllm_marks_many_at_once(vllm_server):
-    options = {"url": vllm_server, "model": "judge", "max_tokens": 4, "largest": 9.0,
-               "body": {"stop": [*"0123456789"], "include_stop_str_in_output": True},
+    url, digits = vllm_server
+    options = {"url": url, "model": "judge", "max_tokens": 4, "largest": 9.0,
+               "body": {"stop_token_ids": digits, "include_stop_str_in_output": True},
                "seconds": 60.0, "temperature": 1.0, "attempts": 8}  # fmt: skip
     rewards = load_rewards(["llm_judge"], options={"llm_judge": options}, timeout=120.0)
 
@@ -309,4 +312,4 @@ def test_a_server_of_vllm_marks_many_at_once(vllm_server):
     assert len(set(marks)) > 3
     assert all(mark * 9 == pytest.approx(round(mark * 9)) for mark in marks)
     with pytest.raises(RewardFailed, match="answered 404"):
-        judge(vllm_server, model="another", seconds=60.0)
+        judge(url, model="another", seconds=60.0)
