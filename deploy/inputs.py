@@ -4,6 +4,8 @@ import os
 import re
 import socket
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -106,13 +108,13 @@ def load_inputs(config: RunConfig, *, resumed: Path | None = None) -> Inputs:
                 f"prompts.max_tokens = {prompts.max_tokens}: every held-out problem is longer"
             )
         problems = kept
-    first = _first(source, prompts.groups_per_batch)
+    with _refused():
+        first = _first(source, prompts.groups_per_batch)
+        of_parts = all_prompts.one_of_each() if isinstance(all_prompts, Mixture) else []
     if prompts.pass_rate_cap is not None:
         for prompt in first:
             split(prompt.prompt_id)
-    check_scorable(config.actors.reward, first)
-    if isinstance(all_prompts, Mixture):
-        check_scorable(config.actors.reward, all_prompts.one_of_each())
+    check_scorable(config.actors.reward, [*first, *of_parts])
     check_scorable(scored_by, problems)
     tried = [*problems, *first]
     judges = reward_model_paths(config)
@@ -132,18 +134,20 @@ def load_inputs(config: RunConfig, *, resumed: Path | None = None) -> Inputs:
 
 
 def _first(source: PromptSource, count: int) -> list[Prompt]:
-    """The prompts that a source will give first; it is left where it was.
+    """The prompts that a source will give first; it is left where it was."""
+    cursor = source.cursor()
+    first = source.next(count)
+    source.restore(cursor)
+    return first
 
-    Raises:
-        InputError: It raises, or gives something else than prompts.
-    """
+
+@contextmanager
+def _refused() -> Iterator[None]:
+    """A source that raises, or gives something else than prompts, cannot be used: InputError."""
     try:
-        cursor = source.cursor()
-        first = source.next(count)
-        source.restore(cursor)
+        yield
     except SourceFailed as error:
         raise InputError(str(error)) from error
-    return first
 
 
 def _check_objective(config: RunConfig) -> None:

@@ -72,9 +72,10 @@ def group_lag_histogram(
     Groups without a masked-in token are left out. Arguments as of `origins`.
     """
     _, group = torch.unique(group_ids[mask], return_inverse=True)
-    lags = (version - versions[mask]).new_zeros(int(group.max()) + 1 if group.numel() else 0)
-    lags.scatter_reduce_(0, group, version - versions[mask], "amax", include_self=False)
-    found, counts = torch.unique(lags, return_counts=True)
+    lags = version - versions[mask]
+    oldest = lags.new_zeros(int(group.max()) + 1 if group.numel() else 0)
+    oldest.scatter_reduce_(0, group, lags, "amax", include_self=False)
+    found, counts = torch.unique(oldest, return_counts=True)
     return dict(zip(found.tolist(), counts.tolist(), strict=True))
 
 

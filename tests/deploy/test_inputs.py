@@ -197,6 +197,31 @@ def test_a_part_of_a_mixture_that_comes_late_is_compared_with_the_rewards_at_onc
         load_inputs(refused)
 
 
+def test_a_part_of_a_mixture_that_comes_late_and_raises_is_refused_at_once(
+    tmp_path, tiny_model, monkeypatch
+):
+    broken = OWN_SOURCE.replace(
+        "    def next(self, count):", "    def next(self, count):\n        1 / 0"
+    )
+    assert broken != OWN_SOURCE
+    (tmp_path / "broken_source.py").write_text(broken)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    parts = (
+        '[{source="lettered_chain_sum", weight=[[0, 1.0], [1000, 0.0]]}, '
+        '{source="broken_source:Source", options={form="late/0/{}"}, '
+        "weight=[[0, 0.0], [1000, 1.0]]}]"
+    )
+    config = recipe(
+        tmp_path,
+        "prompts.source=mixture",
+        f"prompts.source_options={{parts={parts}}}",
+        "heldout.source=lettered_chain_sum",
+    )
+    make_warm_start(config, tiny_model)
+    with pytest.raises(InputError, match="division by zero"):
+        load_inputs(config)
+
+
 def test_a_missing_model_folder_is_named_and_a_home_folder_is_expanded(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     path = tmp_path / "plain.toml"
