@@ -1,16 +1,18 @@
-"""Memory of the C library that a learner on a CPU keeps instead of giving it back.
+"""Freed memory that a learner on a CPU keeps instead of giving it back.
 
-Tensors of every step are as large as those of the last one. glibc maps large ones anew each time, and
-the kernel fills every page with zeros first: a tenth of a step of 60 M parameters. Leaves out
-learners on GPUs, whose allocator keeps memory anyway.
+Tensors of a step are as large as those of the last one. glibc maps large ones anew each time and
+gives the top of its heap back, and the kernel fills every page with zeros before it is used again:
+a tenth of a step of 60 M parameters. Leaves out GPUs, whose allocator keeps memory by itself.
 """
 
 import ctypes
 
-TRIM_THRESHOLD, MMAP_MAX = -1, -4
+TRIM_THRESHOLD, TOP_PAD, MMAP_MAX = -1, -2, -4
 """Names of options in glibc's malloc.h."""
 KEPT_BYTES = 2**31 - 1
 """The most that may be asked for: free memory at the heap's end is kept up to this."""
+GROWTH_BYTES = 256 * 2**20
+"""By which the heap grows at least, touched only where it is used."""
 
 
 def keep_freed_memory() -> None:
@@ -19,3 +21,4 @@ def keep_freed_memory() -> None:
     if mallopt is not None:
         mallopt(MMAP_MAX, 0)
         mallopt(TRIM_THRESHOLD, KEPT_BYTES)
+        mallopt(TOP_PAD, GROWTH_BYTES)
