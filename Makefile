@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 SEED ?= 0
 STAMP := $(VENV)/.installed
 
-.PHONY: help setup demo test test-fast test-slow test-trl test-verifiers test-trackers test-prometheus test-browser check format bench clean
+.PHONY: help setup demo test test-fast test-slow trl test-trl test-verifiers test-trackers test-prometheus test-browser check format bench clean
 
 help:  ## Show what there is
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -31,8 +31,10 @@ test-fast: setup  ## Pure logic only: no Ray, no vLLM, no DeepSpeed
 test-slow: setup  ## What takes minutes
 	$(BIN)/python -m pytest -m slow
 
-test-trl: setup  ## Compare losses with TRL's own code, which is installed beside the environment
+trl: setup  ## Install TRL beside the environment, for `make test-trl` and `headway bench versus-trl`
 	$(BIN)/pip install --quiet --no-deps --upgrade --target .trl -r deploy/locks/trl.txt
+
+test-trl: trl  ## Compare losses with TRL's own code
 	PYTHONPATH=$(CURDIR)/.trl $(BIN)/python -m pytest -m slow tests/learner/test_losses_trl.py
 
 test-verifiers: setup  ## Play environments of the library verifiers, which is installed beside the environment

@@ -22,13 +22,28 @@ from rich.console import Console
 from rich.progress import Progress
 
 from benchmarks.async_figures import WARM_UP
+from benchmarks.environment import environment
 from deploy.config import ModelConfig, RunConfig, load_recipe
 from deploy.errors import DeployError, InputError, Interrupted, RunFailed
-from deploy.origin import ORIGIN_FILE, warm_start_origin
+from deploy.inputs import model_path
+from deploy.origin import ORIGIN_FILE, refuse_another_origin, warm_start_origin
 from deploy.run_directory import RunDirectory
+from queues.errors import QueuesError
 
+ENVIRONMENT = ".environment.json"
+"""Ending of the file beside an arm's folder that says what it was measured with and on."""
 STOP_SECONDS = 40.0
 POLL_SECONDS = 0.5
+
+
+def check_devices(config: RunConfig) -> None:
+    """Refuses a recipe whose arms would not have equal devices.
+
+    Raises:
+        InputError: It says neither which cores nor how many GPUs actors and learner have.
+    """
+    if not (config.actors.gpus and config.learner.gpus):
+        all_cores(config)
 
 
 def all_cores(config: RunConfig) -> str:
@@ -81,20 +96,20 @@ def finished(directory: RunDirectory, config: RunConfig) -> bool:
     return bool(json.loads(directory.summary_file.read_text())["status"] == "done")
 
 
-def make_base(arguments: argparse.Namespace, console: Console, name: str) -> RunConfig:
-    """What all arms share: the recipe on its initial model, scored by checkpoints.
+def make_base(arguments: argparse.Namespace, name: str) -> RunConfig:
+    """What all arms share: the recipe on its initial model, scored by checkpoints. Writes nothing.
 
     Args:
         arguments: With recipe, settings, steps, score_every, problems and out.
-        console: Told of the initial model.
         name: Of the benchmark, for its folder.
 
     Raises:
         InputError: Something cannot be measured.
     """
     recipe = load_recipe(arguments.recipe, arguments.settings)
-    all_cores(recipe)
-    steps, least = arguments.steps or recipe.steps, WARM_UP + 5
+    check_devices(recipe)
+    least = WARM_UP + 5
+    steps = recipe.steps if arguments.steps is None else arguments.steps
     if steps < least or min(arguments.score_every, arguments.problems) < 1:
         raise InputError(
             f"--steps {steps} must be at least {least}, --score-every {arguments.score_every} and "
@@ -102,16 +117,12 @@ def make_base(arguments: argparse.Namespace, console: Console, name: str) -> Run
         )
     if recipe.heldout is None:
         raise InputError(f"recipe {arguments.recipe} has no [heldout] to score by")
-    stamp = f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}"
-    out = (arguments.out or recipe.deploy.runs_dir / f"bench-{name}-{stamp}").absolute()
-    out.mkdir(parents=True, exist_ok=True)
-    model = warm_start(recipe, out, arguments.recipe, arguments.settings)
-    console.print(f"every arm starts from {model}")
+    out = folder_of(arguments, recipe, name)
     size = min(arguments.problems, recipe.heldout.size)
     return recipe.model_copy(
         update={
             "steps": steps,
-            "model": ModelConfig(path=model),
+            "model": ModelConfig(path=initial_model(recipe, out)),
             "sft": None,
             "heldout": recipe.heldout.model_copy(
                 update={"size": size, "final_size": arguments.problems}
@@ -122,6 +133,57 @@ def make_base(arguments: argparse.Namespace, console: Console, name: str) -> Run
             "deploy": recipe.deploy.model_copy(update={"runs_dir": out}),
         }
     )
+
+
+def folder_of(arguments: argparse.Namespace, recipe: RunConfig, name: str) -> Path:
+    """Where a benchmark keeps its arms: --out, or a folder of this moment beside the runs."""
+    stamp = f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}"
+    out: Path = arguments.out or recipe.deploy.runs_dir / f"bench-{name}-{stamp}"
+    return out.absolute()
+
+
+def initial_model(recipe: RunConfig, out: Path) -> str:
+    """The recipe's initial model: its own, or its warm start where one was made, or will be.
+
+    Args:
+        recipe: With or without [sft].
+        out: Folder of the benchmark. A warm start in it is taken before one among the runs, since
+            arms that are finished came from it.
+
+    Raises:
+        InputError: There is no such model, or `out` has a warm start of other settings.
+    """
+    if recipe.sft is None:
+        return model_path(recipe)
+    origin = warm_start_origin(recipe)
+    for folder in (out, recipe.deploy.runs_dir):
+        for file in sorted(folder.glob(f"*-sft/model/{ORIGIN_FILE}")):
+            if file.read_text() == origin:
+                return str(file.parent.absolute())
+    deploy = recipe.deploy.model_copy(update={"runs_dir": out})
+    made = recipe.model_copy(update={"deploy": deploy}).warm_start
+    if made.exists():
+        refuse_another_origin(made, origin, "name another --out")
+    return str(made)
+
+
+def make_start(arguments: argparse.Namespace, base: RunConfig, console: Console) -> None:
+    """Makes the folder of a benchmark, and the warm start that is to be in it.
+
+    Raises:
+        RunFailed: The warm start could not be made.
+    """
+    out, model = base.deploy.runs_dir, Path(str(base.model.path))
+    out.mkdir(parents=True, exist_ok=True)
+    if model.is_relative_to(out) and not model.exists():
+        options = [*arguments.settings, f"deploy.runs_dir={out}"]
+        program = "from deploy.cli import main; main()"
+        command = [sys.executable, "-c", program, "sft", arguments.recipe]
+        with child([*command, *(part for o in options for part in ("--set", o))], None) as process:
+            process.wait()
+        if process.returncode:
+            raise RunFailed("the warm start failed, for the reason above")
+    console.print(f"every arm starts from {base.model.path}")
 
 
 def numbers(text: str, option: str, or_else: str | None = None) -> tuple[str, ...]:
@@ -151,10 +213,16 @@ def end_well(command: Callable[[Console], None]) -> NoReturn:
     except KeyboardInterrupt:
         print("headway: stopped by the user", file=sys.stderr)
         sys.exit(Interrupted.exit_code)
-    except DeployError as error:
+    except (DeployError, QueuesError) as error:
         print(f"headway: {error}", file=sys.stderr)
         sys.exit(error.exit_code)
     sys.exit(0)
+
+
+def read_environment(out: Path, config: RunConfig) -> dict[str, Any] | None:
+    """What an arm was measured with and on; None where it was not written down."""
+    file = out / f"{config.name}{ENVIRONMENT}"
+    return json.loads(file.read_text()) if file.exists() else None
 
 
 class Children:
@@ -185,7 +253,7 @@ class Children:
         return self._to_the_end(label, config, ["benchmarks.async_arm", kind, recipe, *recorded])
 
     def run_module(
-        self, label: str, module: str, config: RunConfig, *how: str, environment: dict[str, str]
+        self, label: str, module: str, config: RunConfig, *how: str, variables: dict[str, str]
     ) -> RunDirectory:
         """One measurement by another module, which is given the recipe's file and `how`.
 
@@ -194,7 +262,7 @@ class Children:
             module: Of `benchmarks`.
             config: Its recipe.
             how: Its other arguments.
-            environment: Variables beside those of this process.
+            variables: Of the environment, beside those of this process.
 
         Returns:
             What it left behind.
@@ -202,7 +270,7 @@ class Children:
         Raises:
             RunFailed: It failed; names its log.
         """
-        return self._to_the_end(label, config, [module, self._recipe(config), *how], environment)
+        return self._to_the_end(label, config, [module, self._recipe(config), *how], variables)
 
     def _recipe(self, config: RunConfig) -> Path:
         file = self._out / f"{config.name}.json"
@@ -214,15 +282,17 @@ class Children:
         label: str,
         config: RunConfig,
         arguments: Sequence[Any],
-        environment: Mapping[str, str] | None = None,
+        variables: Mapping[str, str] | None = None,
     ) -> RunDirectory:
         log = self._out / f"{config.name}.log"
+        facts = json.dumps(environment(), indent=2)
+        (self._out / f"{config.name}{ENVIRONMENT}").write_text(facts)
         directory = RunDirectory(self._out / config.name)
         command = [sys.executable, "-m", *arguments]
         began = time.monotonic()
         if not self._progress.console.is_terminal:
             self._progress.console.print(f"{datetime.now():%H:%M:%S}  {label}")
-        with log.open("w") as file, child(command, file, environment) as process:
+        with log.open("w") as file, child(command, file, variables) as process:
             while process.poll() is None:
                 self._show(label, config.steps, directory)
                 time.sleep(POLL_SECONDS)
@@ -253,7 +323,7 @@ class Children:
 
 @contextmanager
 def child(
-    command: list[Any], output: Any, environment: Mapping[str, str] | None = None
+    command: list[Any], output: Any, variables: Mapping[str, str] | None = None
 ) -> Iterator["subprocess.Popen[bytes]"]:
     """A process that ends with the block; Ctrl-C reaches it through us, once."""
     process = subprocess.Popen(
@@ -261,7 +331,7 @@ def child(
         stdout=output,
         stderr=subprocess.STDOUT,
         start_new_session=True,
-        env={**os.environ, **(environment or {})},
+        env={**os.environ, **(variables or {})},
     )
     try:
         yield process
@@ -273,25 +343,3 @@ def child(
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
-
-
-def warm_start(config: RunConfig, out: Path, recipe: str, settings: list[str]) -> str:
-    """The recipe's initial model: its own folder, a warm start that was made before, or a new one.
-
-    Raises:
-        RunFailed: It could not be made.
-    """
-    if config.sft is None:
-        return str(config.model.path)
-    origin = warm_start_origin(config)
-    for file in sorted(config.deploy.runs_dir.glob(f"*-sft/model/{ORIGIN_FILE}")):
-        if file.read_text() == origin:
-            return str(file.parent.absolute())
-    options = [*settings, f"deploy.runs_dir={out}"]
-    program = "from deploy.cli import main; main()"
-    command = [sys.executable, "-c", program, "sft", recipe, "--replace"]
-    with child([*command, *(part for o in options for part in ("--set", o))], None) as process:
-        process.wait()
-    if process.returncode:
-        raise RunFailed("the warm start failed, for the reason above")
-    return str((out / f"{config.name}-sft" / "model").absolute())

@@ -18,7 +18,6 @@ figures leave out the first steps (async_figures.WARM_UP). Every arm is a proces
 import argparse
 import json
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -27,7 +26,16 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from benchmarks import async_figures, async_outcome
-from benchmarks.arms import Children, all_cores, end_well, numbers, variant, warm_start
+from benchmarks.arms import (
+    Children,
+    all_cores,
+    end_well,
+    folder_of,
+    initial_model,
+    make_start,
+    numbers,
+    variant,
+)
 from benchmarks.environment import environment
 from deploy.config import ModelConfig, RunConfig, load_recipe
 from deploy.errors import InputError
@@ -153,7 +161,7 @@ def parse() -> argparse.Namespace:
 
 
 def make_plan(arguments: argparse.Namespace, console: Console) -> Plan:
-    """Checks what was asked for, makes the folder and finds the initial model.
+    """Checks what was asked for, then makes the folder and the initial model.
 
     Raises:
         InputError: Something cannot be measured, or the folder exists.
@@ -161,7 +169,7 @@ def make_plan(arguments: argparse.Namespace, console: Console) -> Plan:
     recipe = load_recipe(arguments.recipe, arguments.settings)
     all_cores(recipe)
     least = async_figures.WARM_UP + 2
-    steps = arguments.steps or recipe.steps
+    steps = recipe.steps if arguments.steps is None else arguments.steps
     if steps < least:
         raise InputError(
             f"--steps {steps} must be at least {least}: the first {async_figures.WARM_UP} are "
@@ -170,23 +178,19 @@ def make_plan(arguments: argparse.Namespace, console: Console) -> Plan:
     if arguments.rounds < 1:
         raise InputError(f"--rounds {arguments.rounds} must be at least 1")
     bounds = tuple(map(int, numbers(arguments.bounds, "--bounds")))
-    stamp = f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}"
-    out = (arguments.out or recipe.deploy.runs_dir / f"bench-async-{stamp}").absolute()
+    out = folder_of(arguments, recipe, "async")
     if out.exists():
         raise InputError(f"--out {out} exists; name a folder that does not")
-    out.mkdir(parents=True)
-    console.print("the initial model: found, or made by supervised learning")
-    model = warm_start(recipe, out, arguments.recipe, arguments.settings)
-    console.print(f"every arm starts from {model}")
     base = recipe.model_copy(
         update={
             "steps": steps,
-            "model": ModelConfig(path=model),
+            "model": ModelConfig(path=initial_model(recipe, out)),
             "sft": None,
             "heldout": None,
             "deploy": recipe.deploy.model_copy(update={"runs_dir": out}),
         }
     )
+    make_start(arguments, base, console)
     return Plan(base, bounds, arguments.rounds, out)
 
 

@@ -5,8 +5,9 @@
 Every checkpoint is published as a version of its own, the next one when all problems of the last
 are scored, so a score belongs to one version. The last checkpoint of a run is scored on
 `heldout.final_size` problems, the others on `heldout.size`, the same ones, greedily. Writes
-`scores.json` into each run's folder: score by version. A recipe is that of one of the runs with a
-name of its own; only its actors matter.
+`scores.json` into each run's folder: score by version. The initial model, which all runs of a
+benchmark have in common, is scored once, into `initial_score.json` of its folder. A recipe is that
+of one of the runs with a name of its own; only its actors matter.
 """
 
 import asyncio
@@ -28,6 +29,9 @@ from deploy.inputs import Inputs, load_inputs
 from queues.ray_broker import BrokerClient
 
 SCORES = "scores.json"
+STAGED = {"transport": "shared_memory", "folder": None}
+"""How checkpoints reach the actors, whatever the runs have: there is no learner that could send."""
+INITIAL = "initial_score.json"
 SECONDS = 600.0
 """Deadline of one evaluation."""
 
@@ -43,18 +47,25 @@ def score_runs(base: RunConfig, runs: Sequence[Path], console: Console) -> None:
     Raises:
         RunFailed: It failed; names its log.
     """
+    out = base.deploy.runs_dir
     unscored = [run for run in runs if not (run / SCORES).exists()]
-    if not unscored:
+    if not unscored and (out / INITIAL).exists():
         return
     console.print(f"{datetime.now():%H:%M:%S}  scoring the checkpoints of {len(unscored)} run(s)")
-    out = base.deploy.runs_dir
     recipe, log = out / "scores-recipe.json", out / "scores.log"
-    recipe.write_text(variant(base, "scores").model_dump_json(indent=2))
+    recipe.write_text(variant(base, "scores", weight_sync=STAGED).model_dump_json(indent=2))
     command = [sys.executable, "-m", "benchmarks.checkpoint_scores", recipe, *unscored]
     with log.open("a") as file, child(command, file) as process:
         process.wait()
     if process.returncode:
         raise RunFailed(f"scoring ended with exit code {process.returncode}; its log is {log}")
+
+
+def read_scores(run: Path) -> dict[int, float]:
+    """Scores of a run by version, that of the initial model before them."""
+    initial = json.loads((run.parent / INITIAL).read_text())
+    scores = json.loads((run / SCORES).read_text())
+    return {0: initial, **{int(version): score for version, score in scores.items()}}
 
 
 def checkpoints(run: Path) -> list[tuple[int, Path]]:
@@ -70,12 +81,16 @@ def score_all(config: RunConfig, inputs: Inputs, runs: list[Path]) -> None:
 
 
 async def _score_all(config: RunConfig, inputs: Inputs, runs: list[Path], scratch: Path) -> None:
+    initial = config.deploy.runs_dir / INITIAL
     stations = [(run, version, path) for run in runs for version, path in checkpoints(run)]
-    fleet = await start_fleet(config, inputs, scratch, config.flow, len(stations))
+    fleet = await start_fleet(config, inputs, scratch, config.flow, 1 + len(stations))
 
     async def follow() -> None:
+        await fleet.publish(0, Path(inputs.model_path))
+        if not initial.exists():
+            initial.write_text(json.dumps(await _score(config, inputs, fleet.broker, 0, False)))
         found: dict[Path, dict[int, float]] = {run: {} for run in runs}
-        for place, (run, version, path) in enumerate(stations):
+        for place, (run, version, path) in enumerate(stations, start=1):
             await fleet.publish(place, path)
             last = (version, path) == checkpoints(run)[-1]
             score = await _score(config, inputs, fleet.broker, place, last)

@@ -2,13 +2,13 @@
 
     headway bench plan [FOLDER] [--gain FILE]
 
-FOLDER is what `headway bench async` left behind. In each of its rounds the rates of every arm's
-parts are measured, and with them every arm is predicted: the arm itself, which says how faithful
-the model is, and the others, which is what a plan is for. `--gain` predicts the arms of a stored
-async_gain.json, whose runs need not be there: an engine's rates are those of its actors alone with
-two policies (a time for a rollout and one for a token), the learner's are those of the reference
-arm, and lengths are lognormal with each recorded batch's mean. Raw numbers are stored under
-benchmarks/results/.
+FOLDER is what `headway bench async` or `staleness` left behind. In each of its rounds, or with each
+of its seeds, the rates of every arm's parts are measured, and with them every arm is predicted: the
+arm itself, which says how faithful the model is, and the others, which is what a plan is for.
+`--gain` predicts the arms of a stored async_gain.json, whose runs need not be there: an engine's
+rates are those of its actors alone with two policies (a time for a rollout and one for a token),
+the learner's are those of the reference arm, and lengths are lognormal with each recorded batch's
+mean. Takes seconds. Raw numbers are stored under benchmarks/results/.
 """
 
 import argparse
@@ -16,14 +16,14 @@ import json
 import math
 import random
 import re
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.arms import end_well
 from benchmarks.environment import environment
 from deploy.config import RunConfig, load_recipe
-from deploy.errors import DeployError, InputError
+from deploy.errors import InputError
 from deploy.measured_rates import Measured, read_rates
 from deploy.plan import setting_of
 from deploy.rates import EngineRates, LearnerRates, Rates, UpdateRates
@@ -31,6 +31,7 @@ from deploy.run_directory import RunDirectory
 from deploy.simulation import simulate
 
 RESULTS = Path(__file__).parent / "results"
+ARM = re.compile(r"(?:(?P<round>round\d+)-)?eta(?P<eta>\d+)(?:-(?P<seed>seed\d+))?")
 TAIL = 1.0
 """Variation of lengths within a batch, where a stored figure does not have it."""
 
@@ -42,11 +43,15 @@ def check_folder(folder: Path) -> dict[str, Any]:
         InputError: There are no arms.
     """
     rounds: dict[str, dict[int, RunDirectory]] = {}
-    for path in sorted(folder.glob("round*-eta*")):
-        if found := re.fullmatch(r"(round\d+)-eta(\d+)", path.name):
-            rounds.setdefault(found[1], {})[int(found[2])] = RunDirectory(path)
+    for path in sorted(each for each in folder.glob("*eta*") if each.is_dir()):
+        if found := ARM.fullmatch(path.name):
+            name, bound = found["round"] or found["seed"], int(found["eta"])
+            rounds.setdefault(name, {})[bound] = RunDirectory(path)
     if not rounds:
-        raise InputError(f"{folder} has no runs round1-eta0, …: name a folder of `bench async`")
+        raise InputError(
+            f"{folder} has no runs round1-eta0 or eta0-seed0, …: name a folder of `bench async` or "
+            "`bench staleness`"
+        )
     checks = []
     for name, arms in rounds.items():
         measured = {bound: read_rates(arm) for bound, arm in sorted(arms.items())}
@@ -168,19 +173,26 @@ def main() -> None:
     parser.add_argument("--gain", type=Path, default=RESULTS / "async_gain.json")
     parser.add_argument("--out", type=Path, default=RESULTS / "plan_check.json")
     options = parser.parse_args()
+    end_well(lambda console: run(options))
+
+
+def run(options: argparse.Namespace) -> None:
+    """Everything, from the command line to the file.
+
+    Raises:
+        InputError: A folder or file is not what it should be.
+    """
     record: dict[str, Any] = environment()
+    if options.folder is not None:
+        record["runs"] = check_folder(options.folder)
     try:
-        if options.folder is not None:
-            record["runs"] = check_folder(options.folder)
-        try:
-            document = json.loads(options.gain.read_text())
-        except (OSError, ValueError) as error:
-            raise InputError(f"--gain {options.gain} cannot be read: {error}") from None
-        record["gain"] = {"of": document["command"], "commit": document["commit"]}
-        record["gain"]["checks"] = check_gain(document)
-    except DeployError as error:
-        print(f"headway: {error}", file=sys.stderr)
-        sys.exit(error.exit_code)
+        document = json.loads(options.gain.read_text())
+    except (OSError, ValueError) as error:
+        raise InputError(f"--gain {options.gain} cannot be read: {error}") from None
+    if not isinstance(document, dict) or not {"rounds", "reference_bound"} <= document.keys():
+        raise InputError(f"--gain {options.gain} was not written by `headway bench async`")
+    record["gain"] = {"of": document["command"], "commit": document["commit"]}
+    record["gain"]["checks"] = check_gain(document)
     for source in sorted({check["rates_of"] for check in record.get("runs", {}).get("checks", [])}):
         mine = [each for each in record["runs"]["checks"] if each["rates_of"] == source]
         say(f"by the rates of the run with η = {source}", mine)

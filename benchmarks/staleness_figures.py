@@ -28,9 +28,10 @@ def off_policyness(rows: Sequence[Row]) -> dict[str, Any]:
         `lag_mean`, `lag_p95`, `lag_max` in versions, over tokens; `ess`, mean over batches of the
         effective sample size as a fraction; `mismatch_fresh`, `mismatch_stale` and
         `mismatch_crossed`, mean |log ratio| of the tokens of rollouts that the learner's own
-        version sampled (numerics alone), that an older one did, and that several did, None where
-        there were none; `kl`, nats a token over all of them; `clipped`, the largest of the shares
-        of tokens that loss or correction clipped, capped or rejected.
+        version sampled (numerics alone), that an older one did, and that several did; `kl_fresh`,
+        `kl_stale` and `kl_crossed`, nats a token of the same, and `kl` of all; None where there
+        were none; `clipped`, the largest of the shares of tokens that loss or correction clipped,
+        capped or rejected.
     """
     measured = [row for row in rows[WARM_UP:] if row["tokens_trained"]]
     lags: Counter[int] = Counter()
@@ -41,17 +42,13 @@ def off_policyness(rows: Sequence[Row]) -> dict[str, Any]:
         "lag_p95": quantile(lags, 0.95),
         "lag_max": max(lags),
         "ess": fmean(row["ess"] for row in measured),
-        "mismatch_fresh": weighed(measured, "mismatch_fresh", "tokens_fresh"),
-        "mismatch_stale": weighed(measured, "mismatch_stale", "tokens_stale"),
-        "mismatch_crossed": weighed(measured, "mismatch_crossed", "tokens_crossed"),
+        **{
+            f"{figure}_{origin}": weighed(measured, f"{figure}_{origin}", f"tokens_{origin}")
+            for figure in ("mismatch", "kl")
+            for origin in ("fresh", "stale", "crossed")
+        },
         "kl": weighed(measured, "kl", "tokens_trained"),
-        "clipped": fmean(
-            max(
-                (share for name, share in row["fractions"].items() if name != "not_finite"),
-                default=0.0,
-            )
-            for row in measured
-        ),
+        "clipped": fmean(largest_share(row["fractions"]) for row in measured),
     }
 
 
@@ -97,7 +94,7 @@ def seconds_to(curve: Sequence[tuple[float, float]], target: float) -> float | N
     earlier: tuple[float, float] | None = None
     for seconds, score in curve:
         if score >= target:
-            if earlier is None or score == earlier[1]:
+            if earlier is None:
                 return seconds
             before, least = earlier
             return before + (seconds - before) * (target - least) / (score - least)

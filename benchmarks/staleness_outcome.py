@@ -21,16 +21,24 @@ SPEED = {
     "learner\nidle": ("learner_idle", "{:.0%}"),
     "actors\nidle": ("actors_idle", "{:.0%}"),
 }
-LEARNING = {
+OFF_POLICYNESS = {
     "lag\nmean": ("lag_mean", "{:.2f}"),
     "p95": ("lag_p95", "{:.0f}"),
     "max": ("lag_max", "{:.0f}"),
     "ESS": ("ess", "{:.4f}"),
-    "KL": ("kl", "{:.1e}"),
+    "KL of\nmismatch": ("kl_fresh", "{:.1e}"),
+    "KL,\nseveral": ("kl_crossed", "{:.1e}"),
+    "KL,\nstale": ("kl_stale", "{:.1e}"),
     "clipped": ("clipped", "{:.1%}"),
+}
+"""KL by who sampled a rollout: the trained version itself, so that numerics alone differ; several
+versions; an older one alone."""
+LEARNING = {
     "score": ("score", "{:.3f}"),
+    "seconds": ("seconds", "{:.0f}"),
     "seconds\nto target": ("seconds_to_target", "{:.0f}"),
 }
+TABLES = (SPEED, OFF_POLICYNESS, LEARNING)
 
 
 def conclude(document: Mapping[str, Any]) -> dict[str, Any]:
@@ -38,7 +46,8 @@ def conclude(document: Mapping[str, Any]) -> dict[str, Any]:
 
     Returns:
         `of_predicted`: by bound, measured over simulated throughput. `of_law`: over that of the
-        finite-buffer law. `of_unbounded`: by bound. `score_difference`: by bound and by correction,
+        finite-buffer law. `of_unbounded`: by bound. `predicted_lag`: by bound, median of the
+        simulated mean. `score_difference`: by bound and by correction,
         held-out score less that of η = 0 with the same seed: each, mean, and the 95 % interval
         over seeds, None for a single one.
     """
@@ -54,17 +63,30 @@ def conclude(document: Mapping[str, Any]) -> dict[str, Any]:
                 found[name] = median(values)
         return found
 
+    def of_simulated(key: str) -> Callable[[Arm], float | None]:
+        return lambda run: predicted.get((run["name"], run["seed"]), {}).get(key)
+
     unbounded = {run["seed"]: run["samples_per_second"] for run in bounds.get(UNBOUNDED, [])}
     base = {run["seed"]: run["score"] for run in bounds.get(SYNCHRONOUS, [])}
     return {
-        "of_predicted": ratio(lambda run: predicted[run["name"], run["seed"]]["simulated"]),
-        "of_law": ratio(lambda run: predicted[run["name"], run["seed"]]["law"]),
+        "of_predicted": ratio(of_simulated("simulated")),
+        "of_law": ratio(of_simulated("law")),
         "of_unbounded": ratio(lambda run: unbounded.get(run["seed"])),
+        "predicted_lag": {
+            name: median(found)
+            for name in bounds
+            if (found := [each["lag_mean"] for each in predictions if each["name"] == name])
+        },
         "score_difference": {
             kind: {
-                name: _difference([run["score"] - base[run["seed"]] for run in runs])
+                name: _difference(found)
                 for name, runs in _group(arms, kind).items()
-                if name != SYNCHRONOUS and base
+                if name != SYNCHRONOUS
+                and (
+                    found := [
+                        run["score"] - base[run["seed"]] for run in runs if run["seed"] in base
+                    ]
+                )
             }
             for kind in ("bound", "correction")
         },
@@ -78,19 +100,30 @@ def show(document: Mapping[str, Any], console: Console) -> None:
     title = (
         f"medians of {seeds} seed(s), {document['steps']} steps, {document['problems']} problems"
     )
+    more = {
+        "of pre-\ndicted": (SPEED, "of_predicted", "{:.2f}"),
+        "of un-\nbounded": (SPEED, "of_unbounded", "{:.2f}"),
+        "pre-\ndicted": (OFF_POLICYNESS, "predicted_lag", "{:.2f}"),
+    }
     for kind, head in (("bound", "η"), ("correction", f"at η = {document['stale']}")):
         runs = _group(document["arms"], kind)
-        predicted = conclusions["of_predicted"] if kind == "bound" else {}
-        for columns, more in ((SPEED, predicted), (LEARNING, {})):
-            if not runs:
-                continue
+        for columns in TABLES if runs else ():
             table = Table(title=title, box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
             table.add_column(head, no_wrap=True)
-            for column in [*columns, *(["of\npredicted"] if more else [])]:
+            beside = {
+                column: (conclusions[key], form)
+                for column, (where, key, form) in more.items()
+                if kind == "bound" and where is columns and conclusions[key]
+            }
+            for column in [*columns, *beside]:
                 table.add_column(column, justify="right")
             for name, arms in runs.items():
                 cells = [_cell(arms, *column) for column in columns.values()]
-                table.add_row(name, *cells, *([f"{more[name]:.2f}"] if more else []))
+                cells += [
+                    form.format(found[name]) if name in found else "-"
+                    for found, form in beside.values()
+                ]
+                table.add_row(name, *cells)
             console.print(table)
     for kind, what in (("bound", "η"), ("correction", f"η = {document['stale']},")):
         for name, found in conclusions["score_difference"][kind].items():
@@ -100,10 +133,19 @@ def show(document: Mapping[str, Any], console: Console) -> None:
             console.print(
                 f"held-out score, {what} {equals}{name} less η = 0: {found['mean']:+.3f}{shown}"
             )
+    if not any(arm["name"] == SYNCHRONOUS for arm in document["arms"]):
+        console.print("no score stands beside that of η = 0, which was not among the bounds")
+    for each in document["failed"]:
+        console.print(f"left out: seed {each['seed']}, {each['name']}: {each['why']}")
+    loads = [
+        arm["environment"]["machine"]["load_average"][0]
+        for arm in document["arms"]
+        if arm["environment"]
+    ]
     console.print(
-        f"predicted from the runs with η = {document['reference']}; target "
-        f"{document['target']:g}; load average at the start "
-        f"{document['machine']['load_average'][0]:.1f}"
+        f"predicted from the runs with η = {document['reference']}, so that itself fits best; "
+        f"target {document['target']:g}"
+        + (f"; largest load average at an arm's start {max(loads):.1f}" if loads else "")
     )
 
 
@@ -123,7 +165,9 @@ def draw(document: Mapping[str, Any], file: Path) -> None:
         ("law", "predicted by the finite-buffer law", ":"),
     ):
         lines = _group([{**each, "kind": key} for each in document["predictions"]], key)
-        speed.plot(places, [_median(lines[name], key) for name in bounds], style, label=label)
+        known = [(place, lines[name]) for place, name in enumerate(bounds) if name in lines]
+        medians = [_median(each, key) for _, each in known]
+        speed.plot([place for place, _ in known], medians, style, label=label)
     speed.set(title="Throughput", ylabel="samples trained per second", ylim=(0, None))
     _points(lag, bounds, "lag_mean", "mean lag of trained tokens")
     lag.plot(places, [_median(runs, "lag_max") for runs in bounds.values()], "v:", label="largest")

@@ -1,17 +1,19 @@
 """One run of TRL's GRPOTrainer on a recipe of ours, in a process of its own.
 
-    python -m benchmarks.trl_arm RECIPE.json MICROBATCH
+    python -m benchmarks.trl_arm RECIPE.json MICROBATCH padded|continuous CORES
 
 The recipe's model folder, prompts in the same order, reward, batch, group size, loss, optimizer and
-schedule; TRL's own loop, on all cores of the process, with the threads that the environment sets.
-Leaves behind what a run of ours does, as far as it is compared: `metrics.jsonl`, with a row for
-each batch, and `checkpoints/`.
+schedule; TRL's own loop, on the given cores, with the threads that the environment sets. Leaves
+behind what a run of ours does, as far as it is compared: `metrics.jsonl`, with a row for each
+batch, and `checkpoints/`; beside them `trl.json`, its settings and versions.
 """
 
 import asyncio
 import json
+import os
 import sys
 import time
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +22,9 @@ from torch.optim.lr_scheduler import LambdaLR
 from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
+from actors.cores import cores_of
 from actors.rewards.answers import last_answer
+from benchmarks.versus_trl import SETTINGS
 from deploy.config import RunConfig
 from deploy.inputs import load_inputs
 from deploy.run_directory import RunDirectory
@@ -75,7 +79,7 @@ class Watch(TrainerCallback):
             self._tokenizer.save_pretrained(folder)
 
 
-def settings(config: RunConfig, directory: RunDirectory, micro: int) -> GRPOConfig:
+def settings(config: RunConfig, directory: RunDirectory, micro: int, generation: str) -> GRPOConfig:
     """The recipe in TRL's words; where it has none of them, its default stays."""
     prompts, actors, learner = config.prompts, config.actors, config.learner
     samples = prompts.groups_per_batch * prompts.group_size
@@ -101,6 +105,7 @@ def settings(config: RunConfig, directory: RunDirectory, micro: int) -> GRPOConf
         beta=0.0,
         seed=config.seed,
         shuffle_dataset=False,
+        use_transformers_continuous_batching=generation == "continuous",
         use_cpu=True,
         bf16=False,
         gradient_checkpointing=False,
@@ -111,8 +116,17 @@ def settings(config: RunConfig, directory: RunDirectory, micro: int) -> GRPOConf
     )
 
 
+def write_settings(stated: GRPOConfig, file: Path) -> None:
+    """What TRL was set to, and what of it was installed."""
+    places = ("output_dir", "logging_dir")
+    found = {key: value for key, value in stated.to_dict().items() if key not in places}
+    versions = {name: version(name) for name in ("trl", "transformers", "accelerate", "torch")}
+    file.write_text(json.dumps({"versions": versions, "settings": found}, default=str))
+
+
 def main() -> None:
-    recipe, micro = sys.argv[1:]
+    recipe, micro, generation, cores = sys.argv[1:]
+    os.sched_setaffinity(0, cores_of(cores))
     config = RunConfig.model_validate_json(Path(recipe).read_text())
     inputs = load_inputs(config)
     directory = RunDirectory.of(config)
@@ -141,13 +155,15 @@ def main() -> None:
 
         return asyncio.run(every())
 
+    stated = settings(config, directory, int(micro), generation)
+    write_settings(stated, directory.path / SETTINGS)
     rows = inputs.source.next(config.steps * config.prompts.groups_per_batch)
     data = Dataset.from_list([{"prompt": row.text, "answer": row.answer} for row in rows])
     trainer = OurSchedule(
         config,
         model=AutoModelForCausalLM.from_pretrained(inputs.model_path, dtype="float32"),
         reward_funcs=reward,
-        args=settings(config, directory, int(micro)),
+        args=stated,
         train_dataset=data,
         processing_class=tokenizer,
         callbacks=[watch],

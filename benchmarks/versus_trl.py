@@ -1,15 +1,17 @@
 """Head to head with TRL's GRPOTrainer: the same model, task, batches, steps, cores and seeds.
 
     headway bench versus-trl [RECIPE] [--seeds 0,1,2] [--steps N] [--microbatch 128,32]
-                             [--threads 1,2] [--out DIR]
+                             [--threads 1,2] [--generation padded,continuous] [--out DIR]
 
-Needs what `make test-trl` installs into `.trl`. Headway runs the recipe as it is. TRL has the same
-loss, optimizer and schedule, all cores of the recipe for generation and for training in turn, and
-each microbatch with each number of threads that were asked for, since which is best is not known
-beforehand: for every figure the best one is compared, all are stored. It samples by transformers:
-its colocated vLLM cannot take new weights on a CPU, where vLLM packs them. A third process on the
-cores costs threads that wait for each other more than it costs others, so the machine must be
-quiet.
+Needs what `make trl` installs into `.trl`. Headway runs the recipe as it is. TRL has the same loss,
+optimizer and schedule, all cores of the recipe for generation and for training in turn, and each
+microbatch with each number of threads and each way to generate that were asked for, since which is
+best is not known beforehand: for every figure the best one is compared, all are stored, and what
+fails is named and left out. It samples by transformers, which pads a batch until its longest
+rollout has ended, or lets the next ones in continuously: its colocated vLLM cannot take new weights
+on a CPU, where vLLM packs them. A third process on the cores costs threads that wait for each other
+more than it costs others, so the machine must be quiet. An arm of the demo takes Headway about one
+minute on two cores, and TRL up to ten.
 Seeds go through the arms forwards and backwards in turn. Checkpoints of all are scored on the same
 held-out problems by the same engine afterwards, outside all times, which begin with the first
 batch. A folder of --out that exists is gone on with.
@@ -30,18 +32,33 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from benchmarks.arms import Children, all_cores, end_well, finished, make_base, numbers, variant
+from benchmarks.arms import (
+    Children,
+    all_cores,
+    end_well,
+    finished,
+    make_base,
+    make_start,
+    numbers,
+    read_environment,
+    variant,
+)
 from benchmarks.async_figures import WARM_UP, samples_per_second, tokens_per_rollout
-from benchmarks.checkpoint_scores import SCORES, score_runs
+from benchmarks.checkpoint_scores import read_scores, score_runs
 from benchmarks.environment import environment
 from benchmarks.staleness_figures import curve, seconds_to
 from deploy.bench import ROOT
 from deploy.config import RunConfig
-from deploy.errors import InputError
+from deploy.errors import InputError, RunFailed
 from deploy.run_directory import RunDirectory
 
 HEADWAY = "Headway"
 TRL = ROOT / ".trl"
+SETTINGS = "trl.json"
+"""In a folder of TRL's: its settings and versions, as it had them."""
+GENERATION = ("padded", "continuous")
+STATED = ("prompts", "actors", "queues", "learner", "weight_sync")
+"""Sections of Headway's recipe that are stored."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,53 +70,62 @@ class Arm:
     seed: int
     config: RunConfig
     how: tuple[str, ...] = ()
-    """Of TRL: its microbatch and its threads."""
+    """Of TRL: its microbatch, its threads, and how it generates."""
 
 
-def arms_of(
-    base: RunConfig, seed: int, microbatches: Sequence[str], threads: Sequence[str]
-) -> list[Arm]:
-    """The arms of a seed."""
+def arms_of(base: RunConfig, seed: int, settings: Sequence[tuple[str, str, str]]) -> list[Arm]:
+    """The arms of a seed; `settings` as `Arm.how`."""
     seeded = base.model_copy(update={"seed": seed})
     found = [Arm(HEADWAY, seed, variant(seeded, f"headway-seed{seed}"))]
-    for micro, count in product(microbatches, threads):
-        name = f"TRL, microbatch {micro}, threads {count}"
-        config = variant(seeded, f"trl-{micro}-{count}-seed{seed}")
-        found.append(Arm(name, seed, config, (micro, count)))
+    for micro, threads, generation in settings:
+        name = f"TRL, microbatch {micro}, threads {threads}, {generation}"
+        config = variant(seeded, f"trl-{micro}-{threads}-{generation}-seed{seed}")
+        found.append(Arm(name, seed, config, (micro, threads, generation)))
     return found
 
 
-def train(arm: Arm, children: Children) -> None:
-    """Makes one arm, unless it is there."""
+def train(arm: Arm, children: Children) -> str | None:
+    """Makes one arm, unless it is there; returns why TRL failed, where it did.
+
+    Raises:
+        RunFailed: Headway did.
+    """
     directory = RunDirectory.of(arm.config)
     if finished(directory, arm.config):
         children.skip()
-        return
+        return None
     shutil.rmtree(directory.path, ignore_errors=True)
     label = f"seed {arm.seed} · {arm.name}"
     if not arm.how:
         children.run(label, "train", arm.config)
-        return
+        return None
     paths = [str(TRL), str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
-    micro, threads = arm.how
-    children.run_module(
-        label,
-        "benchmarks.trl_arm",
-        arm.config,
-        micro,
-        environment={"PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": threads},
-    )
+    micro, threads, generation = arm.how
+    try:
+        children.run_module(
+            label,
+            "benchmarks.trl_arm",
+            arm.config,
+            micro,
+            generation,
+            all_cores(arm.config),
+            variables={"PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": threads},
+        )
+    except RunFailed as error:
+        return str(error)
+    return None
 
 
 def read_arm(arm: Arm, target: float) -> dict[str, Any]:
     """Figures of a finished and scored arm."""
     directory = RunDirectory.of(arm.config)
     rows = directory.rows("metrics.jsonl")
-    scores = json.loads((directory.path / SCORES).read_text())
-    line = curve(rows, {int(version): score for version, score in scores.items()})
+    line = curve(rows, read_scores(directory.path))
     return {
         "name": arm.name,
         "seed": arm.seed,
+        "environment": read_environment(directory.path.parent, arm.config),
+        "trl": json.loads((directory.path / SETTINGS).read_text()) if arm.how else None,
         "samples_per_second": samples_per_second(rows),
         "tokens_per_rollout": tokens_per_rollout(rows),
         "seconds": line[-1][0],
@@ -116,11 +142,14 @@ def conclude(arms: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     Returns:
         `medians` by arm; `throughput` with `best`, the TRL arm with the most samples/s, and
         `ratio`, Headway's over its; `time` with `best`, the TRL arm that reached the target first,
-        and `ratio`, Headway's seconds over its. None where none reached it with every seed.
+        and `ratio`, Headway's seconds over its. None where none reached it with every seed. An arm
+        that failed with a seed is left out.
     """
     by_name: dict[str, list[Mapping[str, Any]]] = {}
     for arm in arms:
         by_name.setdefault(arm["name"], []).append(arm)
+    most = len(by_name[HEADWAY])
+    by_name = {name: runs for name, runs in by_name.items() if len(runs) == most}
     figures = ("samples_per_second", "tokens_per_rollout", "score", "seconds", "seconds_to_target")
     medians = {
         name: {
@@ -138,7 +167,7 @@ def conclude(arms: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         return {"best": best, "ratio": ratio}
 
     theirs = {name: found for name, found in medians.items() if name != HEADWAY}
-    fastest = max(theirs, key=lambda name: theirs[name]["samples_per_second"])
+    fastest = max(theirs, key=lambda name: theirs[name]["samples_per_second"], default=None)
     arrived = [name for name, found in theirs.items() if found["seconds_to_target"] is not None]
     first = min(arrived, key=lambda name: theirs[name]["seconds_to_target"], default=None)
     return {
@@ -167,12 +196,22 @@ def show(document: Mapping[str, Any], console: Console) -> None:
         )
     console.print(table)
     speed, time = conclusions["throughput"], conclusions["time"]
+    for each in document["failed"]:
+        console.print(f"left out: seed {each['seed']}, {each['name']}: {each['why']}")
+    if speed["ratio"] is None:
+        console.print("no arm of TRL came to its end with every seed")
+        return
     console.print(f"{speed['ratio']:.2f} times the samples/s of {speed['best']}")
     if time["ratio"] is None:
         console.print("the target was not reached by Headway and one of TRL's arms with every seed")
     else:
         console.print(f"{time['ratio']:.2f} of the seconds of {time['best']} to the target")
-    console.print(f"load average at the start {document['machine']['load_average'][0]:.1f}")
+    loads = [
+        arm["environment"]["machine"]["load_average"][0]
+        for arm in document["arms"]
+        if arm["environment"]
+    ]
+    console.print(f"largest load average at an arm's start {max(loads, default=0.0):.1f}")
 
 
 def parse() -> argparse.Namespace:
@@ -188,6 +227,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--steps", type=int, help="of every arm; the recipe's by default")
     parser.add_argument("--microbatch", default="128,32", help="TRL's, in rollouts")
     parser.add_argument("--threads", default="1,2", help="TRL's")
+    parser.add_argument("--generation", default=",".join(GENERATION), help="TRL's ways to sample")
     parser.add_argument("--score-every", type=int, default=5, help="steps between scores")
     parser.add_argument("--problems", type=int, default=2000, help="of the last score")
     parser.add_argument("--target", type=float, default=0.85, help="held-out score to be reached")
@@ -217,50 +257,88 @@ def check_alike(base: RunConfig) -> None:
         "learner.epochs": (learner.epochs, 1),
         "learner.schedule.kind": (learner.schedule.kind, "constant"),
         "queues.filter_tied": (base.queues.filter_tied, False),
+        "learner.correction_options": (dict(objective.correction_options), {}),
+        "learner.advantage_options": (dict(objective.advantage_options), {}),
+        "learner.mask_truncated": (objective.mask_truncated, False),
+        "learner.drop_tied": (objective.drop_tied, False),
+        "learner.max_token_lag": (objective.max_token_lag, None),
+        "learner.process_rewards": (objective.process_rewards, False),
+        "learner.positive_nll": (objective.positive_nll, 0.0),
+        "learner.critic": (learner.critic, None),
+        "learner.dtype": (learner.dtype, "float32"),
+        "actors.greedy_baseline": (base.actors.greedy_baseline, False),
+        "actors.overlong": (base.actors.overlong, None),
+        "actors.missing_eos_penalty": (base.actors.missing_eos_penalty, 0.0),
+        "actors.top_p": (base.actors.top_p, 1.0),
+        "actors.top_k": (base.actors.top_k, -1),
     }
     for key, (found, wanted) in alike.items():
         if found != wanted:
             raise InputError(f"{key} = {found!r}: TRL is only given {wanted!r} here")
 
 
+def make_settings(arguments: argparse.Namespace, samples: int) -> list[tuple[str, str, str]]:
+    """Every way in which TRL is set, as `Arm.how`.
+
+    Raises:
+        InputError: One of them cannot be.
+    """
+    microbatches = numbers(arguments.microbatch, "--microbatch")
+    threads = numbers(arguments.threads, "--threads")
+    generation = tuple(dict.fromkeys(arguments.generation.split(",")))
+    for micro in map(int, microbatches):
+        if micro < 1 or samples % micro:
+            raise InputError(f"--microbatch {micro} does not divide a batch of {samples} rollouts")
+    if "0" in threads:
+        raise InputError(f"--threads {arguments.threads!r}: there must be at least 1")
+    if unknown := set(generation) - set(GENERATION):
+        raise InputError(
+            f"--generation {arguments.generation!r}: there are {', '.join(GENERATION)}, and not "
+            f"{', '.join(sorted(unknown))}"
+        )
+    return list(product(microbatches, threads, generation))
+
+
 def run(arguments: argparse.Namespace, console: Console) -> None:
     """Everything, from the command line to the files."""
     facts = environment()
     if not (TRL / "trl").exists():
-        raise InputError(f"{TRL} has no TRL: install it with `make test-trl`")
+        raise InputError(f"{TRL} has no TRL: install it with `make trl`")
     seeds = numbers(arguments.seeds, "--seeds")
-    microbatches = numbers(arguments.microbatch, "--microbatch")
-    threads = numbers(arguments.threads, "--threads")
-    base = make_base(arguments, console, "versus-trl")
-    samples = base.prompts.groups_per_batch * base.prompts.group_size
-    for micro in map(int, microbatches):
-        if micro < 1 or samples % micro:
-            raise InputError(f"--microbatch {micro} does not divide a batch of {samples} rollouts")
-    if (base.objective.loss, base.actors.reward) != ("cispo", ("last_answer",)):
-        raise InputError(
-            'TRL is given loss "cispo" and reward "last_answer"; the recipe has others'
-        )
+    base = make_base(arguments, "versus-trl")
+    check_alike(base)
     cores = all_cores(base)
+    samples = base.prompts.groups_per_batch * base.prompts.group_size
+    settings = make_settings(arguments, samples)
     out = base.deploy.runs_dir
-    every = [arms_of(base, int(seed), microbatches, threads) for seed in seeds]
+    every = [arms_of(base, int(seed), settings) for seed in seeds]
+    make_start(arguments, base, console)
+    trained, failed = [], []
     columns = (BarColumn(bar_width=20), TextColumn("{task.description}"), TimeElapsedColumn())
     with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
         children = Children(out, progress, sum(map(len, every)))
         for place, arms in enumerate(every):
             for arm in arms if place % 2 == 0 else arms[::-1]:
-                train(arm, children)
-            score_runs(base, [RunDirectory.of(arm.config).path for arm in arms], console)
-    found = [read_arm(arm, arguments.target) for arms in every for arm in arms]
+                if why := train(arm, children):
+                    console.print(why)
+                    failed.append({"name": arm.name, "seed": arm.seed, "why": why})
+                else:
+                    trained.append(arm)
+            runs = [RunDirectory.of(arm.config).path for arm in arms if arm in trained]
+            score_runs(base, runs, console)
+    found = [read_arm(arm, arguments.target) for arm in trained]
     document = {
         **facts,
         "recipe": arguments.recipe,
         "settings": arguments.settings,
+        "headway": base.model_dump(mode="json", include=set(STATED)),
         "steps": base.steps,
         "problems": arguments.problems,
         "target": arguments.target,
         "warm_up_steps_left_out": WARM_UP,
         "cores": cores,
         "arms": found,
+        "failed": failed,
         "conclusions": conclude(found),
     }
     (out / "versus_trl.json").write_text(json.dumps(document, indent=1) + "\n")

@@ -97,7 +97,12 @@ def rates_of(
             engine=engine,
             learner=_learner(batches, late),
             update=UpdateRates(
-                staging_seconds=_mean([row["staged_at"] - row["published_at"] for row in updates]),
+                staging_seconds=_mean(
+                    [
+                        row["staged_at"] - row["published_at"] + row.get("prepare_seconds", 0.0)
+                        for row in updates
+                    ]
+                ),
                 pause_seconds=_mean(
                     [row["swap_finished_at"] - row["swap_started_at"] for row in updates]
                 ),

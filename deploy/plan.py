@@ -6,8 +6,9 @@ are, a rank of the learner one. More engines are as fast as one each; more ranks
 tokens out and gain nothing on what a batch takes besides.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from math import exp
 from statistics import fmean, pstdev
 
@@ -78,10 +79,13 @@ class Prospect:
 def predict(
     config: RunConfig, source: Source, *, bounds: Sequence[int], devices: int
 ) -> list[Prospect]:
-    """Every bound with every split, by split and then by bound.
+    """Every bound with splits of the devices, by split and then by bound.
+
+    All splits where they are few. Of many some, the recipe's own among them, and then those between
+    the best one and the next ones that were tried, until the best one's neighbours were.
 
     Args:
-        config: The recipe; its own bound, count of actors and ranks are left out of account.
+        config: The recipe; its own bound is left out of account.
         source: How fast everything is.
         bounds: Values of `queues.max_staleness`.
         devices: That actors and learner share.
@@ -89,32 +93,60 @@ def predict(
     Raises:
         InputError: The devices are too few, or the recipe cannot be simulated.
     """
-    rates = source.rates.at_most(config.actors.max_new_tokens).shuffled(config.seed)
-    found = []
-    for actors, ranks in splits(config, devices):
-        split = replace(rates, learner=rates.learner.on(ranks / source.ranks))
-        found += list(_prospects(config, split, actors, ranks, bounds, source.ess_loss))
-    return found
+    each, most = config.actors.tensor_parallel_size, most_actors(config, devices)
+    found: dict[int, list[Prospect]] = {}
+    chosen = some_counts(most, config.actors.count)
+    while chosen:
+        for actors in chosen:
+            ranks = devices - actors * each
+            found[actors] = _prospects(config, source, actors, ranks, bounds)
+        known = best([prospect for tried in found.values() for prospect in tried])
+        chosen = between(sorted(found), known.actors)
+    return [prospect for actors in sorted(found) for prospect in found[actors]]
 
 
-def splits(config: RunConfig, devices: int) -> list[tuple[int, int]]:
-    """Engines and ranks that use the devices up, as far as they come out even.
+def predict_own(config: RunConfig, source: Source) -> Prospect:
+    """The recipe as it is: its own bound, actors and ranks.
 
-    Of more than MOST_SPLITS every so many, the first and the last among them.
+    Raises:
+        InputError: It cannot be simulated.
+    """
+    actors, ranks = config.actors.count, config.learner.ranks
+    return _prospects(config, source, actors, ranks, [config.queues.max_staleness])[0]
+
+
+def most_actors(config: RunConfig, devices: int) -> int:
+    """Engines that leave the learner a device; each smaller count is a split too.
 
     Raises:
         InputError: There are none.
     """
     each = config.actors.tensor_parallel_size
-    most = (devices - 1) // each
-    if most < 1:
+    if devices <= each:
         raise InputError(
             f"{devices} devices are too few: an engine takes {each} "
             f"(actors.tensor_parallel_size) and the learner at least 1"
         )
+    return (devices - 1) // each
+
+
+def some_counts(most: int, own: int) -> list[int]:
+    """About MOST_SPLITS of the counts 1 to `most`, with both ends and `own`, if it is one."""
     shown = min(most, MOST_SPLITS)
-    chosen = {1 + round(place * (most - 1) / max(1, shown - 1)) for place in range(shown)}
-    return [(actors, devices - actors * each) for actors in sorted(chosen)]
+    even = {1 + round(place * (most - 1) / max(1, shown - 1)) for place in range(shown)}
+    return sorted(even | ({own} if own <= most else set()))
+
+
+def between(tried: Sequence[int], middle: int) -> list[int]:
+    """Halfway from one of the tried counts to the next ones below and above, where some are left.
+
+    Example:
+        >>> between([1, 4, 9, 10], 4)
+        [2, 6]
+    """
+    place = tried.index(middle)
+    pairs = pairwise(tried[max(0, place - 1) : place + 2])
+    return [(low + high) // 2 for low, high in pairs if high - low > 1]
 
 
 def best(prospects: Sequence[Prospect]) -> Prospect:
@@ -162,36 +194,39 @@ def setting_of(
 
 
 def _prospects(
-    config: RunConfig,
-    rates: Rates,
-    actors: int,
-    ranks: int,
-    bounds: Sequence[int],
-    ess_loss: float | None,
-) -> Iterable[Prospect]:
-    """Every bound with one split."""
+    config: RunConfig, source: Source, actors: int, ranks: int, bounds: Sequence[int]
+) -> list[Prospect]:
+    """Every bound with one split; figures are of batches after the window has turned over once."""
+    rates = source.rates.at_most(config.actors.max_new_tokens).shuffled(config.seed)
+    rates = replace(rates, learner=rates.learner.on(ranks / source.ranks))
     samples = config.prompts.groups_per_batch * config.prompts.group_size
-    steps = WARM_UP + min(MOST_STEPS, max(FEWEST_STEPS, ROLLOUTS // samples))
-    generate = _generation(config, rates, actors, steps)
+    counted = min(MOST_STEPS, max(FEWEST_STEPS, ROLLOUTS // samples))
+    generate = _generation(config, rates, actors, WARM_UP + counted)
+    found = []
     for staleness in bounds:
-        beyond = staleness + 1
+        warm_up, beyond = WARM_UP + min(staleness, MOST_STEPS), staleness + 1
         setting = setting_of(
-            config, staleness=staleness, actors=actors, steps=steps + beyond, beyond=beyond
+            config, staleness=staleness, actors=actors, steps=warm_up + counted + beyond
         )
+        setting = replace(setting, warm_up=warm_up, beyond=beyond)
         outcome = simulate(setting, rates, seed=config.seed)
         train = _phase(outcome.step_seconds, _besides(rates.learner))
         window = setting.bounds.window(0) / config.prompts.groups_per_batch
-        yield Prospect(
-            staleness=staleness,
-            actors=actors,
-            ranks=ranks,
-            outcome=outcome,
-            law=samples * batches_per_second(generate, train, live=window),
-            actors_alone=samples / generate.seconds,
-            learner_alone=samples / train.seconds,
-            windowed=window < staleness + 1,
-            ess=None if ess_loss is None else exp(-ess_loss * outcome.lag_mean),
+        loss = source.ess_loss
+        found.append(
+            Prospect(
+                staleness=staleness,
+                actors=actors,
+                ranks=ranks,
+                outcome=outcome,
+                law=samples * batches_per_second(generate, train, live=window),
+                actors_alone=samples / generate.seconds,
+                learner_alone=samples / train.seconds,
+                windowed=window < staleness + 1,
+                ess=None if loss is None else exp(-loss * outcome.lag_mean),
+            )
         )
+    return found
 
 
 def _generation(config: RunConfig, rates: Rates, actors: int, steps: int) -> Phase:

@@ -1,5 +1,6 @@
 """`headway plan`: what it is asked, where its rates come from, and what it prints."""
 
+import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ from rich.table import Table
 from deploy.config import RunConfig
 from deploy.errors import InputError
 from deploy.measured_rates import Measured, read_rates
-from deploy.plan import Prospect, Source, best, predict, setting_of
+from deploy.plan import Prospect, Source, best, most_actors, predict, setting_of
 from deploy.rates import EngineRates, LearnerRates, Rates, UpdateRates, lognormal_lengths
 from deploy.run_directory import RunDirectory
 from deploy.simulation import simulate
@@ -112,6 +113,7 @@ def plan(
     return {
         "recipe": config.name,
         "devices": devices,
+        "splits": most_actors(config, devices),
         "rates": {"of": str(run.path) if run else "command line", **source.rates.to_dict()},
         "itself": itself,
         "notes": notes,
@@ -141,6 +143,11 @@ def show(document: dict[str, Any], console: Console) -> None:
             f"{itself['explained']:.0%} of its rollouts' times",
             soft_wrap=True,
         )
+    tried = len({row["actors"] for row in document["prospects"]})
+    if tried < document["splits"]:
+        console.print(
+            f"{tried} of {document['splits']} splits were tried, those beside the best one too"
+        )
     for note in document["notes"]:
         console.print(f"note: {note}", soft_wrap=True)
     console.print(
@@ -166,12 +173,20 @@ def _source(
         source = Source(
             rates=measured.rates, ranks=recorded.learner.ranks, ess_loss=measured.ess_loss
         )
-        return source, _caveats(measured, recorded), _compare(measured, recorded)
+        evaluated = recorded.heldout is not None and _was_evaluated(run)
+        return source, _caveats(measured, recorded, evaluated), _compare(measured, recorded)
     if missing:
         raise InputError(
             f"no rates: name a run to measure them of with --run, or give {', '.join(missing)} too"
         )
     return Source(rates=_given(config, given), ranks=1), [], None
+
+
+def _was_evaluated(run: RunDirectory) -> bool:
+    """Whether its summary has held-out scores; a run that has none yet counts as evaluated."""
+    if not run.summary_file.exists():
+        return True
+    return bool(json.loads(run.summary_file.read_text()).get("heldout", True))
 
 
 def _given(config: RunConfig, given: Given) -> Rates:
@@ -193,9 +208,9 @@ def _given(config: RunConfig, given: Given) -> Rates:
     )
 
 
-def _caveats(measured: Measured, recorded: RunConfig) -> list[str]:
+def _caveats(measured: Measured, recorded: RunConfig, evaluated: bool) -> list[str]:
     notes = []
-    if recorded.heldout is not None:
+    if evaluated:
         notes.append(
             "the run was evaluated while it trained, which its journal does not show: its engines "
             "look slower than they are"

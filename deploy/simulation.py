@@ -30,7 +30,7 @@ from queues.records import BatchRecord, Lease, Prompt, Summary
 from queues.tie_filter import TieFilter
 
 WARM_UP = 5
-"""Batches left out of every figure: the pipeline fills. As in `benchmarks.async_figures`."""
+"""Batches of a run left out of figures: the pipeline fills. As in `benchmarks.async_figures`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +49,8 @@ class Setting:
     queued_batches: int = 2
     most_filtered: int | None = None
     """Groups without a signal that may be dropped for one batch; None: none is dropped."""
+    warm_up: int = WARM_UP
+    """Batches at the beginning that are left out."""
     beyond: int = 0
     """Batches at the end that are left out, as a run leases less and less towards its end."""
 
@@ -60,7 +62,7 @@ class Setting:
     @property
     def counted(self) -> int:
         """Batches that figures are made of."""
-        return self.last - WARM_UP
+        return self.last - self.warm_up
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,7 +103,7 @@ class Simulation:
                 f'queues.on_overdue = "{setting.bounds.on_overdue}" cannot be simulated; "wait" can'
             )
         if setting.counted < 2:
-            raise InputError(f"{setting.last} steps; at least {WARM_UP + 2} are needed")
+            raise InputError(f"{setting.last} steps; at least {setting.warm_up + 2} are needed")
         self._setting, self._rates = setting, rates
         self._chance = random.Random(seed)
         self._book = Book(
@@ -201,7 +203,7 @@ class Simulation:
 
     def _trained(self) -> None:
         self._ends.append(self._now)
-        if len(self._ends) in (WARM_UP, self._setting.last):
+        if len(self._ends) in (self._setting.warm_up, self._setting.last):
             for engine in self._engines.values():
                 engine.advance(self._now)
                 self._counted_from.append((engine.idle_seconds, engine.rollout_seconds))
@@ -293,7 +295,7 @@ class Simulation:
         taken = book.take(book.version)
         if taken is None:
             return
-        if len(self._ends) >= WARM_UP:
+        if len(self._ends) >= self._setting.warm_up:
             for group_id in taken:
                 for version, tokens in self._sampled[group_id].items():
                     self._lags[book.version - version] += tokens
@@ -315,7 +317,8 @@ class Simulation:
 
     def _outcome(self) -> Outcome:
         setting, ends = self._setting, self._ends
-        seconds = ends[-1] - ends[WARM_UP - 1]
+        warm_up = setting.warm_up
+        seconds = ends[-1] - ends[warm_up - 1]
         batches = setting.counted
         engines = setting.engines
         before, after = self._counted_from[:engines], self._counted_from[engines:]
@@ -334,15 +337,15 @@ class Simulation:
                 break
         return Outcome(
             samples_per_second=rollouts / seconds,
-            tokens_per_second=sum(self._trained_tokens[WARM_UP:]) / seconds,
-            learner_idle=sum(self._waits[WARM_UP:]) / seconds,
+            tokens_per_second=sum(self._trained_tokens[warm_up:]) / seconds,
+            learner_idle=sum(self._waits[warm_up:]) / seconds,
             actors_idle=idle / seconds / engines,
             slots_used=used / seconds / engines / setting.slots,
             lag_mean=sum(lag * tokens for lag, tokens in self._lags.items()) / total,
             lag_p95=p95,
             lag_max=lags[-1],
-            batch_seconds=[after - before for before, after in pairwise(ends[WARM_UP - 1 :])],
-            step_seconds=self._steps[WARM_UP:],
+            batch_seconds=[after - before for before, after in pairwise(ends[warm_up - 1 :])],
+            step_seconds=self._steps[warm_up:],
         )
 
 

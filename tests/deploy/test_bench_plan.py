@@ -2,6 +2,7 @@
 
 import pytest
 
+from benchmarks.plan_check import ARM as NAMES
 from benchmarks.plan_check import check_folder, check_gain, gain_rates
 from deploy.config import load_recipe
 from deploy.errors import InputError
@@ -54,5 +55,19 @@ def test_every_bound_of_every_round_is_compared_and_arms_with_all_cores_are_not(
 
 
 def test_a_folder_without_arms_is_refused(tmp_path):
-    with pytest.raises(InputError, match="has no runs round1-eta0"):
+    with pytest.raises(InputError, match="has no runs round1-eta0 or eta0-seed0"):
         check_folder(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "found"),
+    [
+        ("round2-eta8", ("round2", "8", None)),
+        ("eta16-seed3", (None, "16", "seed3")),
+        ("cispo-eta8-seed0", None),
+        ("etainf-seed0", None),
+    ],
+)
+def test_arms_of_both_benchmarks_are_known_by_their_names(name, found):
+    match = NAMES.fullmatch(name)
+    assert (match and match.group("round", "eta", "seed")) == found

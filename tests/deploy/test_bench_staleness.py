@@ -33,6 +33,9 @@ def row(version, **changes):
         "tokens_stale": 0,
         "mismatch_crossed": None,
         "tokens_crossed": 0,
+        "kl_fresh": 0.0,
+        "kl_stale": None,
+        "kl_crossed": None,
         "kl": 0.0,
     } | changes
 
@@ -48,6 +51,8 @@ def test_lag_is_counted_over_the_tokens_of_all_batches_after_the_first():
         tokens_stale=8,
         mismatch_crossed=0.1,
         tokens_crossed=2,
+        kl_stale=0.03,
+        kl_crossed=0.04,
         kl=0.02,
     )
     assert off_policyness([*first, row(5), stale]) == {
@@ -58,6 +63,9 @@ def test_lag_is_counted_over_the_tokens_of_all_batches_after_the_first():
         "mismatch_fresh": 0.0,
         "mismatch_stale": 0.2,
         "mismatch_crossed": 0.1,
+        "kl_fresh": 0.0,
+        "kl_stale": 0.03,
+        "kl_crossed": 0.04,
         "kl": 0.01,
         "clipped": 0.125,
     }
@@ -116,7 +124,7 @@ def test_ratios_and_differences_are_taken_within_a_seed():
         arm("correction", "none", 1, 100.0, 0.60),
     ]
     predictions = [
-        {"name": name, "seed": seed, "simulated": 100.0, "law": 200.0}
+        {"name": name, "seed": seed, "simulated": 100.0, "law": 200.0, "lag_mean": 1.0 + seed}
         for name in ("0", "4", "inf")
         for seed in (0, 1)
     ]
@@ -124,6 +132,7 @@ def test_ratios_and_differences_are_taken_within_a_seed():
     assert found["of_predicted"] == {"0": 0.55, "4": 1.05, "inf": 1.1}
     assert found["of_law"]["4"] == 0.525
     assert found["of_unbounded"]["4"] == 0.95
+    assert found["predicted_lag"]["4"] == 1.5
     assert found["score_difference"]["bound"]["4"]["each"] == pytest.approx([0.01, 0.03])
     assert found["score_difference"]["correction"]["none"]["mean"] == pytest.approx(-0.3)
 
@@ -181,7 +190,8 @@ def test_a_study_is_trained_scored_and_gone_on_with(headway):
     assert largest["2"] <= 2
     assert largest["cispo"] <= 3
     for arm in document["arms"]:
-        assert [seconds > 0 for seconds, _ in arm["curve"]] == [True, True]
+        assert [seconds > 0 for seconds, _ in arm["curve"]] == [False, True, True]
+        assert arm["environment"]["versions"]["torch"]
         assert arm["score"] == arm["curve"][-1][1]
     assert {each["name"] for each in document["predictions"]} == {"0", "2"}
     assert (out / "staleness.png").read_bytes().startswith(b"\x89PNG")

@@ -112,9 +112,10 @@ def test_a_learner_s_rates_are_found_again():
 
 def test_updates_that_failed_or_seeded_an_engine_are_left_out():
     swaps = [swap(1, 5.0), swap(2, 6.0, pause=0.15), swap(0, 0.1, pause=9.0, seeding=True)]
+    swaps[1]["prepare_seconds"] = 0.01  # after it was staged, and before it asked for a permit
     swaps.append({**swap(3, 7.0), "error": "no", "staged_at": None, "swap_finished_at": None})
     update = rates_of(rows(12), swaps, made()).rates.update
-    assert update.staging_seconds == pytest.approx(0.02)
+    assert update.staging_seconds == pytest.approx(0.025)
     assert update.pause_seconds == pytest.approx(0.1)
 
 

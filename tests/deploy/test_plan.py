@@ -1,15 +1,26 @@
 """`headway plan`: splits, the best of them and what limits it; what it refuses; what it prints."""
 
 import io
+import itertools
 import json
 from dataclasses import replace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from rich.console import Console
 
 from deploy.config import load_recipe
 from deploy.errors import InputError
-from deploy.plan import Source, best, predict, setting_of, splits
+from deploy.plan import (
+    Source,
+    best,
+    between,
+    predict,
+    predict_own,
+    setting_of,
+    some_counts,
+)
 from deploy.plan_command import Given, parse_bounds, plan, show
 from deploy.rates import EngineRates, LearnerRates, Rates
 
@@ -48,18 +59,62 @@ def source(train, ess_loss=None):
 def test_splits_use_the_devices_up(devices, each, expected):
     config = recipe()
     actors = config.actors.model_copy(update={"tensor_parallel_size": each})
-    assert splits(config.model_copy(update={"actors": actors}), devices) == expected
+    config = config.model_copy(update={"actors": actors})
+    found = predict(config, source(train=0.002), bounds=[1], devices=devices)
+    assert [(prospect.actors, prospect.ranks) for prospect in found] == expected
 
 
-def test_of_many_splits_some_are_tried_from_one_end_to_the_other():
-    found = splits(recipe(), 65)
-    assert len(found) == 12
-    assert (found[0], found[-1]) == ((1, 64), (64, 1))
+@given(most=st.integers(1, 500), own=st.integers(1, 500))
+def test_of_many_counts_some_are_tried_with_both_ends_and_the_recipe_s_own(most, own):
+    found = some_counts(most, own)
+    assert (found[0], found[-1]) == (1, most)
+    assert min(most, 12) <= len(found) <= 13
+    assert (own in found) == (own <= most)
+    assert most > 12 or found == list(range(1, most + 1))
+
+
+@given(tried=st.sets(st.integers(1, 100), min_size=1).map(sorted), data=st.data())
+def test_beside_the_best_count_nothing_stays_untried(tried, data):
+    best_count = data.draw(st.sampled_from(tried))
+    tried, rounds = list(tried), 0
+    while gaps := between(tried, best_count):
+        assert not set(gaps) & set(tried)
+        tried, rounds = sorted({*tried, *gaps}), rounds + 1
+    place = tried.index(best_count)
+    neighbours = tried[max(0, place - 1) : place + 2]
+    assert all(high - low == 1 for low, high in itertools.pairwise(neighbours))
+    assert rounds <= 7
+
+
+def test_the_best_of_many_splits_is_found_and_not_only_the_best_of_those_tried_at_first():
+    config = recipe("actors.max_concurrent_rollouts=4")
+    found = predict(config, source(train=0.0101), bounds=[4], devices=65)
+    all_of_them = [
+        predict_own(
+            config.model_copy(
+                update={
+                    "actors": config.actors.model_copy(update={"count": count}),
+                    "learner": config.learner.model_copy(update={"ranks": 65 - count}),
+                    "queues": config.queues.model_copy(update={"max_staleness": 4}),
+                }
+            ),
+            source(train=0.0101),
+        )
+        for count in range(1, 65, 3)
+    ]
+    assert len({each.actors for each in found}) < 24
+    assert best(found).samples_per_second >= 0.99 * best(all_of_them).samples_per_second
+
+
+def test_a_recipe_by_itself_is_predicted_as_among_the_splits():
+    config = recipe("queues.max_staleness=2")
+    (among,) = predict(config, source(train=0.002), bounds=[2], devices=2)
+    assert predict_own(config, source(train=0.002)) == among
 
 
 def test_a_device_is_not_enough():
     with pytest.raises(InputError, match="1 devices are too few: an engine takes 1"):
-        splits(recipe(), 1)
+        predict(recipe(), source(train=0.002), bounds=[1], devices=1)
 
 
 def test_a_setting_is_that_of_the_run():
