@@ -5,25 +5,27 @@
 Broker with admission and ledger, broadcaster, and metrics are the real ones, each a process of Ray;
 actors and learner are simulated (`scale_arms`). Together the actors generate GROUPS groups at once,
 or one each where they are more, and a batch has as many. For each number of actors and each rate of
-groups/s that they would give by themselves (0: generation takes no time) it shows what came
-through, how long calls took, the share of a core that broker and broadcaster got, what the broker
-would carry with a core of its own at that cost a group, their memory, and how long a scrape took.
+groups/s that they would give by themselves (0: generation takes no time) it shows what the broker
+accepted, how long calls took, the shares of a core that everybody got, memory, what the broker
+would carry with a core of its own at that cost a group, and how long a scrape took.
 
-Calls are timed in a process that has WITNESSES of the actors, so that they do not wait for the
-simulation of the others. The figure of merit is the 99th percentile of all calls that need not wait
-for anybody (put, heartbeat, serving): at most 100 ms at 200 groups/s. Raw numbers are stored under
-benchmarks/results/.
+Calls are timed in a process that has only a few of the actors, so that they do not wait for the
+simulation of the others. A measurement lasts until ENOUGH puts are timed, or PATIENCE times
+--seconds have passed, which is said. The figures of merit are the 99th percentiles of puts and of
+leases, each at most 100 ms at 200 groups/s (`scale_verdict`). Raw numbers are stored under
+benchmarks/results/ after every setting.
 """
 
 import argparse
 import contextlib
 import json
+import math
 import os
 import sys
 import tempfile
 import time
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,45 +35,27 @@ import ray
 from benchmarks.environment import environment
 from benchmarks.queue_arms import GROUP_SIZE
 from benchmarks.scale_arms import FOREVER, Crowd, Learner
+from benchmarks.scale_verdict import lines, missed, quantiles, verdict
 from queues.config import QueuesConfig
 from queues.ray_broker import BrokerClient, create_broker
 from weight_sync.ray_broadcaster import BroadcasterClient, create_broadcaster
 
 RESULTS = Path(__file__).parent / "results"
-CONTROL = ("put", "heartbeat", "serving")
-"""Calls that wait for nobody: what they take is the broker's own doing."""
-AIM_SECONDS = 0.1
-AIM_SHARE = 0.95
-"""Of the groups/s that were asked for; with less, calls were fast because there were few."""
 GROUPS = 256
-WITNESSES = 32
+WITNESSES = 8
+"""Actors that are timed, at least; an eighth of all where that is more."""
+ENOUGH = 1000
+PATIENCE = 10
 CALL_SECONDS = 120.0
 SCRAPE_EVERY = 2.0
 
 
-def quantiles(values: Sequence[float]) -> dict[str, float] | None:
-    """Count, median, 99th percentile and largest; None of nothing."""
-    if not values:
-        return None
-    ordered = sorted(values)
-    return {
-        "count": len(ordered),
-        "p50": ordered[len(ordered) // 2],
-        "p99": ordered[int(len(ordered) * 0.99)],
-        "max": ordered[-1],
-    }
-
-
-def with_control(seconds: dict[str, list[float]]) -> dict[str, list[float]]:
-    """Seconds of every call, and of those in CONTROL together."""
-    return {**seconds, "control": [x for call in CONTROL for x in seconds[call]]}
-
-
 def shares(names: Sequence[str], processes: int) -> list[Sequence[str]]:
     """Who is simulated where: the witnesses first, the others in so many processes."""
-    others = names[WITNESSES:]
+    count = max(WITNESSES, len(names) // 8)
+    others = names[count:]
     rest = [others[first::processes] for first in range(min(len(others), processes))]
-    return [names[:WITNESSES], *rest]
+    return [names[:count], *rest]
 
 
 def groups_each(actors: int) -> int:
@@ -98,12 +82,14 @@ def cluster_of(
         steps=FOREVER,
     )
     broadcaster = create_broadcaster(options.update_fraction, actors)
-    names = [f"engine-{number}" for number in range(actors)]
-    seconds = generation_seconds(actors, rate)
-    each = groups_each(actors)
     crowds = [
-        Crowd.remote(options.tokens, share, each, seconds)
-        for share in shares(names, options.processes)
+        Crowd.remote(
+            share,
+            tokens=options.tokens,
+            at_once=groups_each(actors),
+            seconds=generation_seconds(actors, rate),
+        )
+        for share in shares([f"engine-{number}" for number in range(actors)], options.processes)
     ]
     learner = Learner.remote()
     everyone = [*crowds, learner]
@@ -116,7 +102,7 @@ def cluster_of(
         ended, _ = ray.wait(work, num_returns=len(work), timeout=10.0)
         ray.get(ended)
     finally:
-        for handle in (*everyone, broker._actor, broadcaster.actor):
+        for handle in (*everyone, broker.handle, broadcaster.actor):
             ray.kill(handle)
 
 
@@ -126,114 +112,170 @@ def process_of(handle: Any) -> psutil.Process:
     return psutil.Process(ray.get(found, timeout=CALL_SECONDS))
 
 
+def cpu_seconds(process: psutil.Process) -> float:
+    """That it has used so far."""
+    return float(sum(process.cpu_times()[:2]))
+
+
+def machine_seconds() -> tuple[float, float]:
+    """CPU seconds of all processes, and core-seconds that waited for a disk, so far."""
+    times = psutil.cpu_times()
+    waited = float(getattr(times, "iowait", 0.0))
+    return float(sum(times[:8])) - times.idle - waited, waited  # beyond those: counted twice
+
+
+def answered(call: Any) -> Any:
+    """What an actor answers."""
+    return ray.get(call.remote(), timeout=CALL_SECONDS)
+
+
 def measure(actors: int, rate: float, options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     """One setting."""
     with (
         tempfile.TemporaryDirectory(dir=folder) as directory,
         cluster_of(actors, rate, options, Path(directory)) as (broker, sync, crowds, learner),
     ):
-        address = ray.get(broker._actor.serve_metrics.remote("127.0.0.1"), timeout=CALL_SECONDS)
-        processes = {"broker": process_of(broker._actor), "broadcaster": process_of(sync.actor)}
-        warm_up = max(options.warm_up, 2 * generation_seconds(actors, rate))
-        time.sleep(warm_up)
+        address = ray.get(broker.handle.serve_metrics.remote("127.0.0.1"), timeout=CALL_SECONDS)
+        handles = {"broker": broker.handle, "broadcaster": sync.actor, "learner": learner}
+        handles |= {f"crowd-{number}": crowd for number, crowd in enumerate(crowds)}
+        processes = {name: process_of(handle) for name, handle in handles.items()}
+        time.sleep(max(options.warm_up, 2 * generation_seconds(actors, rate)))
         ray.get([each.begin.remote() for each in crowds], timeout=CALL_SECONDS)
-        before = ray.get(learner.counts.remote(), timeout=CALL_SECONDS)
-        busy = {name: sum(each.cpu_times()[:2]) for name, each in processes.items()}
-        scrapes = scrape(f"http://{address}/metrics", options.seconds)
-        after = ray.get(learner.counts.remote(), timeout=CALL_SECONDS)
-        found = ray.get([each.figures.remote() for each in crowds], timeout=CALL_SECONDS)
-        passed = after[0] - before[0]
-        seconds = with_control(found[0][0])
-        put = sum(len(calls["put"]) for calls, _ in found) / passed
+        accepted, refused = so_far(broker)
+        began, groups, batches = answered(learner.counts)
+        busy = {name: cpu_seconds(each) for name, each in processes.items()}
+        machine = machine_seconds()
+        scrapes = scrape(f"http://{address}/metrics", options.seconds, crowds[0])
+        now, groups_now, batches_now = answered(learner.counts)
+        passed = now - began
+        accepted_now, refused_now = so_far(broker)
         cores = {
-            name: (sum(each.cpu_times()[:2]) - busy[name]) / passed
-            for name, each in processes.items()
+            name: (cpu_seconds(each) - busy[name]) / passed for name, each in processes.items()
         }
+        machine_now = machine_seconds()
+        seconds = answered(crowds[0].seconds)
+        rate_of_puts = (accepted_now - accepted) / passed
         return {
             "actors": actors,
             "asked_groups_per_second": rate or None,
-            "put_groups_per_second": put,
-            "trained_groups_per_second": (after[1] - before[1]) / passed,
-            "versions_per_second": (after[2] - before[2]) / passed,
-            "refused": sum(refused for _, refused in found),
+            "measured_seconds": passed,
+            "accepted_groups_per_second": rate_of_puts,
+            "trained_groups_per_second": (groups_now - groups) / passed,
+            "versions_per_second": (batches_now - batches) / passed,
+            "refused": refused_now - refused,
+            "enough_puts": len(seconds["put"]) >= ENOUGH,
             "seconds": {call: quantiles(values) for call, values in seconds.items()},
             "scrape": quantiles(scrapes),
             "cores": cores,
-            "broker_groups_per_core_second": put / cores["broker"],
-            "megabytes": {name: each.memory_info().rss / 1e6 for name, each in processes.items()},
+            "machine": {
+                "cores": os.cpu_count(),
+                "busy": (machine_now[0] - machine[0]) / passed,
+                "waits_for_disk": (machine_now[1] - machine[1]) / passed,
+            },
+            "broker_groups_per_core_second": rate_of_puts / cores["broker"],
+            "megabytes": {
+                name: processes[name].memory_info().rss / 1e6 for name in ("broker", "broadcaster")
+            },
         }
 
 
-def scrape(url: str, seconds: float) -> list[float]:
-    """Asks for metrics every so often, for so long; seconds of each answer."""
-    until, taken = time.perf_counter() + seconds, []
-    while (now := time.perf_counter()) < until:
+def so_far(broker: BrokerClient) -> tuple[int, int]:
+    """Results that the broker has accepted, and refused."""
+    status = answered(broker.handle.status)
+    return status.accepted, sum(status.refused.values())
+
+
+def scrape(url: str, seconds: float, witnesses: Any) -> list[float]:
+    """Asks for metrics every so often until the measurement is over; seconds of each answer."""
+    began, taken = time.perf_counter(), []
+    while True:
+        now = time.perf_counter()
         with urllib.request.urlopen(url, timeout=30) as answer:
             answer.read()
         taken.append(time.perf_counter() - now)
-        time.sleep(max(0.0, min(SCRAPE_EVERY, until - time.perf_counter())))
-    return taken
+        time.sleep(min(SCRAPE_EVERY, seconds))
+        passed = time.perf_counter() - began
+        if passed >= PATIENCE * seconds:
+            return taken
+        if passed >= seconds and answered(witnesses.puts) >= ENOUGH:
+            return taken
 
 
-def line(found: dict[str, Any]) -> str:
-    """One setting on a line."""
+def a_number(
+    kind: Callable[[str], float], rule: str, holds: Callable[[float], bool]
+) -> Callable[[str], float]:
+    """Reads the value of an option that has to be finite, and as `rule` says."""
 
-    def milliseconds(call: str) -> str:
-        each = found["seconds"][call]
-        return "–" if each is None else f"{1e3 * each['p50']:.0f}/{1e3 * each['p99']:.0f}"
+    def read(text: str) -> float:
+        try:
+            value = kind(text)
+        except ValueError:
+            value = math.nan
+        if not (math.isfinite(value) and holds(value)):
+            raise argparse.ArgumentTypeError(f"{text} must be {rule}")
+        return value
 
-    asked = found["asked_groups_per_second"]
-    return (
-        f"{found['actors']:5d} actors, {'at most' if asked is None else f'{asked:g}':>7} asked:"
-        f" {found['put_groups_per_second']:6,.0f} groups/s; ms p50/p99: put {milliseconds('put')},"
-        f" control {milliseconds('control')}, announced {milliseconds('announced')}, permit"
-        f" {milliseconds('permit')}; scrape {1e3 * found['scrape']['max']:.0f} ms at most; broker"
-        f" {found['cores']['broker']:.2f} cores, so {found['broker_groups_per_core_second']:,.0f}"
-        f" groups/s of a whole one, {found['megabytes']['broker']:.0f} MB, broadcaster"
-        f" {found['cores']['broadcaster']:.2f} cores {found['megabytes']['broadcaster']:.0f} MB"
-    )
+    return read
 
 
-def met(setting: dict[str, Any]) -> bool:
-    """Whether calls were fast enough at the rate that was asked for."""
-    came = setting["put_groups_per_second"] >= AIM_SHARE * setting["asked_groups_per_second"]
-    return bool(came and setting["seconds"]["control"]["p99"] <= AIM_SECONDS)
+COUNT = a_number(int, "a whole number, at least 1", lambda value: value >= 1)
+SECONDS = a_number(float, "a number above 0", lambda value: value > 0)
+FROM_ZERO = a_number(float, "a number, at least 0", lambda value: value >= 0)
+TOKENS = a_number(
+    int, "a whole number, at least 4: three of the prompt and one sampled", lambda value: value >= 4
+)
+FRACTION = a_number(float, "above 0 and at most 1", lambda value: 0 < value <= 1)
 
 
-def main() -> None:
+def options_of(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    """The command line; whatever is wrong with it ends the process here, with code 2."""
     parser = argparse.ArgumentParser(
         prog="headway bench scale", description=__doc__.splitlines()[0]
     )
-    parser.add_argument("--actors", type=int, nargs="+", default=[8, 32, 128, 512, 1024])
+    parser.add_argument("--actors", type=COUNT, nargs="+", default=[8, 32, 128, 512, 1024])
     parser.add_argument(
-        "--rates", type=float, nargs="+", default=[200.0, 0.0], help="groups/s; 0: all they can"
+        "--rates", type=FROM_ZERO, nargs="+", default=[200.0, 0.0], help="groups/s; 0: all they can"
     )
-    parser.add_argument("--tokens", type=int, default=100, help="of a rollout")
-    parser.add_argument("--seconds", type=float, default=12.0, help="of each measurement")
-    parser.add_argument("--warm-up", type=float, default=6.0, help="seconds before it, at least")
-    parser.add_argument("--processes", type=int, default=2, help="that simulate the actors")
-    parser.add_argument("--update-fraction", type=float, default=0.25, help="swapping at once")
+    parser.add_argument("--tokens", type=TOKENS, default=100, help="of a rollout")
+    parser.add_argument(
+        "--seconds", type=SECONDS, default=12.0,
+        help=f"of each measurement, at least; {PATIENCE} times that for {ENOUGH} puts to be timed",
+    )  # fmt: skip
+    parser.add_argument("--warm-up", type=FROM_ZERO, default=6.0, help="seconds before, at least")
+    parser.add_argument(
+        "--processes", type=COUNT, default=8, help="that simulate the actors that are not timed"
+    )
+    parser.add_argument("--update-fraction", type=FRACTION, default=0.25, help="swapping at once")
     parser.add_argument("--dir", type=Path, default=Path.cwd(), help="where ledgers may lie")
     parser.add_argument("--out", type=Path, default=RESULTS / "scale.json")
-    options = parser.parse_args()
-    if min(options.actors) < 1 or min(options.rates) < 0:
-        parser.error("--actors must be at least 1 each, --rates at least 0")
+    options = parser.parse_args(arguments)
+    if not (options.dir.is_dir() and os.access(options.dir, os.W_OK)):
+        parser.error(f"argument --dir: {options.dir} must be a folder that can be written to")
+    try:
+        options.out.parent.mkdir(parents=True, exist_ok=True)
+        options.out.open("a").close()
+    except OSError as error:
+        parser.error(f"argument --out: {options.out} must be a file that can be written: {error}")
+    return options
+
+
+def main() -> None:
+    options = options_of()
     record = environment()
+    names = ("actors", "rates", "tokens", "seconds", "warm_up", "processes", "update_fraction")
+    record["arguments"] = {name: getattr(options, name) for name in names}
+    results = record["settings"] = []
     ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False)
-    results = []
     with tempfile.TemporaryDirectory(dir=options.dir, prefix=".bench-scale-") as name:
         for rate in options.rates:
             for actors in options.actors:
                 results.append(measure(actors, rate, options, Path(name)))
-                print(line(results[-1]), flush=True)
+                print(*lines(results[-1]), sep="\n", flush=True)
+                record["verdict"] = verdict(results)
+                options.out.write_text(json.dumps(record, indent=1) + "\n")
     ray.shutdown()
-    arguments = {key: getattr(options, key) for key in ("tokens", "seconds", "processes")}
-    record |= {"arguments": arguments, "settings": results}
-    options.out.parent.mkdir(parents=True, exist_ok=True)
-    options.out.write_text(json.dumps(record, indent=1) + "\n")
-    print(f"stored in {options.out}")
-    asked = [each for each in results if each["asked_groups_per_second"]]
-    sys.exit(not all(met(each) for each in asked))
+    print(*record["verdict"], f"stored in {options.out}", sep="\n")
+    sys.exit(any(missed(each) for each in results))
 
 
 if __name__ == "__main__":

@@ -1,18 +1,24 @@
 """The processes of `headway bench scale`: simulated actors and a simulated learner, real control.
 
-A simulated actor calls what a real one does and as often: it long-polls for leases while it has
-room, puts what it has "generated" (a sleep), renews its leases, waits for new weights, asks for a
+A simulated actor has a client of its own and calls what a real one does and as often: it long-polls
+for leases while it has room, puts what it has "generated" (a sleep), renews its leases, saves the
+rollouts that have finished before the others of their group, waits for new weights, asks for a
 permit to swap, reports, and tells the broker what it serves. Many share a process. No tensor moves.
+
+Before it polls, it asks once for what can be leased at once: only that answer tells how fast the
+broker is. A poll also waits until admission allows a lease, the weights of a new version included.
 """
 
 import asyncio
+import contextlib
 import itertools
 import random
 import time
-from collections.abc import Sequence
-from dataclasses import replace
+from collections import deque
+from collections.abc import Awaitable, Sequence
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import Any
+from typing import Any, TypeVar
 
 import ray
 
@@ -24,13 +30,16 @@ from weight_sync.announcements import SwapReport
 from weight_sync.manifest import Bucket, Manifest, TensorSpec
 from weight_sync.ray_broadcaster import BroadcasterClient
 
+T = TypeVar("T")
 POLL_SECONDS = 1.0
 """As in `actors.rollout_worker` and `weight_sync.receiver`."""
 HEARTBEAT_SECONDS = 5.0
 PAUSE_SECONDS = 0.03
 """Of a swap, beside its messages."""
 FOREVER = 10**6
-CALLS = ("lease", "put", "heartbeat", "serving", "announced", "permit")
+CALLS = ("put", "lease", "lease_poll", "heartbeat", "save", "serving", "announced", "permit")
+"""What is timed: "lease" is answered at once, with or without leases, "lease_poll" when admission
+allows some; "announced" is from a version's announcement to its receiver."""
 
 
 def manifest(version: int) -> Manifest:
@@ -45,126 +54,209 @@ def manifest(version: int) -> Manifest:
     )
 
 
-@lru_cache(maxsize=64)
-def payload_at(tokens: int, version: int) -> bytes:
-    """`queue_arms.template`, sampled at a version."""
+@lru_cache(maxsize=256)
+def payload_at(tokens: int, version: int, rollouts: int = GROUP_SIZE) -> bytes:
+    """The first rollouts of `queue_arms.template`, sampled at a version."""
     group = decode(template(tokens))
-    rollouts = [
+    sampled = [
         replace(each, versions=[version if token else -1 for token in each.loss_mask])
-        for each in group.rollouts
+        for each in group.rollouts[:rollouts]
     ]
-    return encode(replace(group, rollouts=rollouts))
+    return encode(replace(group, rollouts=sampled))
 
 
-@ray.remote(num_cpus=0, max_concurrency=100)
-class Crowd:
-    """A process of simulated actors.
+@dataclass(slots=True)
+class Generating:
+    """A group whose rollouts end one after the other, in equal intervals."""
+
+    lease: Lease
+    began: float
+    """Seconds of `time.perf_counter`."""
+    seconds: float
+    saved: int = 0
+    """Rollouts that the broker has."""
+
+    def due(self, now: float) -> int:
+        """Rollouts to save: all that have ended, if they are twice those saved; as a `Draft`."""
+        passed = (now - self.began) / self.seconds if self.seconds else 1.0
+        ended = min(GROUP_SIZE, int(GROUP_SIZE * passed))
+        return ended if ended >= max(1, 2 * self.saved) else 0
+
+
+@dataclass(slots=True)
+class Tally:
+    """What the actors of a process have seen."""
+
+    seconds: dict[str, list[float]] = field(default_factory=lambda: {call: [] for call in CALLS})
+    """Of every call since the measurement began; of puts only those that were accepted."""
+
+    async def timed(self, call: str, answer: Awaitable[T]) -> T:
+        """What a call answers."""
+        began = time.perf_counter()
+        found = await answer
+        if call != "put" or found is PutStatus.ACCEPTED:
+            self.seconds[call].append(time.perf_counter() - began)
+        return found
+
+
+class SimulatedActor:
+    """One engine.
 
     Args:
+        name: Of the engine.
+        broker: A client that nobody else uses: a real actor's puts wait for those before them.
+        broadcaster: May be shared.
         tokens: Of a rollout.
-        names: Of the engines.
-        at_once: Groups that each generates side by side.
-        seconds: That a group takes to be generated.
+        at_once: Groups that it generates side by side.
+        seconds: Between the ends of two groups in one place, in the mean. What the place waited for
+            lease and put is taken off the generation, so that the rate is the one asked for.
+        tally: Where calls are timed.
+        stop: Set when it is to leave.
     """
 
-    def __init__(self, tokens: int, names: Sequence[str], at_once: int, seconds: float) -> None:
-        self._tokens, self._names, self._generation = tokens, names, seconds
-        self._at_once = at_once
-        self._stop = asyncio.Event()
-        self._held: dict[str, dict[asyncio.Task[None], Lease]] = {name: {} for name in names}
-        self._serves = dict.fromkeys(names, 0)
-        self._chance = random.Random(len(names))
-        self.seconds: dict[str, list[float]] = {call: [] for call in CALLS}
-        self.refused = 0
-
-    async def run(self, broker: BrokerClient, broadcaster: BroadcasterClient) -> None:
-        """Everything, until `stop`."""
-        await asyncio.gather(
-            *(self._act(broker, name) for name in self._names),
-            *(self._renew(broker, name) for name in self._names),
-            *(self._follow(broker, broadcaster, name) for name in self._names),
+    def __init__(
+        self,
+        name: str,
+        broker: BrokerClient,
+        broadcaster: BroadcasterClient,
+        *,
+        tokens: int,
+        at_once: int,
+        seconds: float,
+        tally: Tally,
+        stop: asyncio.Event,
+    ) -> None:
+        self._name, self._broker, self._broadcaster = name, broker, broadcaster
+        self._tokens, self._at_once, self._seconds = tokens, at_once, seconds
+        self._tally, self._stop = tally, stop
+        self._chance = random.Random(name)
+        self._held: dict[asyncio.Task[None], Generating] = {}
+        begin = time.perf_counter()
+        self._places = deque(
+            begin - self._seconds * self._chance.uniform(0.0, 0.5) for _ in range(at_once)
         )
+        """Of each place that is free: when the generation of its next group would have begun."""
+        self._serves = 0
 
-    async def begin(self) -> None:
-        """Forget what was measured so far."""
-        for seconds in self.seconds.values():
-            seconds.clear()
+    async def run(self) -> None:
+        """Everything, until it is to leave."""
+        await asyncio.gather(self._act(), self._renew(), self._follow())
 
-    async def figures(self) -> tuple[dict[str, list[float]], int]:
-        """Seconds of every call since `begin`, and results that were not accepted so far."""
-        return self.seconds, self.refused
-
-    async def stop(self) -> None:
-        """Everybody leaves after what they wait for."""
-        self._stop.set()
-
-    async def _act(self, broker: BrokerClient, name: str) -> None:
-        await self._timed("serving", broker.serving(name, 0))
-        held = self._held[name]
+    async def _act(self) -> None:
+        await self._tally.timed("serving", self._broker.serving(self._name, 0))
+        refused = False
         while not self._stop.is_set():
-            if room := self._at_once - len(held):
-                waits = broker.lease(name, room * GROUP_SIZE, POLL_SECONDS)
-                for lease in await self._timed("lease", waits):
-                    held[asyncio.create_task(self._generate(broker, name, lease))] = lease
-            if held:
-                wait = 0.0 if len(held) < self._at_once else None
+            if room := self._at_once - len(self._held):
+                call, timeout = ("lease_poll", POLL_SECONDS) if refused else ("lease", 0.0)
+                answer = self._broker.lease(self._name, room * GROUP_SIZE, timeout)
+                leases = await self._tally.timed(call, answer)
+                refused = not leases
+                for lease in leases:
+                    self._begin(lease)
+            if self._held:
+                wait = 0.0 if len(self._held) < self._at_once else None
                 done, _ = await asyncio.wait(
-                    held, timeout=wait, return_when=asyncio.FIRST_COMPLETED
+                    self._held, timeout=wait, return_when=asyncio.FIRST_COMPLETED
                 )
                 for task in done:
                     task.result()
-                    del held[task]
+                    del self._held[task]
 
-    async def _generate(self, broker: BrokerClient, name: str, lease: Lease) -> None:
-        await asyncio.sleep(self._generation * self._chance.uniform(0.5, 1.5))
-        payload = payload_of(lease, payload_at(self._tokens, lease.start_version))
-        status = await self._timed("put", broker.put(name, payload))
-        self.refused += status is not PutStatus.ACCEPTED
+    def _begin(self, lease: Lease) -> None:
+        now = time.perf_counter()
+        end = max(now, self._places.popleft() + self._seconds * self._chance.uniform(0.5, 1.5))
+        group = Generating(lease, now, end - now)
+        self._held[asyncio.create_task(self._generate(group, end))] = group
 
-    async def _renew(self, broker: BrokerClient, name: str) -> None:
+    async def _generate(self, group: Generating, end: float) -> None:
+        await asyncio.sleep(group.seconds)
+        payload = self._payload(group.lease, GROUP_SIZE)
+        await self._tally.timed("put", self._broker.put(self._name, payload))
+        self._places.append(end)
+
+    def _payload(self, lease: Lease, rollouts: int) -> bytes:
+        return payload_of(lease, payload_at(self._tokens, lease.start_version, rollouts))
+
+    async def _renew(self) -> None:
         await self._sleep(self._chance.uniform(0, HEARTBEAT_SECONDS))
         while not self._stop.is_set():
-            if leases := self._held[name].values():
-                held = [(lease.group_id, lease.attempt) for lease in leases]
-                await self._timed("heartbeat", broker.heartbeat(name, held))
+            if groups := [*self._held.values()]:
+                held = [(group.lease.group_id, group.lease.attempt) for group in groups]
+                await self._tally.timed("heartbeat", self._broker.heartbeat(self._name, held))
+            for group in groups:
+                if rollouts := group.due(time.perf_counter()):
+                    group.saved = rollouts
+                    payload = self._payload(group.lease, rollouts)
+                    await self._tally.timed("save", self._broker.save(self._name, payload))
             await self._sleep(HEARTBEAT_SECONDS)
 
-    async def _follow(
-        self, broker: BrokerClient, broadcaster: BroadcasterClient, name: str
-    ) -> None:
+    async def _follow(self) -> None:
         while not self._stop.is_set():
-            found = await broadcaster.newest(self._serves[name], POLL_SECONDS)
+            found = await self._broadcaster.newest(self._serves, POLL_SECONDS)
             if found is None:
                 continue
-            self.seconds["announced"].append(time.time() - found.created_at)
-            if not await self._timed("permit", broadcaster.acquire_swap(name, POLL_SECONDS)):
+            self._tally.seconds["announced"].append(time.time() - found.created_at)
+            permit = self._broadcaster.acquire_swap(self._name, POLL_SECONDS)
+            if not await self._tally.timed("permit", permit):
                 continue
             began = time.time()
             await asyncio.sleep(PAUSE_SECONDS)
-            self._serves[name] = found.version
-            await broadcaster.report(
+            self._serves = found.version
+            await self._broadcaster.report(
                 SwapReport(
-                    engine_id=name, version=found.version, published_at=found.created_at,
+                    engine_id=self._name, version=found.version, published_at=found.created_at,
                     staged_at=began, pause_seconds=PAUSE_SECONDS, load_seconds=0.0,
                     resume_seconds=0.0, swap_started_at=began, swap_finished_at=time.time(),
                     bytes=64,
                 )
             )  # fmt: skip
-            await self._timed("serving", broker.serving(name, found.version))
-
-    async def _timed(self, call: str, answer: Any) -> Any:
-        began = time.perf_counter()
-        found = await answer
-        self.seconds[call].append(time.perf_counter() - began)
-        return found
+            await self._tally.timed("serving", self._broker.serving(self._name, found.version))
 
     async def _sleep(self, seconds: float) -> None:
-        """Until then, or `stop`."""
-        if seconds > 0:
-            await asyncio.wait([self._stopping()], timeout=seconds)
+        """Until then, or until it is to leave."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._stop.wait()
 
-    def _stopping(self) -> "asyncio.Task[bool]":
-        return asyncio.create_task(self._stop.wait())
+
+@ray.remote(num_cpus=0, max_concurrency=100)
+class Crowd:
+    """A process of simulated actors; arguments as theirs.
+
+    Args:
+        names: Of the engines.
+        **each: Tokens, groups at once and seconds of every actor.
+    """
+
+    def __init__(self, names: Sequence[str], **each: Any) -> None:
+        self._names, self._each = names, each
+        self._stop, self._tally = asyncio.Event(), Tally()
+
+    async def run(self, broker: BrokerClient, broadcaster: BroadcasterClient) -> None:
+        """Everything, until `stop`."""
+        common = {**self._each, "tally": self._tally, "stop": self._stop}
+        actors = [
+            SimulatedActor(name, BrokerClient(broker.handle), broadcaster, **common)
+            for name in self._names
+        ]
+        await asyncio.gather(*(actor.run() for actor in actors))
+
+    async def begin(self) -> None:
+        """Forget what was measured so far."""
+        for seconds in self._tally.seconds.values():
+            seconds.clear()
+
+    async def puts(self) -> int:
+        """How many were accepted since `begin`."""
+        return len(self._tally.seconds["put"])
+
+    async def seconds(self) -> dict[str, list[float]]:
+        """Of every call since `begin`."""
+        return self._tally.seconds
+
+    async def stop(self) -> None:
+        """Everybody leaves after what they wait for."""
+        self._stop.set()
 
 
 @ray.remote(num_cpus=0, max_concurrency=100)

@@ -366,13 +366,16 @@ class Book:
             self._close_evaluation(run)
 
     def _choose(self) -> Choice:
-        leased = Counter(group.due for group in self.groups.leased() if group.due is not None)
+        leased = self.groups.leased_due
+        ended = self.ended and not self.prompts and not leased
+        if len(self.results) < self.bounds.groups_per_batch and not ended:
+            return Choice(0)  # as it is after most puts
         return choose_batch(
             self.results.deadlines(),
             leased,
             version=self.version,
             bounds=self.bounds,
-            ended=self.ended and not self.prompts and not leased,
+            ended=ended,
         )
 
     def _drop_unfitting(self, group: Group, version: int, others: int) -> None:

@@ -4,7 +4,8 @@ SQLite checksums its write-ahead log, so a damaged one ends where the damage beg
 pages: a flipped bit in one would be read as another number. So triggers keep, for every table, the
 sum of a hash of each row; it is committed with the rows, and compared with them whenever a ledger
 is opened. Rows that were changed, lost or doubled behind the back of SQLite change the sum, and
-what keeps rows from being found, `PRAGMA integrity_check` finds.
+what keeps rows from being found, `PRAGMA integrity_check` finds. The tables of `queues.counts` have
+no sum: they are made anew from the rows of the others whenever a ledger is opened for writing.
 """
 
 import sqlite3
@@ -14,6 +15,7 @@ from typing import Any
 
 import xxhash
 
+from queues.counts import KEPT_TABLES
 from queues.errors import LedgerError
 
 _FUNCTION = "headway_row_hash"
@@ -97,7 +99,8 @@ def _triggers(table: str, columns: str) -> dict[str, str]:
 
 def _tables(database: sqlite3.Connection) -> list[str]:
     rows = database.execute("SELECT name FROM sqlite_schema WHERE type = 'table' ORDER BY name")
-    return [name for (name,) in rows if name != "checksums" and not name.startswith("sqlite_")]
+    others = ("checksums", *KEPT_TABLES)  # what follows from the rows of the tables
+    return [name for (name,) in rows if name not in others and not name.startswith("sqlite_")]
 
 
 def _columns(database: sqlite3.Connection, table: str) -> str:

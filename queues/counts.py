@@ -1,11 +1,52 @@
-"""What counting the rows of a ledger gives; what it means is `queues.accounts`."""
+"""What counting the rows of a ledger gives; what it means is `queues.accounts`.
+
+`count_rows` reads every row, so it takes the longer the longer a run is: it is for opening a ledger
+and for who inspects one. An acknowledgement asks `kept_counts`, which triggers keep, in the same
+transactions as the rows: what it takes does not depend on the run's length. They are counted anew
+whenever a broker opens the ledger, so nothing ever goes on from counts that the rows do not have.
+"""
 
 import sqlite3
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from queues.groups import State, StateCounts
 from queues.records import Purpose
+
+KEPT_TABLES = ("kept_states", "kept_members")
+_STATES = "SELECT purpose, state, reason, count(*) FROM groups GROUP BY purpose, state, reason"
+_MEMBERS = "SELECT count(*) FROM batch_groups"
+_ENTER = (
+    "INSERT INTO kept_states VALUES (new.purpose, new.state, new.reason, 1)"
+    " ON CONFLICT DO UPDATE SET value = value + 1"
+)
+_LEAVE = (
+    "UPDATE kept_states SET value = value - 1"
+    " WHERE (purpose, state, reason) = (old.purpose, old.state, old.reason)"
+)
+_KEEP = f"""
+CREATE TABLE IF NOT EXISTS kept_states (    -- rows of groups
+    purpose TEXT NOT NULL,
+    state TEXT NOT NULL,
+    reason TEXT NOT NULL,
+    value INTEGER NOT NULL,
+    PRIMARY KEY (purpose, state, reason)
+) STRICT, WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS kept_members (value INTEGER NOT NULL) STRICT; -- rows of batch_groups
+CREATE INDEX IF NOT EXISTS batches_in_training ON batches (version) WHERE acked_at IS NULL;
+CREATE TRIGGER IF NOT EXISTS kept_states_insert AFTER INSERT ON groups BEGIN {_ENTER}; END;
+CREATE TRIGGER IF NOT EXISTS kept_states_update AFTER UPDATE OF purpose, state, reason ON groups
+    BEGIN {_LEAVE}; {_ENTER}; END;
+CREATE TRIGGER IF NOT EXISTS kept_states_delete AFTER DELETE ON groups BEGIN {_LEAVE}; END;
+CREATE TRIGGER IF NOT EXISTS kept_members_insert AFTER INSERT ON batch_groups
+    BEGIN UPDATE kept_members SET value = value + 1; END;
+CREATE TRIGGER IF NOT EXISTS kept_members_delete AFTER DELETE ON batch_groups
+    BEGIN UPDATE kept_members SET value = value - 1; END;
+DELETE FROM kept_states;
+DELETE FROM kept_members;
+INSERT INTO kept_states {_STATES};
+INSERT INTO kept_members {_MEMBERS};
+"""
 
 
 class Counts(NamedTuple):
@@ -21,39 +62,56 @@ class Counts(NamedTuple):
     """Members of batches beyond the first time that their group is in one."""
 
 
-def count_rows(database: sqlite3.Connection, *, newest: int | None = None) -> Counts:
-    """Count the rows of a ledger; in one transaction where consistency matters.
+def count_rows(database: sqlite3.Connection) -> Counts:
+    """Count the rows of a ledger; in one transaction where consistency matters."""
+    (again,) = database.execute(
+        "SELECT count(*) - count(DISTINCT group_id) FROM batch_groups"
+    ).fetchone()
+    return _counts(database, database.execute(_STATES), _MEMBERS, again)
+
+
+def keep_counts(database: sqlite3.Connection) -> None:
+    """Count the rows of a ledger that is opened for writing, and keep the counts from then on."""
+    database.executescript(f"BEGIN IMMEDIATE; {_KEEP} COMMIT;")
+
+
+def kept_counts(database: sqlite3.Connection, *, newest: int) -> Counts:
+    """What `count_rows` would give, as it was kept.
 
     Args:
-        database: The ledger.
-        newest: Look only among the groups of this batch for those that are trained twice, since
-            others were looked at before. None: look at all.
+        database: A ledger of which `keep_counts` was asked.
+        newest: Only among the groups of this batch it looks for those that are trained twice, since
+            others were looked at before.
     """
-    states = {
-        (Purpose(purpose), State(state), reason): count
-        for purpose, state, reason, count in database.execute(
-            "SELECT purpose, state, reason, count(*) FROM groups GROUP BY purpose, state, reason"
-        )
-    }
+    (again,) = database.execute(
+        "SELECT count(*) FROM batch_groups AS new JOIN batch_groups AS old USING (group_id)"
+        " WHERE new.version = ? AND (old.version, old.position) < (new.version, new.position)",
+        (newest,),
+    ).fetchone()
+    states = database.execute("SELECT purpose, state, reason, value FROM kept_states WHERE value")
+    return _counts(database, states, "SELECT value FROM kept_members", again)
+
+
+def _counts(
+    database: sqlite3.Connection,
+    states: Iterable[tuple[str, str, str, int]],
+    members: str,
+    trained_twice: int,
+) -> Counts:
+    """With the rows of `states`, and what the query `members` gives."""
     counters = dict(database.execute("SELECT name, value FROM counters").fetchall())
-    (members,) = database.execute("SELECT count(*) FROM batch_groups").fetchone()
+    (in_any,) = database.execute(members).fetchone()
     (in_training,) = database.execute(
         "SELECT count(*) FROM batch_groups"
         " WHERE version IN (SELECT version FROM batches WHERE acked_at IS NULL)"
     ).fetchone()
-    if newest is None:
-        again = "SELECT count(*) - count(DISTINCT group_id) FROM batch_groups"
-    else:
-        again = (
-            "SELECT count(*) FROM batch_groups AS new JOIN batch_groups AS old USING (group_id)"
-            " WHERE new.version = :newest"
-            " AND (old.version, old.position) < (new.version, new.position)"
-        )
-    (trained_twice,) = database.execute(again, {"newest": newest}).fetchone()
     return Counts(
-        states=states,
+        states={
+            (Purpose(purpose), State(state), reason): count
+            for purpose, state, reason, count in states
+        },
         issued=counters["issued"],
         duplicates=counters["duplicates"],
-        in_batches={False: in_training, True: members - in_training},
+        in_batches={False: in_training, True: in_any - in_training},
         trained_twice=trained_twice,
     )

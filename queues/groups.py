@@ -149,6 +149,8 @@ class Groups:
         self.counts: Counter[tuple[Purpose, State, str]] = Counter(finished or {})
         self.due: Counter[int] = Counter()
         """Live groups by the date that they are due, less those that are overdue."""
+        self.leased_due: Counter[int] = Counter()
+        """Leased train groups by the same, with those that are overdue."""
         self.overdue = 0
         """Live groups that are overdue: leased or ready."""
         for group in groups:
@@ -209,6 +211,8 @@ class Groups:
         _add(self.counts, (group.purpose, group.state, reason), change)
         if group.due is None:
             return
+        if group.state is State.LEASED:
+            _add(self.leased_due, group.due, change)
         if group.overdue and group.state is not State.TAKEN:
             self.overdue += change
         else:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from queues.checksums import check, protect
-from queues.counts import Counts, count_rows
+from queues.counts import Counts, count_rows, keep_counts, kept_counts
 from queues.errors import InputError, LedgerError
 from queues.evaluations import EvaluationRun
 from queues.groups import OVERDUE, Acceptance, Group, State
@@ -69,6 +69,7 @@ class Ledger:
             add_later_parts(self._database)
             self.partials = Partials(self._database)
             protect(self._database)
+            keep_counts(self._database)
         except BlockingIOError as error:
             self._release()
             raise LedgerError(f"{path}: another broker of this run is alive") from error
@@ -264,7 +265,7 @@ class Ledger:
             (time.time(), statistics, version),
         )
         self._update_batch("state = 'trained', trained_version = :version", version)
-        return count_rows(self._database, newest=version)
+        return kept_counts(self._database, newest=version)
 
     def statistics(self, version: int) -> str:
         """What was recorded of a trained batch, as JSON."""
@@ -288,7 +289,7 @@ class Ledger:
         return known
 
     def counts(self) -> Counts:
-        """Count the rows."""
+        """Count the rows, all of them: for who looks at the accounts."""
         return count_rows(self._database)
 
     def load(self) -> Snapshot:

@@ -9,9 +9,10 @@ ones are refused. Failed attempts are forgotten: nobody waits because of one, an
 import json
 import time
 
+from queues.accounts import account
 from queues.admission import feasible
 from queues.book import BATCHES_KEPT, UNREACHABLE, Book
-from queues.errors import InputError
+from queues.errors import AccountingError, InputError
 from queues.evaluations import EvaluationRun
 from queues.groups import Group, Groups, State
 from queues.ledger import DROPPED_SINCE_TAKE, LET_THROUGH, Ledger, load_prompt
@@ -24,6 +25,7 @@ def recover(ledger: Ledger, book: Book) -> None:
 
     Raises:
         InputError: The run was begun with another groups_per_batch or group_size.
+        AccountingError: The groups of the ledger do not add up.
     """
     _check_shape(ledger, book)
     snapshot = ledger.load()
@@ -56,6 +58,7 @@ def recover(ledger: Ledger, book: Book) -> None:
     last = book.version - (not book.taken)
     ledger.reissue(book.pass_over(), last)  # there are some where `on_overdue` was another before
     ledger.commit()
+    _check_accounts(ledger, book)
     _check_due(book)
 
 
@@ -65,6 +68,15 @@ def _check_shape(ledger: Ledger, book: Book) -> None:
         begun_with = ledger.remember(name, str(value))
         if begun_with != str(value):
             raise InputError(f"{name} = {value}, but this run was begun with {begun_with}")
+
+
+def _check_accounts(ledger: Ledger, book: Book) -> None:
+    counts, memory = ledger.counts(), dict(book.groups.counts)
+    if not account(counts, memory).balanced:
+        raise AccountingError(
+            f"{ledger.directory}: the groups do not add up: in the ledger {counts}, in memory"
+            f" {memory}"
+        )
 
 
 def _check_due(book: Book) -> None:

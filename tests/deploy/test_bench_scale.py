@@ -1,17 +1,18 @@
-"""`headway bench scale`: what is asked of simulated actors, who is timed, and the payloads."""
+"""`headway bench scale`: what simulated actors do, who is timed, and what is said of it."""
+
+import asyncio
+from itertools import pairwise
+from types import SimpleNamespace
+from typing import ClassVar
 
 import pytest
 
-from benchmarks.queue_arms import GROUP_SIZE
-from benchmarks.scale import (
-    WITNESSES,
-    generation_seconds,
-    groups_each,
-    quantiles,
-    shares,
-    with_control,
-)
-from benchmarks.scale_arms import CALLS, manifest, payload_at
+from benchmarks import scale_arms
+from benchmarks.queue_arms import GROUP_SIZE, prompt_id
+from benchmarks.scale import WITNESSES, generation_seconds, groups_each, options_of, shares
+from benchmarks.scale_arms import CALLS, Crowd, Generating, Tally, manifest, payload_at
+from benchmarks.scale_verdict import lines, missed, quantiles, verdict
+from queues.records import Lease, Prompt, Purpose, PutStatus
 from queues.schema import summarize
 
 
@@ -30,21 +31,232 @@ def test_a_few_are_timed_and_everybody_is_simulated_once():
     assert sorted([*first, *(name for share in rest for name in share)]) == names
     assert [len(share) for share in rest] == [3, 2]
     assert shares(names[:8], 2) == [names[:8]]
+    assert [len(share) for share in shares(range(1024), 4)] == [128, 224, 224, 224, 224]
 
 
 @pytest.mark.parametrize("version", [0, 7])
-def test_payloads_are_sampled_at_the_version_that_is_served(version):
-    found = summarize(payload_at(100, version))
+@pytest.mark.parametrize("rollouts", [1, GROUP_SIZE])
+def test_payloads_are_sampled_at_the_version_that_is_served(version, rollouts):
+    found = summarize(payload_at(100, version, rollouts))
     assert (found.oldest_version, found.newest_version) == (version, version)
-    assert (found.rollouts, found.tokens) == (GROUP_SIZE, GROUP_SIZE * 97)
+    assert (found.rollouts, found.tokens) == (rollouts, rollouts * 97)
     assert manifest(version).version == version
 
 
-def test_control_is_what_waits_for_nobody():
-    seconds = {call: [float(place)] for place, call in enumerate(CALLS)}
-    assert with_control(seconds)["control"] == [
-        float(CALLS.index(call)) for call in ("put", "heartbeat", "serving")
-    ]
+def test_a_draft_is_due_with_its_first_rollout_and_whenever_it_has_doubled():
+    group = Generating(make_lease(1), began=100.0, seconds=8.0)
+    saved = []
+    for second in range(12):
+        if due := group.due(100.5 + second):
+            group.saved = due
+            saved.append((second, due))
+    assert saved == [(1, 1), (2, 2), (4, 4), (8, 8)]
+
+
+def make_lease(number):
+    return Lease(
+        group_id=f"g{number:08d}",
+        attempt=1,
+        prompt=Prompt(prompt_id=prompt_id(number), text="1+1="),
+        group_size=GROUP_SIZE,
+        purpose=Purpose.TRAIN,
+        temperature=None,
+        start_version=3,
+        deadline_version=5,
+    )
+
+
+class Client:
+    """A broker of one actor: two leases at once, and none until a second later."""
+
+    made: ClassVar[list["Client"]] = []
+
+    def __init__(self, handle):
+        self.handle, self.calls = handle, []
+        self.made.append(self)
+
+    async def serving(self, engine_id, version):
+        self.calls.append(("serving", version))
+
+    async def lease(self, engine_id, room, timeout):
+        self.calls.append(("lease", room, timeout))
+        leased = sum(call[0] == "lease" and call[2] == 0.0 for call in self.calls)
+        await asyncio.sleep(timeout)
+        return [make_lease(number) for number in (1, 2)] * (leased == 1 and not timeout)
+
+    async def put(self, engine_id, payload):
+        self.calls.append(("put", summarize(payload).group_id, summarize(payload).rollouts))
+        return PutStatus.ACCEPTED if b"g00000001" in payload else PutStatus.FENCED
+
+    async def heartbeat(self, engine_id, held):
+        self.calls.append(("heartbeat", *held))
+        return []
+
+    async def save(self, engine_id, payload):
+        self.calls.append(("save", summarize(payload).group_id, summarize(payload).rollouts))
+
+
+class Broadcaster:
+    async def newest(self, after, timeout):
+        await asyncio.sleep(timeout)
+
+
+def test_every_actor_has_a_client_of_its_own_and_calls_as_real_ones_do(monkeypatch):
+    monkeypatch.setattr(scale_arms, "BrokerClient", Client)
+    monkeypatch.setattr(scale_arms, "POLL_SECONDS", 0.2)
+    monkeypatch.setattr(scale_arms, "HEARTBEAT_SECONDS", 0.05)
+    Client.made.clear()
+
+    async def play():
+        names = ["engine-0", "engine-1"]
+        crowd = Crowd.__ray_metadata__.modified_class(names, tokens=8, at_once=2, seconds=0.6)
+        work = asyncio.create_task(crowd.run(SimpleNamespace(handle="broker"), Broadcaster()))
+        await asyncio.sleep(1.5)
+        await crowd.stop()
+        await work
+        return await crowd.puts(), await crowd.seconds()
+
+    puts, seconds = asyncio.run(play())
+    assert [client.handle for client in Client.made] == ["broker", "broker"]
+    for client in Client.made:
+        calls = client.calls
+        assert calls[:2] == [("serving", 0), ("lease", 2 * GROUP_SIZE, 0.0)]
+        assert {call for call in calls if call[0] == "put"} == {
+            ("put", "g00000001", GROUP_SIZE),
+            ("put", "g00000002", GROUP_SIZE),
+        }
+        asked = [call[2] for call in calls if call[0] == "lease"]
+        assert asked[:2] == [0.0, 0.0]
+        assert set(asked[2:]) == {0.2}, "who was refused waits"
+        assert ("heartbeat", ("g00000001", 1), ("g00000002", 1)) in calls
+        saved = [call[2] for call in calls if call[:2] == ("save", "g00000001")]
+        assert saved
+        assert all(after >= 2 * before for before, after in pairwise(saved))
+    assert puts == len(seconds["put"]) == 2, "what was refused is no put"
+    assert set(seconds) == set(CALLS)
+
+
+def test_only_what_is_accepted_is_a_put():
+    async def answer(status):
+        return status
+
+    tally = Tally()
+    for status in PutStatus:
+        asyncio.run(tally.timed("put", answer(status)))
+    assert len(tally.seconds["put"]) == 1
+
+
+def test_quantiles_are_of_what_was_timed():
     assert quantiles([]) is None
     found = quantiles([float(value) for value in range(200, 0, -1)])
     assert found == {"count": 200, "p50": 101.0, "p99": 199.0, "max": 200.0}
+
+
+def setting(*, accepted=199.0, asked=200.0, machine_busy=1.0, disk=0.0, cores=None, **p99):
+    seconds = dict.fromkeys(CALLS, 0.01) | p99
+    return {
+        "actors": 1024,
+        "asked_groups_per_second": asked,
+        "measured_seconds": 40.0,
+        "accepted_groups_per_second": accepted,
+        "refused": 3,
+        "enough_puts": True,
+        "seconds": {call: x and quantiles([x]) for call, x in seconds.items()},
+        "scrape": quantiles([0.02]),
+        "cores": {
+            "broker": 0.4, "broadcaster": 0.1, "learner": 0.1, "crowd-0": 0.2, "crowd-1": 0.3
+        } | (cores or {}),
+        "machine": {"cores": 2, "busy": machine_busy, "waits_for_disk": disk},
+        "broker_groups_per_core_second": 500.0,
+        "megabytes": {"broker": 200.0, "broadcaster": 130.0},
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, []),
+        ({"heartbeat": 9.0, "save": 9.0, "lease_poll": 9.0}, []),
+        ({"put": 0.25}, ["put p99 250 ms, above 100"]),
+        ({"lease": 0.125}, ["lease p99 125 ms, above 100"]),
+        ({"lease": None}, ["no lease was timed"]),
+        ({"accepted": 150.0}, ["150 groups/s accepted, not 0.95 of 200"]),
+        ({"accepted": 150.0, "put": 0.25, "asked": None}, []),
+    ],
+)
+def test_puts_and_leases_are_judged_each_by_itself_and_the_rate_by_what_was_accepted(
+    changes, expected
+):
+    found = setting(**changes)
+    assert missed(found) == expected
+    said = lines(found)
+    assert said[2:] == [f"      missed: {each}" for each in expected]
+    assert f"{found['accepted_groups_per_second']:.0f} groups/s accepted, 3 refused" in said[0]
+    assert "broker 0.40 cores 200 MB" in said[0]
+    assert all(f" {call} " in said[1] for call in ("put", "lease", "heartbeat", "save"))
+
+
+def test_a_measurement_with_few_puts_says_so():
+    found = setting() | {"enough_puts": False}
+    assert lines(found)[2] == (
+        "      only 1 puts were timed in 40 s: the 99th percentiles are of few"
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "limit"),
+    [
+        ({"cores": {"broker": 0.97, "crowd-1": 0.95}, "machine_busy": 2.0}, "the broker: 0.97"),
+        ({"cores": {"crowd-1": 0.95}, "machine_busy": 2.0}, "the simulation, not the broker"),
+        ({"cores": {"learner": 0.95}}, "the learner: 0.95"),
+        ({"machine_busy": 1.9}, "the machine: 1.9 of 2 cores busy, of which the broker got 0.40"),
+        ({"disk": 0.7}, "the disk: waited for 0.70"),
+        ({}, "nothing that is full (broker 0.40 cores, crowd 0.30, machine 1.0 of 2)"),
+    ],
+)
+def test_the_verdict_says_how_far_it_goes_and_what_limits_it(changes, limit):
+    fast = [setting(accepted=180.0, asked=180.0), setting(accepted=120.0, asked=None)]
+    slow = setting(accepted=300.0, asked=None, put=0.5, **changes)
+    aim = "p99 of puts and of leases at most 100 ms"
+    first, second = verdict([*fast, slow])
+    assert first == f"{aim}: up to 180 groups/s, of 1024 actors"
+    assert second.startswith("beyond it (1024 actors, 300 groups/s; put p99 500 ms, above 100)")
+    assert f"the limit is {limit}" in second
+    assert verdict([slow])[0] == f"{aim}: in no setting"
+    assert verdict(fast)[1] == "not saturated: calls were fast in every setting"
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "allowed"),
+    [
+        ("--actors", "0", "a whole number, at least 1"),
+        ("--actors", "8.5", "a whole number, at least 1"),
+        ("--processes", "0", "a whole number, at least 1"),
+        ("--rates", "-1", "a number, at least 0"),
+        ("--rates", "inf", "a number, at least 0"),
+        ("--seconds", "0", "a number above 0"),
+        ("--warm-up", "nan", "a number, at least 0"),
+        ("--tokens", "2", "a whole number, at least 4"),
+        ("--update-fraction", "0", "above 0 and at most 1"),
+        ("--update-fraction", "1.5", "above 0 and at most 1"),
+        ("--dir", "missing", "a folder that can be written to"),
+        ("--out", "file/figures.json", "a file that can be written"),
+        ("--out", ".", "a file that can be written"),
+    ],
+)
+def test_bad_input_is_one_message_before_anything_starts(
+    tmp_path, monkeypatch, capsys, option, value, allowed
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").touch()
+    with pytest.raises(SystemExit) as stopped:
+        options_of([f"{option}={value}"])
+    assert stopped.value.code == 2
+    *usage, said = capsys.readouterr().err.splitlines()
+    assert f"argument {option}: {value} must be {allowed}" in said
+    assert "Traceback" not in "".join(usage)
+
+
+def test_the_folder_of_the_figures_is_made_first(tmp_path):
+    options_of(["--dir", str(tmp_path), "--out", str(tmp_path / "a/b/c.json")])
+    assert (tmp_path / "a/b").is_dir()

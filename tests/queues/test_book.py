@@ -1,10 +1,12 @@
 """The book under random play: one state per group, always feasible, lines in their order."""
 
+from collections import Counter
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from queues.admission import Bounds, OnOverdue, feasible
+from queues.admission import Bounds, OnOverdue, choose_batch, feasible
 from queues.book import Book
 from queues.errors import QueueClosed
 from queues.evaluations import EvaluationRun
@@ -62,6 +64,17 @@ def check(book: Book, issued: int) -> None:
     assert book.bounds.on_overdue != "wait" or feasible(
         book.groups.due, version=book.version, groups_per_batch=book.bounds.groups_per_batch
     )
+    leased = Counter(x.due for x in live if x.state is State.LEASED)
+    assert book.groups.leased_due == leased
+    ended = book.ended
+    for book.ended in (True, ended):
+        assert book._choose() == choose_batch(
+            book.results.deadlines(),
+            leased,
+            version=book.version,
+            bounds=book.bounds,
+            ended=book.ended and not book.prompts and not leased,
+        )
 
 
 @given(

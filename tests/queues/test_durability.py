@@ -259,6 +259,8 @@ def test_accounts_that_do_not_add_up_say_so(tmp_path: Path, statement: str) -> N
     asyncio.run(main())
     tamper(tmp_path, statement)
     assert not read_accounting(tmp_path).balanced
+    with pytest.raises(AccountingError, match="the groups do not add up"):
+        make_broker(tmp_path)
 
 
 def test_a_group_in_two_batches_counts_as_trained_twice(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from the copy. The clock stands still unless it is moved, so leases expire when 
 import asyncio
 import os
 import shutil
+import sqlite3
 import tempfile
 from collections import Counter
 from collections.abc import Awaitable, Callable
@@ -29,6 +30,7 @@ from hypothesis.stateful import (
 )
 
 from queues.accounts import newest_checkpoint, open_ledger, read_accounting, removed_segments
+from queues.counts import count_rows, kept_counts
 from queues.errors import ProtocolError, QueueClosed, SchemaError
 from queues.recorded import read_batch
 from queues.records import FinishReason, Lease, Prompt, PutStatus, RolloutGroup
@@ -138,9 +140,13 @@ class QueueMachine(RuleBasedStateMachine):
             self.before = deepcopy(self.model)
         armed, self.armed = self.armed, None
         assert self.run(self.broker.accounting()).to_dict() == self.model.accounts()
+        self.kept_counts_agree(self.broker._ledger._database)
         if self.model.on_overdue == "wait":
             assert self.model.feasible([g.due for g in self.model.live], self.model.version)
         self.armed = armed
+
+    def kept_counts_agree(self, database: sqlite3.Connection) -> None:
+        assert kept_counts(database, newest=self.model.version - 1) == count_rows(database)
 
     # --- crashes
 
@@ -193,6 +199,8 @@ class QueueMachine(RuleBasedStateMachine):
         shutil.rmtree(self.folder)
         self.model.restart()
         self.model.settle()
+        with open_ledger(folder, verify=False) as database:
+            self.kept_counts_agree(database)
         self.open(folder)
 
     # --- the feeder
