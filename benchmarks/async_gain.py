@@ -28,7 +28,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from benchmarks import async_figures, async_outcome
 from benchmarks.arms import Children, all_cores, end_well, numbers, variant, warm_start
-from benchmarks.environment import environment
+from benchmarks.environment import environment, reserve
 from deploy.config import ModelConfig, RunConfig, load_recipe
 from deploy.errors import InputError
 from deploy.report import read_record
@@ -174,7 +174,7 @@ def make_plan(arguments: argparse.Namespace, console: Console) -> Plan:
     out = (arguments.out or recipe.deploy.runs_dir / f"bench-async-{stamp}").absolute()
     if out.exists():
         raise InputError(f"--out {out} exists; name a folder that does not")
-    out.mkdir(parents=True)
+    reserve(out / "async_gain.json")
     console.print("the initial model: found, or made by supervised learning")
     model = warm_start(recipe, out, arguments.recipe, arguments.settings)
     console.print(f"every arm starts from {model}")

