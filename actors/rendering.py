@@ -35,6 +35,8 @@ class Renderer:
             )
         self._tokenizer = tokenizer
         self._templated = has_template and chat_template is not False
+        self._last: tuple[tuple[Message, ...], list[int]] = ((), [])
+        """The prompt that was asked for last, and its ids: each rollout of a group asks for it."""
 
     def prompt(self, messages: Sequence[Message]) -> list[int]:
         """Ids of the messages that begin a conversation, up to where the policy speaks.
@@ -42,6 +44,12 @@ class Renderer:
         Raises:
             PromptRefused: A character that the tokenizer does not know.
         """
+        asked = tuple(messages)
+        if asked != self._last[0]:
+            self._last = asked, self._prompt(asked)
+        return [*self._last[1]]
+
+    def _prompt(self, messages: Sequence[Message]) -> list[int]:
         if self._templated:
             return self._encode(self._template(messages, speaks=True))
         return self._encode("".join(message.content for message in messages))

@@ -119,27 +119,13 @@ class VllmEngine:
         Raises:
             InputError: vLLM cannot load the model with these settings; says why.
         """
-        self._set_environment()
-        from vllm.platforms import current_platform
-
-        if current_platform.is_cpu():
-            self._arguments["block_size"] = CPU_BLOCK_TOKENS
-        if self._cores is not None and self._arguments["tensor_parallel_size"] == 1:
-            self._arguments |= _in_one_process(cores_of(self._cores))
+        arguments = self.engine_arguments()
         from vllm import AsyncEngineArgs
-        from vllm.config.weight_transfer import WeightTransferConfig
         from vllm.distributed.weight_transfer.base import WeightTransferInitRequest
         from vllm.v1.engine.async_llm import AsyncLLM
 
         try:
-            self._engine = AsyncLLM.from_engine_args(
-                AsyncEngineArgs(
-                    **self._arguments,
-                    weight_transfer_config=WeightTransferConfig(backend=self._weight_backend),
-                    logprobs_mode="processed_logprobs",
-                    disable_log_stats=not self._counts,
-                )
-            )
+            self._engine = AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments))
         except (ValueError, OSError) as error:
             raise InputError(f"vLLM cannot serve {self._model_path!r}: {error}") from error
         except RuntimeError as error:
@@ -155,6 +141,29 @@ class VllmEngine:
         except BaseException:
             await self.close()
             raise
+
+    def engine_arguments(self) -> dict[str, Any]:
+        """Everything that vLLM's engine is made with, with this process and its environment ready.
+
+        Raises:
+            InputError: This machine does not have the cores.
+        """
+        self._set_environment()
+        from vllm.platforms import current_platform
+
+        arguments = dict(self._arguments)
+        if current_platform.is_cpu():
+            arguments["block_size"] = CPU_BLOCK_TOKENS
+        if self._cores is not None and arguments["tensor_parallel_size"] == 1:
+            arguments |= _in_one_process(cores_of(self._cores))
+        from vllm.config.weight_transfer import WeightTransferConfig
+
+        return {
+            **arguments,
+            "weight_transfer_config": WeightTransferConfig(backend=self._weight_backend),
+            "logprobs_mode": "processed_logprobs",
+            "disable_log_stats": not self._counts,
+        }
 
     def _set_environment(self) -> None:
         """What vLLM reads when it is imported and when it starts its processes."""

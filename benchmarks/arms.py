@@ -22,7 +22,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from benchmarks.async_figures import WARM_UP
-from benchmarks.environment import environment
+from benchmarks.environment import environment, reserve
 from deploy.config import ModelConfig, RunConfig, load_recipe
 from deploy.errors import DeployError, InputError, Interrupted, RunFailed
 from deploy.inputs import model_path
@@ -174,7 +174,7 @@ def make_start(arguments: argparse.Namespace, base: RunConfig, console: Console)
         RunFailed: The warm start could not be made.
     """
     out, model = base.deploy.runs_dir, Path(str(base.model.path))
-    out.mkdir(parents=True, exist_ok=True)
+    reserve(out / f"{base.name}.json")
     if model.is_relative_to(out) and not model.exists():
         options = [*arguments.settings, f"deploy.runs_dir={out}"]
         program = "from deploy.cli import main; main()"

@@ -33,7 +33,7 @@ from benchmarks.chaos_stage import (
     kill,
     until,
 )
-from benchmarks.environment import environment
+from benchmarks.environment import RESULTS, environment, reserve
 from deploy.cli import INTERRUPTED
 from deploy.interrupt import raise_interrupts
 
@@ -43,7 +43,6 @@ BATCH_SECONDS = 900.0
 """Deadline of a run, or of one that is gone on with, to train its next batch."""
 FINISH_SECONDS = 1800.0
 """Deadline of the last run to reach its step target after the last kill."""
-RESULTS = Path(__file__).parent / "results"
 
 
 def plan_kills(count: int, seed: int, roles: Sequence[str]) -> list[str]:
@@ -61,7 +60,6 @@ class Chaos:
         self.folder = options.work.absolute()
         shutil.rmtree(self.folder, ignore_errors=True)
         self.folder.mkdir(parents=True)
-        options.out.mkdir(parents=True, exist_ok=True)
         (self.folder / "chaos_reward.py").write_text(REWARD)
         self.settings = {
             "steps": options.steps,
@@ -265,6 +263,7 @@ def main() -> None:
         help="folder of the runs, emptied first (runs/chaos)",
     )  # fmt: skip
     options = parser.parse_args()
+    reserve(options.out / "chaos.json")
     raise_interrupts()
     chaos = Chaos(options)
     try:

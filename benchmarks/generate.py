@@ -5,9 +5,10 @@
 Arms take turns in one run: `offline` is `LLM.generate` of vLLM, which is given all requests at once
 and returns token ids and log-probabilities; `loop` is a rollout actor as runs have it, which leases
 groups from the broker, decodes and rewards their texts, and puts them, while nobody trains;
-`contended` is the same while a learner trains on another core. The model is untrained, of the
-demo's size, where what the actor does for a token weighs as much as the model itself, or of about
-50 million parameters with `--size 60m --groups 32`. All requests have fixed, lognormal lengths, and
+`contended` is the same while a learner trains on another core, a model of the same size; it is
+left out where there is no such core. The model is untrained, of the demo's size, where what the
+actor does for a token weighs as much as the model itself, or of about 50 million parameters with
+`--size 60m --groups 32`. All requests have fixed, lognormal lengths, and
 prompts differ from round to round. The figure of merit is the median of loop / offline over rounds,
 at least 0.95. Takes about four minutes. Raw numbers are stored under benchmarks/results/.
 """
@@ -15,7 +16,6 @@ at least 0.95. Takes about four minutes. Raw numbers are stored under benchmarks
 import argparse
 import asyncio
 import contextlib
-import json
 import os
 import random
 import signal
@@ -30,11 +30,12 @@ from pathlib import Path
 from typing import Any
 
 from actors.cores import cores_of
-from benchmarks.environment import environment
+from benchmarks.cores import cores_option
+from benchmarks.environment import RESULTS, environment, reserve, store
+from benchmarks.train import FIRST_BATCH
 from deploy.bench import ROOT
 from queues.records import Prompt
 
-RESULTS = Path(__file__).parent / "results"
 ARMS = ("offline", "loop", "contended")
 AIM = 0.95
 GROUP_SIZE = 8
@@ -114,26 +115,49 @@ async def timed(pid: int, work: Awaitable[tuple[float, int]]) -> Sampled:
 
 
 @contextlib.contextmanager
-def learner_beside(core: int | None) -> Iterator[subprocess.Popen[bytes] | None]:
-    """A learner that trains on a core of its own, halted until it is told to go on."""
-    if core is None:
+def learner_beside(
+    cores: str | None, size: str, seconds: float = START_SECONDS
+) -> Iterator[subprocess.Popen[bytes] | None]:
+    """A learner that has trained a batch on cores of its own, halted until it is told to go on.
+
+    Args:
+        cores: As `cores_of` reads them; None: there is no such learner.
+        size: Of its model, one of `training_load.SIZES`.
+        seconds: That it gets until its first batch is trained.
+
+    Raises:
+        SystemExit: It ends, or trains no batch in time; with the end of what it said.
+    """
+    if cores is None:
         yield None
         return
     with tempfile.TemporaryDirectory() as folder, open(Path(folder) / "log", "wb") as log:
         command = [
-            sys.executable, "-m", "benchmarks.train", "--sizes", "demo", "--endless",
+            sys.executable, "-m", "benchmarks.train", "--sizes", size, "--endless",
             "--threads", "1",
         ]  # fmt: skip
         process = subprocess.Popen(
             command, cwd=ROOT, stdout=log, stderr=log,
-            preexec_fn=lambda: os.sched_setaffinity(0, [core]),
+            preexec_fn=lambda: os.sched_setaffinity(0, cores_of(cores)),
         )  # fmt: skip
         try:
+            _await_first_batch(process, Path(log.name), seconds)
+            process.send_signal(signal.SIGSTOP)
             yield process
         finally:
             process.send_signal(signal.SIGCONT)
             process.kill()
             process.wait(30)
+
+
+def _await_first_batch(process: subprocess.Popen[bytes], log: Path, seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    while FIRST_BATCH not in (said := log.read_text(errors="replace")):
+        ended = process.poll() is not None
+        if ended or time.monotonic() > deadline:
+            why = "has ended" if ended else f"trained no batch within {seconds:g} s"
+            raise SystemExit(f"the learner beside {why}; it said: … {said[-2000:].strip()}")
+        time.sleep(0.1)
 
 
 class Loop:
@@ -144,7 +168,7 @@ class Loop:
         from safetensors.torch import load_file
 
         from actors.ray_actor import MAX_CONCURRENCY
-        from benchmarks.generate_arms import MeasuredActor
+        from benchmarks.generate_arms import SEED, MeasuredActor
         from queues.config import QueuesConfig
         from queues.ray_broker import create_broker
         from weight_sync.config import WeightSyncConfig
@@ -169,7 +193,7 @@ class Loop:
                 config=actors_config(options),
                 weight_sync=WeightSyncConfig(),
                 model_path=model_path,
-                seed=0,
+                seed=SEED,
                 group_size=GROUP_SIZE,
                 heartbeat_seconds=5.0,
                 broker=self.broker,
@@ -255,7 +279,7 @@ async def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
         timeout=START_SECONDS,
     )
     rounds = []
-    with learner_beside(options.learner_core) as learner:
+    with learner_beside(options.learner_core, options.size) as learner:
         for number in range(options.rounds + 1):
             prompts = prompts_of(number, options.groups)
             ids = [tokenizer.encode(prompt.text, add_special_tokens=False) for prompt in prompts]
@@ -264,8 +288,6 @@ async def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
                 for each in ids
                 for index in range(GROUP_SIZE)
             ]
-            if learner is not None and number:  # it is warm after the first round
-                learner.send_signal(signal.SIGSTOP)
             found = {}
             for arm in ("offline", "loop") if number % 2 else ("loop", "offline"):
                 await settled()
@@ -273,11 +295,12 @@ async def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
                 work = offline.generate.remote(requests) if alone else loop.batch(prompts)
                 found[arm] = await timed(pids[0 if alone else 1], work)
             if learner is not None:
-                if learner.poll() is not None:
-                    raise SystemExit("the learner beside has ended; `headway bench train` says why")
                 learner.send_signal(signal.SIGCONT)
                 await settled()
                 found["contended"] = await timed(pids[1], loop.batch(prompts))
+                if learner.poll() is not None:
+                    raise SystemExit("the learner beside has ended; `headway bench train` says why")
+                learner.send_signal(signal.SIGSTOP)
             if number:  # the first compiles
                 rounds.append(found)
                 print(
@@ -299,10 +322,13 @@ def main() -> None:
     )
     parser.add_argument("--size", choices=("demo", "60m"), default="demo", help="of the model")
     parser.add_argument("--at-once", type=int, default=128, help="requests that an engine runs")
-    parser.add_argument("--core", default="0", help="CPU cores of the engines, as 0 or 0-3")
     parser.add_argument(
-        "--learner-core", type=int, help="of the learner beside; another one than --core, if any"
+        "--core", type=cores_option, default="0", help="CPU cores of the engines, as 0 or 0-3"
     )
+    parser.add_argument(
+        "--learner-core", type=cores_option,
+        help="of the learner beside; another one than --core, if any",
+    )  # fmt: skip
     parser.add_argument(
         "--output", type=Path, default=RESULTS / "generate.json", help="of the figures"
     )
@@ -312,7 +338,10 @@ def main() -> None:
             parser.error(f"--{name.replace('_', '-')} must be at least {least}")
     if options.learner_core is None:
         others = os.sched_getaffinity(0) - set(cores_of(options.core))
-        options.learner_core = max(others, default=None)
+        options.learner_core = str(max(others)) if others else None
+    reserve(options.output)
+    if options.learner_core is None:
+        print(f"no core is left beside --core {options.core}: the arm `contended` is left out")
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     import ray
 
@@ -326,10 +355,7 @@ def main() -> None:
         print(f"{arm} / offline = {ratio:.3f}" + (f"   (aim {AIM})" if arm == "loop" else ""))
         print(f"… of tokens a CPU second: {figures['of_offline_cpu'][arm]:.3f}")
     arguments = {name: str(value) for name, value in vars(options).items()}
-    options.output.parent.mkdir(exist_ok=True)
-    record = environment() | {"arguments": arguments} | figures
-    options.output.write_text(json.dumps(record, indent=1) + "\n")
-    print(f"stored in {options.output}")
+    store(environment() | {"arguments": arguments} | figures, options.output)
 
 
 if __name__ == "__main__":

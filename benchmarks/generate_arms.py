@@ -15,10 +15,13 @@ from typing import Any
 from actors import ray_actor
 from actors.config import ActorsConfig
 from actors.engine import Generation, SamplingParameters
-from actors.vllm_engine import VllmEngine, _in_one_process
+from actors.vllm_engine import VllmEngine
 from benchmarks.training_load import SIGMA
+from weight_sync.config import WeightSyncConfig
 
 MEDIAN_TOKENS = 48
+SEED = 0
+"""Of both engines."""
 
 
 def length_of(prompt_ids: Sequence[int], sample_index: int, longest: int) -> int:
@@ -65,29 +68,21 @@ def fix_lengths(engine: Any) -> Any:
 
 
 class Offline:
-    """vLLM by itself: a list of requests in, all their tokens out."""
+    """vLLM by itself: a list of requests in, all their tokens out.
+
+    What no argument says is vLLM's own: an `LLM` may take more tokens of prompts in one step.
+    """
 
     def start(self, model_path: str, config: ActorsConfig, max_model_len: int) -> None:
         """Loads the model with the arguments that the actor's engine has."""
-        from actors.cores import cores_of
-
-        engine = VllmEngine(
-            model_path,
-            dtype=config.dtype,
-            max_model_len=max_model_len,
-            max_num_seqs=config.max_concurrent_rollouts,
-            cores=config.cores[0] if config.cores else None,
-            kv_cache_gib=config.kv_cache_gib,
-            gpu_memory_utilization=config.gpu_memory_utilization,
-            enforce_eager=config.enforce_eager,
+        engine = ray_actor.build_engine(
+            0, config, WeightSyncConfig(), model_path, SEED, max_model_len, None
         )
-        engine._set_environment()
-        arguments = dict(engine._arguments)
-        if config.cores:
-            arguments |= _in_one_process(cores_of(config.cores[0]))
+        assert isinstance(engine, VllmEngine)
+        arguments = engine.engine_arguments()
         from vllm import LLM
 
-        self._llm = LLM(**arguments, logprobs_mode="processed_logprobs", disable_log_stats=True)
+        self._llm = LLM(**arguments)
 
     def generate(self, requests: Sequence[tuple[list[int], int]]) -> tuple[float, int]:
         """Samples each prompt's number of tokens; seconds and tokens.

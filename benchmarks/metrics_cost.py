@@ -17,7 +17,6 @@ keeps anyway. Leaves out `deploy.engine_metrics`, where vLLM counts for itself.
 import argparse
 import asyncio
 import itertools
-import json
 import os
 import statistics
 import subprocess
@@ -33,7 +32,7 @@ from typing import Any
 import psutil
 import yaml
 
-from benchmarks.environment import environment
+from benchmarks.environment import RESULTS, environment, reserve, store
 from deploy import monitoring, sitting
 from deploy.config import load_recipe
 from deploy.inputs import load_inputs
@@ -43,7 +42,6 @@ from deploy.run_directory import RunDirectory
 from deploy.watchdog import LOOK_SECONDS
 from learner.metrics import LearnerMetrics
 
-RESULTS = Path(__file__).parent / "results"
 REST_SECONDS = 6.0
 """How long the processes are watched doing nothing, and how long each thing is repeated."""
 WARM_UP = 5
@@ -150,6 +148,7 @@ def main() -> None:
     parser.add_argument("--runs-dir", type=Path, help="with a warm start; else one is made")
     parser.add_argument("--out", type=Path, default=RESULTS / "metrics_cost.json")
     options = parser.parse_args()
+    reserve(options.out)
     record = environment()
     interval = float(
         yaml.safe_load(PROMETHEUS.read_text())["global"]["scrape_interval"].rstrip("s")
@@ -182,9 +181,7 @@ def main() -> None:
         + f": together {total:.3%} of a step, {AIM:.0%} allowed"
     )
     record |= {"interval_seconds": interval, **found, "shares": parts, "share": total}
-    options.out.parent.mkdir(parents=True, exist_ok=True)
-    options.out.write_text(json.dumps(record, indent=1) + "\n")
-    print(f"stored in {options.out}")
+    store(record, options.out)
     sys.exit(total > AIM)
 
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from benchmarks.environment import environment
+from benchmarks.environment import environment, reserve
 from deploy.config import RunConfig, load_recipe
 from deploy.errors import InputError
 from deploy.origin import ORIGIN_FILE, warm_start_origin
@@ -145,7 +145,7 @@ def main() -> None:
             raise InputError(f"--out {out} exists; name a folder that does not")
     except InputError as error:
         sys.exit(f"headway: {error}")
-    out.mkdir(parents=True)
+    reserve(out / "presets.json")
     options = [part for setting in every for part in ("--set", setting)]
     prepare(wanted, there, options, presets)
     document: dict[str, Any] = {

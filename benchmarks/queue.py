@@ -12,7 +12,6 @@ longest. Medians of ratios inside a round; raw numbers are stored under benchmar
 
 import argparse
 import contextlib
-import json
 import statistics
 import sys
 import tempfile
@@ -25,7 +24,7 @@ import psutil
 import ray
 from ray.util.queue import Queue
 
-from benchmarks.environment import environment
+from benchmarks.environment import RESULTS, environment, reserve, store
 from benchmarks.queue_arms import (
     GROUP_SIZE,
     WINDOW,
@@ -38,7 +37,6 @@ from benchmarks.queue_arms import (
     write_and_sync,
 )
 
-RESULTS = Path(__file__).parent / "results"
 OF_CEILING = 0.7
 OF_RAY_QUEUE = {100: 5.0, 8000: 1.0}
 """Times `ray.util.queue`, by tokens."""
@@ -253,6 +251,9 @@ def main() -> None:
         help="file of the raw numbers (benchmarks/results/queue.json)",
     )  # fmt: skip
     options = parser.parse_args()
+    if not options.dir.is_dir():
+        parser.error(f"--dir {options.dir} must be a folder")
+    reserve(options.out)
     ray.init(num_cpus=options.processes + 2, include_dashboard=False, log_to_driver=False)
     settings = [(tokens, actors) for tokens in options.tokens for actors in options.actors]
     rounds: dict[tuple[int, int], list[dict[str, Any]]] = {each: [] for each in settings}
@@ -290,11 +291,9 @@ def main() -> None:
         "soak": soaked,
         "misses": (missed := misses(results, crowded, soaked)),
     }
-    options.out.parent.mkdir(parents=True, exist_ok=True)
-    options.out.write_text(json.dumps(record, indent=1) + "\n")
     for miss in missed:
         say(f"short of the aim: {miss}")
-    say(f"stored in {options.out}")
+    store(record, options.out)
     sys.exit(bool(missed))
 
 

@@ -7,16 +7,13 @@ pool, `similarity` of texts this short costs next to nothing, so its rate is tha
 """
 
 import asyncio
-import json
 import statistics
 import time
-from pathlib import Path
 
 from actors.rewards import RewardPool, Rewards, load_rewards
-from benchmarks.environment import environment
+from benchmarks.environment import RESULTS, environment, reserve, store
 from queues.records import Prompt
 
-RESULTS = Path(__file__).parent / "results"
 ROUNDS = 5
 AT_ONCE = 64
 PROMPT = Prompt(prompt_id="sums/0/1", text="3+4=", answer="7")
@@ -51,13 +48,13 @@ async def measure() -> dict[str, list[float]]:
 
 def main() -> None:
     """Prints the medians and stores everything."""
+    file = RESULTS / "reward_rate.json"
+    reserve(file)
     rates = asyncio.run(measure())
     for name, values in rates.items():
         print(f"{name:15} {statistics.median(values):10,.0f} scores/s, one process")
-    stored = RESULTS / "reward_rate.json"
-    stored.parent.mkdir(exist_ok=True)
     result = {**environment(), "rounds": ROUNDS, "at_once": AT_ONCE, "scores_per_second": rates}
-    stored.write_text(json.dumps(result, indent=1) + "\n")
+    store(result, file)
 
 
 if __name__ == "__main__":

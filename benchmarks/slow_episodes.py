@@ -19,7 +19,6 @@ benchmarks/results/. Leaves out the broker, and that a group waits for its last 
 import argparse
 import asyncio
 import itertools
-import json
 import os
 import random
 import tempfile
@@ -39,10 +38,9 @@ from actors.episode import EpisodeRunner
 from actors.model_folder import load_tokenizer
 from actors.rendering import Renderer
 from actors.rewards import load_rewards, load_shaping
-from benchmarks.environment import environment
+from benchmarks.environment import RESULTS, environment, reserve, store
 from queues.records import FinishReason, Lease, Prompt, Purpose
 
-RESULTS = Path(__file__).parent / "results"
 CHARACTERS = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
 EPISODES, TURNS, TOKENS = 256, 4, 64
 FASTEST, SLOWEST = 0.05, 5.0
@@ -343,6 +341,8 @@ def main() -> None:
     parser.add_argument("--rates", type=float, nargs="+", default=[4_000, 8_000, 40_000])
     parser.add_argument("--seconds", type=float, default=10.0, help="of single turns; slow: twice")
     chosen = parser.parse_args()
+    file = RESULTS / f"slow_episodes_{chosen.engine}.json"
+    reserve(file)
     from learner.config import TinyModelConfig
     from learner.model import build_tiny
 
@@ -361,12 +361,8 @@ def main() -> None:
                 + (f"; {row['share_of_alike']:.3f} of alike" if "requests" in row else ""),
                 flush=True,
             )
-    stored = RESULTS / f"slow_episodes_{chosen.engine}.json"
-    stored.parent.mkdir(exist_ok=True)
     settings = {"episodes": EPISODES, "turns": TURNS, "seconds": chosen.seconds}
-    stored.write_text(
-        json.dumps({**environment(), **settings, "results": results}, indent=1) + "\n"
-    )
+    store({**environment(), **settings, "results": results}, file)
 
 
 if __name__ == "__main__":

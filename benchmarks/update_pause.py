@@ -15,7 +15,6 @@ stored under benchmarks/results/. Leaves out transfer between nodes.
 import argparse
 import asyncio
 import itertools
-import json
 import os
 import statistics
 import sys
@@ -29,7 +28,8 @@ from safetensors.torch import load_file
 
 from actors.engine import SamplingParameters
 from actors.vllm_engine import VllmEngine
-from benchmarks.environment import environment
+from benchmarks.cores import cores_option
+from benchmarks.environment import RESULTS, environment, reserve, store
 from weight_sync import (
     Broadcaster,
     Manifest,
@@ -39,8 +39,6 @@ from weight_sync import (
     SwapReport,
 )
 from weight_sync.staging import StagedWeights, stage
-
-RESULTS = Path(__file__).parent / "results"
 
 VOCABULARY = 1024
 
@@ -222,11 +220,13 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=9, help="repetitions, at least 7")
     parser.add_argument("--hidden", type=int, default=256)
     parser.add_argument("--layers", type=int, default=4)
-    parser.add_argument("--cores", default=None, help="CPU cores of vLLM, as 0 or 0-3")
+    parser.add_argument("--cores", type=cores_option, help="CPU cores of vLLM, as 0 or 0-3")
     parser.add_argument("--warm-up", type=float, default=3.0, help="seconds before measuring")
     arguments = parser.parse_args()
     if arguments.rounds < 7:
         parser.error(f"--rounds is {arguments.rounds}; medians need at least 7")
+    file = RESULTS / f"update_pause_{datetime.now(UTC):%Y%m%dT%H%M%SZ}.json"
+    reserve(file)
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     with tempfile.TemporaryDirectory() as folder:
         parameters = build_model(Path(folder), hidden=arguments.hidden, layers=arguments.layers)
@@ -241,11 +241,8 @@ def main() -> None:
             f"{1e3 * min(values):8.1f} … {1e3 * max(values):.1f}"
         )
     print(f"swap / (empty_pause + 2 × bare_load) = {ratio:.2f}   (must be ≤ 1)")
-    RESULTS.mkdir(exist_ok=True)
     record = environment() | {"parameters": parameters, "medians": medians, "ratio": ratio}
-    file = RESULTS / f"update_pause_{datetime.now(UTC):%Y%m%dT%H%M%SZ}.json"
-    file.write_text(json.dumps(record | measured | {"arguments": vars(arguments)}, indent=1) + "\n")
-    print(f"stored in {file}")
+    store(record | measured | {"arguments": vars(arguments)}, file)
     sys.exit(ratio > 1)
 
 

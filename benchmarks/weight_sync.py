@@ -24,7 +24,6 @@ Medians; raw numbers are stored under benchmarks/results/. Leaves out GPUs.
 
 import argparse
 import asyncio
-import json
 import multiprocessing
 import os
 import shutil
@@ -44,8 +43,8 @@ import torch
 from safetensors.torch import load_file
 
 from actors.vllm_engine import VllmEngine
-from benchmarks.environment import environment
-from benchmarks.update_pause import RESULTS, Load, build_model, empty_pause
+from benchmarks.environment import RESULTS, environment, reserve, store
+from benchmarks.update_pause import Load, build_model, empty_pause
 from benchmarks.weight_faults import measure_faults
 from weight_sync.broadcaster import Broadcaster
 from weight_sync.manifest import Manifest
@@ -395,6 +394,8 @@ def main() -> None:
     parser.add_argument("--faults", action="store_true", help="also put faults in, on 3 MB")
     parser.add_argument("--warm-up", type=float, default=3.0, help="seconds before measuring")
     arguments = parser.parse_args()
+    file = RESULTS / f"weight_sync_{arguments.megabytes}mb_{datetime.now(UTC):%Y%m%dT%H%M%SZ}.json"
+    reserve(file)
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     hidden, layers = SHAPES[arguments.megabytes]
     with tempfile.TemporaryDirectory() as scratch, two_nodes(not arguments.one_node) as nodes:
@@ -411,11 +412,8 @@ def main() -> None:
                 measure_faults(small, folder / "faulty", arguments.fault_rounds)
             )
     medians = show(found)
-    RESULTS.mkdir(exist_ok=True)
-    file = RESULTS / f"weight_sync_{arguments.megabytes}mb_{datetime.now(UTC):%Y%m%dT%H%M%SZ}.json"
     record = environment() | {"medians": medians, "raw": found, "arguments": vars(arguments)}
-    file.write_text(json.dumps(record, indent=1) + "\n")
-    print(f"stored in {file}")
+    store(record, file)
 
 
 if __name__ == "__main__":

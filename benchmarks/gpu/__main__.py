@@ -22,7 +22,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.environment import environment
+from benchmarks.environment import environment, reserve
 
 SECONDS = 470.0
 """Of everything."""
@@ -172,6 +172,7 @@ def main() -> None:
         found = run_part(options.part, options.sizes[0], options.device, options.rounds)
         print(json.dumps(found))
         return
+    reserve(options.output)
     deadline = time.monotonic() + options.seconds
     record = environment() | {"device": device_name(options.device), "parts": {}}
     for part, size in plan(options.sizes):

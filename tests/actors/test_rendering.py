@@ -28,6 +28,24 @@ def test_a_template_is_used_where_there_is_one_unless_switched_off():
     assert characters(plain, plain.prompt(ASK)) == "3+4="
 
 
+def test_a_prompt_is_written_once_for_all_rollouts_that_ask_in_turn(monkeypatch):
+    tokenizer = character_tokenizer(TEMPLATE)
+    written, write = [], tokenizer.apply_chat_template
+    monkeypatch.setattr(
+        tokenizer, "apply_chat_template", lambda *a, **k: (written.append(a), write(*a, **k))[1]
+    )
+    renderer = Renderer(tokenizer)
+    first = renderer.prompt(ASK)
+    first.append(1)  # a rollout goes on from its prompt
+    again = [renderer.prompt([*ASK]) for _ in range(3)]
+    assert all([*ids, 1] == first for ids in again)
+    assert len(written) == 1
+    other = renderer.prompt([Message("system", ASK[0].content)])
+    assert renderer.text(other) == "system:3+4=\nassistant:"
+    assert renderer.prompt(ASK) == again[0]
+    assert len(written) == 3
+
+
 def test_a_continuation_completes_the_conversation_that_the_template_would_have_written():
     renderer = Renderer(character_tokenizer(TEMPLATE))
     reply = renderer._encode("7<eos>")

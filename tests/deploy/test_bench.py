@@ -1,12 +1,13 @@
 """`headway bench`: what it refuses, and the figures of `headway bench async`, by hand."""
 
+import json
 import os
 import subprocess
 import sys
 
 import pytest
 
-from benchmarks import chaos, generate, queue, train
+from benchmarks import chaos, generate, metrics_cost, presets, queue, train
 from benchmarks.async_figures import (
     WARM_UP,
     actors_limit,
@@ -16,6 +17,7 @@ from benchmarks.async_figures import (
     medians,
     samples_per_second,
 )
+from benchmarks.environment import reserve, store
 from deploy.bench import BENCHMARKS, ROOT, start
 from deploy.cli import app
 from deploy.errors import InputError
@@ -108,7 +110,7 @@ def test_the_help_names_every_benchmark(capsys, monkeypatch):
         (chaos, "chaos", "45 to 75 seconds"),
         (queue, "queue", "about 25 minutes"),
         (generate, "generate", "about four minutes"),
-        (train, "train", "about two minutes"),
+        (train, "train", "about four minutes"),
     ],
 )
 def test_the_help_of_a_benchmark_tells_its_name_its_options_and_how_long_it_takes(
@@ -127,6 +129,41 @@ def test_the_help_of_a_benchmark_tells_its_name_its_options_and_how_long_it_take
     assert parser.prog == f"headway bench {name}"
     assert [action.dest for action in parser._actions if not action.help] == []
     assert long in " ".join(parser.format_help().split())
+
+
+@pytest.mark.parametrize(
+    ("module", "option"),
+    [
+        (chaos, "--out"),
+        (generate, "--output"),
+        (metrics_cost, "--out"),
+        (presets, "--out"),
+        (queue, "--out"),
+        (train, "--output"),
+    ],
+)
+def test_figures_that_could_not_be_stored_are_not_measured(
+    module, option, tmp_path, monkeypatch, capsys
+):
+    (tmp_path / "file").touch()
+    monkeypatch.setattr("sys.argv", ["bench", option, str(tmp_path / "file" / "below" / "x.json")])
+    with pytest.raises(SystemExit) as refused:
+        module.main()
+    assert refused.value.code == 2
+    said = capsys.readouterr().err
+    assert "cannot be written: Not a directory" in said
+    assert len(said.splitlines()) == 1
+
+
+def test_the_folder_of_figures_is_made_before_they_are_measured(tmp_path):
+    file = tmp_path / "a" / "b" / "c.json"
+    reserve(file)
+    assert list(file.parent.iterdir()) == []
+    store({"figure": 1}, file)
+    reserve(file)
+    assert json.loads(file.read_text()) == {"figure": 1}
+    with pytest.raises(SystemExit):
+        reserve(file.parent)
 
 
 def test_an_unknown_benchmark_names_those_there_are():

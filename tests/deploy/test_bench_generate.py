@@ -1,14 +1,23 @@
 """`headway bench generate`: the same requests in every arm, ratios inside a round, and a trial."""
 
+import asyncio
 import json
+import os
+import signal
 import subprocess
 import sys
+from unittest import mock
 
 import pytest
 
-from benchmarks.generate import CHARACTERS, Sampled, figures_of, prompts_of
-from benchmarks.generate_arms import length_of
+from actors.config import ActorsConfig
+from actors.errors import InputError
+from actors.ray_actor import build_engine
+from benchmarks import generate
+from benchmarks.generate import CHARACTERS, Sampled, figures_of, learner_beside, prompts_of
+from benchmarks.generate_arms import SEED, Offline, length_of
 from deploy.bench import ROOT
+from weight_sync.config import WeightSyncConfig
 
 
 def test_lengths_are_the_same_wherever_they_are_asked():
@@ -41,6 +50,76 @@ def test_ratios_are_medians_of_those_of_each_round():
 def test_arms_that_sampled_different_numbers_are_not_compared():
     with pytest.raises(ValueError, match="different numbers of tokens"):
         figures_of([{"offline": Sampled(1.0, 100, 1.0), "loop": Sampled(2.0, 101, 1.0)}])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--core", "x"], "argument --core: 'x' is no list of cores, as 0 or 0-3; there are [0"),
+        (["--core", "3-1"], "argument --core: '3-1' is no list of cores"),
+        (["--core", "4000"], "argument --core: '4000' names cores that are not of [0"),
+        (["--learner-core", "4000"], "argument --learner-core: '4000' names cores that are not of"),
+    ],
+)
+def test_cores_that_are_not_there_are_refused_before_anything_loads(
+    arguments, message, monkeypatch, capsys
+):
+    monkeypatch.setattr("sys.argv", ["generate", *arguments])
+    with pytest.raises(SystemExit) as refused:
+        generate.main()
+    assert refused.value.code == 2
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.vllm
+def test_the_engine_alone_has_every_argument_of_the_actors(monkeypatch, tmp_path):
+    from vllm import AsyncEngineArgs
+
+    alone, inside = [], []
+
+    def refuse(arguments):
+        inside.append(arguments)
+        raise ValueError("enough is known")
+
+    monkeypatch.setattr("vllm.LLM", lambda **arguments: alone.append(arguments))
+    monkeypatch.setattr("vllm.v1.engine.async_llm.AsyncLLM.from_engine_args", refuse)
+    here = ",".join(map(str, sorted(os.sched_getaffinity(0))))
+    config = ActorsConfig(
+        reward=["exact_match"], dtype="float32", float32_head=True, cores=[here], kv_cache_gib=1
+    )
+    path = str(tmp_path)
+    with mock.patch.dict(os.environ):
+        Offline().start(path, config, 256)
+        engine = build_engine(0, config, WeightSyncConfig(), path, SEED, 256, None)
+        with pytest.raises(InputError, match="enough is known"):
+            asyncio.run(engine.start())
+    assert AsyncEngineArgs(**alone[0]) == inside[0]
+    assert inside[0].block_size == 32
+
+
+@pytest.mark.deepspeed
+def test_the_learner_beside_has_trained_a_batch_and_is_halted():
+    with learner_beside("0", "tiny") as learner:
+        assert "tiny" in learner.args
+        assert os.sched_getaffinity(learner.pid) == {0}
+        halted = os.waitid(os.P_PID, learner.pid, os.WSTOPPED | os.WNOWAIT)
+        assert halted.si_status == signal.SIGSTOP
+    assert learner.returncode is not None
+
+
+@pytest.mark.parametrize(
+    ("size", "seconds", "message"),
+    [
+        ("huge", 60.0, "has ended; it said: .*invalid choice: 'huge'"),
+        ("tiny", 0.0, "trained no batch within 0 s"),
+    ],
+)
+def test_a_learner_beside_that_does_not_train_is_told(size, seconds, message):
+    with (
+        pytest.raises(SystemExit, match=f"(?s)the learner beside {message}"),
+        learner_beside("0", size, seconds),
+    ):
+        pytest.fail("it was waited for")
 
 
 @pytest.mark.slow

@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from benchmarks.flops import Shape, shape_of, training_flops
+from benchmarks.learner_loop import parts_of
 from benchmarks.packing import evenness, fullness, next_fit, packing_figures, padded, possible
-from benchmarks.train import figures_of
+from benchmarks.train import figures_of, gap_of
 from benchmarks.training_load import SIZES, batch, build, lengths_of
 from deploy.bench import ROOT
 from queues.schema import encode, summarize
@@ -70,15 +71,31 @@ def test_utilisation_is_held_against_the_peaks_beside_a_batch():
     def round_(seconds, peak):
         parts = {"forward": 0.3, "backward": 0.5, "step": 0.1, "between": 0.06, "host": 0.04}
         shares = {name: share * seconds for name, share in parts.items()}
-        return {"seconds": seconds, "peak": peak, "peak_after": peak + 20.0, **shares}
+        used = {"cpu_seconds": 0.75 * seconds}
+        return {"seconds": seconds, "peak": peak, "peak_after": peak + 20.0, **used, **shares}
 
     found = figures_of([round_(2.0, 90.0), round_(1.0, 190.0), round_(4.0, 40.0)], 100.0, 8)
     assert found["tokens_per_second"] == 4.0
     assert found["utilisation"] == pytest.approx(0.5)
     assert found["peak"] == pytest.approx(100.0)
     assert found["shares"]["host"] == pytest.approx(0.04)
+    assert found["cpu"] == pytest.approx(0.75)
 
 
+def test_the_gap_lies_between_the_computing_of_one_batch_and_that_of_the_next():
+    def row(begin):
+        times = ("wait_started_at", "wait_finished_at", "step_finished_at", "published_at")
+        return dict(zip(times, (begin, begin + 1.0, begin + 9.0, begin + 11.0), strict=True))
+
+    # Batches are 12 s apart; of each 6 s are computed, and 2 s more are the updater's.
+    computed = [(102.0 + 12.0 * number, 108.0 + 12.0 * number) for number in range(3)]
+    found = parts_of(computed, [row(12.0 * number) for number in range(3)])
+    assert found == 2 * [{"gap": 6.0, "step": 12.0, "publish": 2.0, "ack": 1.0, "take": 1.0}]
+    shares = gap_of(found)["shares"]
+    assert shares == pytest.approx({"gap": 1 / 2, "publish": 1 / 6, "ack": 1 / 12, "take": 1 / 12})
+
+
+@pytest.mark.ray
 @pytest.mark.deepspeed
 def test_the_learner_is_measured(tmp_path):
     file = tmp_path / "train.json"
@@ -94,3 +111,7 @@ def test_the_learner_is_measured(tmp_path):
     assert 0 < tiny["utilisation"] < 1
     assert sum(tiny["shares"].values()) == pytest.approx(1.0, abs=0.2)
     assert found["threads"] == 1
+    loop = tiny["loop"]
+    assert len(loop["raw"]) == 2
+    for each in loop["raw"]:
+        assert 0 < each["publish"] + each["ack"] + each["take"] < each["gap"] < each["step"]

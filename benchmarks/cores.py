@@ -1,0 +1,26 @@
+"""CPU cores that an option of a benchmark names."""
+
+import argparse
+import os
+
+from pydantic import TypeAdapter, ValidationError
+
+from actors.cores import Cores, cores_of
+
+
+def cores_option(text: str) -> str:
+    """The type of an option that names CPU cores, as "0" or "0-3".
+
+    Raises:
+        ArgumentTypeError: No such list, or cores that this process may not use.
+    """
+    there = sorted(os.sched_getaffinity(0))
+    try:
+        TypeAdapter(Cores).validate_python(text)
+    except ValidationError as error:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is no list of cores, as 0 or 0-3; there are {there}"
+        ) from error
+    if not set(cores_of(text)) <= set(there):
+        raise argparse.ArgumentTypeError(f"{text!r} names cores that are not of {there}")
+    return text
