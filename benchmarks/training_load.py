@@ -52,7 +52,7 @@ SIZES = {
     ),
     "1.5b": Size(
         hidden=1536, layers=28, intermediate=8960, heads=12, kv_heads=2, head_size=128,
-        vocabulary=151936, groups=16, group_size=8, tokens=600, longest=4096, row_tokens=16384,
+        vocabulary=151936, groups=16, group_size=8, tokens=600, longest=4096, row_tokens=8192,
         dtype="bfloat16",
     ),
     "tiny": Size(

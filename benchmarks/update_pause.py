@@ -22,6 +22,7 @@ import tempfile
 import time
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import load_file
@@ -30,6 +31,7 @@ from actors.engine import SamplingParameters
 from actors.vllm_engine import VllmEngine
 from benchmarks.cores import cores_option
 from benchmarks.environment import RESULTS, environment, reserve, store
+from benchmarks.training_load import SIZES, Size, build
 from weight_sync import (
     Broadcaster,
     Manifest,
@@ -41,18 +43,33 @@ from weight_sync import (
 from weight_sync.staging import StagedWeights, stage
 
 VOCABULARY = 1024
+MAX_MODEL_LEN = 512
 
 
-def build_model(folder: Path, *, hidden: int, layers: int) -> int:
-    """Writes a Qwen3 with random weights that never ends a sequence; its parameter count."""
+def build_model(
+    folder: Path, *, hidden: int, layers: int, size: Size | None = None, dtype: str = "float32"
+) -> int:
+    """Writes a Qwen3 with random weights that never ends a sequence; its parameter count.
+
+    With a `size` it is that of a learner's benchmark, whatever `hidden` and `layers` say.
+    """
     from tokenizers import Tokenizer, models
-    from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+    from transformers import PreTrainedTokenizerFast
 
-    words = {str(token): token for token in range(VOCABULARY)} | {"<eos>": VOCABULARY}
-    PreTrainedTokenizerFast(  # its <eos> is outside of what the model samples
+    model = build(size) if size else _qwen3(hidden, layers)
+    eos = model.config.vocab_size  # outside of what the model samples
+    words = {str(token): token for token in range(eos)} | {"<eos>": eos}
+    PreTrainedTokenizerFast(
         tokenizer_object=Tokenizer(models.WordLevel(words, unk_token="0")), eos_token="<eos>"
     ).save_pretrained(folder)
-    model = Qwen3ForCausalLM(
+    model.to(getattr(torch, dtype)).save_pretrained(folder)
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def _qwen3(hidden: int, layers: int) -> Any:
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    return Qwen3ForCausalLM(
         Qwen3Config(
             vocab_size=VOCABULARY,
             hidden_size=hidden,
@@ -66,9 +83,7 @@ def build_model(folder: Path, *, hidden: int, layers: int) -> int:
             eos_token_id=None,
             bos_token_id=None,
         )
-    ).to(torch.float32)
-    model.save_pretrained(folder)
-    return sum(parameter.numel() for parameter in model.parameters())
+    )
 
 
 class Load:
@@ -165,8 +180,8 @@ async def bare_load(engine: VllmEngine, updates: Updates, version: int) -> float
 async def measure(arguments: argparse.Namespace, folder: Path) -> dict:
     engine = VllmEngine(
         str(folder),
-        dtype="float32",
-        max_model_len=512,
+        dtype=arguments.dtype,
+        max_model_len=MAX_MODEL_LEN,
         max_num_seqs=max(64, arguments.requests),
         cores=arguments.cores,
         kv_cache_gib=1,
@@ -220,16 +235,27 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=9, help="repetitions, at least 7")
     parser.add_argument("--hidden", type=int, default=256)
     parser.add_argument("--layers", type=int, default=4)
+    parser.add_argument(
+        "--size", choices=[name for name, size in SIZES.items() if size.longest >= MAX_MODEL_LEN],
+        help="a model of `headway bench train` instead of --hidden and --layers",
+    )  # fmt: skip
+    parser.add_argument(
+        "--dtype", choices=["float32", "bfloat16"], default="float32", help="of weights and engine"
+    )
     parser.add_argument("--cores", type=cores_option, help="CPU cores of vLLM, as 0 or 0-3")
     parser.add_argument("--warm-up", type=float, default=3.0, help="seconds before measuring")
+    parser.add_argument("--output", type=Path, help="of the figures, else under results/")
     arguments = parser.parse_args()
     if arguments.rounds < 7:
         parser.error(f"--rounds is {arguments.rounds}; medians need at least 7")
-    file = RESULTS / f"update_pause_{datetime.now(UTC):%Y%m%dT%H%M%SZ}.json"
+    file = arguments.output or RESULTS / f"update_pause_{datetime.now(UTC):%Y%m%dT%H%M%SZ}.json"
     reserve(file)
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     with tempfile.TemporaryDirectory() as folder:
-        parameters = build_model(Path(folder), hidden=arguments.hidden, layers=arguments.layers)
+        parameters = build_model(
+            Path(folder), hidden=arguments.hidden, layers=arguments.layers,
+            size=SIZES.get(arguments.size), dtype=arguments.dtype,
+        )  # fmt: skip
         measured = asyncio.run(measure(arguments, Path(folder)))
     medians = {key: statistics.median(values) for key, values in measured["raw_seconds"].items()}
     ratio = medians["swap"] / (medians["empty_pause"] + 2 * medians["bare_load"])
@@ -242,7 +268,8 @@ def main() -> None:
         )
     print(f"swap / (empty_pause + 2 × bare_load) = {ratio:.2f}   (must be ≤ 1)")
     record = environment() | {"parameters": parameters, "medians": medians, "ratio": ratio}
-    store(record | measured | {"arguments": vars(arguments)}, file)
+    options = {name: value for name, value in vars(arguments).items() if name != "output"}
+    store(record | measured | {"arguments": options}, file)
     sys.exit(ratio > 1)
 
 

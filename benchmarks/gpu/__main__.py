@@ -5,8 +5,8 @@
 Parts run one after the other, each in a process of its own with a deadline, so that one that fails
 costs the others nothing: packing; for each size the learner's utilisation; the effective sample
 size by lag; for each size generation beside the roofline of bandwidth; the pause of a weight
-update. Packing and learner need PyTorch, transformers and pydantic alone. What needs vLLM, and
-finds none, is named as not run, with what is missing.
+update. A part says each figure when it has it, and what it has said is kept when its time is over.
+What cannot run is named, with what is missing. This file needs nothing but Python.
 """
 
 import argparse
@@ -18,33 +18,58 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
+from importlib.metadata import entry_points
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any
 
 from benchmarks.environment import environment, reserve
+from benchmarks.gpu.lines import line
 
 SECONDS = 470.0
 """Of everything."""
+LEARNER = ("torch", "transformers", "numpy", "pydantic")
 NEEDS = {
     "packing": (),
-    "learner": ("torch", "transformers", "pydantic"),
-    "lag": ("torch", "transformers", "pydantic"),
+    "learner": LEARNER,
+    "lag": LEARNER,
     "generation": ("torch", "transformers", "vllm"),
-    "pause": ("torch", "transformers", "pydantic", "vllm"),
+    "pause": (*LEARNER, "tokenizers", "safetensors", "xxhash", "zstandard", "vllm"),
 }
-LONGEST = {"packing": 30.0, "learner": 110.0, "lag": 60.0, "generation": 100.0, "pause": 100.0}
-"""Seconds that a part may take."""
-
-
+SMALL = frozenset({"numpy", "pydantic", "safetensors", "tokenizers", "xxhash", "zstandard"})
+"""What can be put into a folder beside an installed PyTorch."""
+PLUGIN = "entry point `headway` for vLLM"
+GPU = "GPU"
 ON_GPUS = ("generation", "pause")
 """What a trial on a CPU leaves out."""
+WEIGHTS = {"packing": 1, "learner": 4, "lag": 2, "generation": 5, "pause": 4}
+"""How parts share the time that is left."""
 
 
 def missing(part: str, device: str) -> list[str]:
-    """What a part needs and is not here: modules, or a GPU."""
-    modules = [name for name in NEEDS[part] if importlib.util.find_spec(name) is None]
-    return modules + (["GPU"] if part in ON_GPUS and device != "cuda" else [])
+    """What a part needs and is not here: modules, vLLM's way to our backend, or a GPU."""
+    lacking = [name for name in NEEDS[part] if importlib.util.find_spec(name) is None]
+    plugins = {each.name for each in entry_points(group="vllm.general_plugins")}
+    if part == "pause" and "headway" not in plugins:
+        lacking.append(PLUGIN)
+    return lacking + ([GPU] if part in ON_GPUS and device != "cuda" else [])
+
+
+def reason(lacking: Sequence[str]) -> str:
+    """Why a part cannot run, and the commands that would change it."""
+    told = f"there is no {', '.join(lacking)}"
+    mends = []
+    if small := [name for name in lacking if name in SMALL]:
+        python = f"{sys.version_info.major}.{sys.version_info.minor}"
+        mends.append(
+            "pip install --target .gpu --only-binary :all: "
+            f"--python-version {python} {' '.join(small)}"
+        )
+    if PLUGIN in lacking:
+        mends.append("pip install --target .gpu --no-deps .")
+    return "; ".join([told, *mends, *(["then PYTHONPATH=.:.gpu"] if mends else [])])
 
 
 def plan(sizes: Sequence[str]) -> list[tuple[str, str]]:
@@ -54,16 +79,33 @@ def plan(sizes: Sequence[str]) -> list[tuple[str, str]]:
         *(("learner", size) for size in sizes),
         ("lag", sizes[0]),
         *(("generation", size) for size in sizes),
-        ("pause", ""),
+        ("pause", sizes[0]),
     ]
 
 
-def run_part(part: str, size: str, device: str, rounds: int) -> dict[str, Any]:
-    """One part, in this process."""
+def budget(part: str, later: Sequence[str], left: float) -> float:
+    """Seconds for a part: what is left, shared with those that run after it by their weights.
+
+    What a part does not use is left for the others.
+    """
+    return left * WEIGHTS[part] / (WEIGHTS[part] + sum(WEIGHTS[each] for each in later))
+
+
+def run_part(part: str, size: str, device: str, rounds: int) -> Iterator[dict[str, Any]]:
+    """One part, in this process: its figures, as they are found; later ones replace earlier."""
     if part == "packing":
         from benchmarks.packing import packing_figures
 
-        return packing_figures()
+        yield packing_figures()
+    elif part == "pause":
+        from benchmarks.gpu.pause import pause
+
+        yield pause(size)
+    else:
+        yield from _on_device(part, size, device, rounds)
+
+
+def _on_device(part: str, size: str, device: str, rounds: int) -> Iterator[dict[str, Any]]:
     import torch
 
     where = torch.device(device)
@@ -80,78 +122,47 @@ def run_part(part: str, size: str, device: str, rounds: int) -> dict[str, Any]:
 
 def command_of(part: str, size: str, options: argparse.Namespace) -> list[str]:
     """What runs a part."""
-    if part == "pause":
-        return [
-            sys.executable, "-m", "benchmarks.update_pause",
-            "--hidden", "1024", "--layers", "24", "--rounds", "7",
-        ]  # fmt: skip
     return [
         sys.executable, "-m", "benchmarks.gpu", "--part", part, "--sizes", size or "tiny",
         "--device", options.device, "--rounds", str(options.rounds),
     ]  # fmt: skip
 
 
-def outcome(command: Sequence[str], part: str, seconds: float) -> dict[str, Any]:
-    """What a part found, or how it ended; never longer than so many seconds."""
+def outcome(command: Sequence[str], seconds: float) -> dict[str, Any]:
+    """What a part said, and how it ended if not well; never longer than so many seconds."""
     begin = time.monotonic()
-    process = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
-    )
-    try:
-        told, complaint = process.communicate(timeout=seconds)
-    except subprocess.TimeoutExpired:
-        return {"failed": f"took longer than {seconds:.0f} s"}
-    finally:
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.communicate()
-    took = {"part_seconds": time.monotonic() - begin}
-    if part == "pause" and "stored in" in told:  # its exit code says whether an aim was met
-        return took | {"told": told.splitlines()}
-    if process.returncode:
-        return took | {"failed": complaint.strip().splitlines()[-3:]}
-    for text in reversed(told.splitlines()):  # what vLLM logs at its end comes after the figures
+    ended: dict[str, Any] = {}
+    scratch = partial(TemporaryFile, "w+", errors="replace")
+    with scratch() as told, scratch() as complaint:
+        process = subprocess.Popen(command, stdout=told, stderr=complaint, start_new_session=True)
+        try:
+            if code := process.wait(timeout=seconds):
+                complaint.seek(0)
+                last = complaint.read().strip().splitlines()[-3:]
+                ended["failed"] = last or [f"exit code {code}"]
+            ended["part_seconds"] = time.monotonic() - begin
+        except subprocess.TimeoutExpired:
+            ended["failed"] = f"took longer than {seconds:.0f} s"
+        finally:
+            with contextlib.suppress(ProcessLookupError):  # engines that it has left, too
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+        told.seek(0)
+        said = figures(told)
+    if not said:
+        ended.setdefault("failed", "it ended well and told no figures")
+    return said | ended
+
+
+def figures(told: Iterable[str]) -> dict[str, Any]:
+    """The lines that are objects of JSON as one object; others are what libraries log."""
+    found: dict[str, Any] = {}
+    for text in told:
         with contextlib.suppress(ValueError):
-            found = json.loads(text)
-            if isinstance(found, dict):
-                return took | found
-    return took | {"failed": f"it ended well and told no figures: {told[-200:]!r}"}
-
-
-def line(name: str, found: dict[str, Any]) -> str:
-    """One part on a line."""
-    if "not_run" in found:
-        return f"{name}: not run, since there is no {found['not_run']}"
-    if "failed" in found:
-        return f"{name}: failed: {found['failed']}"
-    if name.startswith("learner"):
-        arms = [
-            f"{kind} {found[kind]['tokens_per_second']:,.0f} tokens/s, "
-            f"{found[kind]['utilisation']:.0%} of {found[kind]['peak'] / 1e12:,.2f} T operations/s"
-            f" (host {found[kind]['shares']['host']:.1%})"
-            for kind in ("packed", "masked")
-        ]
-        return f"{name}: {'; '.join(arms)}"
-    if name.startswith("lag"):
-        return f"{name}: ESS " + ", ".join(f"{r['lag']}: {r['ess']:.3f}" for r in found["by_lag"])
-    if name.startswith("generation"):
-        return f"{name}: " + ", ".join(
-            f"{n} at once {each['tokens_per_second']:,.0f} tokens/s ({each['share']:.0%})"
-            for n, each in found["at_once"].items()
-        )
-    shown = {k: v for k, v in found.items() if k != "part_seconds"}
-    return f"{name}: {json.dumps(shown)}"
-
-
-def device_name(device: str) -> str:
-    """Of the GPU."""
-    if device != "cuda":
-        return device
-    command = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
-    try:
-        return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
-    except OSError:
-        return "unknown"
+            said = json.loads(text)
+            if isinstance(said, dict):
+                found |= said
+    return found
 
 
 def main() -> None:
@@ -165,26 +176,28 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5, help="batches of each measurement")
     parser.add_argument("--seconds", type=float, default=SECONDS, help="of everything")
     parser.add_argument("--output", type=Path, default=Path("gpu.json"), help="of the figures")
-    parser.add_argument("--part", choices=["packing", "learner", "lag", "generation"],
+    parser.add_argument("--part", choices=list(NEEDS),
                         help="only this one, in this process; its figures as JSON")  # fmt: skip
     options = parser.parse_args()
     if options.part:
-        found = run_part(options.part, options.sizes[0], options.device, options.rounds)
-        print(json.dumps(found))
+        for found in run_part(options.part, options.sizes[0], options.device, options.rounds):
+            print(json.dumps(found), flush=True)
         return
     reserve(options.output)
     deadline = time.monotonic() + options.seconds
-    record = environment() | {"device": device_name(options.device), "parts": {}}
-    for part, size in plan(options.sizes):
+    record = environment() | {"device": options.device, "parts": {}}
+    parts = plan(options.sizes)
+    lacks = {part: missing(part, options.device) for part in NEEDS}
+    for place, (part, size) in enumerate(parts):
         name = f"{part} {size}".strip()
+        later = [each for each, _ in parts[place + 1 :] if not lacks[each]]
         left = deadline - time.monotonic()
-        if lacking := missing(part, options.device):
-            found = {"not_run": ", ".join(lacking)}
+        if lacks[part]:
+            found = {"not_run": reason(lacks[part])}
         elif left < 5:
             found = {"failed": "there was no time left"}
         else:
-            command = command_of(part, size, options)
-            found = outcome(command, part, min(left, LONGEST[part]))
+            found = outcome(command_of(part, size, options), budget(part, later, left))
         record["parts"][name] = found
         print(line(name, found), flush=True)
         options.output.write_text(json.dumps(record, indent=1) + "\n")

@@ -8,6 +8,7 @@ bandwidth is that of copying, measured beside. Needs vLLM.
 import os
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -50,17 +51,24 @@ def bandwidth(device: torch.device) -> float:
     return best
 
 
-def generation(name: str, device: torch.device) -> dict[str, Any]:
-    """Rates of `LLM.generate` with fixed lengths, for each number of requests at once."""
-    os.environ["VLLM_NO_USAGE_STATS"] = "1"
+def generation(name: str, device: torch.device) -> Iterator[dict[str, Any]]:
+    """Rates of `LLM.generate` with fixed lengths, for each number of requests at once.
+
+    Yields what it has found so far.
+    """
+    os.environ |= {"VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1"}
     size = SIZES[name]
     copied = bandwidth(device)
     torch.manual_seed(0)
-    model = build(size)
+    with device:
+        model = build(size)
     parameters = sum(parameter.numel() for parameter in model.parameters())
+    yield {"bandwidth": copied, "parameters": parameters}
     with tempfile.TemporaryDirectory() as folder:
         model.to(torch.bfloat16).save_pretrained(Path(folder))
         del model
+        if device.type == "cuda":
+            torch.cuda.empty_cache()  # vLLM takes its share of what is free
         from vllm import LLM, SamplingParams
         from vllm.inputs import tokens_input
 
@@ -71,7 +79,7 @@ def generation(name: str, device: torch.device) -> dict[str, Any]:
         sampling = SamplingParams(
             max_tokens=TOKENS, ignore_eos=True, detokenize=False, logprobs=0, temperature=1.0
         )
-        found = {}
+        found: dict[str, dict[str, float]] = {}
         for at_once in AT_ONCE:
             prompts = [tokens_input([1 + i % 60] * PROMPT) for i in range(at_once)]
             best = 0.0
@@ -83,4 +91,4 @@ def generation(name: str, device: torch.device) -> dict[str, Any]:
             found[str(at_once)] = {
                 "tokens_per_second": best, "roofline": allowed, "share": best / allowed,
             }  # fmt: skip
-    return {"bandwidth": copied, "parameters": parameters, "at_once": found}
+            yield {"at_once": found}

@@ -1,8 +1,11 @@
 """The learner's part of the suite: utilisation, and the effective sample size by lag.
 
-Runs where there are PyTorch and transformers (and pydantic, which settings are made of).
+Runs where there are PyTorch, transformers, numpy and pydantic, of which settings are made. Both
+parts yield what they have found so far, so that a deadline costs only what comes after it.
 """
 
+import gc
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -14,78 +17,120 @@ from benchmarks.learner_clock import ClockedEngine, timed_update
 from benchmarks.train import figures_of
 from benchmarks.training_load import SIZES, Size, batch, build, lengths_of
 from learner.config import LearnerConfig
+from learner.errors import LearnerError
 from learner.model import Policy
 from learner.packed_attention import attend_packed
 from learner.update import Updater
 from queues.records import RolloutGroup
 
 ATTENTION = ("packed", "masked")
-"""Sequence by sequence, as on CPUs; and with a mask over the row, as `attention = "sdpa"` is on a
-GPU today."""
+"""Sequence by sequence; and with a mask over the row, as transformers' `sdpa` has it."""
 LAGS = 8
 LEARNING_RATE = 1e-6
-LAG_LEARNING_RATE = 1e-5
-"""Large, so that weights that random rewards move can be told apart."""
+LAG_LEARNING_RATE = 1e-4
+"""Large, so that weights that random rewards move can be told apart: near 0.02, the spread of the
+weights, half of the distance between two bfloat16 numbers is 6e-5, and a smaller step is lost."""
+
+Batches = Callable[[], Sequence[RolloutGroup]]
 
 
 def make(size: Size, device: torch.device, *, packed: bool, rate: float) -> PlainEngine:
-    """A model with random weights on the device, under an optimizer."""
+    """A model with random weights on the device, under an optimizer.
+
+    Raises:
+        LearnerError: The model cannot attend sequence by sequence.
+    """
     torch.manual_seed(0)
     with device:
-        model = build(size).to(getattr(torch, size.dtype)).eval()
+        model = build(size).eval()
+    # While it is float32: kernels of other ways to attend round bfloat16 too differently.
     if packed and not attend_packed(model):
-        raise SystemExit("the model cannot attend sequence by sequence")
-    return PlainEngine(Policy(model, chunk=1024), learning_rate=rate)
+        raise LearnerError("the model cannot attend sequence by sequence")
+    return PlainEngine(Policy(model.to(getattr(torch, size.dtype)), chunk=1024), learning_rate=rate)
 
 
-def utilisation(name: str, device: torch.device, *, rounds: int) -> dict[str, Any]:
-    """Tokens a second and operations beside the best product, with each kind of attention."""
+def utilisation(name: str, device: torch.device, *, rounds: int) -> Iterator[dict[str, Any]]:
+    """Tokens a second and operations beside the best product, with each kind of attention.
+
+    With a mask, which is slower, half as many rounds. Where there is no pyarrow, batches are read
+    as lists of Python and not as arrays, and the share is called `host_of_lists`.
+    """
     size = SIZES[name]
-    groups = batch(size, seed=1)
-    config = LearnerConfig(microbatch_tokens=size.row_tokens, dtype=size.dtype)
     with torch.device("meta"):
         model = build(size)
-    flops = training_flops(shape_of(model), lengths_of(groups))
     parameters = sum(parameter.numel() for parameter in model.parameters())
-    found: dict[str, Any] = {"parameters": parameters, "engine": "torch, without DeepSpeed"}
+    yield {"parameters": parameters, "engine": "torch, without DeepSpeed"}
+    groups = batch(size, seed=1)
+    flops = training_flops(shape_of(model), lengths_of(groups))
+    read, host = _reading(groups)
     peak = Peak(device, getattr(torch, size.dtype))
     for kind in ATTENTION:
-        engine = make(size, device, packed=kind == "packed", rate=LEARNING_RATE)
-        clocked = ClockedEngine(engine, device)
-        updater, timed = Updater(clocked, config), []
-        before = 0.0
-        for version in range(rounds + 1):
-            seconds = timed_update(updater, clocked, lambda: groups, version)
-            after = peak.measure()
-            if version:  # the first warms up
-                timed.append({**seconds, "peak": before, "peak_after": after})
-            before = after
-        found[kind] = figures_of(timed, flops, sum(lengths_of(groups)))
-        if device.type == "cuda":
-            found[kind]["bytes"] = torch.cuda.max_memory_allocated(device)
-            torch.cuda.reset_peak_memory_stats(device)
-        del engine, clocked, updater
+        some = rounds if kind == "packed" else (rounds + 1) // 2
+        try:
+            timed = _rounds(size, device, peak, read, packed=kind == "packed", rounds=some)
+        except (torch.OutOfMemoryError, LearnerError) as error:
+            yield {kind: {"failed": str(error).splitlines()[0]}}
+        else:
+            found = figures_of(timed, flops, sum(lengths_of(groups)))
+            found["shares"][host] = found["shares"].pop("host")
+            yield {kind: found | _memory(device)}
+        gc.collect()
         if device.type == "cuda":
             torch.cuda.empty_cache()
-    return found
 
 
-def sample_size_by_lag(name: str, device: torch.device) -> dict[str, Any]:
+def _rounds(
+    size: Size, device: torch.device, peak: Peak, read: Batches, *, packed: bool, rounds: int
+) -> list[dict[str, float]]:
+    """What `timed_update` says of each batch, with the best product before and after it."""
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+    config = LearnerConfig(microbatch_tokens=size.row_tokens, dtype=size.dtype)
+    engine = make(size, device, packed=packed, rate=LEARNING_RATE)
+    clocked = ClockedEngine(engine, device)
+    updater, timed, before = Updater(clocked, config), [], 0.0
+    for version in range(rounds + 1):
+        seconds = timed_update(updater, clocked, read, version)
+        after = peak.measure()
+        if version:  # the first warms up
+            timed.append({**seconds, "peak": before, "peak_after": after})
+        before = after
+    return timed
+
+
+def _reading(groups: Sequence[RolloutGroup]) -> tuple[Batches, str]:
+    """How a batch is read, and the name of the share that this belongs to."""
+    try:
+        from queues.schema import decode_arrays, encode
+    except ImportError:
+        return (lambda: groups), "host_of_lists"
+    payloads = [encode(group) for group in groups]
+    return (lambda: [decode_arrays(each) for each in payloads]), "host"
+
+
+def _memory(device: torch.device) -> dict[str, int]:
+    if device.type != "cuda":
+        return {}
+    return {"bytes": torch.cuda.max_memory_allocated(device)}
+
+
+def sample_size_by_lag(name: str, device: torch.device) -> Iterator[dict[str, Any]]:
     """Effective sample size of batches that version 0 sampled, when later versions train them.
 
     Tokens are drawn evenly, which is nearly what a model with random weights samples; rewards are
-    as good as random. So the shape is told, and not what a task would give.
+    as good as random. So the shape is told, and not what a task would give. At lag 0 it falls short
+    of 1 by what rounding makes of a row against its sequences alone.
     """
     size = replace(SIZES[name], groups=4)
     engine = make(size, device, packed=True, rate=LAG_LEARNING_RATE)
     updater = Updater(engine, LearnerConfig(microbatch_tokens=size.row_tokens, dtype=size.dtype))
     batches = [_as_sampled(batch(size, seed=lag), engine) for lag in range(LAGS + 1)]
     keys = ("ess", "ess_sequence", "kl", "mismatch", "ratio_max")
-    rows = [updater.update(groups, version) for version, groups in enumerate(batches)]
-    return {
-        "learning_rate": LAG_LEARNING_RATE,
-        "by_lag": [{"lag": row["max_lag"], **{key: row[key] for key in keys}} for row in rows],
-    }
+    by_lag = []
+    for version, groups in enumerate(batches):
+        row = updater.update(groups, version)
+        by_lag.append({"lag": row["max_lag"], **{key: row[key] for key in keys}})
+        yield {"learning_rate": LAG_LEARNING_RATE, "by_lag": by_lag}
 
 
 @torch.no_grad()
