@@ -23,7 +23,7 @@ class ClockedEngine:
     """
 
     def __init__(self, engine: TrainEngine, device: torch.device) -> None:
-        self._engine, self._device = engine, device
+        self._engine, self.device = engine, device
         self.rank, self.ranks = engine.rank, engine.ranks
         self.restart()
 
@@ -48,7 +48,7 @@ class ClockedEngine:
         if self.first is None:
             self.first = begin
         result = getattr(self._engine, part)(*arguments)
-        synchronize(self._device)
+        synchronize(self.device)
         self.last = time.perf_counter()
         self.seconds[part] += self.last - begin
         return result

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
+import torch
 from torch import Tensor
 
 
@@ -82,6 +83,11 @@ class ValueEngine(Trainable, Protocol):
 
 class TrainEngine(Trainable, Protocol):
     """A policy, its gradients and its optimizer."""
+
+    @property
+    def device(self) -> torch.device:
+        """Where it computes."""
+        ...
 
     def forward(self, token_ids: Tensor, position_ids: Tensor) -> Forward:
         """What the policy says of the tokens of a row. Collective."""

@@ -12,7 +12,6 @@ from learner.offpolicyness import (
     figures,
     group_lag_histogram,
     lag_histogram,
-    origins,
     share,
 )
 from learner.values import explained_variance
@@ -54,7 +53,7 @@ def statistics(batch: TrainBatch, work: Work, version: int) -> dict[str, Any]:
     `return_mean` and `critic_grad_norm`.
 
     Args:
-        batch: The batch.
+        batch: The batch, with origins.
         work: What training it came to.
         version: The version being trained.
     """
@@ -66,8 +65,8 @@ def statistics(batch: TrainBatch, work: Work, version: int) -> dict[str, Any]:
     sampled = torch.bincount(row.sequence_ids[row.mask], minlength=len(batch.lengths))
     rewards = batch.whole_rewards
     scored = rewards[torch.isfinite(rewards)]
-    origin = origins(row.versions, row.mask, row.sequence_ids, version=version)
-    crossed = torch.unique(row.sequence_ids[row.mask & (origin == Origin.CROSSED)])
+    assert row.origins is not None
+    crossed = torch.unique(row.sequence_ids[row.mask & (row.origins == Origin.CROSSED)])
     advantages = batch.advantages.stats if batch.advantages is not None else {}
     dropped = int(batch.dropped.sum()) if batch.dropped is not None else 0
     return {

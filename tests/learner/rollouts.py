@@ -109,6 +109,7 @@ class PlainEngine:
     """A `TrainEngine` of plain torch: stochastic gradient descent on a `TinyPolicy`."""
 
     rank, ranks, gathers = 0, 1, False
+    device = torch.device("cpu")
 
     def __init__(self, learning_rate=0.1, dtype=torch.float64):
         self.steps_taken = 0
