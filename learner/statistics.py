@@ -31,7 +31,8 @@ class Work:
     critic_grad_norms: Sequence[float]
     """Likewise of a critic with an optimizer of its own."""
     imbalance: float
-    """Workload of the busiest rank over the mean; ranks wait for each other at every step."""
+    """Workload of the busiest rank over the mean. Ranks wait for each other at every step; with
+    ZeRO 2 and 3 at every row, and then it is that of the busiest rank at each row, added up."""
 
 
 def statistics(batch: TrainBatch, work: Work, version: int) -> dict[str, Any]:
@@ -47,7 +48,7 @@ def statistics(batch: TrainBatch, work: Work, version: int) -> dict[str, Any]:
     the proximal instead of the current policy where it is computed;
     `fractions` of tokens that the loss or correction clipped, capped or rejected, and that had a
     log-probability which is not finite; `microbatches` (rows of all ranks and steps),
-    `pack_efficiency`, `rank_imbalance` (workload of the busiest rank over the mean),
+    `pack_efficiency`, `rank_imbalance` (see `Work.imbalance`),
     `optimizer_steps`, and `grad_norm` (see `Trainable.step`), a mean over them. With a reference
     `reference_kl` (nats a token); with a critic `value_loss`, `explained_variance`, `value_mean`,
     `return_mean` and `critic_grad_norm`.

@@ -21,7 +21,7 @@ from learner.objective import Objective
 from learner.offpolicyness import measure, origins
 from learner.reference import Reference
 from learner.statistics import Work, statistics
-from learner.work_plan import Rows, plan_rows, workloads
+from learner.work_plan import Rows, plan_rows, slowest, workloads
 from queues.records import RolloutGroup
 
 
@@ -84,8 +84,8 @@ class Updater:
                     part, aggregation=config.aggregation, fixed_length=config.fixed_length
                 )
                 plan = self._plan(minibatch, minibatch.trainable)
-                loads = workloads(minibatch.lengths, plan)
-                busiest, total = busiest + max(loads), total + sum(loads)
+                busiest += slowest(minibatch.lengths, plan, at_rows=config.zero_stage >= 2)
+                total += sum(workloads(minibatch.lengths, plan))
                 positive = self.objective.positive(minibatch)
                 rows = plan[self._engine.rank]
                 packed.update(self._packed(minibatch, rows))
