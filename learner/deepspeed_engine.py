@@ -61,9 +61,8 @@ def _optimizer(config: OptimizerConfig, module: Any) -> dict[str, Any]:
     if config.optimizer == "muon":
         rates = {"muon_lr": config.muon_learning_rate, "adam_lr": config.learning_rate}
         return {"type": "Muon", "params": {**rates, **shared, "momentum": 0.95}}
-    # One pass over the state in place of ten; with a GPU torch's own choice is as good.
-    fused = {"fused": True} if not torch.cuda.is_available() else {}
-    return {"type": "AdamW", "params": {"lr": config.learning_rate, **shared, **fused}}
+    # Fused: one pass over the state in place of ten.
+    return {"type": "AdamW", "params": {"lr": config.learning_rate, **shared, "fused": True}}
 
 
 def _zero(stage: int, *, offload: bool) -> dict[str, Any]:
