@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from learner.config import TinyModelConfig
 from learner.errors import InputError
 from learner.logprobs import chunked_logprobs
-from learner.packed_attention import use_packed_attention
+from learner.packed_attention import attend_packed
 
 SPECIAL_TOKENS = ("<pad>", "<eos>", "<bos>")
 
@@ -203,7 +203,7 @@ def load_policy(
             f"{path!r} changes its logits after the output embedding "
             f"({', '.join(reshaped) or 'a bias'}), which log-probabilities here leave out"
         )
-    use_packed_attention(model)
+    attend_packed(model)
     if activation_checkpointing:
         checkpoint_activations(model, path)
     return Policy(
