@@ -23,7 +23,7 @@ class ClockedEngine:
     """
 
     def __init__(self, engine: TrainEngine, device: torch.device) -> None:
-        self._engine, self._device = engine, device
+        self._engine, self.device = engine, device
         self.rank, self.ranks = engine.rank, engine.ranks
         self.restart()
 
@@ -48,14 +48,16 @@ class ClockedEngine:
         if self.first is None:
             self.first = begin
         result = getattr(self._engine, part)(*arguments)
-        synchronize(self._device)
+        synchronize(self.device)
         self.last = time.perf_counter()
         self.seconds[part] += self.last - begin
         return result
 
-    def forward(self, token_ids: Tensor, position_ids: Tensor) -> Forward:
+    def forward(
+        self, token_ids: Tensor, position_ids: Tensor, wanted: Tensor | None = None
+    ) -> Forward:
         """See `TrainEngine`."""
-        said: Forward = self._timed("forward", token_ids, position_ids)
+        said: Forward = self._timed("forward", token_ids, position_ids, wanted)
         return said
 
     def backward(self, loss: Tensor) -> None:

@@ -5,9 +5,9 @@
 Each arm does one forward and one backward pass in a process of its own, arms in turn, so that no
 allocator remembers another's tensors:
 
-    plain             float32 logits [N, V] at once, log_softmax, gather
-    chunked           `learner.logprobs.chunked_logprobs`
-    plain_entropy     the same two with entropies, differentiated as an entropy bonus does
+    plain             float32 logits [N, V] at once, log_softmax, gather; entropies, detached
+    chunked           `learner.logprobs.chunked_logprobs`, which gives the same
+    plain_entropy     the same two with entropies differentiated, as an entropy bonus does
     chunked_entropy
 
 Memory is the peak resident size over what the process held before the pass: hidden states, head and
@@ -25,6 +25,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from benchmarks.environment import environment
+from learner.config import LearnerConfig
 
 RESULTS = Path(__file__).parent / "results"
 ARMS = ("plain", "chunked", "plain_entropy", "chunked_entropy")
@@ -66,7 +67,8 @@ def one_pass(
     else:
         scores = (hidden @ head.T).float().log_softmax(-1)
         logprobs = scores.gather(-1, targets[:, None]).squeeze(-1)
-        entropies = -(scores.exp() * scores).sum(-1) if entropy else None
+        with torch.set_grad_enabled(entropy):
+            entropies = -(scores.exp() * scores).sum(-1)
     loss = logprobs.mean() + (entropies.mean() if entropy else 0.0)
     loss.backward()
     seconds, cpu_seconds = time.perf_counter() - begin, time.process_time() - cpu_begin
@@ -74,7 +76,8 @@ def one_pass(
         "peak_bytes": resident("VmHWM") - before,
         "seconds": seconds,
         "cpu_seconds": cpu_seconds,
-        "loss": loss.item(),
+        "logprob": logprobs.mean().item(),
+        "entropy": entropies.mean().item(),
         "gradient_norm": head.grad.norm().item(),
     }
 
@@ -86,9 +89,15 @@ def measure(arguments: argparse.Namespace) -> dict[str, list[dict]]:
     for _ in range(arguments.rounds):
         for arm in ARMS:
             command = [sys.executable, "-m", "benchmarks.logprob_memory", "--arm", arm, *options]
-            done = subprocess.run(
-                command, capture_output=True, text=True, check=False, timeout=arguments.deadline
-            )
+            try:
+                done = subprocess.run(
+                    command, capture_output=True, text=True, check=False, timeout=arguments.deadline
+                )
+            except subprocess.TimeoutExpired:
+                raise SystemExit(
+                    f"{arm} was not done after {arguments.deadline:g} s; give it more with "
+                    "--deadline, or less to do with --tokens or --vocabulary"
+                ) from None
             if done.returncode:
                 raise SystemExit(f"{arm} failed:\n{done.stderr}")
             runs[arm].append(json.loads(done.stdout))
@@ -96,9 +105,9 @@ def measure(arguments: argparse.Namespace) -> dict[str, list[dict]]:
 
 
 def disagreement(runs: dict[str, list[dict]], arm: str, other: str) -> float:
-    """Largest relative difference of loss and gradient norm between two arms."""
+    """Largest relative difference of means and gradient norm between two arms."""
     first, second = runs[arm][0], runs[other][0]
-    return max(abs(first[key] / second[key] - 1) for key in ("loss", "gradient_norm"))
+    return max(abs(first[key] / second[key] - 1) for key in ("logprob", "entropy", "gradient_norm"))
 
 
 def main() -> None:
@@ -106,7 +115,9 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=4096, help="positions (N)")
     parser.add_argument("--vocabulary", type=int, default=32768, help="V")
     parser.add_argument("--hidden", type=int, default=512, help="H")
-    parser.add_argument("--chunk", type=int, default=256, help="positions at a time")
+    parser.add_argument(
+        "--chunk", type=int, default=LearnerConfig().logprob_chunk, help="positions at a time"
+    )
     parser.add_argument("--threads", type=int, default=1, help="of torch")
     parser.add_argument("--rounds", type=int, default=3, help="processes of each arm")
     parser.add_argument("--deadline", type=float, default=300, help="seconds a process may take")

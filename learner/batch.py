@@ -1,6 +1,6 @@
 """From the rollout groups of one batch to minibatches and packed rows of tensors.
 
-    groups ─▶ read_batch ─▶ scored by models ─▶ with_advantages ─▶ minibatch ─▶ row
+    groups ─▶ read_batch ─▶ scored by models ─▶ with_advantages ─▶ minibatch ─▶ rows
 
 Advantages are computed over the whole batch and token weights over each minibatch, so that how it
 is cut into rows changes nothing. No model is involved.
@@ -10,6 +10,7 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
+from itertools import accumulate
 from typing import Self
 
 import numpy as np
@@ -41,12 +42,13 @@ class MicroBatch:
     reference_logprobs: Tensor | None = None  # [N] float32, where there is a reference
     values: Tensor | None = None  # [N] float32 at the start of the batch, where there is a critic
     returns: Tensor | None = None  # [N] float32, what the critic learns
+    origins: Tensor | None = None  # [N] int64, `offpolicyness.Origin` of the token's rollout
 
     def to(self, device: torch.device) -> Self:
         """The same row on another device."""
         return self._each(lambda column: column.to(device))
 
-    def take(self, indices: Tensor) -> Self:
+    def take(self, indices: Tensor | slice) -> Self:
         """The tokens at `indices` [M]; whole sequences, in order, make a valid row."""
         return self._each(lambda column: column[indices])
 
@@ -111,6 +113,17 @@ class Sequences:
             token_weights=torch.zeros_like(dummy.token_weights),
         )
 
+    def rows(self, plan: Sequence[Sequence[int]], device: torch.device) -> list[MicroBatch]:
+        """Several rows, each as `row` makes it; their tokens go to the device together."""
+        members = [i for indices in plan for i in indices]
+        tokens = self.tokens.take(self.positions(members)).to(device)
+        dummy = self.row([]).to(device)
+        lengths = [sum(self.lengths[i] for i in indices) for indices in plan]
+        return [
+            tokens.take(slice(end - length, end)) if length else dummy
+            for end, length in zip(accumulate(lengths), lengths, strict=True)
+        ]
+
 
 @dataclass(frozen=True, kw_only=True)
 class TrainBatch(Sequences):
@@ -172,8 +185,8 @@ class TrainBatch(Sequences):
         zeros = torch.zeros(len(self.lengths), dtype=torch.int64)
         return zeros.index_add(0, self.rollout_of_token, self.sampled.long())
 
-    def with_scores(self, **columns: Tensor) -> "TrainBatch":
-        """The batch with columns [N] that models computed."""
+    def with_columns(self, **columns: Tensor) -> "TrainBatch":
+        """The batch with further columns [N] of its tokens."""
         return replace(self, tokens=replace(self.tokens, **columns))
 
     def with_advantages(self, advantages: Advantages, dropped: Tensor) -> "TrainBatch":

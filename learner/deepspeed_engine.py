@@ -61,9 +61,8 @@ def _optimizer(config: OptimizerConfig, module: Any) -> dict[str, Any]:
     if config.optimizer == "muon":
         rates = {"muon_lr": config.muon_learning_rate, "adam_lr": config.learning_rate}
         return {"type": "Muon", "params": {**rates, **shared, "momentum": 0.95}}
-    # One pass over the state in place of ten; with a GPU torch's own choice is as good.
-    fused = {"fused": True} if not torch.cuda.is_available() else {}
-    return {"type": "AdamW", "params": {"lr": config.learning_rate, **shared, **fused}}
+    # Fused: one pass over the state in place of ten.
+    return {"type": "AdamW", "params": {"lr": config.learning_rate, **shared, "fused": True}}
 
 
 def _zero(stage: int, *, offload: bool) -> dict[str, Any]:
@@ -168,10 +167,13 @@ class DeepSpeedEngine:
     def _register(self, module: nn.Module) -> None:
         """Tells ZeRO 3 of parameters that are used outside of the module that owns them."""
 
-    def outputs(self, token_ids: Tensor, position_ids: Tensor) -> tuple[Tensor, ...]:
-        """What the module says of the tokens of a row [N], on its device. Collective."""
-        device = self.device
-        outputs: tuple[Tensor, ...] = self._engine(token_ids.to(device), position_ids.to(device))
+    def outputs(self, *columns: Tensor) -> tuple[Tensor, ...]:
+        """What the module says of the tokens of a row, on its device. Collective.
+
+        Args:
+            columns: [N] each, as the module's `forward` takes them.
+        """
+        outputs: tuple[Tensor, ...] = self._engine(*(each.to(self.device) for each in columns))
         return outputs
 
     def backward(self, loss: Tensor) -> None:
@@ -288,9 +290,12 @@ class PolicyEngine(DeepSpeedEngine):
                 module, module.model.get_output_embeddings().weight
             )
 
-    def forward(self, token_ids: Tensor, position_ids: Tensor) -> Forward:
+    def forward(
+        self, token_ids: Tensor, position_ids: Tensor, wanted: Tensor | None = None
+    ) -> Forward:
         """See `TrainEngine.forward`."""
-        return Forward(*self.outputs(token_ids, position_ids))
+        chosen = () if wanted is None else (wanted,)
+        return Forward(*self.outputs(token_ids, position_ids, *chosen))
 
 
 class CriticEngine(DeepSpeedEngine):

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
+import torch
 from torch import Tensor
 
 
@@ -83,8 +84,22 @@ class ValueEngine(Trainable, Protocol):
 class TrainEngine(Trainable, Protocol):
     """A policy, its gradients and its optimizer."""
 
-    def forward(self, token_ids: Tensor, position_ids: Tensor) -> Forward:
-        """What the policy says of the tokens of a row. Collective."""
+    @property
+    def device(self) -> torch.device:
+        """Where it computes."""
+        ...
+
+    def forward(
+        self, token_ids: Tensor, position_ids: Tensor, wanted: Tensor | None = None
+    ) -> Forward:
+        """What the policy says of the tokens of a row. Collective.
+
+        Args:
+            token_ids: [N] int64.
+            position_ids: [N] int64.
+            wanted: [N] bool, tokens whose log-probabilities and entropies will be read; those of
+                others are 0, and cost less. None: all.
+        """
         ...
 
     def sum_over_ranks(self, values: Tensor) -> Tensor:

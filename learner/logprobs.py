@@ -80,17 +80,19 @@ class _ChunkedLogprobs(torch.autograd.Function):
         logits_buffer, buffer = _buffers(hidden, weight, dtype, chunk)
         for at in _chunks(len(targets), chunk):
             length = len(targets[at])
-            logits = head.logits(hidden[at], out=logits_buffer[:length]).div_(temperature)
-            largest = logits.amax(-1)
-            shifted = logits.sub_(largest[:, None])
+            logits = head.logits(hidden[at], out=logits_buffer[:length])
+            largest = logits.amax(-1) / temperature
+            shifted = _shift(logits, temperature, by=largest)
             powers = torch.exp(shifted, out=buffer[:length])
             total = powers.sum(-1)
             log_total = total.log()
             normalisers[at] = largest + log_total
             logprobs[at] = shifted.gather(-1, targets[at, None]).squeeze(-1) - log_total
-            # A logit of −inf has probability 0 and adds nothing, where 0 · −inf would be nan.
-            expected = powers.mul_(shifted).nan_to_num_(nan=0.0).sum(-1) / total
-            entropies[at] = log_total - expected
+            expected = powers.mul_(shifted).sum(-1)
+            if not expected.isfinite().all():
+                # A logit of −inf has probability 0 and adds nothing, where 0 · −inf is nan.
+                expected = powers.nan_to_num_(nan=0.0).sum(-1)
+            entropies[at] = log_total - expected / total
         ctx.save_for_backward(hidden, weight, targets, normalisers, entropies)
         ctx.temperature, ctx.chunk = temperature, chunk
         ctx.entropy_gradient, ctx.float32_head = entropy_gradient, float32_head
@@ -109,17 +111,16 @@ class _ChunkedLogprobs(torch.autograd.Function):
         logits_buffer, buffer = _buffers(hidden, weight, gradient.dtype, ctx.chunk)
         for at in _chunks(len(targets), ctx.chunk):
             length = len(targets[at])
-            logits = head.logits(hidden[at], out=logits_buffer[:length]).div_(ctx.temperature)
-            scores = logits.sub_(normalisers[at, None])
+            logits = head.logits(hidden[at], out=logits_buffer[:length])
+            scores = _shift(logits, ctx.temperature, by=normalisers[at])
             probabilities = torch.exp(scores, out=buffer[:length])
+            pull = -gradient[at, None] / ctx.temperature
             if ctx.entropy_gradient:
-                pull = scores.add_(entropies[at, None]).mul_(entropy_gradient[at, None])
-                pull.add_(gradient[at, None]).masked_fill_(probabilities == 0, 0.0)
-            else:
-                pull = gradient[at, None]
-            per_score = probabilities.mul_(pull).neg_()
-            per_score.scatter_add_(-1, targets[at, None], gradient[at, None])
-            per_score /= ctx.temperature
+                of_entropy = -entropy_gradient[at, None] / ctx.temperature
+                pull = scores.add_(entropies[at, None]).mul_(of_entropy).add_(pull)
+                pull.masked_fill_(probabilities == 0, 0.0)
+            per_score = probabilities.mul_(pull)
+            per_score.scatter_add_(-1, targets[at, None], gradient[at, None] / ctx.temperature)
             if hidden_gradient is not None:
                 hidden_gradient[at] = head.to_hidden(per_score)
             if weight_gradient is not None:
@@ -170,6 +171,11 @@ class _Head:
 
     def _slices(self) -> list[slice]:
         return _chunks(len(self._weight), WORDS_AT_A_TIME)
+
+
+def _shift(logits: Tensor, temperature: float, *, by: Tensor) -> Tensor:
+    """In place logits / temperature − by, of logits [n, V] and `by` [n]; one pass over them."""
+    return torch.add(-by[:, None], logits, alpha=1 / temperature, out=logits)
 
 
 def _buffers(hidden: Tensor, weight: Tensor, dtype: torch.dtype, chunk: int) -> Tensor:

@@ -21,7 +21,6 @@ from learner.kl import AdaptiveCoefficient, kl_loss, kl_rewards
 from learner.losses import LOSSES, LossInputs, policy_loss
 from learner.objective_check import check_objective
 from learner.objective_config import RAW_REWARD_ADVANTAGES, EntropyConfig, ObjectiveConfig
-from learner.offpolicyness import measure, origins
 from learner.regularisers import (
     AdaptiveEntropy,
     entropy_bonus,
@@ -140,8 +139,8 @@ class Objective:
 
     def loss(
         self, micro: MicroBatch, out: Forward, *, version: int, positive_tokens: int
-    ) -> tuple[Tensor, dict[str, Tensor]]:
-        """The loss of a row, and sums over its tokens.
+    ) -> tuple[Tensor, dict[str, Tensor], tuple[Tensor, ...]]:
+        """The loss of a row, sums over its tokens, and how far they are from the sampler.
 
         Args:
             micro: The row, on the device of `out`.
@@ -151,7 +150,8 @@ class Objective:
 
         Returns:
             A scalar with gradient, whose sum over the rows of a minibatch is what a step minimises;
-            and scalars that add up over rows and ranks.
+            scalars that add up over rows and ranks; and, of the tokens, the arguments of
+            `offpolicyness.measure`, which needs no row of its own.
         """
         config = self._config
         inputs = LossInputs(
@@ -185,13 +185,13 @@ class Objective:
         for penalty, own in self._penalties(micro, inputs, out, positive_tokens):
             loss = loss + penalty
             sums |= own
-        origin = origins(micro.versions, micro.mask, micro.sequence_ids, version=version)
         sums |= {
             "loss": loss.detach(),
-            **measure(inputs.behavior_log_ratio, inputs.trained, origin, micro.sequence_ids),
             **{f"fraction/{name}": value for name, value in fractions.items()},
         }
-        return loss, sums
+        assert micro.origins is not None
+        compared = inputs.behavior_log_ratio, inputs.trained, micro.origins, micro.sequence_ids
+        return loss, sums, compared
 
     def _penalties(
         self, micro: MicroBatch, inputs: LossInputs, out: Forward, positive: int

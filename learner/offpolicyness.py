@@ -133,7 +133,7 @@ def measure(
         log_ratios: [N] log of current / behaviour, detached, clamped to ± `LOG_RATIO_BOUND`.
         mask: [N] bool.
         token_origins: [N] as from `origins`.
-        sequence_ids: [N] integers; sequences lie whole in the row.
+        sequence_ids: [N] integers; every sequence is there as a whole.
 
     Returns:
         float64 scalars: `ratio` and `ratio_squared` (Σ ρ, Σ ρ²), `sequences`, `sequence_ratio`,

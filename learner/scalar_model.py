@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from learner.errors import InputError
 from learner.model import checkpoint_activations, quiet
-from learner.packed_attention import use_packed_attention
+from learner.packed_attention import attend_packed
 
 
 class ScalarModel(nn.Module):
@@ -70,7 +70,7 @@ def load_scalar_model(
         raise InputError(
             f"{path!r} has no head `score` of one row, as critics and reward models do"
         )
-    use_packed_attention(model)
+    attend_packed(model)
     if activation_checkpointing:
         checkpoint_activations(model, path)
     return ScalarModel(model)

@@ -12,7 +12,6 @@ from learner.offpolicyness import (
     figures,
     group_lag_histogram,
     lag_histogram,
-    origins,
     share,
 )
 from learner.values import explained_variance
@@ -32,7 +31,8 @@ class Work:
     critic_grad_norms: Sequence[float]
     """Likewise of a critic with an optimizer of its own."""
     imbalance: float
-    """Workload of the busiest rank over the mean; ranks wait for each other at every step."""
+    """Workload of the busiest rank over the mean. Ranks wait for each other at every step; with
+    ZeRO 2 and 3 at every row, and then it is that of the busiest rank at each row, added up."""
 
 
 def statistics(batch: TrainBatch, work: Work, version: int) -> dict[str, Any]:
@@ -48,13 +48,13 @@ def statistics(batch: TrainBatch, work: Work, version: int) -> dict[str, Any]:
     the proximal instead of the current policy where it is computed;
     `fractions` of tokens that the loss or correction clipped, capped or rejected, and that had a
     log-probability which is not finite; `microbatches` (rows of all ranks and steps),
-    `pack_efficiency`, `rank_imbalance` (workload of the busiest rank over the mean),
+    `pack_efficiency`, `rank_imbalance` (see `Work.imbalance`),
     `optimizer_steps`, and `grad_norm` (see `Trainable.step`), a mean over them. With a reference
     `reference_kl` (nats a token); with a critic `value_loss`, `explained_variance`, `value_mean`,
     `return_mean` and `critic_grad_norm`.
 
     Args:
-        batch: The batch.
+        batch: The batch, with origins.
         work: What training it came to.
         version: The version being trained.
     """
@@ -66,8 +66,8 @@ def statistics(batch: TrainBatch, work: Work, version: int) -> dict[str, Any]:
     sampled = torch.bincount(row.sequence_ids[row.mask], minlength=len(batch.lengths))
     rewards = batch.whole_rewards
     scored = rewards[torch.isfinite(rewards)]
-    origin = origins(row.versions, row.mask, row.sequence_ids, version=version)
-    crossed = torch.unique(row.sequence_ids[row.mask & (origin == Origin.CROSSED)])
+    assert row.origins is not None
+    crossed = torch.unique(row.sequence_ids[row.mask & (row.origins == Origin.CROSSED)])
     advantages = batch.advantages.stats if batch.advantages is not None else {}
     dropped = int(batch.dropped.sum()) if batch.dropped is not None else 0
     return {

@@ -7,8 +7,8 @@ Every rank is given the whole batch and trains its rows of it; `work_plan` says 
 around it, versions and publishing are `learner.learner`; what is minimised is `learner.objective`.
 """
 
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -18,9 +18,10 @@ from learner.batch import MicroBatch, Sequences, TrainBatch, read_batch, split_g
 from learner.config import LearnerConfig
 from learner.engine import TrainEngine, ValueEngine
 from learner.objective import Objective
+from learner.offpolicyness import measure, origins
 from learner.reference import Reference
 from learner.statistics import Work, statistics
-from learner.work_plan import Rows, plan_rows, workloads
+from learner.work_plan import Rows, plan_rows, slowest, workloads
 from queues.records import RolloutGroup
 
 
@@ -68,9 +69,10 @@ class Updater:
             oldest_version=None if limit is None else version - limit,
             process_rewards=config.process_rewards,
         )
-        batch = self.objective.weighed(self._scored(batch))
+        batch = _with_origins(self.objective.weighed(self._scored(batch)), version)
         trains_policy = config.critic is None or version >= config.critic.pretrain_batches
-        sums: Counter[str] = Counter()
+        sums = _Sums()
+        packed: Counter[str] = Counter()
         norms: list[float] = []
         critic_norms: list[float] = []
         busiest, total, minibatches = 0, 0, 0
@@ -82,21 +84,25 @@ class Updater:
                     part, aggregation=config.aggregation, fixed_length=config.fixed_length
                 )
                 plan = self._plan(minibatch, minibatch.trainable)
-                loads = workloads(minibatch.lengths, plan)
-                busiest, total = busiest + max(loads), total + sum(loads)
+                busiest += slowest(minibatch.lengths, plan, at_rows=config.zero_stage >= 2)
+                total += sum(workloads(minibatch.lengths, plan))
                 positive = self.objective.positive(minibatch)
-                for row in plan[self._engine.rank]:
-                    micro = minibatch.row(row)
-                    sums.update(self._policy_row(micro, version, positive, train=trains_policy))
-                    sums.update(self._critic_row(micro))
-                    sums.update(self._packed(minibatch, row))
+                rows = plan[self._engine.rank]
+                packed.update(self._packed(minibatch, rows))
+                compared = []
+                for micro in minibatch.rows(rows, self._engine.device):
+                    of_row, tokens = self._policy_row(micro, version, positive, train=trains_policy)
+                    compared.append(tokens)
+                    sums.add(of_row)
+                    sums.add(self._critic_row(micro))
+                sums.add(measure(*map(torch.cat, zip(*compared, strict=True))))
                 minibatches += 1
                 if trains_policy:
                     norms.append(self._engine.step())
                 if self._critic is not None:
                     critic_norms.append(self._critic.step())
         work = Work(
-            sums=self._over_ranks(sums),
+            sums=self._over_ranks({**sums.numbers(), **packed}),
             epochs=config.epochs,
             minibatches=minibatches,
             grad_norms=norms,
@@ -128,27 +134,39 @@ class Updater:
         if self._reference is not None:
             [columns["reference_logprobs"]] = self._score(batch, self._reference.logprobs)
         if self._critic is not None:
-            [columns["values"]] = self._score(batch, self._critic.values)
-        return batch.with_scores(**columns) if columns else batch
+            [columns["values"]] = self._score(batch, self._of_critic)
+        return batch.with_columns(**columns) if columns else batch
 
-    def _of_policy(self, token_ids: Tensor, position_ids: Tensor) -> Tensor:
+    def _of_policy(self, token_ids: Tensor, position_ids: Tensor, wanted: Tensor) -> Tensor:
         """Log-probabilities, and values where the policy has a head for them; [N] or [2, N]."""
-        out = self._engine.forward(token_ids, position_ids)
+        out = self._engine.forward(token_ids, position_ids, wanted)
         return out.logprobs if out.values is None else torch.stack([out.logprobs, out.values])
+
+    def _of_critic(self, token_ids: Tensor, position_ids: Tensor, _wanted: Tensor) -> Tensor:
+        assert self._critic is not None
+        return self._critic.values(token_ids, position_ids)
 
     @torch.no_grad()
     def _score(
-        self, batch: TrainBatch, model: Callable[[Tensor, Tensor], Tensor], *, outputs: int = 1
+        self,
+        batch: TrainBatch,
+        model: Callable[[Tensor, Tensor, Tensor], Tensor],
+        *,
+        outputs: int = 1,
     ) -> Tensor:
-        """[outputs, N] float32 of one model, each rank having computed its rows; else 0."""
-        scores = torch.zeros(outputs, len(batch.tokens.token_ids))
+        """[outputs, N] float32 of one model, of tokens that were sampled, trained or not; else 0.
+
+        Each rank computes its rows.
+        """
         rollouts = batch.generated if self.objective.credits_tokens else batch.trainable
-        for row in self._plan(batch, rollouts)[self._engine.rank]:
-            micro = batch.row(row)
-            said = model(micro.token_ids, micro.position_ids)
+        rows = self._plan(batch, rollouts)[self._engine.rank]
+        device = self._engine.device
+        scores = torch.zeros(outputs, len(batch.tokens.token_ids), device=device)
+        for row, micro in zip(rows, batch.rows(rows, device), strict=True):
+            said = model(micro.token_ids, micro.position_ids, micro.mask | (micro.versions >= 0))
             if row:
-                scores[:, batch.positions(row)] = said.float().cpu()
-        return self._engine.sum_over_ranks(scores)
+                scores[:, batch.positions(row)] = said.float()
+        return self._engine.sum_over_ranks(scores).cpu()
 
     def _plan(self, batch: Sequences, rollouts: Sequence[int]) -> list[Rows]:
         """Rows of some rollouts, whole groups in one row where the loss needs them."""
@@ -159,11 +177,11 @@ class Updater:
         plan = plan_rows(lengths, self._engine.ranks, self._config.microbatch_tokens)
         return [[[i for u in row for i in units[u]] for row in rows] for rows in plan]
 
-    def _packed(self, batch: Sequences, row: Sequence[int]) -> dict[str, float]:
-        """How full a row is; a dummy takes no place."""
-        tokens = sum(batch.lengths[i] for i in row)
-        room = max(self._config.microbatch_tokens, tokens) if row else 0
-        return {"rows": 1, "row_tokens": tokens, "row_room": room}
+    def _packed(self, batch: Sequences, rows: Rows) -> dict[str, int]:
+        """How full rows are; a dummy takes no place."""
+        tokens = [sum(batch.lengths[i] for i in row) for row in rows]
+        room = sum(max(self._config.microbatch_tokens, each) for each in tokens if each)
+        return {"rows": len(rows), "row_tokens": sum(tokens), "row_room": room}
 
     def _over_ranks(self, sums: Mapping[str, float]) -> dict[str, float]:
         names = sorted(sums)
@@ -173,24 +191,24 @@ class Updater:
 
     def _policy_row(
         self, micro: MicroBatch, version: int, positive: int, *, train: bool
-    ) -> dict[str, float]:
-        """Forward and backward of one row; sums over its tokens."""
+    ) -> tuple[dict[str, Tensor], tuple[Tensor, ...]]:
+        """Forward and backward of one row; what `Objective.loss` gives beside the loss."""
         with torch.set_grad_enabled(train):
-            out = self._engine.forward(micro.token_ids, micro.position_ids)
-            loss, sums = self.objective.loss(
-                micro.to(out.logprobs.device), out, version=version, positive_tokens=positive
+            out = self._engine.forward(micro.token_ids, micro.position_ids, micro.mask)
+            loss, sums, compared = self.objective.loss(
+                micro, out, version=version, positive_tokens=positive
             )
         if train:
             self._engine.backward(loss)
-        return _numbers(sums)
+        return sums, compared
 
-    def _critic_row(self, micro: MicroBatch) -> dict[str, float]:
+    def _critic_row(self, micro: MicroBatch) -> dict[str, Tensor]:
         if self._critic is None:
             return {}
         values = self._critic.values(micro.token_ids, micro.position_ids)
-        loss, sums = self.objective.value_loss(micro.to(values.device), values)
+        loss, sums = self.objective.value_loss(micro, values)
         self._critic.backward(loss)
-        return _numbers(sums)
+        return sums
 
     def _coefficients(self) -> dict[str, float]:
         """Coefficients that a batch was trained with."""
@@ -208,12 +226,36 @@ class Updater:
         self._reference.refresh(self._engine.weights(), kl.refresh_mix)
 
 
-def _numbers(sums: Mapping[str, Tensor]) -> dict[str, float]:
-    """Scalars, and vectors as `name/0`, `name/1`, …, as numbers; one transfer from the device."""
-    names = [
-        name if not value.ndim else f"{name}/{index}"
-        for name, value in sums.items()
-        for index in range(value.numel())
-    ]
-    values = torch.cat([value.detach().double().reshape(-1) for value in sums.values()]).tolist()
-    return dict(zip(names, values, strict=True))
+def _with_origins(batch: TrainBatch, version: int) -> TrainBatch:
+    tokens = batch.tokens
+    found = origins(tokens.versions, tokens.mask, tokens.sequence_ids, version=version)
+    return batch.with_columns(origins=found)
+
+
+class _Sums:
+    """Sums over rows, which stay on the device until they are asked for."""
+
+    def __init__(self) -> None:
+        self._totals: dict[tuple[tuple[str, torch.Size], ...], Tensor] = {}
+
+    def add(self, row: Mapping[str, Tensor]) -> None:
+        """Adds sums over one row or more, scalars and vectors."""
+        if not row:
+            return
+        names = tuple((name, value.shape) for name, value in row.items())
+        values = torch.cat([value.detach().double().reshape(-1) for value in row.values()])
+        known = self._totals.get(names)
+        self._totals[names] = values if known is None else known.add_(values)
+
+    def numbers(self) -> dict[str, float]:
+        """Scalars by name, and vectors as `name/0`, `name/1`, …; one transfer from the device."""
+        found: defaultdict[str, float] = defaultdict(float)
+        for names, total in self._totals.items():
+            for label, value in zip(_labels(names), total.tolist(), strict=True):
+                found[label] += value
+        return found
+
+
+def _labels(names: Sequence[tuple[str, torch.Size]]) -> Iterator[str]:
+    for name, shape in names:
+        yield from (f"{name}/{index}" for index in range(shape.numel())) if shape else (name,)

@@ -24,7 +24,8 @@ def plan_rows(lengths: Sequence[int], ranks: int, capacity: int) -> list[Rows]:
 
     The busiest rank has at most the mean workload plus one sequence (see `balance`). Where a rank
     needs fewer rows than another, its largest rows are cut in two; a rank with fewer sequences than
-    rows gets dummy rows for the rest. Deterministic.
+    rows gets dummy rows for the rest. The rows of every rank descend by workload, so that ranks
+    that meet at every row have much the same to do there. Deterministic.
 
     Args:
         lengths: Tokens of each sequence.
@@ -40,19 +41,46 @@ def plan_rows(lengths: Sequence[int], ranks: int, capacity: int) -> list[Rows]:
 
     Example:
         >>> plan_rows([5, 9, 3, 2], ranks=2, capacity=8)
-        [[[1], []], [[3], [0, 2]]]
+        [[[1], []], [[0, 2], [3]]]
     """
     plan: list[Rows] = []
     for share in balance([workload(length) for length in lengths], ranks):
         rows = pack([lengths[i] for i in share], capacity)
         plan.append([[share[i] for i in row] for row in rows])
     count = max(1, *(len(rows) for rows in plan))
-    return [_cut(rows, count, lengths) for rows in plan]
+    return [
+        sorted(_cut(rows, count, lengths), key=lambda row: _load(row, lengths), reverse=True)
+        for rows in plan
+    ]
 
 
 def workloads(lengths: Sequence[int], plan: Sequence[Rows]) -> list[int]:
     """Workload of each rank under a plan; dummy rows cost nothing."""
-    return [sum(workload(lengths[i]) for row in rows for i in row) for rows in plan]
+    return [sum(_load(row, lengths) for row in rows) for rows in plan]
+
+
+def slowest(lengths: Sequence[int], plan: Sequence[Rows], *, at_rows: bool) -> int:
+    """Workload that a step takes as long as: that of the busiest rank.
+
+    Args:
+        lengths: Tokens of each sequence.
+        plan: The rows of each rank.
+        at_rows: Ranks wait for each other at every row; then it is the sum of what the busiest has
+            to do at each.
+
+    Example:
+        >>> slowest([1, 2], [[[0], []], [[], [1]]], at_rows=False) == workload(2)
+        True
+        >>> slowest([1, 2], [[[0], []], [[], [1]]], at_rows=True) == workload(1) + workload(2)
+        True
+    """
+    if not at_rows:
+        return max(workloads(lengths, plan))
+    return sum(max(_load(row, lengths) for row in rows) for rows in zip(*plan, strict=True))
+
+
+def _load(row: Sequence[int], lengths: Sequence[int]) -> int:
+    return sum(workload(lengths[i]) for i in row)
 
 
 def _cut(rows: Rows, count: int, lengths: Sequence[int]) -> Rows:

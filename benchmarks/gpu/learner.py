@@ -24,7 +24,8 @@ from learner.update import Updater
 from queues.records import RolloutGroup
 
 ATTENTION = ("packed", "masked")
-"""Sequence by sequence; and with a mask over the row, as transformers' `sdpa` has it."""
+"""Sequence by sequence, as `attention = "sdpa"` is; and with a mask over the row, as transformers
+would do that by itself."""
 LAGS = 8
 LEARNING_RATE = 1e-6
 LAG_LEARNING_RATE = 1e-4

@@ -118,7 +118,7 @@ def test_a_wait_is_said_once_and_its_end_too(tmp_path, monkeypatch):
 
     async def play():
         following = asyncio.create_task(stage.until(stage.said("waits on learner no more")))
-        while not stage.said("stacks in")():  # noqa: ASYNC110
+        while not stage.said("broker waits on learner")():  # noqa: ASYNC110
             await asyncio.sleep(0.01)
         await asyncio.sleep(0.1)  # several looks
         depth = {**STATUS.depth, "taken": 0}
@@ -126,7 +126,7 @@ def test_a_wait_is_said_once_and_its_end_too(tmp_path, monkeypatch):
         await following
 
     asyncio.run(play())
-    assert stage.output.getvalue().count("stacks in") == 1
+    assert stage.output.getvalue().count("broker waits on learner for batch 1") == 1
 
 
 def test_a_broker_that_does_not_answer_is_named(tmp_path, monkeypatch):

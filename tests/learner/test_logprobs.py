@@ -38,11 +38,12 @@ def test_values_and_gradients_equal_those_of_the_whole_matrix(chunk, temperature
     )
 
 
-def test_gradients_agree_with_finite_differences():
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_gradients_agree_with_finite_differences(temperature):
     hidden, weight, targets = random_problem(n=5, h=3, v=4)
 
     def scored(states, head):
-        return chunked_logprobs(states, head, targets, temperature=0.7, chunk=2)[0]
+        return chunked_logprobs(states, head, targets, temperature=temperature, chunk=2)[0]
 
     assert torch.autograd.gradcheck(scored, (hidden, weight))
 
@@ -82,6 +83,26 @@ def test_impossible_tokens_do_not_spoil_the_entropy():
     assert (logprobs.item(), entropy.item()) == (0.0, 0.0)
 
 
+@pytest.mark.parametrize("temperature", [1.0, 0.6])
+@pytest.mark.parametrize("chunk", [4, 100])
+def test_an_impossible_token_counts_as_if_the_vocabulary_were_without_it(temperature, chunk):
+    hidden, weight, targets = random_problem()
+    with torch.no_grad():
+        hidden[:, 0].abs_().add_(0.1)
+    never = torch.tensor([[-math.inf, 0.0, 0.0, 0.0, 0.0]], dtype=torch.float64)
+    wider = torch.cat([weight.detach(), never]).requires_grad_()
+    options = {"temperature": temperature, "chunk": chunk, "entropy_gradient": True}
+    found = chunked_logprobs(hidden, wider, targets, **options)
+    expected = plain(hidden, weight, targets, temperature)
+    torch.testing.assert_close(found, expected)
+    upstream = torch.linspace(-1, 2, len(targets), dtype=torch.float64)
+    [mine], [theirs] = (
+        torch.autograd.grad((scores * upstream).sum() + (entropy * upstream.flip(0)).sum(), head)
+        for (scores, entropy), head in ((found, wider), (expected, weight))
+    )
+    torch.testing.assert_close(mine, torch.cat([theirs, torch.zeros_like(never)]))
+
+
 def test_no_tokens_give_no_results():
     hidden, weight, targets = random_problem(n=0)
     assert chunked_logprobs(hidden, weight, targets, temperature=1.0, chunk=4)[0].shape == (0,)
@@ -108,12 +129,13 @@ def test_both_results_carry_the_gradients_of_the_whole_matrix_when_asked(chunk):
     torch.testing.assert_close(*gradients)
 
 
-def test_gradients_of_both_results_agree_with_finite_differences():
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_gradients_of_both_results_agree_with_finite_differences(temperature):
     hidden, weight, targets = random_problem(n=5, h=3, v=4)
 
     def both(states, head):
         return chunked_logprobs(
-            states, head, targets, temperature=0.7, chunk=2, entropy_gradient=True
+            states, head, targets, temperature=temperature, chunk=2, entropy_gradient=True
         )
 
     assert torch.autograd.gradcheck(both, (hidden, weight))

@@ -13,8 +13,9 @@ from transformers import (
     Qwen3Config,
 )
 
+from learner import packed_attention
 from learner.model import Policy, load_policy
-from learner.packed_attention import NAME, use_packed_attention
+from learner.packed_attention import NAME, attend_packed
 
 SIZES = {
     "vocab_size": 40,
@@ -26,8 +27,6 @@ SIZES = {
     "max_position_embeddings": 64,
 }
 LENGTHS = [5, 1, 17, 3]
-
-pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="GPUs are left alone")
 
 
 def make(config):
@@ -51,10 +50,12 @@ def outcome(model):
 
 @pytest.mark.parametrize("kind", [Qwen2Config, Qwen3Config, LlamaConfig])
 @pytest.mark.parametrize("checkpointing", [False, True])
-def test_numbers_and_gradients_are_those_of_a_mask(kind, checkpointing):
+@pytest.mark.parametrize("shared", [False, True])
+def test_numbers_and_gradients_are_those_of_a_mask(kind, checkpointing, shared, monkeypatch):
+    monkeypatch.setattr(packed_attention, "_shares_keys", lambda query: shared)
     model = make(kind(**SIZES))
     expected, gradients = outcome(model)
-    assert use_packed_attention(model)
+    assert attend_packed(model)
     assert model.config._attn_implementation == NAME
     if checkpointing:
         model.gradient_checkpointing_enable({"use_reentrant": False})
@@ -65,9 +66,14 @@ def test_numbers_and_gradients_are_those_of_a_mask(kind, checkpointing):
         torch.testing.assert_close(each, other, rtol=1e-3, atol=1e-4)
 
 
+def test_half_precision_attends_so_too():
+    model = make(Qwen3Config(**SIZES)).to(torch.bfloat16)
+    assert attend_packed(model)
+
+
 def test_a_sequence_sees_no_other():
     model = make(Qwen3Config(**SIZES))
-    assert use_packed_attention(model)
+    assert attend_packed(model)
     policy = Policy(model, chunk=8)
     tokens, places = row()
     packed, _ = policy(tokens, places)
@@ -88,7 +94,7 @@ def test_a_sequence_sees_no_other():
 def test_a_window_is_left_to_its_mask(config):
     model = make(config)
     expected, _ = outcome(model)
-    assert not use_packed_attention(model)
+    assert not attend_packed(model)
     assert model.config._attn_implementation == "sdpa"
     torch.testing.assert_close(outcome(model)[0], expected, rtol=0, atol=0)
 
@@ -96,14 +102,14 @@ def test_a_window_is_left_to_its_mask(config):
 def test_a_model_whose_layers_are_not_told_of_positions_keeps_its_mask():
     model = make(GPT2Config(vocab_size=40, n_embd=32, n_layer=2, n_head=4, n_positions=64))
     expected, _ = outcome(model)
-    use_packed_attention(model)
+    attend_packed(model)
     torch.testing.assert_close(outcome(model)[0], expected, rtol=1e-5, atol=1e-5)
 
 
 def test_other_attention_is_left_alone():
     model = make(Qwen3Config(**SIZES))
     model.set_attn_implementation("eager")
-    assert not use_packed_attention(model)
+    assert not attend_packed(model)
     assert model.config._attn_implementation == "eager"
 
 

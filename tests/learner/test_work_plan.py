@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from learner.errors import InputError
-from learner.work_plan import plan_rows, workload, workloads
+from learner.work_plan import plan_rows, slowest, workload, workloads
 
 LENGTHS = st.lists(st.integers(1, 60), max_size=40)
 RANKS = st.integers(1, 6)
@@ -45,6 +45,24 @@ def test_the_busiest_rank_has_at_most_the_mean_and_one_sequence(lengths, ranks):
     assert max(loads) <= sum(loads) / ranks + workload(max(lengths))
 
 
+@given(lengths=LENGTHS, ranks=RANKS, capacity=CAPACITY)
+def test_the_rows_of_every_rank_descend_by_workload(lengths, ranks, capacity):
+    for rows in plan_rows(lengths, ranks, capacity):
+        loads = [sum(workload(lengths[i]) for i in row) for row in rows]
+        assert loads == sorted(loads, reverse=True)
+
+
+@given(lengths=LENGTHS, ranks=RANKS, capacity=CAPACITY, seed=st.randoms())
+def test_where_ranks_meet_at_every_row_no_order_waits_less_than_the_plan(
+    lengths, ranks, capacity, seed
+):
+    plan = plan_rows(lengths, ranks, capacity)
+    waiting = slowest(lengths, plan, at_rows=True)
+    assert slowest(lengths, plan, at_rows=False) <= waiting
+    shuffled = [seed.sample(rows, len(rows)) for rows in plan]
+    assert waiting <= slowest(lengths, shuffled, at_rows=True)
+
+
 def test_long_sequences_weigh_more_than_their_tokens():
     lengths = [8000, *[1000] * 16]
     [one, other] = plan_rows(lengths, 2, 8000)
@@ -54,7 +72,7 @@ def test_long_sequences_weigh_more_than_their_tokens():
 
 def test_the_largest_row_is_cut_where_a_rank_has_too_few():
     lengths = [7, 5, 3, 3, 3, 3]
-    assert plan_rows(lengths, 2, 11) == [[[0, 3], [5]], [[1], [2, 4]]]
+    assert plan_rows(lengths, 2, 11) == [[[0, 3], [5]], [[2, 4], [1]]]
 
 
 def test_a_rank_without_a_sequence_has_a_dummy_row():
