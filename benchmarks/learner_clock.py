@@ -53,9 +53,11 @@ class ClockedEngine:
         self.seconds[part] += self.last - begin
         return result
 
-    def forward(self, token_ids: Tensor, position_ids: Tensor) -> Forward:
+    def forward(
+        self, token_ids: Tensor, position_ids: Tensor, wanted: Tensor | None = None
+    ) -> Forward:
         """See `TrainEngine`."""
-        said: Forward = self._timed("forward", token_ids, position_ids)
+        said: Forward = self._timed("forward", token_ids, position_ids, wanted)
         return said
 
     def backward(self, loss: Tensor) -> None:

@@ -167,10 +167,13 @@ class DeepSpeedEngine:
     def _register(self, module: nn.Module) -> None:
         """Tells ZeRO 3 of parameters that are used outside of the module that owns them."""
 
-    def outputs(self, token_ids: Tensor, position_ids: Tensor) -> tuple[Tensor, ...]:
-        """What the module says of the tokens of a row [N], on its device. Collective."""
-        device = self.device
-        outputs: tuple[Tensor, ...] = self._engine(token_ids.to(device), position_ids.to(device))
+    def outputs(self, *columns: Tensor) -> tuple[Tensor, ...]:
+        """What the module says of the tokens of a row, on its device. Collective.
+
+        Args:
+            columns: [N] each, as the module's `forward` takes them.
+        """
+        outputs: tuple[Tensor, ...] = self._engine(*(each.to(self.device) for each in columns))
         return outputs
 
     def backward(self, loss: Tensor) -> None:
@@ -287,9 +290,12 @@ class PolicyEngine(DeepSpeedEngine):
                 module, module.model.get_output_embeddings().weight
             )
 
-    def forward(self, token_ids: Tensor, position_ids: Tensor) -> Forward:
+    def forward(
+        self, token_ids: Tensor, position_ids: Tensor, wanted: Tensor | None = None
+    ) -> Forward:
         """See `TrainEngine.forward`."""
-        return Forward(*self.outputs(token_ids, position_ids))
+        chosen = () if wanted is None else (wanted,)
+        return Forward(*self.outputs(token_ids, position_ids, *chosen))
 
 
 class CriticEngine(DeepSpeedEngine):

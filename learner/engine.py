@@ -89,8 +89,17 @@ class TrainEngine(Trainable, Protocol):
         """Where it computes."""
         ...
 
-    def forward(self, token_ids: Tensor, position_ids: Tensor) -> Forward:
-        """What the policy says of the tokens of a row. Collective."""
+    def forward(
+        self, token_ids: Tensor, position_ids: Tensor, wanted: Tensor | None = None
+    ) -> Forward:
+        """What the policy says of the tokens of a row. Collective.
+
+        Args:
+            token_ids: [N] int64.
+            position_ids: [N] int64.
+            wanted: [N] bool, tokens whose log-probabilities and entropies will be read; those of
+                others are 0, and cost less. None: all.
+        """
         ...
 
     def sum_over_ranks(self, values: Tensor) -> Tensor:

@@ -121,31 +121,43 @@ class Policy(nn.Module):
         self.float32_head = float32_head
         self.value_head = value_head
 
-    def forward(self, token_ids: Tensor, position_ids: Tensor) -> tuple[Tensor, ...]:
+    def forward(
+        self, token_ids: Tensor, position_ids: Tensor, wanted: Tensor | None = None
+    ) -> tuple[Tensor, ...]:
         """Log-probability of every token given those before it in its sequence.
 
         Args:
             token_ids: [N] int64, the sequences of one row, one after the other.
             position_ids: [N] int64, restarting at 0 with every sequence.
+            wanted: [N] bool, tokens for which the head is applied; None: all.
 
         Returns:
-            Log-probabilities [N] float32 with gradient, entries of first tokens 0; the entropy of
-            the distribution each token was drawn from, [N] float32, with gradient where asked for;
-            and values [N] float32 where there is a value head.
+            Log-probabilities [N] float32 with gradient; the entropy of the distribution each token
+            was drawn from, [N] float32, with gradient where asked for; and values [N] float32 where
+            there is a value head. Entries of first tokens are 0, and but for values those of tokens
+            that are not wanted.
         """
         hidden = self.model.base_model(
             input_ids=token_ids[None], position_ids=position_ids[None], use_cache=False
         ).last_hidden_state[0]
-        logprobs, entropy = chunked_logprobs(
-            hidden[:-1],
+        states, targets = hidden[:-1], token_ids[1:]
+        if wanted is not None:
+            # Also where none is: the loss must reach every parameter on every rank.
+            places = wanted[1:].nonzero().squeeze(-1)
+            states, targets = states.index_select(0, places), targets[places]
+        scored = chunked_logprobs(
+            states,
             self.model.get_output_embeddings().weight,
-            token_ids[1:],
+            targets,
             temperature=self.temperature,
             chunk=self.chunk,
             entropy_gradient=self.entropy_gradient,
             float32_head=self.float32_head,
         )
-        outputs = [logprobs, entropy]
+        outputs = [*scored]
+        if wanted is not None:
+            zeros = scored[0].new_zeros(len(hidden) - 1)
+            outputs = [zeros.index_copy(0, places, values) for values in scored]
         if self.value_head is not None:
             outputs.append(self.value_head(hidden[:-1]).squeeze(-1).float())
         return tuple(before_each(values, position_ids) for values in outputs)

@@ -31,11 +31,10 @@ class Reference:
         self._refreshed = refreshed
 
     @torch.no_grad()
-    def logprobs(self, token_ids: Tensor, position_ids: Tensor) -> Tensor:
+    def logprobs(self, token_ids: Tensor, position_ids: Tensor, wanted: Tensor) -> Tensor:
         """Log-probabilities [N] float32 of the tokens of a row; see `model.Policy`."""
-        said: tuple[Tensor, ...] = self._policy(
-            token_ids.to(self._device), position_ids.to(self._device)
-        )
+        columns = (token_ids, position_ids, wanted)
+        said: tuple[Tensor, ...] = self._policy(*(each.to(self._device) for each in columns))
         return said[0]
 
     @torch.no_grad()

@@ -79,8 +79,9 @@ def _step(engine: TrainEngine, batch: list[Example], capacity: int) -> float:
         token_ids = torch.tensor(list(chain.from_iterable(e.token_ids for e in members)))
         position_ids = torch.cat([torch.arange(len(e.token_ids)) for e in members])
         starts = torch.cat([torch.full((len(e.token_ids),), e.prompt_length) for e in members])
-        logprobs = engine.forward(token_ids, position_ids).logprobs
-        loss = -(logprobs * (position_ids >= starts)).sum() / completion_tokens
+        completion = position_ids >= starts
+        logprobs = engine.forward(token_ids, position_ids, completion).logprobs
+        loss = -logprobs[completion.to(logprobs.device)].sum() / completion_tokens
         engine.backward(loss)
         total += float(loss.detach())
     engine.step()

@@ -134,25 +134,36 @@ class Updater:
         if self._reference is not None:
             [columns["reference_logprobs"]] = self._score(batch, self._reference.logprobs)
         if self._critic is not None:
-            [columns["values"]] = self._score(batch, self._critic.values)
+            [columns["values"]] = self._score(batch, self._of_critic)
         return batch.with_columns(**columns) if columns else batch
 
-    def _of_policy(self, token_ids: Tensor, position_ids: Tensor) -> Tensor:
+    def _of_policy(self, token_ids: Tensor, position_ids: Tensor, wanted: Tensor) -> Tensor:
         """Log-probabilities, and values where the policy has a head for them; [N] or [2, N]."""
-        out = self._engine.forward(token_ids, position_ids)
+        out = self._engine.forward(token_ids, position_ids, wanted)
         return out.logprobs if out.values is None else torch.stack([out.logprobs, out.values])
+
+    def _of_critic(self, token_ids: Tensor, position_ids: Tensor, _wanted: Tensor) -> Tensor:
+        assert self._critic is not None
+        return self._critic.values(token_ids, position_ids)
 
     @torch.no_grad()
     def _score(
-        self, batch: TrainBatch, model: Callable[[Tensor, Tensor], Tensor], *, outputs: int = 1
+        self,
+        batch: TrainBatch,
+        model: Callable[[Tensor, Tensor, Tensor], Tensor],
+        *,
+        outputs: int = 1,
     ) -> Tensor:
-        """[outputs, N] float32 of one model, each rank having computed its rows; else 0."""
+        """[outputs, N] float32 of one model, at least of tokens that were sampled; else 0.
+
+        Each rank computes its rows.
+        """
         rollouts = batch.generated if self.objective.credits_tokens else batch.trainable
         rows = self._plan(batch, rollouts)[self._engine.rank]
         device = self._engine.device
         scores = torch.zeros(outputs, len(batch.tokens.token_ids), device=device)
         for row, micro in zip(rows, batch.rows(rows, device), strict=True):
-            said = model(micro.token_ids, micro.position_ids)
+            said = model(micro.token_ids, micro.position_ids, micro.mask | (micro.versions >= 0))
             if row:
                 scores[:, batch.positions(row)] = said.float()
         return self._engine.sum_over_ranks(scores).cpu()
@@ -183,7 +194,7 @@ class Updater:
     ) -> tuple[dict[str, Tensor], tuple[Tensor, ...]]:
         """Forward and backward of one row; what `Objective.loss` gives beside the loss."""
         with torch.set_grad_enabled(train):
-            out = self._engine.forward(micro.token_ids, micro.position_ids)
+            out = self._engine.forward(micro.token_ids, micro.position_ids, micro.mask)
             loss, sums, compared = self.objective.loss(
                 micro, out, version=version, positive_tokens=positive
             )

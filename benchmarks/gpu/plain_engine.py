@@ -35,9 +35,12 @@ class PlainEngine:
         """Where it computes."""
         return self._masters[0].device
 
-    def forward(self, token_ids: Tensor, position_ids: Tensor) -> Forward:
+    def forward(
+        self, token_ids: Tensor, position_ids: Tensor, wanted: Tensor | None = None
+    ) -> Forward:
         """See `TrainEngine.forward`."""
-        return Forward(*self._policy(token_ids.to(self.device), position_ids.to(self.device)))
+        columns = (token_ids, position_ids) if wanted is None else (token_ids, position_ids, wanted)
+        return Forward(*self._policy(*(each.to(self.device) for each in columns)))
 
     def backward(self, loss: Tensor) -> None:
         """See `Trainable.backward`."""

@@ -29,7 +29,8 @@ class LossInputs:
 
     A ratio is current / anchor; the anchor is the proximal policy where there is one, else the
     behaviour policy. Ratios with `raw` in their name are not bounded yet: sums over a sequence are
-    taken of them, and bounded afterwards.
+    taken of them, and bounded afterwards. The learner computes log-probabilities and entropies
+    where the mask is true; elsewhere they are 0.
     """
 
     logprobs: Tensor  # [N] floating, with gradient: the current policy

@@ -105,6 +105,13 @@ class TinyPolicy(nn.Module):
         return pad(logprobs * follows, (1, 0)), pad(entropy * follows, (1, 0))
 
 
+def only(wanted, columns):
+    """What a model says of tokens [N], with nan for those that nobody asked for."""
+    if wanted is None:
+        return columns
+    return tuple(torch.where(wanted, column, torch.nan) for column in columns)
+
+
 class PlainEngine:
     """A `TrainEngine` of plain torch: stochastic gradient descent on a `TinyPolicy`."""
 
@@ -117,8 +124,8 @@ class PlainEngine:
         self.learning_rate = learning_rate
         self.gradient = None
 
-    def forward(self, token_ids, position_ids):
-        return Forward(*self.policy(token_ids, position_ids))
+    def forward(self, token_ids, position_ids, wanted=None):
+        return Forward(*only(wanted, self.policy(token_ids, position_ids)))
 
     def backward(self, loss):
         loss.backward()

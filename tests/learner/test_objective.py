@@ -8,7 +8,7 @@ from types import ModuleType
 
 import pytest
 import torch
-from rollouts import PlainEngine, TinyPolicy, group, random_groups, rollout
+from rollouts import PlainEngine, TinyPolicy, group, only, random_groups, rollout
 
 from learner import objective_config
 from learner.advantages import ESTIMATORS, Estimate, Estimator
@@ -48,8 +48,8 @@ class PlainReference:
             )
 
     @torch.no_grad()
-    def logprobs(self, token_ids, position_ids):
-        return self.policy(token_ids, position_ids)[0]
+    def logprobs(self, token_ids, position_ids, wanted=None):
+        return only(wanted, self.policy(token_ids, position_ids))[0]
 
     def refresh(self, weights, mix):
         self.mixes.append((len(list(weights)), mix))
@@ -58,9 +58,9 @@ class PlainReference:
 class EntropyEngine(PlainEngine):
     """Lets entropies have a gradient, as policies do under an entropy bonus."""
 
-    def forward(self, token_ids, position_ids):
-        logprobs, entropies = self.policy(token_ids, position_ids, entropy_gradient=True)
-        return Forward(logprobs, entropies)
+    def forward(self, token_ids, position_ids, wanted=None):
+        said = self.policy(token_ids, position_ids, entropy_gradient=True)
+        return Forward(*only(wanted, said))
 
 
 def train(groups, *, reference=None, **settings):
@@ -149,10 +149,10 @@ class SharedEngine(PlainEngine):
 
     without_gradient = 0
 
-    def forward(self, token_ids, position_ids):
+    def forward(self, token_ids, position_ids, wanted=None):
         self.without_gradient += not torch.is_grad_enabled()
         logprobs, entropies = self.policy(token_ids, position_ids)
-        return Forward(logprobs, entropies, 3 + logprobs)
+        return Forward(*only(wanted, (logprobs, entropies)), 3 + logprobs)
 
 
 @pytest.mark.parametrize("proximal", [True, False])
@@ -170,7 +170,8 @@ def test_one_pass_gives_the_proximal_policy_and_the_values_of_a_shared_critic(pr
     policy = TinyPolicy()(tokens.token_ids, tokens.position_ids)[0].detach().float()
     torch.testing.assert_close(tokens.values, 3 + policy)
     if proximal:
-        torch.testing.assert_close(tokens.proximal_logprobs, policy)
+        sampled = tokens.versions >= 0
+        torch.testing.assert_close(tokens.proximal_logprobs[sampled], policy[sampled])
 
 
 def cut_short(groups):

@@ -16,7 +16,7 @@ class TableEngine:
         self.rate = rate
         self.rows = []
 
-    def forward(self, token_ids, position_ids):
+    def forward(self, token_ids, position_ids, wanted=None):
         self.rows.append(token_ids.tolist())
         logprobs = self.table.log_softmax(-1)[token_ids[:-1], token_ids[1:]]
         follows = position_ids[1:] > 0

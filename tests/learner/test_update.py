@@ -272,9 +272,9 @@ class CountingEngine(PlainEngine):
         self.gradients = []
         self.without_gradient = 0
 
-    def forward(self, token_ids, position_ids):
+    def forward(self, token_ids, position_ids, wanted=None):
         self.without_gradient += not torch.is_grad_enabled()
-        return super().forward(token_ids, position_ids)
+        return super().forward(token_ids, position_ids, wanted)
 
     def step(self):
         norm = super().step()
