@@ -154,7 +154,7 @@ class Updater:
         *,
         outputs: int = 1,
     ) -> Tensor:
-        """[outputs, N] float32 of one model, of tokens that were sampled, trained or not; else 0.
+        """[outputs, N] float32 of one model, at least of tokens that were sampled; else 0.
 
         Each rank computes its rows.
         """
