@@ -44,7 +44,7 @@ def shape_of(model: Any) -> Shape:
     )
 
 
-def training_flops(shape: Shape, lengths: Sequence[int]) -> float:
+def training_flops(shape: Shape, lengths: Sequence[int], scored: int | None = None) -> float:
     """Operations that a forward and a backward pass over some sequences need.
 
     A product with a matrix of P elements is 2·P operations a token, and its backward pass twice as
@@ -57,14 +57,17 @@ def training_flops(shape: Shape, lengths: Sequence[int]) -> float:
     Args:
         shape: Of the model.
         lengths: Tokens of each sequence.
+        scored: Tokens whose log-probability is computed; None: all.
 
     Example:
         >>> training_flops(Shape(matrices=10, head=5, layers=1, attention_width=2), [3])
         414.0
+        >>> training_flops(Shape(matrices=10, head=5, layers=1, attention_width=2), [3], scored=2)
+        384.0
     """
     tokens = sum(lengths)
     pairs = sum(n * (n + 1) // 2 for n in lengths)
-    products = 6 * (shape.matrices + shape.head) * tokens
+    products = 6 * (shape.matrices * tokens + shape.head * (tokens if scored is None else scored))
     attention = 12 * shape.layers * shape.attention_width * pairs
     return float(products + attention)
 

@@ -24,10 +24,9 @@ import time
 from datetime import UTC, datetime
 from pathlib import Path
 
-from benchmarks.environment import environment
+from benchmarks.environment import RESULTS, environment, reserve, store
 from learner.config import LearnerConfig
 
-RESULTS = Path(__file__).parent / "results"
 ARMS = ("plain", "chunked", "plain_entropy", "chunked_entropy")
 SIZES = ("tokens", "vocabulary", "hidden", "chunk", "threads")
 TOLERANCE = 1e-4
@@ -130,6 +129,8 @@ def main() -> None:
     if arguments.arm:
         print(json.dumps(one_pass(arguments.arm, *sizes)))
         return
+    file = RESULTS / f"logprob_memory_{datetime.now(UTC):%Y%m%dT%H%M%SZ}.json"
+    reserve(file)
     runs = measure(arguments)
     differences = {
         other: disagreement(runs, f"chunked{other}", f"plain{other}") for other in ("", "_entropy")
@@ -155,7 +156,6 @@ def main() -> None:
         for key in ("peak_bytes", "seconds", "cpu_seconds")
     }
     print("chunked / plain: " + ", ".join(f"{key} {value:.2f}" for key, value in ratios.items()))
-    RESULTS.mkdir(exist_ok=True)
     record = environment() | {
         "arguments": vars(arguments),
         "logits_bytes": logits,
@@ -163,9 +163,7 @@ def main() -> None:
         "chunked_over_plain": ratios,
         "raw": runs,
     }
-    file = RESULTS / f"logprob_memory_{datetime.now(UTC):%Y%m%dT%H%M%SZ}.json"
-    file.write_text(json.dumps(record, indent=1) + "\n")
-    print(f"stored in {file}")
+    store(record, file)
 
 
 if __name__ == "__main__":

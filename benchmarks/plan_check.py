@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.arms import end_well
-from benchmarks.environment import environment
+from benchmarks.environment import RESULTS, environment, reserve, store
 from deploy.config import RunConfig, load_recipe
 from deploy.errors import InputError
 from deploy.measured_rates import Measured, read_rates
@@ -30,7 +30,6 @@ from deploy.rates import EngineRates, LearnerRates, Rates, UpdateRates
 from deploy.run_directory import RunDirectory
 from deploy.simulation import simulate
 
-RESULTS = Path(__file__).parent / "results"
 ARM = re.compile(r"(?:(?P<round>round\d+)-)?eta(?P<eta>\d+)(?:-(?P<seed>seed\d+))?")
 TAIL = 1.0
 """Variation of lengths within a batch, where a stored figure does not have it."""
@@ -182,6 +181,7 @@ def run(options: argparse.Namespace) -> None:
     Raises:
         InputError: A folder or file is not what it should be.
     """
+    reserve(options.out)
     record: dict[str, Any] = environment()
     if options.folder is not None:
         record["runs"] = check_folder(options.folder)
@@ -197,9 +197,7 @@ def run(options: argparse.Namespace) -> None:
         mine = [each for each in record["runs"]["checks"] if each["rates_of"] == source]
         say(f"by the rates of the run with η = {source}", mine)
     say(f"by the limits in {options.gain.name}", record["gain"]["checks"])
-    options.out.parent.mkdir(parents=True, exist_ok=True)
-    options.out.write_text(json.dumps(record, indent=1) + "\n")
-    print(f"stored in {options.out}")
+    store(record, options.out)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """What the control plane of a run costs as the cluster grows: 8 to 1,024 simulated actors.
 
-    headway bench scale [--actors 8 64 512 1024] [--rates 200 0]
+    headway bench scale [--actors 8 32 128 512 1024] [--rates 200 0]
 
 Broker with admission and ledger, broadcaster, and metrics are the real ones, each a process of Ray;
 actors and learner are simulated (`scale_arms`). Together the actors generate GROUPS groups at once,
@@ -25,14 +25,14 @@ import sys
 import tempfile
 import time
 import urllib.request
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import psutil
 import ray
 
-from benchmarks.environment import environment
+from benchmarks.environment import RESULTS, environment, reserve
 from benchmarks.queue_arms import GROUP_SIZE
 from benchmarks.scale_arms import FOREVER, Crowd, Learner
 from benchmarks.scale_verdict import lines, missed, quantiles, verdict
@@ -40,7 +40,6 @@ from queues.config import QueuesConfig
 from queues.ray_broker import BrokerClient, create_broker
 from weight_sync.ray_broadcaster import BroadcasterClient, create_broadcaster
 
-RESULTS = Path(__file__).parent / "results"
 GROUPS = 256
 WITNESSES = 8
 """Actors that are timed, at least; an eighth of all where that is more."""
@@ -141,36 +140,31 @@ def measure(actors: int, rate: float, options: argparse.Namespace, folder: Path)
         processes = {name: process_of(handle) for name, handle in handles.items()}
         time.sleep(max(options.warm_up, 2 * generation_seconds(actors, rate)))
         ray.get([each.begin.remote() for each in crowds], timeout=CALL_SECONDS)
-        accepted, refused = so_far(broker)
-        began, groups, batches = answered(learner.counts)
-        busy = {name: cpu_seconds(each) for name, each in processes.items()}
-        machine = machine_seconds()
+        before = moment(broker, learner, processes)
         scrapes = scrape(f"http://{address}/metrics", options.seconds, crowds[0])
-        now, groups_now, batches_now = answered(learner.counts)
-        passed = now - began
-        accepted_now, refused_now = so_far(broker)
-        cores = {
-            name: (cpu_seconds(each) - busy[name]) / passed for name, each in processes.items()
-        }
-        machine_now = machine_seconds()
+        after = moment(broker, learner, processes)
         seconds = answered(crowds[0].seconds)
-        rate_of_puts = (accepted_now - accepted) / passed
+        of_broker = after.broker_at - before.broker_at
+        of_learner = after.learner_at - before.learner_at
+        of_machine = after.machine_at - before.machine_at
+        rate_of_puts = (after.accepted - before.accepted) / of_broker
+        cores = {name: (after.cpu[name] - before.cpu[name]) / of_machine for name in processes}
         return {
             "actors": actors,
             "asked_groups_per_second": rate or None,
-            "measured_seconds": passed,
+            "measured_seconds": of_learner,
             "accepted_groups_per_second": rate_of_puts,
-            "trained_groups_per_second": (groups_now - groups) / passed,
-            "versions_per_second": (batches_now - batches) / passed,
-            "refused": refused_now - refused,
+            "trained_groups_per_second": (after.groups - before.groups) / of_learner,
+            "versions_per_second": (after.batches - before.batches) / of_learner,
+            "refused": after.refused - before.refused,
             "enough_puts": len(seconds["put"]) >= ENOUGH,
             "seconds": {call: quantiles(values) for call, values in seconds.items()},
             "scrape": quantiles(scrapes),
             "cores": cores,
             "machine": {
                 "cores": os.cpu_count(),
-                "busy": (machine_now[0] - machine[0]) / passed,
-                "waits_for_disk": (machine_now[1] - machine[1]) / passed,
+                "busy": (after.machine[0] - before.machine[0]) / of_machine,
+                "waits_for_disk": (after.machine[1] - before.machine[1]) / of_machine,
             },
             "broker_groups_per_core_second": rate_of_puts / cores["broker"],
             "megabytes": {
@@ -179,10 +173,38 @@ def measure(actors: int, rate: float, options: argparse.Namespace, folder: Path)
         }
 
 
-def so_far(broker: BrokerClient) -> tuple[int, int]:
-    """Results that the broker has accepted, and refused."""
+class Moment(NamedTuple):
+    """What was counted so far, and when: a saturated broker answers late."""
+
+    accepted: int
+    refused: int
+    broker_at: float
+    groups: int
+    batches: int
+    learner_at: float
+    cpu: Mapping[str, float]
+    """Seconds of each process."""
+    machine: tuple[float, float]
+    """See `machine_seconds`."""
+    machine_at: float
+
+
+def moment(broker: BrokerClient, learner: Any, processes: Mapping[str, psutil.Process]) -> Moment:
+    """Asks everybody."""
     status = answered(broker.handle.status)
-    return status.accepted, sum(status.refused.values())
+    broker_at = time.perf_counter()
+    learner_at, groups, batches = answered(learner.counts)
+    return Moment(
+        accepted=status.accepted,
+        refused=sum(status.refused.values()),
+        broker_at=broker_at,
+        groups=groups,
+        batches=batches,
+        learner_at=learner_at,
+        cpu={name: cpu_seconds(each) for name, each in processes.items()},
+        machine=machine_seconds(),
+        machine_at=time.perf_counter(),
+    )
 
 
 def scrape(url: str, seconds: float, witnesses: Any) -> list[float]:
@@ -251,11 +273,7 @@ def options_of(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     options = parser.parse_args(arguments)
     if not (options.dir.is_dir() and os.access(options.dir, os.W_OK)):
         parser.error(f"argument --dir: {options.dir} must be a folder that can be written to")
-    try:
-        options.out.parent.mkdir(parents=True, exist_ok=True)
-        options.out.open("a").close()
-    except OSError as error:
-        parser.error(f"argument --out: {options.out} must be a file that can be written: {error}")
+    reserve(options.out)
     return options
 
 

@@ -19,11 +19,14 @@ import argparse
 import os
 import statistics
 import tempfile
+from concurrent.futures import ProcessPoolExecutor
 from itertools import count
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 from benchmarks.environment import RESULTS, environment, reserve, store
+from learner.heap import KEEP_FREED_MEMORY
 
 AIM = {"utilisation": 0.6, "gap": 0.03}
 """At least and at most; the first where arithmetic dominates."""
@@ -100,7 +103,7 @@ def measure(name: str, *, rounds: int | None) -> dict[str, Any]:
 
     from benchmarks.flops import Peak, shape_of, training_flops
     from benchmarks.learner_clock import ClockedEngine, timed_update
-    from benchmarks.training_load import SIZES, batch, build, lengths_of, write
+    from benchmarks.training_load import SIZES, batch, build, lengths_of, sampled_tokens, write
     from learner.config import LearnerConfig
     from learner.rank import Rank
     from learner.update import Updater
@@ -135,7 +138,7 @@ def measure(name: str, *, rounds: int | None) -> dict[str, Any]:
             found.append({**seconds, "peak": before, "peak_after": after})
         before = after
     lengths = lengths_of(groups)
-    flops = training_flops(shape_of(model), lengths)
+    flops = training_flops(shape_of(model), lengths, sampled_tokens(groups))
     parameters = sum(parameter.numel() for parameter in model.parameters())
     from benchmarks.learner_loop import gaps
 
@@ -143,6 +146,16 @@ def measure(name: str, *, rounds: int | None) -> dict[str, Any]:
     rank.close()
     figures = figures_of(found, flops, sum(lengths))
     return {"parameters": parameters, **figures, "loop": loop}
+
+
+def measured_aside(name: str, rounds: int) -> dict[str, Any]:
+    """`measure` in a process of its own, which keeps freed memory as a learner's process does."""
+    import torch
+
+    if not torch.cuda.is_available():
+        os.environ.update(KEEP_FREED_MEMORY)
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+        return pool.submit(measure, name, rounds=rounds).result()
 
 
 def main() -> None:
@@ -181,7 +194,7 @@ def main() -> None:
     print(packing_told(packing))
     record = environment() | {"threads": threads, "packing": packing, "sizes": {}}
     for name in arguments.sizes:
-        record["sizes"][name] = measure(name, rounds=arguments.rounds)
+        record["sizes"][name] = measured_aside(name, arguments.rounds)
         print(told(name, record["sizes"][name]), flush=True)
     print(f"aims: {AIM['utilisation']:.0%} at 60m, gap at most {AIM['gap']:.0%}")
     store(record, arguments.output)

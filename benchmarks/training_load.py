@@ -129,6 +129,11 @@ def lengths_of(groups: Sequence[RolloutGroup]) -> list[int]:
     return [len(rollout.token_ids) for group in groups for rollout in group.rollouts]
 
 
+def sampled_tokens(groups: Sequence[RolloutGroup]) -> int:
+    """Tokens of a batch that are trained."""
+    return sum(sum(rollout.loss_mask) for group in groups for rollout in group.rollouts)
+
+
 def _rollout(length: int, index: int, vocabulary: int, draw: random.Random) -> Rollout:
     sampled = length - PROMPT_TOKENS
     return Rollout(

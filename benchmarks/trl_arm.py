@@ -169,9 +169,9 @@ def main() -> None:
         callbacks=[watch],
     )
     trainer.train()
-    last = directory.checkpoints / f"v{config.steps:06d}"
-    done = {"status": "done" if last.exists() else "failed"}
-    directory.summary_file.write_text(json.dumps(done) + "\n")
+    if not (directory.checkpoints / f"v{config.steps:06d}").exists():
+        sys.exit(f"TRL stopped before batch {config.steps}")
+    directory.summary_file.write_text(json.dumps({"status": "done"}) + "\n")
 
 
 if __name__ == "__main__":

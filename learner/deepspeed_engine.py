@@ -101,8 +101,7 @@ def _wait_for_room(writer: Any) -> None:
 class DeepSpeedEngine:
     """A module, its gradients and its optimizer under DeepSpeed (a `Trainable`).
 
-    The module has a transformers model as `model`, and is called with the tokens and positions of a
-    packed row.
+    The module has a transformers model as `model`, and is called with columns of a packed row.
     """
 
     def __init__(

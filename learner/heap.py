@@ -2,23 +2,17 @@
 
 Tensors of a step are as large as those of the last one. glibc maps large ones anew each time and
 gives the top of its heap back, and the kernel fills every page with zeros before it is used again:
-a tenth of a step of 60 M parameters. Leaves out GPUs, whose allocator keeps memory by itself.
+a tenth of a step of 60 M parameters. Leaves out GPUs, whose allocator keeps memory by itself, and C
+libraries other than glibc, which do not know these variables.
 """
 
-import ctypes
+from collections.abc import Mapping
 
-TRIM_THRESHOLD, TOP_PAD, MMAP_MAX = -1, -2, -4
-"""Names of options in glibc's malloc.h."""
-KEPT_BYTES = 2**31 - 1
-"""The most that may be asked for: free memory at the heap's end is kept up to this."""
-GROWTH_BYTES = 256 * 2**20
-"""By which the heap grows at least, touched only where it is used."""
-
-
-def keep_freed_memory() -> None:
-    """From now on freed memory stays with this process; nothing happens without glibc."""
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is not None:
-        mallopt(MMAP_MAX, 0)
-        mallopt(TRIM_THRESHOLD, KEPT_BYTES)
-        mallopt(TOP_PAD, GROWTH_BYTES)
+KEEP_FREED_MEMORY: Mapping[str, str] = {
+    "MALLOC_ARENA_MAX": "1",
+    "MALLOC_MMAP_MAX_": "0",
+    "MALLOC_TRIM_THRESHOLD_": str(10**11),
+    "MALLOC_TOP_PAD_": str(256 * 2**20),
+}
+"""Environment of a process, read when it starts: one heap for all threads, in which everything
+lies, which grows by much and never shrinks."""

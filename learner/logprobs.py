@@ -89,8 +89,9 @@ class _ChunkedLogprobs(torch.autograd.Function):
             normalisers[at] = largest + log_total
             logprobs[at] = shifted.gather(-1, targets[at, None]).squeeze(-1) - log_total
             expected = powers.mul_(shifted).sum(-1)
-            if not expected.isfinite().all():
-                # A logit of −inf has probability 0 and adds nothing, where 0 · −inf is nan.
+            # A logit of −inf has probability 0 and adds nothing, where 0 · −inf is nan. A GPU is
+            # not asked whether there is one: it would be waited for.
+            if expected.is_cuda or not expected.isfinite().all():
                 expected = powers.nan_to_num_(nan=0.0).sum(-1)
             entropies[at] = log_total - expected / total
         ctx.save_for_backward(hidden, weight, targets, normalisers, entropies)

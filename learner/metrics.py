@@ -38,7 +38,7 @@ FIGURES = {
     "lag_mean": "Versions.",
     "max_lag": "Versions.",
     "pack_efficiency": "Tokens over room of the rows of a batch.",
-    "rank_imbalance": "Workload of the busiest rank over the mean.",
+    "rank_imbalance": "Workload of the busiest rank over the mean; at each row with ZeRO 2 and 3.",
     "reference_kl": "Nats a token, to the reference policy.",
     "value_loss": "Of the critic.",
     "explained_variance": "Of the critic.",

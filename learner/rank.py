@@ -17,7 +17,6 @@ from learner import checkpoint
 from learner.config import LearnerConfig
 from learner.deepspeed_engine import CriticEngine, PolicyEngine
 from learner.folder_form import FolderForm
-from learner.heap import keep_freed_memory
 from learner.model import load_policy
 from learner.objective_config import CriticConfig
 from learner.reference import REFERENCE_FOLDER, Reference
@@ -55,8 +54,6 @@ class Rank:
             InputError: The model cannot be trained, or the checkpoint not be loaded.
         """
         self.config = config
-        if not torch.cuda.is_available():
-            keep_freed_memory()
         random.seed(seed)
         np.random.seed(seed)
         torch.manual_seed(seed)

@@ -18,6 +18,7 @@ from ray.exceptions import RayError
 
 from learner.config import LearnerConfig
 from learner.cores import cpus_of, threads_of
+from learner.heap import KEEP_FREED_MEMORY
 from learner.ray_failure import explains, failure
 from learner.ray_rank import RankActor
 from weight_sync.config import WeightSyncConfig
@@ -184,13 +185,15 @@ def create_learner(
         config: Section `[learner]`.
         options_of: Ray actor options of a rank, such as `scheduling_strategy`.
     """
-    threads = threads_of(config)
+    variables = {"OMP_NUM_THREADS": str(threads_of(config))}
+    if not config.gpus:
+        variables |= KEEP_FREED_MEMORY
     ranks = [
         ray.remote(RankActor).options(
             num_cpus=cpus_of(config),
             num_gpus=config.gpus,
             max_concurrency=8,
-            runtime_env={"env_vars": {"OMP_NUM_THREADS": str(threads)}},
+            runtime_env={"env_vars": variables},
             **options_of(rank),
         )
         for rank in range(config.ranks)

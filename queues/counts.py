@@ -24,6 +24,20 @@ _LEAVE = (
     "UPDATE kept_states SET value = value - 1"
     " WHERE (purpose, state, reason) = (old.purpose, old.state, old.reason)"
 )
+_TRIGGERS = {
+    "kept_on_group_insert": f"AFTER INSERT ON groups BEGIN {_ENTER}; END",
+    "kept_on_group_update": f"AFTER UPDATE OF purpose, state, reason ON groups"
+    f" BEGIN {_LEAVE}; {_ENTER}; END",
+    "kept_on_group_delete": f"AFTER DELETE ON groups BEGIN {_LEAVE}; END",
+    "kept_on_member_insert": "AFTER INSERT ON batch_groups"
+    " BEGIN UPDATE kept_members SET value = value + 1; END",
+    "kept_on_member_delete": "AFTER DELETE ON batch_groups"
+    " BEGIN UPDATE kept_members SET value = value - 1; END",
+}
+_ANEW = "".join(
+    f"DROP TRIGGER IF EXISTS {name}; CREATE TRIGGER {name} {does};"
+    for name, does in _TRIGGERS.items()
+)
 _KEEP = f"""
 CREATE TABLE IF NOT EXISTS kept_states (    -- rows of groups
     purpose TEXT NOT NULL,
@@ -34,14 +48,7 @@ CREATE TABLE IF NOT EXISTS kept_states (    -- rows of groups
 ) STRICT, WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS kept_members (value INTEGER NOT NULL) STRICT; -- rows of batch_groups
 CREATE INDEX IF NOT EXISTS batches_in_training ON batches (version) WHERE acked_at IS NULL;
-CREATE TRIGGER IF NOT EXISTS kept_states_insert AFTER INSERT ON groups BEGIN {_ENTER}; END;
-CREATE TRIGGER IF NOT EXISTS kept_states_update AFTER UPDATE OF purpose, state, reason ON groups
-    BEGIN {_LEAVE}; {_ENTER}; END;
-CREATE TRIGGER IF NOT EXISTS kept_states_delete AFTER DELETE ON groups BEGIN {_LEAVE}; END;
-CREATE TRIGGER IF NOT EXISTS kept_members_insert AFTER INSERT ON batch_groups
-    BEGIN UPDATE kept_members SET value = value + 1; END;
-CREATE TRIGGER IF NOT EXISTS kept_members_delete AFTER DELETE ON batch_groups
-    BEGIN UPDATE kept_members SET value = value - 1; END;
+{_ANEW}
 DELETE FROM kept_states;
 DELETE FROM kept_members;
 INSERT INTO kept_states {_STATES};

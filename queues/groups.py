@@ -150,7 +150,7 @@ class Groups:
         self.due: Counter[int] = Counter()
         """Live groups by the date that they are due, less those that are overdue."""
         self.leased_due: Counter[int] = Counter()
-        """Leased train groups by the same, with those that are overdue."""
+        """Leased train groups by the date that they are due, also those that are overdue."""
         self.overdue = 0
         """Live groups that are overdue: leased or ready."""
         for group in groups:

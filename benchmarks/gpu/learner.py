@@ -15,7 +15,7 @@ from benchmarks.flops import Peak, shape_of, training_flops
 from benchmarks.gpu.plain_engine import PlainEngine
 from benchmarks.learner_clock import ClockedEngine, timed_update
 from benchmarks.train import figures_of
-from benchmarks.training_load import SIZES, Size, batch, build, lengths_of
+from benchmarks.training_load import SIZES, Size, batch, build, lengths_of, sampled_tokens
 from learner.config import LearnerConfig
 from learner.errors import LearnerError
 from learner.model import Policy
@@ -44,7 +44,7 @@ def make(size: Size, device: torch.device, *, packed: bool, rate: float) -> Plai
     torch.manual_seed(0)
     with device:
         model = build(size).eval()
-    # While it is float32: kernels of other ways to attend round bfloat16 too differently.
+    # While it is float32, where least is taken for rounding.
     if packed and not attend_packed(model):
         raise LearnerError("the model cannot attend sequence by sequence")
     return PlainEngine(Policy(model.to(getattr(torch, size.dtype)), chunk=1024), learning_rate=rate)
@@ -62,7 +62,7 @@ def utilisation(name: str, device: torch.device, *, rounds: int) -> Iterator[dic
     parameters = sum(parameter.numel() for parameter in model.parameters())
     yield {"parameters": parameters, "engine": "torch, without DeepSpeed"}
     groups = batch(size, seed=1)
-    flops = training_flops(shape_of(model), lengths_of(groups))
+    flops = training_flops(shape_of(model), lengths_of(groups), sampled_tokens(groups))
     read, host = _reading(groups)
     peak = Peak(device, getattr(torch, size.dtype))
     for kind in ATTENTION:

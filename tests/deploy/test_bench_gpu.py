@@ -50,8 +50,8 @@ def test_what_a_part_said_before_its_time_was_over_is_kept_and_what_libraries_lo
         "import time; print('INFO loading', flush=True); print('[1]'); "
         'print(\'{"packed": 1, "by": 1}\'); print(\'{"by": 2}\', flush=True); time.sleep(60)'
     )
-    found = suite.outcome([sys.executable, "-c", says], 3.0)
-    assert found == {"packed": 1, "by": 2, "failed": "took longer than 3 s"}
+    found = suite.outcome([sys.executable, "-c", says], 6.0)
+    assert found == {"packed": 1, "by": 2, "failed": "took longer than 6 s"}
 
 
 def test_parts_share_what_is_left_and_use_no_more():
@@ -105,7 +105,7 @@ def test_an_arm_without_enough_memory_is_stored_and_the_other_is_measured(monkey
 
 
 def test_a_deep_model_of_bfloat16_attends_sequence_by_sequence(monkeypatch):
-    """It is compared in float32: in bfloat16 two right ways to attend may differ too much."""
+    """Ways to attend are compared in float32, where least is taken for rounding."""
     compared = []
 
     def attend_packed(model):

@@ -240,8 +240,6 @@ def test_the_verdict_says_how_far_it_goes_and_what_limits_it(changes, limit):
         ("--update-fraction", "0", "above 0 and at most 1"),
         ("--update-fraction", "1.5", "above 0 and at most 1"),
         ("--dir", "missing", "a folder that can be written to"),
-        ("--out", "file/figures.json", "a file that can be written"),
-        ("--out", ".", "a file that can be written"),
     ],
 )
 def test_bad_input_is_one_message_before_anything_starts(
@@ -255,6 +253,19 @@ def test_bad_input_is_one_message_before_anything_starts(
     *usage, said = capsys.readouterr().err.splitlines()
     assert f"argument {option}: {value} must be {allowed}" in said
     assert "Traceback" not in "".join(usage)
+
+
+@pytest.mark.parametrize("name", ["file/figures.json", "."])
+def test_figures_that_cannot_be_written_are_refused_before_anything_starts(
+    tmp_path, monkeypatch, capsys, name
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").touch()
+    with pytest.raises(SystemExit) as stopped:
+        options_of(["--out", name])
+    assert stopped.value.code == 2
+    [said] = capsys.readouterr().err.splitlines()
+    assert said.startswith(f"headway: {name} cannot be written: ")
 
 
 def test_the_folder_of_the_figures_is_made_first(tmp_path):
