@@ -4,7 +4,8 @@ Engine. A rollout of L tokens that was one of n̄ on average, while s of them be
 
     seconds = a·L + b·L·n̄ + f·s/2        (pauses for weights left out)
 
-so a, b and f (`EngineRates`) are least squares over all rollouts, none below 0. Learner: likewise,
+so a, b and f (`EngineRates`) are least squares over all rollouts, none below 0. The average is over
+tokens, and when those were made a and b say: both are found in turn. Learner: likewise,
 seconds of a step over its tokens. The first batches of those looked at are left out of everything.
 
 What was measured is what the run met: an engine that shared its cores with the learner was slower
@@ -35,6 +36,8 @@ LEAST_BATCHES = WARM_UP + 5
 MOST_BATCHES = 100
 """The newest ones are measured: a policy that has changed writes otherwise."""
 MOST_TIED = 0.99
+ROUNDS = 10
+"""In which the engine's rates and the mean over tokens that they are found by come to agree."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,8 +130,8 @@ def _engine(
     for group in groups:
         pairs = zip(group.rollouts, group.tokens, strict=True)
         by_engine[group.engine_id] += [(*times, tokens) for times, tokens in pairs]
-    parts = [
-        _observations(
+    engines = [
+        (
             np.array(rollouts),
             np.array(
                 [
@@ -137,14 +140,16 @@ def _engine(
                     if row["engine_id"] == engine
                 ]
             ).reshape(-1, 2),
-            after,
         )
         for engine, rollouts in by_engine.items()
     ]
-    factors, seconds = (np.concatenate(each) for each in zip(*parts, strict=True))
-    if not len(seconds):
-        raise InputError("no rollout began after the first batches: the run was too short")
-    found = _least_squares(factors, seconds)
+    found = np.array([1.0, 0.0, 0.0])
+    for _ in range(ROUNDS):
+        parts = [_observations(*each, after, step=found[0], rollout=found[1]) for each in engines]
+        factors, seconds = (np.concatenate(each) for each in zip(*parts, strict=True))
+        if not len(seconds):
+            raise InputError("no rollout began after the first batches: the run was too short")
+        found = _least_squares(factors, seconds)
     left = seconds - factors @ found
     step, rollout, turnover = found.tolist()
     variance = float(np.var(seconds))
@@ -159,7 +164,12 @@ def _engine(
 
 
 def _observations(
-    rollouts: "NDArray[np.float64]", pauses: "NDArray[np.float64]", after: float
+    rollouts: "NDArray[np.float64]",
+    pauses: "NDArray[np.float64]",
+    after: float,
+    *,
+    step: float,
+    rollout: float,
 ) -> "tuple[NDArray[np.float64], NDArray[np.float64]]":
     """Rows (L, L·n̄, s/2) and the seconds that they took, of one engine's rollouts.
 
@@ -167,18 +177,23 @@ def _observations(
         rollouts: [n, 3], when each began and ended, and its tokens.
         pauses: [m, 2], when the engine stood still, in order.
         after: Rollouts that began earlier are beside others, but give no row.
+        step: Seconds of a token, and for each rollout that is running `rollout` more: what is known
+            of them, by which a rollout's tokens lie in its time.
+        rollout: Likewise.
     """
     changes = np.concatenate([rollouts[:, 0], rollouts[:, 1]])
     steps = np.repeat([1.0, -1.0], len(rollouts))
     order = np.argsort(changes, kind="stable")
-    running = _Integral(changes[order], np.cumsum(steps[order]))
+    count = np.cumsum(steps[order])
+    speed = 1 / np.maximum(step + rollout * np.maximum(count, 1.0), 1e-9)
+    running, made = (_Integral(changes[order], each) for each in (count * speed, speed))
     edges = pauses.ravel()
     paused = _Integral(edges, np.tile([1.0, 0.0], len(pauses)))
     times = np.sort(changes)
     began, ended, tokens = rollouts[rollouts[:, 0] > after].T
     still = paused(ended) - paused(began)
     seconds = ended - began
-    mean_running = (running(ended) - running(began)) / np.maximum(seconds, 1e-9)
+    mean_running = (running(ended) - running(began)) / np.maximum(made(ended) - made(began), 1e-9)
     others = np.searchsorted(times, ended) - np.searchsorted(times, began)
     factors = np.stack([tokens, tokens * mean_running, others / 2], axis=1)
     return factors, seconds - still

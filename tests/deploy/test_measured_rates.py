@@ -53,6 +53,29 @@ def made(count=600, seed=0):
     return groups
 
 
+def made_in_batches(count=15, size=64, seed=0):
+    """Groups of one rollout, so many begun at once when the engine has emptied, as with η = 0."""
+    chance = random.Random(seed)
+    engine = SimulatedEngine("engine-0", TRUE, room=0)
+    groups, now = [], 0.0
+    for _ in range(count):
+        began = now
+        lengths = sorted(min(160, 5 + round(chance.expovariate(1 / 30))) for _ in range(size))
+        engine.stalled += size * TRUE.turnover_seconds / 2
+        engine.running = [(engine.token + each, each, engine.token, None) for each in lengths]
+        while engine.running:
+            now = engine.next_end()
+            engine.advance(now)
+            _, tokens, _, _ = engine.running.pop(0)
+            engine.stalled += TRUE.turnover_seconds / 2
+            times = {"accepted_at": now + PUT, "taken_at": now + PUT + 0.5}
+            rollout = {"rollouts": [(began, now)], "tokens": [tokens]}
+            groups.append(GroupTimes(engine_id="engine-0", **times, **rollout))
+        now += 0.7
+        engine.advance(now)
+    return groups
+
+
 def rows(count, *, ess=None, lag=1.5):
     """Batches a second apart: half of it waiting, the rest a step of 0.1 s and 1 ms a token."""
     found, now = [], 0.0
@@ -100,6 +123,14 @@ def test_an_engine_s_rates_are_found_again():
     )
     assert found.rates.engine.turnover_seconds == pytest.approx(TRUE.turnover_seconds, rel=0.2)
     assert found.rates.engine.put_seconds == pytest.approx(PUT)
+
+
+def test_rates_of_an_engine_that_empties_again_and_again_are_found_again():
+    """Its longest rollouts are alone at last, where a token takes little but `step_seconds`."""
+    found = rates_of(rows(12), [], made_in_batches()).rates.engine
+    assert found.step_seconds == pytest.approx(TRUE.step_seconds, rel=0.1)
+    assert found.rollout_step_seconds == pytest.approx(TRUE.rollout_step_seconds, rel=0.1)
+    assert found.turnover_seconds == pytest.approx(TRUE.turnover_seconds, rel=0.2)
 
 
 def test_a_learner_s_rates_are_found_again():
