@@ -22,7 +22,7 @@ TRACKER = "multiprocessing.resource_tracker"
 _MAPPED = re.compile(rf"(\d+) +{SHARED_MEMORY}/", re.MULTILINE)
 """A line of /proc/<pid>/maps: the inode, and where the file was when it was opened."""
 
-HALT_SECONDS = 1.0
+HALT_SECONDS = 5.0
 """How long processes may take to stand still, in which they could make another file."""
 END_SECONDS = 2.0
 """How long killed processes may take to be gone."""

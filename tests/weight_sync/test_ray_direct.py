@@ -1,6 +1,8 @@
 """Unstaged updates on a cluster: engines are found where they joined, and called one by one."""
 
 import asyncio
+import time
+from typing import Any
 
 import pytest
 
@@ -39,6 +41,21 @@ class FakeSender:
         pass
 
 
+def await_death(actor: Any) -> None:
+    """Returns when Ray has ended an actor that it was told to kill; calls may still reach it."""
+    import ray
+    from ray.exceptions import RayActorError
+
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline:
+        try:
+            ray.get(actor.seen.remote(), timeout=30)
+        except RayActorError:
+            return
+        time.sleep(0.02)
+    pytest.fail("the actor is still there")
+
+
 def test_engines_join_get_every_version_and_leave_with_their_actor(ray_cluster, weights) -> None:
     import ray
 
@@ -71,6 +88,7 @@ def test_engines_join_get_every_version_and_leave_with_their_actor(ray_cluster, 
     with pytest.raises(ConnectionResetError, match="a cable"):
         link.transfer("a token", "explode", None)
     ray.kill(actor)
+    await_death(actor)
     with pytest.raises(LoadFailed, match="e0 is gone"):
         link.pause(6, "a token")
     again = ray.remote(FakeActor).options(num_cpus=0).remote()
