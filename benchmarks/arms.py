@@ -225,6 +225,16 @@ def read_environment(out: Path, config: RunConfig) -> dict[str, Any] | None:
     return json.loads(file.read_text()) if file.exists() else None
 
 
+def show_conditions(document: Mapping[str, Any], console: Console) -> None:
+    """Which arms failed, and how busy the machine was when others began."""
+    for each in document["failed"]:
+        console.print(f"left out: seed {each['seed']}, {each['name']}: {each['why']}")
+    known = [arm["environment"] for arm in document["arms"] if arm["environment"]]
+    if known:
+        largest = max(each["machine"]["load_average"][0] for each in known)
+        console.print(f"largest load average at an arm's start {largest:.1f}")
+
+
 class Children:
     """Runs measurements one after the other and shows how far they are."""
 

@@ -9,6 +9,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.arms import show_conditions
 from benchmarks.staleness_figures import interval
 
 Arm = Mapping[str, Any]
@@ -135,18 +136,11 @@ def show(document: Mapping[str, Any], console: Console) -> None:
             )
     if not any(arm["name"] == SYNCHRONOUS for arm in document["arms"]):
         console.print("no score stands beside that of η = 0, which was not among the bounds")
-    for each in document["failed"]:
-        console.print(f"left out: seed {each['seed']}, {each['name']}: {each['why']}")
-    loads = [
-        arm["environment"]["machine"]["load_average"][0]
-        for arm in document["arms"]
-        if arm["environment"]
-    ]
     console.print(
         f"predicted from the runs with η = {document['reference']}, so that itself fits best; "
         f"target {document['target']:g}"
-        + (f"; largest load average at an arm's start {max(loads):.1f}" if loads else "")
     )
+    show_conditions(document, console)
 
 
 def draw(document: Mapping[str, Any], file: Path) -> None:

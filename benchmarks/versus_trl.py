@@ -41,6 +41,7 @@ from benchmarks.arms import (
     make_start,
     numbers,
     read_environment,
+    show_conditions,
     variant,
 )
 from benchmarks.async_figures import WARM_UP, samples_per_second, tokens_per_rollout
@@ -196,8 +197,7 @@ def show(document: Mapping[str, Any], console: Console) -> None:
         )
     console.print(table)
     speed, time = conclusions["throughput"], conclusions["time"]
-    for each in document["failed"]:
-        console.print(f"left out: seed {each['seed']}, {each['name']}: {each['why']}")
+    show_conditions(document, console)
     if speed["ratio"] is None:
         console.print("no arm of TRL came to its end with every seed")
         return
@@ -206,12 +206,6 @@ def show(document: Mapping[str, Any], console: Console) -> None:
         console.print("the target was not reached by Headway and one of TRL's arms with every seed")
     else:
         console.print(f"{time['ratio']:.2f} of the seconds of {time['best']} to the target")
-    loads = [
-        arm["environment"]["machine"]["load_average"][0]
-        for arm in document["arms"]
-        if arm["environment"]
-    ]
-    console.print(f"largest load average at an arm's start {max(loads, default=0.0):.1f}")
 
 
 def parse() -> argparse.Namespace:
