@@ -126,9 +126,7 @@ def measure(name: str, *, rounds: int | None) -> dict[str, Any]:
     found = []
     before = 0.0
     for version in count() if rounds is None else range(rounds + 1):
-        seconds = timed_update(
-            updater, engine, lambda: [decode_arrays(each) for each in payloads], version
-        )
+        seconds = timed_update(updater, engine, lambda: decode_arrays(payloads), version)
         if rounds is None:
             if not version:
                 print(f"{name} {FIRST_BATCH}", flush=True)

@@ -132,7 +132,7 @@ class Rank:
 
     def update(self, payloads: Sequence[Payload], version: int) -> dict[str, Any]:
         """Trains a batch of encoded groups; statistics over all ranks. Collective."""
-        groups = [decode_arrays(payload) for payload in payloads]
+        groups = decode_arrays(payloads)
         statistics = self.updater.update(groups, version)
         if self.engine.rank == 0:
             note_trained(groups, version)

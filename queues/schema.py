@@ -96,23 +96,37 @@ def decode(payload: Payload) -> RolloutGroup:
     )
 
 
-def decode_arrays(payload: Payload) -> RolloutGroup:
-    """As `decode`, with read-only arrays as per-token columns, and no Python object of any token.
+def decode_arrays(payloads: Sequence[Payload]) -> list[RolloutGroup]:
+    """As `decode` of each, with read-only arrays as per-token columns.
+
+    No Python object is made of any token, and small groups are decoded together.
 
     Raises:
         SchemaError: As `decode`.
     """
-    batch = read_batch(payload)
+    if _small(payloads):
+        return _groups(*_read_together(payloads))
+    batches = map(read_batch, payloads)
+    return [group for batch in batches for group in _groups(batch, [batch.num_rows])]
+
+
+def _groups(batch: pa.RecordBatch, sizes: Sequence[int]) -> list[RolloutGroup]:
+    """Consecutive groups of so many rows, with arrays as per-token columns."""
     per_token = ("token_ids", *_TOKEN_COLUMNS)
     columns = [name for name in SCHEMA.names if name not in per_token]
     rows = batch.select(columns).to_pylist(maps_as_pydicts="strict")
-    group = {name: rows[0][name] for name in _GROUP_COLUMNS}
     ends = np.cumsum(_lengths(batch, "token_ids"))[:-1]
     tokens = {name: np.split(_flat(batch, name), ends) for name in per_token}
-    rollouts = [
-        _rollout(row | {name: tokens[name][i] for name in per_token}) for i, row in enumerate(rows)
-    ]
-    return RolloutGroup(**group, rollouts=rollouts)
+    groups, first = [], 0
+    for size in sizes:
+        group = {name: rows[first][name] for name in _GROUP_COLUMNS}
+        rollouts = [
+            _rollout(rows[i] | {name: tokens[name][i] for name in per_token})
+            for i in range(first, first + size)
+        ]
+        groups.append(RolloutGroup(**group, rollouts=rollouts))
+        first += size
+    return groups
 
 
 def read_batch(payload: Payload) -> pa.RecordBatch:
@@ -133,13 +147,9 @@ def summarize_many(payloads: Sequence[Payload]) -> list[Summary | SchemaError]:
 
     Small groups are looked at together, since the calls cost more than their rows.
     """
-    if len(payloads) > 1 and max(map(len, payloads)) <= SMALL_BYTES:
+    if _small(payloads):
         with suppress(SchemaError):  # then one by one, to see whose it is
-            batches = [_parse(payload) for payload in payloads]
-            sizes = [batch.num_rows for batch in batches]
-            together = pa.concat_batches(batches)
-            _validate(together, sizes)
-            return [*_summaries(together, sizes)]
+            return _summaries(*_read_together(payloads))
     results: list[Summary | SchemaError] = []
     for payload in payloads:
         try:
@@ -147,6 +157,20 @@ def summarize_many(payloads: Sequence[Payload]) -> list[Summary | SchemaError]:
         except SchemaError as error:
             results.append(error)
     return results
+
+
+def _small(payloads: Sequence[Payload]) -> bool:
+    """Whether they are several, and worth being read together."""
+    return len(payloads) > 1 and max(map(len, payloads)) <= SMALL_BYTES
+
+
+def _read_together(payloads: Sequence[Payload]) -> tuple[pa.RecordBatch, list[int]]:
+    """One validated record batch of all groups, and the rows of each."""
+    batches = [_parse(payload) for payload in payloads]
+    sizes = [batch.num_rows for batch in batches]
+    together = pa.concat_batches(batches)
+    _validate(together, sizes)
+    return together, sizes
 
 
 def _summaries(batch: pa.RecordBatch, sizes: Sequence[int]) -> list[Summary]:

@@ -106,7 +106,7 @@ def _reading(groups: Sequence[RolloutGroup]) -> tuple[Batches, str]:
     except ImportError:
         return (lambda: groups), "host_of_lists"
     payloads = [encode(group) for group in groups]
-    return (lambda: [decode_arrays(each) for each in payloads]), "host"
+    return (lambda: decode_arrays(payloads)), "host"
 
 
 def _memory(device: torch.device) -> dict[str, int]:

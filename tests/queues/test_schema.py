@@ -15,7 +15,15 @@ from hypothesis import strategies as st
 
 from queues.errors import SchemaError
 from queues.records import FinishReason, Rollout, RolloutGroup, Summary
-from queues.schema import SCHEMA, decode, decode_arrays, encode, summarize, write_parquet
+from queues.schema import (
+    SCHEMA,
+    SMALL_BYTES,
+    decode,
+    decode_arrays,
+    encode,
+    summarize,
+    write_parquet,
+)
 from tests.queues.conftest import BEGIN, make_group, make_rollout
 
 FINITE = st.floats(allow_nan=False, allow_infinity=False)
@@ -58,18 +66,30 @@ def test_a_group_survives_the_wire_unchanged(group: RolloutGroup) -> None:
     assert decode(encode(group)) == group
 
 
-@given(groups())
+@pytest.mark.parametrize("small_bytes", [SMALL_BYTES, 0], ids=["together", "one by one"])
+@given(several=st.lists(groups(), max_size=3))
 @settings(max_examples=50, deadline=None)
-def test_arrays_of_a_group_hold_what_its_lists_do(group: RolloutGroup) -> None:
-    found = decode_arrays(encode(group))
+def test_arrays_of_groups_hold_what_their_lists_do(
+    several: list[RolloutGroup], small_bytes: int
+) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("queues.schema.SMALL_BYTES", small_bytes)
+        found = decode_arrays([encode(group) for group in several])
     lists = {"token_ids", "loss_mask", "behavior_logprobs", "versions"}
-    for rollout in found.rollouts:
-        assert all(isinstance(getattr(rollout, name), np.ndarray) for name in lists)
+    for group in found:
+        for rollout in group.rollouts:
+            assert all(isinstance(getattr(rollout, name), np.ndarray) for name in lists)
     as_lists = [
-        replace(rollout, **{name: getattr(rollout, name).tolist() for name in lists})
-        for rollout in found.rollouts
+        replace(
+            group,
+            rollouts=[
+                replace(rollout, **{name: getattr(rollout, name).tolist() for name in lists})
+                for rollout in group.rollouts
+            ],
+        )
+        for group in found
     ]
-    assert replace(found, rollouts=as_lists) == group
+    assert as_lists == several
 
 
 def test_columns_are_these_in_this_order() -> None:
