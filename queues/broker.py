@@ -30,9 +30,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from queues import schema
 from queues.accounts import Accounting, account
 from queues.admission import Bounds
+from queues.arrivals import Arrivals
 from queues.batches import Batches
 from queues.book import ENGINE_LOST, Book
 from queues.commits import Commits
@@ -131,7 +131,8 @@ class Broker:
         )
         self._retention = Retention(directory, self._ledger, self._commits, self._journal)
         self._keeps_all = config.keep_rollouts == "all"
-        self._puts = Puts(self._book, self._ledger, self._commits)
+        self._arrivals = Arrivals()
+        self._puts = Puts(self._book, self._ledger, self._commits, self._arrivals)
         self._feed = Feed(self._book, self._ledger, self._commits)
         self._batches = Batches(
             self._book,
@@ -271,7 +272,9 @@ class Broker:
         Raises:
             SchemaError: The payload breaks the schema.
         """
-        found = await asyncio.to_thread(schema.summarize, payload)
+        (found,) = await self._arrivals.summarize([payload])
+        if isinstance(found, SchemaError):
+            raise found
         self._commits.check_open()
         group = self._book.groups.in_flight.get(found.group_id)
         if group is None or not group.is_leased_to(engine_id, found.attempt) or group.evaluation:

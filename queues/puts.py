@@ -1,11 +1,10 @@
-"""Results come in: many in a message, summarised in one thread, recorded in one commit."""
+"""Results come in: many in a message, summarised together, recorded in one commit."""
 
-import asyncio
 import logging
 import time
 from collections.abc import Callable, Sequence
 
-from queues import schema
+from queues.arrivals import Arrivals
 from queues.book import Book
 from queues.commits import Commits
 from queues.errors import ProtocolError, QueuesError, SchemaError
@@ -26,12 +25,14 @@ class Puts:
         book: Decides.
         ledger: Records.
         commits: Makes it durable.
+        arrivals: Looks at payloads.
     """
 
-    def __init__(self, book: Book, ledger: Ledger, commits: Commits) -> None:
+    def __init__(self, book: Book, ledger: Ledger, commits: Commits, arrivals: Arrivals) -> None:
         self._book = book
         self._ledger = ledger
         self._commits = commits
+        self._arrivals = arrivals
 
     async def put_many(self, puts: Sequence[tuple[str, Payload]]) -> list[PutStatus | QueuesError]:
         """The answer to each (engine id, payload): as `Broker.put` returns or raises it.
@@ -39,7 +40,7 @@ class Puts:
         They are decided in their order, once their payloads are in the journal, and their rows are
         durable together. What is refused after all leaves a frame that nobody refers to.
         """
-        results = await asyncio.to_thread(schema.summarize_many, [payload for _, payload in puts])
+        results = await self._arrivals.summarize([payload for _, payload in puts])
         self._commits.check_open()
         places = await self._keep(puts, results)
         self._commits.check_open()
