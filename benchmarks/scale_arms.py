@@ -29,10 +29,11 @@ from queues.schema import decode, encode
 from weight_sync.announcements import SwapReport
 from weight_sync.manifest import Bucket, Manifest, TensorSpec
 from weight_sync.ray_broadcaster import BroadcasterClient
+from weight_sync.receiver import NEWEST_SECONDS, newer
 
 T = TypeVar("T")
 POLL_SECONDS = 1.0
-"""As in `actors.rollout_worker` and `weight_sync.receiver`."""
+"""As in `actors.rollout_worker`, and of permits in `weight_sync.receiver`."""
 HEARTBEAT_SECONDS = 5.0
 PAUSE_SECONDS = 0.03
 """Of a swap, beside its messages."""
@@ -192,7 +193,7 @@ class SimulatedActor:
 
     async def _follow(self) -> None:
         while not self._stop.is_set():
-            found = await self._broadcaster.newest(self._serves, POLL_SECONDS)
+            found = await newer(self._broadcaster, self._serves, NEWEST_SECONDS, self._stop)
             if found is None:
                 continue
             self._tally.seconds["announced"].append(time.time() - found.created_at)

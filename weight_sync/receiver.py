@@ -34,8 +34,10 @@ from weight_sync.transport import Transport
 
 logger = logging.getLogger(__name__)
 
+NEWEST_SECONDS = 10.0
+"""Longest wait for a version before it is asked for again; `stop` ends it."""
 POLL_SECONDS = 1.0
-"""Longest wait for a version or a permit before `stop` is looked at again."""
+"""Longest wait for a permit before `stop` is looked at again."""
 
 
 @dataclass(slots=True)
@@ -113,9 +115,11 @@ class Receiver:
         while not stop.is_set():
             served = -1 if self.version is None else self.version
             waits = time.monotonic() < retry_at
-            manifest = await self._announcements.newest(
+            manifest = await newer(
+                self._announcements,
                 failed if waits else served,
-                min(POLL_SECONDS, retry_at - time.monotonic()) if waits else POLL_SECONDS,
+                min(NEWEST_SECONDS, retry_at - time.monotonic()) if waits else NEWEST_SECONDS,
+                stop,
             )
             if manifest is None:
                 continue
@@ -286,6 +290,20 @@ class Receiver:
             )
         await self._announcements.report(report)
         return report
+
+
+async def newer(
+    announcements: Announcements, after: int, timeout: float, stop: asyncio.Event
+) -> Manifest | None:
+    """See `Announcements.newest`; None once `stop` is set."""
+    asked = asyncio.ensure_future(announcements.newest(after, timeout))
+    stopped = asyncio.create_task(stop.wait())
+    try:
+        await asyncio.wait([asked, stopped], return_when=asyncio.FIRST_COMPLETED)
+        return asked.result() if asked.done() else None
+    finally:
+        asked.cancel()
+        stopped.cancel()
 
 
 def _give_back(staging: asyncio.Future[StagedWeights]) -> None:

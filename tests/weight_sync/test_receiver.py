@@ -12,7 +12,7 @@ import torch
 from weight_sync.broadcaster import Broadcaster
 from weight_sync.errors import DeadlineExceeded, IncompatibleWeights
 from weight_sync.manifest import Manifest
-from weight_sync.receiver import Receiver
+from weight_sync.receiver import NEWEST_SECONDS, Receiver
 
 
 def swap(version: int) -> list[str]:
@@ -325,6 +325,29 @@ def test_the_loop_takes_the_newest_version_and_skips_those_between(
     assert [report.version for report in both] == [3, 7]
     assert engine.events == swap(3) + swap(7)
     assert served == [3, 7]
+
+
+def test_the_loop_that_waits_for_a_version_ends_at_stop(engine, transport) -> None:
+    asked: list[float] = []
+    waits = asyncio.Event()
+
+    class Silent(Broadcaster):
+        async def newest(self, after: int, timeout: float) -> None:
+            asked.append(timeout)
+            waits.set()
+            await asyncio.Event().wait()
+
+    async def run():
+        stop = asyncio.Event()
+        running = asyncio.create_task(Receiver("e0", engine, Silent(1.0, 1), transport).run(stop))
+        await waits.wait()
+        stop.set()
+        async with asyncio.timeout(NEWEST_SECONDS / 2):
+            await running
+
+    asyncio.run(run())
+    assert asked == [NEWEST_SECONDS]
+    assert engine.events == []
 
 
 def test_the_loop_sends_a_version_again_until_it_is_loaded(engine, transport, published) -> None:
