@@ -7,8 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from statistics import fmean, median
 from typing import Any
 
-WARM_UP = 5
-"""Steps left out at the beginning: engines warm up and the pipeline fills."""
+from deploy.summary import WARM_UP
 
 Row = Mapping[str, Any]
 

@@ -44,7 +44,7 @@ from benchmarks.arms import (
     read_environment,
     variant,
 )
-from benchmarks.async_figures import WARM_UP, window
+from benchmarks.async_figures import window
 from benchmarks.checkpoint_scores import read_scores, score_runs
 from benchmarks.environment import environment
 from deploy.config import RunConfig
@@ -53,6 +53,7 @@ from deploy.measured_rates import read_rates
 from deploy.plan import Source, predict_own
 from deploy.report import read_record
 from deploy.run_directory import RunDirectory
+from deploy.summary import WARM_UP
 from deploy.timeline import idle_share, running_rollouts
 from queues.history import read_history
 

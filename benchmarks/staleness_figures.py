@@ -12,7 +12,7 @@ from typing import Any
 
 from mpmath import betainc
 
-from benchmarks.async_figures import WARM_UP
+from deploy.summary import WARM_UP
 
 Row = Mapping[str, Any]
 CONFIDENCE = 0.95

@@ -22,8 +22,7 @@ import numpy as np
 
 from deploy.errors import InputError
 from deploy.rates import EngineRates, LearnerRates, Rates, UpdateRates
-from deploy.simulation import WARM_UP
-from deploy.summary import Row
+from deploy.summary import WARM_UP, Row
 from queues.history import GroupTimes, read_history
 
 if TYPE_CHECKING:

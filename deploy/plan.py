@@ -16,7 +16,8 @@ from deploy.buffer_law import Phase, batches_per_second
 from deploy.config import RunConfig
 from deploy.errors import InputError
 from deploy.rates import LearnerRates, Rates
-from deploy.simulation import WARM_UP, Outcome, Setting, simulate
+from deploy.simulation import Outcome, Setting, simulate
+from deploy.summary import WARM_UP
 from queues.admission import Bounds
 
 ROLLOUTS = 20_000

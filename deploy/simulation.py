@@ -22,15 +22,13 @@ from typing import Any
 from deploy.errors import InputError
 from deploy.rates import Rates
 from deploy.simulated_engine import FOREVER, SimulatedEngine
+from deploy.summary import WARM_UP
 from queues.admission import Bounds
 from queues.book import Book
 from queues.errors import QueueClosed
 from queues.groups import State
 from queues.records import BatchRecord, Lease, Prompt, Summary
 from queues.tie_filter import TieFilter
-
-WARM_UP = 5
-"""Batches of a run left out of figures: the pipeline fills. As in `benchmarks.async_figures`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
