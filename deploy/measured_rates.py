@@ -16,7 +16,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, combinations, pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -49,7 +49,8 @@ class Measured:
     explained: float
     """Share of the variance of rollout times that the engine's rates explain (R²)."""
     ess_loss: float | None
-    """−ln ESS per version of mean lag, least squares through 0; None where no lag was trained."""
+    """−ln ESS per squared version of lag, least squares through 0 over the batches' mean squares;
+    None where no lag was trained."""
     samples_per_second: float
     """Of the run itself, after its first batches."""
     learner_idle: float
@@ -267,13 +268,19 @@ def _tied_share(batches: Sequence[Row], groups: Sequence[GroupTimes]) -> float:
     return min(tied / every, MOST_TIED) if every else 0.0
 
 
-def _ess_loss(batches: Sequence[Mapping[str, Any]]) -> float | None:
-    lagging = [row for row in batches if row["lag_mean"] and row["ess"]]
-    if not lagging:
+def _ess_loss(batches: Sequence[Row]) -> float | None:
+    """−ln ESS is about the variance of log-ratios, which spread as wide as the lag is large."""
+    squares = np.array([_lag_square_mean(row["lag_histogram"]) for row in batches if row["ess"]])
+    if not np.any(squares):
         return None
-    lags = np.array([row["lag_mean"] for row in lagging])
-    losses = -np.log([min(1.0, row["ess"]) for row in lagging])
-    return float(lags @ losses / (lags @ lags))
+    losses = -np.log([min(1.0, row["ess"]) for row in batches if row["ess"]])
+    return float(squares @ losses / (squares @ squares))
+
+
+def _lag_square_mean(lags: Mapping[str, int]) -> float:
+    """Over the tokens of a batch; 0 of one without any."""
+    tokens = sum(lags.values())
+    return sum(int(lag) ** 2 * count for lag, count in lags.items()) / tokens if tokens else 0.0
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -37,7 +37,7 @@ class Source:
     rates: Rates
     ranks: int
     ess_loss: float | None = None
-    """−ln ESS per version of mean lag (`deploy.measured_rates`); None where it is not known."""
+    """−ln ESS per squared version of lag (`deploy.measured_rates`); None where it is not known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +57,7 @@ class Prospect:
     windowed: bool
     """Whether the window holds fewer batches than the bound would allow."""
     ess: float | None
+    """As a fraction; it falls with the square of the lag, since policies drift apart."""
 
     @property
     def samples_per_second(self) -> float:
@@ -224,7 +225,7 @@ def _prospects(
                 actors_alone=samples / generate.seconds,
                 learner_alone=samples / train.seconds,
                 windowed=window < staleness + 1,
-                ess=None if loss is None else exp(-loss * outcome.lag_mean),
+                ess=None if loss is None else exp(-loss * outcome.lag_square_mean),
             )
         )
     return found

@@ -79,6 +79,8 @@ class Outcome:
     """Share of all slots in which a rollout was generated."""
     lag_mean: float
     """Over trained tokens, in versions."""
+    lag_square_mean: float
+    """Of its square, likewise."""
     lag_p95: int
     lag_max: int
     batch_seconds: Sequence[float]
@@ -340,6 +342,7 @@ class Simulation:
             actors_idle=idle / seconds / engines,
             slots_used=used / seconds / engines / setting.slots,
             lag_mean=sum(lag * tokens for lag, tokens in self._lags.items()) / total,
+            lag_square_mean=sum(lag**2 * tokens for lag, tokens in self._lags.items()) / total,
             lag_p95=p95,
             lag_max=lags[-1],
             batch_seconds=[after - before for before, after in pairwise(ends[warm_up - 1 :])],

@@ -76,7 +76,7 @@ def made_in_batches(count=15, size=64, seed=0):
     return groups
 
 
-def rows(count, *, ess=None, lag=1.5):
+def rows(count):
     """Batches a second apart: half of it waiting, the rest a step of 0.1 s and 1 ms a token."""
     found, now = [], 0.0
     for version in range(count):
@@ -92,8 +92,9 @@ def rows(count, *, ess=None, lag=1.5):
                 "step_finished_at": stepped,
                 "tokens_trained": tokens,
                 "rollouts_trained": 8,
-                "lag_mean": lag,
-                "ess": ess,
+                "lag_mean": 1.5,
+                "lag_histogram": {"1": tokens // 2, "2": tokens // 2},
+                "ess": None,
             }
         )
         now = stepped + 0.01
@@ -170,11 +171,17 @@ def test_groups_without_a_signal_are_counted_whether_they_were_dropped_or_traine
     assert rates_of(rows(12), [], groups).rates.tied_share == 0.0
 
 
-def test_the_loss_of_sample_size_is_per_version_of_lag():
-    assert rates_of(rows(12, ess=math.exp(-0.3), lag=1.5), [], made()).ess_loss == pytest.approx(
-        0.2
-    )
-    assert rates_of(rows(12, ess=1.0, lag=0.0), [], made()).ess_loss is None
+def test_the_loss_of_sample_size_is_per_squared_version_of_lag():
+    halves = [{**row, "ess": math.exp(-0.2 * (1 + 4) / 2)} for row in rows(12)]
+    assert rates_of(halves, [], made()).ess_loss == pytest.approx(0.2)
+    growing = [
+        {**row, "lag_histogram": {str(lag): 8}, "ess": math.exp(-0.01 * lag**2)}
+        for lag, row in enumerate(rows(12))
+    ]
+    assert rates_of(growing, [], made()).ess_loss == pytest.approx(0.01)
+    fresh = [{**row, "lag_histogram": {"0": 8}, "ess": 1.0} for row in rows(12)]
+    assert rates_of(fresh, [], made()).ess_loss is None
+    assert rates_of(rows(12), [], made()).ess_loss is None
 
 
 def test_a_run_that_has_hardly_begun_again_is_refused(tmp_path):

@@ -3,6 +3,7 @@
 import io
 import itertools
 import json
+import math
 from dataclasses import replace
 
 import pytest
@@ -146,10 +147,11 @@ def test_the_smallest_bound_that_is_as_good_is_the_best():
     assert best(found).limit == "actors"
 
 
-def test_lag_costs_sample_size():
+def test_lag_costs_sample_size_by_its_square():
     found = predict(recipe(), source(train=0.002, ess_loss=0.1), bounds=[0, 2], devices=2)
     assert found[0].ess == 1.0
-    assert 0.8 < found[1].ess < 1.0
+    assert found[1].ess == pytest.approx(math.exp(-0.1 * found[1].outcome.lag_square_mean))
+    assert 0.6 < found[1].ess < math.exp(-0.1 * found[1].outcome.lag_mean)
 
 
 def test_lengths_are_cut_where_the_recipe_cuts_them():
