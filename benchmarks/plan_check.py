@@ -25,7 +25,7 @@ from benchmarks.environment import RESULTS, environment, reserve, store
 from deploy.config import RunConfig, load_recipe
 from deploy.errors import InputError
 from deploy.measured_rates import Measured, read_rates
-from deploy.plan import setting_of
+from deploy.plan import setting_of, setting_of_run
 from deploy.rates import EngineRates, LearnerRates, Rates, UpdateRates
 from deploy.run_directory import RunDirectory
 from deploy.simulation import simulate
@@ -65,11 +65,9 @@ def check_folder(folder: Path) -> dict[str, Any]:
 
 def compare(config: RunConfig, rates: Rates, measured: Measured) -> dict[str, Any]:
     """One arm: what was measured of it, and what rates predict."""
-    bound = config.queues.max_staleness
-    setting = setting_of(config, staleness=bound, actors=config.actors.count, steps=config.steps)
-    found = simulate(setting, rates, seed=config.seed)
+    found = simulate(setting_of_run(config, measured.batches), rates, seed=config.seed)
     return {
-        "max_staleness": bound,
+        "max_staleness": config.queues.max_staleness,
         "measured": measured.samples_per_second,
         "predicted": found.samples_per_second,
         "ratio": measured.samples_per_second / found.samples_per_second,

@@ -195,6 +195,19 @@ def setting_of(
     )
 
 
+def setting_of_run(config: RunConfig, batches: int) -> Setting:
+    """A run of the recipe as it is, of which so many batches end while groups are leased."""
+    bound = config.queues.max_staleness
+    beyond = bound + 1
+    return setting_of(
+        config,
+        staleness=bound,
+        actors=config.actors.count,
+        steps=batches + beyond,
+        beyond=beyond,
+    )
+
+
 def _prospects(
     config: RunConfig, source: Source, actors: int, ranks: int, bounds: Sequence[int]
 ) -> list[Prospect]:

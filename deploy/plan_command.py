@@ -13,7 +13,7 @@ from rich.table import Table
 from deploy.config import RunConfig
 from deploy.errors import InputError
 from deploy.measured_rates import Measured, read_rates
-from deploy.plan import Prospect, Source, best, most_actors, predict, setting_of
+from deploy.plan import Prospect, Source, best, most_actors, predict, setting_of_run
 from deploy.rates import EngineRates, LearnerRates, Rates, UpdateRates, lognormal_lengths
 from deploy.run_directory import RunDirectory
 from deploy.simulation import simulate
@@ -231,12 +231,7 @@ def _caveats(measured: Measured, recorded: RunConfig, evaluated: bool) -> list[s
 def _compare(measured: Measured, recorded: RunConfig) -> dict[str, Any] | None:
     """The run and its own simulation; None where that cannot be."""
     try:
-        setting = setting_of(
-            recorded,
-            staleness=recorded.queues.max_staleness,
-            actors=recorded.actors.count,
-            steps=measured.batches,
-        )
+        setting = setting_of_run(recorded, measured.batches)
         found = simulate(setting, measured.rates, seed=recorded.seed)
     except InputError:
         return None
