@@ -24,6 +24,9 @@ ROLLOUTS = 20_000
 """Of a simulated run, about."""
 FEWEST_STEPS, MOST_STEPS = 20, 60
 MOST_SPLITS = 12
+MOST_ACTORS = 1024
+"""Engines of a simulated run: every one costs each batch some 10 µs, so that a plan of some bounds
+takes a minute or two with as many."""
 BUSY = 0.05
 """A side that idles less than this share of the time is what limits the throughput."""
 AS_GOOD = 0.99
@@ -93,7 +96,7 @@ def predict(
         devices: That actors and learner share.
 
     Raises:
-        InputError: The devices are too few, or the recipe cannot be simulated.
+        InputError: The devices are too few or too many, or the recipe cannot be simulated.
     """
     each, most = config.actors.tensor_parallel_size, most_actors(config, devices)
     found: dict[int, list[Prospect]] = {}
@@ -121,7 +124,7 @@ def most_actors(config: RunConfig, devices: int) -> int:
     """Engines that leave the learner a device; each smaller count is a split too.
 
     Raises:
-        InputError: There are none.
+        InputError: There are none, or more than MOST_ACTORS.
     """
     each = config.actors.tensor_parallel_size
     if devices <= each:
@@ -129,7 +132,13 @@ def most_actors(config: RunConfig, devices: int) -> int:
             f"{devices} devices are too few: an engine takes {each} "
             f"(actors.tensor_parallel_size) and the learner at least 1"
         )
-    return (devices - 1) // each
+    most = (devices - 1) // each
+    if most > MOST_ACTORS:
+        raise InputError(
+            f"{devices} devices are too many: they hold up to {most} engines of {each} "
+            f"(actors.tensor_parallel_size), and a plan simulates {MOST_ACTORS} at most"
+        )
+    return most
 
 
 def some_counts(most: int, own: int) -> list[int]:

@@ -100,19 +100,19 @@ def plan(
     Raises:
         InputError: Something is missing, contradicts itself, or cannot be simulated.
     """
+    own = config.actors.count * config.actors.tensor_parallel_size + config.learner.ranks
+    devices = own if devices is None else devices
+    splits = most_actors(config, devices)
     source, notes, itself = _source(config, run, given, bounds)
     if config.queues.filter_tied and run is None:
         notes.append("queues.filter_tied: how many groups will be dropped is not known; none here")
     if config.queues.ess_target is not None:
         notes.append("queues.ess_target: the window of staleness is taken as always at its widest")
-    own = config.actors.count * config.actors.tensor_parallel_size + config.learner.ranks
-    if devices is None:
-        devices = own
     prospects = predict(config, source, bounds=bounds, devices=devices)
     return {
         "recipe": config.name,
         "devices": devices,
-        "splits": most_actors(config, devices),
+        "splits": splits,
         "rates": {"of": str(run.path) if run else "command line", **source.rates.to_dict()},
         "itself": itself,
         "notes": notes,

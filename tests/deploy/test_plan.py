@@ -14,9 +14,11 @@ from rich.console import Console
 from deploy.config import load_recipe
 from deploy.errors import InputError
 from deploy.plan import (
+    MOST_ACTORS,
     Source,
     best,
     between,
+    most_actors,
     predict,
     predict_own,
     setting_of,
@@ -116,6 +118,15 @@ def test_a_recipe_by_itself_is_predicted_as_among_the_splits():
 def test_a_device_is_not_enough():
     with pytest.raises(InputError, match="1 devices are too few: an engine takes 1"):
         predict(recipe(), source(train=0.002), bounds=[1], devices=1)
+
+
+def test_more_engines_than_can_be_simulated_in_a_minute_or_two_are_refused():
+    with pytest.raises(InputError, match=r"100000 devices are too many: .* 99999 engines .* 1024"):
+        predict(recipe(), source(train=0.002), bounds=[1], devices=100_000)
+    large = recipe("actors.tensor_parallel_size=8")
+    assert most_actors(large, 8 * MOST_ACTORS + 8) == MOST_ACTORS
+    with pytest.raises(InputError, match="up to 1025 engines of 8 "):
+        most_actors(large, 8 * MOST_ACTORS + 9)
 
 
 def test_a_setting_is_that_of_the_run():
