@@ -39,7 +39,9 @@ def check_model(model_path: str) -> None:
             layers cannot be packed.
     """
     folder = Path(model_path)
-    description = _description(folder) if folder.is_dir() else configuration(model_path).to_dict()
+    description = (
+        read_description(folder) if folder.is_dir() else configuration(model_path).to_dict()
+    )
     names = description.get("architectures") or []
     if description.get("is_encoder_decoder") or (names and not names[0].endswith(CAUSAL)):
         raise InputError(
@@ -60,8 +62,12 @@ def check_model(model_path: str) -> None:
         weight_shapes(model_path)
 
 
-def _description(folder: Path) -> Mapping[str, Any]:
-    """The contents of `config.json`."""
+def read_description(folder: Path) -> Mapping[str, Any]:
+    """The contents of `config.json`.
+
+    Raises:
+        InputError: It is missing or broken.
+    """
     file = folder / "config.json"
     try:
         found = json.loads(file.read_text())
@@ -177,6 +183,6 @@ def weight_shapes(model_path: str) -> dict[str, tuple[int, ...]]:
         missing = sorted(name for name in parts if not (folder / name).exists())
         if missing:
             raise InputError(f"model {model_path!r} lacks {', '.join(missing)}, named in {index}")
-    if _description(folder).get("tie_word_embeddings"):
+    if read_description(folder).get("tie_word_embeddings"):
         shapes.pop("lm_head.weight", None)
     return shapes

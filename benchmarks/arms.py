@@ -21,13 +21,13 @@ from pydantic import ValidationError
 from rich.console import Console
 from rich.progress import Progress
 
-from benchmarks.async_figures import WARM_UP
 from benchmarks.environment import environment, reserve
 from deploy.config import ModelConfig, RunConfig, load_recipe
 from deploy.errors import DeployError, InputError, Interrupted, RunFailed
 from deploy.inputs import model_path
 from deploy.origin import ORIGIN_FILE, refuse_another_origin, warm_start_origin
 from deploy.run_directory import RunDirectory
+from deploy.summary import WARM_UP
 from queues.errors import QueuesError
 
 ENVIRONMENT = ".environment.json"

@@ -7,8 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from statistics import fmean, median
 from typing import Any
 
-WARM_UP = 5
-"""Steps left out at the beginning: engines warm up and the pipeline fills."""
+from deploy.summary import WARM_UP
 
 Row = Mapping[str, Any]
 
@@ -79,6 +78,20 @@ def generation(rows: Sequence[Row]) -> dict[str, Any]:
     }
 
 
+def token_seconds(initial: Row, trained: Row) -> float | None:
+    """Seconds that actors alone take for each token more of a rollout; None where that is not told.
+
+    It is not by rollouts of the same length, or by longer ones that were faster.
+
+    Args:
+        initial: `generation` with the initial policy.
+        trained: `generation` with a trained one.
+    """
+    longer = trained["tokens_per_rollout"] - initial["tokens_per_rollout"]
+    slower = 1 / trained["samples_per_second"] - 1 / initial["samples_per_second"]
+    return slower / longer if abs(longer) > 1 and slower / longer > 0 else None
+
+
 def actors_limit(initial: Row, trained: Row, tokens: float) -> dict[str, float]:
     """Samples/s of actors alone for rollouts of another mean length than they were measured at.
 
@@ -89,18 +102,15 @@ def actors_limit(initial: Row, trained: Row, tokens: float) -> dict[str, float]:
 
     Returns:
         `samples_per_second`: a rollout takes a fixed time and a time per token, both from the two
-        measurements. Where they do not tell (the same length, or a longer rollout that was
-        faster), and beside it for comparison, the tokens/s of each divided by `tokens`.
+        measurements. Where they do not tell (`token_seconds`), and beside it for comparison, the
+        tokens/s of each divided by `tokens`.
     """
     by_initial = initial["tokens_per_second"] / tokens
     by_trained = trained["tokens_per_second"] / tokens
-    longer = trained["tokens_per_rollout"] - initial["tokens_per_rollout"]
-    slower = 1 / trained["samples_per_second"] - 1 / initial["samples_per_second"]
-    seconds = 0.0
-    if abs(longer) > 1 and slower / longer > 0:
-        seconds = 1 / initial["samples_per_second"] + slower / longer * (
-            tokens - initial["tokens_per_rollout"]
-        )
+    each, seconds = token_seconds(initial, trained), 0.0
+    if each is not None:
+        more = tokens - initial["tokens_per_rollout"]
+        seconds = 1 / initial["samples_per_second"] + each * more
     return {
         "samples_per_second": 1 / seconds if seconds > 0 else fmean((by_initial, by_trained)),
         "by_tokens_of_initial_policy": by_initial,

@@ -12,7 +12,7 @@ cores, and at η = 0 with all of them for generation and for training in turn. T
                                batches again, publishing and checkpoints included
 
 The limit is the smaller of the two. Rounds go through the arms forwards and backwards in turn. All
-figures leave out the first steps (async_figures.WARM_UP). Every arm is a process of its own.
+figures leave out the first steps (`deploy.summary.WARM_UP`). Every arm is a process of its own.
 """
 
 import argparse
@@ -41,6 +41,7 @@ from deploy.config import ModelConfig, RunConfig, load_recipe
 from deploy.errors import InputError
 from deploy.report import read_record
 from deploy.run_directory import RunDirectory
+from deploy.summary import WARM_UP
 from deploy.timeline import Timeline, idle_share, read_timeline, running_rollouts
 from queues.accounts import newest_checkpoint
 from queues.history import read_history
@@ -168,11 +169,11 @@ def make_plan(arguments: argparse.Namespace, console: Console) -> Plan:
     """
     recipe = load_recipe(arguments.recipe, arguments.settings)
     all_cores(recipe)
-    least = async_figures.WARM_UP + 2
+    least = WARM_UP + 2
     steps = recipe.steps if arguments.steps is None else arguments.steps
     if steps < least:
         raise InputError(
-            f"--steps {steps} must be at least {least}: the first {async_figures.WARM_UP} are "
+            f"--steps {steps} must be at least {least}: the first {WARM_UP} are "
             "left out of every figure"
         )
     if arguments.rounds < 1:
@@ -210,7 +211,7 @@ def run(arguments: argparse.Namespace, console: Console) -> None:
                 "recipe": arguments.recipe,
                 "settings": arguments.settings,
                 "steps": plan.base.steps,
-                "warm_up_steps_left_out": async_figures.WARM_UP,
+                "warm_up_steps_left_out": WARM_UP,
                 "reference_bound": plan.reference,
                 "medians": async_figures.medians(rounds),
                 "rounds": rounds,

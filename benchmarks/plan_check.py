@@ -17,20 +17,24 @@ import math
 import random
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from benchmarks.arms import end_well
+from benchmarks.async_figures import token_seconds
 from benchmarks.environment import RESULTS, environment, reserve, store
 from deploy.config import RunConfig, load_recipe
 from deploy.errors import InputError
 from deploy.measured_rates import Measured, read_rates
-from deploy.plan import setting_of
+from deploy.plan import setting_of, setting_of_run
 from deploy.rates import EngineRates, LearnerRates, Rates, UpdateRates
 from deploy.run_directory import RunDirectory
-from deploy.simulation import simulate
+from deploy.simulation import Outcome, Setting, simulate
 
 ARM = re.compile(r"(?:(?P<round>round\d+)-)?eta(?P<eta>\d+)(?:-(?P<seed>seed\d+))?")
+COMPARED = ("samples_per_second", "learner_idle", "lag_mean")
+"""Figures of an arm that stand beside predicted ones."""
 TAIL = 1.0
 """Variation of lengths within a batch, where a stored figure does not have it."""
 
@@ -65,48 +69,87 @@ def check_folder(folder: Path) -> dict[str, Any]:
 
 def compare(config: RunConfig, rates: Rates, measured: Measured) -> dict[str, Any]:
     """One arm: what was measured of it, and what rates predict."""
-    bound = config.queues.max_staleness
-    setting = setting_of(config, staleness=bound, actors=config.actors.count, steps=config.steps)
-    found = simulate(setting, rates, seed=config.seed)
+    found = simulate(setting_of_run(config, measured.batches), rates, seed=config.seed)
+    figures = {key: getattr(measured, key) for key in COMPARED}
+    return beside(config.queues.max_staleness, figures, found)
+
+
+def beside(bound: int, measured: Mapping[str, float], found: Outcome) -> dict[str, Any]:
+    """What was measured at a bound, COMPARED of it, beside what was predicted."""
     return {
         "max_staleness": bound,
-        "measured": measured.samples_per_second,
+        "measured": measured["samples_per_second"],
         "predicted": found.samples_per_second,
-        "ratio": measured.samples_per_second / found.samples_per_second,
-        "learner_idle": {"measured": measured.learner_idle, "predicted": found.learner_idle},
-        "lag_mean": {"measured": measured.lag_mean, "predicted": found.lag_mean},
+        "ratio": measured["samples_per_second"] / found.samples_per_second,
+        "learner_idle": {"measured": measured["learner_idle"], "predicted": found.learner_idle},
+        "lag_mean": {"measured": measured["lag_mean"], "predicted": found.lag_mean},
     }
 
 
-def check_gain(document: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The arms of a stored async_gain.json, round by round; arms with all cores are left out."""
+@dataclass(frozen=True, slots=True)
+class GainArm:
+    """One arm of a stored async_gain.json."""
+
+    round: str
+    bound: int
+    setting: Setting
+    rates: Rates
+    measured: Mapping[str, float]
+    """COMPARED."""
+
+
+def read_gain(file: Path) -> tuple[dict[str, Any], list[GainArm]]:
+    """Which measurement a stored async_gain.json is, and its arms.
+
+    Raises:
+        InputError: It is not such a file, or its figures tell no rates.
+    """
+    try:
+        document = json.loads(file.read_text())
+    except (OSError, ValueError) as error:
+        raise InputError(f"--gain {file} cannot be read: {error}") from None
+    try:
+        return {"of": document["command"], "commit": document["commit"]}, gain_arms(document)
+    except KeyError as error:
+        raise InputError(
+            f"--gain {file} was not written by `headway bench async`: it has no {error}"
+        ) from None
+    except TypeError as error:
+        raise InputError(
+            f"--gain {file} was not written by `headway bench async`: {error}"
+        ) from None
+    except InputError as error:
+        raise InputError(f"--gain {file}: {error}") from None
+
+
+def gain_arms(document: Mapping[str, Any]) -> list[GainArm]:
+    """The arms of a stored async_gain.json, round by round; arms with all cores are left out.
+
+    Raises:
+        InputError: The recipe cannot be read, or a round's figures tell no rates.
+    """
     base = load_recipe(document["recipe"], document["settings"])
-    checks = []
+    found = []
     for number, round_ in enumerate(document["rounds"], start=1):
         reference = round_["arms"][str(document["reference_bound"])]
         for name, arm in round_["arms"].items():
             if not name.isdigit():
                 continue
-            rates = gain_rates(round_["limits"], reference, arm, base)
             setting = setting_of(
                 base, staleness=int(name), actors=base.actors.count, steps=document["steps"]
             )
-            found = simulate(setting, rates)
-            checks.append(
-                {
-                    "round": f"round{number}",
-                    "max_staleness": int(name),
-                    "measured": arm["samples_per_second"],
-                    "predicted": found.samples_per_second,
-                    "ratio": arm["samples_per_second"] / found.samples_per_second,
-                    "learner_idle": {
-                        "measured": arm["learner_idle"],
-                        "predicted": found.learner_idle,
-                    },
-                    "lag_mean": {"measured": arm["lag_mean"], "predicted": found.lag_mean},
-                }
-            )
-    return checks
+            rates = gain_rates(round_["limits"], reference, arm, base)
+            measured = {key: arm[key] for key in COMPARED}
+            found.append(GainArm(f"round{number}", int(name), setting, rates, measured))
+    return found
+
+
+def check_gain(arms: Sequence[GainArm]) -> list[dict[str, Any]]:
+    """Each arm, predicted by the rates of its round."""
+    return [
+        {"round": arm.round, **beside(arm.bound, arm.measured, simulate(arm.setting, arm.rates))}
+        for arm in arms
+    ]
 
 
 def gain_rates(
@@ -119,10 +162,23 @@ def gain_rates(
         reference: The arm whose learner is taken.
         arm: The arm whose lengths are taken.
         base: The recipe.
+
+    Raises:
+        InputError: The limits of the actors tell no time for a rollout and one for a token.
     """
     initial, trained = (limits["actors"]["raw"][policy] for policy in ("initial", "trained"))
-    longer = trained["tokens_per_rollout"] - initial["tokens_per_rollout"]
-    token = (1 / trained["samples_per_second"] - 1 / initial["samples_per_second"]) / longer
+    token = token_seconds(initial, trained)
+    turnover = 1 / initial["samples_per_second"] - (token or 0.0) * initial["tokens_per_rollout"]
+    if token is None or turnover < 0:
+        measured = (
+            f"{each['samples_per_second']:.1f} samples/s of {each['tokens_per_rollout']:.1f} tokens"
+            for each in (initial, trained)
+        )
+        raise InputError(
+            f"actors alone gave {' and '.join(measured)}, which does not tell a time for a rollout "
+            "and one for each of its tokens: longer rollouts must take longer, and at most by as "
+            "much as they are longer"
+        )
     chance = random.Random(base.seed)
     sigma = math.sqrt(math.log1p(TAIL**2))
     lengths = []
@@ -137,8 +193,7 @@ def gain_rates(
         engine=EngineRates(
             step_seconds=0.0,
             rollout_step_seconds=token,
-            turnover_seconds=1 / initial["samples_per_second"]
-            - token * initial["tokens_per_rollout"],
+            turnover_seconds=turnover,
         ),
         learner=LearnerRates(
             batch_seconds=reference["learner_step_seconds"],
@@ -183,16 +238,10 @@ def run(options: argparse.Namespace) -> None:
     """
     reserve(options.out)
     record: dict[str, Any] = environment()
+    measurement, arms = read_gain(options.gain)
     if options.folder is not None:
         record["runs"] = check_folder(options.folder)
-    try:
-        document = json.loads(options.gain.read_text())
-    except (OSError, ValueError) as error:
-        raise InputError(f"--gain {options.gain} cannot be read: {error}") from None
-    if not isinstance(document, dict) or not {"rounds", "reference_bound"} <= document.keys():
-        raise InputError(f"--gain {options.gain} was not written by `headway bench async`")
-    record["gain"] = {"of": document["command"], "commit": document["commit"]}
-    record["gain"]["checks"] = check_gain(document)
+    record["gain"] = {**measurement, "checks": check_gain(arms)}
     for source in sorted({check["rates_of"] for check in record.get("runs", {}).get("checks", [])}):
         mine = [each for each in record["runs"]["checks"] if each["rates_of"] == source]
         say(f"by the rates of the run with η = {source}", mine)

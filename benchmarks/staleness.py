@@ -13,9 +13,10 @@ evaluations; afterwards its checkpoints are scored on held-out problems.
 
 Beside the throughput of the first stand two predictions by rates measured in the run of one bound
 (η = 2, where there is one): of the simulation behind `headway plan`, and of the finite-buffer law.
-Figures are of the newest batches of a run, a hundred at most, the largest lag of all of them.
-An arm that fails is named and left out; the others go on. The demo's arms take three to six minutes
-on two cores with 150 steps, and scoring one about a minute.
+Figures are of the newest batches of a run that end before its last lease, a hundred at most; the
+largest lag, the scores and their seconds are of the whole run. An arm that fails is named and left
+out; the others go on. The demo's arms take three to six minutes on two cores with 150 steps, and
+scoring one about a minute.
 
 A folder of --out that exists is gone on with: arms that are finished and have the same recipe are
 kept, so that a study may be interrupted, or grow by seeds and bounds.
@@ -44,15 +45,16 @@ from benchmarks.arms import (
     read_environment,
     variant,
 )
-from benchmarks.async_figures import WARM_UP, window
+from benchmarks.async_figures import window
 from benchmarks.checkpoint_scores import read_scores, score_runs
 from benchmarks.environment import environment
 from deploy.config import RunConfig
 from deploy.errors import InputError, RunFailed
-from deploy.measured_rates import read_rates
+from deploy.measured_rates import LEAST_BATCHES, read_rates
 from deploy.plan import Source, predict_own
 from deploy.report import read_record
 from deploy.run_directory import RunDirectory
+from deploy.summary import WARM_UP
 from deploy.timeline import idle_share, running_rollouts
 from queues.history import read_history
 
@@ -157,7 +159,7 @@ def read_arm(study: Study, arm: Arm) -> dict[str, Any]:
     directory = RunDirectory(study.out / arm.config.name)
     every = read_record(directory).batches
     measured = read_rates(directory)
-    rows = every[-measured.batches :]
+    rows = [row for row in every if measured.first <= row["version"] <= measured.last]
     begin, end = window(rows)
     history = read_history(directory.path, rows[0]["version"], len(every))
     curves = running_rollouts(history.groups).values()
@@ -182,6 +184,24 @@ def read_arm(study: Study, arm: Arm) -> dict[str, Any]:
         "seconds_to_target": staleness_figures.seconds_to(line, study.target),
         "curve": line,
     }
+
+
+def failure(arm: Arm, why: str) -> dict[str, Any]:
+    """An arm that is left out."""
+    return {"kind": arm.kind, "name": arm.name, "seed": arm.seed, "why": why}
+
+
+def read_arms(
+    study: Study, arms: Sequence[Arm]
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Figures of finished and scored arms, and which leased too early to have any."""
+    found, failed = [], []
+    for arm in arms:
+        try:
+            found.append(read_arm(study, arm))
+        except InputError as error:
+            failed.append(failure(arm, str(error)))
+    return found, failed
 
 
 def predictions(study: Study, trained: Sequence[Arm]) -> list[dict[str, Any]]:
@@ -251,6 +271,13 @@ def make_study(arguments: argparse.Namespace) -> Study:
     if arguments.stale < 1:
         raise InputError(f"--stale {arguments.stale} must be at least 1")
     base = make_base(arguments, "staleness")
+    unleased = 1 + (arguments.stale if corrections else 0)
+    if base.steps < LEAST_BATCHES + unleased:
+        raise InputError(
+            f"--steps {base.steps} must be at least {LEAST_BATCHES + unleased}: figures need "
+            f"{LEAST_BATCHES} batches, and the last {unleased} of an arm are trained when nothing "
+            "is leased any more"
+        )
     return Study(
         base,
         tuple(sorted(bounds, key=lambda bound: steps_of(bound, sys.maxsize))),
@@ -278,15 +305,16 @@ def run(arguments: argparse.Namespace, console: Console) -> None:
             for arm in arms:
                 if why := train(study, arm, children):
                     console.print(why)
-                    failed.append(
-                        {"kind": arm.kind, "name": arm.name, "seed": arm.seed, "why": why}
-                    )
+                    failed.append(failure(arm, why))
                 else:
                     trained.append(arm)
             runs = [RunDirectory.of(arm.config).path for arm in arms if arm in trained]
             score_runs(study.base, runs, console)
-    if not trained:
-        raise RunFailed("no arm came to its end, for the reasons above")
+    found, short = read_arms(study, trained)
+    for each in short:
+        console.print(each["why"])
+    if not found:
+        raise RunFailed("no arm came to its end with enough batches, for the reasons above")
     document = {
         **facts,
         "recipe": arguments.recipe,
@@ -296,8 +324,8 @@ def run(arguments: argparse.Namespace, console: Console) -> None:
         "target": study.target,
         "stale": study.stale,
         "reference": study.reference,
-        "arms": [read_arm(study, arm) for arm in trained],
-        "failed": failed,
+        "arms": found,
+        "failed": [*failed, *short],
         "predictions": [],
     }
     try:

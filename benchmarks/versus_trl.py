@@ -44,7 +44,7 @@ from benchmarks.arms import (
     show_conditions,
     variant,
 )
-from benchmarks.async_figures import WARM_UP, samples_per_second, tokens_per_rollout
+from benchmarks.async_figures import samples_per_second, tokens_per_rollout
 from benchmarks.checkpoint_scores import read_scores, score_runs
 from benchmarks.environment import environment
 from benchmarks.staleness_figures import curve, seconds_to
@@ -52,6 +52,7 @@ from deploy.bench import ROOT
 from deploy.config import RunConfig
 from deploy.errors import InputError, RunFailed
 from deploy.run_directory import RunDirectory
+from deploy.summary import WARM_UP
 
 HEADWAY = "Headway"
 TRL = ROOT / ".trl"

@@ -6,7 +6,11 @@ Engine. A rollout of L tokens that was one of n̄ on average, while s of them be
 
 so a, b and f (`EngineRates`) are least squares over all rollouts, none below 0. The average is over
 tokens, and when those were made a and b say: both are found in turn. Learner: likewise,
-seconds of a step over its tokens. The first batches of those looked at are left out of everything.
+seconds of a step over its tokens.
+
+Two parts of a run are left out of everything: the first batches of those looked at, and the last
+ones, trained when no group was leased any more. Their number is about the lag, engines run empty
+meanwhile, and a simulation leaves them out too (`deploy.plan`).
 
 What was measured is what the run met: an engine that shared its cores with the learner was slower
 than one alone, and held-out evaluations, which are not journaled, made it look slower still.
@@ -16,15 +20,14 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, combinations, pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from deploy.errors import InputError
 from deploy.rates import EngineRates, LearnerRates, Rates, UpdateRates
-from deploy.simulation import WARM_UP
-from deploy.summary import Row
-from queues.history import GroupTimes, read_history
+from deploy.summary import WARM_UP, Row
+from queues.history import GroupTimes, last_lease, read_history
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -32,7 +35,7 @@ if TYPE_CHECKING:
     from deploy.run_directory import RunDirectory
 
 LEAST_BATCHES = WARM_UP + 5
-"""Of a run that is measured."""
+"""Of a run that is measured, before its last lease."""
 MOST_BATCHES = 100
 """The newest ones are measured: a policy that has changed writes otherwise."""
 MOST_TIED = 0.99
@@ -45,35 +48,46 @@ class Measured:
     """What a run says about the parts that it was made of."""
 
     rates: Rates
-    batches: int
-    """That were looked at, the first ones included."""
+    first: int
+    """Version of the first batch that was looked at; figures are of those after WARM_UP of them."""
+    last: int
+    """Version of the last one."""
     explained: float
     """Share of the variance of rollout times that the engine's rates explain (R²)."""
     ess_loss: float | None
-    """−ln ESS per version of mean lag, least squares through 0; None where no lag was trained."""
+    """−ln ESS per squared version of lag, least squares through 0 over the batches' mean squares;
+    None where no lag was trained."""
     samples_per_second: float
-    """Of the run itself, after its first batches."""
+    """Of the run itself in these batches."""
     learner_idle: float
     lag_mean: float
+
+    @property
+    def batches(self) -> int:
+        """That were looked at, the first ones included."""
+        return self.last - self.first + 1
 
 
 def read_rates(directory: "RunDirectory") -> Measured:
     """The rates of a run, dead or alive.
 
     Raises:
-        InputError: It has trained too few batches to tell.
+        InputError: It has trained too few batches to tell while groups were leased.
         QueuesError: Its ledger or journal cannot be read.
     """
     rows = {row["version"]: row for row in directory.rows("metrics.jsonl")}
     every = [rows[version] for version in sorted(rows)]
     sitting = every[-1].get("sitting_started_at") if every else None
-    batches = [row for row in every if row.get("sitting_started_at") == sitting][-MOST_BATCHES:]
+    trained = [row for row in every if row.get("sitting_started_at") == sitting]
+    leased = last_lease(directory.path) or 0.0
+    batches = [row for row in trained if row["step_finished_at"] < leased][-MOST_BATCHES:]
     if len(batches) < LEAST_BATCHES:
         raise InputError(
-            f"{directory.path} has trained {len(batches)} batches since it was last started; at "
-            f"least {LEAST_BATCHES} are needed to tell how fast its parts are"
+            f"{directory.path} has trained {len(trained)} batches since it was last started, "
+            f"{len(batches)} of them before its last group was leased; at least {LEAST_BATCHES} of "
+            "these are needed to tell how fast its parts are"
         )
-    history = read_history(directory.path, batches[0]["version"], batches[-1]["version"])
+    history = read_history(directory.path, batches[0]["version"], trained[-1]["version"])
     swaps = directory.rows("swaps.jsonl")
     return rates_of(batches, swaps, [group for group in history.groups if group.taken_at])
 
@@ -86,34 +100,37 @@ def rates_of(
     Args:
         batches: Statistics of consecutive trained batches of one sitting, in order.
         swaps: Swap reports.
-        groups: The trained groups, in the order in which they were accepted.
+        groups: The trained groups, in the order in which they were accepted; those of other batches
+            are only what an engine had beside.
     """
     measured = batches[WARM_UP:]
     begin, end = batches[WARM_UP - 1]["step_finished_at"], batches[-1]["step_finished_at"]
     updates = [row for row in swaps if row["error"] is None and not row.get("seeding", False)]
-    late = [group for group in groups if group.taken_at is not None and group.taken_at > begin]
-    engine, explained = _engine(groups, updates, after=begin)
+    mine = [group for group in groups if group.taken_at and begin < group.taken_at <= end]
+    swapped = [row for row in updates if begin < row["published_at"] <= end]
+    engine, explained = _engine(groups, updates, within=(begin, end))
     waits = sum(row["wait_finished_at"] - row["wait_started_at"] for row in measured)
     tokens = sum(row["tokens_trained"] for row in measured)
     return Measured(
         rates=Rates(
             engine=engine,
-            learner=_learner(batches, late),
+            learner=_learner(batches, mine),
             update=UpdateRates(
                 staging_seconds=_mean(
                     [
                         row["staged_at"] - row["published_at"] + row.get("prepare_seconds", 0.0)
-                        for row in updates
+                        for row in swapped
                     ]
                 ),
                 pause_seconds=_mean(
-                    [row["swap_finished_at"] - row["swap_started_at"] for row in updates]
+                    [row["swap_finished_at"] - row["swap_started_at"] for row in swapped]
                 ),
             ),
-            lengths=tuple(tuple(max(1, each) for each in group.tokens) for group in late),
-            tied_share=_tied_share(measured, late),
+            lengths=tuple(tuple(max(1, each) for each in group.tokens) for group in mine),
+            tied_share=_tied_share(measured, mine),
         ),
-        batches=len(batches),
+        first=batches[0]["version"],
+        last=batches[-1]["version"],
         explained=explained,
         ess_loss=_ess_loss(measured),
         samples_per_second=sum(row["rollouts_trained"] for row in measured) / (end - begin),
@@ -123,9 +140,9 @@ def rates_of(
 
 
 def _engine(
-    groups: Sequence[GroupTimes], updates: Sequence[Row], *, after: float
+    groups: Sequence[GroupTimes], updates: Sequence[Row], *, within: tuple[float, float]
 ) -> tuple[EngineRates, float]:
-    """Rates of one engine, from the rollouts of all that began after a moment."""
+    """Rates of one engine, from the rollouts of all that began between two moments."""
     by_engine: defaultdict[str, list[tuple[float, float, int]]] = defaultdict(list)
     for group in groups:
         pairs = zip(group.rollouts, group.tokens, strict=True)
@@ -145,10 +162,13 @@ def _engine(
     ]
     found = np.array([1.0, 0.0, 0.0])
     for _ in range(ROUNDS):
-        parts = [_observations(*each, after, step=found[0], rollout=found[1]) for each in engines]
+        parts = [_observations(*each, within, step=found[0], rollout=found[1]) for each in engines]
         factors, seconds = (np.concatenate(each) for each in zip(*parts, strict=True))
         if not len(seconds):
-            raise InputError("no rollout began after the first batches: the run was too short")
+            raise InputError(
+                "no rollout began between the first batches and the last lease: the run was too "
+                "short"
+            )
         found = _least_squares(factors, seconds)
     left = seconds - factors @ found
     step, rollout, turnover = found.tolist()
@@ -166,7 +186,7 @@ def _engine(
 def _observations(
     rollouts: "NDArray[np.float64]",
     pauses: "NDArray[np.float64]",
-    after: float,
+    within: tuple[float, float],
     *,
     step: float,
     rollout: float,
@@ -176,7 +196,7 @@ def _observations(
     Args:
         rollouts: [n, 3], when each began and ended, and its tokens.
         pauses: [m, 2], when the engine stood still, in order.
-        after: Rollouts that began earlier are beside others, but give no row.
+        within: Rollouts that began earlier or later are beside others, but give no row.
         step: Seconds of a token, and for each rollout that is running `rollout` more: what is known
             of them, by which a rollout's tokens lie in its time.
         rollout: Likewise.
@@ -190,7 +210,8 @@ def _observations(
     edges = pauses.ravel()
     paused = _Integral(edges, np.tile([1.0, 0.0], len(pauses)))
     times = np.sort(changes)
-    began, ended, tokens = rollouts[rollouts[:, 0] > after].T
+    first, last = within
+    began, ended, tokens = rollouts[(rollouts[:, 0] > first) & (rollouts[:, 0] <= last)].T
     still = paused(ended) - paused(began)
     seconds = ended - began
     mean_running = (running(ended) - running(began)) / np.maximum(made(ended) - made(began), 1e-9)
@@ -268,13 +289,19 @@ def _tied_share(batches: Sequence[Row], groups: Sequence[GroupTimes]) -> float:
     return min(tied / every, MOST_TIED) if every else 0.0
 
 
-def _ess_loss(batches: Sequence[Mapping[str, Any]]) -> float | None:
-    lagging = [row for row in batches if row["lag_mean"] and row["ess"]]
-    if not lagging:
+def _ess_loss(batches: Sequence[Row]) -> float | None:
+    """−ln ESS is about the variance of log-ratios, which spread as wide as the lag is large."""
+    squares = np.array([_lag_square_mean(row["lag_histogram"]) for row in batches if row["ess"]])
+    if not np.any(squares):
         return None
-    lags = np.array([row["lag_mean"] for row in lagging])
-    losses = -np.log([min(1.0, row["ess"]) for row in lagging])
-    return float(lags @ losses / (lags @ lags))
+    losses = -np.log([min(1.0, row["ess"]) for row in batches if row["ess"]])
+    return float(squares @ losses / (squares @ squares))
+
+
+def _lag_square_mean(lags: Mapping[str, int]) -> float:
+    """Over the tokens of a batch; 0 of one without any."""
+    tokens = sum(lags.values())
+    return sum(int(lag) ** 2 * count for lag, count in lags.items()) / tokens if tokens else 0.0
 
 
 def _mean(values: Sequence[float]) -> float:

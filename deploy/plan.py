@@ -16,13 +16,17 @@ from deploy.buffer_law import Phase, batches_per_second
 from deploy.config import RunConfig
 from deploy.errors import InputError
 from deploy.rates import LearnerRates, Rates
-from deploy.simulation import WARM_UP, Outcome, Setting, simulate
+from deploy.simulation import Outcome, Setting, simulate
+from deploy.summary import WARM_UP
 from queues.admission import Bounds
 
 ROLLOUTS = 20_000
 """Of a simulated run, about."""
 FEWEST_STEPS, MOST_STEPS = 20, 60
 MOST_SPLITS = 12
+MOST_ACTORS = 1024
+"""Engines of a simulated run: every one costs each batch some 10 µs, so that a plan of some bounds
+takes a minute or two with as many."""
 BUSY = 0.05
 """A side that idles less than this share of the time is what limits the throughput."""
 AS_GOOD = 0.99
@@ -36,7 +40,7 @@ class Source:
     rates: Rates
     ranks: int
     ess_loss: float | None = None
-    """−ln ESS per version of mean lag (`deploy.measured_rates`); None where it is not known."""
+    """−ln ESS per squared version of lag (`deploy.measured_rates`); None where it is not known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +60,7 @@ class Prospect:
     windowed: bool
     """Whether the window holds fewer batches than the bound would allow."""
     ess: float | None
+    """As a fraction; it falls with the square of the lag, since policies drift apart."""
 
     @property
     def samples_per_second(self) -> float:
@@ -91,7 +96,7 @@ def predict(
         devices: That actors and learner share.
 
     Raises:
-        InputError: The devices are too few, or the recipe cannot be simulated.
+        InputError: The devices are too few or too many, or the recipe cannot be simulated.
     """
     each, most = config.actors.tensor_parallel_size, most_actors(config, devices)
     found: dict[int, list[Prospect]] = {}
@@ -119,7 +124,7 @@ def most_actors(config: RunConfig, devices: int) -> int:
     """Engines that leave the learner a device; each smaller count is a split too.
 
     Raises:
-        InputError: There are none.
+        InputError: There are none, or more than MOST_ACTORS.
     """
     each = config.actors.tensor_parallel_size
     if devices <= each:
@@ -127,7 +132,13 @@ def most_actors(config: RunConfig, devices: int) -> int:
             f"{devices} devices are too few: an engine takes {each} "
             f"(actors.tensor_parallel_size) and the learner at least 1"
         )
-    return (devices - 1) // each
+    most = (devices - 1) // each
+    if most > MOST_ACTORS:
+        raise InputError(
+            f"{devices} devices are too many: they hold up to {most} engines of {each} "
+            f"(actors.tensor_parallel_size), and a plan simulates {MOST_ACTORS} at most"
+        )
+    return most
 
 
 def some_counts(most: int, own: int) -> list[int]:
@@ -193,6 +204,19 @@ def setting_of(
     )
 
 
+def setting_of_run(config: RunConfig, batches: int) -> Setting:
+    """A run of the recipe as it is, of which so many batches end while groups are leased."""
+    bound = config.queues.max_staleness
+    beyond = bound + 1
+    return setting_of(
+        config,
+        staleness=bound,
+        actors=config.actors.count,
+        steps=batches + beyond,
+        beyond=beyond,
+    )
+
+
 def _prospects(
     config: RunConfig, source: Source, actors: int, ranks: int, bounds: Sequence[int]
 ) -> list[Prospect]:
@@ -223,7 +247,7 @@ def _prospects(
                 actors_alone=samples / generate.seconds,
                 learner_alone=samples / train.seconds,
                 windowed=window < staleness + 1,
-                ess=None if loss is None else exp(-loss * outcome.lag_mean),
+                ess=None if loss is None else exp(-loss * outcome.lag_square_mean),
             )
         )
     return found

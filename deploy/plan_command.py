@@ -13,14 +13,13 @@ from rich.table import Table
 from deploy.config import RunConfig
 from deploy.errors import InputError
 from deploy.measured_rates import Measured, read_rates
-from deploy.plan import Prospect, Source, best, most_actors, predict, setting_of
+from deploy.plan import Prospect, Source, best, most_actors, predict, setting_of_run
+from deploy.plan_notes import caveats, differences, refuse_another_model
 from deploy.rates import EngineRates, LearnerRates, Rates, UpdateRates, lognormal_lengths
 from deploy.run_directory import RunDirectory
 from deploy.simulation import simulate
 
 LARGEST_BOUND = 1000
-LEAST_EXPLAINED = 0.5
-"""Of the variance of rollout times; below, engines are not what the model of them says."""
 HEADS = (
     "actors",
     "ranks",
@@ -101,19 +100,19 @@ def plan(
     Raises:
         InputError: Something is missing, contradicts itself, or cannot be simulated.
     """
-    source, notes, itself = _source(config, run, given)
+    own = config.actors.count * config.actors.tensor_parallel_size + config.learner.ranks
+    devices = own if devices is None else devices
+    splits = most_actors(config, devices)
+    source, notes, itself = _source(config, run, given, bounds)
     if config.queues.filter_tied and run is None:
         notes.append("queues.filter_tied: how many groups will be dropped is not known; none here")
     if config.queues.ess_target is not None:
         notes.append("queues.ess_target: the window of staleness is taken as always at its widest")
-    own = config.actors.count * config.actors.tensor_parallel_size + config.learner.ranks
-    if devices is None:
-        devices = own
     prospects = predict(config, source, bounds=bounds, devices=devices)
     return {
         "recipe": config.name,
         "devices": devices,
-        "splits": most_actors(config, devices),
+        "splits": splits,
         "rates": {"of": str(run.path) if run else "command line", **source.rates.to_dict()},
         "itself": itself,
         "notes": notes,
@@ -160,7 +159,7 @@ def show(document: dict[str, Any], console: Console) -> None:
 
 
 def _source(
-    config: RunConfig, run: RunDirectory | None, given: Given
+    config: RunConfig, run: RunDirectory | None, given: Given, bounds: Sequence[int]
 ) -> tuple[Source, list[str], dict[str, Any] | None]:
     """Rates; what to keep in mind of them; how the run that they are of compares."""
     missing = [name for name, value in given.needed.items() if value is None]
@@ -168,13 +167,15 @@ def _source(
         if len(missing) < len(given.needed):
             there = ", ".join(name for name in given.needed if name not in missing)
             raise InputError(f"--run measures what {there} would say; give one or the other")
-        measured = read_rates(run)
         recorded = run.config()
+        refuse_another_model(config, recorded)
+        measured = read_rates(run)
         source = Source(
             rates=measured.rates, ranks=recorded.learner.ranks, ess_loss=measured.ess_loss
         )
         evaluated = recorded.heldout is not None and _was_evaluated(run)
-        return source, _caveats(measured, recorded, evaluated), _compare(measured, recorded)
+        notes = caveats(measured, recorded, bounds=bounds, evaluated=evaluated)
+        return source, [*differences(config, recorded), *notes], _compare(measured, recorded)
     if missing:
         raise InputError(
             f"no rates: name a run to measure them of with --run, or give {', '.join(missing)} too"
@@ -208,35 +209,10 @@ def _given(config: RunConfig, given: Given) -> Rates:
     )
 
 
-def _caveats(measured: Measured, recorded: RunConfig, evaluated: bool) -> list[str]:
-    notes = []
-    if evaluated:
-        notes.append(
-            "the run was evaluated while it trained, which its journal does not show: its engines "
-            "look slower than they are"
-        )
-    if recorded.queues.max_staleness == 0:
-        notes.append(
-            "the run was synchronous: what actors and learner cost each other where they share "
-            "cores is not in its rates, so above a bound of 0 they are too high there"
-        )
-    if measured.explained < LEAST_EXPLAINED:
-        notes.append(
-            f"the engines' rates explain {measured.explained:.0%} of how long rollouts took: "
-            "something else held them up, so do not rely on this"
-        )
-    return notes
-
-
 def _compare(measured: Measured, recorded: RunConfig) -> dict[str, Any] | None:
     """The run and its own simulation; None where that cannot be."""
     try:
-        setting = setting_of(
-            recorded,
-            staleness=recorded.queues.max_staleness,
-            actors=recorded.actors.count,
-            steps=measured.batches,
-        )
+        setting = setting_of_run(recorded, measured.batches)
         found = simulate(setting, measured.rates, seed=recorded.seed)
     except InputError:
         return None

@@ -22,15 +22,13 @@ from typing import Any
 from deploy.errors import InputError
 from deploy.rates import Rates
 from deploy.simulated_engine import FOREVER, SimulatedEngine
+from deploy.summary import WARM_UP
 from queues.admission import Bounds
 from queues.book import Book
 from queues.errors import QueueClosed
 from queues.groups import State
 from queues.records import BatchRecord, Lease, Prompt, Summary
 from queues.tie_filter import TieFilter
-
-WARM_UP = 5
-"""Batches of a run left out of figures: the pipeline fills. As in `benchmarks.async_figures`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,6 +79,8 @@ class Outcome:
     """Share of all slots in which a rollout was generated."""
     lag_mean: float
     """Over trained tokens, in versions."""
+    lag_square_mean: float
+    """Of its square, likewise."""
     lag_p95: int
     lag_max: int
     batch_seconds: Sequence[float]
@@ -342,6 +342,7 @@ class Simulation:
             actors_idle=idle / seconds / engines,
             slots_used=used / seconds / engines / setting.slots,
             lag_mean=sum(lag * tokens for lag, tokens in self._lags.items()) / total,
+            lag_square_mean=sum(lag**2 * tokens for lag, tokens in self._lags.items()) / total,
             lag_p95=p95,
             lag_max=lags[-1],
             batch_seconds=[after - before for before, after in pairwise(ends[warm_up - 1 :])],

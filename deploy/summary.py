@@ -16,6 +16,10 @@ Row = Mapping[str, Any]
 REWARD_MODEL = "reward-model"
 """What the process of the reward models is called in `restarts.jsonl`."""
 
+WARM_UP = 5
+"""Batches at a run's beginning that figures of its speed leave out: engines warm up and the
+pipeline fills."""
+
 READY_SECONDS = 0.1
 """A learner that waited less for its batch found it ready: this is the time of asking."""
 

@@ -12,12 +12,10 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
-from deploy.summary import Row
+from deploy.summary import WARM_UP, Row
 from queues.history import GroupTimes, History, read_history
 
 STEPS = 10
-WARM_UP = 5
-"""Steps left out at the beginning, where the run is long enough: the pipeline fills."""
 
 
 @dataclass(frozen=True, slots=True)

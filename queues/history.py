@@ -11,6 +11,7 @@ from pathlib import Path
 from queues.accounts import open_ledger
 from queues.journal import read_group
 from queues.ledger_tables import JOURNAL_NAME
+from queues.records import Purpose
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +37,21 @@ class History:
     """By the version that the batch was trained at."""
     checkpoints: dict[int, float]
     """When the checkpoint of a version was committed."""
+
+
+def last_lease(run_directory: Path) -> float | None:
+    """When a train group was leased for the last time, epoch seconds; None where none was yet.
+
+    A run that has come to its end trains its last batches later than that.
+
+    Raises:
+        InputError: There is no run in the directory.
+        LedgerError: Its ledger cannot be read, or is too old to tell.
+    """
+    with open_ledger(run_directory, verify=False) as database:
+        newest = "SELECT max(leased_at) FROM groups WHERE purpose = ?"
+        found: float | None = database.execute(newest, (Purpose.TRAIN,)).fetchone()[0]
+    return found
 
 
 def read_history(run_directory: Path, first: int, last: int) -> History:

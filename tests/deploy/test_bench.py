@@ -9,7 +9,6 @@ import pytest
 
 from benchmarks import chaos, generate, metrics_cost, presets, queue, train
 from benchmarks.async_figures import (
-    WARM_UP,
     actors_limit,
     arm,
     conclude,
@@ -21,6 +20,7 @@ from benchmarks.environment import reserve, store
 from deploy.bench import BENCHMARKS, ROOT, start
 from deploy.cli import app
 from deploy.errors import InputError
+from deploy.summary import WARM_UP
 
 
 def rows(seconds=2.0, rollouts=10, tokens=200, count=WARM_UP + 4):

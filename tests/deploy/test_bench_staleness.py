@@ -1,10 +1,13 @@
 """`headway bench staleness` and `versus-trl`: their figures, and the first from end to end."""
 
+import argparse
 import json
 
 import pytest
 
 from benchmarks import staleness_outcome, versus_trl
+from benchmarks.checkpoint_scores import INITIAL, SCORES
+from benchmarks.staleness import Arm, Study, make_study, read_arm, read_arms
 from benchmarks.staleness_figures import (
     curve,
     interval,
@@ -15,6 +18,9 @@ from benchmarks.staleness_figures import (
 )
 from deploy.config import load_recipe
 from deploy.errors import InputError
+from deploy.run_directory import RunDirectory
+from tests.deploy.conftest import RECIPE
+from tests.deploy.leased import train_early
 
 
 def row(version, **changes):
@@ -170,6 +176,68 @@ def test_a_recipe_whose_objective_trl_is_not_given_is_refused():
         versus_trl.check_alike(load_recipe("demo", ['learner.advantage="rloo"']))
 
 
+def trained_arm(folder, *, steps, **late):
+    """An arm with a bound of 2, whose last three batches are trained after the last lease.
+
+    Args:
+        folder: For the arm.
+        steps: Of it.
+        late: What the statistics of these three have.
+    """
+    config = load_recipe(str(RECIPE), [f"deploy.runs_dir={folder}", "name=eta2-seed0"])
+    directory = RunDirectory.of(config)
+    directory.create(config, replace=False)
+    fresh = {"lag_mean": 0.0, "max_lag": 0}
+    rows = train_early(
+        directory,
+        steps=steps,
+        staleness=2,
+        row=lambda version: row(version, **(fresh if version < steps - 3 else late)),
+    )
+    (folder / INITIAL).write_text("0.25")
+    (directory.path / SCORES).write_text(json.dumps({steps: 0.75}))
+    study = Study(config, ("2",), (0,), (), stale=8, target=0.5, out=folder)
+    return study, Arm("bound", "2", 0, config), rows
+
+
+def test_figures_of_an_arm_are_of_the_batches_before_its_last_lease(tmp_path):
+    late = {"lag_histogram": {"9": 10}, "lag_mean": 9.0, "max_lag": 9, "ess": 0.1}
+    study, arm, rows = trained_arm(tmp_path, steps=14, **late)
+    found = read_arm(study, arm)
+    assert (found["first_version"], found["batches"]) == (5, 6)
+    seconds = rows[10]["step_finished_at"] - rows[4]["step_finished_at"]
+    tokens = sum(2 * (4 + version) for version in range(5, 11))
+    assert found["samples_per_second"] == pytest.approx(2 * 6 / seconds)
+    assert found["tokens_per_second"] == pytest.approx(tokens / seconds)
+    assert found["tokens_per_rollout"] == tokens / (2 * 6)
+    assert (found["lag_mean"], found["lag_p95"], found["ess"]) == (0.0, 0, 1.0)
+    assert 0 <= found["actors_idle"] <= 1
+
+
+def test_the_largest_lag_scores_and_seconds_of_an_arm_are_of_the_whole_run(tmp_path):
+    study, arm, rows = trained_arm(tmp_path, steps=14, lag_mean=9.0, max_lag=9)
+    found = read_arm(study, arm)
+    assert (found["lag_max"], found["score"]) == (9, 0.75)
+    assert found["seconds"] == rows[13]["step_finished_at"] - rows[0]["wait_started_at"]
+    assert found["curve"] == [(0.0, 0.25), (found["seconds"], 0.75)]
+
+
+def test_an_arm_that_leased_everything_too_early_is_left_out_with_the_reason(tmp_path):
+    study, arm, _ = trained_arm(tmp_path, steps=12, lag_mean=0.0, max_lag=0)
+    found, [failed] = read_arms(study, [arm])
+    assert found == []
+    assert (failed["kind"], failed["name"], failed["seed"]) == ("bound", "2", 0)
+    assert "trained 12 batches since it was last started, 9 of them before" in failed["why"]
+
+
+def test_steps_that_surely_leave_too_few_batches_before_the_last_lease_are_refused(tmp_path):
+    given = {"recipe": "demo", "settings": [], "steps": 18, "score_every": 5, "problems": 100}
+    given |= {"bounds": "0,2", "seeds": "0", "stale": 8, "target": 0.85, "out": tmp_path / "out"}
+    with pytest.raises(InputError, match=r"--steps 18 .* at least 19: .* the last 9 of an arm"):
+        make_study(argparse.Namespace(**given, corrections="cispo"))
+    assert make_study(argparse.Namespace(**given, corrections="")).corrections == ()
+
+
 @pytest.mark.ray
 @pytest.mark.deepspeed
 @pytest.mark.slow
@@ -178,7 +246,7 @@ def test_a_study_is_trained_scored_and_gone_on_with(headway):
     recipe = headway.arguments("run")[2]
     out = headway.folder / "study"
     settings = ("--set", 'learner.cores="1"', "--set", "heldout.size=8")
-    options = ("--steps", "10", "--seeds", "0", "--problems", "12", "--score-every", "5")
+    options = ("--steps", "14", "--seeds", "0", "--problems", "12", "--score-every", "7")
     chosen = ("--bounds", "0,2", "--corrections", "cispo", "--stale", "3", "--out", out)
     command = ("bench", "staleness", recipe, *settings, *options, *chosen)
     result = headway(*command, timeout=400)
@@ -193,6 +261,7 @@ def test_a_study_is_trained_scored_and_gone_on_with(headway):
         assert [seconds > 0 for seconds, _ in arm["curve"]] == [False, True, True]
         assert arm["environment"]["versions"]["torch"]
         assert arm["score"] == arm["curve"][-1][1]
+        assert (arm["first_version"], arm["batches"] < 14 - 5) == (5, True)
     assert {each["name"] for each in document["predictions"]} == {"0", "2"}
     assert (out / "staleness.png").read_bytes().startswith(b"\x89PNG")
     made = (out / "eta0-seed0" / "summary.json").stat().st_mtime_ns

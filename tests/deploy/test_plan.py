@@ -3,6 +3,7 @@
 import io
 import itertools
 import json
+import math
 from dataclasses import replace
 
 import pytest
@@ -13,9 +14,11 @@ from rich.console import Console
 from deploy.config import load_recipe
 from deploy.errors import InputError
 from deploy.plan import (
+    MOST_ACTORS,
     Source,
     best,
     between,
+    most_actors,
     predict,
     predict_own,
     setting_of,
@@ -117,6 +120,15 @@ def test_a_device_is_not_enough():
         predict(recipe(), source(train=0.002), bounds=[1], devices=1)
 
 
+def test_more_engines_than_can_be_simulated_in_a_minute_or_two_are_refused():
+    with pytest.raises(InputError, match=r"100000 devices are too many: .* 99999 engines .* 1024"):
+        predict(recipe(), source(train=0.002), bounds=[1], devices=100_000)
+    large = recipe("actors.tensor_parallel_size=8")
+    assert most_actors(large, 8 * MOST_ACTORS + 8) == MOST_ACTORS
+    with pytest.raises(InputError, match="up to 1025 engines of 8 "):
+        most_actors(large, 8 * MOST_ACTORS + 9)
+
+
 def test_a_setting_is_that_of_the_run():
     config = recipe("queues.patience_seconds=0.7", "weight_sync.update_fraction=0.5")
     setting = setting_of(config, staleness=3, actors=4, steps=30)
@@ -146,10 +158,11 @@ def test_the_smallest_bound_that_is_as_good_is_the_best():
     assert best(found).limit == "actors"
 
 
-def test_lag_costs_sample_size():
+def test_lag_costs_sample_size_by_its_square():
     found = predict(recipe(), source(train=0.002, ess_loss=0.1), bounds=[0, 2], devices=2)
     assert found[0].ess == 1.0
-    assert 0.8 < found[1].ess < 1.0
+    assert found[1].ess == pytest.approx(math.exp(-0.1 * found[1].outcome.lag_square_mean))
+    assert 0.6 < found[1].ess < math.exp(-0.1 * found[1].outcome.lag_mean)
 
 
 def test_lengths_are_cut_where_the_recipe_cuts_them():

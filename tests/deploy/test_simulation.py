@@ -36,7 +36,7 @@ def test_synchronous_phases_take_turns():
     assert found.learner_idle == pytest.approx(1.0 / 1.5)
     assert found.actors_idle == pytest.approx(0.5 / 1.5)
     assert found.slots_used == pytest.approx(1.0 / 1.5)
-    assert (found.lag_mean, found.lag_p95, found.lag_max) == (0.0, 0, 0)
+    assert (found.lag_mean, found.lag_square_mean, found.lag_p95, found.lag_max) == (0, 0, 0, 0)
     assert len(found.batch_seconds) == len(found.step_seconds) == STEPS - 5
 
 
@@ -107,6 +107,7 @@ def test_no_token_that_is_trained_exceeds_the_bound(staleness, engines):
     wide = setting(staleness, batch=6, size=4, engines=engines, slots=16)
     found = simulate(wide, tailed)
     assert found.lag_mean <= found.lag_p95 <= found.lag_max <= staleness
+    assert found.lag_mean**2 <= found.lag_square_mean <= found.lag_max * found.lag_mean
     assert 0 <= found.learner_idle <= 1
     assert 0 <= found.actors_idle <= 1
     assert simulate(wide, tailed) == found, "the same again"

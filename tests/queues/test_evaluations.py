@@ -1,11 +1,13 @@
 """Scores of held-out evaluations: the mean of the rollouts, and the best of several of a prompt."""
 
 import asyncio
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
+from queues.history import last_lease
 from queues.records import Evaluation
 from tests.queues.conftest import answer, make_broker, make_prompts
 
@@ -58,3 +60,23 @@ def test_pass_at_k_of_complete_prompts_is_the_mean_of_their_best(
 def test_there_is_no_pass_at_k_where_no_prompt_is_complete(tmp_path: Path) -> None:
     outcome = scored(tmp_path, [1.0, None, None, 0.0], prompts=2, before=0)
     assert (outcome.score, outcome.best, outcome.incomplete) == (0.5, None, 2)
+
+
+def test_the_last_lease_of_a_run_is_that_of_a_train_group(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        broker = make_broker(tmp_path)
+        await broker.serving("a", 0)
+        assert last_lease(tmp_path) is None
+        await broker.issue(make_prompts(2), cursor="2")
+        await broker.lease("a", 2, WAIT)
+        begin = time.time()
+        await broker.lease("a", 2, WAIT)
+        end = time.time()
+        await broker.evaluate("e", make_prompts(1), temperature=0.0, min_version=0)
+        assert len(await broker.lease("a", 1, WAIT)) == 1
+        newest = last_lease(tmp_path)
+        assert newest is not None
+        assert begin <= newest <= end
+        await broker.close()
+
+    asyncio.run(scenario())

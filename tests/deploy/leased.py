@@ -1,0 +1,75 @@
+"""A run whose groups are leased as early as its bound allows, without processes."""
+
+import asyncio
+import time
+from datetime import UTC, datetime, timedelta
+
+from queues.records import RolloutGroup
+from queues.schema import encode
+from tests.queues.conftest import make_broker, make_prompts, make_rollout
+
+TOKEN = timedelta(milliseconds=10)
+
+
+def payload(lease, tokens):
+    """Two rollouts of so many tokens, begun now."""
+    began = datetime.now(UTC)
+    times = {"created_at": began, "finished_at": began + tokens * TOKEN}
+    return encode(
+        RolloutGroup(
+            group_id=lease.group_id,
+            prompt_id=lease.prompt.prompt_id,
+            attempt=lease.attempt,
+            rollouts=[
+                make_rollout(number, [lease.start_version] * tokens, **times) for number in range(2)
+            ],
+        )
+    )
+
+
+def train_early(directory, *, steps, staleness, row=lambda version: {}):
+    """Trains batches of one group, and writes down their statistics.
+
+    A group is leased as soon as the bound allows, and its rollouts have 4 tokens more than the
+    version of its batch. `row` is what the statistics of a version have besides times and counts.
+    """
+
+    async def main():
+        rows = []
+        config = {"groups_per_batch": 1, "steps": steps, "max_staleness": staleness}
+        broker = make_broker(directory.path, **config)
+        await broker.issue(make_prompts(steps), cursor=str(steps))
+        leased = 0
+        for version in range(steps):
+            await broker.serving("engine-0", version)
+            while leased < min(version + staleness + 1, steps):
+                [lease] = await broker.lease("engine-0", 2, 5.0)
+                await broker.put("engine-0", payload(lease, 4 + leased))
+                leased += 1
+            asked = time.time()
+            await broker.take(version, 5.0)
+            began = time.time()
+            tokens = 2 * (4 + version)
+            rows.append(
+                {
+                    "lag_mean": 0.0,
+                    "lag_histogram": {"0": tokens},
+                    "max_lag": 0,
+                    "ess": 1.0,
+                    **row(version),
+                    "version": version,
+                    "wait_started_at": asked,
+                    "wait_finished_at": began,
+                    "step_started_at": began,
+                    "step_finished_at": time.time(),
+                    "tokens_trained": tokens,
+                    "rollouts_trained": 2,
+                }
+            )
+            await broker.ack(version, {})
+        await broker.close()
+        return rows
+
+    rows = asyncio.run(main())
+    directory.append("metrics.jsonl", rows)
+    return rows
