@@ -20,7 +20,8 @@ from pathlib import Path
 
 from rich.console import Console
 
-from benchmarks.arms import child, variant
+from benchmarks.arms import variant
+from benchmarks.children import child
 from benchmarks.fleet import start_fleet
 from deploy.cluster import cluster
 from deploy.config import RunConfig

@@ -35,18 +35,18 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from benchmarks import staleness_figures, staleness_outcome
 from benchmarks.arms import (
-    Children,
     end_well,
     finished,
     make_base,
     make_start,
     numbers,
-    read_environment,
     variant,
 )
 from benchmarks.async_figures import WARM_UP, window
 from benchmarks.checkpoint_scores import read_scores, score_runs
+from benchmarks.children import Children, read_environment
 from benchmarks.environment import environment
+from benchmarks.staleness_outcome import UNBOUNDED
 from deploy.config import RunConfig
 from deploy.errors import InputError, RunFailed
 from deploy.measured_rates import read_rates
@@ -65,7 +65,6 @@ CORRECTIONS: Mapping[str, dict[str, Any]] = {
 """Sections `[learner]` beside the recipe's; `none` trains stale tokens as if they were new."""
 REFERENCE = 2
 """The bound whose runs the predictions are made from; the largest one where it is not asked for."""
-UNBOUNDED = "inf"
 
 
 @dataclass(frozen=True, slots=True)

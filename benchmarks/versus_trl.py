@@ -33,19 +33,18 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from benchmarks.arms import (
-    Children,
     all_cores,
     end_well,
     finished,
     make_base,
     make_start,
     numbers,
-    read_environment,
     show_conditions,
     variant,
 )
 from benchmarks.async_figures import WARM_UP, samples_per_second, tokens_per_rollout
 from benchmarks.checkpoint_scores import read_scores, score_runs
+from benchmarks.children import Children, read_environment
 from benchmarks.environment import environment
 from benchmarks.staleness_figures import curve, seconds_to
 from deploy.bench import ROOT

@@ -9,14 +9,8 @@ import pytest
 from rich.console import Console
 from rich.progress import Progress
 
-from benchmarks.arms import (
-    Children,
-    check_devices,
-    finished,
-    initial_model,
-    make_base,
-    read_environment,
-)
+from benchmarks.arms import check_devices, finished, initial_model, make_base
+from benchmarks.children import Children, read_environment
 from deploy.config import load_recipe
 from deploy.errors import InputError, RunFailed
 from deploy.origin import ORIGIN_FILE, warm_start_origin
