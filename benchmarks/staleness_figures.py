@@ -13,6 +13,7 @@ from typing import Any
 from mpmath import betainc
 
 from benchmarks.async_figures import WARM_UP
+from deploy.simulation import quantile
 
 Row = Mapping[str, Any]
 CONFIDENCE = 0.95
@@ -55,16 +56,6 @@ def off_policyness(rows: Sequence[Row]) -> dict[str, Any]:
 def largest_share(fractions: Mapping[str, float]) -> float:
     """Of tokens that were limited in one way; shares overlap, so they are not added up."""
     return max((share for name, share in fractions.items() if name != "not_finite"), default=0.0)
-
-
-def quantile(counts: Mapping[int, int], share: float) -> int:
-    """The smallest value that at least `share` of what was counted does not exceed."""
-    total, below = sum(counts.values()), 0
-    for value in sorted(counts):
-        below += counts[value]
-        if below >= share * total:
-            return value
-    raise ValueError("nothing was counted")
 
 
 def weighed(rows: Sequence[Row], figure: str, weight: str) -> float | None:

@@ -9,7 +9,6 @@ from benchmarks.staleness_figures import (
     curve,
     interval,
     off_policyness,
-    quantile,
     seconds_to,
     t_quantile,
 )
@@ -69,11 +68,6 @@ def test_lag_is_counted_over_the_tokens_of_all_batches_after_the_first():
         "kl": 0.01,
         "clipped": 0.125,
     }
-
-
-@pytest.mark.parametrize(("share", "value"), [(0.5, 1), (0.51, 2), (0.9, 2), (0.91, 7), (1.0, 7)])
-def test_a_quantile_is_the_smallest_value_that_the_share_does_not_exceed(share, value):
-    assert quantile({7: 1, 1: 5, 2: 4}, share) == value
 
 
 def test_a_version_is_scored_at_the_end_of_the_step_that_made_it():
