@@ -178,7 +178,7 @@ def make_start(arguments: argparse.Namespace, base: RunConfig, console: Console)
 
 
 def numbers(text: str, option: str, or_else: str | None = None) -> tuple[str, ...]:
-    """The whole numbers of a list on the command line, each once.
+    """The whole numbers of a list on the command line, each once and without leading zeros.
 
     Args:
         text: Separated by commas.
@@ -188,11 +188,11 @@ def numbers(text: str, option: str, or_else: str | None = None) -> tuple[str, ..
     Raises:
         InputError: There are none, or something else.
     """
-    found = tuple(dict.fromkeys(text.split(",")))
-    if not all(part.isdecimal() or part == or_else for part in found):
+    parts = text.split(",")
+    if not all(part.isdecimal() or part == or_else for part in parts):
         shown = f" or {or_else!r}" if or_else else ""
         raise InputError(f"{option} {text!r}: give whole numbers{shown}, separated by commas")
-    return found
+    return tuple(dict.fromkeys(part if part == or_else else str(int(part)) for part in parts))
 
 
 def end_well(command: Callable[[Console], None]) -> NoReturn:

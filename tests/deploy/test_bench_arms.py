@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 from rich.progress import Progress
 
-from benchmarks.arms import check_devices, finished, initial_model, make_base
+from benchmarks.arms import check_devices, finished, initial_model, make_base, numbers
 from benchmarks.children import Children, read_environment
 from deploy.config import load_recipe
 from deploy.errors import InputError, RunFailed
@@ -73,6 +73,12 @@ def test_what_cannot_be_compared_is_refused_before_anything_is_written(tmp_path,
     with pytest.raises(InputError, match=message):
         make_base(arguments(tmp_path, **changes), "staleness")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_number_that_is_written_twice_is_one():
+    assert numbers("2,0,00,inf,02", "--bounds", or_else="inf") == ("2", "0", "inf")
+    with pytest.raises(InputError, match=r"--seeds '0,-1': give whole numbers, separated"):
+        numbers("0,-1", "--seeds")
 
 
 def test_gpus_are_as_good_as_cores():
