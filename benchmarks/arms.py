@@ -8,7 +8,7 @@ import argparse
 import json
 import signal
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NoReturn
@@ -210,10 +210,21 @@ def end_well(command: Callable[[Console], None]) -> NoReturn:
     sys.exit(0)
 
 
+def commits(arms: Sequence[Mapping[str, Any]]) -> list[str]:
+    """What was checked out when arms were measured, each once; "unknown" where nothing says so."""
+    return sorted({(arm["environment"] or {}).get("commit") or "unknown" for arm in arms})
+
+
 def show_conditions(document: Mapping[str, Any], console: Console) -> None:
-    """Which arms failed, and how busy the machine was when others began."""
+    """Which arms failed, by which code the others ran, and how busy the machine was."""
     for each in document["failed"]:
         console.print(f"left out: seed {each['seed']}, {each['name']}: {each['why']}")
+    measured = commits(document["arms"])
+    if measured != [document["commit"]]:
+        console.print(
+            f"arms were measured at commit {', '.join(measured)}; "
+            f"this was written at {document['commit'] or 'unknown'}"
+        )
     known = [arm["environment"] for arm in document["arms"] if arm["environment"]]
     if known:
         largest = max(each["machine"]["load_average"][0] for each in known)

@@ -14,8 +14,8 @@ evaluations; afterwards its checkpoints are scored on held-out problems.
 Beside the throughput of the first stand two predictions by rates measured in the run of one bound
 (η = 2, where there is one): of the simulation behind `headway plan`, and of the finite-buffer law.
 Figures are of the newest batches of a run, a hundred at most, the largest lag of all of them.
-An arm that fails is named and left out; the others go on. The demo's arms take three to six minutes
-on two cores with 150 steps, and scoring one about a minute.
+An arm that fails, or whose figures cannot be read, is named and left out; the others go on. The
+demo's arms take three to six minutes on two cores with 150 steps, and scoring one about a minute.
 
 A folder of --out that exists is gone on with: arms that are finished and have the same recipe are
 kept, so that a study may be interrupted, or grow by seeds and bounds.
@@ -35,6 +35,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from benchmarks import staleness_figures, staleness_outcome
 from benchmarks.arms import (
+    commits,
     end_well,
     finished,
     make_base,
@@ -49,11 +50,12 @@ from benchmarks.environment import environment
 from benchmarks.staleness_outcome import UNBOUNDED
 from deploy.config import RunConfig
 from deploy.errors import InputError, RunFailed
-from deploy.measured_rates import read_rates
+from deploy.measured_rates import MOST_BATCHES, read_rates
 from deploy.plan import Source, predict_own
 from deploy.report import read_record
 from deploy.run_directory import RunDirectory
 from deploy.timeline import idle_share, running_rollouts
+from queues.errors import QueuesError
 from queues.history import read_history
 
 CORRECTIONS: Mapping[str, dict[str, Any]] = {
@@ -137,6 +139,16 @@ def live_groups(config: RunConfig, eta: int) -> int:
     return (eta + 1) * config.prompts.groups_per_batch
 
 
+def most_stale(steps: int) -> int:
+    """The largest bound of a correction arm of so many steps; rates need rollouts that begin late.
+
+    Such an arm begins η + 1 batches at once and one more after each that is trained, no more than
+    it has steps. What begins after the warm-up is measured, of a long run after that of the newest
+    batches.
+    """
+    return min(steps, MOST_BATCHES) - WARM_UP - 1
+
+
 def train(study: Study, arm: Arm, children: Children) -> str | None:
     """Makes one arm, unless it is there; returns why it failed, where it did."""
     directory = RunDirectory(study.out / arm.config.name)
@@ -183,11 +195,42 @@ def read_arm(study: Study, arm: Arm) -> dict[str, Any]:
     }
 
 
+def measure(
+    study: Study, arms: Sequence[Arm], children: Children, console: Console
+) -> tuple[list[tuple[Arm, dict[str, Any]]], list[dict[str, Any]]]:
+    """Trains, scores and reads the arms of a seed.
+
+    Returns:
+        Those that came to their end, each with its figures; and the others, each with why.
+    """
+    trained: list[Arm] = []
+    read: list[tuple[Arm, dict[str, Any]]] = []
+    failed: list[dict[str, Any]] = []
+
+    def fail(arm: Arm, why: str) -> None:
+        console.print(why)
+        failed.append({"kind": arm.kind, "name": arm.name, "seed": arm.seed, "why": why})
+
+    for arm in arms:
+        if why := train(study, arm, children):
+            fail(arm, why)
+        else:
+            trained.append(arm)
+    score_runs(study.base, [RunDirectory.of(arm.config).path for arm in trained], console)
+    for arm in trained:
+        try:
+            read.append((arm, read_arm(study, arm)))
+        except (InputError, QueuesError) as error:
+            fail(arm, f"{arm.config.name} cannot be read: {error}")
+    return read, failed
+
+
 def predictions(study: Study, trained: Sequence[Arm]) -> list[dict[str, Any]]:
     """Throughput of every trained bound by the rates of the same seed's reference run.
 
     Raises:
-        InputError: The recipe cannot be simulated.
+        InputError: The recipe cannot be simulated, or a reference run was too short.
+        QueuesError: The ledger or the journal of a reference run cannot be read.
     """
     bounds = [arm for arm in trained if arm.kind == "bound"]
     found = []
@@ -250,6 +293,12 @@ def make_study(arguments: argparse.Namespace) -> Study:
     if arguments.stale < 1:
         raise InputError(f"--stale {arguments.stale} must be at least 1")
     base = make_base(arguments, "staleness")
+    if corrections and arguments.stale > (most := most_stale(base.steps)):
+        raise InputError(
+            f"--stale {arguments.stale} must be at most {most} where --steps is {base.steps}: "
+            f"corrections generate {arguments.stale + 1} batches at once, and after those of the "
+            "warm-up none would begin any more whose speed could be measured"
+        )
     return Study(
         base,
         tuple(sorted(bounds, key=lambda bound: steps_of(bound, sys.maxsize))),
@@ -268,24 +317,18 @@ def run(arguments: argparse.Namespace, console: Console) -> None:
     every = {seed: study.arms(seed) for seed in study.seeds}
     make_start(arguments, study.base, console)
     total = sum(map(len, every.values()))
-    trained: list[Arm] = []
-    failed = []
+    read: list[tuple[Arm, dict[str, Any]]] = []
+    failed: list[dict[str, Any]] = []
     columns = (BarColumn(bar_width=20), TextColumn("{task.description}"), TimeElapsedColumn())
     with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
         children = Children(study.out, progress, total)
         for arms in every.values():
-            for arm in arms:
-                if why := train(study, arm, children):
-                    console.print(why)
-                    failed.append(
-                        {"kind": arm.kind, "name": arm.name, "seed": arm.seed, "why": why}
-                    )
-                else:
-                    trained.append(arm)
-            runs = [RunDirectory.of(arm.config).path for arm in arms if arm in trained]
-            score_runs(study.base, runs, console)
-    if not trained:
+            of_seed, without = measure(study, arms, children, console)
+            read += of_seed
+            failed += without
+    if not read:
         raise RunFailed("no arm came to its end, for the reasons above")
+    figures = [found for _, found in read]
     document = {
         **facts,
         "recipe": arguments.recipe,
@@ -295,13 +338,14 @@ def run(arguments: argparse.Namespace, console: Console) -> None:
         "target": study.target,
         "stale": study.stale,
         "reference": study.reference,
-        "arms": [read_arm(study, arm) for arm in trained],
+        "commits_of_arms": commits(figures),
+        "arms": figures,
         "failed": failed,
         "predictions": [],
     }
     try:
-        document["predictions"] = predictions(study, trained)
-    except InputError as error:
+        document["predictions"] = predictions(study, [arm for arm, _ in read])
+    except (InputError, QueuesError) as error:
         console.print(f"nothing is predicted: {error}")
     document["conclusions"] = staleness_outcome.conclude(document)
     (study.out / "staleness.json").write_text(json.dumps(document, indent=1) + "\n")

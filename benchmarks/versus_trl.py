@@ -34,6 +34,7 @@ from rich.table import Table
 
 from benchmarks.arms import (
     all_cores,
+    commits,
     end_well,
     finished,
     make_base,
@@ -330,6 +331,7 @@ def run(arguments: argparse.Namespace, console: Console) -> None:
         "target": arguments.target,
         "warm_up_steps_left_out": WARM_UP,
         "cores": cores,
+        "commits_of_arms": commits(found),
         "arms": found,
         "failed": failed,
         "conclusions": conclude(found),

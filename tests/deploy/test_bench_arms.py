@@ -9,7 +9,14 @@ import pytest
 from rich.console import Console
 from rich.progress import Progress
 
-from benchmarks.arms import check_devices, finished, initial_model, make_base, numbers
+from benchmarks.arms import (
+    check_devices,
+    finished,
+    initial_model,
+    make_base,
+    numbers,
+    show_conditions,
+)
 from benchmarks.children import Children, read_environment
 from deploy.config import load_recipe
 from deploy.errors import InputError, RunFailed
@@ -92,6 +99,27 @@ def test_gpus_are_as_good_as_cores():
     check(cores=None, gpus=1)
     with pytest.raises(InputError, match=r"needs actors\.cores and learner\.cores"):
         check(cores=None)
+
+
+@pytest.mark.parametrize(
+    ("measured", "written", "line"),
+    [
+        (["a", "a"], "a", ""),
+        (["b", "a"], "a", "arms were measured at commit a, b; this was written at a\n"),
+        (["a", "a"], "b", "arms were measured at commit a; this was written at b\n"),
+        (["a", None], "a", "arms were measured at commit a, unknown; this was written at a\n"),
+        ([None], None, "arms were measured at commit unknown; this was written at unknown\n"),
+    ],
+)
+def test_commits_of_arms_are_told_where_they_differ_or_are_unknown(measured, written, line):
+    def arm(commit):
+        machine = {"load_average": [0.0]}
+        return {"environment": {"commit": commit, "machine": machine} if commit else None}
+
+    told = Console(file=io.StringIO(), width=200)
+    arms = [arm(commit) for commit in measured]
+    show_conditions({"commit": written, "arms": arms, "failed": []}, told)
+    assert told.file.getvalue().partition("largest")[0] == line
 
 
 def test_an_arm_is_finished_by_the_same_recipe_alone(tmp_path):

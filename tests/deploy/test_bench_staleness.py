@@ -1,10 +1,15 @@
 """`headway bench staleness` and `versus-trl`: their figures, and the first from end to end."""
 
+import io
 import json
 
 import pytest
+from rich.console import Console
+from rich.progress import Progress
 
-from benchmarks import staleness_outcome, versus_trl
+from benchmarks import staleness, staleness_outcome, versus_trl
+from benchmarks.checkpoint_scores import INITIAL, SCORES
+from benchmarks.children import Children
 from benchmarks.staleness_figures import (
     curve,
     interval,
@@ -14,6 +19,7 @@ from benchmarks.staleness_figures import (
 )
 from deploy.config import load_recipe
 from deploy.errors import InputError
+from deploy.run_directory import RunDirectory
 
 
 def row(version, **changes):
@@ -162,6 +168,46 @@ def test_a_recipe_whose_objective_trl_is_not_given_is_refused():
     versus_trl.check_alike(load_recipe("demo"))
     with pytest.raises(InputError, match=r"learner\.advantage = 'rloo'"):
         versus_trl.check_alike(load_recipe("demo", ['learner.advantage="rloo"']))
+
+
+def study_arguments(tmp_path, monkeypatch, *options):
+    monkeypatch.setattr("sys.argv", ["staleness", "--out", str(tmp_path / "out"), *options])
+    return staleness.parse()
+
+
+def test_a_study_whose_corrections_begin_nothing_after_the_warm_up_is_refused(
+    tmp_path, monkeypatch
+):
+    def study(*options):
+        return staleness.make_study(study_arguments(tmp_path, monkeypatch, *options))
+
+    with pytest.raises(InputError, match="--stale 8 must be at most 7 where --steps is 13"):
+        study("--steps", "13", "--stale", "8")
+    with pytest.raises(InputError, match="--stale 95 must be at most 94 where --steps is 500"):
+        study("--steps", "500", "--stale", "95")
+    assert study("--steps", "14", "--stale", "8").stale == 8
+    assert study("--steps", "13", "--stale", "8", "--corrections", "").corrections == ()
+
+
+def test_arms_that_cannot_be_read_are_named_and_do_not_end_the_study(tmp_path, monkeypatch):
+    options = ("--bounds", "0,1", "--corrections", "")
+    study = staleness.make_study(study_arguments(tmp_path, monkeypatch, *options))
+    arms = study.arms(0)
+    for arm, rows in zip(arms, ([], [row(version) for version in range(12)]), strict=True):
+        directory = RunDirectory.of(arm.config)
+        directory.create(arm.config, replace=False)
+        directory.append("metrics.jsonl", rows)
+        directory.write_summary({"status": "done", "heldout": [], "heldout_sampled": []})
+        (directory.path / SCORES).write_text("{}")
+    (study.out / INITIAL).write_text("0.5")
+    console = Console(file=io.StringIO())
+    with Progress(console=console) as progress:
+        children = Children(study.out, progress, len(arms))
+        read, failed = staleness.measure(study, arms, children, console)
+    assert (read, [each["name"] for each in failed]) == ([], ["0", "1"])
+    assert "eta0-seed0 cannot be read: " in failed[0]["why"]
+    assert "has trained 0 batches" in failed[0]["why"]
+    assert "so it is not the folder of a run" in failed[1]["why"]
 
 
 @pytest.mark.ray
