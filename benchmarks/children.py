@@ -98,9 +98,9 @@ class Children:
                 self._show(label, config.steps, directory)
                 time.sleep(POLL_SECONDS)
         if process.returncode:
-            last = (log.read_text().strip().splitlines() or ["it said nothing"])[-1]
             raise RunFailed(
-                f"{label} ended with exit code {process.returncode}: {last}\nits log is {log}"
+                f"{label} ended with exit code {process.returncode}: {last_words(log)}\n"
+                f"its log is {log}"
             )
         self._seconds.append(time.monotonic() - began)
         self._left -= 1
@@ -144,6 +144,11 @@ def child(
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
+
+
+def last_words(log: Path) -> str:
+    """The last line that a process wrote into its log."""
+    return (log.read_text().strip().splitlines() or ["it said nothing"])[-1]
 
 
 def read_environment(out: Path, config: RunConfig) -> dict[str, Any] | None:
