@@ -6,6 +6,7 @@ that it stands beside the prediction made from the same batches.
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from math import sqrt
 from statistics import fmean, stdev
 from typing import Any
@@ -16,6 +17,8 @@ from benchmarks.async_figures import WARM_UP
 from deploy.simulation import quantile
 
 Row = Mapping[str, Any]
+Point = tuple[float, float]
+"""Seconds of training, and the score then."""
 CONFIDENCE = 0.95
 
 
@@ -65,7 +68,7 @@ def weighed(rows: Sequence[Row], figure: str, weight: str) -> float | None:
     return sum(value * count for value, count in found) / tokens if tokens else None
 
 
-def curve(rows: Sequence[Row], scores: Mapping[int, float]) -> list[tuple[float, float]]:
+def curve(rows: Sequence[Row], scores: Mapping[int, float]) -> list[Point]:
     """Held-out score against seconds of training.
 
     Args:
@@ -80,16 +83,31 @@ def curve(rows: Sequence[Row], scores: Mapping[int, float]) -> list[tuple[float,
     return [(ends.get(version, 0.0), scores[version]) for version in sorted(scores)]
 
 
-def seconds_to(curve: Sequence[tuple[float, float]], target: float) -> float | None:
+def seconds_to(curve: Sequence[Point], target: float) -> float | None:
     """When a target is reached, between two points by a line; None where it is not."""
-    earlier: tuple[float, float] | None = None
-    for seconds, score in curve:
-        if score >= target:
-            if earlier is None:
-                return seconds
-            before, least = earlier
-            return before + (seconds - before) * (target - least) / (score - least)
-        earlier = (seconds, score)
+    crossed = _crossing(curve, target)
+    if crossed is None:
+        return None
+    (before, least), (seconds, score) = crossed
+    rise = score - least
+    return before + (seconds - before) * (target - least) / rise if rise else seconds
+
+
+def seconds_around(curve: Sequence[Point], target: float) -> tuple[float, float] | None:
+    """Between which points a target is reached: what is known where the line is a guess.
+
+    Returns:
+        Seconds of the last score before the first that is not below the target, and of that one;
+        both the same where the very first is not below it; None where all are.
+    """
+    crossed = _crossing(curve, target)
+    return None if crossed is None else (crossed[0][0], crossed[1][0])
+
+
+def _crossing(curve: Sequence[Point], target: float) -> tuple[Point, Point] | None:
+    for before, point in pairwise([*curve[:1], *curve]):
+        if point[1] >= target:
+            return before, point
     return None
 
 

@@ -47,7 +47,7 @@ from benchmarks.async_figures import WARM_UP, samples_per_second, tokens_per_rol
 from benchmarks.checkpoint_scores import read_scores, score_runs
 from benchmarks.children import Children, read_environment
 from benchmarks.environment import environment
-from benchmarks.staleness_figures import curve, seconds_to
+from benchmarks.staleness_figures import curve, seconds_around, seconds_to
 from deploy.bench import ROOT
 from deploy.config import RunConfig
 from deploy.errors import InputError, RunFailed
@@ -132,6 +132,7 @@ def read_arm(arm: Arm, target: float) -> dict[str, Any]:
         "seconds": line[-1][0],
         "score": line[-1][1],
         "seconds_to_target": seconds_to(line, target),
+        "seconds_around_target": seconds_around(line, target),
         "curve": line,
         "step_finished_at": [row["step_finished_at"] for row in rows],
     }

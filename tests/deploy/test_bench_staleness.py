@@ -14,6 +14,7 @@ from benchmarks.staleness_figures import (
     curve,
     interval,
     off_policyness,
+    seconds_around,
     seconds_to,
     t_quantile,
 )
@@ -82,12 +83,19 @@ def test_a_version_is_scored_at_the_end_of_the_step_that_made_it():
 
 
 @pytest.mark.parametrize(
-    ("target", "seconds"), [(0.3, 10.0), (0.5, 10.0), (0.6, 15.0), (0.7, 20.0), (0.95, None)]
+    ("target", "seconds", "around"),
+    [
+        (0.3, 10.0, (10.0, 10.0)),
+        (0.5, 10.0, (10.0, 10.0)),
+        (0.6, 15.0, (10.0, 20.0)),
+        (0.7, 20.0, (10.0, 20.0)),
+        (0.95, None, None),
+    ],
 )
-def test_a_target_between_two_scores_is_reached_between_them(target, seconds):
-    assert seconds_to([(10.0, 0.5), (20.0, 0.7), (30.0, 0.6)], target) == (
-        None if seconds is None else pytest.approx(seconds)
-    )
+def test_a_target_between_two_scores_is_reached_between_them(target, seconds, around):
+    line = [(10.0, 0.5), (20.0, 0.7), (30.0, 0.6)]
+    assert seconds_to(line, target) == (None if seconds is None else pytest.approx(seconds))
+    assert seconds_around(line, target) == around
 
 
 @pytest.mark.parametrize(
