@@ -2,6 +2,9 @@
 
 import io
 import json
+import os
+import subprocess
+import sys
 
 import pytest
 from rich.console import Console
@@ -18,6 +21,7 @@ from benchmarks.staleness_figures import (
     seconds_to,
     t_quantile,
 )
+from deploy.bench import ROOT
 from deploy.config import load_recipe
 from deploy.errors import InputError
 from deploy.run_directory import RunDirectory
@@ -170,12 +174,35 @@ def test_headway_stands_beside_the_best_of_trls_settings_at_each_figure():
     assert found["time"] == {"best": "TRL 8", "ratio": pytest.approx(2 / 3)}
     assert found["medians"]["TRL 32"]["seconds_to_target"] is None
     assert versus_trl.conclude([*arms[:2], *arms[4:]])["time"] == {"best": None, "ratio": None}
+    without = versus_trl.conclude(arms[1:])
+    assert without["throughput"] == {"best": "TRL 32", "ratio": None}
+    assert without["time"] == {"best": "TRL 8", "ratio": None}
+    assert set(without["medians"]) == {"TRL 8", "TRL 32"}
 
 
 def test_a_recipe_whose_objective_trl_is_not_given_is_refused():
     versus_trl.check_alike(load_recipe("demo"))
     with pytest.raises(InputError, match=r"learner\.advantage = 'rloo'"):
         versus_trl.check_alike(load_recipe("demo", ['learner.advantage="rloo"']))
+
+
+def test_cores_that_this_machine_does_not_have_are_refused_before_anything_is_held_to_them():
+    before = os.sched_getaffinity(0)
+    with pytest.raises(InputError, match=r"learner\.cores names \[0, 4000\], but there are only"):
+        versus_trl.hold("0,4000")
+    assert os.sched_getaffinity(0) == before
+
+
+def test_what_is_started_is_held_to_the_same_cores_as_who_starts_it():
+    core = min(os.sched_getaffinity(0))
+    program = (
+        "import os, subprocess, sys; from benchmarks.versus_trl import hold; hold(sys.argv[1]); "
+        "command = [sys.executable, '-c', 'import os; print(os.sched_getaffinity(0))']; "
+        "print(subprocess.run(command, capture_output=True, text=True).stdout, end='')"
+    )
+    command = [sys.executable, "-c", program, str(core)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout == f"{{{core}}}\n"
 
 
 def study_arguments(tmp_path, monkeypatch, *options):
