@@ -13,6 +13,7 @@ from rich.progress import Progress
 from benchmarks import staleness, staleness_outcome, versus_trl
 from benchmarks.checkpoint_scores import INITIAL, SCORES
 from benchmarks.children import Children
+from benchmarks.environment import RESULTS
 from benchmarks.staleness_figures import (
     curve,
     interval,
@@ -147,6 +148,34 @@ def test_ratios_and_differences_are_taken_within_a_seed():
     assert found["predicted_lag"]["4"] == 1.5
     assert found["score_difference"]["bound"]["4"]["each"] == pytest.approx([0.01, 0.03])
     assert found["score_difference"]["correction"]["none"]["mean"] == pytest.approx(-0.3)
+
+
+@pytest.fixture
+def stored():
+    """A study of two bounds and two corrections on five seeds."""
+    return json.loads((RESULTS / "staleness_seeds.json").read_text())
+
+
+def test_the_picture_has_every_seed_and_what_was_predicted(stored):
+    speed, lag, by_bound, by_correction = staleness_outcome.picture(stored).axes
+    predicted = [line.get_linestyle() for line in speed.lines if "predicted" in line.get_label()]
+    assert predicted == ["--", ":"]
+    (dashed,) = [line for line in lag.lines if "predicted" in line.get_label()]
+    assert dashed.get_linestyle() == "--"
+    assert list(dashed.get_ydata()) == [stored["conclusions"]["predicted_lag"][n] for n in "08"]
+    assert [len(axes.lines) for axes in (by_bound, by_correction)] == [2 * (1 + 5), 3 * (1 + 5)]
+
+
+def test_a_row_of_fewer_seeds_says_so(stored):
+    lost = next(arm for arm in stored["arms"] if arm["name"] == "8")
+    stored["arms"].remove(lost)
+    console = Console(file=io.StringIO(), width=200)
+    staleness_outcome.show(stored, console)
+    told = " ".join(console.file.getvalue().split())
+    assert "medians of 5 seed(s), 150 steps, 2000 problems at the last score" in told
+    assert " 8 (4 seed(s)) " in told
+    assert " 0 (" not in told
+    assert "arms were measured at commit unknown; this was written at 1bd9efae" in told
 
 
 def test_headway_stands_beside_the_best_of_trls_settings_at_each_figure():
