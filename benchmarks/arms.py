@@ -1,27 +1,23 @@
-"""Arms of a benchmark: measurements in processes of their own, one after the other, with progress.
+"""Arms of a benchmark: what they have in common, and how they are refused and gone on with.
 
-What an arm does is `async_arm`'s; which there are is each benchmark's own.
+What an arm does is `async_arm`'s, and its process `children`'s; which arms there are is each
+benchmark's own.
 """
 
 import argparse
 import json
-import os
 import signal
-import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from statistics import fmean
 from typing import Any, NoReturn
 
 from pydantic import ValidationError
 from rich.console import Console
-from rich.progress import Progress
 
-from benchmarks.environment import environment, reserve
+from benchmarks.children import child
+from benchmarks.environment import reserve
 from deploy.config import ModelConfig, RunConfig, load_recipe
 from deploy.errors import DeployError, InputError, Interrupted, RunFailed
 from deploy.inputs import model_path
@@ -29,11 +25,6 @@ from deploy.origin import ORIGIN_FILE, refuse_another_origin, warm_start_origin
 from deploy.run_directory import RunDirectory
 from deploy.summary import WARM_UP
 from queues.errors import QueuesError
-
-ENVIRONMENT = ".environment.json"
-"""Ending of the file beside an arm's folder that says what it was measured with and on."""
-STOP_SECONDS = 40.0
-POLL_SECONDS = 0.5
 
 
 def check_devices(config: RunConfig) -> None:
@@ -187,7 +178,7 @@ def make_start(arguments: argparse.Namespace, base: RunConfig, console: Console)
 
 
 def numbers(text: str, option: str, or_else: str | None = None) -> tuple[str, ...]:
-    """The whole numbers of a list on the command line, each once.
+    """The whole numbers of a list on the command line, each once and without leading zeros.
 
     Args:
         text: Separated by commas.
@@ -197,11 +188,11 @@ def numbers(text: str, option: str, or_else: str | None = None) -> tuple[str, ..
     Raises:
         InputError: There are none, or something else.
     """
-    found = tuple(dict.fromkeys(text.split(",")))
-    if not all(part.isdecimal() or part == or_else for part in found):
+    parts = text.split(",")
+    if not all(part.isdecimal() or part == or_else for part in parts):
         shown = f" or {or_else!r}" if or_else else ""
         raise InputError(f"{option} {text!r}: give whole numbers{shown}, separated by commas")
-    return found
+    return tuple(dict.fromkeys(part if part == or_else else str(int(part)) for part in parts))
 
 
 def end_well(command: Callable[[Console], None]) -> NoReturn:
@@ -219,137 +210,22 @@ def end_well(command: Callable[[Console], None]) -> NoReturn:
     sys.exit(0)
 
 
-def read_environment(out: Path, config: RunConfig) -> dict[str, Any] | None:
-    """What an arm was measured with and on; None where it was not written down."""
-    file = out / f"{config.name}{ENVIRONMENT}"
-    return json.loads(file.read_text()) if file.exists() else None
+def commits(arms: Sequence[Mapping[str, Any]]) -> list[str]:
+    """What was checked out when arms were measured, each once; "unknown" where nothing says so."""
+    return sorted({(arm["environment"] or {}).get("commit") or "unknown" for arm in arms})
 
 
 def show_conditions(document: Mapping[str, Any], console: Console) -> None:
-    """Which arms failed, and how busy the machine was when others began."""
+    """Which arms failed, by which code the others ran, and how busy the machine was."""
     for each in document["failed"]:
         console.print(f"left out: seed {each['seed']}, {each['name']}: {each['why']}")
+    measured = commits(document["arms"])
+    if measured != [document["commit"]]:
+        console.print(
+            f"arms were measured at commit {', '.join(measured)}; "
+            f"this was written at {document['commit'] or 'unknown'}"
+        )
     known = [arm["environment"] for arm in document["arms"] if arm["environment"]]
     if known:
         largest = max(each["machine"]["load_average"][0] for each in known)
         console.print(f"largest load average at an arm's start {largest:.1f}")
-
-
-class Children:
-    """Runs measurements one after the other and shows how far they are."""
-
-    def __init__(self, out: Path, progress: Progress, total: int) -> None:
-        self._out, self._progress = out, progress
-        self._task = progress.add_task("", total=total)
-        self._seconds: list[float] = []
-        self._left = total
-
-    def run(self, label: str, kind: str, config: RunConfig, *recorded: Path) -> RunDirectory:
-        """One measurement by `async_arm`, to its end.
-
-        Args:
-            label: For the terminal.
-            kind: train, actors or learner.
-            config: Its recipe.
-            recorded: For a learner: the run that it trains again.
-
-        Returns:
-            What it left behind.
-
-        Raises:
-            RunFailed: It failed; names its log.
-        """
-        recipe = self._recipe(config)
-        return self._to_the_end(label, config, ["benchmarks.async_arm", kind, recipe, *recorded])
-
-    def run_module(
-        self, label: str, module: str, config: RunConfig, *how: str, variables: dict[str, str]
-    ) -> RunDirectory:
-        """One measurement by another module, which is given the recipe's file and `how`.
-
-        Args:
-            label: For the terminal.
-            module: Of `benchmarks`.
-            config: Its recipe.
-            how: Its other arguments.
-            variables: Of the environment, beside those of this process.
-
-        Returns:
-            What it left behind.
-
-        Raises:
-            RunFailed: It failed; names its log.
-        """
-        return self._to_the_end(label, config, [module, self._recipe(config), *how], variables)
-
-    def _recipe(self, config: RunConfig) -> Path:
-        file = self._out / f"{config.name}.json"
-        file.write_text(config.model_dump_json(indent=2))
-        return file
-
-    def _to_the_end(
-        self,
-        label: str,
-        config: RunConfig,
-        arguments: Sequence[Any],
-        variables: Mapping[str, str] | None = None,
-    ) -> RunDirectory:
-        log = self._out / f"{config.name}.log"
-        facts = json.dumps(environment(), indent=2)
-        (self._out / f"{config.name}{ENVIRONMENT}").write_text(facts)
-        directory = RunDirectory(self._out / config.name)
-        command = [sys.executable, "-m", *arguments]
-        began = time.monotonic()
-        if not self._progress.console.is_terminal:
-            self._progress.console.print(f"{datetime.now():%H:%M:%S}  {label}")
-        with log.open("w") as file, child(command, file, variables) as process:
-            while process.poll() is None:
-                self._show(label, config.steps, directory)
-                time.sleep(POLL_SECONDS)
-        if process.returncode:
-            last = (log.read_text().strip().splitlines() or ["it said nothing"])[-1]
-            raise RunFailed(
-                f"{label} ended with exit code {process.returncode}: {last}\nits log is {log}"
-            )
-        self._seconds.append(time.monotonic() - began)
-        self._left -= 1
-        self._progress.advance(self._task)
-        return directory
-
-    def skip(self) -> None:
-        """One measurement is there already."""
-        self._left -= 1
-        self._progress.advance(self._task)
-
-    def _show(self, label: str, steps: int, directory: RunDirectory) -> None:
-        rows = directory.path / "metrics.jsonl"
-        done = rows.read_bytes().count(b"\n") if rows.exists() else 0
-        phase = f"step {done}/{steps}" if done else "starting"
-        left = "time left: known after the first"
-        if self._seconds:
-            left = f"about {self._left * fmean(self._seconds) / 60:.0f} min left"
-        self._progress.update(self._task, description=f"{label} · {phase} · {left}")
-
-
-@contextmanager
-def child(
-    command: list[Any], output: Any, variables: Mapping[str, str] | None = None
-) -> Iterator["subprocess.Popen[bytes]"]:
-    """A process that ends with the block; Ctrl-C reaches it through us, once."""
-    process = subprocess.Popen(
-        command,
-        stdout=output,
-        stderr=subprocess.STDOUT,
-        start_new_session=True,
-        env={**os.environ, **(variables or {})},
-    )
-    try:
-        yield process
-    finally:
-        if process.poll() is None:
-            process.send_signal(signal.SIGINT)
-            try:
-                process.wait(STOP_SECONDS)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()

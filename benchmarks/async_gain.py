@@ -27,7 +27,6 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from benchmarks import async_figures, async_outcome
 from benchmarks.arms import (
-    Children,
     all_cores,
     end_well,
     folder_of,
@@ -36,6 +35,7 @@ from benchmarks.arms import (
     numbers,
     variant,
 )
+from benchmarks.children import Children
 from benchmarks.environment import environment
 from deploy.config import ModelConfig, RunConfig, load_recipe
 from deploy.errors import InputError

@@ -5,9 +5,10 @@
 Every checkpoint is published as a version of its own, the next one when all problems of the last
 are scored, so a score belongs to one version. The last checkpoint of a run is scored on
 `heldout.final_size` problems, the others on `heldout.size`, the same ones, greedily. Writes
-`scores.json` into each run's folder: score by version. The initial model, which all runs of a
-benchmark have in common, is scored once, into `initial_score.json` of its folder. A recipe is that
-of one of the runs with a name of its own; only its actors matter.
+`scores.json`, score by version, into each run's folder when its last checkpoint is scored. The
+initial model, which all runs of a benchmark have in common, is scored once, into
+`initial_score.json` of its folder. A recipe is that of one of the runs with a name of its own; only
+its actors matter.
 """
 
 import asyncio
@@ -20,11 +21,12 @@ from pathlib import Path
 
 from rich.console import Console
 
-from benchmarks.arms import child, variant
-from benchmarks.fleet import start_fleet
+from benchmarks.arms import variant
+from benchmarks.children import child, last_words
+from benchmarks.fleet import Fleet, start_fleet
 from deploy.cluster import cluster
 from deploy.config import RunConfig
-from deploy.errors import RunFailed
+from deploy.errors import DeployError, RunFailed
 from deploy.inputs import Inputs, load_inputs
 from queues.ray_broker import BrokerClient
 
@@ -58,7 +60,10 @@ def score_runs(base: RunConfig, runs: Sequence[Path], console: Console) -> None:
     with log.open("a") as file, child(command, file) as process:
         process.wait()
     if process.returncode:
-        raise RunFailed(f"scoring ended with exit code {process.returncode}; its log is {log}")
+        raise RunFailed(
+            f"scoring ended with exit code {process.returncode}: {last_words(log)}\n"
+            f"its log is {log}"
+        )
 
 
 def read_scores(run: Path) -> dict[int, float]:
@@ -81,46 +86,69 @@ def score_all(config: RunConfig, inputs: Inputs, runs: list[Path]) -> None:
 
 
 async def _score_all(config: RunConfig, inputs: Inputs, runs: list[Path], scratch: Path) -> None:
-    initial = config.deploy.runs_dir / INITIAL
-    stations = [(run, version, path) for run in runs for version, path in checkpoints(run)]
-    fleet = await start_fleet(config, inputs, scratch, config.flow, 1 + len(stations))
+    versions = 1 + sum(len(checkpoints(run)) for run in runs)
+    fleet = await start_fleet(config, inputs, scratch, config.flow, versions)
+    await fleet.serve(scores=write_scores(config, inputs, fleet, runs))
 
-    async def follow() -> None:
-        await fleet.publish(0, Path(inputs.model_path))
-        if not initial.exists():
-            initial.write_text(json.dumps(await _score(config, inputs, fleet.broker, 0, False)))
-        found: dict[Path, dict[int, float]] = {run: {} for run in runs}
-        for place, (run, version, path) in enumerate(stations, start=1):
+
+async def write_scores(
+    config: RunConfig, inputs: Inputs, fleet: Fleet, runs: Sequence[Path]
+) -> None:
+    """Scores what `score_all` does, with actors that are there; a run's file when all of it is.
+
+    Raises:
+        RunFailed: A checkpoint could not be scored; names it.
+    """
+    start, initial = Path(inputs.model_path), config.deploy.runs_dir / INITIAL
+    await fleet.publish(0, start)
+    if not initial.exists():
+        score = await _score(config, inputs, fleet.broker, 0, start, last=False)
+        initial.write_text(json.dumps(score))
+    place = 0
+    for run in runs:
+        scores = {}
+        for version, path in (stations := checkpoints(run)):
+            place += 1
             await fleet.publish(place, path)
-            last = (version, path) == checkpoints(run)[-1]
-            score = await _score(config, inputs, fleet.broker, place, last)
-            found[run][version] = score
-            print(f"{run.name} v{version}: {score:.4f}", flush=True)
-        for run, scores in found.items():
-            (run / SCORES).write_text(json.dumps(scores) + "\n")
-
-    await fleet.serve(scores=follow())
+            last = path == stations[-1][1]
+            scores[version] = await _score(config, inputs, fleet.broker, place, path, last=last)
+            print(f"{run.name} v{version}: {scores[version]:.4f}", flush=True)
+        (run / SCORES).write_text(json.dumps(scores) + "\n")
 
 
 async def _score(
-    config: RunConfig, inputs: Inputs, broker: BrokerClient, place: int, last: bool
+    config: RunConfig, inputs: Inputs, broker: BrokerClient, place: int, model: Path, *, last: bool
 ) -> float:
-    assert config.heldout is not None
+    """The score of a model folder that was published as version `place`."""
+    if config.heldout is None:
+        raise RunFailed(f"{model}: the recipe {config.name} has no [heldout] to score by")
     size = (config.heldout.final_size if last else None) or config.heldout.size
     name = f"greedy@{place}"
     await broker.evaluate(name, inputs.problems[:size], temperature=0.0, min_version=place)
-    async with asyncio.timeout(SECONDS):
-        while (found := await broker.evaluation(name, timeout=10.0)) is None:
-            pass
-    assert found.score is not None, f"every rollout of {name} failed"
-    assert found.lowest_version == found.highest_version == place
+    try:
+        async with asyncio.timeout(SECONDS):
+            while (found := await broker.evaluation(name, timeout=10.0)) is None:
+                pass
+    except TimeoutError:
+        raise RunFailed(f"{model}: {size} problems took longer than {SECONDS:g} s") from None
+    if found.score is None:
+        raise RunFailed(f"{model}: each of the {found.count} rollouts failed")
+    if not found.lowest_version == found.highest_version == place:
+        raise RunFailed(
+            f"{model}: scored by versions {found.lowest_version} to {found.highest_version}, "
+            f"and not by {place} alone"
+        )
     return found.score
 
 
 def main() -> None:
     recipe, *runs = map(Path, sys.argv[1:])
     config = RunConfig.model_validate_json(recipe.read_text())
-    score_all(config, load_inputs(config), runs)
+    try:
+        score_all(config, load_inputs(config), runs)
+    except DeployError as error:
+        print(f"headway: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Awaitable, Iterator, Sequence
+from collections.abc import Awaitable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -65,18 +65,27 @@ class Sampled:
     """Of the process that holds the engine, and of its children."""
 
 
+def check_equal(number: int, found: Mapping[str, Sampled]) -> None:
+    """Compares what the arms of a round had to do.
+
+    Raises:
+        SystemExit: They sampled different numbers of tokens; names the round and the numbers.
+    """
+    tokens = {arm: sampled.tokens for arm, sampled in found.items()}
+    if len(set(tokens.values())) != 1:
+        told = ", ".join(f"{arm} {count}" for arm, count in tokens.items())
+        raise SystemExit(
+            f"the arms of round {number} cannot be compared, since they sampled different numbers "
+            f"of tokens: {told}"
+        )
+
+
 def figures_of(rounds: Sequence[dict[str, Sampled]]) -> dict[str, Any]:
     """Medians over rounds, and of the ratios inside each.
 
     `of_offline_cpu` is the ratio of tokens a CPU second, which others on the machine disturb less,
     and which says nothing of waiting.
-
-    Raises:
-        ValueError: Arms of a round sampled different numbers of tokens.
     """
-    for each in rounds:
-        if len({found.tokens for found in each.values()}) != 1:
-            raise ValueError(f"the arms of a round sampled different numbers of tokens: {each}")
     others = [arm for arm in rounds[0] if arm != "offline"]
 
     def ratios(part: str) -> dict[str, float]:
@@ -301,6 +310,7 @@ async def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
                 if learner.poll() is not None:
                     raise SystemExit("the learner beside has ended; `headway bench train` says why")
                 learner.send_signal(signal.SIGSTOP)
+            check_equal(number, found)
             if number:  # the first compiles
                 rounds.append(found)
                 print(
@@ -336,9 +346,15 @@ def main() -> None:
     for name, least in (("rounds", 1), ("groups", 1), ("at_once", GROUP_SIZE)):
         if getattr(options, name) < least:
             parser.error(f"--{name.replace('_', '-')} must be at least {least}")
+    engines = set(cores_of(options.core))
     if options.learner_core is None:
-        others = os.sched_getaffinity(0) - set(cores_of(options.core))
+        others = os.sched_getaffinity(0) - engines
         options.learner_core = str(max(others)) if others else None
+    elif engines & set(cores_of(options.learner_core)):
+        parser.error(
+            f"--learner-core {options.learner_core} must have none of the cores of "
+            f"--core {options.core}: the learner trains beside the engines"
+        )
     reserve(options.output)
     if options.learner_core is None:
         print(f"no core is left beside --core {options.core}: the arm `contended` is left out")

@@ -14,9 +14,9 @@ evaluations; afterwards its checkpoints are scored on held-out problems.
 Beside the throughput of the first stand two predictions by rates measured in the run of one bound
 (η = 2, where there is one): of the simulation behind `headway plan`, and of the finite-buffer law.
 Figures are of the newest batches of a run that end before its last lease, a hundred at most; the
-largest lag, the scores and their seconds are of the whole run. An arm that fails is named and left
-out; the others go on. The demo's arms take three to six minutes on two cores with 150 steps, and
-scoring one about a minute.
+largest lag, the scores and their seconds are of the whole run. An arm that fails, or whose figures
+cannot be read, is named and left out; the others go on. The demo's arms take three to six minutes
+on two cores with 150 steps, and scoring one about a minute.
 
 A folder of --out that exists is gone on with: arms that are finished and have the same recipe are
 kept, so that a study may be interrupted, or grow by seeds and bounds.
@@ -36,18 +36,19 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from benchmarks import staleness_figures, staleness_outcome
 from benchmarks.arms import (
-    Children,
+    commits,
     end_well,
     finished,
     make_base,
     make_start,
     numbers,
-    read_environment,
     variant,
 )
 from benchmarks.async_figures import window
 from benchmarks.checkpoint_scores import read_scores, score_runs
+from benchmarks.children import Children, read_environment
 from benchmarks.environment import environment
+from benchmarks.staleness_outcome import UNBOUNDED
 from deploy.config import RunConfig
 from deploy.errors import InputError, RunFailed
 from deploy.measured_rates import LEAST_BATCHES, read_rates
@@ -56,6 +57,7 @@ from deploy.report import read_record
 from deploy.run_directory import RunDirectory
 from deploy.summary import WARM_UP
 from deploy.timeline import idle_share, running_rollouts
+from queues.errors import QueuesError
 from queues.history import read_history
 
 CORRECTIONS: Mapping[str, dict[str, Any]] = {
@@ -67,7 +69,6 @@ CORRECTIONS: Mapping[str, dict[str, Any]] = {
 """Sections `[learner]` beside the recipe's; `none` trains stale tokens as if they were new."""
 REFERENCE = 2
 """The bound whose runs the predictions are made from; the largest one where it is not asked for."""
-UNBOUNDED = "inf"
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,33 +183,47 @@ def read_arm(study: Study, arm: Arm) -> dict[str, Any]:
         "score": line[-1][1],
         "seconds": line[-1][0],
         "seconds_to_target": staleness_figures.seconds_to(line, study.target),
+        "seconds_around_target": staleness_figures.seconds_around(line, study.target),
         "curve": line,
     }
 
 
-def failure(arm: Arm, why: str) -> dict[str, Any]:
-    """An arm that is left out."""
-    return {"kind": arm.kind, "name": arm.name, "seed": arm.seed, "why": why}
+def measure(
+    study: Study, arms: Sequence[Arm], children: Children, console: Console
+) -> tuple[list[tuple[Arm, dict[str, Any]]], list[dict[str, Any]]]:
+    """Trains, scores and reads the arms of a seed.
 
+    Returns:
+        Those that came to their end, each with its figures; and the others, each with why.
+    """
+    trained: list[Arm] = []
+    read: list[tuple[Arm, dict[str, Any]]] = []
+    failed: list[dict[str, Any]] = []
 
-def read_arms(
-    study: Study, arms: Sequence[Arm]
-) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Figures of finished and scored arms, and which leased too early to have any."""
-    found, failed = [], []
+    def fail(arm: Arm, why: str) -> None:
+        console.print(why)
+        failed.append({"kind": arm.kind, "name": arm.name, "seed": arm.seed, "why": why})
+
     for arm in arms:
+        if why := train(study, arm, children):
+            fail(arm, why)
+        else:
+            trained.append(arm)
+    score_runs(study.base, [RunDirectory.of(arm.config).path for arm in trained], console)
+    for arm in trained:
         try:
-            found.append(read_arm(study, arm))
-        except InputError as error:
-            failed.append(failure(arm, str(error)))
-    return found, failed
+            read.append((arm, read_arm(study, arm)))
+        except (InputError, QueuesError) as error:
+            fail(arm, f"{arm.config.name} cannot be read: {error}")
+    return read, failed
 
 
 def predictions(study: Study, trained: Sequence[Arm]) -> list[dict[str, Any]]:
     """Throughput of every trained bound by the rates of the same seed's reference run.
 
     Raises:
-        InputError: The recipe cannot be simulated.
+        InputError: The recipe cannot be simulated, or a reference run was too short.
+        QueuesError: The ledger or the journal of a reference run cannot be read.
     """
     bounds = [arm for arm in trained if arm.kind == "bound"]
     found = []
@@ -296,25 +311,18 @@ def run(arguments: argparse.Namespace, console: Console) -> None:
     every = {seed: study.arms(seed) for seed in study.seeds}
     make_start(arguments, study.base, console)
     total = sum(map(len, every.values()))
-    trained: list[Arm] = []
-    failed = []
+    read: list[tuple[Arm, dict[str, Any]]] = []
+    failed: list[dict[str, Any]] = []
     columns = (BarColumn(bar_width=20), TextColumn("{task.description}"), TimeElapsedColumn())
     with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
         children = Children(study.out, progress, total)
         for arms in every.values():
-            for arm in arms:
-                if why := train(study, arm, children):
-                    console.print(why)
-                    failed.append(failure(arm, why))
-                else:
-                    trained.append(arm)
-            runs = [RunDirectory.of(arm.config).path for arm in arms if arm in trained]
-            score_runs(study.base, runs, console)
-    found, short = read_arms(study, trained)
-    for each in short:
-        console.print(each["why"])
-    if not found:
-        raise RunFailed("no arm came to its end with enough batches, for the reasons above")
+            of_seed, without = measure(study, arms, children, console)
+            read += of_seed
+            failed += without
+    if not read:
+        raise RunFailed("no arm came to its end, for the reasons above")
+    figures = [found for _, found in read]
     document = {
         **facts,
         "recipe": arguments.recipe,
@@ -324,13 +332,14 @@ def run(arguments: argparse.Namespace, console: Console) -> None:
         "target": study.target,
         "stale": study.stale,
         "reference": study.reference,
-        "arms": found,
-        "failed": [*failed, *short],
+        "commits_of_arms": commits(figures),
+        "arms": figures,
+        "failed": failed,
         "predictions": [],
     }
     try:
-        document["predictions"] = predictions(study, trained)
-    except InputError as error:
+        document["predictions"] = predictions(study, [arm for arm, _ in read])
+    except (InputError, QueuesError) as error:
         console.print(f"nothing is predicted: {error}")
     document["conclusions"] = staleness_outcome.conclude(document)
     (study.out / "staleness.json").write_text(json.dumps(document, indent=1) + "\n")

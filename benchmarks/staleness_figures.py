@@ -6,15 +6,19 @@ the newest hundred, so that it stands beside the prediction made from the same b
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from math import sqrt
 from statistics import fmean, stdev
 from typing import Any
 
 from mpmath import betainc
 
+from deploy.simulation import quantile
 from deploy.summary import WARM_UP
 
 Row = Mapping[str, Any]
+Point = tuple[float, float]
+"""Seconds of training, and the score then."""
 CONFIDENCE = 0.95
 
 
@@ -57,16 +61,6 @@ def largest_share(fractions: Mapping[str, float]) -> float:
     return max((share for name, share in fractions.items() if name != "not_finite"), default=0.0)
 
 
-def quantile(counts: Mapping[int, int], share: float) -> int:
-    """The smallest value that at least `share` of what was counted does not exceed."""
-    total, below = sum(counts.values()), 0
-    for value in sorted(counts):
-        below += counts[value]
-        if below >= share * total:
-            return value
-    raise ValueError("nothing was counted")
-
-
 def weighed(rows: Sequence[Row], figure: str, weight: str) -> float | None:
     """Mean of a figure over tokens; None where no row has it."""
     found = [(row[figure], row[weight]) for row in rows if row.get(figure) is not None]
@@ -74,7 +68,7 @@ def weighed(rows: Sequence[Row], figure: str, weight: str) -> float | None:
     return sum(value * count for value, count in found) / tokens if tokens else None
 
 
-def curve(rows: Sequence[Row], scores: Mapping[int, float]) -> list[tuple[float, float]]:
+def curve(rows: Sequence[Row], scores: Mapping[int, float]) -> list[Point]:
     """Held-out score against seconds of training.
 
     Args:
@@ -89,16 +83,31 @@ def curve(rows: Sequence[Row], scores: Mapping[int, float]) -> list[tuple[float,
     return [(ends.get(version, 0.0), scores[version]) for version in sorted(scores)]
 
 
-def seconds_to(curve: Sequence[tuple[float, float]], target: float) -> float | None:
+def seconds_to(curve: Sequence[Point], target: float) -> float | None:
     """When a target is reached, between two points by a line; None where it is not."""
-    earlier: tuple[float, float] | None = None
-    for seconds, score in curve:
-        if score >= target:
-            if earlier is None:
-                return seconds
-            before, least = earlier
-            return before + (seconds - before) * (target - least) / (score - least)
-        earlier = (seconds, score)
+    crossed = _crossing(curve, target)
+    if crossed is None:
+        return None
+    (before, least), (seconds, score) = crossed
+    rise = score - least
+    return before + (seconds - before) * (target - least) / rise if rise else seconds
+
+
+def seconds_around(curve: Sequence[Point], target: float) -> tuple[float, float] | None:
+    """Between which points a target is reached: what is known where the line is a guess.
+
+    Returns:
+        Seconds of the last score before the first that is not below the target, and of that one;
+        both the same where the very first is not below it; None where all are.
+    """
+    crossed = _crossing(curve, target)
+    return None if crossed is None else (crossed[0][0], crossed[1][0])
+
+
+def _crossing(curve: Sequence[Point], target: float) -> tuple[Point, Point] | None:
+    for before, point in pairwise([*curve[:1], *curve]):
+        if point[1] >= target:
+            return before, point
     return None
 
 

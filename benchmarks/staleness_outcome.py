@@ -99,7 +99,8 @@ def show(document: Mapping[str, Any], console: Console) -> None:
     conclusions = document["conclusions"]
     seeds = len({arm["seed"] for arm in document["arms"]})
     title = (
-        f"medians of {seeds} seed(s), {document['steps']} steps, {document['problems']} problems"
+        f"medians of {seeds} seed(s), {document['steps']} steps, "
+        f"{document['problems']} problems at the last score"
     )
     more = {
         "of pre-\ndicted": (SPEED, "of_predicted", "{:.2f}"),
@@ -124,7 +125,8 @@ def show(document: Mapping[str, Any], console: Console) -> None:
                     form.format(found[name]) if name in found else "-"
                     for found, form in beside.values()
                 ]
-                table.add_row(name, *cells)
+                fewer = f" ({len(arms)} seed(s))" if len(arms) < seeds else ""
+                table.add_row(name + fewer, *cells)
             console.print(table)
     for kind, what in (("bound", "η"), ("correction", f"η = {document['stale']},")):
         for name, found in conclusions["score_difference"][kind].items():
@@ -144,7 +146,12 @@ def show(document: Mapping[str, Any], console: Console) -> None:
 
 
 def draw(document: Mapping[str, Any], file: Path) -> None:
-    """Writes the picture: throughput over its prediction, lag, scores over time."""
+    """Writes the picture."""
+    picture(document).savefig(file, dpi=100)
+
+
+def picture(document: Mapping[str, Any]) -> Any:
+    """A figure of throughput and lag over their predictions, and of scores over time."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -154,16 +161,17 @@ def draw(document: Mapping[str, Any], file: Path) -> None:
     bounds = _group(document["arms"], "bound")
     places = range(len(bounds))
     _points(speed, bounds, "samples_per_second", "measured, median")
-    for key, label, style in (
-        ("simulated", "predicted by simulation", "--"),
-        ("law", "predicted by the finite-buffer law", ":"),
+    _points(lag, bounds, "lag_mean", "mean lag of trained tokens")
+    for axes, key, label, style in (
+        (speed, "simulated", "predicted by simulation", "--"),
+        (speed, "law", "predicted by the finite-buffer law", ":"),
+        (lag, "lag_mean", "mean, predicted by simulation", "--"),
     ):
         lines = _group([{**each, "kind": key} for each in document["predictions"]], key)
         known = [(place, lines[name]) for place, name in enumerate(bounds) if name in lines]
         medians = [_median(each, key) for _, each in known]
-        speed.plot([place for place, _ in known], medians, style, label=label)
+        axes.plot([place for place, _ in known], medians, style, label=label)
     speed.set(title="Throughput", ylabel="samples trained per second", ylim=(0, None))
-    _points(lag, bounds, "lag_mean", "mean lag of trained tokens")
     lag.plot(places, [_median(runs, "lag_max") for runs in bounds.values()], "v:", label="largest")
     lag.set(title="Lag that the bound and the speeds make", ylabel="versions", ylim=(0, None))
     for axes in (speed, lag):
@@ -177,7 +185,7 @@ def draw(document: Mapping[str, Any], file: Path) -> None:
     _curves(by_correction, synchronous, "η = {}")
     _curves(by_correction, corrections, f"η = {document['stale']}, {{}}")
     by_correction.set_title(f"Held-out score, as stale as η = {document['stale']} lets")
-    figure.savefig(file, dpi=100)
+    return figure
 
 
 def _points(axes: Any, groups: Mapping[str, Sequence[Arm]], key: str, label: str) -> None:
@@ -189,12 +197,14 @@ def _points(axes: Any, groups: Mapping[str, Sequence[Arm]], key: str, label: str
 
 
 def _curves(axes: Any, groups: Mapping[str, Sequence[Arm]], label: str) -> None:
-    """Mean over seeds of score and of the seconds that a version took."""
+    """Mean over seeds of score and of the seconds that a version took, and each seed thinly."""
     for name, runs in groups.items():
         points = list(zip(*(run["curve"] for run in runs), strict=True))
         seconds = [fmean(second for second, _ in each) for each in points]
         scores = [fmean(score for _, score in each) for each in points]
-        axes.plot(seconds, scores, ".-", label=label.format(name))
+        (mean,) = axes.plot(seconds, scores, ".-", label=label.format(name))
+        for run in runs if len(runs) > 1 else ():
+            axes.plot(*zip(*run["curve"], strict=True), color=mean.get_color(), lw=0.6, alpha=0.5)
     axes.set(xlabel="seconds of training", ylabel="greedy, held-out")
     axes.legend(fontsize=8)
 

@@ -1,16 +1,15 @@
 """One run of TRL's GRPOTrainer on a recipe of ours, in a process of its own.
 
-    python -m benchmarks.trl_arm RECIPE.json MICROBATCH padded|continuous CORES
+    python -m benchmarks.trl_arm RECIPE.json MICROBATCH padded|continuous
 
 The recipe's model folder, prompts in the same order, reward, batch, group size, loss, optimizer and
-schedule; TRL's own loop, on the given cores, with the threads that the environment sets. Leaves
-behind what a run of ours does, as far as it is compared: `metrics.jsonl`, with a row for each
-batch, and `checkpoints/`; beside them `trl.json`, its settings and versions.
+schedule; TRL's own loop, on the cores that it is started on, with the threads that the environment
+sets. Leaves behind what a run of ours does, as far as it is compared: `metrics.jsonl`, with a row
+for each batch, and `checkpoints/`; beside them `trl.json`, its settings and versions.
 """
 
 import asyncio
 import json
-import os
 import sys
 import time
 from importlib.metadata import version
@@ -22,7 +21,6 @@ from torch.optim.lr_scheduler import LambdaLR
 from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
-from actors.cores import cores_of
 from actors.rewards.answers import last_answer
 from benchmarks.versus_trl import SETTINGS
 from deploy.config import RunConfig
@@ -125,8 +123,7 @@ def write_settings(stated: GRPOConfig, file: Path) -> None:
 
 
 def main() -> None:
-    recipe, micro, generation, cores = sys.argv[1:]
-    os.sched_setaffinity(0, cores_of(cores))
+    recipe, micro, generation = sys.argv[1:]
     config = RunConfig.model_validate_json(Path(recipe).read_text())
     inputs = load_inputs(config)
     directory = RunDirectory.of(config)

@@ -7,7 +7,8 @@ Needs what `make trl` installs into `.trl`. Headway runs the recipe as it is. TR
 optimizer and schedule, all cores of the recipe for generation and for training in turn, and each
 microbatch with each number of threads and each way to generate that were asked for, since which is
 best is not known beforehand: for every figure the best one is compared, all are stored, and what
-fails is named and left out. It samples by transformers, which pads a batch until its longest
+fails is named and left out. Every process of both sides is held to the recipe's cores, Ray's and
+the broker's too. TRL samples by transformers, which pads a batch until its longest
 rollout has ended, or lets the next ones in continuously: its colocated vLLM cannot take new weights
 on a CPU, where vLLM packs them. A third process on the cores costs threads that wait for each other
 more than it costs others, so the machine must be quiet. An arm of the demo takes Headway about one
@@ -32,22 +33,24 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from actors.cores import bind, cores_of
+from actors.errors import InputError as CoresMissing
 from benchmarks.arms import (
-    Children,
     all_cores,
+    commits,
     end_well,
     finished,
     make_base,
     make_start,
     numbers,
-    read_environment,
     show_conditions,
     variant,
 )
 from benchmarks.async_figures import samples_per_second, tokens_per_rollout
 from benchmarks.checkpoint_scores import read_scores, score_runs
+from benchmarks.children import Children, read_environment
 from benchmarks.environment import environment
-from benchmarks.staleness_figures import curve, seconds_to
+from benchmarks.staleness_figures import curve, seconds_around, seconds_to
 from deploy.bench import ROOT
 from deploy.config import RunConfig
 from deploy.errors import InputError, RunFailed
@@ -87,35 +90,39 @@ def arms_of(base: RunConfig, seed: int, settings: Sequence[tuple[str, str, str]]
 
 
 def train(arm: Arm, children: Children) -> str | None:
-    """Makes one arm, unless it is there; returns why TRL failed, where it did.
-
-    Raises:
-        RunFailed: Headway did.
-    """
+    """Makes one arm, unless it is there; returns why it failed, where it did."""
     directory = RunDirectory.of(arm.config)
     if finished(directory, arm.config):
         children.skip()
         return None
     shutil.rmtree(directory.path, ignore_errors=True)
     label = f"seed {arm.seed} · {arm.name}"
-    if not arm.how:
-        children.run(label, "train", arm.config)
-        return None
-    paths = [str(TRL), str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
-    micro, threads, generation = arm.how
     try:
-        children.run_module(
-            label,
-            "benchmarks.trl_arm",
-            arm.config,
-            micro,
-            generation,
-            all_cores(arm.config),
-            variables={"PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": threads},
-        )
+        if arm.how:
+            train_trl(label, arm, children)
+        else:
+            children.run(label, "train", arm.config)
     except RunFailed as error:
         return str(error)
     return None
+
+
+def train_trl(label: str, arm: Arm, children: Children) -> None:
+    """Makes one arm of TRL's.
+
+    Raises:
+        RunFailed: It failed; names its log.
+    """
+    paths = [str(TRL), str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+    micro, threads, generation = arm.how
+    children.run_module(
+        label,
+        "benchmarks.trl_arm",
+        arm.config,
+        micro,
+        generation,
+        variables={"PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": threads},
+    )
 
 
 def read_arm(arm: Arm, target: float) -> dict[str, Any]:
@@ -133,6 +140,7 @@ def read_arm(arm: Arm, target: float) -> dict[str, Any]:
         "seconds": line[-1][0],
         "score": line[-1][1],
         "seconds_to_target": seconds_to(line, target),
+        "seconds_around_target": seconds_around(line, target),
         "curve": line,
         "step_finished_at": [row["step_finished_at"] for row in rows],
     }
@@ -145,13 +153,13 @@ def conclude(arms: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         `medians` by arm; `throughput` with `best`, the TRL arm with the most samples/s, and
         `ratio`, Headway's over its; `time` with `best`, the TRL arm that reached the target first,
         and `ratio`, Headway's seconds over its. None where none reached it with every seed. An arm
-        that failed with a seed is left out.
+        that failed with a seed is left out; without Headway's there are no ratios.
     """
     by_name: dict[str, list[Mapping[str, Any]]] = {}
     for arm in arms:
         by_name.setdefault(arm["name"], []).append(arm)
-    most = len(by_name[HEADWAY])
-    by_name = {name: runs for name, runs in by_name.items() if len(runs) == most}
+    seeds = len({arm["seed"] for arm in arms})
+    by_name = {name: runs for name, runs in by_name.items() if len(runs) == seeds}
     figures = ("samples_per_second", "tokens_per_rollout", "score", "seconds", "seconds_to_target")
     medians = {
         name: {
@@ -162,7 +170,7 @@ def conclude(arms: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     }
 
     def compare(key: str, best: str | None) -> dict[str, Any]:
-        if best is None or medians[HEADWAY][key] is None:
+        if best is None or HEADWAY not in medians or medians[HEADWAY][key] is None:
             return {"best": best, "ratio": None}
         theirs = {run["seed"]: run[key] for run in by_name[best]}
         ratio = median(run[key] / theirs[run["seed"]] for run in by_name[HEADWAY])
@@ -200,7 +208,7 @@ def show(document: Mapping[str, Any], console: Console) -> None:
     speed, time = conclusions["throughput"], conclusions["time"]
     show_conditions(document, console)
     if speed["ratio"] is None:
-        console.print("no arm of TRL came to its end with every seed")
+        console.print("Headway, or every arm of TRL, failed with some seed: there is no ratio")
         return
     console.print(f"{speed['ratio']:.2f} times the samples/s of {speed['best']}")
     if time["ratio"] is None:
@@ -272,6 +280,18 @@ def check_alike(base: RunConfig) -> None:
             raise InputError(f"{key} = {found!r}: TRL is only given {wanted!r} here")
 
 
+def hold(cores: str) -> None:
+    """Keeps this process, and every one that it starts, on some cores.
+
+    Raises:
+        InputError: This machine does not have them.
+    """
+    try:
+        bind(cores_of(cores), "actors.cores with learner.cores")
+    except CoresMissing as error:
+        raise InputError(str(error)) from None
+
+
 def make_settings(arguments: argparse.Namespace, samples: int) -> list[tuple[str, str, str]]:
     """Every way in which TRL is set, as `Arm.how`.
 
@@ -307,6 +327,7 @@ def run(arguments: argparse.Namespace, console: Console) -> None:
     settings = make_settings(arguments, samples)
     out = base.deploy.runs_dir
     every = [arms_of(base, int(seed), settings) for seed in seeds]
+    hold(cores)
     make_start(arguments, base, console)
     trained, failed = [], []
     columns = (BarColumn(bar_width=20), TextColumn("{task.description}"), TimeElapsedColumn())
@@ -321,6 +342,8 @@ def run(arguments: argparse.Namespace, console: Console) -> None:
                     trained.append(arm)
             runs = [RunDirectory.of(arm.config).path for arm in arms if arm in trained]
             score_runs(base, runs, console)
+    if not trained:
+        raise RunFailed("no arm came to its end, for the reasons above")
     found = [read_arm(arm, arguments.target) for arm in trained]
     document = {
         **facts,
@@ -332,6 +355,7 @@ def run(arguments: argparse.Namespace, console: Console) -> None:
         "target": arguments.target,
         "warm_up_steps_left_out": WARM_UP,
         "cores": cores,
+        "commits_of_arms": commits(found),
         "arms": found,
         "failed": failed,
         "conclusions": conclude(found),

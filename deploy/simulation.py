@@ -14,7 +14,7 @@ rollouts are a heap by the token of the engine at which they end, so an event co
 import heapq
 import random
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count, cycle, islice, pairwise
 from typing import Any
@@ -327,27 +327,30 @@ class Simulation:
             for which in (0, 1)
         )
         rollouts = batches * setting.bounds.groups_per_batch * setting.group_size
-        lags = sorted(self._lags)
-        total = self._lags.total()
-        seen, p95 = 0, lags[-1]
-        for lag in lags:
-            seen += self._lags[lag]
-            if seen >= 0.95 * total:
-                p95 = lag
-                break
+        lags = self._lags
         return Outcome(
             samples_per_second=rollouts / seconds,
             tokens_per_second=sum(self._trained_tokens[warm_up:]) / seconds,
             learner_idle=sum(self._waits[warm_up:]) / seconds,
             actors_idle=idle / seconds / engines,
             slots_used=used / seconds / engines / setting.slots,
-            lag_mean=sum(lag * tokens for lag, tokens in self._lags.items()) / total,
-            lag_square_mean=sum(lag**2 * tokens for lag, tokens in self._lags.items()) / total,
-            lag_p95=p95,
-            lag_max=lags[-1],
+            lag_mean=sum(lag * tokens for lag, tokens in lags.items()) / lags.total(),
+            lag_square_mean=sum(lag**2 * tokens for lag, tokens in lags.items()) / lags.total(),
+            lag_p95=quantile(lags, 0.95),
+            lag_max=max(lags),
             batch_seconds=[after - before for before, after in pairwise(ends[warm_up - 1 :])],
             step_seconds=self._steps[warm_up:],
         )
+
+
+def quantile(counts: Mapping[int, int], share: float) -> int:
+    """The smallest value that at least `share` of what was counted does not exceed."""
+    total, below = sum(counts.values()), 0
+    for value in sorted(counts):
+        below += counts[value]
+        if below >= share * total:
+            return value
+    raise ValueError("nothing was counted")
 
 
 def simulate(setting: Setting, rates: Rates, *, seed: int = 0) -> Outcome:

@@ -27,6 +27,7 @@ from typing import Any
 
 from benchmarks.environment import environment, reserve
 from benchmarks.gpu.lines import line
+from benchmarks.training_load import SIZES
 
 SECONDS = 470.0
 """Of everything."""
@@ -169,7 +170,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.gpu", description=__doc__.splitlines()[0]
     )
-    parser.add_argument("--sizes", nargs="+", default=["0.5b", "1.5b"], help="of models")
+    parser.add_argument(
+        "--sizes", nargs="+", default=["0.5b", "1.5b"], choices=SIZES, help="of models"
+    )
     parser.add_argument(
         "--device", default="cuda", choices=["cuda", "cpu"], help="cpu: for a trial"
     )
@@ -179,6 +182,8 @@ def main() -> None:
     parser.add_argument("--part", choices=list(NEEDS),
                         help="only this one, in this process; its figures as JSON")  # fmt: skip
     options = parser.parse_args()
+    if options.rounds < 1:
+        parser.error(f"--rounds {options.rounds} must be at least 1")
     if options.part:
         for found in run_part(options.part, options.sizes[0], options.device, options.rounds):
             print(json.dumps(found), flush=True)

@@ -10,13 +10,14 @@ from rich.console import Console
 from rich.progress import Progress
 
 from benchmarks.arms import (
-    Children,
     check_devices,
     finished,
     initial_model,
     make_base,
-    read_environment,
+    numbers,
+    show_conditions,
 )
+from benchmarks.children import Children, read_environment
 from deploy.config import load_recipe
 from deploy.errors import InputError, RunFailed
 from deploy.origin import ORIGIN_FILE, warm_start_origin
@@ -81,6 +82,12 @@ def test_what_cannot_be_compared_is_refused_before_anything_is_written(tmp_path,
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_number_that_is_written_twice_is_one():
+    assert numbers("2,0,00,inf,02", "--bounds", or_else="inf") == ("2", "0", "inf")
+    with pytest.raises(InputError, match=r"--seeds '0,-1': give whole numbers, separated"):
+        numbers("0,-1", "--seeds")
+
+
 def test_gpus_are_as_good_as_cores():
     def check(**section):
         actors, learner = base.actors.model_copy(update=section), base.learner
@@ -92,6 +99,27 @@ def test_gpus_are_as_good_as_cores():
     check(cores=None, gpus=1)
     with pytest.raises(InputError, match=r"needs actors\.cores and learner\.cores"):
         check(cores=None)
+
+
+@pytest.mark.parametrize(
+    ("measured", "written", "line"),
+    [
+        (["a", "a"], "a", ""),
+        (["b", "a"], "a", "arms were measured at commit a, b; this was written at a\n"),
+        (["a", "a"], "b", "arms were measured at commit a; this was written at b\n"),
+        (["a", None], "a", "arms were measured at commit a, unknown; this was written at a\n"),
+        ([None], None, "arms were measured at commit unknown; this was written at unknown\n"),
+    ],
+)
+def test_commits_of_arms_are_told_where_they_differ_or_are_unknown(measured, written, line):
+    def arm(commit):
+        machine = {"load_average": [0.0]}
+        return {"environment": {"commit": commit, "machine": machine} if commit else None}
+
+    told = Console(file=io.StringIO(), width=200)
+    arms = [arm(commit) for commit in measured]
+    show_conditions({"commit": written, "arms": arms, "failed": []}, told)
+    assert told.file.getvalue().partition("largest")[0] == line
 
 
 def test_an_arm_is_finished_by_the_same_recipe_alone(tmp_path):

@@ -87,6 +87,25 @@ def test_the_suite_itself_starts_without_any_package():
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--sizes", "0.5b", "7b"], "argument --sizes: invalid choice: '7b' (choose from"),
+        (["--rounds", "0"], "--rounds 0 must be at least 1"),
+    ],
+)
+def test_what_no_part_could_measure_is_refused_before_any_of_them(
+    arguments, message, monkeypatch, capsys, tmp_path
+):
+    output = tmp_path / "gpu.json"
+    monkeypatch.setattr("sys.argv", ["gpu", "--output", str(output), *arguments])
+    with pytest.raises(SystemExit) as refused:
+        suite.main()
+    assert refused.value.code == 2
+    assert message in capsys.readouterr().err
+    assert not output.exists()
+
+
 def test_an_arm_without_enough_memory_is_stored_and_the_other_is_measured(monkeypatch):
     make = learner.make
 

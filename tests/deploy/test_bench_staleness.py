@@ -1,21 +1,30 @@
 """`headway bench staleness` and `versus-trl`: their figures, and the first from end to end."""
 
 import argparse
+import io
 import json
+import os
+import subprocess
+import sys
 
 import pytest
+from rich.console import Console
+from rich.progress import Progress
 
-from benchmarks import staleness_outcome, versus_trl
+from benchmarks import staleness, staleness_outcome, versus_trl
 from benchmarks.checkpoint_scores import INITIAL, SCORES
-from benchmarks.staleness import Arm, Study, make_study, read_arm, read_arms
+from benchmarks.children import Children
+from benchmarks.environment import RESULTS
+from benchmarks.staleness import Arm, Study, make_study, read_arm
 from benchmarks.staleness_figures import (
     curve,
     interval,
     off_policyness,
-    quantile,
+    seconds_around,
     seconds_to,
     t_quantile,
 )
+from deploy.bench import ROOT
 from deploy.config import load_recipe
 from deploy.errors import InputError
 from deploy.run_directory import RunDirectory
@@ -77,23 +86,25 @@ def test_lag_is_counted_over_the_tokens_of_all_batches_after_the_first():
     }
 
 
-@pytest.mark.parametrize(("share", "value"), [(0.5, 1), (0.51, 2), (0.9, 2), (0.91, 7), (1.0, 7)])
-def test_a_quantile_is_the_smallest_value_that_the_share_does_not_exceed(share, value):
-    assert quantile({7: 1, 1: 5, 2: 4}, share) == value
-
-
 def test_a_version_is_scored_at_the_end_of_the_step_that_made_it():
     rows = [row(version) for version in range(4)]
     assert curve(rows, {4: 0.9, 2: 0.5}) == [(3.0, 0.5), (6.0, 0.9)]
 
 
 @pytest.mark.parametrize(
-    ("target", "seconds"), [(0.3, 10.0), (0.5, 10.0), (0.6, 15.0), (0.7, 20.0), (0.95, None)]
+    ("target", "seconds", "around"),
+    [
+        (0.3, 10.0, (10.0, 10.0)),
+        (0.5, 10.0, (10.0, 10.0)),
+        (0.6, 15.0, (10.0, 20.0)),
+        (0.7, 20.0, (10.0, 20.0)),
+        (0.95, None, None),
+    ],
 )
-def test_a_target_between_two_scores_is_reached_between_them(target, seconds):
-    assert seconds_to([(10.0, 0.5), (20.0, 0.7), (30.0, 0.6)], target) == (
-        None if seconds is None else pytest.approx(seconds)
-    )
+def test_a_target_between_two_scores_is_reached_between_them(target, seconds, around):
+    line = [(10.0, 0.5), (20.0, 0.7), (30.0, 0.6)]
+    assert seconds_to(line, target) == (None if seconds is None else pytest.approx(seconds))
+    assert seconds_around(line, target) == around
 
 
 @pytest.mark.parametrize(
@@ -143,6 +154,34 @@ def test_ratios_and_differences_are_taken_within_a_seed():
     assert found["score_difference"]["correction"]["none"]["mean"] == pytest.approx(-0.3)
 
 
+@pytest.fixture
+def stored():
+    """A study of two bounds and two corrections on five seeds."""
+    return json.loads((RESULTS / "staleness_seeds.json").read_text())
+
+
+def test_the_picture_has_every_seed_and_what_was_predicted(stored):
+    speed, lag, by_bound, by_correction = staleness_outcome.picture(stored).axes
+    predicted = [line.get_linestyle() for line in speed.lines if "predicted" in line.get_label()]
+    assert predicted == ["--", ":"]
+    (dashed,) = [line for line in lag.lines if "predicted" in line.get_label()]
+    assert dashed.get_linestyle() == "--"
+    assert list(dashed.get_ydata()) == [stored["conclusions"]["predicted_lag"][n] for n in "08"]
+    assert [len(axes.lines) for axes in (by_bound, by_correction)] == [2 * (1 + 5), 3 * (1 + 5)]
+
+
+def test_a_row_of_fewer_seeds_says_so(stored):
+    lost = next(arm for arm in stored["arms"] if arm["name"] == "8")
+    stored["arms"].remove(lost)
+    console = Console(file=io.StringIO(), width=200)
+    staleness_outcome.show(stored, console)
+    told = " ".join(console.file.getvalue().split())
+    assert "medians of 5 seed(s), 150 steps, 2000 problems at the last score" in told
+    assert " 8 (4 seed(s)) " in told
+    assert " 0 (" not in told
+    assert "arms were measured at commit unknown; this was written at 1bd9efae" in told
+
+
 def test_headway_stands_beside_the_best_of_trls_settings_at_each_figure():
     def arm(name, seed, speed, seconds):
         return {
@@ -168,6 +207,10 @@ def test_headway_stands_beside_the_best_of_trls_settings_at_each_figure():
     assert found["time"] == {"best": "TRL 8", "ratio": pytest.approx(2 / 3)}
     assert found["medians"]["TRL 32"]["seconds_to_target"] is None
     assert versus_trl.conclude([*arms[:2], *arms[4:]])["time"] == {"best": None, "ratio": None}
+    without = versus_trl.conclude(arms[1:])
+    assert without["throughput"] == {"best": "TRL 32", "ratio": None}
+    assert without["time"] == {"best": "TRL 8", "ratio": None}
+    assert set(without["medians"]) == {"TRL 8", "TRL 32"}
 
 
 def test_a_recipe_whose_objective_trl_is_not_given_is_refused():
@@ -222,12 +265,10 @@ def test_the_largest_lag_scores_and_seconds_of_an_arm_are_of_the_whole_run(tmp_p
     assert found["curve"] == [(0.0, 0.25), (found["seconds"], 0.75)]
 
 
-def test_an_arm_that_leased_everything_too_early_is_left_out_with_the_reason(tmp_path):
+def test_an_arm_that_leased_everything_too_early_is_refused_with_the_reason(tmp_path):
     study, arm, _ = trained_arm(tmp_path, steps=12, lag_mean=0.0, max_lag=0)
-    found, [failed] = read_arms(study, [arm])
-    assert found == []
-    assert (failed["kind"], failed["name"], failed["seed"]) == ("bound", "2", 0)
-    assert "trained 12 batches since it was last started, 9 of them before" in failed["why"]
+    with pytest.raises(InputError, match="trained 12 batches since it was last started, 9 of them"):
+        read_arm(study, arm)
 
 
 def test_steps_that_surely_leave_too_few_batches_before_the_last_lease_are_refused(tmp_path):
@@ -236,6 +277,51 @@ def test_steps_that_surely_leave_too_few_batches_before_the_last_lease_are_refus
     with pytest.raises(InputError, match=r"--steps 18 .* at least 19: .* the last 9 of an arm"):
         make_study(argparse.Namespace(**given, corrections="cispo"))
     assert make_study(argparse.Namespace(**given, corrections="")).corrections == ()
+
+
+def test_cores_that_this_machine_does_not_have_are_refused_before_anything_is_held_to_them():
+    before = os.sched_getaffinity(0)
+    with pytest.raises(InputError, match=r"learner\.cores names \[0, 4000\], but there are only"):
+        versus_trl.hold("0,4000")
+    assert os.sched_getaffinity(0) == before
+
+
+def test_what_is_started_is_held_to_the_same_cores_as_who_starts_it():
+    core = min(os.sched_getaffinity(0))
+    program = (
+        "import os, subprocess, sys; from benchmarks.versus_trl import hold; hold(sys.argv[1]); "
+        "command = [sys.executable, '-c', 'import os; print(os.sched_getaffinity(0))']; "
+        "print(subprocess.run(command, capture_output=True, text=True).stdout, end='')"
+    )
+    command = [sys.executable, "-c", program, str(core)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout == f"{{{core}}}\n"
+
+
+def study_arguments(tmp_path, monkeypatch, *options):
+    monkeypatch.setattr("sys.argv", ["staleness", "--out", str(tmp_path / "out"), *options])
+    return staleness.parse()
+
+
+def test_arms_that_cannot_be_read_are_named_and_do_not_end_the_study(tmp_path, monkeypatch):
+    options = ("--bounds", "0,1", "--corrections", "")
+    study = staleness.make_study(study_arguments(tmp_path, monkeypatch, *options))
+    arms = study.arms(0)
+    for arm, rows in zip(arms, ([], [row(version) for version in range(12)]), strict=True):
+        directory = RunDirectory.of(arm.config)
+        directory.create(arm.config, replace=False)
+        directory.append("metrics.jsonl", rows)
+        directory.write_summary({"status": "done", "heldout": [], "heldout_sampled": []})
+        (directory.path / SCORES).write_text("{}")
+    (study.out / INITIAL).write_text("0.5")
+    console = Console(file=io.StringIO())
+    with Progress(console=console) as progress:
+        children = Children(study.out, progress, len(arms))
+        read, failed = staleness.measure(study, arms, children, console)
+    assert (read, [each["name"] for each in failed]) == ([], ["0", "1"])
+    assert "eta0-seed0 cannot be read: " in failed[0]["why"]
+    assert "has trained 0 batches" in failed[0]["why"]
+    assert "so it is not the folder of a run" in failed[1]["why"]
 
 
 @pytest.mark.ray

@@ -9,7 +9,7 @@ from deploy.buffer_law import Phase, batches_per_second
 from deploy.errors import InputError
 from deploy.rates import EngineRates, LearnerRates, Rates, UpdateRates, lognormal_lengths
 from deploy.simulated_engine import SimulatedEngine
-from deploy.simulation import Setting, simulate
+from deploy.simulation import Setting, quantile, simulate
 from queues.admission import Bounds
 
 STEPS = 25
@@ -191,3 +191,8 @@ def test_a_run_of_one_slot_is_the_line_of_the_finite_buffer_law(staleness):
     generate = Phase(0.001 * sum(each for (each,) in lengths) / len(lengths), variation=0.7)
     law = batches_per_second(generate, Phase(1.1), live=staleness + 1)
     assert found.samples_per_second == pytest.approx(law, rel=0.03)
+
+
+@pytest.mark.parametrize(("share", "value"), [(0.5, 1), (0.51, 2), (0.9, 2), (0.91, 7), (1.0, 7)])
+def test_a_quantile_is_the_smallest_value_that_the_share_does_not_exceed(share, value):
+    assert quantile({7: 1, 1: 5, 2: 4}, share) == value
