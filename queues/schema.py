@@ -149,7 +149,7 @@ def summarize_many(payloads: Sequence[Payload]) -> list[Summary | SchemaError]:
     """
     if _small(payloads):
         with suppress(SchemaError):  # then one by one, to see whose it is
-            return _summaries(*_read_together(payloads))
+            return [*_summaries(*_read_together(payloads))]
     results: list[Summary | SchemaError] = []
     for payload in payloads:
         try:
