@@ -32,9 +32,14 @@ def test_a_dead_broker_is_named_and_its_run_goes_on_in_a_new_one(tmp_path: Path)
         await client.serving("a", 0)
         lease, lost = await client.lease("a", 4, 10.0)
         assert await client.put("a", answer(lease)) is PutStatus.ACCEPTED
-        ray.kill(client._actor)
+        ray.kill(client._actor)  # which does not wait for the end of the process
+
+        async def ask_until_it_is_gone() -> None:
+            while True:
+                await client.status()
+
         with pytest.raises(BrokerLostError, match="process is gone"):
-            await client.status()
+            await asyncio.wait_for(ask_until_it_is_gone(), 30)
 
         again = create_broker(tmp_path, config=QueuesConfig(**CONFIG), **SHAPE)
         await again.serving("b", 0)
