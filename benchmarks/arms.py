@@ -218,7 +218,8 @@ def commits(arms: Sequence[Mapping[str, Any]]) -> list[str]:
 def show_conditions(document: Mapping[str, Any], console: Console) -> None:
     """Which arms failed, by which code the others ran, and how busy the machine was."""
     for each in document["failed"]:
-        console.print(f"left out: seed {each['seed']}, {each['name']}: {each['why']}")
+        left_out = f"left out: seed {each['seed']}, {each['name']}: {each['why']}"
+        console.print(left_out, markup=False)
     measured = commits(document["arms"])
     if measured != [document["commit"]]:
         console.print(

@@ -201,7 +201,7 @@ def measure(
     failed: list[dict[str, Any]] = []
 
     def fail(arm: Arm, why: str) -> None:
-        console.print(why)
+        console.print(why, markup=False)
         failed.append({"kind": arm.kind, "name": arm.name, "seed": arm.seed, "why": why})
 
     for arm in arms:
@@ -340,7 +340,7 @@ def run(arguments: argparse.Namespace, console: Console) -> None:
     try:
         document["predictions"] = predictions(study, [arm for arm, _ in read])
     except (InputError, QueuesError) as error:
-        console.print(f"nothing is predicted: {error}")
+        console.print(f"nothing is predicted: {error}", markup=False)
     document["conclusions"] = staleness_outcome.conclude(document)
     (study.out / "staleness.json").write_text(json.dumps(document, indent=1) + "\n")
     staleness_outcome.show(document, console)

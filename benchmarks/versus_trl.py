@@ -336,7 +336,7 @@ def run(arguments: argparse.Namespace, console: Console) -> None:
         for place, arms in enumerate(every):
             for arm in arms if place % 2 == 0 else arms[::-1]:
                 if why := train(arm, children):
-                    console.print(why)
+                    console.print(why, markup=False)
                     failed.append({"name": arm.name, "seed": arm.seed, "why": why})
                 else:
                     trained.append(arm)

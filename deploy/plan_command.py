@@ -148,7 +148,7 @@ def show(document: dict[str, Any], console: Console) -> None:
             f"{tried} of {document['splits']} splits were tried, those beside the best one too"
         )
     for note in document["notes"]:
-        console.print(f"note: {note}", soft_wrap=True)
+        console.print(f"note: {note}", markup=False, soft_wrap=True)
     console.print(
         f"best: {_plural(chosen['actors'], 'actor')} and {_plural(chosen['ranks'], 'rank')} of the "
         f"learner with max_staleness = {chosen['max_staleness']}: "

@@ -191,6 +191,14 @@ def test_a_plan_of_given_rates_is_json_and_a_table():
     assert "limited by" in text
 
 
+def test_notes_are_shown_as_they_are_brackets_included():
+    document = plan(recipe(), run=None, given=GIVEN, bounds=[0], devices=2)
+    document["notes"] = ["the recipe has [model.tiny], in the run '/a/model'"]
+    console = Console(width=140, record=True, file=io.StringIO())
+    show(document, console)
+    assert f"note: {document['notes'][0]}\n" in console.export_text()
+
+
 def test_what_is_not_predicted_is_said():
     config = recipe("queues.filter_tied=true", "queues.ess_target=0.9")
     notes = plan(config, run=None, given=GIVEN, bounds=[1], devices=2)["notes"]
