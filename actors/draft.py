@@ -1,8 +1,8 @@
 """What of a group is generated and not yet put: worth keeping when its worker ends, or dies.
 
 Finished rollouts that wait for the others of their group, and interrupted ones, with the versions
-and log-probabilities of their tokens. Where it is kept is `queues.partials`; what an interrupted
-rollout goes on from, `actors.episode`.
+and log-probabilities of their tokens. Where it is kept is `queues.state.partial_groups`; what an
+interrupted rollout goes on from, `actors.episode`.
 """
 
 from queues.records import Lease, Rollout, RolloutGroup

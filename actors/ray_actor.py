@@ -29,8 +29,8 @@ from actors.rollout_worker import RolloutWorker
 from actors.tally import Tally, engine_id_of
 from queues.errors import QueueClosed
 from queues.protocols import WorkQueue
-from queues.ray_title import keep_title
 from queues.records import Purpose
+from queues.runtime.ray_process_title import keep_title
 from weight_sync.config import WeightSyncConfig
 from weight_sync.direct_receiver import DirectReceiver
 from weight_sync.ray_broadcaster import BroadcasterClient
@@ -252,7 +252,7 @@ class RolloutActor:
         if self._metrics_host is None:
             return
         from actors.metrics import ActorMetrics, EngineMetrics
-        from queues.metrics import address, serve
+        from queues.broker.metrics import address, serve
 
         engine = [EngineMetrics()] if self._engine_metrics else []
         port = serve([ActorMetrics(self._tally), *engine], host=self._metrics_host)

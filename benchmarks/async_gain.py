@@ -43,8 +43,8 @@ from deploy.report import read_record
 from deploy.run_directory import RunDirectory
 from deploy.summary import WARM_UP
 from deploy.timeline import Timeline, idle_share, read_timeline, running_rollouts
-from queues.accounts import newest_checkpoint
-from queues.history import read_history
+from queues.readers.accounting import newest_checkpoint
+from queues.readers.group_history import read_history
 
 REFERENCE = 2
 """The bound whose run the limits are measured for; the largest one where it is not among them."""

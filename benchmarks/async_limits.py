@@ -21,11 +21,11 @@ from deploy.errors import RunFailed
 from deploy.inputs import Inputs
 from deploy.run_directory import RunDirectory
 from learner.ray_group import create_learner
-from queues.broker import Broker
+from queues.broker.broker import Broker
 from queues.errors import QueueClosed
-from queues.ledger_tables import FILE_NAME, JOURNAL_NAME
 from queues.ray_broker import BrokerClient
 from queues.schema import decode
+from queues.storage.ledger_schema import FILE_NAME, JOURNAL_NAME
 from weight_sync.ray_broadcaster import create_broadcaster
 
 MARGIN = 2

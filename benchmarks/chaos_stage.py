@@ -214,8 +214,8 @@ def kill(pid: int) -> bool:
 
 def read_fates(run: Path) -> list[Fate]:
     """What the ledger says of every train group, in the order of issue, with rewards compared."""
-    from queues.journal import read_group
     from queues.schema import summarize
+    from queues.storage.journal import read_group
 
     with sqlite3.connect(f"{(run / 'ledger.sqlite').as_uri()}?mode=ro", uri=True) as database:
         rows = database.execute(

@@ -58,7 +58,7 @@ from deploy.run_directory import RunDirectory
 from deploy.summary import WARM_UP
 from deploy.timeline import idle_share, running_rollouts
 from queues.errors import QueuesError
-from queues.history import read_history
+from queues.readers.group_history import read_history
 
 CORRECTIONS: Mapping[str, dict[str, Any]] = {
     "none": {"loss": "reinforce"},

@@ -114,7 +114,7 @@ def _train(
         from deploy.outcome import show
         from deploy.sitting import run
         from deploy.weight_paths import claim_folder
-        from queues.room import is_full
+        from queues.runtime.disk_space import is_full
     try:
         with directory.held():
             claim_folder(config.weight_sync, directory.path)
@@ -219,15 +219,15 @@ def inspect(
     """Show the accounts of a run, alive or dead, and its failed prompts, or export its rollouts."""
     from deploy.outcome import show_accounting, show_bias, show_failed
     from deploy.run_directory import RunDirectory
-    from queues.accounts import (
+    from queues.readers.accounting import (
         account,
         export_parquet,
         failed_prompts,
         open_ledger,
         removed_groups,
     )
-    from queues.bias import report_bias
-    from queues.counts import count_rows
+    from queues.readers.selection_bias import report_bias
+    from queues.storage.state_counts import count_rows
 
     directory = RunDirectory.open(run, runs_dir)
     if parquet is not None:

@@ -3,7 +3,8 @@
 Checked at the start is a lower bound: the checkpoints that are kept and one more, since the new one
 is written before an old one may go, and the rollouts between two of them; of a run that goes on,
 what its remaining steps add to the checkpoints that are there. A disk that is full later
-makes broker, learner and recorder wait for room (`queues.room`); what else meets it ends the run.
+makes broker, learner and recorder wait for room (`queues.runtime.disk_space`); what else meets it
+ends the run.
 """
 
 import math

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from deploy.errors import InputError
 from deploy.run_directory import RunDirectory
-from queues.accounts import newest_checkpoint
+from queues.readers.accounting import newest_checkpoint
 
 LEFT_OUT = ("optimizer", "critic", "reference", "state.json")
 

@@ -21,7 +21,7 @@ from prometheus_client.registry import Collector
 
 from deploy.aside import aside
 from deploy.errors import InputError
-from queues.metrics import ProcessMetrics, address, serve
+from queues.broker.metrics import ProcessMetrics, address, serve
 
 FILE = "targets.json"
 WRITE_SECONDS = 0.5

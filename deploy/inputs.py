@@ -32,8 +32,8 @@ from deploy.origin import (
     warm_start_origin,
 )
 from deploy.weight_paths import check_devices
+from queues.policy.prompt_retirement import split
 from queues.records import Prompt
-from queues.retirement import split
 
 HUB_NAME = re.compile(r"\w[\w.-]*/\w[\w.-]*")
 

@@ -27,7 +27,7 @@ import numpy as np
 from deploy.errors import InputError
 from deploy.rates import EngineRates, LearnerRates, Rates, UpdateRates
 from deploy.summary import WARM_UP, Row
-from queues.history import GroupTimes, last_lease, read_history
+from queues.readers.group_history import GroupTimes, last_lease, read_history
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -8,8 +8,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from deploy.run_directory import RunDirectory
-from queues.accounts import Accounting, FailedPrompt
-from queues.bias import BiasReport
+from queues.readers.accounting import Accounting, FailedPrompt
+from queues.readers.selection_bias import BiasReport
 
 SHOWN = 20
 """Failed prompts in a table."""
@@ -133,7 +133,7 @@ def show_failed(failed: Sequence[FailedPrompt], console: Console) -> None:
 def show_bias(report: BiasReport, console: Console) -> None:
     """What was left out of training or trained late beside what was trained, where something was.
 
-    `queues.bias` says what the numbers mean.
+    `queues.readers.selection_bias` says what the numbers mean.
     """
     if not any(count for fate, count in report.groups.items() if fate != "trained"):
         return

@@ -18,7 +18,7 @@ from deploy.errors import InputError
 from deploy.rates import LearnerRates, Rates
 from deploy.simulation import Outcome, Setting, simulate
 from deploy.summary import WARM_UP
-from queues.admission import Bounds
+from queues.policy.admission import Bounds
 
 ROLLOUTS = 20_000
 """Of a simulated run, about."""

@@ -10,7 +10,7 @@ from collections import Counter
 from deploy.config import RunConfig
 from deploy.run_directory import RunDirectory
 from deploy.summary import Earlier, Record
-from queues.accounts import read_batches
+from queues.readers.accounting import read_batches
 
 
 def recall(config: RunConfig, directory: RunDirectory, *, now: float) -> Record:

@@ -21,9 +21,9 @@ from deploy.summary import Record, Row, summarise
 from deploy.supervisor import Supervisor
 from deploy.trackers import Trackers
 from learner.ray_group import LearnerGroup
+from queues.broker.status import BrokerStatus
 from queues.ray_broker import BrokerClient
-from queues.room import has_room, is_full, no_room
-from queues.status import BrokerStatus
+from queues.runtime.disk_space import has_room, is_full, no_room
 from weight_sync.ray_broadcaster import BroadcasterClient
 
 POLL_SECONDS = 0.5

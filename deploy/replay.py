@@ -26,9 +26,9 @@ from deploy.errors import InputError
 from deploy.inputs import model_path
 from deploy.progress import Screen
 from deploy.run_directory import RunDirectory
-from queues.accounts import read_batches
-from queues.batches import CHECKSUM
-from queues.recorded import RecordedBatches, committed_checkpoints
+from queues.broker.batch_queue import CHECKSUM
+from queues.readers.accounting import read_batches
+from queues.readers.recorded_batches import RecordedBatches, committed_checkpoints
 from queues.records import Payload
 from weight_sync.config import WeightSyncConfig
 

@@ -15,8 +15,8 @@ from deploy.report_plots import COLOURS, PLOTS, Shown, figure_of
 from deploy.run_directory import RunDirectory
 from deploy.summary import Record, summarise
 from deploy.timeline import read_timeline
-from queues.accounts import open_ledger
-from queues.bias import BiasReport, report_bias
+from queues.readers.accounting import open_ledger
+from queues.readers.selection_bias import BiasReport, report_bias
 
 MOST = len(COLOURS)
 """Runs on a page."""

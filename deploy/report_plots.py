@@ -11,7 +11,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from deploy.summary import Record, Row
-from queues.bias import FATES, BiasReport
+from queues.readers.selection_bias import FATES, BiasReport
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

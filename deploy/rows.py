@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from deploy.run_directory import RunDirectory
-from queues.room import is_full
+from queues.runtime.disk_space import is_full
 
 
 class Rows:

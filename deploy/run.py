@@ -9,7 +9,7 @@ follows what happens, and ends everything when the learner has trained its last 
 score is in, when one of them fails, or when the user says so. A rollout actor that dies is made
 again (`supervisor`), and so is the process of the reward models, where there are any
 (`reward_model_supervisor`). Nothing of the loop itself lives here: how far actors run ahead is
-decided by `queues.admission`, what a batch teaches by `learner`, how weights travel by
+decided by `queues.policy.admission`, what a batch teaches by `learner`, how weights travel by
 `weight_sync`.
 """
 
@@ -38,8 +38,8 @@ from deploy.targets import Targets
 from deploy.tasks import all_or_first_error, named
 from deploy.trackers import Trackers
 from deploy.watchdog import Watchdog
-from queues.accounts import newest_checkpoint
 from queues.errors import QueueClosed, QueuesError
+from queues.readers.accounting import newest_checkpoint
 from queues.records import Prompt
 from weight_sync.errors import WeightSyncError
 

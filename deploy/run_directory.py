@@ -24,7 +24,7 @@ from pydantic import ValidationError
 from deploy.config import RunConfig
 from deploy.errors import InputError
 from deploy.wording import explain
-from queues.accounts import is_open, read_accounting
+from queues.readers.accounting import is_open, read_accounting
 
 LOCK_TRIES = 5
 """At a lock that is taken: a command that only looks whether it is takes it for an instant too."""
@@ -190,7 +190,7 @@ class RunDirectory:
 
     @property
     def ledger(self) -> Path:
-        """The broker's database; what is in it, `queues.accounts` reads."""
+        """The broker's database; what is in it, `queues.readers.accounting` reads."""
         return self.path / "ledger.sqlite"
 
     @property

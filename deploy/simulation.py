@@ -23,12 +23,12 @@ from deploy.errors import InputError
 from deploy.rates import Rates
 from deploy.simulated_engine import FOREVER, SimulatedEngine
 from deploy.summary import WARM_UP
-from queues.admission import Bounds
-from queues.book import Book
 from queues.errors import QueueClosed
-from queues.groups import State
+from queues.policy.admission import Bounds
+from queues.policy.dynamic_sampling import TieFilter
 from queues.records import BatchRecord, Lease, Prompt, Summary
-from queues.tie_filter import TieFilter
+from queues.state.broker_state import Book
+from queues.state.groups import State
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,7 +20,7 @@ from deploy.report import draw
 from deploy.run import Run
 from deploy.run_directory import RunDirectory
 from deploy.summary import Record, summarise
-from queues.accounts import newest_checkpoint, read_accounting
+from queues.readers.accounting import newest_checkpoint, read_accounting
 
 
 def run(

@@ -13,7 +13,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from deploy.summary import WARM_UP, Row
-from queues.history import GroupTimes, History, read_history
+from queues.readers.group_history import GroupTimes, History, read_history
 
 STEPS = 10
 

@@ -25,8 +25,8 @@ from deploy.progress import Screen
 from deploy.run_directory import RunDirectory
 from deploy.stacks import Found, Place, look, place_of_actor
 from deploy.waits import ActorSigns, BrokerSigns, Overdue, Signs, Wait, Waits
+from queues.broker.status import BrokerStatus
 from queues.errors import QueuesError
-from queues.status import BrokerStatus
 
 LOOK_SECONDS = 4.0
 """Between two looks, or less where the deadline is short."""

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO
 
-from queues.room import PROBE_BYTES, has_room, is_full, no_room
+from queues.runtime.disk_space import PROBE_BYTES, has_room, is_full, no_room
 
 log = logging.getLogger(__name__)
 RETRY_SECONDS = 2.0

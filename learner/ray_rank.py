@@ -17,7 +17,7 @@ from learner import full_disk
 from learner.config import LearnerConfig
 from learner.cores import bind, cores_of_rank
 from learner.errors import LearnerError
-from queues.ray_title import keep_title
+from queues.runtime.ray_process_title import keep_title
 from weight_sync.config import WeightSyncConfig
 
 if TYPE_CHECKING:
@@ -130,7 +130,7 @@ class RankActor:
     async def serve_metrics(self, host: str) -> str:
         """Rank 0: shows `metrics.LearnerMetrics` until the process ends; host:port."""
         from learner.metrics import LearnerMetrics
-        from queues.metrics import address, serve
+        from queues.broker.metrics import address, serve
 
         self._metrics = LearnerMetrics()
         port = serve([self._metrics], host=host)

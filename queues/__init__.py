@@ -8,14 +8,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from queues.accounts import (
-        Accounting,
-        export_parquet,
-        is_open,
-        newest_checkpoint,
-        read_accounting,
-    )
-    from queues.broker import Broker
+    from queues.broker.broker import Broker
+    from queues.broker.status import BrokerStatus
     from queues.config import QueuesConfig
     from queues.errors import (
         AccountingError,
@@ -30,6 +24,13 @@ if TYPE_CHECKING:
     )
     from queues.protocols import BatchQueue, PromptFeed, WorkQueue
     from queues.ray_broker import BrokerClient, create_broker
+    from queues.readers.accounting import (
+        Accounting,
+        export_parquet,
+        is_open,
+        newest_checkpoint,
+        read_accounting,
+    )
     from queues.records import (
         Batch,
         BatchRecord,
@@ -43,7 +44,6 @@ if TYPE_CHECKING:
         RolloutGroup,
     )
     from queues.schema import decode, encode
-    from queues.status import BrokerStatus
 
 __all__ = [
     "Accounting",
@@ -83,8 +83,14 @@ __all__ = [
 ]
 
 _MODULES = {
-    "accounts": ("Accounting", "export_parquet", "is_open", "newest_checkpoint", "read_accounting"),
-    "broker": ("Broker",),
+    "readers.accounting": (
+        "Accounting",
+        "export_parquet",
+        "is_open",
+        "newest_checkpoint",
+        "read_accounting",
+    ),
+    "broker.broker": ("Broker",),
     "config": ("QueuesConfig",),
     "errors": (
         "AccountingError",
@@ -112,7 +118,7 @@ _MODULES = {
         "RolloutGroup",
     ),
     "schema": ("decode", "encode"),
-    "status": ("BrokerStatus",),
+    "broker.status": ("BrokerStatus",),
 }
 _HOME = {name: module for module, names in _MODULES.items() for name in names}
 

@@ -4,7 +4,7 @@ from typing import Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from queues.admission import OnOverdue
+from queues.policy.admission import OnOverdue
 
 
 class QueuesConfig(BaseModel):

@@ -21,12 +21,12 @@ import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from queues.accounts import Accounting
-from queues.broker import Broker
+from queues.broker.broker import Broker
+from queues.broker.status import BrokerStatus
 from queues.config import QueuesConfig
 from queues.errors import BrokerLostError, QueuesError
+from queues.readers.accounting import Accounting
 from queues.records import Batch, Evaluation, Lease, Payload, Prompt, Purpose, PutStatus
-from queues.status import BrokerStatus
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -121,7 +121,7 @@ class _BrokerActor(Broker):
 
     async def serve_metrics(self, host: str) -> str:
         """Show `metrics.BrokerMetrics` until the process ends; host:port."""
-        from queues.metrics import BrokerMetrics, address, serve
+        from queues.broker.metrics import BrokerMetrics, address, serve
 
         loop = asyncio.get_running_loop()
 

@@ -1,7 +1,8 @@
 """What travels between actors, queues and learner: prompts, leases, rollouts, groups.
 
 Plain values without behaviour beyond their own consistency. How they look on the wire is
-`queues.schema`; who may hold which one when is `queues.admission` and `queues.ledger`.
+`queues.schema`; who may hold which one when is `queues.policy.admission` and
+`queues.storage.ledger`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -80,7 +81,7 @@ class Lease:
     greedy_baseline: bool = False
     """Whether one more rollout is sampled, greedily: it is scored as a baseline and not put."""
     saved: bytes | None = None
-    """What earlier attempts have sampled and saved (`queues.partials`), to be gone on with."""
+    """What earlier attempts have sampled and saved (`partial_groups`), to be gone on with."""
 
     @property
     def room(self) -> int:

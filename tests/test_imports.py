@@ -23,7 +23,7 @@ HEAVY = {
     "vllm": ["actors/vllm_engine.py", "weight_sync/vllm_*.py"],
     "deepspeed": ["learner/deepspeed_engine.py"],
     "ray": ["*/ray_*.py", "deploy/*.py"],
-    "pyarrow": ["queues/schema.py", "queues/journal.py", "actors/sources/*.py"],
+    "pyarrow": ["queues/schema.py", "queues/storage/journal.py", "actors/sources/*.py"],
     "prometheus_client": ["*/metrics.py", "deploy/exporter.py", "deploy/samples.py"],
 }
 LIGHT_COMMANDS = (["--help"], ["validate", "demo"])

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from learner.errors import InputError
-from queues.tie_filter import TIE
+from queues.policy.dynamic_sampling import TIE
 
 
 def all_tied(values: Tensor) -> bool:

@@ -6,7 +6,7 @@ from torch import Tensor
 from learner.advantages.estimator import advantage
 from learner.advantages.grouped import GroupedRewards
 from learner.errors import InputError
-from queues.tie_filter import TIE
+from queues.policy.dynamic_sampling import TIE
 
 
 @advantage("maxrl", relative=True)

@@ -12,7 +12,7 @@ from actors.errors import RolloutFailed
 from actors.rollout_worker import RolloutWorker
 from actors.scripted_engine import ScriptedEngine
 from actors.tally import Tally
-from queues.broker import Broker
+from queues.broker.broker import Broker
 from queues.config import QueuesConfig
 from queues.errors import QueueClosed
 from queues.records import Prompt, Purpose

@@ -13,7 +13,7 @@ from actors.occupancy import Occupancy
 from actors.rollout_worker import RolloutWorker
 from actors.scripted_engine import ScriptedEngine
 from actors.tally import Tally
-from queues.broker import Broker
+from queues.broker.broker import Broker
 from queues.config import QueuesConfig
 from queues.errors import BrokerLostError, QueueClosed
 from queues.records import FinishReason, Prompt, Purpose, RolloutGroup

@@ -113,7 +113,7 @@ def existing_run(folder: Path) -> None:
 
 def run_going_on(folder: Path) -> None:
     """A run of the same name whose broker lives."""
-    from queues.accounts import LOCK_NAME
+    from queues.readers.accounting import LOCK_NAME
 
     existing_run(folder)
     lock = (folder / "runs" / "bad" / LOCK_NAME).open("w")

@@ -12,7 +12,7 @@ from actors.tally import Tally
 from deploy import sitting
 from deploy.cli import main
 from deploy.run import Run
-from queues.metrics import serve
+from queues.broker.metrics import serve
 from queues.records import PutStatus
 from weight_sync.announcements import SwapReport
 

@@ -36,14 +36,14 @@ from actors.rollout_worker import RolloutWorker
 from actors.scripted_engine import ScriptedEngine
 from actors.tally import Tally, engine_id_of
 from learner.learner import Learner
-from queues.accounts import newest_checkpoint
-from queues.broker import Broker
+from queues.broker.broker import Broker
 from queues.config import QueuesConfig
 from queues.errors import QueueClosed
-from queues.recorded import read_batch
+from queues.readers.accounting import newest_checkpoint
+from queues.readers.recorded_batches import read_batch
 from queues.records import Prompt
 from queues.schema import decode
-from queues.writer import Writer
+from queues.storage.group_commit import Writer
 from tests.actors.characters import CHARACTERS, character_tokenizer
 from weight_sync.checksum import checksum
 from weight_sync.manifest import Bucket, Manifest, TensorSpec
@@ -323,7 +323,7 @@ def lockstep(monkeypatch, crashes):
     with monkeypatch.context() as patch:
         patch.setattr(time, "monotonic", clock.monotonic)
         patch.setattr(time, "time", clock.epoch)
-        patch.setattr("queues.commits.Writer", lockstep_writer(crashes))
+        patch.setattr("queues.broker.commit_pipeline.Writer", lockstep_writer(crashes))
         yield lambda: VirtualLoop(clock)
 
 

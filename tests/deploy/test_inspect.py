@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from deploy.cli import app
-from queues import accounts
+from queues.readers import accounting as accounts
 from tests.queues.conftest import answer, make_broker, make_prompts
 
 ERROR = "RewardError: [red] is no number"

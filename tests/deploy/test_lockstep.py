@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from queues.accounts import open_ledger, read_accounting, read_batches
+from queues.readers.accounting import open_ledger, read_accounting, read_batches
 from tests.deploy.lockstep import GROUPS, STALENESS, STEPS, outcome, play
 
 CRASHES = 16

@@ -11,7 +11,7 @@ from deploy.measured_rates import LEAST_BATCHES, rates_of, read_rates
 from deploy.rates import EngineRates
 from deploy.run_directory import RunDirectory
 from deploy.simulated_engine import SimulatedEngine
-from queues.history import GroupTimes
+from queues.readers.group_history import GroupTimes
 from tests.deploy.leased import train_early
 
 TRUE = EngineRates(step_seconds=0.004, rollout_step_seconds=0.0002, turnover_seconds=0.003)

@@ -5,7 +5,7 @@ import io
 from rich.console import Console
 
 from deploy.outcome import show_bias
-from queues.bias import Fate, compare
+from queues.readers.selection_bias import Fate, compare
 
 TRAINED = [Fate(name="trained", age=1, seconds=2.0, tokens=10.0, reward=0.5)] * 3
 

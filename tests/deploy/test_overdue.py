@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from queues.accounts import open_ledger
-from queues.bias import report_bias
+from queues.readers.accounting import open_ledger
+from queues.readers.selection_bias import report_bias
 from tests.deploy.test_run import share_warm_start
 
 pytestmark = [pytest.mark.ray, pytest.mark.deepspeed]

@@ -8,7 +8,7 @@ import pytest
 from conftest import Headway
 
 from deploy.presets import preset_names
-from queues.accounts import export_parquet
+from queues.readers.accounting import export_parquet
 from queues.records import BASELINE_REWARD
 
 pytestmark = [

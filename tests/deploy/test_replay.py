@@ -9,7 +9,7 @@ import pytest
 
 from deploy.errors import InputError
 from deploy.replay import Plan, compare, parse_steps, plan_replay
-from queues.checksums import register
+from queues.storage.row_checksums import register
 
 
 def recorded(*checksums):

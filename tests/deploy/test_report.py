@@ -14,7 +14,7 @@ from deploy.report_page import page
 from deploy.report_plots import PLOTS, Shown, figure_of, smooth, throughput, waiting
 from deploy.run_directory import RunDirectory
 from deploy.summary import Record, summarise
-from queues.bias import Fate, compare
+from queues.readers.selection_bias import Fate, compare
 
 FETCHED = Path(__file__).parents[2] / ".chromium"
 LIBRARIES = FETCHED / "usr" / "lib"

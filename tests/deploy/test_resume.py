@@ -10,7 +10,7 @@ import time
 import pyarrow.parquet
 import pytest
 
-from queues.accounts import open_ledger
+from queues.readers.accounting import open_ledger
 from queues.schema import decode
 from tests.deploy.processes import open_shared_memory, processes_of
 

@@ -10,7 +10,7 @@ from deploy.errors import InputError
 from deploy.rates import EngineRates, LearnerRates, Rates, UpdateRates, lognormal_lengths
 from deploy.simulated_engine import SimulatedEngine
 from deploy.simulation import Setting, quantile, simulate
-from queues.admission import Bounds
+from queues.policy.admission import Bounds
 
 STEPS = 25
 

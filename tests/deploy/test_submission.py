@@ -17,7 +17,7 @@ import pytest
 from deploy.config import load_recipe, read_recipe
 from deploy.errors import InputError
 from deploy.submission import check, command_of, files_of, pack, resumption
-from queues.accounts import newest_checkpoint
+from queues.readers.accounting import newest_checkpoint
 
 RECIPE = Path(__file__).parent / "recipe.toml"
 ON_CLUSTER = [

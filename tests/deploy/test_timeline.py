@@ -14,7 +14,7 @@ from deploy.timeline import (
     update_spans,
     window,
 )
-from queues.history import GroupTimes, History
+from queues.readers.group_history import GroupTimes, History
 
 
 def group(engine="engine-0", accepted=3.0, taken=None, rollouts=((0.0, 2.0),)):

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from queues.broker import Broker
+from queues.broker.broker import Broker
 from queues.config import QueuesConfig
 from queues.records import FinishReason, Lease, Prompt, Rollout, RolloutGroup
 from queues.schema import encode

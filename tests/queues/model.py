@@ -1,7 +1,8 @@
 """What a broker must do, as plainly as it can be said: one list, searched from end to end.
 
-The rules are those of `queues.admission`, by brute force. Nothing is shared with the code under
-test but its records. Leaves out time: whoever drives the model says which leases have expired.
+The rules are those of `queues.policy.admission`, by brute force. Nothing is shared with the code
+under test but its records. Leaves out time: whoever drives the model says which leases have
+expired.
 """
 
 from collections import Counter

@@ -12,14 +12,14 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from queues.admission import Bounds, OnOverdue, feasible
-from queues.book import ENGINE_LOST, Book
 from queues.errors import QueueClosed
-from queues.groups import FILTERED, OVERDUE, Group, State
+from queues.policy.admission import Bounds, OnOverdue, feasible
+from queues.policy.dynamic_sampling import TieFilter
+from queues.policy.prompt_retirement import split
+from queues.policy.staleness_controller import Steering, WindowController, WindowState
 from queues.records import BatchRecord, Lease, Prompt, Purpose, Summary
-from queues.retirement import split
-from queues.tie_filter import TieFilter
-from queues.window_controller import Steering, WindowController, WindowState
+from queues.state.broker_state import ENGINE_LOST, Book
+from queues.state.groups import FILTERED, OVERDUE, Group, State
 
 GROUP_SIZE = 2
 HEARTBEAT = 0.3

@@ -8,7 +8,7 @@ import pytest
 
 import queues
 from queues import errors
-from queues.broker import Broker
+from queues.broker.broker import Broker
 from queues.protocols import BatchQueue, PromptFeed, WorkQueue
 from queues.ray_broker import BrokerClient
 

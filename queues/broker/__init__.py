@@ -1,0 +1,1 @@
+"""The broker: both queues of a run behind one object."""

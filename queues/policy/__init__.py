@@ -1,0 +1,1 @@
+"""Rules of which groups may start, train or be issued again. Pure functions."""

@@ -1,0 +1,1 @@
+"""Read-only views of a run's ledger and journal."""

@@ -1,0 +1,107 @@
+"""When the groups of a run were generated, accepted, taken and trained, read from its folder.
+
+For pictures of a run, dead or alive: read-only, like `queues.readers.accounting`. Held-out
+evaluations are not journaled, so they are not in it.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from queues.readers.accounting import open_ledger
+from queues.records import Purpose
+from queues.storage.journal import read_group
+from queues.storage.ledger_schema import JOURNAL_NAME
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupTimes:
+    """One accepted train group; all times are epoch seconds."""
+
+    engine_id: str
+    accepted_at: float
+    taken_at: float | None
+    """None: no batch has it. A filtered group leaves when it is accepted."""
+    rollouts: Sequence[tuple[float, float]]
+    """When each of its rollouts began and ended."""
+    tokens: Sequence[int] = ()
+    """Sampled tokens of each of them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class History:
+    """Some batches of a run and the groups that were live meanwhile; epoch seconds."""
+
+    groups: Sequence[GroupTimes]
+    acked_at: dict[int, float]
+    """By the version that the batch was trained at."""
+    checkpoints: dict[int, float]
+    """When the checkpoint of a version was committed."""
+
+
+def last_lease(run_directory: Path) -> float | None:
+    """When a train group was leased for the last time, epoch seconds; None where none was yet.
+
+    A run that has come to its end trains its last batches later than that.
+
+    Raises:
+        InputError: There is no run in the directory.
+        LedgerError: Its ledger cannot be read, or is too old to tell.
+    """
+    with open_ledger(run_directory, verify=False) as database:
+        newest = "SELECT max(leased_at) FROM groups WHERE purpose = ?"
+        found: float | None = database.execute(newest, (Purpose.TRAIN,)).fetchone()[0]
+    return found
+
+
+def read_history(run_directory: Path, first: int, last: int) -> History:
+    """Everything that lived while batches were waited for and trained.
+
+    Args:
+        run_directory: The run's folder.
+        first: Version of the first batch.
+        last: Of the last batch. To have every group that was being generated while it was trained,
+            add η + 1: by then all of those are in a batch.
+
+    Raises:
+        InputError: There is no run in the directory.
+        LedgerError: Its ledger cannot be read.
+        JournalError: A journaled group cannot be read back.
+    """
+    from queues.schema import decode
+
+    journal = run_directory / JOURNAL_NAME
+    versions = {"first": first, "last": last}
+    with open_ledger(run_directory) as database:
+        found = database.execute(
+            "SELECT segment, offset, accepted_at,"
+            " iif(state = 'dropped', accepted_at, taken_at) AS left_at"
+            " FROM results JOIN groups USING (group_id)"
+            " LEFT JOIN batch_groups USING (group_id) LEFT JOIN batches USING (version)"
+            " WHERE segment IS NOT NULL AND CASE"
+            "   WHEN version IS NOT NULL THEN version BETWEEN :first AND :last"
+            "   WHEN state = 'dropped' THEN accepted_at >"
+            "     (SELECT coalesce(max(acked_at), 0) FROM batches WHERE version < :first)"
+            "   ELSE TRUE END"
+            " ORDER BY accepted_at",
+            versions,
+        ).fetchall()
+        acked = database.execute(
+            "SELECT version, acked_at FROM batches"
+            " WHERE acked_at IS NOT NULL AND version BETWEEN :first AND :last",
+            versions,
+        ).fetchall()
+        checkpoints = database.execute("SELECT version, at FROM checkpoints").fetchall()
+    groups = []
+    for segment, offset, accepted_at, taken_at in found:
+        rollouts = decode(read_group(journal, segment, offset)).rollouts
+        groups.append(
+            GroupTimes(
+                engine_id=rollouts[0].engine_id,
+                accepted_at=accepted_at,
+                taken_at=taken_at,
+                rollouts=[(r.created_at.timestamp(), r.finished_at.timestamp()) for r in rollouts],
+                tokens=[sum(r.loss_mask) for r in rollouts],
+            )
+        )
+    return History(groups=groups, acked_at=dict(acked), checkpoints=dict(checkpoints))

@@ -1,0 +1,1 @@
+"""What every process of Headway needs from Ray and the operating system."""

@@ -1,0 +1,1 @@
+"""The state of a run in the broker's memory."""

@@ -1,0 +1,170 @@
+"""Accepted groups on disk: numbered segments of checksummed frames, only ever appended to.
+
+    frame = length u32 · xxh3_64 u64 · payload (an Arrow IPC stream)      little-endian
+
+A frame counts once the ledger has committed its (segment, offset). Others, whole or torn, are
+garbage that nobody refers to. A journal that is opened again begins a new
+segment, so no old byte is ever touched. Blocking; used by one thread
+(`queues.storage.group_commit`), readable from any.
+"""
+
+import logging
+import os
+import struct
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import BinaryIO, NamedTuple
+
+import xxhash
+
+from queues.errors import JournalError
+from queues.records import Payload
+
+log = logging.getLogger(__name__)
+_HEADER = struct.Struct("<IQ")
+_LARGEST = 2**32 - 1
+
+
+class Location(NamedTuple):
+    """Where a payload lies."""
+
+    segment: int
+    offset: int
+    """Of the frame, header included."""
+    length: int
+    """Of the payload."""
+
+
+class Journal:
+    """The writing end."""
+
+    def __init__(self, directory: Path, *, segment_bytes: int) -> None:
+        self.directory = directory
+        self._segment_bytes = segment_bytes
+        self._file: BinaryIO | None = None
+        self._dirty = False
+        self._synced = 0
+        """Bytes of the segment that `commit` has made durable."""
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+            self._segment = max(segments(directory), default=0)
+        except (OSError, ValueError) as error:
+            raise JournalError(f"{directory}: cannot be opened: {error}") from error
+
+    @property
+    def newest(self) -> int:
+        """Number of the newest segment; what is appended from now on lies there or later."""
+        return self._segment
+
+    def begin(self) -> None:
+        """See `writer.Store`; frames that are not committed are garbage by themselves."""
+
+    def append(self, payload: Payload) -> Location:
+        """Write a frame; it is durable only after `commit`."""
+        if len(payload) > _LARGEST:
+            raise JournalError(f"payload of {len(payload)} bytes, at most {_LARGEST} fit a frame")
+        if self._file is None or self._file.tell() >= self._segment_bytes:
+            self._begin_segment()
+        assert self._file is not None
+        offset = self._file.tell()
+        self._file.write(_HEADER.pack(len(payload), xxhash.xxh3_64_intdigest(payload)))
+        self._file.write(payload)
+        self._dirty = True
+        return Location(self._segment, offset, len(payload))
+
+    def commit(self) -> None:
+        """Make every frame so far survive the loss of power (fdatasync)."""
+        if self._file is not None and self._dirty:
+            self._file.flush()
+            os.fdatasync(self._file.fileno())
+            self._dirty = False
+            self._synced = self._file.tell()
+
+    def rollback(self) -> None:
+        """Forget every frame since the last `commit`; appending again begins a new segment.
+
+        For when a write or a sync has failed: what of it reached the disk nobody knows, and a sync
+        that is asked for again may say that all is well. The room of what is forgotten is given
+        back, as far as the disk allows.
+        """
+        if self._file is None:
+            return
+        path = _path(self.directory, self._segment)
+        with suppress(OSError):  # it writes what it still holds
+            self._file.close()
+        self._file, self._dirty = None, False
+        with suppress(OSError):
+            os.truncate(path, self._synced) if self._synced else path.unlink()
+
+    def close(self) -> None:
+        """Sync and close; appending again begins a new segment."""
+        if self._file is not None:
+            self.commit()
+            self._file.close()
+            self._file = None
+
+    def _begin_segment(self) -> None:
+        self.close()
+        self._segment, self._synced = self._segment + 1, 0
+        self._file = _path(self.directory, self._segment).open("xb")
+        directory = os.open(self.directory, os.O_RDONLY)
+        try:
+            os.fsync(directory)
+        finally:
+            os.close(directory)
+
+
+def read_group(directory: Path, segment: int, offset: int) -> bytes:
+    """The payload of one frame, verified.
+
+    Raises:
+        JournalError: The segment or frame is missing, truncated or damaged.
+    """
+    path = _path(directory, segment)
+    try:
+        with path.open("rb") as file:
+            file.seek(offset)
+            payload = _read_frame(file)
+    except OSError as error:
+        raise JournalError(f"{path}: cannot be read: {error}") from error
+    if payload is None:
+        raise JournalError(f"{path}: the frame at byte {offset} is truncated or damaged")
+    return payload
+
+
+def frames(directory: Path, segment: int) -> Iterator[tuple[int, bytes]]:
+    """Offset and payload of a segment's frames, up to the first that is truncated or damaged."""
+    with _path(directory, segment).open("rb") as file:
+        offset = 0
+        while (payload := _read_frame(file)) is not None:
+            yield offset, payload
+            offset = file.tell()
+
+
+def segments(directory: Path) -> list[int]:
+    """Numbers of the segments on disk, ascending."""
+    return sorted(int(path.stem) for path in directory.glob("*.segment"))
+
+
+def remove_segment(directory: Path, segment: int) -> None:
+    """Remove a segment; what cannot be removed stays, and is logged."""
+    path = _path(directory, segment)
+    try:
+        path.unlink(missing_ok=True)
+    except OSError as error:
+        log.warning("%s cannot be removed: %s", path, error)
+
+
+def _path(directory: Path, segment: int) -> Path:
+    return directory / f"{segment:08d}.segment"
+
+
+def _read_frame(file: BinaryIO) -> bytes | None:
+    header = file.read(_HEADER.size)
+    if len(header) < _HEADER.size:
+        return None
+    length, checksum = _HEADER.unpack(header)
+    payload = file.read(length)
+    whole = len(payload) == length and xxhash.xxh3_64_intdigest(payload) == checksum
+    return payload if whole else None

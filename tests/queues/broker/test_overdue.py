@@ -1,0 +1,279 @@
+"""What becomes of stragglers under each policy: in simulated runs, and through the broker."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from queues.errors import InputError
+from queues.policy.admission import Bounds, Choice, OnOverdue, choose_batch, leases_allowed
+from queues.readers.accounting import read_accounting
+from queues.records import PutStatus
+from queues.schema import decode
+from queues.state.groups import FILTERED, State
+from tests.queues.broker.test_broker import WAIT, Connect, play
+from tests.queues.conftest import answer, make_broker, make_prompts
+from tests.queues.simulated_run import Run, make_book
+
+POLICIES = st.sampled_from(["wait", "drop", "mask", "train"])
+RATES = st.sampled_from([0.0, 0.3, 0.9, 1.0])
+
+
+@given(
+    st.integers(0, 2**32), POLICIES, st.integers(0, 4), st.integers(1, 5), st.integers(1, 12),
+    RATES, st.booleans(), st.none() | st.integers(0, 5),
+)  # fmt: skip
+@settings(max_examples=250, deadline=None)
+def test_every_batch_is_full_within_the_bound_and_accounted_for_under_every_policy(
+    seed: int,
+    policy: OnOverdue,
+    staleness: int,
+    size: int,
+    steps: int,
+    tie_rate: float,
+    changes_window: bool,
+    more: int | None,
+) -> None:
+    most_live = None if more is None else size + more
+    book = make_book(staleness, size, steps, 2, policy=policy, most_live=most_live)
+    run = Run(book, seed, tie_rate, changes_window=changes_window)
+    run.run()  # and its own assertions, after every event
+    assert [len(batch) for batch in run.batches] == [size] * steps
+
+
+@given(
+    st.integers(0, 2**32), POLICIES, st.integers(0, 4), st.integers(1, 5), st.integers(1, 40),
+    st.booleans(),
+)  # fmt: skip
+@settings(max_examples=150, deadline=None)
+def test_finite_prompts_all_come_to_an_end_and_only_the_last_batch_is_short(
+    seed: int, policy: OnOverdue, staleness: int, size: int, prompts: int, changes_window: bool
+) -> None:
+    book = make_book(staleness, size, 100, 2, policy=policy)
+    run = Run(book, seed, 0.3, prompts=prompts, changes_window=changes_window)
+    run.run()
+    assert len(run.issued) == prompts
+    assert book.groups.train(State.QUEUED) == 0
+    sizes = [len(batch) for batch in run.batches]
+    assert all(found == size for found in sizes[:-1])
+    failed = book.groups.train(State.FAILED)
+    assert sum(sizes) + book.groups.dropped(FILTERED) + failed == prompts, "no prompt is lost"
+
+
+def test_the_simulation_has_stragglers_for_every_policy_to_deal_with() -> None:
+    found = {}
+    for policy in ("wait", "drop", "mask", "train"):
+        run = Run(make_book(1, 3, 60, 1, policy=policy), seed=5, tie_rate=0.1)
+        run.run()
+        found[policy] = (bool(run.reissued), bool(run.late), max(run.lags) > 1)
+    assert found == {
+        "wait": (False, False, False),
+        "drop": (True, False, False),
+        "mask": (False, True, False),
+        "train": (False, True, True),
+    }
+
+
+def test_without_staleness_every_policy_is_synchronous_training() -> None:
+    runs = []
+    for policy in ("wait", "drop", "mask", "train"):
+        run = Run(make_book(0, 3, 20, 1, policy=policy), seed=7, tie_rate=0.2)
+        run.run()
+        assert (run.reissued, run.late, set(run.lags)) == ({}, set(), {0})
+        runs.append(run.batches)
+    assert runs == [runs[0]] * 4
+
+
+@pytest.mark.parametrize("policy", ["drop", "mask", "train"])
+def test_lifted_the_learner_takes_what_is_ready_whoever_is_due(policy: OnOverdue) -> None:
+    wait = Bounds(max_staleness=1, groups_per_batch=2, steps=9)
+    lifted = Bounds(max_staleness=1, groups_per_batch=2, steps=9, on_overdue=policy)
+    straggler = {4: 1}
+    assert choose_batch([4, 5], straggler, version=4, bounds=wait) == Choice(0, 4)
+    assert choose_batch([4, 5], straggler, version=4, bounds=lifted) == Choice(2)
+    assert choose_batch([3, 4, 5], straggler, version=4, bounds=lifted) == Choice(2)
+    assert choose_batch([5], straggler, version=4, bounds=lifted) == Choice(0)
+    assert choose_batch([5], {}, version=4, bounds=lifted, ended=True) == Choice(1)
+
+
+def test_an_overdue_group_holds_a_place_of_the_window_and_none_of_a_batch() -> None:
+    bounds = Bounds(max_staleness=1, groups_per_batch=2, steps=9, on_overdue="mask")
+    assert leases_allowed({}, version=4, start_version=4, bounds=bounds, overdue=1) == 3
+    assert leases_allowed({4: 2}, version=4, start_version=4, bounds=bounds, overdue=1) == 1
+    assert leases_allowed({4: 2}, version=4, start_version=4, bounds=bounds, overdue=2) == 0
+
+
+# --- through the broker: 2 groups a batch, 1 version of staleness
+
+
+async def straggle(broker: Any) -> Any:
+    """The first of four groups is not ready when the batch that it is due with is taken."""
+    await broker.serving("a", 0)
+    await broker.issue(make_prompts(9), cursor="9")
+    straggler, *others = await broker.lease("a", 8, WAIT)
+    for lease in others:
+        await broker.put("a", answer(lease))
+    await broker.take(0, WAIT)
+    await broker.serving("a", 1)
+    await broker.ack(0, {"loss": 0.5})
+    (fresh,) = await broker.lease("a", 2, WAIT)
+    await broker.put("a", answer(fresh))
+    batch = await broker.take(1, WAIT)
+    found = [decode(payload).group_id for payload in batch.payloads]
+    assert found == [others[2].group_id, fresh.group_id]
+    return straggler
+
+
+def test_a_dropped_group_is_fenced_and_its_prompt_first_in_line(connect: Connect) -> None:
+    async def scenario(broker: Any) -> None:
+        straggler = await straggle(broker)
+        held = [(straggler.group_id, straggler.attempt)]
+        assert await broker.heartbeat("a", held) == held, "it is to be aborted"
+        (anew,) = await broker.lease("a", 2, WAIT)
+        assert anew.prompt == straggler.prompt
+        assert (anew.group_id, anew.attempt) == ("g00000010", 1)
+        assert await broker.put("a", answer(straggler)) is PutStatus.FENCED
+        assert await broker.put("a", answer(anew)) is PutStatus.ACCEPTED
+        accounts = await broker.accounting()
+        assert (accounts.issued, accounts.dropped, accounts.duplicates) == (10, {"overdue": 1}, 1)
+        assert accounts.balanced
+        await broker.serving("a", 2)
+        await broker.ack(1, {})
+        assert (await broker.status()).batches[-1].statistics == {"groups_overdue": 1}
+
+    play(connect(on_overdue="drop", patience_seconds=0.0), scenario)
+
+
+def test_a_prompt_that_was_issued_anew_is_first_in_line_for_the_next_broker_too(
+    tmp_path: Path,
+) -> None:
+    async def after(broker: Any) -> None:
+        await broker.serving("a", 1)
+        (anew,) = await broker.lease("a", 2, WAIT)
+        assert (anew.group_id, anew.prompt.prompt_id) == ("g00000010", "sums/0/0")
+
+    play(make_broker(tmp_path, on_overdue="drop", patience_seconds=0.0), straggle)
+    play(make_broker(tmp_path, on_overdue="drop"), after)
+
+
+def test_whoever_waits_for_work_gets_the_place_that_a_dropped_group_leaves(tmp_path: Path) -> None:
+    async def scenario(broker: Any) -> None:
+        await broker.serving("a", 0)
+        await broker.issue(make_prompts(4), cursor="4")
+        straggler, *others = await broker.lease("a", 8, WAIT)
+        for lease in others[:2]:
+            await broker.put("a", answer(lease))
+        await broker.take(0, WAIT)
+        await broker.serving("a", 1)
+        await broker.ack(0, {})
+        waiting = asyncio.create_task(broker.lease("a", 2, WAIT))
+        await broker.put("a", answer(others[2]))
+        await broker.issue(make_prompts(1, 4), cursor="5")
+        (fresh,) = await waiting
+        again = asyncio.create_task(broker.lease("a", 2, WAIT))
+        await broker.put("a", answer(fresh))
+        await broker.take(1, WAIT)
+        (anew,) = await again
+        assert anew.prompt == straggler.prompt
+
+    play(make_broker(tmp_path, on_overdue="drop", patience_seconds=0.0), scenario)
+
+
+@pytest.mark.parametrize("policy", ["mask", "train"])
+def test_an_overdue_group_is_trained_when_it_is_ready_and_counted(
+    connect: Connect, policy: str
+) -> None:
+    async def scenario(broker: Any) -> None:
+        straggler = await straggle(broker)
+        status = await broker.status()
+        assert (status.overdue, status.live, status.waits_for) == (1, 3, {})
+        held = [(straggler.group_id, straggler.attempt)]
+        assert await broker.heartbeat("a", held) == []
+        await broker.serving("a", 2)
+        await broker.ack(1, {})
+        assert await broker.put("a", answer(straggler)) is PutStatus.ACCEPTED
+        (fresh, *_) = await broker.lease("a", 2, WAIT)
+        await broker.put("a", answer(fresh))
+        batch = await broker.take(2, WAIT)
+        found = [decode(payload).group_id for payload in batch.payloads]
+        assert found == [straggler.group_id, fresh.group_id], "what has waited longest comes first"
+        assert (await broker.status()).overdue == 0
+        await broker.ack(2, {})
+        counted = [batch.statistics for batch in (await broker.status()).batches]
+        assert counted[1:] == [{"groups_overdue": 0}, {"groups_overdue": 1}]
+        assert (await broker.accounting()).balanced
+
+    play(connect(on_overdue=policy, patience_seconds=0.0), scenario)
+
+
+def test_what_is_overdue_and_what_was_counted_is_known_to_the_next_broker(tmp_path: Path) -> None:
+    async def before(broker: Any) -> None:
+        straggler = await straggle(broker)
+        await broker.put("a", answer(straggler))
+
+    async def after(broker: Any) -> None:
+        status = await broker.status()
+        assert (status.overdue, status.depth["ready"], status.depth["taken"]) == (1, 1, 2)
+        await broker.take(1, WAIT)
+        await broker.ack(1, {})
+        await broker.serving("a", 2)
+        (fresh, *_) = await broker.lease("a", 2, WAIT)
+        await broker.put("a", answer(fresh))
+        await broker.take(2, WAIT)
+
+    async def last(broker: Any) -> None:
+        await broker.ack(2, {})
+        assert (await broker.status()).batches[-1].statistics == {"groups_overdue": 1}
+        assert (await broker.accounting()).balanced
+
+    settings = {"on_overdue": "mask", "patience_seconds": 0.0}
+    for sitting in (before, after, last):
+        play(make_broker(tmp_path, **settings), sitting)
+
+
+@pytest.mark.parametrize("policy", ["drop", "wait"])
+def test_a_late_result_is_dropped_where_the_policy_of_a_run_is_changed_to_keep_the_bound(
+    tmp_path: Path, policy: str
+) -> None:
+    async def before(broker: Any) -> None:
+        straggler = await straggle(broker)
+        await broker.put("a", answer(straggler))
+
+    async def after(broker: Any) -> None:
+        accounts = await broker.accounting()
+        assert (accounts.dropped, accounts.ready, accounts.balanced) == ({"overdue": 1}, 0, True)
+        assert (await broker.status()).accepted == 5
+
+    play(make_broker(tmp_path, on_overdue="train", patience_seconds=0.0), before)
+    play(make_broker(tmp_path, on_overdue=policy), after)
+    assert read_accounting(tmp_path).issued == 10
+
+
+def test_a_run_that_would_wait_for_ever_after_a_change_of_policy_is_refused(tmp_path: Path) -> None:
+    async def crowd(broker: Any) -> None:
+        """Four results that are due with a batch of two."""
+        await broker.serving("a", 0)
+        await broker.issue(make_prompts(9), cursor="9")
+        due_at_2 = await broker.lease("a", 12, WAIT)
+        for version, ready in enumerate((due_at_2[:2], None)):
+            for lease in ready or await broker.lease("a", 4, WAIT):
+                await broker.put("a", answer(lease))
+            await broker.take(version, WAIT)
+            await broker.serving("a", version + 1)
+            await broker.ack(version, {})
+        for lease in due_at_2[2:]:
+            await broker.put("a", answer(lease))
+        assert (await broker.status()).depth["ready"] == 4
+
+    async def go_on(broker: Any) -> None:
+        assert len((await broker.take(2, WAIT)).payloads) == 2
+        assert (await broker.accounting()).dropped == {"overdue": 2}
+
+    settings = {"max_staleness": 2, "steps": 9, "patience_seconds": 0.0}
+    play(make_broker(tmp_path, on_overdue="train", **settings), crowd)
+    with pytest.raises(InputError, match='on_overdue = "wait", but this run went on with another'):
+        make_broker(tmp_path, on_overdue="wait", **settings)
+    play(make_broker(tmp_path, on_overdue="drop", **settings), go_on)

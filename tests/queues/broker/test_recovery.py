@@ -1,0 +1,443 @@
+"""A broker that is killed at any moment: what was answered survives, and nothing is done twice."""
+
+import asyncio
+import json
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from queues.broker.broker import Broker
+from queues.errors import InputError, LedgerError, QueueClosed
+from queues.readers.accounting import export_parquet, is_open, read_accounting
+from queues.records import PutStatus
+from queues.schema import decode
+from queues.storage.ledger_schema import FILE_NAME, LOCK_NAME
+from tests.queues.conftest import answer, make_broker, make_prompts
+
+WAIT = 10.0
+
+# A broker that works until it is killed, and says what it was answered. Of the groups every so
+# many-th is without a signal, and filtered.
+WORKER = """
+import asyncio, json, sys
+from pathlib import Path
+from tests.queues.conftest import answer, make_broker, make_prompts
+
+def say(*words):
+    print(json.dumps(words), flush=True)
+
+async def main():
+    every = int(sys.argv[2])
+    broker = make_broker(
+        Path(sys.argv[1]), max_staleness=2, steps=1000, synchronous="full", filter_tied=every > 0
+    )
+    await broker.serving("a", 0)
+
+    async def feed():
+        issued = 0
+        while True:
+            wanted = await broker.prompts_wanted(1.0)
+            await broker.issue(make_prompts(wanted, issued), cursor=str(issued + wanted))
+            issued += wanted
+            say("cursor", str(issued))
+
+    async def work():
+        while True:
+            for lease in await broker.lease("a", 2, 1.0):
+                tied = every > 0 and int(lease.group_id[1:]) % every == 0
+                await broker.put("a", answer(lease, tied=tied))
+                say("put", lease.group_id)
+
+    async def learn():
+        for version in range(1000):
+            batch = None
+            while batch is None:
+                batch = await broker.take(version, 1.0)
+            say("take", version, [payload.hex() for payload in batch.payloads])
+            await broker.serving("a", version + 1)
+            await broker.ack(version, {"step": version})
+            say("ack", version)
+
+    await asyncio.gather(feed(), work(), work(), work(), learn())
+
+asyncio.run(main())
+"""
+
+
+def run_until(directory: Path, enough: int, killed_after: str, tied_every: int) -> list[list]:
+    """What a broker answered until it was killed, right after the `enough`-th such answer."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", WORKER, str(directory), str(tied_every)],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])},
+    )
+    assert process.stdout is not None
+    heard, left = [], enough
+    for line in process.stdout:
+        heard.append(json.loads(line))
+        left -= heard[-1][0] == killed_after
+        if not left:
+            break
+    process.send_signal(signal.SIGKILL)
+    heard += [json.loads(line) for line in process.stdout if line.endswith("\n")]
+    assert process.wait() == -signal.SIGKILL
+    process.stdout.close()
+    return heard
+
+
+@pytest.mark.parametrize(
+    ("enough", "killed_after", "tied_every"),
+    [(5, "put", 0), (3, "take", 0), (3, "ack", 0), (9, "put", 2), (3, "take", 2), (3, "ack", 3)],
+)
+def test_nothing_that_was_answered_is_lost_by_sigkill(
+    tmp_path: Path, enough: int, killed_after: str, tied_every: int
+) -> None:
+    heard = run_until(tmp_path, enough, killed_after, tied_every)
+    accepted = {words[1] for words in heard if words[0] == "put"}
+    taken = {words[1]: words[2] for words in heard if words[0] == "take"}
+    acked = [words[1] for words in heard if words[0] == "ack"]
+    cursor = [words[1] for words in heard if words[0] == "cursor"][-1]
+
+    dead = read_accounting(tmp_path)
+    assert dead.balanced
+    dropped = dead.dropped.get("filtered", 0)
+    assert dead.ready + dead.taken + dead.trained + dropped >= len(accepted)
+    tied = {group for group in accepted if tied_every and int(group[1:]) % tied_every == 0}
+    assert tied <= groups_in(tmp_path, "dropped")
+    assert len(groups_in(tmp_path, "dropped")) == dropped
+    assert dead.trained >= 2 * len(acked)
+
+    async def resume() -> None:
+        broker = make_broker(tmp_path, max_staleness=2, steps=1000, filter_tied=True)
+        alive = await broker.accounting()
+        assert alive.balanced
+        assert alive.leased == 0
+        assert alive.queued == dead.queued + dead.leased
+        assert (alive.ready, alive.taken, alive.trained) == (dead.ready, dead.taken, dead.trained)
+        assert alive.dropped == dead.dropped
+        assert int(await broker.cursor()) >= int(cursor)
+        for version, payloads in taken.items():
+            batch = await broker.take(version, WAIT)
+            assert [payload.hex() for payload in batch.payloads] == payloads
+        version = (await broker.status()).version
+        assert version >= len(acked)
+        seen = set()
+        for known in range(version):
+            seen |= {decode(x).group_id for x in (await broker.take(known, WAIT)).payloads}
+        await broker.serving("b", version)
+        for _ in range(4):
+            wanted = await broker.prompts_wanted(0.0)
+            await broker.issue(make_prompts(wanted, 10**6), cursor="new")
+            for lease in await broker.lease("b", 20, 0.0):
+                assert await broker.put("b", answer(lease)) is PutStatus.ACCEPTED
+            batch = await broker.take(version, WAIT)
+            groups = {decode(payload).group_id for payload in batch.payloads}
+            assert not groups & seen, "no group is trained twice"
+            seen |= groups
+            await broker.ack(version, {})
+            version += 1
+            await broker.serving("b", version)
+        assert accepted - tied <= seen | groups_in(tmp_path, "ready")
+        assert not tied & seen
+        final = await broker.accounting()
+        assert (final.balanced, final.trained_twice) == (True, 0)
+        await broker.close()
+
+    asyncio.run(resume())
+
+
+def groups_in(directory: Path, state: str) -> set[str]:
+    import pyarrow.parquet as pq
+
+    (directory / "all.parquet").unlink(missing_ok=True)
+    export_parquet(directory, directory / "all.parquet")
+    rows = pq.read_table(directory / "all.parquet").to_pylist()
+    return {row["group_id"] for row in rows if row["state"] == state}
+
+
+def test_leases_are_void_and_their_groups_stand_at_the_front(tmp_path: Path) -> None:
+    async def before() -> list:
+        broker = make_broker(tmp_path)
+        await broker.issue(make_prompts(4), cursor="4")
+        await broker.serving("a", 0)
+        leases = await broker.lease("a", 6, WAIT)
+        await broker.put("a", answer(leases[1]))
+        await broker.close()
+        return leases
+
+    async def after(leases: list) -> None:
+        broker = make_broker(tmp_path)
+        await broker.serving("b", 0)
+        again = await broker.lease("b", 4, WAIT)
+        assert [(x.group_id, x.attempt) for x in again] == [
+            (leases[0].group_id, 2),
+            (leases[2].group_id, 2),
+        ]
+        assert await broker.put("a", answer(leases[0])) is PutStatus.FENCED
+        assert await broker.put("a", answer(leases[1])) is PutStatus.DUPLICATE
+        assert await broker.put("b", answer(again[0])) is PutStatus.ACCEPTED
+        await broker.issue(make_prompts(1, 4), cursor="5")
+        batch = await broker.take(0, WAIT)
+        ready = [leases[0].group_id, leases[1].group_id]
+        found = [decode(payload).group_id for payload in batch.payloads]
+        assert found == ready, "in the order of issue, though the second came first"
+        await broker.close()
+
+    asyncio.run(after(asyncio.run(before())))
+
+
+def test_a_taken_batch_is_returned_again_and_its_places_stay_taken(tmp_path: Path) -> None:
+    async def before() -> tuple:
+        broker = make_broker(tmp_path, max_staleness=0)
+        await broker.issue(make_prompts(4), cursor="4")
+        await broker.serving("a", 0)
+        for lease in await broker.lease("a", 8, WAIT):
+            await broker.put("a", answer(lease))
+        batch = await broker.take(0, WAIT)
+        await broker.close()
+        return batch
+
+    async def after(batch: tuple) -> None:
+        broker = make_broker(tmp_path, max_staleness=0)
+        await broker.serving("a", 1)
+        assert await broker.lease("a", 8, 0.0) == []
+        assert await broker.take(0, WAIT) == batch
+        await broker.ack(0, {"loss": 1.0})
+        assert len(await broker.lease("a", 8, WAIT)) == 2
+        await broker.close()
+
+    async def later() -> None:
+        broker = make_broker(tmp_path, max_staleness=0)
+        status = await broker.status()
+        assert (status.version, status.live) == (1, 0)
+        assert status.batches[0].statistics == {"loss": 1.0}
+        await broker.close()
+
+    asyncio.run(after(asyncio.run(before())))
+    asyncio.run(later())
+
+
+def test_a_batch_trained_again_is_held_against_what_was_recorded_of_it(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def main() -> None:
+        broker = make_broker(tmp_path)
+        await broker.issue(make_prompts(4), cursor="4")
+        await broker.serving("a", 0)
+        for lease in await broker.lease("a", 8, WAIT):
+            await broker.put("a", answer(lease))
+        await broker.take(0, WAIT)
+        await broker.ack(0, {"weights_checksum": "a", "loss": 0.5})
+        await broker.take(0, WAIT)
+        await broker.ack(0, {"weights_checksum": "a", "loss": 0.5})
+        assert (await broker.status()).diverged == 0
+        await broker.ack(0, {"weights_checksum": "b", "loss": 0.5})
+        status = await broker.status()
+        assert (status.diverged, status.version) == (1, 1)
+        assert status.batches[0].statistics["weights_checksum"] == "a"
+        await broker.close()
+
+    asyncio.run(main())
+    assert "batch 0, trained again, gave other weights than before" in caplog.text
+
+
+def test_evaluations_go_on(tmp_path: Path) -> None:
+    async def before() -> None:
+        broker = make_broker(tmp_path)
+        await broker.evaluate("e", make_prompts(3), temperature=0.5, min_version=1)
+        await broker.evaluate("done", make_prompts(1), temperature=0.5, min_version=0)
+        await broker.serving("a", 0)
+        (lease,) = await broker.lease("a", 1, WAIT)
+        await broker.put("a", answer(lease, reward=0.25))
+        await broker.serving("a", 1)
+        first, _ = await broker.lease("a", 2, WAIT)
+        await broker.put("a", answer(first, reward=1.0))
+        await broker.close()
+
+    async def after() -> None:
+        broker = make_broker(tmp_path)
+        assert (await broker.evaluation("done", 0.0)).score == 0.25
+        await broker.serving("a", 1)
+        second, third = await broker.lease("a", 9, WAIT)
+        assert (second.attempt, third.attempt, third.temperature) == (2, 1, 0.5)
+        await broker.put("a", answer(second, reward=0.0, version=3))
+        await broker.put("a", answer(third, reward=0.5))
+        outcome = await broker.evaluation("e", WAIT)
+        assert (outcome.count, outcome.score, outcome.tokens) == (3, 0.5, 6)
+        assert (outcome.lowest_version, outcome.highest_version) == (1, 3)
+        await broker.close()
+
+    asyncio.run(before())
+    asyncio.run(after())
+
+
+def test_the_best_of_several_samples_of_a_prompt_outlives_the_broker(tmp_path: Path) -> None:
+    """pass@3 of two prompts, one of which is solved once, before the broker ends."""
+    one, other = make_prompts(2)
+
+    async def before() -> None:
+        broker = make_broker(tmp_path)
+        await broker.evaluate("e", [one, other] * 3, temperature=1.0, min_version=0)
+        await broker.serving("a", 0)
+        for lease, reward in zip(await broker.lease("a", 3, WAIT), (1.0, 0.0, 0.0), strict=True):
+            await broker.put("a", answer(lease, reward=reward))
+        await broker.close()
+
+    async def after() -> None:
+        broker = make_broker(tmp_path)
+        await broker.serving("a", 0)
+        for lease in await broker.lease("a", 9, WAIT):
+            await broker.put("a", answer(lease, reward=0.0))
+        outcome = await broker.evaluation("e", WAIT)
+        assert (outcome.count, outcome.score, outcome.best) == (6, 1 / 6, 0.5)
+        await broker.close()
+
+    asyncio.run(before())
+    asyncio.run(after())
+
+
+def test_evaluations_that_were_never_reached_stay_settled(tmp_path: Path) -> None:
+    async def before() -> None:
+        broker = make_broker(tmp_path)
+        await broker.evaluate("ended", make_prompts(1), temperature=0.0, min_version=1)
+        await broker.issue([], cursor="0", last=True)
+        await broker.close()
+
+    async def after() -> None:
+        broker = make_broker(tmp_path)
+        outcome = await broker.evaluation("ended", 0.0)
+        assert (outcome.failed, outcome.score) == (1, None)
+        assert (await broker.accounting()).balanced
+        await broker.close()
+
+    asyncio.run(before())
+    database = sqlite3.connect(tmp_path / FILE_NAME)
+    rows = database.execute("SELECT state, reason, error FROM groups").fetchall()
+    database.close()
+    assert rows == [("failed", "version_not_reached", "training ended at version 0")]
+    asyncio.run(after())
+
+
+def test_a_run_that_goes_on_with_fewer_steps_ends_without_the_later_evaluations(
+    tmp_path: Path,
+) -> None:
+    async def before() -> None:
+        broker = make_broker(tmp_path)
+        await broker.evaluate("third", make_prompts(1), temperature=0.0, min_version=3)
+        await broker.issue(make_prompts(2), cursor="2")
+        await broker.serving("a", 0)
+        for lease in await broker.lease("a", 4, WAIT):
+            await broker.put("a", answer(lease))
+        await broker.take(0, WAIT)
+        await broker.ack(0, {})
+        await broker.close()
+
+    async def after() -> None:
+        broker = make_broker(tmp_path, steps=1)
+        assert (await broker.evaluation("third", 0.0)).failed == 1
+        assert (await broker.accounting()).balanced
+        with pytest.raises(QueueClosed):
+            await broker.lease("a", 1, WAIT)
+        await broker.close()
+
+    asyncio.run(before())
+    asyncio.run(after())
+
+
+def test_what_was_accepted_is_counted_over_the_whole_run(tmp_path: Path) -> None:
+    async def before() -> None:
+        broker = make_broker(tmp_path)
+        await broker.issue(make_prompts(2), cursor="2")
+        await broker.evaluate("e", make_prompts(1, 9), temperature=0.0, min_version=0)
+        await broker.serving("a", 0)
+        for lease in await broker.lease("a", 5, WAIT):
+            await broker.put("a", answer(lease))
+        await broker.take(0, WAIT)
+        await broker.ack(0, {})
+        await broker.close()
+
+    async def after() -> None:
+        broker = make_broker(tmp_path)
+        status = await broker.status()
+        assert (status.accepted, status.last_error) == (3, None)
+        await broker.close()
+
+    asyncio.run(before())
+    asyncio.run(after())
+
+
+def test_the_end_of_the_source_and_failures_are_remembered(tmp_path: Path) -> None:
+    async def before() -> None:
+        broker = make_broker(tmp_path, max_attempts=1)
+        await broker.issue(make_prompts(2), cursor="2", last=True)
+        await broker.serving("a", 0)
+        lease, other = await broker.lease("a", 4, WAIT)
+        await broker.fail("a", lease.group_id, 1, reason="reward", error="\udcff raised")
+        await broker.put("a", answer(other))
+        await broker.close()
+
+    async def after() -> None:
+        broker = make_broker(tmp_path, max_attempts=1)
+        with pytest.raises(QueueClosed):
+            await broker.prompts_wanted(WAIT)
+        assert len((await broker.take(0, WAIT)).payloads) == 1
+        await broker.ack(0, {})
+        accounting = await broker.accounting()
+        assert (accounting.trained, accounting.failed) == (1, {"reward": 1})
+        assert accounting.balanced
+        await broker.close()
+
+    asyncio.run(before())
+    asyncio.run(after())
+
+
+def test_a_run_goes_on_only_with_the_shape_that_it_was_begun_with(tmp_path: Path) -> None:
+    asyncio.run(make_broker(tmp_path).close())
+    with pytest.raises(InputError, match="group_size = 3, but this run was begun with 2"):
+        make_broker(tmp_path, group_size=3)
+    with pytest.raises(InputError, match="groups_per_batch = 1, but"):
+        make_broker(tmp_path, groups_per_batch=1)
+    asyncio.run(make_broker(tmp_path, steps=9, max_staleness=0).close())
+
+
+def test_a_run_has_one_broker_at_a_time(tmp_path: Path) -> None:
+    broker: Broker = make_broker(tmp_path)
+    with pytest.raises(LedgerError, match="another broker of this run is alive"):
+        make_broker(tmp_path)
+    asyncio.run(broker.close())
+    asyncio.run(make_broker(tmp_path).close())
+
+
+def test_a_run_is_open_as_long_as_its_broker_lives(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    assert not is_open(run)
+    broker: Broker = make_broker(run)
+    assert is_open(run)
+    assert is_open(run), "asking changes nothing"
+    asyncio.run(broker.close())
+    assert not is_open(run)
+    assert (run / LOCK_NAME).exists(), "the file says nothing, its lock does"
+
+
+def test_a_run_whose_broker_was_killed_is_not_open(tmp_path: Path) -> None:
+    open_it = (
+        "import sys, time; from pathlib import Path; from tests.queues.conftest import make_broker;"
+        "broker = make_broker(Path(sys.argv[1])); print('open', flush=True); time.sleep(60)"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", open_it, str(tmp_path)],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])},
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "open\n"
+        assert is_open(tmp_path)
+        process.kill()
+    assert not is_open(tmp_path)

@@ -1,0 +1,305 @@
+"""The rules of admission against brute force, and as a whole in a simulated run."""
+
+import heapq
+import random
+from collections import Counter
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from queues.errors import InputError
+from queues.policy.admission import Bounds, Choice, choose_batch, feasible, leases_allowed
+
+DUE = st.dictionaries(st.integers(0, 12), st.integers(1, 6), max_size=5)
+BOUNDS = st.builds(
+    lambda staleness, size, steps, more: Bounds(
+        max_staleness=staleness,
+        groups_per_batch=size,
+        steps=steps,
+        most_live=None if more is None else size + more,
+    ),
+    st.integers(0, 4),
+    st.integers(1, 5),
+    st.integers(1, 12),
+    st.none() | st.integers(0, 6),
+)
+
+
+def feasible_by_definition(due: dict[int, int], version: int, size: int) -> bool:
+    """What `queues.policy.admission` calls feasible, word for word, over every date."""
+    return all(
+        sum(count for date, count in due.items() if date <= d) <= (d - version + 1) * size
+        for d in range(version - 1, version + 30)
+    )
+
+
+@given(DUE, st.integers(0, 8), st.integers(1, 5))
+def test_feasible_is_its_definition(due: dict[int, int], version: int, size: int) -> None:
+    # Overdue groups of every age show at d = v − 1, where no place is left.
+    expected = feasible_by_definition(due, version, size)
+    assert feasible(due, version=version, groups_per_batch=size) == expected
+
+
+@given(
+    st.dictionaries(st.integers(-1, 6), st.integers(1, 5), max_size=4),
+    st.integers(0, 11), st.integers(-4, 1), BOUNDS, st.integers(0, 3),
+)  # fmt: skip
+@settings(max_examples=500)
+def test_as_many_leases_are_allowed_as_can_be_granted_one_by_one(
+    due_from_now: dict[int, int], version: int, behind: int, bounds: Bounds, overdue: int
+) -> None:
+    due = {version + date: count for date, count in due_from_now.items()}
+    start = version + behind
+
+    def may_lease(state: Counter[int]) -> bool:
+        state = state + Counter([start + bounds.max_staleness])
+        most = min(bounds.max_staleness + 1, bounds.steps - version) * bounds.groups_per_batch
+        most = most if bounds.most_live is None else min(most, bounds.most_live)
+        fits = feasible_by_definition(dict(state), version, bounds.groups_per_batch)
+        return fits and sum(state.values()) + overdue <= most
+
+    granted, state = 0, Counter(due)
+    while may_lease(state):
+        state[start + bounds.max_staleness] += 1
+        granted += 1
+    allowed = leases_allowed(
+        due, version=version, start_version=start, bounds=bounds, overdue=overdue
+    )
+    assert allowed == granted
+
+
+@given(
+    st.lists(st.integers(0, 10), max_size=12).map(sorted), DUE, st.integers(0, 8), BOUNDS,
+    st.booleans(),
+)  # fmt: skip
+def test_a_batch_is_chosen_exactly_if_the_rest_is_feasible_at_the_next_version(
+    ready: list[int], leased: dict[int, int], version: int, bounds: Bounds, ended: bool
+) -> None:
+    size = bounds.groups_per_batch
+    choice = choose_batch(ready, leased, version=version, bounds=bounds, ended=ended)
+    rest = dict(Counter(leased) + Counter(ready[size:]))
+    enough = len(ready) >= size or ended
+    if enough and feasible_by_definition(rest, version + 1, size):
+        assert choice == Choice(min(size, len(ready)))
+    else:
+        assert choice.count == 0
+    if choice.waits_until_due is not None:
+        by_then = sum(n for date, n in rest.items() if date <= choice.waits_until_due)
+        assert by_then > max(0, choice.waits_until_due - version) * size
+
+
+def test_with_no_staleness_a_batch_is_generated_by_its_own_version_alone() -> None:
+    bounds = Bounds(max_staleness=0, groups_per_batch=4, steps=10)
+    assert leases_allowed({}, version=3, start_version=3, bounds=bounds) == 4
+    assert leases_allowed({}, version=3, start_version=2, bounds=bounds) == 0
+    taken = {3: 4}
+    assert leases_allowed(taken, version=3, start_version=3, bounds=bounds) == 0
+    assert leases_allowed(taken, version=3, start_version=4, bounds=bounds) == 0
+
+
+def test_a_taken_batch_leaves_no_place_to_an_engine_whose_groups_would_be_due_with_it() -> None:
+    bounds = Bounds(max_staleness=2, groups_per_batch=4, steps=10)
+    taken_at_5 = {5: 4}
+    assert leases_allowed(taken_at_5, version=5, start_version=3, bounds=bounds) == 0
+    assert leases_allowed(taken_at_5, version=5, start_version=4, bounds=bounds) == 4
+    assert leases_allowed(taken_at_5, version=5, start_version=5, bounds=bounds) == 8
+
+
+def test_nothing_is_leased_that_the_remaining_steps_cannot_train() -> None:
+    bounds = Bounds(max_staleness=4, groups_per_batch=4, steps=10)
+    assert [bounds.window(version) for version in (0, 5, 6, 9, 10, 11)] == [20, 20, 16, 4, 0, 0]
+    assert leases_allowed({12: 3}, version=9, start_version=9, bounds=bounds) == 1
+
+
+def test_a_window_smaller_than_the_bound_allows_is_kept_and_one_below_a_batch_is_refused() -> None:
+    bounds = Bounds(max_staleness=2, groups_per_batch=4, steps=10, most_live=9)
+    assert [bounds.window(version) for version in (0, 7, 8, 9)] == [9, 9, 8, 4]
+    assert leases_allowed({1: 6}, version=0, start_version=0, bounds=bounds) == 3
+    with pytest.raises(InputError, match="window = 3 must be at least groups_per_batch = 4"):
+        Bounds(max_staleness=2, groups_per_batch=4, steps=10, most_live=3)
+
+
+def test_a_narrower_window_of_staleness_gives_earlier_deadlines_and_fewer_places() -> None:
+    bounds = Bounds(max_staleness=3, groups_per_batch=4, steps=10)
+    found = [bounds.within(staleness) for staleness in (0, 1, 3, 9)]
+    assert [(x.deadline(5), x.window(5)) for x in found] == [(5, 4), (6, 8), (8, 16), (8, 16)]
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("max_staleness", -1), ("groups_per_batch", 0), ("steps", 0)]
+)
+def test_bounds_that_would_deadlock_are_refused(name: str, value: int) -> None:
+    numbers = {"max_staleness": 1, "groups_per_batch": 1, "steps": 1, name: value}
+    with pytest.raises(InputError, match=f"{name} = {value} must be at least"):
+        Bounds(**numbers)
+
+
+# --- a whole run, simulated
+
+
+@dataclass
+class Engine:
+    """An engine with free slots, which gets its weights late."""
+
+    slots: int
+    update_seconds: float
+    version: int = 0
+
+
+@dataclass
+class Run:
+    """Engines with lognormal generation times, updates that lag, deaths and failures."""
+
+    bounds: Bounds
+    seed: int
+    death_rate: float = 0.05
+    fail_rate: float = 0.05
+    prompts: int | None = None
+    version: int = 0
+    due: Counter[int] = field(default_factory=Counter)
+    ready: list[tuple[int, int, int]] = field(default_factory=list)
+    """Deadline, group, start version."""
+    leased: dict[int, tuple[int, int]] = field(default_factory=dict)
+    """Start version and deadline by group."""
+    taken: list[int] = field(default_factory=list)
+    trained: list[list[int]] = field(default_factory=list)
+    lags: list[int] = field(default_factory=list)
+    issued: int = 0
+    failed: int = 0
+
+    def __post_init__(self) -> None:
+        self.random = random.Random(self.seed)
+        self.engines = [
+            Engine(self.random.randint(1, 12), self.random.choice([0.01, 0.3, 3.0]))
+            for _ in range(self.random.randint(1, 4))
+        ]
+        self.redelivered: list[int] = []
+        self.now = 0.0
+        self.events: list[tuple[float, int, str, tuple[int, ...]]] = []
+
+    def after(self, seconds: float, what: str, *values: int) -> None:
+        heapq.heappush(self.events, (self.now + seconds, len(self.events), what, values))
+
+    def next_group(self) -> int | None:
+        if self.redelivered:
+            return self.redelivered.pop(0)
+        if self.prompts is not None and self.issued == self.prompts:
+            return None
+        self.issued += 1
+        return self.issued
+
+    def lease(self) -> None:
+        for index, engine in enumerate(self.engines):
+            allowed = leases_allowed(
+                self.due, version=self.version, start_version=engine.version, bounds=self.bounds
+            )
+            for _ in range(min(allowed, engine.slots)):
+                group = self.next_group()
+                if group is None:
+                    break
+                deadline = self.bounds.deadline(engine.version)
+                engine.slots -= 1
+                self.due[deadline] += 1
+                self.leased[group] = engine.version, deadline
+                luck = self.random.random()
+                what = "die" if luck < self.death_rate else "finish"
+                if self.death_rate <= luck < self.death_rate + self.fail_rate:
+                    what = "fail"
+                self.after(self.random.lognormvariate(0, 1.2), what, index, group)
+
+    def take(self) -> None:
+        if self.taken or self.version == self.bounds.steps:
+            return
+        self.ready.sort()
+        ended = self.issued == self.prompts and not self.redelivered and not self.leased
+        choice = choose_batch(
+            [deadline for deadline, _, _ in self.ready],
+            Counter(deadline for _, deadline in self.leased.values()),
+            version=self.version, bounds=self.bounds, ended=ended,
+        )  # fmt: skip
+        batch, self.ready = self.ready[: choice.count], self.ready[choice.count :]
+        for deadline, group, start in batch:
+            self.due[deadline] -= 1
+            self.due[self.version] += 1
+            self.taken.append(group)
+            self.lags.append(self.version - start)
+        if batch:
+            self.after(self.random.uniform(0.2, 2.0), "train")
+
+    def handle(self, what: str, values: tuple[int, ...]) -> None:
+        if what == "train":
+            self.trained.append(self.taken)
+            self.due[self.version] -= len(self.taken)
+            self.taken, self.version = [], self.version + 1
+            for index, engine in enumerate(self.engines):
+                self.after(engine.update_seconds, "update", index, self.version)
+        elif what == "update":
+            index, version = values
+            self.engines[index].version = max(self.engines[index].version, version)
+        else:
+            index, group = values
+            self.engines[index].slots += 1
+            start, deadline = self.leased.pop(group)
+            if what == "finish":
+                self.ready.append((deadline, group, start))
+                return
+            self.due[deadline] -= 1
+            if what == "die":
+                self.redelivered.insert(0, group)
+            else:
+                self.failed += 1
+
+    def run(self) -> None:
+        self.lease()
+        while self.events:
+            self.now, _, what, values = heapq.heappop(self.events)
+            self.handle(what, values)
+            live = +self.due
+            assert feasible(
+                live, version=self.version, groups_per_batch=self.bounds.groups_per_batch
+            )
+            self.take()
+            self.lease()
+
+
+@given(st.integers(0, 2**32), BOUNDS)
+@settings(max_examples=150, deadline=None)
+def test_a_run_trains_all_its_batches_within_the_bound_and_discards_nothing(
+    seed: int, bounds: Bounds
+) -> None:
+    run = Run(bounds, seed)
+    run.run()
+    groups = [group for batch in run.trained for group in batch]
+    assert [len(batch) for batch in run.trained] == [bounds.groups_per_batch] * bounds.steps
+    assert max(run.lags) <= bounds.max_staleness
+    assert len(set(groups)) == len(groups), "no group is trained twice"
+    # The simulated source issues at the lease, so whatever was issued was trained, failed or lost.
+    assert not run.leased
+    assert not run.ready
+    assert run.issued == len(groups) + run.failed + len(run.redelivered)
+
+
+@given(st.integers(0, 2**32), st.integers(0, 4), st.integers(1, 6), st.integers(1, 40))
+@settings(max_examples=100, deadline=None)
+def test_finite_prompts_are_all_trained_and_only_the_last_batch_is_short(
+    seed: int, max_staleness: int, groups_per_batch: int, prompts: int
+) -> None:
+    bounds = Bounds(max_staleness=max_staleness, groups_per_batch=groups_per_batch, steps=100)
+    run = Run(bounds, seed, fail_rate=0.0, prompts=prompts)
+    run.run()
+    full, rest = divmod(prompts, groups_per_batch)
+    sizes = [len(batch) for batch in run.trained]
+    assert sizes == [groups_per_batch] * full + [rest] * bool(rest)
+    assert max(run.lags) <= max_staleness
+
+
+def test_more_staleness_is_used_when_engines_outrun_the_learner() -> None:
+    largest = []
+    for max_staleness in range(5):
+        run = Run(Bounds(max_staleness=max_staleness, groups_per_batch=4, steps=30), seed=1)
+        run.engines = [Engine(slots=100, update_seconds=0.01)]
+        run.run()
+        largest.append(max(run.lags))
+    assert largest == [0, 1, 2, 3, 4]

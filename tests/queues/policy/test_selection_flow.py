@@ -1,0 +1,68 @@
+"""A run in simulated time with filtering and retirement: nothing starves, nothing is lost."""
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from queues.policy.prompt_retirement import Retirement
+from queues.state.groups import FILTERED, State
+from tests.queues.simulated_run import Run, make_book
+
+RATES = st.sampled_from([0.0, 0.1, 0.5, 0.9, 0.99, 1.0])
+
+
+@given(
+    st.integers(0, 2**32), RATES, st.integers(0, 4), st.integers(1, 5), st.integers(1, 8),
+    st.integers(1, 4), st.booleans(),
+)  # fmt: skip
+@settings(max_examples=120, deadline=None)
+def test_every_batch_is_full_and_within_the_bound_however_much_is_filtered(
+    seed: int, tie_rate: float, staleness: int, size: int, steps: int, limit: int, baseline: bool
+) -> None:
+    run = Run(make_book(staleness, size, steps, limit, baseline=baseline), seed, tie_rate)
+    run.run()
+    assert [len(batch) for batch in run.batches] == [size] * steps
+    if tie_rate == 1.0:
+        assert run.tied_trained == size * steps
+        assert run.dropped[0] == limit * size, "what is let through early leaves less to drop"
+    if tie_rate == 0.0:
+        assert not run.dropped
+
+
+@given(
+    st.integers(0, 2**32), RATES, st.integers(0, 4), st.integers(1, 5), st.integers(1, 40),
+    st.integers(1, 4),
+)  # fmt: skip
+@settings(max_examples=120, deadline=None)
+def test_a_finite_source_ends_with_every_prompt_trained_filtered_or_failed(
+    seed: int, tie_rate: float, staleness: int, size: int, prompts: int, limit: int
+) -> None:
+    run = Run(make_book(staleness, size, 100, limit), seed, tie_rate, prompts=prompts)
+    run.run()
+    assert len(run.issued) == prompts
+    assert run.book.groups.train(State.QUEUED) == 0
+    sizes = [len(batch) for batch in run.batches]
+    assert all(found == size for found in sizes[:-1])
+    failed = run.book.groups.train(State.FAILED)
+    assert sum(sizes) + run.book.groups.dropped(FILTERED) + failed == prompts
+
+
+@given(
+    st.integers(0, 2**32), st.sampled_from([0.2, 0.8, 1.0]), st.integers(0, 4), st.integers(1, 5),
+    st.integers(1, 12), st.sampled_from([0.5, 1.0]),
+)  # fmt: skip
+@settings(max_examples=120, deadline=None)
+def test_a_source_of_epochs_ends_when_all_its_prompts_are_mastered(
+    seed: int, tie_rate: float, staleness: int, size: int, distinct: int, cap: float
+) -> None:
+    book = make_book(staleness, size, 60, 2)
+    book.retirement = Retirement(cap=cap, threshold=1.0)
+    run = Run(book, seed, tie_rate, distinct=distinct)
+    run.run()
+    sizes = [len(batch) for batch in run.batches]
+    assert all(found == size for found in sizes[:-1])
+    gone = len(book.retirement.names | book.retirement.poisonous)
+    if book.version < 60:
+        assert book.ended
+        assert gone == distinct
+    if cap == 0.5:  # half of every group passes, or more, or none
+        assert gone == distinct or sum(sizes) >= 60 * size

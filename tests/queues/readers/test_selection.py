@@ -1,0 +1,395 @@
+"""What is left out of training, through the broker: filtered groups and retired prompts."""
+
+import asyncio
+import contextlib
+import logging
+import sqlite3
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from queues.errors import InputError, QueueClosed
+from queues.readers.accounting import export_parquet, read_accounting
+from queues.readers.group_history import read_history
+from queues.records import Prompt, PutStatus
+from queues.schema import decode
+from queues.storage.ledger_schema import FILE_NAME
+from tests.queues.broker.test_broker import WAIT, Connect, play, train
+from tests.queues.conftest import answer, make_broker, make_prompts
+
+
+def epoch(number: int, *indices: int) -> list[Prompt]:
+    return [Prompt(prompt_id=f"sums/{number}/{i}", text=f"{i}+1=") for i in indices]
+
+
+async def put(broker: Any, groups: int, *, tied: bool, reward: float = 0.0) -> None:
+    """Lease with room for this many groups, and put a result for each."""
+    leases = await broker.lease("a", 2 * groups, WAIT)
+    assert len(leases) == groups
+    for lease in leases:
+        payload = answer(lease, tied=tied, reward=reward)
+        assert await broker.put("a", payload) is PutStatus.ACCEPTED
+
+
+def test_a_group_without_a_signal_is_dropped_and_another_generated_in_its_place(
+    connect: Connect,
+) -> None:
+    async def scenario(broker: Any) -> None:
+        await broker.serving("a", 0)
+        await broker.issue(make_prompts(6), cursor="6")
+        leases = await broker.lease("a", 8, WAIT)
+        assert await broker.lease("a", 8, 0.05) == [], "all places are taken"
+        assert await broker.prompts_wanted(0.0) == 0, "6 groups are all that can be trained"
+        more = asyncio.create_task(broker.prompts_wanted(WAIT))
+        waiting = asyncio.create_task(broker.lease("a", 8, WAIT))
+        await asyncio.sleep(0)
+        assert await broker.put("a", answer(leases[0], tied=True)) is PutStatus.ACCEPTED
+        assert await broker.put("a", answer(leases[0], tied=True)) is PutStatus.DUPLICATE
+        (refill,) = await waiting
+        assert await more == 1
+        await broker.issue(make_prompts(1, 6), cursor="7")
+        status = await broker.status()
+        assert (status.live, status.accepted, status.depth["dropped"]) == (4, 1, 1)
+        for lease in (*leases[1:], refill):
+            assert await broker.put("a", answer(lease)) is PutStatus.ACCEPTED
+        batch = await broker.take(0, WAIT)
+        groups = [decode(payload).group_id for payload in batch.payloads]
+        assert groups == [leases[1].group_id, leases[2].group_id]
+        accounts = await broker.accounting()
+        assert (accounts.issued, accounts.queued, accounts.ready, accounts.taken) == (7, 2, 2, 2)
+        assert (accounts.dropped, accounts.duplicates) == ({"filtered": 1}, 1)
+        assert accounts.balanced
+
+    play(connect(filter_tied=True), scenario)
+
+
+def test_without_the_filter_groups_without_a_signal_are_trained(connect: Connect) -> None:
+    async def scenario(broker: Any) -> None:
+        await broker.serving("a", 0)
+        await broker.issue(make_prompts(2), cursor="2")
+        await put(broker, 2, tied=True)
+        await train(broker, 0)
+        assert (await broker.accounting()).trained == 2
+        assert (await broker.status()).batches[0].statistics == {"loss": 0.5}
+
+    play(connect(), scenario)
+
+
+@pytest.mark.parametrize("staleness", [0, 1])
+def test_a_policy_that_always_succeeds_trains_on_nothing_rather_than_waits(
+    connect: Connect, staleness: int
+) -> None:
+    async def scenario(broker: Any) -> None:
+        issued = dropped = 0
+        for version in range(3):
+            await broker.serving("a", version)
+            while (await broker.status()).depth["ready"] < 2:
+                with contextlib.suppress(QueueClosed):
+                    wanted = await broker.prompts_wanted(0.0)
+                    await broker.issue(make_prompts(wanted, issued), cursor=str(issued + wanted))
+                    issued += wanted
+                await put(broker, 1, tied=True)
+            await train(broker, version)
+            dropped += 2
+            accounts = await broker.accounting()
+            assert accounts.dropped == {"filtered": dropped}, "one batch's worth for each batch"
+            assert accounts.trained == 2 * (version + 1)
+            assert (await broker.status()).batches[-1].statistics == {
+                "loss": 0.5,
+                "groups_filtered": dropped,
+                "groups_let_through": 2 * (version + 1),
+            }
+        assert accounts.balanced
+
+    settings = {"filter_tied": True, "max_filtered_batches": 1, "max_staleness": staleness}
+    play(connect(**settings), scenario)
+
+
+def test_that_groups_without_a_signal_are_trained_is_said_once_a_batch(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def scenario(broker: Any) -> None:
+        await broker.serving("a", 0)
+        await broker.issue(make_prompts(8), cursor="8")
+        await put(broker, 4, tied=True)
+        await put(broker, 2, tied=True)
+        await train(broker, 0)
+        await broker.serving("a", 1)
+        await put(broker, 2, tied=True)
+
+    with caplog.at_level(logging.WARNING, "queues.broker.broker"):
+        settings = {"filter_tied": True, "max_filtered_batches": 1}
+        play(make_broker(tmp_path, **settings), scenario)
+    assert [record.getMessage() for record in caplog.records] == [
+        "batch 0: 2 groups without a signal were filtered, the limit"
+        " (queues.max_filtered_batches); more of them are trained"
+    ]
+
+
+def test_a_finite_source_ends_when_its_last_group_is_filtered(connect: Connect) -> None:
+    async def scenario(broker: Any) -> None:
+        await broker.serving("a", 0)
+        await broker.evaluate("late", make_prompts(1, 9), temperature=0.0, min_version=2)
+        await broker.issue(make_prompts(3), cursor="3", last=True)
+        first, *rest = await broker.lease("a", 6, WAIT)
+        await broker.put("a", answer(first))
+        await broker.put("a", answer(rest[0], tied=True))
+        waiting = asyncio.create_task(broker.take(0, WAIT))
+        await asyncio.sleep(0)
+        await broker.put("a", answer(rest[1], tied=True))
+        assert len((await waiting).payloads) == 1, "the last batch is short"
+        await broker.ack(0, {})
+        with pytest.raises(QueueClosed):
+            await broker.take(1, WAIT)
+        with pytest.raises(QueueClosed):
+            await broker.lease("a", 2, WAIT)
+        assert (await broker.evaluation("late", 0.0)).failed == 1
+        accounts = await broker.accounting()
+        assert (accounts.trained, accounts.dropped, accounts.balanced) == (1, {"filtered": 2}, True)
+
+    play(connect(filter_tied=True), scenario)
+
+
+def test_whoever_waits_leaves_when_everything_was_filtered(connect: Connect) -> None:
+    async def scenario(broker: Any) -> None:
+        await broker.serving("a", 0)
+        await broker.issue(make_prompts(1), cursor="1", last=True)
+        (lease,) = await broker.lease("a", 2, WAIT)
+        calls = [
+            asyncio.ensure_future(call)
+            for call in (broker.take(0, WAIT), broker.lease("a", 2, WAIT))
+        ]
+        await asyncio.sleep(0)
+        await broker.put("a", answer(lease, tied=True))
+        ended = await asyncio.gather(*calls, return_exceptions=True)
+        assert [type(end) for end in ended] == [QueueClosed] * 2
+
+    play(connect(filter_tied=True), scenario)
+
+
+def test_evaluations_are_never_filtered(connect: Connect) -> None:
+    async def scenario(broker: Any) -> None:
+        await broker.serving("a", 0)
+        await broker.evaluate("e", make_prompts(2), temperature=0.0, min_version=0)
+        for lease in await broker.lease("a", 2, WAIT):
+            await broker.put("a", answer(lease, reward=0.5))
+        assert (await broker.evaluation("e", WAIT)).score == 0.5
+        assert (await broker.accounting()).dropped == {}
+
+    play(connect(filter_tied=True), scenario)
+
+
+def test_filtered_groups_stay_in_the_journal_with_their_state_and_times(tmp_path: Path) -> None:
+    import pyarrow.parquet as pq
+
+    async def scenario(broker: Any) -> None:
+        await broker.serving("a", 0)
+        await broker.issue(make_prompts(6), cursor="6")
+        await put(broker, 1, tied=True)
+        await put(broker, 2, tied=False)
+        await train(broker, 0)
+        await put(broker, 1, tied=True)
+
+    play(make_broker(tmp_path, filter_tied=True, patience_seconds=0.0), scenario)
+    assert export_parquet(tmp_path, tmp_path / "all.parquet") == 8
+    table = pq.read_table(tmp_path / "all.parquet")
+    assert table["state"].to_pylist() == ["dropped"] * 2 + ["trained"] * 4 + ["dropped"] * 2
+    assert table["trained_version"].to_pylist() == [None] * 2 + [0] * 4 + [None] * 2
+    groups = read_history(tmp_path, 0, 2).groups
+    assert [group.taken_at == group.accepted_at for group in groups] == [True, False, False, True]
+    later = read_history(tmp_path, 1, 2).groups
+    assert [group.accepted_at for group in later] == [groups[3].accepted_at]
+
+
+# --- retired prompts
+
+
+def test_a_mastered_prompt_is_not_issued_again(connect: Connect) -> None:
+    async def scenario(broker: Any) -> None:
+        await broker.serving("a", 0)
+        await broker.issue(epoch(0, 1, 2), cursor="2")
+        mastered, other = await broker.lease("a", 4, WAIT)
+        await broker.put("a", answer(mastered, reward=1.0))
+        await broker.put("a", answer(other, reward=0.5))
+        await broker.issue(epoch(1, 2, 1), cursor="4")
+        assert await broker.cursor() == "4"
+        (again,) = await broker.lease("a", 8, WAIT)
+        assert again.prompt.prompt_id == "sums/1/2"
+        await broker.put("a", answer(again, reward=0.0))
+        await train(broker, 0)
+        assert (await broker.status()).batches[-1].statistics == {"loss": 0.5, "prompts_retired": 1}
+        accounts = await broker.accounting()
+        assert (accounts.issued, accounts.balanced) == (3, True)
+
+    play(connect(pass_rate_cap=0.75), scenario)
+
+
+def test_a_source_whose_prompts_are_all_mastered_ends_the_run_with_a_short_batch(
+    connect: Connect,
+) -> None:
+    async def scenario(broker: Any) -> None:
+        await broker.serving("a", 0)
+        await broker.issue(epoch(0, 1, 2, 3), cursor="3")
+        for lease in await broker.lease("a", 6, WAIT):
+            await broker.put("a", answer(lease, reward=1.0))
+        for number in (1, 2, 3):  # that the first was skipped from its beginning is not known
+            assert await broker.prompts_wanted(0.5) > 0
+            await broker.issue(epoch(number, 2, 1, 3), cursor=f"{3 * number + 3}")
+        with pytest.raises(QueueClosed):
+            await broker.prompts_wanted(WAIT)
+        await train(broker, 0)
+        batch = await broker.take(1, WAIT)
+        assert len(batch.payloads) == 1
+        await broker.ack(1, {})
+        with pytest.raises(QueueClosed):
+            await broker.take(2, WAIT)
+        accounts = await broker.accounting()
+        assert (accounts.issued, accounts.trained, accounts.balanced) == (3, 3, True)
+
+    play(connect(pass_rate_cap=1.0), scenario)
+
+
+def test_a_prompt_that_could_not_be_known_again_is_refused(connect: Connect) -> None:
+    async def scenario(broker: Any) -> None:
+        with pytest.raises(InputError, match="'7' must be of the form source/epoch/index"):
+            await broker.issue([Prompt(prompt_id="7", text="7")], cursor="1")
+        assert (await broker.accounting()).issued == 0
+
+    play(connect(pass_rate_cap=1.0), scenario)
+
+
+# --- prompts that are set aside
+
+
+def test_a_prompt_that_used_up_its_attempts_is_set_aside_for_good_with_its_error(
+    tmp_path: Path,
+) -> None:
+    async def before(broker: Any) -> None:
+        await broker.serving("a", 0)
+        await broker.issue(epoch(0, 1, 2), cursor="2")
+        for attempt in (1, 2):
+            poisonous, *_ = await broker.lease("a", 2, WAIT)
+            assert (poisonous.prompt.prompt_id, poisonous.attempt) == ("sums/0/1", attempt)
+            await broker.fail("a", poisonous.group_id, attempt, reason="reward", error="boom")
+        await broker.issue(epoch(1, 1, 2), cursor="4")
+
+    async def after(broker: Any) -> None:
+        await broker.serving("a", 0)
+        await broker.issue([*epoch(2, 2, 1), Prompt(prompt_id="plain", text="1")], cursor="7")
+        leases = await broker.lease("a", 99, WAIT)
+        ids = [lease.prompt.prompt_id for lease in leases]
+        assert ids == ["sums/0/2", "sums/1/2", "sums/2/2", "plain"]
+        accounts = await broker.accounting()
+        assert (accounts.failed, accounts.balanced) == ({"reward": 1}, True)
+
+    play(make_broker(tmp_path), before)
+    play(make_broker(tmp_path), after)
+    database = sqlite3.connect(tmp_path / FILE_NAME)
+    failed = "SELECT prompt_id, reason, error FROM groups WHERE state = 'failed'"
+    assert database.execute(failed).fetchall() == [("sums/0/1", "reward", "boom")]
+    database.close()
+
+
+def test_whoever_waits_for_work_gets_a_failed_group_when_its_wait_is_over(
+    connect: Connect,
+) -> None:
+    async def scenario(broker: Any) -> None:
+        await broker.serving("a", 0)
+        await broker.issue(make_prompts(1), cursor="1")
+        (lease,) = await broker.lease("a", 2, WAIT)
+        await broker.fail("a", lease.group_id, 1, reason="reward", error="boom")
+        assert await broker.lease("a", 2, 0.0) == []
+        (again,) = await broker.lease("a", 2, WAIT)
+        assert (again.group_id, again.attempt) == (lease.group_id, 2)
+
+    play(connect(retry_seconds=0.2), scenario)
+
+
+# --- greedy baselines
+
+
+def test_a_train_group_with_a_baseline_takes_room_for_one_more(connect: Connect) -> None:
+    async def scenario(broker: Any) -> None:
+        await broker.serving("a", 0)
+        await broker.issue(make_prompts(4), cursor="4")
+        await broker.evaluate("e", make_prompts(1, 9), temperature=0.0, min_version=0)
+        leases = await broker.lease("a", 6, WAIT)
+        assert [(x.group_size, x.greedy_baseline, x.room) for x in leases] == [
+            (1, False, 1),
+            (2, True, 3),
+        ]
+        assert await broker.lease("a", 2, 0.05) == []
+        assert [lease.room for lease in await broker.lease("a", 6, WAIT)] == [3, 3]
+        assert await broker.put("a", answer(leases[1])) is PutStatus.ACCEPTED
+
+    play(connect(greedy_baseline=True), scenario)
+
+
+# --- recovery
+
+
+def resume(directory: Path, scenario: Callable[[Any], Any], **settings: Any) -> None:
+    play(make_broker(directory, **settings), scenario)
+
+
+def test_what_was_left_out_is_remembered(tmp_path: Path) -> None:
+    settings = {
+        "filter_tied": True,
+        "max_filtered_batches": 1,
+        "pass_rate_cap": 1.0,
+        "pass_threshold": 0.5,
+    }
+
+    async def before(broker: Any) -> None:
+        await broker.serving("a", 0)
+        await broker.issue(epoch(0, 1, 2, 3, 4, 5), cursor="5")
+        await put(broker, 3, tied=True, reward=0.0)  # the third of them is let through
+        (lease,) = await broker.lease("a", 2, WAIT)
+        await broker.put("a", answer(lease, reward=0.5))
+        await train(broker, 0)
+        await broker.serving("a", 1)
+        await put(broker, 1, tied=True, reward=1.0)
+
+    async def after(broker: Any) -> None:
+        accounts = await broker.accounting()
+        assert (accounts.dropped, accounts.trained) == ({"filtered": 3}, 2)
+        assert accounts.balanced
+        assert (await broker.status()).accepted == 5
+        await broker.issue(epoch(1, 4, 3, 5), cursor="8")
+        await broker.serving("a", 1)
+        first, *others = await broker.lease("a", 8, WAIT)
+        assert (first.prompt.prompt_id, others) == ("sums/1/3", []), "4 and 5 are mastered"
+        await broker.put("a", answer(first, tied=True, reward=0.0))
+        await broker.issue(epoch(2, 1, 2), cursor="10")
+        await put(broker, 2, tied=True, reward=0.0)  # the limit is used up by two in two sittings
+        await train(broker, 1)
+        assert (await broker.status()).batches[-1].statistics == {
+            "loss": 0.5,
+            "groups_filtered": 4,
+            "groups_let_through": 3,
+            "prompts_retired": 2,
+        }
+
+    play(make_broker(tmp_path, **settings), before)
+    play(make_broker(tmp_path, **settings), after)
+
+
+def test_a_run_that_an_earlier_version_began_goes_on_with_a_pass_rate_cap(tmp_path: Path) -> None:
+    async def mastered(broker: Any) -> None:
+        await broker.serving("a", 0)
+        await broker.issue(epoch(0, 1), cursor="1")
+        await put(broker, 1, tied=True, reward=1.0)
+
+    play(make_broker(tmp_path), lambda broker: asyncio.sleep(0))
+    database = sqlite3.connect(tmp_path / FILE_NAME)
+    with database:
+        database.execute("DROP TABLE retired")
+        database.execute("DELETE FROM checksums WHERE name = 'retired'")
+    database.close()
+    assert read_accounting(tmp_path).balanced
+    play(make_broker(tmp_path, pass_rate_cap=1.0), mastered)
+    database = sqlite3.connect(tmp_path / FILE_NAME)
+    assert database.execute("SELECT * FROM retired").fetchall() == [("sums/1", "g00000001")]
+    database.close()

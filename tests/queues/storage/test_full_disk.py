@@ -1,0 +1,352 @@
+"""A disk without room: nothing is answered, nothing is lost, and it goes on when there is room."""
+
+import asyncio
+import errno
+import os
+import shutil
+import sqlite3
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from queues.errors import LedgerError
+from queues.readers.accounting import read_accounting
+from queues.records import PutStatus
+from queues.runtime import disk_space as room
+from queues.runtime.disk_space import PROBE_BYTES, has_room, is_full
+from queues.storage import group_commit as writer
+from queues.storage import journal
+from queues.storage.journal import Journal
+from queues.storage.ledger import Ledger
+from tests.queues.conftest import answer, make_broker, make_prompts
+
+ROOT = Path(__file__).parents[3]
+NAMESPACE = ["unshare", "--map-root-user", "--mount"]
+SCRIPT = """
+import asyncio, os, shutil, sys
+from pathlib import Path
+from queues import writer
+from queues.readers.accounting import read_accounting
+from queues.records import PutStatus
+from tests.queues.conftest import answer, make_broker, make_prompts
+
+disk, elsewhere = Path(sys.argv[1]), Path(sys.argv[2])
+writer.RETRY_SECONDS = 0.05
+
+async def until(broker, paused):
+    async with asyncio.timeout(20):
+        while ((await broker.status()).paused is not None) is not paused:
+            await asyncio.sleep(0.01)
+
+async def main():
+    broker = make_broker(disk / "run", groups_per_batch=8, synchronous="full", segment_bytes=10**5)
+    await broker.issue(make_prompts(16), cursor="16")
+    await broker.serving("a", 0)
+    leases = await broker.lease("a", 32, 0.0)
+    payloads = {lease.group_id: answer(lease, reward=float(n)) for n, lease in enumerate(leases)}
+    accepted = []
+    for round_, lease in enumerate(leases[:8]):
+        ballast = open(disk / "ballast", "wb", buffering=0)
+        try:
+            while True:
+                ballast.write(bytes(4096 if round_ % 2 else 65536))
+        except OSError:
+            pass
+        ballast.close()
+        kept = os.path.getsize(disk / "ballast") - 4096 * round_  # some rounds: room for half of it
+        os.truncate(disk / "ballast", max(0, kept))
+        put = asyncio.create_task(broker.put("a", payloads[lease.group_id]))
+        done, _ = await asyncio.wait([put], timeout=0.3)
+        if not done:
+            await until(broker, paused=True)
+            paused = (await broker.status()).paused
+            assert f"no space is left on the disk of {disk / 'run'}" in paused
+            assert await broker.heartbeat("a", [(lease.group_id, 1)]) == []
+            copy = elsewhere / str(round_)  # as if everything were killed now
+            shutil.copytree(disk / "run", copy)
+            assert read_accounting(copy).ready == len(accepted), "nobody was told of the rest"
+            again = make_broker(copy, groups_per_batch=8)
+            assert (await again.accounting()).balanced
+            await again.close()
+            print("paused")
+        os.unlink(disk / "ballast")
+        async with asyncio.timeout(20):
+            assert await put is PutStatus.ACCEPTED
+        accepted.append(payloads[lease.group_id])
+        await until(broker, paused=False)
+    assert sorted((await broker.take(0, 1.0)).payloads) == sorted(accepted)
+    assert (await broker.accounting()).balanced
+    await broker.close()
+
+asyncio.run(main())
+"""
+
+
+def can_mount() -> bool:
+    command = [*NAMESPACE, "mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", "/mnt"]
+    return (
+        shutil.which("unshare") is not None
+        and not subprocess.run(command, capture_output=True, check=False, timeout=30).returncode
+    )
+
+
+@pytest.mark.skipif(not can_mount(), reason="file systems cannot be mounted here")
+def test_a_disk_that_is_really_full_pauses_the_broker_until_there_is_room(tmp_path: Path) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    shell = 'mount -t tmpfs -o size=3m tmpfs "$1" && exec "$0" -c "$3" "$1" "$2"'
+    done = subprocess.run(
+        [*NAMESPACE, "sh", "-c", shell, sys.executable, disk, tmp_path, SCRIPT],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("paused") >= 4
+    assert "there is room again" in done.stderr
+
+
+class Full:
+    """Runs out of room at the nth point where something is written, once."""
+
+    def __init__(self, at: int) -> None:
+        self.at = at
+        self.points = 0
+
+    def reached(self) -> bool:
+        self.points += 1
+        return self.points == self.at
+
+    def file(self, original: Any) -> Any:
+        full = self
+
+        class File:
+            def write(self, content: bytes) -> int:
+                if full.reached():
+                    original.write(content[: len(content) // 2])
+                    original.flush()
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+                return original.write(content)
+
+            def __getattr__(self, name: str) -> Any:
+                return getattr(original, name)
+
+        return File()
+
+
+def sqlite_full() -> sqlite3.Error:
+    error = sqlite3.OperationalError("database or disk is full")
+    error.sqlite_errorcode = sqlite3.SQLITE_FULL
+    return error
+
+
+def install(patch: pytest.MonkeyPatch, full: Full) -> None:
+    """Every point where the broker writes: frames, new segments, syncs, and SQL of any kind."""
+    begin, execute, sync = Journal._begin_segment, Ledger._execute, os.fdatasync
+
+    def begin_segment(self: Journal) -> None:
+        if full.reached():
+            raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
+        begin(self)
+        self._file = full.file(self._file)
+
+    def executed(self: Ledger, *args: Any) -> Any:
+        if full.reached():
+            raise sqlite_full()
+        return execute(self, *args)
+
+    def synced(descriptor: int) -> None:
+        if full.reached():
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        sync(descriptor)
+
+    patch.setattr(Journal, "_begin_segment", begin_segment)
+    patch.setattr(Ledger, "_execute", executed)
+    patch.setattr(journal.os, "fdatasync", synced)
+
+
+async def small_run(folder: Path, full: Full) -> tuple[dict[str, Any], list[bytes]]:
+    with pytest.MonkeyPatch.context() as patch:
+        broker = make_broker(folder, segment_bytes=6_000)
+        install(patch, full)
+        await broker.issue(make_prompts(4), cursor="4")
+        await broker.serving("a", 0)
+        leases = await broker.lease("a", 8, 10.0)
+        for number, lease in enumerate(leases[:3]):
+            await broker.put("a", answer(lease, reward=float(number)))
+        batch = await broker.take(0, 10.0)
+        await broker.ack(0, {})
+        await broker.commit_checkpoint(1, "checkpoints/v000001")
+        assert await broker.take(0, 0.0) == batch
+    await broker.close()
+    return read_accounting(folder).to_dict(), batch.payloads
+
+
+def test_wherever_room_runs_out_the_outcome_is_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(writer, "RETRY_SECONDS", 0.001)
+    nowhere = Full(at=0)
+    expected = asyncio.run(small_run(tmp_path / "0", nowhere))
+    assert nowhere.points > 40
+    for at in range(1, nowhere.points + 1):
+        caplog.clear()
+        assert asyncio.run(small_run(tmp_path / str(at), Full(at))) == expected
+        assert caplog.text.count("paused: no space is left") == 1
+        frames = sum(
+            len([*journal.frames(tmp_path / str(at) / "journal", int(path.stem))])
+            for path in (tmp_path / str(at) / "journal").glob("*.segment")
+        )
+        assert frames in (3, 4), "a commit that fails after the sync leaves its frame unreferenced"
+
+
+def test_a_broker_that_is_closed_while_it_pauses_answers_nobody_and_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def main() -> None:
+        broker = make_broker(tmp_path)
+        await broker.issue(make_prompts(2), cursor="2")
+        await broker.serving("a", 0)
+        lease, _ = await broker.lease("a", 4, 0.0)
+        monkeypatch.setattr(writer, "has_room", lambda *_: False)
+        monkeypatch.setattr(Ledger, "commit", lambda _: (_ for _ in ()).throw(sqlite_full()))
+        put = asyncio.create_task(broker.put("a", answer(lease)))
+        async with asyncio.timeout(10):
+            while (await broker.status()).paused is None:  # noqa: ASYNC110
+                await asyncio.sleep(0.001)
+        await broker.close()
+        with pytest.raises(Exception, match=r"nothing more is accepted.*disk is full"):
+            await put
+
+    asyncio.run(main())
+    assert read_accounting(tmp_path).ready == 0
+
+
+def test_no_lease_expires_while_the_disk_is_full_nor_at_once_afterwards(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writer, "RETRY_SECONDS", 0.01)
+    room = threading.Event()
+    commit = Ledger.commit
+
+    def full(self: Ledger) -> None:
+        if not room.is_set():
+            raise sqlite_full()
+        commit(self)
+
+    async def main() -> None:
+        broker = make_broker(tmp_path, lease_seconds=0.4, heartbeat_seconds=0.1)
+        await broker.issue(make_prompts(2), cursor="2")
+        await broker.serving("a", 0)
+        lease, other = await broker.lease("a", 4, 10.0)
+        monkeypatch.setattr(writer, "has_room", lambda *_: room.is_set())
+        monkeypatch.setattr(Ledger, "commit", full)
+        put = asyncio.create_task(broker.put("a", answer(lease)))
+        async with asyncio.timeout(10):
+            while (await broker.status()).paused is None:  # noqa: ASYNC110
+                await asyncio.sleep(0.001)
+        await asyncio.sleep(1.0)  # more than the lease lasts without a heartbeat
+        room.set()
+        assert await put is PutStatus.ACCEPTED
+        assert await broker.put("a", answer(other)) is PutStatus.ACCEPTED
+        assert (await broker.status()).given_back == {}
+        await broker.close()
+
+    asyncio.run(main())
+
+
+def test_only_errors_of_a_full_disk_are_taken_for_one(tmp_path: Path) -> None:
+    assert is_full(OSError(errno.ENOSPC, "x"), tmp_path)
+    assert is_full(OSError(errno.EDQUOT, "x"), tmp_path)
+    assert not is_full(OSError(errno.EIO, "x"), tmp_path)
+    assert not is_full(None, tmp_path)
+    assert is_full(sqlite_full(), tmp_path)
+    io_error = sqlite3.OperationalError("disk I/O error")
+    io_error.sqlite_errorcode = sqlite3.SQLITE_IOERR
+    assert not is_full(io_error, tmp_path), "this disk has room"
+    wrapped = RuntimeError("cannot save")
+    wrapped.__cause__ = OSError(errno.ENOSPC, "x")
+    assert is_full(wrapped, tmp_path)
+    from_elsewhere = RuntimeError("the commit failed: OperationalError('database or disk is full')")
+    assert is_full(from_elsewhere, tmp_path)
+    assert is_full(Exception("I/O error: No space left on device (os error 28)"), tmp_path)
+    assert is_full(Exception("Disk quota exceeded (os error 122)"), tmp_path)
+    assert not is_full(Exception("attempt to write a readonly database"), tmp_path)
+    assert has_room(tmp_path)
+    assert not [*tmp_path.iterdir()]
+
+
+def test_asking_for_room_takes_little_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken: list[int] = []
+    monkeypatch.setattr(room.os, "posix_fallocate", lambda _, start, size: taken.append(size))
+    free = shutil.disk_usage(tmp_path).free
+    assert has_room(tmp_path, free // 2)
+    assert has_room(tmp_path, 4096)
+    assert not has_room(tmp_path, 2 * free)
+    assert taken == [PROBE_BYTES, 4096], "of a disk that is too small by far, nothing"
+
+
+def test_a_quota_is_met_although_the_disk_has_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: int) -> None:
+        raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
+
+    monkeypatch.setattr(room.os, "posix_fallocate", refuse)
+    assert not has_room(tmp_path)
+
+
+def test_a_ledger_that_finds_no_room_when_it_is_opened_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any) -> None:
+        raise sqlite_full()
+
+    monkeypatch.setattr(Ledger, "_create_tables", full)
+    with pytest.raises(LedgerError, match="no space is left on the disk of") as raised:
+        Ledger(tmp_path, synchronous="full")
+    assert "not a ledger" not in str(raised.value)
+    assert is_full(raised.value, tmp_path)
+
+
+@pytest.mark.ray
+def test_a_put_answered_late_by_a_broker_that_pauses_is_waited_for(
+    ray_cluster: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import ray
+
+    from queues import ray_broker
+    from queues.errors import BrokerLostError
+
+    @ray.remote
+    class Pausing:
+        """Answers a put after 3 s, and says that it pauses, or not."""
+
+        def __init__(self, admits: bool) -> None:
+            self.admits = admits
+
+        async def put_many(self, puts: Any) -> list[PutStatus]:
+            await asyncio.sleep(3.0)
+            return [PutStatus.ACCEPTED] * len(puts)
+
+        async def status(self, after: int = -1) -> Any:
+            return type("Status", (), {"paused": "no space" if self.admits else None})()
+
+    patient, silent = (
+        ray_broker.BrokerClient(Pausing.options(max_concurrency=9, num_cpus=0).remote(admits))
+        for admits in (True, False)
+    )
+    for client in (patient, silent):
+        asyncio.run(client.status())  # its process has started
+    monkeypatch.setattr(ray_broker, "ANSWER_SECONDS", 1.0)
+    assert asyncio.run(patient.put("a", b"")) is PutStatus.ACCEPTED
+    with pytest.raises(BrokerLostError, match="put_many: the broker did not answer within 1 s"):
+        asyncio.run(silent.put("a", b""))
