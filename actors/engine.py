@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from queues.records import FinishReason
-from weight_sync.engine import UpdatableEngine
 from weight_sync.manifest import Signature
+from weight_sync.receive.engine import UpdatableEngine
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

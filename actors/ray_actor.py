@@ -32,11 +32,11 @@ from queues.protocols import WorkQueue
 from queues.records import Purpose
 from queues.runtime.ray_process_title import keep_title
 from weight_sync.config import WeightSyncConfig
-from weight_sync.direct_receiver import DirectReceiver
+from weight_sync.direct.receiver import DirectReceiver
 from weight_sync.ray_broadcaster import BroadcasterClient
-from weight_sync.receiver import Receiver
+from weight_sync.receive.receiver import Receiver
 from weight_sync.transports.choice import make_transport
-from weight_sync.vllm_transfer import BACKEND
+from weight_sync.vllm.transfer import BACKEND
 
 MAX_CONCURRENCY = 16
 """Calls that may be open at once: start, run, stop, and statistics by several."""

@@ -17,7 +17,7 @@ from actors.errors import EngineDied, EngineStale
 from queues.records import FinishReason
 from weight_sync.errors import IncompatibleWeights, LoadFailed
 from weight_sync.manifest import Signature, check_signature
-from weight_sync.staging import StagedWeights
+from weight_sync.receive.staging import StagedWeights
 
 TICK_SECONDS = 0.005
 """Tokens come in bursts of at least this long, so that many requests stay cheap."""

@@ -1,7 +1,7 @@
 """Generates with vLLM. The only file of the package that imports it, and not before `start`.
 
 One engine is one AsyncLLM with its worker processes. Weights come through the transfer backend
-"headway" (`weight_sync.vllm_plugin`), log-probabilities are those of the distribution that was
+"headway" (`weight_sync.vllm.plugin`), log-probabilities are those of the distribution that was
 sampled from, and the version of every token is the one that vLLM stamped on it.
 """
 
@@ -20,8 +20,8 @@ from actors.model_folder import weight_shapes
 from queues.records import FinishReason
 from weight_sync.errors import LoadFailed
 from weight_sync.manifest import Signature
-from weight_sync.staging import StagedWeights
-from weight_sync.vllm_transfer import BACKEND, transfer
+from weight_sync.receive.staging import StagedWeights
+from weight_sync.vllm.transfer import BACKEND, transfer
 
 WARM_UP_TOKENS = 8
 CPU_BLOCK_TOKENS = 32
@@ -96,7 +96,7 @@ class VllmEngine:
         if tensor_parallel_size > 1:  # in a placement group vLLM would ask Ray for its workers
             self._arguments["distributed_executor_backend"] = "mp"
         if weight_backend == BACKEND:
-            self._arguments["worker_extension_cls"] = "weight_sync.vllm_plugin.PreparesWeights"
+            self._arguments["worker_extension_cls"] = "weight_sync.vllm.plugin.PreparesWeights"
         if float32_head:
             self._arguments["hf_overrides"] = {"head_dtype": "float32"}
         self._engine: Any = None
@@ -298,7 +298,7 @@ class VllmEngine:
     async def prepare(self, weights: StagedWeights) -> None:
         """See `UpdatableEngine.prepare`; the worker maps the staged memory, nothing is copied here.
 
-        Only on a CPU, and for models that `weight_sync.vllm_shadow` knows.
+        Only on a CPU, and for models that `weight_sync.vllm.shadow` knows.
         """
         manifest = weights.manifest.to_json()
         self._prepared = None

@@ -17,7 +17,7 @@ from deploy.inputs import Inputs
 from deploy.tasks import all_or_first_error, named
 from queues.config import QueuesConfig
 from queues.ray_broker import BrokerClient, create_broker
-from weight_sync.publisher import Publisher
+from weight_sync.publish.staged_publisher import Publisher
 from weight_sync.ray_broadcaster import create_broadcaster
 from weight_sync.transports.shared_memory import SharedMemoryTransport
 

@@ -181,7 +181,7 @@ class Loop:
         from queues.config import QueuesConfig
         from queues.ray_broker import create_broker
         from weight_sync.config import WeightSyncConfig
-        from weight_sync.publisher import Publisher
+        from weight_sync.publish.staged_publisher import Publisher
         from weight_sync.ray_broadcaster import create_broadcaster
         from weight_sync.transports.shared_memory import SharedMemoryTransport
 

@@ -29,11 +29,11 @@ from queues.schema import decode, encode
 from weight_sync.announcements import SwapReport
 from weight_sync.manifest import Bucket, Manifest, TensorSpec
 from weight_sync.ray_broadcaster import BroadcasterClient
-from weight_sync.receiver import NEWEST_SECONDS, newer
+from weight_sync.receive.receiver import NEWEST_SECONDS, newer
 
 T = TypeVar("T")
 POLL_SECONDS = 1.0
-"""As in `actors.rollout_worker`, and of permits in `weight_sync.receiver`."""
+"""As in `actors.rollout_worker`, and of permits in `weight_sync.receive.receiver`."""
 HEARTBEAT_SECONDS = 5.0
 PAUSE_SECONDS = 0.03
 """Of a swap, beside its messages."""

@@ -40,7 +40,7 @@ from weight_sync import (
     SharedMemoryTransport,
     SwapReport,
 )
-from weight_sync.staging import StagedWeights, stage
+from weight_sync.receive.staging import StagedWeights, stage
 
 VOCABULARY = 1024
 MAX_MODEL_LEN = 512

@@ -12,7 +12,7 @@ serve the newest one:
 - a receiver that holds the only permit and never answers: until the permit expires.
 
 A part of `headway bench weight-sync --faults`. Leaves out what the faults do to the weights, which
-`tests/weight_sync/test_faults.py` asserts.
+`tests/weight_sync/receive/test_faults.py` asserts.
 """
 
 import asyncio
@@ -39,8 +39,8 @@ from weight_sync.announcements import SwapReport
 from weight_sync.broadcaster import Broadcaster
 from weight_sync.errors import StagingError, WeightSyncError
 from weight_sync.manifest import Manifest
-from weight_sync.publisher import Publisher
-from weight_sync.receiver import Receiver
+from weight_sync.publish.staged_publisher import Publisher
+from weight_sync.receive.receiver import Receiver
 from weight_sync.transports.filesystem import FilesystemTransport
 
 ENGINES = 2

@@ -48,11 +48,11 @@ from benchmarks.update_pause import Load, build_model, empty_pause
 from benchmarks.weight_faults import measure_faults
 from weight_sync.broadcaster import Broadcaster
 from weight_sync.manifest import Manifest
-from weight_sync.publisher import Publisher
-from weight_sync.receiver import Receiver
-from weight_sync.staging import stage
-from weight_sync.transport import Transport
+from weight_sync.publish.staged_publisher import Publisher
+from weight_sync.receive.receiver import Receiver
+from weight_sync.receive.staging import stage
 from weight_sync.transports.filesystem import FilesystemTransport
+from weight_sync.transports.protocol import Transport
 from weight_sync.transports.shared_memory import SharedMemoryTransport
 
 SHAPES = {3: (128, 3), 100: (512, 8), 1000: (1024, 20)}

@@ -200,7 +200,7 @@ class _Alone:
     def __init__(
         self, rank: "Rank", show: Callable[[Sequence[Row]], None], weight_sync: WeightSyncConfig
     ) -> None:
-        from weight_sync.snapshot import Snapshot, wire_dtype
+        from weight_sync.publish.snapshot import Snapshot, wire_dtype
 
         self._rank, self._show = rank, show
         self._snapshot, self._wire_dtype = Snapshot(), wire_dtype(weight_sync)

@@ -19,7 +19,7 @@ from learner.rank import Rank
 from learner.ray_failure import failure
 from queues.ray_broker import share
 from queues.records import Payload
-from weight_sync.publishing import Publishing
+from weight_sync.publish.background_publisher import Publishing
 
 Call = Callable[..., Awaitable[Any]]
 

@@ -14,14 +14,14 @@ if TYPE_CHECKING:
     from weight_sync.announcements import Announcements, SwapReport
     from weight_sync.broadcaster import Broadcaster
     from weight_sync.config import WeightSyncConfig
-    from weight_sync.engine import UpdatableEngine
     from weight_sync.errors import WeightSyncError
     from weight_sync.manifest import Manifest
-    from weight_sync.publisher import Publisher
+    from weight_sync.publish.staged_publisher import Publisher
     from weight_sync.ray_broadcaster import BroadcasterClient, create_broadcaster
-    from weight_sync.receiver import Receiver
-    from weight_sync.staging import StagedWeights
-    from weight_sync.transport import Transport
+    from weight_sync.receive.engine import UpdatableEngine
+    from weight_sync.receive.receiver import Receiver
+    from weight_sync.receive.staging import StagedWeights
+    from weight_sync.transports.protocol import Transport
     from weight_sync.transports.shared_memory import SharedMemoryTransport
 
 __all__ = [

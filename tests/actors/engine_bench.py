@@ -10,8 +10,8 @@ import torch
 from actors.engine import SamplingParameters
 from actors.errors import EngineStale
 from weight_sync.manifest import Manifest
-from weight_sync.publisher import Publisher
-from weight_sync.staging import StagedWeights, stage
+from weight_sync.publish.staged_publisher import Publisher
+from weight_sync.receive.staging import StagedWeights, stage
 from weight_sync.transports.shared_memory import SharedMemoryTransport
 
 PROMPT = [3, 13, 4, 17]

@@ -11,7 +11,7 @@ from actors.model_folder import stated_dtype
 
 ASK = """
 import ctypes
-from weight_sync.vllm_plugin import register
+from weight_sync.vllm.plugin import register
 register()
 allowed = ctypes.c_uint64()
 ctypes.CDLL(None).syscall(158, 0x1022, ctypes.byref(allowed))  # arch_prctl(ARCH_GET_XCOMP_PERM)

@@ -21,7 +21,7 @@ from queues.records import Prompt
 from queues.schema import decode
 from weight_sync.broadcaster import Broadcaster
 from weight_sync.config import WeightSyncConfig
-from weight_sync.publisher import Publisher
+from weight_sync.publish.staged_publisher import Publisher
 from weight_sync.transports.shared_memory import SharedMemoryTransport
 
 CONTEXT = 64

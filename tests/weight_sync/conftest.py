@@ -11,8 +11,8 @@ import torch
 
 from weight_sync.errors import LoadFailed
 from weight_sync.manifest import Manifest
-from weight_sync.publisher import Publisher
-from weight_sync.staging import StagedWeights
+from weight_sync.publish.staged_publisher import Publisher
+from weight_sync.receive.staging import StagedWeights
 from weight_sync.transports.shared_memory import SharedMemoryTransport
 
 sys.path.insert(0, str(Path(__file__).parent))

@@ -14,8 +14,8 @@ from pathlib import Path
 from weight_sync.announcements import SwapReport
 from weight_sync.checksum import checksum
 from weight_sync.manifest import Manifest
-from weight_sync.receiver import Receiver
-from weight_sync.staging import StagedWeights
+from weight_sync.receive.receiver import Receiver
+from weight_sync.receive.staging import StagedWeights
 from weight_sync.transports.filesystem import FilesystemTransport, newest
 
 HANG_SECONDS = 600

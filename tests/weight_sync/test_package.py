@@ -11,7 +11,7 @@ import weight_sync
 @pytest.mark.parametrize(
     "module",
     ["weight_sync", "weight_sync.config", "weight_sync.errors", "weight_sync.manifest",
-     "weight_sync.buckets", "weight_sync.engine", "weight_sync.announcements"],
+     "weight_sync.buckets", "weight_sync.receive.engine", "weight_sync.announcements"],
 )  # fmt: skip
 def test_light_modules_import_without_heavy_dependencies(module: str) -> None:
     heavy = "{'torch', 'vllm', 'ray', 'pyarrow', 'transformers'}"

@@ -13,8 +13,8 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from weight_sync.errors import StagingError
 from weight_sync.manifest import Manifest
-from weight_sync.publisher import Publisher
-from weight_sync.staging import stage
+from weight_sync.publish.staged_publisher import Publisher
+from weight_sync.receive.staging import stage
 from weight_sync.transports.ray_object_store import ObjectStoreTransport
 
 BUCKETS = 3

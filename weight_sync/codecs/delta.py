@@ -18,7 +18,7 @@ import zstandard
 from numpy.typing import NDArray
 
 from weight_sync.errors import StagingError, WrongBase
-from weight_sync.transport import Piece
+from weight_sync.transports.protocol import Piece
 
 LEVEL = 1
 """Of zstandard: higher ones cost much time and save little on planes of bytes."""

@@ -11,7 +11,7 @@ import numpy as np
 from weight_sync.buckets import BucketPlan
 from weight_sync.codecs.delta import Bytes, diff
 from weight_sync.manifest import ITEM_BYTES, Bucket
-from weight_sync.transport import Piece
+from weight_sync.transports.protocol import Piece
 
 
 class Encoded(NamedTuple):

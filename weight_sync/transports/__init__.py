@@ -1,1 +1,1 @@
-"""Implementations of `weight_sync.transport.Transport`, one a file."""
+"""Implementations of `weight_sync.transports.protocol.Transport`, one a file."""

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from weight_sync.config import WeightSyncConfig
-from weight_sync.transport import Transport
+from weight_sync.transports.protocol import Transport
 
 if TYPE_CHECKING:
-    from weight_sync.publishing import Publishing
+    from weight_sync.publish.background_publisher import Publishing
     from weight_sync.ray_broadcaster import BroadcasterClient
 
 
@@ -40,11 +40,11 @@ def make_publisher(config: WeightSyncConfig, broadcaster: "BroadcasterClient") -
         InputError: The folder cannot be made.
     """
     if not config.staged:
-        from weight_sync.ray_direct import make_direct_publisher
+        from weight_sync.direct.ray_links import make_direct_publisher
 
         return make_direct_publisher(config, broadcaster)
-    from weight_sync.publisher import Publisher
-    from weight_sync.snapshot import wire_dtype
+    from weight_sync.publish.snapshot import wire_dtype
+    from weight_sync.publish.staged_publisher import Publisher
 
     return Publisher(
         make_transport(config),

@@ -22,7 +22,7 @@ from typing import Any
 
 from weight_sync.errors import InputError, ManifestError, StagingError
 from weight_sync.manifest import Bucket, Manifest
-from weight_sync.transport import Piece
+from weight_sync.transports.protocol import Piece
 from weight_sync.transports.shared_memory import (
     SharedMemoryBucket,
     SharedMemoryTransport,

@@ -23,7 +23,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from weight_sync.errors import StagingError
 from weight_sync.manifest import Bucket, Manifest
-from weight_sync.transport import Piece
+from weight_sync.transports.protocol import Piece
 from weight_sync.transports.shared_memory import (
     SharedMemoryBucket,
     SharedMemoryTransport,

@@ -17,7 +17,7 @@ import xxhash
 
 from weight_sync.errors import StagingError
 from weight_sync.manifest import Bucket, Manifest
-from weight_sync.transport import Piece
+from weight_sync.transports.protocol import Piece
 
 SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
 

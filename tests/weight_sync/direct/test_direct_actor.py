@@ -1,0 +1,155 @@
+"""The learner's publisher and a rollout actor without staging, in one process without Ray's."""
+
+import asyncio
+import sys
+from concurrent.futures import Future
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from actors import ray_actor
+from actors.config import ActorsConfig
+from actors.ray_actor import RolloutActor, _Parts
+from tests.weight_sync.conftest import until
+from weight_sync.broadcaster import Broadcaster
+from weight_sync.checksum import checksum
+from weight_sync.config import WeightSyncConfig
+from weight_sync.direct import publisher as direct_publisher
+from weight_sync.direct import ray_links as ray_direct
+from weight_sync.errors import LoadFailed
+
+
+class FakeVllm:
+    """An engine that others write to; fails at the version it is told to."""
+
+    def __init__(self, shapes: dict, fails_at: int | None) -> None:
+        self.shapes, self.fails_at, self.version = shapes, fails_at, -1
+        self.checksum = ""
+
+    def inventory(self) -> dict:
+        return {name: (None, shape) for name, shape in self.shapes.items()}
+
+    async def start(self) -> None: ...
+    async def pause(self) -> None: ...
+    async def resume(self) -> None: ...
+    async def close(self) -> None: ...
+
+    async def serve(self, version: int) -> None:
+        self.version = version
+
+    async def transfer(self, method: str, payload: dict[str, Any] | None) -> None:
+        if method == "update_weights":
+            if self.version + 1 == self.fails_at:
+                raise LoadFailed("injected")
+            self.checksum = checksum(payload["update_info"]["tensors"])
+
+
+class FakeWorker:
+    def __init__(self) -> None:
+        self.versions: list[int] = []
+        self.left = asyncio.Event()
+
+    async def on_version(self, version: int) -> None:
+        self.versions.append(version)
+
+    async def run(self, stop: asyncio.Event) -> None:
+        await stop.wait()
+        self.left.set()
+
+
+class FakeRollout(RolloutActor):
+    """A rollout actor whose engine and worker are fakes; the rest is its own."""
+
+    def __init__(self, shapes: dict, fails_at: int | None, **arguments: Any) -> None:
+        super().__init__(0, **arguments)
+        self.engine, self.worker = FakeVllm(shapes, fails_at), FakeWorker()
+
+    def _build(self) -> _Parts:
+        return _Parts(self.engine, self.worker, self._receiver(self.engine, self.worker))
+
+
+class FakeVllmSender:
+    """Says what vLLM's trainer engines say (a `VllmSender`)."""
+
+    def __init__(self, backend, workers, weights, transfer, address, device) -> None:
+        assert (backend, workers, device) == ("nccl", 1, "cuda")
+        transfer("init_weight_transfer_engine", {})
+
+    def send(self, weights, transfer) -> None:
+        names, tensors = zip(*weights, strict=True)
+        info = {"names": names, "shapes": [t.shape for t in tensors], "tensors": weights}
+        transfer("start_weight_update", None)
+        transfer("update_weights", {"update_info": info})
+        transfer("finish_weight_update", None)
+
+    def close(self) -> None: ...
+
+
+class Handle:
+    """Calls an actor in the loop of another thread, as a handle of Ray's would."""
+
+    def __init__(self, actor: FakeRollout, loop: asyncio.AbstractEventLoop) -> None:
+        self.actor, self._loop = actor, loop
+        self.weights = SimpleNamespace(remote=lambda *call: self.ask(actor.weights(*call)))
+
+    def ask(self, answer: Any) -> Future:
+        return asyncio.run_coroutine_threadsafe(answer, self._loop)
+
+
+def test_a_rollout_actor_is_served_ends_with_its_engine_and_is_seeded_when_made_again(
+    loop, weights, monkeypatch
+) -> None:
+    config, broadcaster = WeightSyncConfig(transport="nccl", timeout_seconds=30), Broadcaster(1, 1)
+    handles: list[Handle] = []
+    monkeypatch.setitem(
+        sys.modules, "weight_sync.direct.vllm_sender", SimpleNamespace(VllmSender=FakeVllmSender)
+    )
+    monkeypatch.setattr(direct_publisher.DirectPublisher, "idle_seconds", 0.01)
+    monkeypatch.setattr(
+        ray_direct,
+        "ray",
+        SimpleNamespace(
+            get=lambda future, timeout: future.result(timeout),
+            exceptions=ray_direct.ray.exceptions,
+            util=SimpleNamespace(get_node_ip_address=lambda: "127.0.0.1"),
+        ),
+    )
+    context = lambda: SimpleNamespace(current_actor=handles[-1])  # noqa: E731
+    monkeypatch.setattr(ray_actor, "ray", SimpleNamespace(get_runtime_context=context))
+
+    def begin(fails_at: int | None) -> tuple[Handle, Future]:
+        async def make() -> FakeRollout:
+            return FakeRollout(
+                {name: tuple(tensor.shape) for name, tensor in weights(0).items()},
+                fails_at,
+                config=ActorsConfig(engine="scripted", reward=["reasoning_gym"]),
+                weight_sync=config, model_path="", seed=0, group_size=1, heartbeat_seconds=60.0,
+                broker=None, broadcaster=broadcaster,
+            )  # fmt: skip
+
+        actor = asyncio.run_coroutine_threadsafe(make(), loop).result(30)
+        handles.append(Handle(actor, loop))
+        actor._parts = actor._build()
+        return handles[-1], handles[-1].ask(actor.run())
+
+    first, runs = begin(fails_at=1)
+    with ray_direct.make_direct_publisher(config, broadcaster) as publisher:
+        digest = publisher.publish(0, weights(0).items())
+        until(lambda: first.actor.worker.versions == [0])
+        assert first.actor.engine.checksum == digest
+        digest = publisher.publish(1, weights(1).items())
+        with pytest.raises(LoadFailed, match="injected"):
+            runs.result(30)
+        first.ask(broadcaster.release("engine-0")).result(30)
+        second, runs = begin(fails_at=None)
+        until(lambda: second.actor.worker.versions == [1])
+        assert second.actor.engine.checksum == digest
+        second.ask(second.actor.stop()).result(30)
+        runs.result(30)
+    told = asyncio.run(broadcaster.reports(0))
+    assert [(r.version, r.seeding, r.error) for r in told] == [
+        (0, True, None),
+        (1, False, "LoadFailed: injected"),
+        (1, True, None),
+    ]

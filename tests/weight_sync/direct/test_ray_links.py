@@ -1,0 +1,100 @@
+"""Unstaged updates on a cluster: engines are found where they joined, and called one by one."""
+
+import asyncio
+import time
+from typing import Any
+
+import pytest
+
+from weight_sync.announcements import SwapReport
+from weight_sync.checksum import checksum
+from weight_sync.direct.engines import DirectEngines
+from weight_sync.direct.publisher import DirectPublisher
+
+pytestmark = pytest.mark.ray
+
+
+class FakeActor:
+    """A rollout actor that takes what it is given and writes down what it was told."""
+
+    def __init__(self) -> None:
+        self.said: list[tuple] = []
+        self.checksum = ""
+
+    async def weights(self, call: str, *arguments) -> None:
+        if call == "transfer" and arguments[1] == "explode":
+            raise ConnectionResetError("a cable")
+        if call == "transfer":
+            self.checksum = checksum(arguments[2]["weights"])
+        said = {"pause": arguments[:1], "transfer": arguments[1:2]}
+        self.said.append((call, *said.get(call, ())))
+
+    async def seen(self) -> tuple[list[tuple], str]:
+        return self.said, self.checksum
+
+
+class FakeSender:
+    def send(self, weights, transfer) -> None:
+        transfer("update_weights", {"weights": weights})
+
+    def close(self) -> None:
+        pass
+
+
+def await_death(actor: Any) -> None:
+    """Returns when Ray has ended an actor that it was told to kill; calls may still reach it."""
+    import ray
+    from ray.exceptions import RayActorError
+
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline:
+        try:
+            ray.get(actor.seen.remote(), timeout=30)
+        except RayActorError:
+            return
+        time.sleep(0.02)
+    pytest.fail("the actor is still there")
+
+
+def test_engines_join_get_every_version_and_leave_with_their_actor(ray_cluster, weights) -> None:
+    import ray
+
+    from weight_sync.direct.ray_links import JoinedEngines
+    from weight_sync.errors import LoadFailed
+    from weight_sync.ray_broadcaster import create_broadcaster
+
+    broadcaster = create_broadcaster(1.0, 1)
+    actor = ray.remote(FakeActor).options(num_cpus=0).remote()
+    joined = JoinedEngines(broadcaster, timeout=30)
+    assert joined() == []
+    asyncio.run(broadcaster.join("e0", actor, 2))
+    (link,) = joined()
+    assert (link.engine_id, link.workers) == ("e0", 2)
+    assert joined()[0] is link
+
+    def report(report: SwapReport) -> None:
+        asyncio.run(broadcaster.report(report))
+
+    engines = DirectEngines(joined, lambda *_: FakeSender(), report, timeout=30)
+    with DirectPublisher(engines) as publisher:
+        digest = publisher.publish(5, weights(5).items())
+        publisher.flush(60)
+    said, found = ray.get(actor.seen.remote(), timeout=30)
+    assert said == [("pause", 5), ("transfer", "update_weights"), ("resume",)]
+    assert found == digest
+    (told,) = asyncio.run(broadcaster.reports(0))
+    assert (told.engine_id, told.version, told.error) == ("e0", 5, None)
+
+    with pytest.raises(ConnectionResetError, match="a cable"):
+        link.transfer("a token", "explode", None)
+    ray.kill(actor)
+    await_death(actor)
+    with pytest.raises(LoadFailed, match="e0 is gone"):
+        link.pause(6, "a token")
+    again = ray.remote(FakeActor).options(num_cpus=0).remote()
+    asyncio.run(broadcaster.join("e0", again, 2))
+    assert joined()[0] is not link
+    asyncio.run(broadcaster.release("e0"))
+    assert joined() == []
+    ray.kill(again)
+    ray.kill(broadcaster.actor)

@@ -1,0 +1,275 @@
+"""Publishing copies first, announces last, and never goes backwards."""
+
+import asyncio
+import os
+import threading
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from weight_sync.checksum import checksum
+from weight_sync.errors import (
+    DeadlineExceeded,
+    ManifestError,
+    PublishFailed,
+    StagingError,
+    VersionOrderError,
+)
+from weight_sync.manifest import Bucket, Manifest
+from weight_sync.publish.staged_publisher import Publisher
+from weight_sync.receive.staging import stage
+from weight_sync.transports.shared_memory import SharedMemoryTransport
+
+
+@pytest.fixture
+def manifests() -> list[Manifest]:
+    return []
+
+
+@pytest.fixture
+def publisher(transport, manifests) -> Iterator[Publisher]:
+    with Publisher(transport, manifests.append, bucket_bytes=1024) as publisher:
+        yield publisher
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
+def test_staged_tensors_equal_the_published_ones_bit_by_bit(
+    publisher, transport, manifests, weights, dtype
+) -> None:
+    expected = weights(0, dtype)
+    publisher.publish(0, expected.items())
+    publisher.flush(30)
+    assert len(manifests[0].buckets) > 1
+    staged = stage(manifests[0], transport)
+    found = dict(staged.tensors())
+    assert list(found) == list(expected)
+    for name, tensor in expected.items():
+        assert (found[name].dtype, found[name].shape) == (dtype, tensor.shape)
+        assert torch.equal(found[name], tensor)
+    staged.close()
+    assert torch.equal(found["embed"], expected["embed"])
+
+
+def test_views_that_are_not_contiguous_arrive_in_their_own_order(
+    publisher, transport, manifests
+) -> None:
+    base = torch.arange(24.0).reshape(4, 6)
+    publisher.publish(0, [("t", base.T), ("s", base[:, ::2]), ("p", torch.nn.Parameter(base))])
+    publisher.flush(30)
+    staged = stage(manifests[0], transport)
+    found = dict(staged.tensors())
+    assert torch.equal(found["t"], base.T)
+    assert torch.equal(found["s"], base[:, ::2])
+    assert torch.equal(found["p"], base)
+    staged.close()
+
+
+def test_the_weights_may_change_as_soon_as_publish_returns(transport, weights) -> None:
+    may_write = threading.Event()
+    manifests: list[Manifest] = []
+
+    class SlowTransport(SharedMemoryTransport):
+        def write(self, version, nbytes, pieces) -> Bucket:
+            assert may_write.wait(30)
+            return super().write(version, nbytes, pieces)
+
+    with Publisher(SlowTransport(), manifests.append) as publisher:
+        tensors = weights(0)
+        publisher.publish(0, tensors.items())
+        for tensor in tensors.values():
+            tensor.fill_(-1)
+        may_write.set()
+        publisher.flush(30)
+        staged = stage(manifests[0], transport)
+        expected = weights(0)
+        for name, tensor in staged.tensors():
+            assert torch.equal(tensor, expected[name])
+        staged.close()
+
+
+def test_every_version_is_announced_in_order_and_complete(transport, weights) -> None:
+    seen: list[int] = []
+
+    def announce(manifest: Manifest) -> None:
+        stage(manifest, transport).close()
+        seen.append(manifest.version)
+
+    with Publisher(transport, announce) as publisher:
+        for version in (0, 1, 2, 5):
+            publisher.publish(version, weights(version).items())
+            publisher.flush(30)
+    assert seen == [0, 1, 2, 5]
+
+
+def test_an_asynchronous_announcement_is_awaited(transport, weights) -> None:
+    seen: list[int] = []
+
+    async def announce(manifest: Manifest) -> None:
+        await asyncio.sleep(0)
+        seen.append(manifest.version)
+
+    with Publisher(transport, announce) as publisher:
+        publisher.publish(0, weights(0).items())
+        publisher.flush(30)
+    assert seen == [0]
+
+
+@pytest.mark.parametrize("version", [4, 3, 0])
+def test_versions_only_grow(publisher, weights, manifests, version) -> None:
+    publisher.publish(4, weights(4).items())
+    publisher.flush(30)
+    with pytest.raises(VersionOrderError, match=f"version {version} cannot follow version 4"):
+        publisher.publish(version, weights(0).items())
+    publisher.publish(5, weights(5).items())
+    publisher.flush(30)
+    assert [manifest.version for manifest in manifests] == [4, 5]
+
+
+def test_a_failed_announcement_is_raised_at_the_next_call_once(transport, weights) -> None:
+    answers = iter([ConnectionError("nobody there"), None])
+
+    def announce(manifest: Manifest) -> None:
+        if error := next(answers):
+            raise error
+
+    with Publisher(transport, announce) as publisher:
+        publisher.publish(0, weights(0).items())
+        with publisher._changed:
+            assert publisher._changed.wait_for(lambda: publisher._failed, 30)
+        with pytest.raises(PublishFailed, match="version 0 failed: nobody there"):
+            publisher.publish(1, weights(1).items())
+        publisher.publish(1, weights(1).items())
+        publisher.flush(30)
+
+
+def test_a_timeout_inside_the_background_is_a_failure_not_a_deadline(transport, weights) -> None:
+    def announce(manifest: Manifest) -> None:
+        raise TimeoutError("slow broadcaster")
+
+    with Publisher(transport, announce) as publisher:
+        publisher.publish(0, weights(0).items())
+        with pytest.raises(PublishFailed, match="slow broadcaster"):
+            publisher.flush(30)
+
+
+def test_a_publish_that_hangs_is_named_at_its_deadline(transport, weights) -> None:
+    release = threading.Event()
+    with Publisher(transport, lambda manifest: release.wait(30) and None) as publisher:
+        publisher.publish(0, weights(0).items())
+        with pytest.raises(DeadlineExceeded, match=r"version 0 was not announced within 0.05 s"):
+            publisher.flush(0.05)
+        release.set()
+        publisher.flush(30)
+
+
+def test_a_name_twice_or_a_strange_dtype_is_refused(publisher) -> None:
+    publisher.publish(0, [("a", torch.ones(1)), ("b", torch.ones(2)), ("a", torch.ones(1))])
+    with pytest.raises(PublishFailed, match="'a' is published twice") as caught:
+        publisher.flush(30)
+    assert isinstance(caught.value.__cause__, ManifestError)
+    publisher.publish(1, [("a", torch.ones(1, dtype=torch.int32))])
+    with pytest.raises(PublishFailed, match="dtype 'int32'"):
+        publisher.flush(30)
+
+
+class GatedTransport(SharedMemoryTransport):
+    """Writes when it is let; says when it has been asked."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked, self.may_write = threading.Semaphore(0), threading.Semaphore(0)
+
+    def write(self, version, nbytes, pieces) -> Bucket:
+        self.asked.release()
+        assert self.may_write.acquire(timeout=30)
+        return super().write(version, nbytes, pieces)
+
+
+def test_the_newest_of_the_versions_that_wait_wins_and_the_others_are_counted(weights) -> None:
+    seen: list[tuple[int, float]] = []
+    transport = GatedTransport()
+
+    def announce(manifest: Manifest) -> None:
+        staged = stage(manifest, transport)
+        seen.append((manifest.version, float(dict(staged.tensors())["a"])))
+        staged.close()
+
+    with Publisher(transport, announce) as publisher:
+        publisher.publish(0, [("a", torch.tensor(0.0))])
+        assert transport.asked.acquire(timeout=30)
+        for version in (1, 2, 3):
+            publisher.publish(version, [("a", torch.tensor(float(version)))])
+        assert publisher.skipped == 2
+        transport.may_write.release(2)
+        publisher.flush(30)
+    assert seen == [(0, 0.0), (3, 3.0)]
+
+
+def test_a_publish_behind_one_that_hangs_fails_at_the_deadline(weights) -> None:
+    transport = GatedTransport()
+    publisher = Publisher(transport, lambda manifest: None, timeout=0.05)
+    publisher.publish(0, weights(0).items())
+    assert transport.asked.acquire(timeout=30)
+    until = threading.Event()
+    until.wait(0.1)
+    with pytest.raises(DeadlineExceeded, match=r"version 0 was not announced within 0.05 s"):
+        publisher.publish(1, weights(1).items())
+    transport.may_write.release(99)
+    publisher.flush(30)
+    publisher.close()
+
+
+def test_host_memory_is_taken_twice_and_then_used_again(publisher, weights) -> None:
+    used = set()
+    for version in range(8):
+        publisher.publish(version, weights(version).items())
+        publisher.flush(30)
+        used |= {tensor.data_ptr() for _, tensor in publisher._idle[0].tensors}
+    assert len(used) == len(weights(0))
+
+
+def test_tensors_are_cast_to_the_type_of_the_wire(transport, manifests, weights) -> None:
+    with Publisher(transport, manifests.append, wire_dtype=torch.bfloat16) as publisher:
+        found = publisher.publish(0, weights(0).items())
+        publisher.flush(30)
+        staged = stage(manifests[0], transport)
+        cast = {name: tensor.to(torch.bfloat16) for name, tensor in weights(0).items()}
+        assert found == checksum(cast.items())
+        for name, tensor in staged.tensors():
+            assert torch.equal(tensor, cast[name])
+        staged.close()
+
+
+def test_a_large_tensor_is_copied_and_checksummed_whole(publisher, transport, manifests) -> None:
+    large = torch.randn(300_001, generator=torch.Generator().manual_seed(0))
+    assert publisher.publish(0, [("large", large)]) == checksum([("large", large)])
+    publisher.flush(30)
+    staged = stage(manifests[0], transport)
+    assert torch.equal(dict(staged.tensors())["large"], large)
+    staged.close()
+
+
+def test_only_the_newest_version_is_kept(publisher, transport, weights, manifests) -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    for version in range(4):
+        publisher.publish(version, weights(version).items())
+        publisher.flush(30)
+    assert len(os.listdir("/proc/self/fd")) == before + len(manifests[-1].buckets)
+    staged = stage(manifests[-1], transport)
+    staged.close()
+    with pytest.raises(StagingError):  # its descriptors are gone, or belong to a newer version
+        stage(manifests[0], transport)
+
+
+def test_the_checksum_of_a_version_is_that_of_its_names_bytes_and_their_order(
+    publisher, weights
+) -> None:
+    first = publisher.publish(0, weights(0).items())
+    assert first == checksum(weights(0).items())
+    assert publisher.publish(1, weights(1).items()) != first
+    assert publisher.publish(2, weights(0).items()) == first
+    assert checksum(reversed(weights(0).items())) != first
+    base = torch.arange(6.0).reshape(2, 3)
+    assert checksum([("t", base.T)]) == checksum([("t", base.T.contiguous())])
+    assert checksum([("t", base)]) != checksum([("u", base)])

@@ -1,0 +1,380 @@
+"""A receiver verifies first, then swaps; what fails leaves the old version or a pause."""
+
+import asyncio
+import os
+import re
+import threading
+from dataclasses import replace
+
+import pytest
+import torch
+
+from weight_sync.broadcaster import Broadcaster
+from weight_sync.errors import DeadlineExceeded, IncompatibleWeights
+from weight_sync.manifest import Manifest
+from weight_sync.receive.receiver import NEWEST_SECONDS, Receiver
+
+
+def swap(version: int) -> list[str]:
+    return ["pause", f"load {version}", "resume"]
+
+
+def with_tensor(manifest: Manifest, found: str, /, **changes: object) -> Manifest:
+    tensors = [replace(s, **changes) if s.name == found else s for s in manifest.tensors]
+    return replace(manifest, tensors=tuple(tensors))
+
+
+def with_first_bucket(manifest: Manifest, **changes: object) -> Manifest:
+    first, *rest = manifest.buckets
+    return replace(manifest, buckets=(replace(first, **changes), *rest))
+
+
+def serve(engine, transport, manifest: Manifest, **options: object):
+    """A receiver that serves `manifest`, and its broadcaster; call inside a loop."""
+    broadcaster = Broadcaster(1.0, 1)
+    receiver = Receiver("e0", engine, broadcaster, transport, **options)
+    return receiver, broadcaster, receiver.update(manifest)
+
+
+def test_an_update_pauses_loads_and_resumes_in_order(engine, transport, published, weights) -> None:
+    async def run():
+        receiver, broadcaster, update = serve(engine, transport, published(3))
+        assert receiver.version is None
+        report = await update
+        assert await broadcaster.reports(0) == [report]
+        assert await broadcaster.reports(1) == []
+        return receiver, report
+
+    receiver, report = asyncio.run(run())
+    assert engine.events == swap(3)
+    assert (receiver.version, receiver.paused) == (3, False)
+    assert all(torch.equal(engine.weights[name], w) for name, w in weights(3).items())
+    assert (report.engine_id, report.version, report.error) == ("e0", 3, None)
+    assert report.published_at <= report.staged_at <= report.swap_started_at
+    assert report.swap_started_at <= report.swap_finished_at
+    assert report.stalled_seconds <= report.swap_finished_at - report.swap_started_at + 0.01
+    assert report.bytes == published(4).nbytes
+
+
+def lose_a_bucket(manifest: Manifest) -> Manifest:
+    return with_first_bucket(manifest, location=f"/proc/{os.getpid()}/fd/999999")
+
+
+def truncate_a_bucket(manifest: Manifest) -> Manifest:
+    descriptor = os.memfd_create("short", os.MFD_ALLOW_SEALING)
+    os.write(descriptor, bytes(8))
+    return with_first_bucket(manifest, location=f"/proc/{os.getpid()}/fd/{descriptor}")
+
+
+FAULTS = {
+    "bad checksum": (lambda m: with_first_bucket(m, checksum="0" * 32), "StagingError"),
+    "lost bucket": (lose_a_bucket, "StagingError"),
+    "truncated bucket": (truncate_a_bucket, "StagingError.*has 8 bytes"),
+    "wrong dtype": (
+        lambda m: with_tensor(m, "norm", dtype="bfloat16", nbytes=14),
+        "IncompatibleWeights.*'norm'.*bfloat16",
+    ),
+    "wrong shape": (lambda m: with_tensor(m, "q", shape=(49,)), "IncompatibleWeights.*'q'"),
+    "foreign name": (lambda m: with_tensor(m, "q", name="k"), r"IncompatibleWeights.*\(k\)"),
+    "missing tensor": (
+        lambda m: replace(m, tensors=m.tensors[:-1]),
+        r"IncompatibleWeights.*lacks 1.*\(head\)",
+    ),
+    "older version": (lambda m: replace(m, version=2), "VersionOrderError.*serves 3 already"),
+    "same version": (lambda m: replace(m, version=3), "VersionOrderError.*serves 3 already"),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_faulty_version_is_refused_before_the_engine_is_touched(
+    engine, transport, published, weights, fault: str
+) -> None:
+    break_it, message = FAULTS[fault]
+
+    async def run():
+        receiver, _, update = serve(engine, transport, published(3))
+        await update
+        broken = break_it(replace(published(4), version=4))
+        report = await receiver.update(broken)
+        return receiver, report
+
+    receiver, report = asyncio.run(run())
+    assert engine.events == swap(3)
+    assert (receiver.version, receiver.paused) == (3, False)
+    assert torch.equal(engine.weights["q"], weights(3)["q"])
+    assert re.match(message, report.error), report.error
+    assert (report.swap_started_at, report.swap_finished_at) == (None, None)
+
+
+def test_a_first_version_is_held_against_what_the_engine_expects(
+    engine, transport, published
+) -> None:
+    async def run(expected):
+        _, broadcaster, update = serve(engine, transport, published_once, expected=expected)
+        return await asyncio.gather(update, return_exceptions=True), await broadcaster.reports(0)
+
+    published_once = published(0)
+    good = {name: (None, shape) for name, (_, shape) in published_once.signature.items()}
+    [error], [refused] = asyncio.run(run(good | {"bias": (None, (7,))}))
+    assert isinstance(error, IncompatibleWeights)
+    assert "lacks 1 that it needs (bias)" in refused.error
+    assert engine.events == []
+    [taken], reports = asyncio.run(run(good))
+    assert (taken.error, reports) == (None, [taken])
+
+
+def test_the_loop_ends_when_the_first_version_is_of_another_model(
+    engine, transport, published
+) -> None:
+    async def run():
+        broadcaster = Broadcaster(1.0, 1)
+        await broadcaster.announce(published(0))
+        receiver = Receiver("e0", engine, broadcaster, transport, expected={"q": (None, (7, 7))})
+        async with asyncio.timeout(10):
+            await receiver.run(asyncio.Event())
+
+    with pytest.raises(IncompatibleWeights, match="does not know"):
+        asyncio.run(run())
+    assert engine.events == []
+
+
+def test_the_loop_goes_on_when_a_later_version_is_of_another_model(
+    engine, transport, published
+) -> None:
+    async def run():
+        broadcaster = Broadcaster(1.0, 1)
+        await broadcaster.announce(published(0))
+        receiver = Receiver("e0", engine, broadcaster, transport, retry_seconds=0.01)
+        await follow(receiver, broadcaster, 1)
+        await broadcaster.announce(with_tensor(published(1), "q", shape=(49,)))
+        await follow(receiver, broadcaster, 2)
+        await broadcaster.announce(published(2))
+        while receiver.version != 2:
+            await follow(receiver, broadcaster, len(await broadcaster.reports(0)) + 1)
+
+    asyncio.run(run())
+    assert engine.events == swap(0) + swap(2)
+
+
+def test_a_failed_load_stays_paused_until_a_full_load_succeeds(
+    engine, transport, published, weights
+) -> None:
+    engine.failing_loads = 2
+
+    async def run():
+        receiver, broadcaster, update = serve(engine, transport, published(3))
+        first = await update
+        assert (receiver.version, receiver.paused) == (None, True)
+        second = await receiver.update(published(4))
+        third = await receiver.update(published(5))
+        assert await broadcaster.reports(0) == [first, second, third]
+        return receiver, first, third
+
+    receiver, first, third = asyncio.run(run())
+    assert engine.events == ["pause", "load 3", "load 4", "load 5", "resume"]
+    assert (receiver.version, receiver.paused) == (5, False)
+    assert (first.error, first.swap_finished_at) == ("LoadFailed: injected", None)
+    assert (third.error, third.pause_seconds < 0.01) == (None, True)
+    assert torch.equal(engine.weights["q"], weights(5)["q"])
+
+
+def test_an_engine_beyond_repair_ends_the_loop_and_gives_its_permit_back(
+    engine, transport, published
+) -> None:
+    engine.error = ConnectionResetError("gone")
+
+    async def run():
+        broadcaster = Broadcaster(1.0, 1)
+        await broadcaster.announce(published(0))
+        receiver = Receiver("e0", engine, broadcaster, transport)
+        with pytest.raises(ConnectionResetError):
+            await receiver.run(asyncio.Event())
+        (report,) = await broadcaster.reports(0)
+        assert report.error == "ConnectionResetError: gone"
+        assert await broadcaster.acquire_swap("e1", 0.0)
+
+    asyncio.run(run())
+    assert engine.events == ["pause", "load 0"]
+
+
+def test_a_swap_that_hangs_is_named_at_its_deadline(engine, transport, published) -> None:
+    async def run():
+        engine.hold = asyncio.Event()
+        _, _, update = serve(engine, transport, published(2), timeout=0.1)
+        with pytest.raises(DeadlineExceeded, match=r"e0 did not take version 2 within 0\.1 s"):
+            await update
+
+    asyncio.run(run())
+
+
+def test_an_engine_prepares_what_was_verified_before_it_is_paused(
+    engine, transport, published
+) -> None:
+    async def run():
+        engine.preparing = asyncio.Event()
+        _, _, update = serve(engine, transport, published(3))
+        running = asyncio.create_task(update)
+        async with asyncio.timeout(10):
+            while not engine.prepared:  # noqa: ASYNC110  (set by another task)
+                await asyncio.sleep(0.01)
+        assert engine.events == []
+        engine.preparing.set()
+        return await running
+
+    report = asyncio.run(run())
+    assert (engine.prepared, engine.events) == ([3], swap(3))
+    assert report.prepare_seconds > 0
+    assert report.staged_at + report.prepare_seconds <= report.swap_started_at + 0.01
+
+
+def test_an_engine_that_prepares_for_ever_is_named_and_was_not_paused(
+    engine, transport, published
+) -> None:
+    async def run():
+        engine.preparing = asyncio.Event()
+        await serve(engine, transport, published(3), timeout=0.2)[2]
+
+    with pytest.raises(DeadlineExceeded, match=r"e0 did not prepare version 3 within 0\.2 s"):
+        asyncio.run(run())
+    assert engine.events == []
+
+
+def test_staged_memory_is_given_back_whatever_happens(engine, transport, published) -> None:
+    manifest = published(0)
+    before = len(os.listdir("/proc/self/fd"))
+
+    async def run():
+        engine.failing_loads = 1
+        receiver, _, update = serve(engine, transport, manifest)
+        await update
+        await receiver.update(with_first_bucket(manifest, checksum="0" * 32))
+        await receiver.update(manifest)
+        return len(os.listdir("/proc/self/fd"))
+
+    loop_descriptors = 3
+    assert asyncio.run(run()) <= before + loop_descriptors
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+@pytest.mark.parametrize("left_by", ["deadline", "cancellation"])
+def test_what_was_staged_too_late_is_given_back_when_its_thread_ends(
+    engine, transport, published, left_by: str
+) -> None:
+    manifest = published(0)
+    before = len(os.listdir("/proc/self/fd"))
+    opens = threading.Event()
+
+    class Slow:
+        def open(self, bucket):
+            opens.wait(30)
+            return transport.open(bucket)
+
+    async def run():
+        _, _, update = serve(
+            engine, Slow(), manifest, timeout=0.05 if left_by == "deadline" else 30
+        )
+        task = asyncio.create_task(update)
+        await asyncio.sleep(0.02)
+        if left_by == "cancellation":
+            task.cancel()
+        [outcome] = await asyncio.gather(task, return_exceptions=True)
+        opens.set()
+        return outcome
+
+    outcome = asyncio.run(run())
+    if left_by == "deadline":
+        assert "not verified within 0.05 s" in outcome.error
+    else:
+        assert isinstance(outcome, asyncio.CancelledError)
+    assert engine.events == []
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+async def follow(receiver: Receiver, broadcaster: Broadcaster, attempts: int) -> list:
+    """Runs a receiver until it has reported so often; its reports."""
+    stop = asyncio.Event()
+    running = asyncio.create_task(receiver.run(stop))
+    async with asyncio.timeout(30):
+        while len(await broadcaster.reports(0)) < attempts and not running.done():  # noqa: ASYNC110
+            await asyncio.sleep(0.005)
+    stop.set()
+    async with asyncio.timeout(30):
+        await running
+    return await broadcaster.reports(0)
+
+
+def test_the_loop_takes_the_newest_version_and_skips_those_between(
+    engine, transport, published
+) -> None:
+    served: list[int] = []
+
+    async def on_version(version: int) -> None:
+        served.append(version)
+
+    async def run():
+        broadcaster = Broadcaster(1.0, 1)
+        for version in range(4):
+            await broadcaster.announce(published(version))
+        receiver = Receiver("e0", engine, broadcaster, transport, on_version=on_version)
+        reports = await follow(receiver, broadcaster, 1)
+        await broadcaster.announce(published(7))
+        return reports, await follow(receiver, broadcaster, 2)
+
+    first, both = asyncio.run(run())
+    assert [report.version for report in first] == [3]
+    assert [report.version for report in both] == [3, 7]
+    assert engine.events == swap(3) + swap(7)
+    assert served == [3, 7]
+
+
+def test_the_loop_that_waits_for_a_version_ends_at_stop(engine, transport) -> None:
+    asked: list[float] = []
+    waits = asyncio.Event()
+
+    class Silent(Broadcaster):
+        async def newest(self, after: int, timeout: float) -> None:
+            asked.append(timeout)
+            waits.set()
+            await asyncio.Event().wait()
+
+    async def run():
+        stop = asyncio.Event()
+        running = asyncio.create_task(Receiver("e0", engine, Silent(1.0, 1), transport).run(stop))
+        await waits.wait()
+        stop.set()
+        async with asyncio.timeout(NEWEST_SECONDS / 2):
+            await running
+
+    asyncio.run(run())
+    assert asked == [NEWEST_SECONDS]
+    assert engine.events == []
+
+
+def test_the_loop_sends_a_version_again_until_it_is_loaded(engine, transport, published) -> None:
+    engine.failing_loads = 2
+
+    async def run():
+        broadcaster = Broadcaster(1.0, 1)
+        await broadcaster.announce(published(1))
+        receiver = Receiver("e0", engine, broadcaster, transport, retry_seconds=0.01)
+        return await follow(receiver, broadcaster, 3)
+
+    reports = asyncio.run(run())
+    assert [report.error for report in reports] == ["LoadFailed: injected"] * 2 + [None]
+    assert engine.events == ["pause", "load 1", "load 1", "load 1", "resume"]
+
+
+def test_a_newer_version_replaces_one_that_waits_for_a_permit(engine, transport, published) -> None:
+    async def run():
+        broadcaster = Broadcaster(1.0, 1)
+        receiver = Receiver("e0", engine, broadcaster, transport)
+        assert await broadcaster.acquire_swap("other", 0.0)
+        old = published(1)
+        await broadcaster.announce(old)
+        waiting = asyncio.create_task(receiver.update(old))
+        await asyncio.sleep(0.05)
+        await broadcaster.announce(replace(old, version=2))
+        assert await waiting is None
+        assert engine.events == []
+
+    asyncio.run(run())

@@ -1,0 +1,108 @@
+"""What an engine serves after each of several updates is the learner's model, family by family.
+
+By comparing its log-probabilities with a plain forward pass of transformers; by the exchange of
+prepared weights, and by vLLM's own reload where nothing was prepared.
+"""
+
+import asyncio
+import contextlib
+import itertools
+
+import pytest
+import torch
+from weight_families import FAMILIES, VOCABULARY, build
+
+from actors.engine import SamplingParameters
+from weight_sync.manifest import Manifest
+from weight_sync.publish.staged_publisher import Publisher
+from weight_sync.receive.staging import stage
+from weight_sync.transports.shared_memory import SharedMemoryTransport
+
+pytestmark = [pytest.mark.vllm, pytest.mark.slow]
+
+UPDATES = 4
+PROMPT = [3, 13, 4, 17, 8]
+
+
+def named_as_in_the_folder(model):
+    from transformers.core_model_loading import revert_weight_conversion
+
+    weights = {name: parameter.detach() for name, parameter in model.named_parameters()}
+    return revert_weight_conversion(model, weights)
+
+
+def perturb(model, seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.03 * torch.randn(parameter.shape, generator=generator))
+
+
+def expected(model, token_ids: list[int]) -> torch.Tensor:
+    with torch.no_grad():
+        logits = model(torch.tensor([PROMPT + token_ids]), use_cache=False).logits[0].float()
+    logprobs = torch.log_softmax(logits[len(PROMPT) - 1 : -1], -1)
+    return logprobs.gather(1, torch.tensor(token_ids)[:, None])[:, 0]
+
+
+@contextlib.contextmanager
+def staged(version: int, weights):
+    manifests: list[Manifest] = []
+    transport = SharedMemoryTransport()
+    with Publisher(transport, manifests.append, bucket_bytes=65536) as publisher:
+        publisher.publish(version, weights.items())
+        publisher.flush(60)
+        held = stage(manifests[0], transport)
+    yield held
+    held.close()
+
+
+@pytest.mark.parametrize(
+    ("family", "workers"), [*((family, 1) for family in FAMILIES), ("qwen2, biases and tied", 2)]
+)
+def test_the_engine_serves_exactly_what_was_published_last(
+    family: str, workers: int, tmp_path, monkeypatch
+) -> None:
+    """By one worker, and by two that hold half of every projection."""
+    from actors.vllm_engine import VllmEngine
+
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    model = build(family, tmp_path)
+    engine = VllmEngine(
+        str(tmp_path),
+        dtype="float32",
+        max_model_len=128,
+        kv_cache_gib=1,
+        cores="0" if workers == 1 else "0|1",
+        tensor_parallel_size=workers,
+    )
+    prepared = "moe" not in family
+
+    async def update(version: int, *, prepare: bool) -> None:
+        perturb(model, version)
+        with staged(version, named_as_in_the_folder(model)) as held:
+            if prepare:
+                await engine.prepare(held)
+                assert (engine._prepared is not None) == prepared
+            await engine.pause()
+            await engine.load(held, version)
+            await engine.resume()
+
+    async def serve() -> None:
+        await engine.start()
+        try:
+            for version, prepare in zip(
+                range(UPDATES), itertools.cycle([True, True, False]), strict=False
+            ):
+                await update(version, prepare=prepare)
+                sampling = SamplingParameters(temperature=1.0, max_new_tokens=24)
+                done = await engine.generate(f"r{version}", PROMPT, sampling)
+                assert set(done.versions) == {version}
+                assert max(done.token_ids) < VOCABULARY
+                torch.testing.assert_close(
+                    torch.tensor(done.logprobs), expected(model, done.token_ids), atol=1e-4, rtol=0
+                )
+        finally:
+            await engine.close()
+
+    asyncio.run(asyncio.wait_for(serve(), 240))

@@ -1,0 +1,198 @@
+"""Two engines through fifty updates with requests running: tokens are of the versions they say."""
+
+import asyncio
+import contextlib
+import itertools
+
+import pytest
+import torch
+from weight_families import VOCABULARY, build
+
+from actors.engine import SamplingParameters
+from actors.vllm_engine import VllmEngine
+from weight_sync.broadcaster import Broadcaster
+from weight_sync.checksum import checksum
+from weight_sync.publish.staged_publisher import Publisher
+from weight_sync.receive.receiver import Receiver
+from weight_sync.transports.shared_memory import SharedMemoryTransport
+
+pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(1500)]
+
+UPDATES = 50
+ENGINES = 2
+SHARED = [(7 * i + i // 5) % VOCABULARY for i in range(150)]
+"""A prompt long enough for vLLM to keep its first blocks in the prefix cache."""
+
+
+class CheckedEngine(VllmEngine):
+    """Notes the checksum of all that it loads."""
+
+    def __init__(self, *arguments, **options) -> None:
+        super().__init__(*arguments, **options)
+        self.loaded: dict[int, str] = {}
+
+    async def load(self, weights, version: int) -> None:
+        found = checksum(weights.tensors())
+        await super().load(weights, version)
+        self.loaded[version] = found
+
+
+class Fleet:
+    """A learner's model, its publisher, and engines that follow it."""
+
+    def __init__(self, folder) -> None:
+        self.model = build("llama, untied", folder)
+        self.engines = [
+            CheckedEngine(
+                str(folder), dtype="float32", max_model_len=512, kv_cache_gib=1, cores="0"
+            )
+            for _ in range(ENGINES)
+        ]
+        self.version = -1
+        self.runner = asyncio.Runner()
+        self.runner.run(self._start())
+
+    async def _start(self) -> None:
+        loop, transport, self._stop = (
+            asyncio.get_running_loop(),
+            SharedMemoryTransport(),
+            asyncio.Event(),
+        )
+        self.broadcaster = Broadcaster(0.25, ENGINES)
+        for engine in self.engines:
+            await engine.start()
+
+        def announce(manifest) -> None:
+            asyncio.run_coroutine_threadsafe(self.broadcaster.announce(manifest), loop).result(60)
+
+        self.publisher = Publisher(transport, announce, bucket_bytes=2**18)
+        self.receivers = [
+            Receiver(f"e{number}", engine, self.broadcaster, transport)
+            for number, engine in enumerate(self.engines)
+        ]
+        self.following = [asyncio.create_task(one.run(self._stop)) for one in self.receivers]
+
+    async def publish(self) -> str:
+        """The next version, served by all engines when this returns; its checksum."""
+        self.version += 1
+        weights = [(name, parameter.detach()) for name, parameter in self.model.named_parameters()]
+        found = await asyncio.to_thread(self.publisher.publish, self.version, weights)
+        async with asyncio.timeout(60):
+            while any(one.version != self.version for one in self.receivers):
+                for task in self.following:
+                    if task.done():
+                        task.result()
+                await asyncio.sleep(0.01)
+        return found
+
+    async def generate(self, engine, request: str, prompt, tokens: int):
+        sampling = SamplingParameters(temperature=1.0, max_new_tokens=tokens)
+        return await engine.generate(request, prompt, sampling)
+
+    @contextlib.asynccontextmanager
+    async def running(self, prompt):
+        """Long requests, one after the other, on every engine; what they gave is in the list."""
+        done = []
+
+        async def repeat(number, engine) -> None:
+            for count in itertools.count():
+                name = f"long-{self.version}-{number}-{count}"
+                done.append(await self.generate(engine, name, prompt, 300))
+
+        tasks = [asyncio.create_task(repeat(*one)) for one in enumerate(self.engines)]
+        try:
+            yield done
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def close(self) -> None:
+        self._stop.set()
+        await asyncio.gather(*self.following)
+        self.publisher.close()
+        for engine in self.engines:
+            await engine.close()
+
+
+@pytest.fixture(scope="module")
+def fleet(tmp_path_factory):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HF_HUB_OFFLINE", "1")
+        found = Fleet(tmp_path_factory.mktemp("model"))
+        yield found
+        found.runner.run(found.close())
+        found.runner.close()
+
+
+def expected(model, token_ids) -> torch.Tensor:
+    with torch.no_grad():
+        logits = model(torch.tensor([SHARED + token_ids]), use_cache=False).logits[0].float()
+    logprobs = torch.log_softmax(logits[len(SHARED) - 1 : -1], -1)
+    return logprobs.gather(1, torch.tensor(token_ids)[:, None])[:, 0]
+
+
+def test_requests_begun_after_each_update_have_the_learners_logprobs_on_every_engine(fleet) -> None:
+    """They share a prompt, whose blocks of an older version would show."""
+
+    async def updates() -> None:
+        async with fleet.running([3, 13, 4]):
+            for _ in range(UPDATES):
+                torch.manual_seed(fleet.version)
+                with torch.no_grad():
+                    for parameter in fleet.model.parameters():
+                        parameter.add_(0.01 * torch.randn_like(parameter))
+                published = await fleet.publish()
+                assert published == checksum(fleet.model.named_parameters())
+                for engine in fleet.engines:
+                    assert engine.loaded[fleet.version] == published
+                    name = f"after-{fleet.version}"
+                    done = await fleet.generate(engine, name, SHARED, 8)
+                    assert set(done.versions) == {fleet.version}
+                    torch.testing.assert_close(
+                        torch.tensor(done.logprobs),
+                        expected(fleet.model, done.token_ids),
+                        atol=1e-4,
+                        rtol=0,
+                    )
+
+    fleet.runner.run(asyncio.wait_for(updates(), 600))
+    reports = fleet.runner.run(fleet.broadcaster.reports(0))
+    assert not [report.error for report in reports if report.error]
+    assert len(reports) == ENGINES * UPDATES
+
+
+def test_each_token_of_a_request_that_lives_through_updates_is_of_its_version(fleet) -> None:
+    """Every version's model says nothing but the number of that version."""
+
+    async def updates():
+        crossed = []
+        async with fleet.running([3, 13, 4]) as done:
+            for _ in range(2 * UPDATES):
+                with torch.no_grad():
+                    say(fleet.model, (fleet.version + 1) % VOCABULARY)
+                await fleet.publish()
+                if len({v for one in done for v in one.versions}) > UPDATES // 2:
+                    break
+            crossed += done
+        return crossed
+
+    first = fleet.version + 1
+    done = fleet.runner.run(asyncio.wait_for(updates(), 600))
+    assert any(len(set(one.versions)) > 2 for one in done)
+    for one in done:
+        told = [
+            (token, version)
+            for token, version in zip(one.token_ids, one.versions, strict=True)
+            if version >= first
+        ]
+        assert all(token == version % VOCABULARY for token, version in told)
+
+
+def say(model, token: int) -> None:
+    """Makes a model that says one token for ever: no layer adds anything to a constant."""
+    for parameter in model.parameters():
+        parameter.fill_(0.0)
+    model.model.embed_tokens.weight.fill_(1.0)
+    model.model.norm.weight.fill_(1.0)
+    model.lm_head.weight[token].fill_(1.0)

@@ -1,0 +1,1 @@
+"""Weight updates without staging, by vLLM's own transfer engines."""

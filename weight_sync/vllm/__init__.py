@@ -1,0 +1,1 @@
+"""Weight updates inside vLLM's worker process."""

@@ -1,0 +1,233 @@
+"""Loads verified buckets inside vLLM's own worker process (weight-transfer backend "headway").
+
+vLLM finds `register` through the entry point group `vllm.general_plugins`. The worker maps the
+memory that the receiver has verified and hands zero-copy tensors to the model's own loader, fused
+projections included. Where a `Shadow` can be had, a thread does so while the engine generates, and
+the pause covers only the exchange; else the pause covers vLLM's layerwise reload. Checks here are
+the last line: names, shapes and checksums were compared before the engine was paused.
+"""
+
+import logging
+import threading
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from vllm.distributed.weight_transfer.base import (
+    WeightTransferEngine,
+    WeightTransferInitInfo,
+    WeightTransferUpdateInfo,
+)
+from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
+from vllm.model_executor.model_loader.reload import layerwise
+
+from weight_sync.errors import LoadFailed
+from weight_sync.manifest import Manifest
+from weight_sync.receive.staging import tensor_views
+from weight_sync.transports.shared_memory import map_verified
+from weight_sync.vllm.shadow import Shadow, applies, incomplete
+from weight_sync.vllm.transfer import BACKEND
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass
+class NoInitInfo(WeightTransferInitInfo):
+    """Nothing needs to be agreed on beforehand."""
+
+
+@dataclass
+class ManifestInfo(WeightTransferUpdateInfo):
+    """One version, as JSON with locations that are valid on this node."""
+
+    manifest: str = ""
+
+
+class StagedWeightsEngine(WeightTransferEngine[NoInitInfo, ManifestInfo]):
+    """Replaces all weights of the model from memory of this node."""
+
+    init_info_cls = NoInitInfo
+    update_info_cls = ManifestInfo
+    _preparation: "Preparation | None" = None
+
+    def init_transfer_engine(self, init_info: NoInitInfo) -> None:
+        """Nothing to connect to."""
+        self._tied: list[Any] = []
+
+    def prepare(self, manifest: Manifest) -> bool:
+        """Begins to make the weights of a version; False where only the pause can load them."""
+        if self.device.type != "cpu" or not applies(self.model):
+            return False
+        self._preparation = Preparation(self.model, manifest, self._preparation)
+        return True
+
+    def prepared(self) -> bool:
+        """Whether `exchange` would not have to wait."""
+        return self._preparation is None or self._preparation.done
+
+    def exchange(self, version: int) -> bool:
+        """Puts a prepared version in the place of the one that is served; False if it cannot."""
+        preparation = self._preparation
+        if preparation is None or preparation.version != version or not preparation.shadow:
+            return False
+        preparation.shadow.exchange()
+        self._discard()
+        return True
+
+    def _discard(self) -> None:
+        """Frees what was prepared, or what it has replaced, beside whatever comes next."""
+        if self._preparation is not None:
+            threading.Thread(target=self._preparation.close, name="free-weights").start()
+            self._preparation = None
+
+    def start_weight_update(self) -> None:
+        """Makes every layer ready for loading, and forgets what a failed update left behind."""
+        self._discard()
+        for layer in self.model.modules():
+            info = layerwise.get_layerwise_info(layer)
+            if info.can_load():
+                layerwise._place_kernel_tensors(layer, info)
+                info.reset()
+        layerwise.initialize_layerwise_reload(self.model)
+
+    def update_weights(self, update_info: dict[str, Any]) -> None:
+        """Loads a version; unlike the base class, waits for an accelerator only if there is one."""
+        self.receive_weights(self.parse_update_info(update_info))
+        if self.device.type != "cpu":
+            torch.accelerator.synchronize()
+
+    def receive_weights(self, update_info: ManifestInfo) -> None:
+        """Maps the buckets and loads every tensor.
+
+        Raises:
+            StagingError: A bucket is gone; nothing was loaded.
+            LoadFailed: A layer got no weights, and would have kept the old ones, or a part of them.
+        """
+        manifest = Manifest.from_json(update_info.manifest)
+        memories = [map_verified(bucket) for bucket in manifest.buckets]
+        self.model.load_weights(tensor_views(manifest.tensors, memories))
+        skipped = [name for name, layer in self.model.named_modules() if incomplete(layer)]
+        self._tied, without = _layers_without_weights(self.model)
+        skipped += without
+        if skipped:
+            raise LoadFailed(
+                f"version {manifest.version} has not all weights for {len(skipped)} layers "
+                f"({', '.join(skipped[:3])})"
+            )
+
+    def finish_weight_update(self) -> None:
+        """Processes the layers that wait for the end of the update."""
+        before = layerwise.logger.level
+        layerwise.logger.setLevel(logging.ERROR)  # it warns of every tied or weightless layer
+        try:
+            layerwise.finalize_layerwise_reload(self.model, self.model_config)
+        finally:
+            layerwise.logger.setLevel(before)
+        if self.device.type == "cpu":  # vLLM's packed copy of a tied weight is still the old one
+            for layer in self._tied:
+                layer.quant_method.process_weights_after_loading(layer)
+            _pack_experts(self.model)
+
+    def shutdown(self) -> None:
+        """Frees what was prepared; nothing else is held between updates."""
+        self._discard()
+
+
+class Preparation:
+    """A version that a thread makes beside the one that is served.
+
+    Args:
+        model: vLLM's.
+        manifest: The version; its buckets must stay open until it is `done`.
+        before: What was prepared and not exchanged; closed first.
+    """
+
+    def __init__(
+        self, model: torch.nn.Module, manifest: Manifest, before: "Preparation | None"
+    ) -> None:
+        self.version = manifest.version
+        self.shadow: Shadow | None = None
+        """Loaded; None until then, and if it could not be."""
+        self._thread = threading.Thread(
+            target=self._run, args=(model, manifest, before), name="prepare-weights", daemon=True
+        )
+        self._thread.start()
+
+    @property
+    def done(self) -> bool:
+        """Whether it has succeeded or failed."""
+        return not self._thread.is_alive()
+
+    def close(self) -> None:
+        """Frees it, once it is done."""
+        self._thread.join()
+        if self.shadow is not None:
+            self.shadow.close()
+            self.shadow = None
+
+    def _run(
+        self, model: torch.nn.Module, manifest: Manifest, before: "Preparation | None"
+    ) -> None:
+        if before is not None:
+            before.close()
+        shadow = Shadow(model)
+        try:
+            memories = [map_verified(bucket) for bucket in manifest.buckets]
+            shadow.load(tensor_views(manifest.tensors, memories))
+        except Exception as error:  # noqa: BLE001  (the load in the pause will say it, typed)
+            logger.warning("version %d cannot be prepared: %s", manifest.version, error)
+            shadow.close()
+        else:
+            self.shadow = shadow
+
+
+class PreparesWeights:
+    """Methods that vLLM adds to its worker, for `collective_rpc`."""
+
+    weight_transfer_engine: StagedWeightsEngine
+
+    def prepare_weights(self, manifest: str) -> bool:
+        """See `StagedWeightsEngine.prepare`."""
+        return self.weight_transfer_engine.prepare(Manifest.from_json(manifest))
+
+    def weights_prepared(self) -> bool:
+        """See `StagedWeightsEngine.prepared`."""
+        return self.weight_transfer_engine.prepared()
+
+    def exchange_weights(self, version: int) -> bool:
+        """See `StagedWeightsEngine.exchange`."""
+        return self.weight_transfer_engine.exchange(version)
+
+
+def _layers_without_weights(model: torch.nn.Module) -> tuple[list[Any], list[str]]:
+    """Layers of which not one element was loaded: the tied ones, and the names of the others."""
+    updated = {id(parameter) for parameter in model.parameters()}
+    untouched: list[tuple[str, torch.nn.Module, set[int]]] = []
+    for name, layer in model.named_modules():
+        info = layerwise.get_layerwise_info(layer)
+        if not info.can_load() or layerwise.is_deferred_attention_layer(layer):
+            continue
+        parameters = {id(parameter) for parameter in info.kernel_tensors[0].values()}
+        if info.load_numel:
+            updated |= parameters
+        elif parameters:
+            untouched.append((name, layer, parameters))
+    tied = [layer for _, layer, parameters in untouched if parameters <= updated]
+    return tied, [name for name, _, parameters in untouched if not parameters <= updated]
+
+
+def _pack_experts(model: torch.nn.Module) -> None:
+    """Packs the weights of experts, which vLLM does on CPUs for the first load alone."""
+    for layer in model.modules():
+        kernel = getattr(getattr(layer, "quant_method", None), "moe_kernel", None)
+        if kernel is not None:
+            kernel.fused_experts.process_weights_after_loading(layer)
+
+
+def register() -> None:
+    """Makes the backend known to vLLM in this process; harmless to call twice."""
+    if BACKEND not in WeightTransferEngineFactory._registry:
+        WeightTransferEngineFactory.register_engine(BACKEND, __name__, StagedWeightsEngine.__name__)
+    if torch.cpu._is_amx_tile_supported():
+        # vLLM's attention in bfloat16 uses tiles without asking the kernel for them.
+        torch.cpu._init_amx()
