@@ -35,7 +35,7 @@ trl: setup  ## Install TRL beside the environment, for `make test-trl` and `head
 	$(BIN)/pip install --quiet --no-deps --upgrade --target .trl -r deploy/locks/trl.txt
 
 test-trl: trl  ## Compare losses with TRL's own code
-	PYTHONPATH=$(CURDIR)/.trl $(BIN)/python -m pytest -m slow tests/learner/test_losses_trl.py
+	PYTHONPATH=$(CURDIR)/.trl $(BIN)/python -m pytest -m slow tests/learner/losses/test_losses_trl.py
 
 test-verifiers: setup  ## Play environments of the library verifiers, which is installed beside the environment
 	$(BIN)/pip install --quiet --no-deps --upgrade --target .verifiers -r deploy/locks/verifiers.txt

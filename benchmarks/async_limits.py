@@ -20,7 +20,7 @@ from deploy.config import RunConfig
 from deploy.errors import RunFailed
 from deploy.inputs import Inputs
 from deploy.run_directory import RunDirectory
-from learner.ray_group import create_learner
+from learner.ranks.ray_group import create_learner
 from queues.broker.broker import Broker
 from queues.errors import QueueClosed
 from queues.ray_broker import BrokerClient

@@ -70,7 +70,7 @@ def judge(
     """Holds a finished run against the learner's log and the source.
 
     Args:
-        log: Rows of `learner.trained_log`, in their order.
+        log: Rows of `learner.diagnostics.trained_log`, in their order.
         source: Ids of the first prompts of the source, as many as could have been issued.
         fates: Of every train group in the ledger.
         steps: Batches that the run had to train.

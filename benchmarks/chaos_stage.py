@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from benchmarks.chaos_oracle import Fate, Verdict, judge
 from deploy.leftovers import AGENTS
-from learner.trained_log import VARIABLE
+from learner.diagnostics.trained_log import VARIABLE
 
 T = TypeVar("T")
 

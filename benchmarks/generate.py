@@ -240,7 +240,7 @@ class Loop:
 def model_of(size: str) -> Any:
     """A model with the demo's characters and the dimensions of one of `training_load.SIZES`."""
     from benchmarks.training_load import SIZES
-    from learner.config import TinyModelConfig
+    from learner.config.learner import TinyModelConfig
 
     found = SIZES[size]
     return TinyModelConfig(
@@ -275,7 +275,7 @@ async def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
 
     from actors.model_folder import context_length, load_tokenizer
     from benchmarks.generate_arms import Offline, length_of, settled
-    from learner.model import build_tiny
+    from learner.model.policy import build_tiny
 
     model = str(folder / "model")
     build_tiny(model_of(options.size), Path(model), seed=0)

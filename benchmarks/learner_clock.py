@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.flops import synchronize
-from learner.engine import Forward, TrainEngine
+from learner.engine.protocol import Forward, TrainEngine
 from learner.update import Updater
 from queues.records import RolloutGroup
 

@@ -20,8 +20,8 @@ import ray
 
 from benchmarks.learner_clock import ClockedEngine
 from learner.learner import Learner
-from learner.rank import Rank
-from learner.ray_lead import Lead
+from learner.ranks.rank import Rank
+from learner.ranks.ray_leader import Lead
 from queues.config import QueuesConfig
 from queues.ray_broker import BrokerClient, create_broker
 from queues.records import Payload, Prompt, RolloutGroup

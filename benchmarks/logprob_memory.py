@@ -6,7 +6,7 @@ Each arm does one forward and one backward pass in a process of its own, arms in
 allocator remembers another's tensors:
 
     plain             float32 logits [N, V] at once, log_softmax, gather; entropies, detached
-    chunked           `learner.logprobs.chunked_logprobs`, which gives the same
+    chunked           `learner.model.logprobs.chunked_logprobs`, which gives the same
     plain_entropy     the same two with entropies differentiated, as an entropy bonus does
     chunked_entropy
 
@@ -25,7 +25,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from benchmarks.environment import RESULTS, environment, reserve, store
-from learner.config import LearnerConfig
+from learner.config.learner import LearnerConfig
 
 ARMS = ("plain", "chunked", "plain_entropy", "chunked_entropy")
 SIZES = ("tokens", "vocabulary", "hidden", "chunk", "threads")
@@ -47,7 +47,7 @@ def one_pass(
     """One forward and backward pass in this process."""
     import torch
 
-    from learner.logprobs import chunked_logprobs
+    from learner.model.logprobs import chunked_logprobs
 
     torch.set_num_threads(threads)
     make = torch.Generator().manual_seed(0)

@@ -7,8 +7,8 @@ import math
 from collections.abc import Sequence
 
 from benchmarks.training_load import lognormal_lengths
-from learner.packing import pack
-from learner.work_plan import plan_rows, workloads
+from learner.batch.packing import pack
+from learner.batch.row_plan import plan_rows, workloads
 
 ROLLOUTS, MEDIAN, LONGEST, CAPACITY, RANKS = 1024, 600, 8192, 16384, 8
 PADDED_TOGETHER = 16

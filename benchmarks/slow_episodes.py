@@ -343,8 +343,8 @@ def main() -> None:
     chosen = parser.parse_args()
     file = RESULTS / f"slow_episodes_{chosen.engine}.json"
     reserve(file)
-    from learner.config import TinyModelConfig
-    from learner.model import build_tiny
+    from learner.config.learner import TinyModelConfig
+    from learner.model.policy import build_tiny
 
     results = []
     with tempfile.TemporaryDirectory() as name:

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.environment import RESULTS, environment, reserve, store
-from learner.heap import KEEP_FREED_MEMORY
+from learner.ranks.heap import KEEP_FREED_MEMORY
 
 AIM = {"utilisation": 0.6, "gap": 0.03}
 """At least and at most; the first where arithmetic dominates."""
@@ -104,8 +104,8 @@ def measure(name: str, *, rounds: int | None) -> dict[str, Any]:
     from benchmarks.flops import Peak, shape_of, training_flops
     from benchmarks.learner_clock import ClockedEngine, timed_update
     from benchmarks.training_load import SIZES, batch, build, lengths_of, sampled_tokens, write
-    from learner.config import LearnerConfig
-    from learner.rank import Rank
+    from learner.config.learner import LearnerConfig
+    from learner.ranks.rank import Rank
     from learner.update import Updater
     from queues.schema import decode_arrays, encode
 

@@ -26,7 +26,7 @@ from benchmarks.versus_trl import SETTINGS
 from deploy.config import RunConfig
 from deploy.inputs import load_inputs
 from deploy.run_directory import RunDirectory
-from learner.schedule import rate_factor
+from learner.engine.lr_schedule import rate_factor
 from queues.records import FinishReason
 
 

@@ -26,10 +26,10 @@ from deploy.placement_config import Placements
 from deploy.presets import on_demo, preset_names, with_preset
 from deploy.weight_paths import refusal
 from deploy.wording import explain
-from learner.config import LearnerConfig, ModelConfig, SftConfig
-from learner.objective_config import GROUP_ADVANTAGES
-from learner.optimizer_config import OptimizerConfig
-from learner.reward_config import RewardTrainingConfig
+from learner.config.learner import LearnerConfig, ModelConfig, SftConfig
+from learner.config.objective import GROUP_ADVANTAGES
+from learner.config.optimizer import OptimizerConfig
+from learner.config.reward_model import RewardTrainingConfig
 from queues.config import QueuesConfig
 from weight_sync.config import WeightSyncConfig
 

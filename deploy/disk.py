@@ -15,7 +15,7 @@ from pathlib import Path
 
 from deploy.config import RunConfig
 from deploy.errors import InputError
-from learner.config import LearnerConfig
+from learner.config.learner import LearnerConfig
 
 TOKEN_BYTES = 13
 """Of a token in the journal: id, log-probability, version (4 each), mask."""

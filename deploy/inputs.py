@@ -156,7 +156,7 @@ def _check_objective(config: RunConfig) -> None:
     Raises:
         InputError: Of `learner`, or what code of the user's raised.
     """
-    from learner.objective_check import check_objective, corrects_off_policyness
+    from learner.objective.checks import check_objective, corrects_off_policyness
 
     try:
         check_objective(config.objective)
@@ -182,7 +182,7 @@ def _check_objective(config: RunConfig) -> None:
 
 def _check_what_the_objective_needs(config: RunConfig) -> None:
     """As the checks of `RunConfig`, for functions of the user's, which are loaded and asked."""
-    from learner.objective_check import needs, needs_behavior_logprobs
+    from learner.objective.checks import needs, needs_behavior_logprobs
 
     wanted, chosen, actors = needs(config.objective), config.learner, config.actors
     who = f"learner.advantage = {chosen.advantage!r} or loss = {chosen.loss!r}"

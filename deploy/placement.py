@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from deploy.config import RunConfig
 from deploy.placement_config import Placement
-from learner.cores import cpus_of
+from learner.config.cpu_affinity import cpus_of
 
 EPSILON = 1e-6
 NODE_LABEL = "ray.io/node-id"

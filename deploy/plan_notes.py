@@ -8,7 +8,7 @@ from actors.model_folder import read_description
 from deploy.config import RunConfig
 from deploy.errors import InputError
 from deploy.measured_rates import Measured
-from learner.config import ModelConfig
+from learner.config.learner import ModelConfig
 
 LEAST_EXPLAINED = 0.5
 """Of the variance of rollout times; below, engines are not what the model of them says."""

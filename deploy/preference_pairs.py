@@ -11,10 +11,10 @@ from actors.sources.preferences import KIND, Preference, load_preferences
 from deploy.config import RunConfig
 from deploy.errors import InputError
 from deploy.inputs import load_heldout
-from learner.reward_config import RewardTrainingConfig
+from learner.config.reward_model import RewardTrainingConfig
 
 if TYPE_CHECKING:
-    from learner.reward_model import Pair
+    from learner.supervised.reward_model import Pair
 
 
 class PreferencePairs:
@@ -64,7 +64,7 @@ class PreferencePairs:
         )
 
     def _encoded(self, preference: Preference) -> "Pair":
-        from learner.reward_model import Pair
+        from learner.supervised.reward_model import Pair
 
         prompt, chosen, rejected = preference
         try:

@@ -24,8 +24,8 @@ from deploy.rows import Rows
 from deploy.run_directory import RunDirectory
 from deploy.summary import Record
 from deploy.supervisor import Supervisor
-from learner.cores import cores_of
-from learner.ray_group import create_learner
+from learner.config.cpu_affinity import cores_of
+from learner.ranks.ray_group import create_learner
 from queues.ray_broker import create_broker
 from weight_sync.ray_broadcaster import create_broadcaster
 

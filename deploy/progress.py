@@ -11,8 +11,8 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from learner.reward_model import RewardProgress
-from learner.sft import SftProgress
+from learner.supervised.reward_model import RewardProgress
+from learner.supervised.sft import SftProgress
 
 PLAIN_SECONDS = 10.0
 """Between two plain lines where there is no terminal."""

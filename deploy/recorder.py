@@ -20,7 +20,7 @@ from deploy.run_directory import RunDirectory
 from deploy.summary import Record, Row, summarise
 from deploy.supervisor import Supervisor
 from deploy.trackers import Trackers
-from learner.ray_group import LearnerGroup
+from learner.ranks.ray_group import LearnerGroup
 from queues.broker.status import BrokerStatus
 from queues.ray_broker import BrokerClient
 from queues.runtime.disk_space import has_room, is_full, no_room

@@ -33,7 +33,7 @@ from queues.records import Payload
 from weight_sync.config import WeightSyncConfig
 
 if TYPE_CHECKING:
-    from learner.rank import Rank
+    from learner.ranks.rank import Rank
 
 """Of the weights that a batch produced, among its statistics."""
 POLL_SECONDS = 0.5
@@ -164,9 +164,9 @@ async def _in_this_process(
     """One rank; everything in one thread, on the learner's cores."""
     import torch
 
-    from learner.cores import bind, cores_of_rank, threads_of
+    from learner.config.cpu_affinity import bind, cores_of_rank, threads_of
     from learner.learner import Learner
-    from learner.rank import Rank
+    from learner.ranks.rank import Rank
 
     objective = config.objective
     if (cores := cores_of_rank(objective, 0)) is not None:
@@ -232,7 +232,7 @@ async def _by_processes(
 
     from deploy.cluster import cluster
     from deploy.tasks import named
-    from learner.ray_group import create_learner
+    from learner.ranks.ray_group import create_learner
     from queues.ray_broker import BrokerClient
     from weight_sync.ray_broadcaster import create_broadcaster
 

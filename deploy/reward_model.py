@@ -23,12 +23,12 @@ from deploy.origin import ORIGIN_FILE, reward_model_origin
 from deploy.preference_pairs import PreferencePairs
 from deploy.progress import Screen
 from deploy.whole_folder import check_place, made_whole
-from learner.reward_config import RewardTrainingConfig
+from learner.config.reward_model import RewardTrainingConfig
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from learner.reward_model import Pair
+    from learner.supervised.reward_model import Pair
 
 TRIED = 64
 """Pairs of each member that are checked before anything is loaded; the others as they are drawn."""
@@ -141,9 +141,9 @@ def _train(
     import torch
     from transformers.utils import logging
 
-    from learner.deepspeed_engine import DeepSpeedEngine
-    from learner.reward_model import bradley_terry, score_pairs, train_reward_model
-    from learner.scalar_model import load_scalar_model
+    from learner.engine.deepspeed import DeepSpeedEngine
+    from learner.model.scalar_model import load_scalar_model
+    from learner.supervised.reward_model import bradley_terry, score_pairs, train_reward_model
 
     torch.manual_seed(seed)
     logging.set_verbosity_error()  # that the head is new is no news

@@ -16,7 +16,7 @@ from deploy.inputs import find_model, load_heldout
 from deploy.origin import ORIGIN_FILE, warm_start_origin
 from deploy.progress import Screen
 from deploy.whole_folder import check_place, made_whole
-from learner.config import SftConfig, TinyModelConfig
+from learner.config.learner import SftConfig, TinyModelConfig
 
 TRIED = 64
 """Demonstrations that are checked before anything is loaded; the others as they are drawn."""
@@ -129,9 +129,9 @@ def _train(
     """Builds the model, or loads that of `path`, and trains it into the folder `partial`."""
     import torch
 
-    from learner.deepspeed_engine import PolicyEngine
-    from learner.model import build_tiny, load_policy
-    from learner.sft import tokenize, train_supervised
+    from learner.engine.deepspeed import PolicyEngine
+    from learner.model.policy import build_tiny, load_policy
+    from learner.supervised.sft import tokenize, train_supervised
 
     if sft.threads:
         torch.set_num_threads(sft.threads)

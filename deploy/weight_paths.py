@@ -8,7 +8,7 @@ from pathlib import Path
 from actors.config import ActorsConfig
 from deploy.errors import InputError
 from deploy.placement_config import Placements
-from learner.config import LearnerConfig
+from learner.config.learner import LearnerConfig
 from weight_sync.config import WeightSyncConfig
 
 STAGED = '"shared_memory", "object_store" or "filesystem"'

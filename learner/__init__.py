@@ -1,8 +1,8 @@
 """Learning: advantages, policy losses, corrections, aggregation and packing as pure functions.
 
 The names below are the public interface; they are imported when first used, so that
-`learner.config` is read without loading torch. The processes that train with them are
-`learner.update`, `learner.deepspeed_engine` and `learner.learner`.
+`learner.config.learner` is read without loading torch. The processes that train with them are
+`learner.update`, `learner.engine.deepspeed` and `learner.learner`.
 """
 
 import importlib
@@ -12,19 +12,19 @@ if TYPE_CHECKING:
     from learner.advantages import Advantages as Advantages
     from learner.advantages import advantage as advantage
     from learner.advantages import compute_advantages as compute_advantages
-    from learner.aggregation import token_weights as token_weights
+    from learner.batch.packing import balance as balance
+    from learner.batch.packing import pack as pack
+    from learner.batch.token_weights import token_weights as token_weights
     from learner.corrections import Correction as Correction
     from learner.corrections import importance_weights as importance_weights
-    from learner.kl import kl_penalty as kl_penalty
+    from learner.diagnostics.off_policy import effective_sample_size as effective_sample_size
     from learner.losses import LossInputs as LossInputs
     from learner.losses import TokenLoss as TokenLoss
     from learner.losses import policy_loss as policy_loss
     from learner.losses import policy_loss_function as policy_loss_function
-    from learner.offpolicyness import effective_sample_size as effective_sample_size
-    from learner.packing import balance as balance
-    from learner.packing import pack as pack
-    from learner.values import gae as gae
-    from learner.values import value_loss as value_loss
+    from learner.losses.kl import kl_penalty as kl_penalty
+    from learner.losses.value_loss import gae as gae
+    from learner.losses.value_loss import value_loss as value_loss
 
 _HOMES = {
     "Advantages": "learner.advantages",
@@ -32,17 +32,17 @@ _HOMES = {
     "LossInputs": "learner.losses",
     "TokenLoss": "learner.losses",
     "advantage": "learner.advantages",
-    "balance": "learner.packing",
+    "balance": "learner.batch.packing",
     "compute_advantages": "learner.advantages",
-    "effective_sample_size": "learner.offpolicyness",
-    "gae": "learner.values",
+    "effective_sample_size": "learner.diagnostics.off_policy",
+    "gae": "learner.losses.value_loss",
     "importance_weights": "learner.corrections",
     "kl_penalty": "learner.kl",
-    "pack": "learner.packing",
+    "pack": "learner.batch.packing",
     "policy_loss": "learner.losses",
     "policy_loss_function": "learner.losses",
-    "token_weights": "learner.aggregation",
-    "value_loss": "learner.values",
+    "token_weights": "learner.batch.token_weights",
+    "value_loss": "learner.losses.value_loss",
 }
 
 __all__ = [

@@ -45,7 +45,7 @@ FIGURES = {
 }
 """Statistics of the newest batch, and what they are; those without a number are left out."""
 ORIGINS = ("fresh", "crossed", "stale")
-"""Of rollouts, as `learner.offpolicyness` tells them apart."""
+"""Of rollouts, as `learner.diagnostics.off_policy` tells them apart."""
 PHASES = ("wait", "step", "publish")
 """What the learner spends its time with; while it waits for a batch it is idle."""
 

@@ -4,7 +4,8 @@
       └─▶ advantages ─▶ epoch ─▶ minibatch ─▶ rows of this rank: forward, backward ─▶ one step
 
 Every rank is given the whole batch and trains its rows of it; `work_plan` says which. The loop
-around it, versions and publishing are `learner.learner`; what is minimised is `learner.objective`.
+around it, versions and publishing are `learner.learner`; what is minimised is
+`learner.objective.objective`.
 """
 
 from collections import Counter, defaultdict
@@ -14,14 +15,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from learner.batch import MicroBatch, Sequences, TrainBatch, read_batch, split_groups
-from learner.config import LearnerConfig
-from learner.engine import TrainEngine, ValueEngine
-from learner.objective import Objective
-from learner.offpolicyness import measure, origins
-from learner.reference import Reference
-from learner.statistics import Work, statistics
-from learner.work_plan import Rows, plan_rows, slowest, workloads
+from learner.batch.batch import MicroBatch, Sequences, TrainBatch, read_batch, split_groups
+from learner.batch.row_plan import Rows, plan_rows, slowest, workloads
+from learner.config.learner import LearnerConfig
+from learner.diagnostics.batch_report import Work, statistics
+from learner.diagnostics.off_policy import measure, origins
+from learner.engine.protocol import TrainEngine, ValueEngine
+from learner.model.reference import Reference
+from learner.objective.objective import Objective
 from queues.records import RolloutGroup
 
 

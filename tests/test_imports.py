@@ -21,7 +21,7 @@ ALLOWED = {
 }
 HEAVY = {
     "vllm": ["actors/vllm_engine.py", "weight_sync/vllm_*.py"],
-    "deepspeed": ["learner/deepspeed_engine.py"],
+    "deepspeed": ["learner/engine/deepspeed.py"],
     "ray": ["*/ray_*.py", "deploy/*.py"],
     "pyarrow": ["queues/schema.py", "queues/storage/journal.py", "actors/sources/*.py"],
     "prometheus_client": ["*/metrics.py", "deploy/exporter.py", "deploy/samples.py"],

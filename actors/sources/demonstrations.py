@@ -2,7 +2,7 @@
 
 A JSONL file has the fields `prompt` and `completion`; a prompt source has them if it offers
 `demonstrations(**options)`. No pair has a held-out prompt. Leaves out how they are tokenised and
-trained (`learner.sft`).
+trained (`learner.supervised.sft`).
 """
 
 from collections.abc import Iterator

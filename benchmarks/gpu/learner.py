@@ -16,10 +16,10 @@ from benchmarks.gpu.plain_engine import PlainEngine
 from benchmarks.learner_clock import ClockedEngine, timed_update
 from benchmarks.train import figures_of
 from benchmarks.training_load import SIZES, Size, batch, build, lengths_of, sampled_tokens
-from learner.config import LearnerConfig
+from learner.config.learner import LearnerConfig
 from learner.errors import LearnerError
-from learner.model import Policy
-from learner.packed_attention import attend_packed
+from learner.model.packed_attention import attend_packed
+from learner.model.policy import Policy
 from learner.update import Updater
 from queues.records import RolloutGroup
 

@@ -9,9 +9,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from learner.engine import Forward
+from learner.engine.protocol import Forward
 from learner.errors import LearnerError
-from learner.model import Policy
+from learner.model.policy import Policy
 
 CLIP = 1.0
 

@@ -21,7 +21,8 @@ from learner.advantages import (
     remax,
     rloo,
 )
-from learner.advantages.estimator import (
+from learner.advantages.grouped import GroupedRewards, RolloutTokens
+from learner.advantages.registry import (
     ESTIMATORS,
     Advantages,
     Estimate,
@@ -29,7 +30,6 @@ from learner.advantages.estimator import (
     advantage,
     compute_advantages,
 )
-from learner.advantages.grouped import GroupedRewards, RolloutTokens
 
 __all__ = [
     "ESTIMATORS",

@@ -2,8 +2,8 @@
 
 from torch import Tensor
 
-from learner.advantages.estimator import advantage
 from learner.advantages.grouped import GroupedRewards
+from learner.advantages.registry import advantage
 
 
 @advantage("batch_norm", relative=True)

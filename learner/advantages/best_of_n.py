@@ -2,8 +2,8 @@
 
 import torch
 
-from learner.advantages.estimator import Estimate, advantage
 from learner.advantages.grouped import GroupedRewards
+from learner.advantages.registry import Estimate, advantage
 from learner.errors import InputError
 
 

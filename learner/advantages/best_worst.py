@@ -3,8 +3,8 @@
 from dataclasses import replace
 
 from learner.advantages.best_of_n import ranks
-from learner.advantages.estimator import Estimate, advantage
 from learner.advantages.grouped import GroupedRewards
+from learner.advantages.registry import Estimate, advantage
 
 
 @advantage("best_worst", relative=True)

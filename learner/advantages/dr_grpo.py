@@ -5,8 +5,8 @@ The other half of the method is the aggregation `fixed_length`.
 
 from torch import Tensor
 
-from learner.advantages.estimator import advantage
 from learner.advantages.grouped import GroupedRewards
+from learner.advantages.registry import advantage
 
 
 @advantage("dr_grpo", relative=True)

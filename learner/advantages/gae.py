@@ -3,11 +3,11 @@
 import torch
 from torch import Tensor
 
-from learner import values as critic
 from learner.advantages import whitening
-from learner.advantages.estimator import Estimate, advantage
 from learner.advantages.grouped import GroupedRewards, RolloutTokens
+from learner.advantages.registry import Estimate, advantage
 from learner.errors import InputError
+from learner.losses import value_loss as critic
 
 
 @advantage("gae", needs={"values"}, takes_token_rewards=True)
@@ -21,7 +21,7 @@ def gae(
     whiten: bool = True,
     bootstrap_truncated: bool = False,
 ) -> Estimate:
-    """A_t by `learner.values.gae` of token rewards and, on the last sampled token, the reward.
+    """A_t by `value_loss.gae` of token rewards and, on the last sampled token, the reward.
 
     Args:
         batch: With tokens and `values`.

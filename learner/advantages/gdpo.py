@@ -4,8 +4,8 @@ from collections.abc import Mapping
 
 import torch
 
-from learner.advantages.estimator import Estimate, advantage
 from learner.advantages.grouped import GroupedRewards
+from learner.advantages.registry import Estimate, advantage
 from learner.errors import InputError
 
 

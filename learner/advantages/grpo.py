@@ -3,9 +3,9 @@
 import torch
 from torch import Tensor
 
-from learner.advantages.estimator import Estimate, advantage
 from learner.advantages.grouped import GroupedRewards
-from learner.values import returns_to_go
+from learner.advantages.registry import Estimate, advantage
+from learner.losses.value_loss import returns_to_go
 
 
 @advantage("grpo", relative=True, takes_token_rewards=True)

@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor
 
-from learner.advantages.estimator import advantage
 from learner.advantages.grouped import GroupedRewards
+from learner.advantages.registry import advantage
 from learner.errors import InputError
 
 

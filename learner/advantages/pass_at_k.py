@@ -5,8 +5,8 @@ from math import comb
 import torch
 from torch import Tensor
 
-from learner.advantages.estimator import advantage
 from learner.advantages.grouped import GroupedRewards
+from learner.advantages.registry import advantage
 from learner.errors import InputError
 
 

@@ -4,8 +4,8 @@ from typing import Literal
 
 from torch import Tensor
 
-from learner.advantages.estimator import advantage
 from learner.advantages.grouped import GroupedRewards
+from learner.advantages.registry import advantage
 from learner.errors import InputError
 
 

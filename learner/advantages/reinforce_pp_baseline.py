@@ -1,9 +1,9 @@
 """REINFORCE++-baseline: centred in the group, whitened over all tokens (arXiv 2501.03262)."""
 
-from learner.advantages.estimator import Estimate, advantage
 from learner.advantages.grouped import GroupedRewards
+from learner.advantages.registry import Estimate, advantage
 from learner.advantages.whitening import whiten
-from learner.values import returns_to_go
+from learner.losses.value_loss import returns_to_go
 
 
 @advantage("reinforce_pp_baseline", relative=True, takes_token_rewards=True)

@@ -3,10 +3,10 @@
 import torch
 from torch import Tensor
 
-from learner.advantages.estimator import Estimate, advantage
 from learner.advantages.grouped import GroupedRewards
+from learner.advantages.registry import Estimate, advantage
 from learner.errors import InputError
-from learner.values import returns_to_go
+from learner.losses.value_loss import returns_to_go
 
 
 @advantage("remax", needs={"baseline_rewards"}, takes_token_rewards=True)

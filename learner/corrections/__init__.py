@@ -8,7 +8,7 @@ their mean and rejecting by rank (M2PO): over one row they would depend on how a
 """
 
 from learner.corrections import by_lag, by_sequence, by_token, rejection
-from learner.corrections.catalogue import (
+from learner.corrections.registry import (
     CORRECTIONS,
     Correction,
     ImportanceWeights,

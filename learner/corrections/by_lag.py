@@ -3,9 +3,9 @@
 Caps by lag: `tis` with `lag_caps`.
 """
 
-from learner.corrections.catalogue import Correction, correction, unweighted
+from learner.corrections.registry import Correction, correction, unweighted
 from learner.errors import InputError
-from learner.losses.inputs import LossInputs
+from learner.losses.loss_inputs import LossInputs
 
 
 @correction("lag_mask", weighs=False, needs={"versions", "version"})

@@ -7,9 +7,9 @@ explodes with their length; the geometric mean is neither, and only used to reje
 import torch
 from torch import Tensor
 
-from learner.corrections.catalogue import Correction, correction, kept, unweighted
+from learner.corrections.registry import Correction, correction, kept, unweighted
 from learner.losses.checks import require_bounds, require_positive
-from learner.losses.inputs import LossInputs, bounded, count_outside
+from learner.losses.loss_inputs import LossInputs, bounded, count_outside
 
 
 @correction("sequence_tis", unit="sequence")

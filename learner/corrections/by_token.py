@@ -8,10 +8,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from learner.corrections.catalogue import Correction, correction, kept, unweighted
+from learner.corrections.registry import Correction, correction, kept, unweighted
 from learner.errors import InputError
 from learner.losses.checks import require_bounds
-from learner.losses.inputs import LossInputs
+from learner.losses.loss_inputs import LossInputs
 
 
 @correction("none", weighs=False)

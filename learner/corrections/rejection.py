@@ -2,10 +2,10 @@
 
 import torch
 
-from learner.corrections.catalogue import Correction, correction, unweighted
-from learner.kl import kl_penalty
+from learner.corrections.registry import Correction, correction, unweighted
 from learner.losses.checks import require_finite, require_one_of, require_positive
-from learner.losses.inputs import LossInputs
+from learner.losses.kl import kl_penalty
+from learner.losses.loss_inputs import LossInputs
 
 
 @correction("kl_mask", weighs=False, unit="sequence")

@@ -1,6 +1,7 @@
 """Policy losses: one idea a file, found by name.
 
-`inputs` says what each is given and returns; none reduces over tokens (`learner.aggregation`).
+`inputs` says what each is given and returns; none reduces over tokens
+(`learner.batch.token_weights`).
 """
 
 from learner.losses import (
@@ -16,8 +17,8 @@ from learner.losses import (
     sapo,
     topr,
 )
-from learner.losses.catalogue import LOSSES, PolicyLoss, policy_loss, policy_loss_function
-from learner.losses.inputs import LossInputs, TokenLoss
+from learner.losses.loss_inputs import LossInputs, TokenLoss
+from learner.losses.registry import LOSSES, PolicyLoss, policy_loss, policy_loss_function
 
 __all__ = [
     "LOSSES",

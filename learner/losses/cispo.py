@@ -3,9 +3,9 @@
 MiniMax-M1 (arXiv 2506.13585, eq. 4-5); with an absolute cap as in ScaleRL (arXiv 2510.13786).
 """
 
-from learner.losses.catalogue import policy_loss_function
 from learner.losses.checks import require_bounds
-from learner.losses.inputs import LossInputs, TokenLoss, count_outside
+from learner.losses.loss_inputs import LossInputs, TokenLoss, count_outside
+from learner.losses.registry import policy_loss_function
 
 
 @policy_loss_function("cispo", owns_is=True)

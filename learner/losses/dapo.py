@@ -4,9 +4,9 @@ Yu et al. 2025 (arXiv 2503.14476). The rest of DAPO is elsewhere: token_mean agg
 sampling, overlong shaping.
 """
 
-from learner.losses.catalogue import policy_loss_function
-from learner.losses.inputs import LossInputs, TokenLoss
+from learner.losses.loss_inputs import LossInputs, TokenLoss
 from learner.losses.ppo import ppo
+from learner.losses.registry import policy_loss_function
 
 
 @policy_loss_function("dapo", owns_is=True)

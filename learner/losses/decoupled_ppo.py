@@ -9,10 +9,10 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from learner.losses.catalogue import policy_loss_function
 from learner.losses.checks import require_one_of, require_positive
-from learner.losses.inputs import LossInputs, TokenLoss, count_outside
+from learner.losses.loss_inputs import LossInputs, TokenLoss, count_outside
 from learner.losses.ppo import clipped
+from learner.losses.registry import policy_loss_function
 
 _VERSIONED = {"needs": frozenset({"versions", "version"})}
 

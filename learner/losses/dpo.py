@@ -9,9 +9,9 @@ from torch import Tensor
 from torch.nn.functional import softplus
 
 from learner.errors import InputError
-from learner.losses.catalogue import policy_loss_function
 from learner.losses.checks import require_finite, require_one_of, require_positive
-from learner.losses.inputs import LossInputs, TokenLoss
+from learner.losses.loss_inputs import LossInputs, TokenLoss
+from learner.losses.registry import policy_loss_function
 from learner.losses.segments import Segments
 
 

@@ -5,9 +5,9 @@ Zheng et al. 2025 (arXiv 2507.18071, eq. 5-7 and 13-14). Sequences count alike: 
 
 from torch import Tensor
 
-from learner.losses.catalogue import policy_loss_function
-from learner.losses.inputs import LossInputs, TokenLoss, bounded, count_outside
+from learner.losses.loss_inputs import LossInputs, TokenLoss, bounded, count_outside
 from learner.losses.ppo import clipped
+from learner.losses.registry import policy_loss_function
 
 
 @policy_loss_function("gspo", owns_is=True, unit="sequence", aggregations=("sequence_mean",))

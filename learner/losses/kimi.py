@@ -6,9 +6,9 @@ the policy that sampled, not about a reference. Advantages are rewards minus the
 
 import torch
 
-from learner.losses.catalogue import policy_loss_function
 from learner.losses.checks import require_finite, require_one_of
-from learner.losses.inputs import LossInputs, TokenLoss
+from learner.losses.loss_inputs import LossInputs, TokenLoss
+from learner.losses.registry import policy_loss_function
 
 VARIANTS = ("k1.5", "k2", "token_sq")
 

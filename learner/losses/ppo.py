@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from learner.errors import InputError
-from learner.losses.catalogue import policy_loss_function
-from learner.losses.inputs import LossInputs, TokenLoss, count_outside
+from learner.losses.loss_inputs import LossInputs, TokenLoss, count_outside
+from learner.losses.registry import policy_loss_function
 
 
 @policy_loss_function("ppo", "grpo", owns_is=True)

@@ -6,9 +6,9 @@ Dong et al. 2023 (arXiv 2304.06767); all positives: as in Xiong et al. 2025 (arX
 import torch
 from torch import Tensor
 
-from learner.losses.catalogue import policy_loss_function
 from learner.losses.checks import require_one_of
-from learner.losses.inputs import LossInputs, TokenLoss
+from learner.losses.loss_inputs import LossInputs, TokenLoss
+from learner.losses.registry import policy_loss_function
 from learner.losses.segments import Segments
 
 

@@ -1,7 +1,7 @@
 """REINFORCE (Williams 1992): the score function times the advantage, no ratio of its own."""
 
-from learner.losses.catalogue import policy_loss_function
-from learner.losses.inputs import LossInputs, TokenLoss
+from learner.losses.loss_inputs import LossInputs, TokenLoss
+from learner.losses.registry import policy_loss_function
 
 
 @policy_loss_function("reinforce", owns_is=False)

@@ -5,9 +5,9 @@ Gao et al. 2025 (arXiv 2511.20347). The paper aggregates by `sequence_mean`.
 
 import torch
 
-from learner.losses.catalogue import policy_loss_function
 from learner.losses.checks import require_finite, require_positive
-from learner.losses.inputs import LossInputs, TokenLoss, count_outside
+from learner.losses.loss_inputs import LossInputs, TokenLoss, count_outside
+from learner.losses.registry import policy_loss_function
 
 
 @policy_loss_function("sapo", owns_is=True)

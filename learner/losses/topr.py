@@ -6,9 +6,9 @@ behaviour policy always.
 
 import torch
 
-from learner.losses.catalogue import policy_loss_function
 from learner.losses.checks import require_one_of
-from learner.losses.inputs import LossInputs, TokenLoss, bounded, count_outside
+from learner.losses.loss_inputs import LossInputs, TokenLoss, bounded, count_outside
+from learner.losses.registry import policy_loss_function
 
 
 @policy_loss_function(

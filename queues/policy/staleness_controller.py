@@ -17,7 +17,7 @@ does shows only once the groups that were leased before it are trained.
 So the widest window that holds the target is found and kept: the one above it is tried ever more
 rarely, but never given up, since ESS changes as the policy settles. There is no step that could
 carry w from one end to the other, and at the ends it stays. Leaves out what ESS is
-(`learner.offpolicyness`) and what a window admits (`queues.policy.admission`).
+(`learner.diagnostics.off_policy`) and what a window admits (`queues.policy.admission`).
 """
 
 import math

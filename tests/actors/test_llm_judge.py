@@ -247,8 +247,8 @@ def test_options_that_cannot_be_used_are_an_input_error(options, message):
 def vllm_server(tmp_path_factory):
     """Address of a server of vLLM's own, whose model says digits, and their ids."""
     from actors.model_folder import load_tokenizer
-    from learner.config import TinyModelConfig
-    from learner.model import build_tiny
+    from learner.config.learner import TinyModelConfig
+    from learner.model.policy import build_tiny
 
     folder = tmp_path_factory.mktemp("judge")
     build_tiny(TinyModelConfig(characters="0123456789", context=1024), folder, seed=1)

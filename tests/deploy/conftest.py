@@ -68,8 +68,8 @@ def headway(tmp_path_factory):
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory):
     """A model folder with a token per character of the lettered sums, and a context of 256."""
-    from learner.config import TinyModelConfig
-    from learner.model import build_tiny
+    from learner.config.learner import TinyModelConfig
+    from learner.model.policy import build_tiny
 
     folder = tmp_path_factory.mktemp("tiny") / "model"
     sizes = {"hidden_size": 32, "layers": 2, "intermediate_size": 48, "heads": 2, "kv_heads": 1}

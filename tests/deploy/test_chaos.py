@@ -10,7 +10,7 @@ from benchmarks.chaos import conclude, markdown, plan_kills
 from benchmarks.chaos_oracle import Fate, judge
 from benchmarks.chaos_stage import ROLES
 from deploy.bench import ROOT
-from learner.trained_log import VARIABLE, note_trained
+from learner.diagnostics.trained_log import VARIABLE, note_trained
 from tests.queues.conftest import make_group, make_rollout
 
 SOURCE = [f"s/0/{index}" for index in range(20)]

@@ -7,7 +7,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from actors.engine import SamplingParameters
-from learner.model import load_policy
+from learner.model.policy import load_policy
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]
 

@@ -236,7 +236,7 @@ def test_a_missing_model_folder_is_named_and_a_home_folder_is_expanded(tmp_path,
 
 def test_a_checkpoint_weighs_what_it_holds():
     from deploy.disk import parameter_bytes
-    from learner.config import LearnerConfig
+    from learner.config.learner import LearnerConfig
 
     assert parameter_bytes(LearnerConfig()) == 20
     critic = {"advantage": "gae", "critic": {}}

@@ -13,13 +13,14 @@ import torch.distributed as dist
 import torch.multiprocessing
 from rollouts import random_groups
 
-from learner import checkpoint, deepspeed_engine, full_disk
-from learner import rank as learner_rank
-from learner.config import LearnerConfig
+from learner.config.learner import LearnerConfig
+from learner.config.optimizer import ScheduleConfig
+from learner.engine import checkpoint, full_disk
+from learner.engine import deepspeed as deepspeed_engine
+from learner.engine.process_group import find_store, join, open_store
 from learner.errors import TrainingDiverged
-from learner.model import load_policy
-from learner.optimizer_config import ScheduleConfig
-from learner.rendezvous import find_store, join, open_store
+from learner.model.policy import load_policy
+from learner.ranks import rank as learner_rank
 from learner.update import Updater
 
 BUDGETS = (16, 40, 10_000)

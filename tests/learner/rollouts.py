@@ -5,8 +5,8 @@ from datetime import UTC, datetime
 import torch
 from torch import nn
 
-from learner.engine import Forward
-from learner.logprobs import chunked_logprobs
+from learner.engine.protocol import Forward
+from learner.model.logprobs import chunked_logprobs
 from queues.records import FinishReason, Rollout, RolloutGroup
 
 VOCABULARY = 11

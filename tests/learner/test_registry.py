@@ -6,7 +6,7 @@ from types import ModuleType
 import pytest
 import torch
 
-from learner.advantages.estimator import Estimator, compute_advantages
+from learner.advantages.registry import Estimator, compute_advantages
 from learner.errors import InputError
 from learner.registry import Registry
 

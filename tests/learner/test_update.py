@@ -10,12 +10,12 @@ import pytest
 import torch
 from rollouts import PlainEngine, group, random_groups, rollout
 
-from learner.config import LearnerConfig
+from learner.config.learner import LearnerConfig
 from learner.errors import InputError
 from learner.losses import PolicyLoss
 from learner.losses.cispo import cispo
 from learner.losses.reinforce import reinforce
-from learner.objective_check import corrects_off_policyness
+from learner.objective.checks import corrects_off_policyness
 from learner.update import Updater
 
 

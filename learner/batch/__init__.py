@@ -1,0 +1,1 @@
+"""From rollout groups to minibatches of packed rows."""

@@ -1,0 +1,359 @@
+"""From the rollout groups of one batch to minibatches and packed rows of tensors.
+
+    groups ─▶ read_batch ─▶ scored by models ─▶ with_advantages ─▶ minibatch ─▶ rows
+
+Advantages are computed over the whole batch and token weights over each minibatch, so that how it
+is cut into rows changes nothing. No model is involved.
+"""
+
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from functools import cached_property
+from itertools import accumulate
+from typing import Self
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from learner.advantages import Advantages
+from learner.advantages.grouped import GroupedRewards
+from learner.batch.token_weights import token_weights
+from learner.errors import LearnerError
+from queues.records import FinishReason, Rollout, RolloutGroup
+
+
+@dataclass(frozen=True, kw_only=True)
+class MicroBatch:
+    """One packed row: sequences one after the other. Index t speaks about token t."""
+
+    token_ids: Tensor  # [N] int64
+    position_ids: Tensor  # [N] int64, restart at 0 with every sequence
+    sequence_ids: Tensor  # [N] int64, index of the rollout in the batch
+    group_ids: Tensor  # [N] int64, index of the group in the batch
+    mask: Tensor  # [N] bool, tokens that train; never the first of a sequence
+    behavior_logprobs: Tensor  # [N] float32, 0 where not sampled
+    versions: Tensor  # [N] int64, −1 where not sampled
+    rewards: Tensor  # [N] float32, the rollout's as its task gives it, without shaping
+    advantages: Tensor  # [N] float32
+    token_weights: Tensor  # [N] float32, loss = Σ weights · per_token over the minibatch
+    proximal_logprobs: Tensor | None = None  # [N] float32, where the proximal policy is computed
+    reference_logprobs: Tensor | None = None  # [N] float32, where there is a reference
+    values: Tensor | None = None  # [N] float32 at the start of the batch, where there is a critic
+    returns: Tensor | None = None  # [N] float32, what the critic learns
+    origins: Tensor | None = None  # [N] int64, `offpolicyness.Origin` of the token's rollout
+
+    def to(self, device: torch.device) -> Self:
+        """The same row on another device."""
+        return self._each(lambda column: column.to(device))
+
+    def take(self, indices: Tensor | slice) -> Self:
+        """The tokens at `indices` [M]; whole sequences, in order, make a valid row."""
+        return self._each(lambda column: column[indices])
+
+    def _each(self, change: Callable[[Tensor], Tensor]) -> Self:
+        columns = {f.name: getattr(self, f.name) for f in fields(self)}
+        return replace(self, **{k: change(v) for k, v in columns.items() if v is not None})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sequences:
+    """Some rollouts of a batch, in the order of their groups: what one optimizer step trains."""
+
+    tokens: MicroBatch
+    """All of them as a single row."""
+    lengths: list[int]
+    """[R] tokens of each rollout, prompt included."""
+
+    @cached_property
+    def starts(self) -> Tensor:
+        """[R] where each rollout begins in `tokens`, int64."""
+        lengths = torch.tensor(self.lengths)
+        return lengths.cumsum(0) - lengths
+
+    def positions(self, row: Sequence[int]) -> Tensor:
+        """Where the tokens of some rollouts are in `tokens`, [M] int64."""
+        starts = self.starts[list(row)].tolist()
+        spans = [torch.arange(at, at + self.lengths[i]) for i, at in zip(row, starts, strict=True)]
+        return torch.cat(spans) if spans else torch.empty(0, dtype=torch.int64)
+
+    @cached_property
+    def trainable(self) -> list[int]:
+        """The rollouts with a token that trains; no row needs the others."""
+        trained: list[int] = torch.unique(self.rollout_of_token[self.tokens.mask]).tolist()
+        return trained
+
+    @cached_property
+    def rollout_of_token(self) -> Tensor:
+        """[N] int64, index into `lengths`."""
+        return torch.arange(len(self.lengths)).repeat_interleave(torch.tensor(self.lengths))
+
+    def by_group(self, rollouts: Sequence[int]) -> list[list[int]]:
+        """Some rollouts, those of a group together."""
+        groups: dict[int, list[int]] = {}
+        for i in rollouts:
+            groups.setdefault(self.group_of_rollout[i], []).append(i)
+        return list(groups.values())
+
+    @cached_property
+    def group_of_rollout(self) -> list[int]:
+        """[R] index of its group in the batch."""
+        groups: list[int] = self.tokens.group_ids[self.starts].tolist()
+        return groups
+
+    def row(self, indices: Sequence[int]) -> MicroBatch:
+        """The packed row of some rollouts; of none: a short dummy that trains nothing."""
+        if indices:
+            return self.tokens.take(self.positions(indices))
+        dummy = self.tokens.take(torch.arange(min(2, self.lengths[0])))
+        return replace(
+            dummy,
+            mask=torch.zeros_like(dummy.mask),
+            token_weights=torch.zeros_like(dummy.token_weights),
+        )
+
+    def rows(self, plan: Sequence[Sequence[int]], device: torch.device) -> list[MicroBatch]:
+        """Several rows, each as `row` makes it; their tokens go to the device together."""
+        members = [i for indices in plan for i in indices]
+        tokens = self.tokens.take(self.positions(members)).to(device)
+        dummy = self.row([]).to(device)
+        lengths = [sum(self.lengths[i] for i in indices) for indices in plan]
+        return [
+            tokens.take(slice(end - length, end)) if length else dummy
+            for end, length in zip(accumulate(lengths), lengths, strict=True)
+        ]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainBatch(Sequences):
+    """All rollouts of one batch."""
+
+    rewards: Tensor
+    """[R] float64, process rewards left out."""
+    task_rewards: Tensor
+    """[R] float64, what tells right from wrong: without shaping of lengths, and with what turns
+    earned."""
+    reward_parts: Mapping[str, Tensor]
+    """[R] float64 each; NaN where a rollout lacks the part."""
+    baseline_rewards: Tensor | None
+    """[R] float64 of a greedy rollout of the same prompt, where actors sample one."""
+    process_rewards: Tensor | None
+    """[N] float32 on the last token of each turn, where asked for."""
+    truncated: Tensor
+    """[R] bool: ended at the limit of its length."""
+    groups: int
+    """Groups that the batch was built of."""
+    advantages: Advantages | None = None
+    """Of the R rollouts, or of the N tokens."""
+    dropped: Tensor | None = None
+    """[R] bool: left out of every minibatch."""
+
+    @property
+    def group_ids(self) -> Tensor:
+        """[R] int64, index of each rollout's group."""
+        return torch.tensor(self.group_of_rollout)
+
+    @property
+    def tied(self) -> Tensor:
+        """[R] bool, scored rollouts of groups whose rewards are all equal, shaping left out."""
+        scored = torch.isfinite(self.task_rewards)
+        of_scored = GroupedRewards(self.task_rewards[scored], self.group_ids[scored]).tied
+        return torch.zeros_like(scored).masked_scatter(scored, of_scored)
+
+    @property
+    def whole_rewards(self) -> Tensor:
+        """[R] float64, process rewards included."""
+        if self.process_rewards is None:
+            return self.rewards
+        return self.rewards.index_add(0, self.tokens.sequence_ids, self.process_rewards.double())
+
+    @property
+    def sampled(self) -> Tensor:
+        """[N] bool, tokens that a policy sampled, whether they train or not."""
+        return self.tokens.versions >= 0
+
+    @property
+    def generated(self) -> list[int]:
+        """The rollouts with a token that was sampled, whether it trains or not."""
+        rollouts: list[int] = torch.unique(self.rollout_of_token[self.sampled]).tolist()
+        return rollouts
+
+    @property
+    def sampled_lengths(self) -> Tensor:
+        """[R] int64, tokens that a policy sampled, whether they train or not."""
+        zeros = torch.zeros(len(self.lengths), dtype=torch.int64)
+        return zeros.index_add(0, self.rollout_of_token, self.sampled.long())
+
+    def with_columns(self, **columns: Tensor) -> "TrainBatch":
+        """The batch with further columns [N] of its tokens."""
+        return replace(self, tokens=replace(self.tokens, **columns))
+
+    def with_advantages(self, advantages: Advantages, dropped: Tensor) -> "TrainBatch":
+        """The batch with its advantages.
+
+        Args:
+            advantages: Of its rollouts or tokens.
+            dropped: [R] bool, rollouts to mask out and to leave out of denominators. A minibatch of
+                nothing else keeps them: its gradient is 0.
+        """
+        tokens = self.tokens
+        changed = replace(
+            tokens,
+            advantages=advantages.on_tokens(tokens.sequence_ids),
+            mask=tokens.mask & ~dropped[tokens.sequence_ids],
+            returns=advantages.returns,
+        )
+        return replace(self, tokens=changed, advantages=advantages, dropped=dropped)
+
+    def minibatch(
+        self, groups: Sequence[int], *, aggregation: str, fixed_length: int | None
+    ) -> Sequences:
+        """The rollouts of some groups, with token weights over them.
+
+        Args:
+            groups: Indices.
+            aggregation: Mode of `token_weights`.
+            fixed_length: Its `max_length`.
+        """
+        wanted = set(groups)
+        members = [i for i, group in enumerate(self.group_of_rollout) if group in wanted]
+        if self.dropped is not None:
+            members = [i for i in members if not self.dropped[i]] or members
+        tokens = self.tokens.take(self.positions(members))
+        weights = token_weights(
+            aggregation, tokens.mask, tokens.sequence_ids, tokens.group_ids, max_length=fixed_length
+        )
+        return Sequences(
+            tokens=replace(tokens, token_weights=weights),
+            lengths=[self.lengths[i] for i in members],
+        )
+
+
+def split_groups(groups: int, minibatches: int, *, version: int, epoch: int) -> list[list[int]]:
+    """Shares whole groups out over the minibatches of one epoch, in a shuffled order.
+
+    Args:
+        groups: Number of groups of the batch.
+        minibatches: Wanted parts; where there are fewer groups, each is a part.
+        version: Being trained; with `epoch` it seeds the shuffle, so that training a batch again
+            is the same.
+        epoch: From 0.
+
+    Returns:
+        Parts of ascending indices whose sizes differ by at most one; each index once.
+    """
+    parts = min(minibatches, groups)
+    order = list(range(groups))
+    if parts > 1:
+        random.Random(f"{version}/{epoch}").shuffle(order)
+    return [sorted(order[part::parts]) for part in range(parts)]
+
+
+def read_batch(
+    groups: Sequence[RolloutGroup],
+    *,
+    mask_truncated: bool = False,
+    oldest_version: int | None = None,
+    process_rewards: bool = False,
+) -> TrainBatch:
+    """Tensors of a batch, without advantages and token weights.
+
+    Fewer rollouts than the group size are fine: every statistic is over what is there.
+
+    Args:
+        groups: As taken from the queue.
+        mask_truncated: Mask out rollouts that ended at the limit of their length; their tokens
+            still count as sampled.
+        oldest_version: Mask out tokens that an older version sampled; they too count as sampled.
+        process_rewards: Tell rewards of turns, which a rollout's metadata has as `turn_rewards`, a
+            list of [index of the turn's last token, reward], from the rest of its reward.
+
+    Raises:
+        LearnerError: No rollouts, or one whose first token counts as sampled: a model gives no
+            probability to the first token of a sequence.
+    """
+    rollouts = [rollout for group in groups for rollout in group.rollouts]
+    if not rollouts:
+        raise LearnerError("a batch without rollouts cannot be trained")
+    _check(groups)
+    lengths = [len(rollout.token_ids) for rollout in rollouts]
+    group_index = torch.tensor([i for i, group in enumerate(groups) for _ in group.rollouts])
+    rewards = torch.tensor([rollout.reward for rollout in rollouts], dtype=torch.float64)
+    truncated = torch.tensor([r.finish_reason is FinishReason.LENGTH for r in rollouts])
+    sequence_ids = torch.arange(len(rollouts)).repeat_interleave(torch.tensor(lengths))
+    mask = _column(rollouts, "loss_mask", torch.bool)
+    if mask_truncated:
+        mask &= ~truncated[sequence_ids]
+    versions = _column(rollouts, "versions", torch.int64)
+    if oldest_version is not None:
+        mask &= versions >= oldest_version
+    of_turns = _turn_rewards(rollouts, lengths) if process_rewards else None
+    if of_turns is not None:
+        rewards = rewards.index_add(0, sequence_ids, -of_turns.double())
+    task_rewards = torch.tensor([r.task_reward for r in rollouts], dtype=torch.float64)
+    empty = torch.zeros(len(mask))
+    tokens = MicroBatch(
+        token_ids=_column(rollouts, "token_ids", torch.int64),
+        position_ids=torch.cat([torch.arange(length) for length in lengths]),
+        sequence_ids=sequence_ids,
+        group_ids=group_index[sequence_ids],
+        mask=mask,
+        behavior_logprobs=_column(rollouts, "behavior_logprobs", torch.float32),
+        versions=versions,
+        rewards=task_rewards.float()[sequence_ids],
+        advantages=empty,
+        token_weights=empty,
+    )
+    return TrainBatch(
+        tokens=tokens,
+        lengths=lengths,
+        rewards=rewards,
+        task_rewards=task_rewards,
+        reward_parts=_parts(rollouts),
+        baseline_rewards=_baselines(rollouts),
+        process_rewards=of_turns,
+        truncated=truncated,
+        groups=len(groups),
+    )
+
+
+def _parts(rollouts: Sequence[Rollout]) -> dict[str, Tensor]:
+    names = sorted({name for rollout in rollouts for name in rollout.reward_parts})
+    return {
+        name: torch.tensor(
+            [rollout.reward_parts.get(name, float("nan")) for rollout in rollouts],
+            dtype=torch.float64,
+        )
+        for name in names
+    }
+
+
+def _baselines(rollouts: Sequence[Rollout]) -> Tensor | None:
+    rewards = [rollout.baseline_reward for rollout in rollouts]
+    known = [reward for reward in rewards if reward is not None]
+    return torch.tensor(known, dtype=torch.float64) if len(known) == len(rewards) else None
+
+
+def _turn_rewards(rollouts: Sequence[Rollout], lengths: Sequence[int]) -> Tensor:
+    rewards, start = torch.zeros(sum(lengths)), 0
+    for rollout, length in zip(rollouts, lengths, strict=True):
+        for position, reward in rollout.metadata.get("turn_rewards", ()):
+            rewards[start + position] += reward
+        start += length
+    return rewards
+
+
+def _check(groups: Sequence[RolloutGroup]) -> None:
+    for group in groups:
+        for rollout in group.rollouts:
+            if not len(rollout.loss_mask) or rollout.loss_mask[0]:
+                raise LearnerError(
+                    f"group {group.group_id}, sample {rollout.sample_index}: a rollout must begin "
+                    "with at least one prompt token, which is not sampled"
+                )
+
+
+def _column(rollouts: Sequence[Rollout], name: str, dtype: torch.dtype) -> Tensor:
+    parts = [np.asarray(getattr(rollout, name)) for rollout in rollouts]
+    return torch.from_numpy(np.concatenate(parts)).to(dtype)

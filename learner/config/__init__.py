@@ -1,0 +1,1 @@
+"""Sections `[model]`, `[learner]`, `[sft]` and `[reward_model]` of a recipe."""

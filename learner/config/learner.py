@@ -1,0 +1,151 @@
+"""Settings of the learner: the sections `[model]`, `[learner]` and `[sft]` of a recipe.
+
+Validated without importing torch; what only the model on disk can tell is checked in `model`.
+"""
+
+from typing import Any, Literal, Self
+
+from pydantic import Field, model_validator
+
+from learner.config.cpu_affinity import cores_of
+from learner.config.objective import ObjectiveConfig
+from learner.config.optimizer import Dtype, OptimizerConfig, Section, check_deepspeed
+
+
+class TinyModelConfig(Section):
+    """A Qwen3 with random weights and one token per character, built from scratch."""
+
+    characters: str = Field(min_length=1)
+    """Every character of the task; each becomes one token after <pad>, <eos>, <bos>."""
+    hidden_size: int = Field(default=128, ge=8)
+    layers: int = Field(default=3, ge=1)
+    intermediate_size: int = Field(default=320, ge=8)
+    heads: int = Field(default=4, ge=1)
+    kv_heads: int = Field(default=2, ge=1)
+    head_dim: int = Field(default=32, ge=8)
+    initializer_range: float = Field(default=0.06, gt=0)
+    """Standard deviation of the initial weights; tiny models learn far faster above 0.02."""
+    context: int = Field(default=512, ge=16)
+    """Longest sequence in tokens."""
+
+    @model_validator(mode="after")
+    def _heads_divide(self) -> Self:
+        if self.heads % self.kv_heads:
+            raise ValueError(
+                f"heads ({self.heads}) must be a multiple of kv_heads ({self.kv_heads})"
+            )
+        if len(set(self.characters)) != len(self.characters):
+            raise ValueError("characters must not repeat")
+        return self
+
+
+class ModelConfig(Section):
+    """Where the initial weights come from: a folder or hub name, or `[model.tiny]`."""
+
+    path: str | None = None
+    """A local folder with config.json, safetensors and tokenizer, or a name on the hub."""
+    tiny: TinyModelConfig | None = None
+
+    @model_validator(mode="after")
+    def _one_origin(self) -> Self:
+        if (self.path is None) == (self.tiny is None):
+            raise ValueError('give either path = "folder or hub name", or a [model.tiny] section')
+        return self
+
+
+class LearnerConfig(OptimizerConfig, ObjectiveConfig):
+    """The learner group: parallelism, objective, optimizer, checkpoints."""
+
+    ranks: int = Field(default=1, ge=1)
+    """Learner processes, which share every batch."""
+    zero_stage: int = Field(default=1, ge=0, le=3)
+    """DeepSpeed ZeRO; shared out over ranks: 1 the optimizer's state, 2 gradients, 3 weights."""
+    dtype: Dtype = "float32"
+    """Of weights and activations; gradients and the optimizer's weights are float32 always."""
+    activation_checkpointing: bool = False
+    """Keep only the inputs of layers and compute their insides again in the backward pass."""
+    offload_optimizer: bool = False
+    """Keep the optimizer's state in host memory and step there; needs zero_stage >= 1."""
+    attention: Literal["sdpa", "eager", "flash_attention_2"] = "sdpa"
+    cores: str | None = Field(default=None, pattern=r"^\d+(-\d+)?(,\d+(-\d+)?)*$")
+    """CPU cores of all ranks together, as "1" or "2-5,8"; None leaves it to the system. Shared
+    equally; where there are fewer cores than ranks, every rank uses them all."""
+    threads: int | None = Field(default=None, ge=1)
+    """Torch threads of a rank; None takes the number of its cores, else 1."""
+    gpus: float = Field(default=0.0, ge=0)
+    """GPUs of each rank."""
+
+    microbatch_tokens: int = Field(default=2048, ge=16)
+    """Capacity of one packed row in tokens; a longer sequence gets a row of its own."""
+    logprob_chunk: int = Field(default=1024, ge=1)
+    """Positions whose logits are held at once while log-probabilities are computed."""
+    float32_head: bool = False
+    """Form logits in float32 where the model is bfloat16 (ScaleRL)."""
+
+    checkpoint_every: int = Field(default=50, ge=1)
+    """Batches between checkpoints; the last version is always saved."""
+    keep_checkpoints: int = Field(default=2, ge=1)
+    """So many of the newest checkpoints are always kept."""
+    keep_checkpoint_hours: float = Field(default=0.0, ge=0)
+    """Older ones are kept too while they are younger than this."""
+
+    @model_validator(mode="after")
+    def _cores_are_shared_equally(self) -> Self:
+        if self.cores is None:
+            return self
+        count = len(cores_of(self.cores))
+        if not count:
+            raise ValueError(f"cores = {self.cores!r} is empty; a range begins with its first core")
+        if count > self.ranks and count % self.ranks:
+            raise ValueError(
+                f"cores = {self.cores!r} are {count} cores, which ranks = {self.ranks} cannot "
+                f"share equally; give a multiple of {self.ranks}, or fewer cores than ranks"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _deepspeed_can(self) -> Self:
+        if self.offload_optimizer and self.zero_stage == 0:
+            raise ValueError(
+                "offload_optimizer = true needs zero_stage 1, 2 or 3, not 0: DeepSpeed offloads "
+                "only what ZeRO manages"
+            )
+        optimizers: list[tuple[str, OptimizerConfig]] = [("", self)]
+        if self.critic is not None and not self.critic.shared:
+            optimizers.append(("critic.", self.critic))
+        for where, optimizer in optimizers:
+            check_deepspeed(
+                optimizer,
+                dtype=self.dtype,
+                zero_stage=self.zero_stage,
+                offload=self.offload_optimizer,
+                where=where,
+            )
+        return self
+
+
+class SftConfig(OptimizerConfig):
+    """Supervised warm start on demonstrations: `headway sft RECIPE`."""
+
+    name: str | None = Field(default=None, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=100)
+    """Of the warm start; None takes the run's. Recipes with one name share one model."""
+    demonstrations: str
+    """A source of (prompt, completion) pairs: a JSONL file with the fields prompt and completion,
+    or the name or dotted path of a prompt source that has worked examples."""
+    options: dict[str, Any] = Field(default_factory=dict)
+    """Keywords of the source's `demonstrations`."""
+    steps: int = Field(default=1000, ge=1)
+    batch_tokens: int = Field(default=1024, ge=16)
+    """Least tokens of one optimizer step, prompts included."""
+    microbatch_tokens: int = Field(default=512, ge=16)
+    """Capacity of one packed row in tokens."""
+    zero_stage: int = Field(default=0, ge=0, le=2)
+    dtype: Dtype = "float32"
+    attention: Literal["sdpa", "eager", "flash_attention_2"] = "sdpa"
+    threads: int | None = Field(default=None, ge=1)
+    logprob_chunk: int = Field(default=1024, ge=1)
+
+    @model_validator(mode="after")
+    def _deepspeed_can(self) -> Self:
+        check_deepspeed(self, dtype=self.dtype, zero_stage=self.zero_stage)
+        return self

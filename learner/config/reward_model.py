@@ -1,0 +1,50 @@
+"""Settings of reward-model training: the section `[reward_model]`, for `headway reward-model`."""
+
+from typing import Any, Literal, Self
+
+from pydantic import Field, model_validator
+
+from learner.config.optimizer import Dtype, OptimizerConfig, check_deepspeed
+
+
+class RewardTrainingConfig(OptimizerConfig):
+    """Reward models from preference pairs, by the likelihood of Bradley and Terry."""
+
+    name: str | None = Field(default=None, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=100)
+    """Of the models; None takes the run's. Recipes with one name share them."""
+    pairs: str
+    """A source of (prompt, chosen, rejected) triples: a JSONL file with these fields, or the name
+    or dotted path of a prompt source that has preferences."""
+    options: dict[str, Any] = Field(default_factory=dict)
+    """Keywords of the source's `preferences`."""
+    path: str | None = None
+    """A model folder or hub name to begin with; None takes the recipe's model, or its warm start
+    where there is one."""
+    members: int = Field(default=1, ge=1)
+    """Models to train, one after the other: each with a head and an order of pairs of its own."""
+    steps: int = Field(default=500, ge=1)
+    """Optimizer steps of each."""
+    batch_pairs: int = Field(default=32, ge=1)
+    """Pairs of one optimizer step."""
+    microbatch_tokens: int = Field(default=2048, ge=16)
+    """Capacity of one packed row in tokens; a longer pair gets a row of its own."""
+    learning_rate: float = Field(default=1e-5, gt=0)
+    """Full rate of AdamW."""
+    centring: float = Field(default=0.01, ge=0)
+    """Weight of (s_w + s_l)² in the loss, which keeps scores around 0."""
+    margin: float = Field(default=0.0, ge=0)
+    """By how much the better score should exceed the worse one."""
+    heldout_pairs: int = Field(default=256, ge=1)
+    """Pairs that are never trained; accuracy is measured on them."""
+    zero_stage: int = Field(default=0, ge=0, le=2)
+    dtype: Dtype = "float32"
+    attention: Literal["sdpa", "eager", "flash_attention_2"] = "sdpa"
+    activation_checkpointing: bool = False
+    """Keep only the inputs of layers and compute their insides again in the backward pass."""
+    threads: int | None = Field(default=None, ge=1)
+    """Torch threads; None leaves it to torch."""
+
+    @model_validator(mode="after")
+    def _deepspeed_can(self) -> Self:
+        check_deepspeed(self, dtype=self.dtype, zero_stage=self.zero_stage)
+        return self

@@ -1,0 +1,111 @@
+"""What a correction returns, how one is registered, and how several compose."""
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from learner.errors import InputError
+from learner.losses.loss_inputs import LossInputs, count_outside
+from learner.registry import Registry, options_of, refuse_unknown_options
+
+
+@dataclass(frozen=True)
+class Correction:
+    """How much each token of a packed row counts."""
+
+    weights: Tensor
+    """[N], detached; 1 where a token does not train, 0 where `keep` is false for its ratio."""
+    keep: Tensor
+    """[N] bool; false where the token is rejected."""
+    stats: Mapping[str, Tensor]
+    """Counts of tokens, each a scalar."""
+
+
+@dataclass(frozen=True)
+class ImportanceWeights:
+    """A registered correction."""
+
+    name: str
+    function: Callable[..., Correction]
+    weighs: bool = True
+    """It multiplies by a ratio; false: it only rejects, which counts nothing twice."""
+    unit: Literal["token", "sequence"] = "token"
+    """What must lie whole in one row."""
+    needs: frozenset[str] = frozenset()
+    """Optional fields of `LossInputs` that it cannot do without."""
+
+
+CORRECTIONS = Registry("correction", ImportanceWeights)
+
+
+def correction(
+    name: str,
+    *,
+    weighs: bool = True,
+    unit: Literal["token", "sequence"] = "token",
+    needs: Collection[str] = (),
+) -> Callable[[Callable[..., Correction]], ImportanceWeights]:
+    """Registers `(inputs: LossInputs, *, options) -> Correction`; see `ImportanceWeights`."""
+
+    def register(function: Callable[..., Correction]) -> ImportanceWeights:
+        entry = ImportanceWeights(name, function, weighs, unit, frozenset(needs))
+        CORRECTIONS.add(name, entry)
+        return entry
+
+    return register
+
+
+def unweighted(inputs: LossInputs) -> Tensor:
+    """[N] ones of the ratio's dtype."""
+    return torch.ones_like(inputs.behavior_log_ratio)
+
+
+def kept(inputs: LossInputs) -> Tensor:
+    """[N] true."""
+    return torch.ones_like(inputs.mask)
+
+
+def importance_weights(name: str | Sequence[str], inputs: LossInputs, **options: Any) -> Correction:
+    """Weights of one correction, or of several: the product of weights, and kept by all.
+
+    With no `proximal_logprobs` the numerator is the current policy, detached: exact for one
+    optimizer step per batch.
+
+    Args:
+        name: One of `CORRECTIONS`, "module:function" of a decorated function, or a list of them.
+        inputs: One packed row.
+        **options: Each goes to every named correction that has a parameter of that name; under the
+            name of a correction, a mapping of options for this one alone.
+
+    Returns:
+        Stats of all of them, and `weight_bounded`: tokens whose log-ratio is beyond ± 20.
+
+    Raises:
+        InputError: An unknown name, an option that none of them takes, or inputs without a field
+            that one of them needs.
+    """
+    names = [name] if isinstance(name, str) else name
+    entries = [CORRECTIONS[item] for item in names]
+    known = [options_of(entry.function) for entry in entries]
+    shared = {key: value for key, value in options.items() if key not in names}
+    refuse_unknown_options(f"correction {name!r}", shared, {item for own in known for item in own})
+    total = Correction(unweighted(inputs), kept(inputs), {})
+    for item, entry, own in zip(names, entries, known, strict=True):
+        chosen = {key: shared[key] for key in own if key in shared} | _own(item, options, own)
+        part = entry.function(inputs, **chosen)
+        total = Correction(
+            total.weights * part.weights, total.keep & part.keep, {**total.stats, **part.stats}
+        )
+    outside = count_outside(inputs.raw_behavior_log_ratio, inputs.trained)
+    return Correction(total.weights, total.keep, {**total.stats, "weight_bounded": outside})
+
+
+def _own(name: str, options: Mapping[str, Any], known: Sequence[str]) -> dict[str, Any]:
+    own = options.get(name, {})
+    if not isinstance(own, Mapping):
+        raise InputError(f"options of correction {name!r} must be a table, found {own!r}")
+    refuse_unknown_options(f"correction {name!r}", own, known)
+    return dict(own)

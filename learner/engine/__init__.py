@@ -1,0 +1,1 @@
+"""The engine that trains the weights, and its checkpoints."""

@@ -1,0 +1,288 @@
+"""Checkpoints: a complete folder appears at once, or not at all.
+
+    prepare ─▶ every rank writes its part ─▶ finish: state, rename ─▶ commit ─▶ prune
+               and syncs it                   and sync of the parent
+
+Rank 0 prepares, finishes and prunes; the commit is the caller's (a row in the broker's ledger). A
+folder without its row is garbage: pruning at the start, when all later versions are, leaves none.
+"""
+
+import json
+import logging
+import os
+import random
+import shutil
+import time
+import zipfile
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from learner.engine.full_disk import write_file, write_whole
+from learner.engine.protocol import TrainEngine, ValueEngine
+from learner.errors import InputError
+from learner.model.reference import Reference
+
+log = logging.getLogger(__name__)
+
+STATE_FILE = "state.json"
+RANDOM_FOLDER = "optimizer/random"
+"""Beside the optimizer's state, which an export of the model leaves out as a whole."""
+CRITIC_FOLDER = "critic"
+
+
+@dataclass(frozen=True, kw_only=True)
+class State:
+    """What a checkpoint says of itself, in `state.json`."""
+
+    version: int
+    saved_at: float
+    """Seconds since the epoch."""
+    optimizer_steps: int
+    """Steps taken since version 0."""
+    ranks: int
+    """Processes that wrote it, and that it can be loaded by."""
+    zero_stage: int
+    dtype: str
+    cursor: str | None
+    """Of the prompt source, as of the last issue; None before the first. For people to read: a run
+    that goes on takes the ledger's."""
+    objective_state: dict[str, float] = field(default_factory=dict)
+    """What the objective carries from batch to batch: running baselines, adapted coefficients."""
+    totals: dict[str, int] = field(default_factory=dict)
+    """Rollouts and tokens trained since version 0."""
+
+
+def checkpoint_path(root: Path, version: int) -> Path:
+    """The folder of a version: `v000060`."""
+    return root / f"v{version:06d}"
+
+
+def prepare(root: Path, version: int) -> Path:
+    """Makes the temporary folder of a version, and removes what a killed process left behind.
+
+    Args:
+        root: Folder of all checkpoints; created if missing.
+        version: Names the folder.
+    """
+    root.mkdir(parents=True, exist_ok=True)
+    remove_leftovers(root)
+    temporary = root / f".{checkpoint_path(root, version).name}.tmp"
+    temporary.mkdir()
+    return temporary
+
+
+def remove_leftovers(root: Path) -> None:
+    """Removes what a killed process left of checkpoints that it was writing or replacing."""
+    for leftover in [*root.glob(".v*.tmp"), *root.glob(".v*.old")]:
+        _try(shutil.rmtree, leftover)
+
+
+def size(folder: Path) -> int:
+    """Bytes of all files in a folder; 0 where there is none."""
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+
+
+def newest_size(root: Path) -> int:
+    """Bytes of the newest finished checkpoint, as an estimate of the next; 0 before the first."""
+    return size(max(root.glob("v*"), default=root / "none"))
+
+
+def write_part(
+    engine: TrainEngine,
+    temporary: Path,
+    *,
+    critic: ValueEngine | None = None,
+    reference: Reference | None = None,
+) -> None:
+    """Writes this rank's part of a checkpoint and its random state, durably. Collective."""
+    engine.save(temporary)
+    if critic is not None:
+        critic.save(temporary / CRITIC_FOLDER)
+    if reference is not None and engine.rank == 0:
+        reference.save(temporary)
+    folder = temporary / RANDOM_FOLDER
+    folder.mkdir(parents=True, exist_ok=True)
+    file = folder / f"rank-{engine.rank}.pt"
+    write_file(file, lambda opened: torch.save(_random_state(), opened))
+    engine.sum_over_ranks(torch.zeros(1))  # a barrier: no file appears while others are synced
+    for path in [*temporary.rglob("*"), temporary]:
+        _sync(path)
+
+
+def finish(root: Path, state: State) -> Path:
+    """Completes the folder of a version, when every rank has written its part.
+
+    Returns:
+        The finished folder; one that existed is replaced.
+    """
+    final = checkpoint_path(root, state.version)
+    temporary = root / f".{final.name}.tmp"
+    file = temporary / STATE_FILE
+    write_whole(file, lambda: file.write_text(json.dumps(asdict(state), indent=1)))
+    _sync(file)
+    _sync(temporary)
+    _remove(final)
+    temporary.rename(final)
+    _sync(root)
+    return final
+
+
+def read_state(folder: Path) -> State:
+    """What a checkpoint says of itself.
+
+    Raises:
+        InputError: There is no checkpoint, or not one of this program.
+    """
+    try:
+        return State(**json.loads((folder / STATE_FILE).read_text()))
+    except (OSError, ValueError, TypeError) as error:
+        raise InputError(f"no checkpoint can be read from {folder}: {error}") from error
+
+
+def load(
+    engine: TrainEngine,
+    folder: Path,
+    *,
+    zero_stage: int,
+    dtype: str,
+    critic: ValueEngine | None = None,
+) -> State:
+    """Goes on from a checkpoint, exactly as if training had not been interrupted. Collective.
+
+    Args:
+        engine: Of the same model; its weights and optimizer are replaced.
+        folder: As `finish` returned it.
+        critic: Likewise, where there is one.
+        zero_stage: Of the engine.
+        dtype: Of the engine.
+
+    Raises:
+        InputError: No checkpoint, a damaged one, or one of other ranks, ZeRO stage or dtype.
+    """
+    state = read_state(folder)
+    here = {"ranks": engine.ranks, "zero_stage": zero_stage, "dtype": dtype}
+    for name, value in here.items():
+        if (saved := getattr(state, name)) != value:
+            raise InputError(
+                f"the checkpoint {folder} was saved with learner.{name} = {saved!r} and cannot be "
+                f"loaded with {value!r}; set learner.{name} = {saved!r}"
+            )
+    file = folder / RANDOM_FOLDER / f"rank-{engine.rank}.pt"
+    check_whole(folder, [file])
+    engine.load(folder)
+    if critic is not None:
+        critic.load(folder / CRITIC_FOLDER)
+    _set_random_state(torch.load(file, weights_only=True))
+    return state
+
+
+def check_whole(folder: Path, files: Iterable[Path]) -> None:
+    """Compares the files of a checkpoint that this rank needs with what `torch.save` leaves.
+
+    Raises:
+        InputError: One is missing or was cut off.
+    """
+    for file in files:
+        if not zipfile.is_zipfile(file):
+            found = "is damaged" if file.exists() else "is missing"
+            raise InputError(
+                f"the checkpoint {folder} cannot be loaded: {file.relative_to(folder)} {found}; "
+                "put the folder back from a copy"
+            )
+
+
+def expired(
+    saved_at: Mapping[int, float], *, newest: int, keep: int, keep_seconds: float, now: float
+) -> list[int]:
+    """The versions whose checkpoints are to be removed, ascending.
+
+    Args:
+        saved_at: Seconds since the epoch, by version.
+        newest: The version committed last. Later ones have no row: they are garbage. Earlier ones
+            have theirs, if garbage was removed when training began.
+        keep: So many of the newest are kept, `newest` included.
+        keep_seconds: Younger ones are kept too.
+        now: Seconds since the epoch.
+
+    Example:
+        >>> expired({10: 0.0, 20: 50.0, 30: 90.0}, newest=30, keep=1, keep_seconds=60, now=100.0)
+        [10]
+    """
+    committed = sorted((version for version in saved_at if version <= newest), reverse=True)
+    old = [v for v in committed[keep:] if now - saved_at[v] >= keep_seconds]
+    return sorted([*old, *(version for version in saved_at if version > newest)])
+
+
+def prune(root: Path, *, newest: int, keep: int, keep_seconds: float) -> None:
+    """Removes the checkpoints that `expired` names.
+
+    To be called when training begins and after every commit. What cannot be read or removed stays,
+    and is logged.
+
+    Args:
+        root: Folder of all checkpoints.
+        newest: See `expired`; 0 where none is committed.
+        keep: See `expired`.
+        keep_seconds: See `expired`.
+    """
+    saved_at = {}
+    for folder in root.glob("v*"):
+        try:
+            state = read_state(folder)
+        except InputError as error:
+            log.warning("left alone: %s", error)
+        else:
+            saved_at[state.version] = state.saved_at
+    for version in expired(
+        saved_at, newest=newest, keep=keep, keep_seconds=keep_seconds, now=time.time()
+    ):
+        _try(_remove, checkpoint_path(root, version))
+
+
+def _try(remove: Callable[[Path], None], folder: Path) -> None:
+    try:
+        remove(folder)
+    except OSError as error:
+        log.warning("%s cannot be removed: %s", folder, error)
+
+
+def _remove(folder: Path) -> None:
+    """Renames first, so that no half of a folder is ever seen under its name."""
+    if folder.exists():
+        old = folder.with_name(f".{folder.name}.old")
+        folder.rename(old)
+        shutil.rmtree(old)
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _random_state() -> dict[str, Any]:
+    version, words, gauss = random.getstate()
+    name, keys, *rest = np.random.get_state(legacy=True)
+    return {
+        "torch": torch.get_rng_state(),
+        "cuda": torch.cuda.get_rng_state() if torch.cuda.is_available() else None,
+        "python": [version, list(words), gauss],
+        "numpy": [name, torch.from_numpy(np.array(keys)), *rest],
+    }
+
+
+def _set_random_state(state: Mapping[str, Any]) -> None:
+    torch.set_rng_state(state["torch"])
+    if state["cuda"] is not None:
+        torch.cuda.set_rng_state(state["cuda"])
+    version, words, gauss = state["python"]
+    random.setstate((version, tuple(words), gauss))
+    name, keys, *rest = state["numpy"]
+    np.random.set_state((name, keys.numpy(), *rest))

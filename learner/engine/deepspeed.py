@@ -1,0 +1,306 @@
+"""Trains models with DeepSpeed: ZeRO, gradient clipping, schedule, optimizer state.
+
+The only file that imports deepspeed. One process is one rank; who starts it is `ray_group`, how
+ranks meet is `rendezvous`.
+"""
+
+import math
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import deepspeed
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from learner.config.optimizer import OptimizerConfig
+from learner.engine.checkpoint import check_whole
+from learner.engine.full_disk import write_file, write_whole
+from learner.engine.lr_schedule import rate_factor
+from learner.engine.process_group import join_alone
+from learner.engine.protocol import Forward
+from learner.errors import InputError, TrainingDiverged
+from learner.model.policy import Policy, before_each, check_packing, load_tokenizer
+
+OPTIMIZER_FOLDER = "optimizer"
+GATHER_BYTES = 64 * 2**20
+"""Weights that ZeRO 3 gathers at once, at least one tensor."""
+HEADS = ("score.weight", "value_head.weight")
+"""Matrices of critics, whose updates Muon does not orthogonalise."""
+PERSISTENT_ELEMENTS = 10_000
+"""Under ZeRO 3: tensors with fewer elements stay whole on every rank."""
+
+
+def _prepare() -> None:
+    """Joins a group, alone unless `rendezvous.join` was called before, and tells DeepSpeed."""
+    join_alone()
+    os.environ["LOCAL_RANK"] = "0"  # a rank sees no device but its own
+    if not torch.cuda.is_available():
+        # Without a GPU these would compile C++ for a minute before the first step.
+        deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+        torch._dynamo.config.disable = True
+    # It would mark every matrix but embeddings, and undo what `_optimizer` marks.
+    deepspeed.set_optimizer_flags = lambda config, model: None
+    deepspeed.init_distributed(dist_backend=dist.get_backend(), verbose=False)
+
+
+def _optimizer(config: OptimizerConfig, module: Any) -> dict[str, Any]:
+    """DeepSpeed's optimizer section; marks the matrices that Muon takes."""
+    ends = [module.model.get_input_embeddings(), module.model.get_output_embeddings()]
+    outer = {id(end.weight) for end in ends if end is not None}
+    for name, parameter in module.named_parameters():
+        inner = id(parameter) not in outer and not name.endswith(HEADS)
+        parameter.use_muon = config.optimizer == "muon" and parameter.ndim == 2 and inner
+    shared = {
+        "betas": list(config.betas),
+        "weight_decay": config.weight_decay,
+        "torch_adam": True,  # DeepSpeed's own is compiled at first use, and needs a toolchain
+    }
+    if config.optimizer == "muon":
+        rates = {"muon_lr": config.muon_learning_rate, "adam_lr": config.learning_rate}
+        return {"type": "Muon", "params": {**rates, **shared, "momentum": 0.95}}
+    # Fused: one pass over the state in place of ten.
+    return {"type": "AdamW", "params": {"lr": config.learning_rate, **shared, "fused": True}}
+
+
+def _zero(stage: int, *, offload: bool) -> dict[str, Any]:
+    """DeepSpeed's section on ZeRO."""
+    section: dict[str, Any] = {"stage": stage}
+    if stage == 3:
+        section["stage3_param_persistence_threshold"] = PERSISTENT_ELEMENTS
+    if offload:
+        section["offload_optimizer"] = {"device": "cpu"}
+    return section
+
+
+def _groups(module: nn.Module, rates: Mapping[str, float]) -> list[dict[str, Any]] | None:
+    """Parameter groups where parts of a module have learning rates of their own."""
+    if not rates:
+        return None
+    parts: dict[str, list[nn.Parameter]] = {name: [] for name in ("", *rates)}
+    for name, parameter in module.named_parameters():
+        parts[next((part for part in rates if name.startswith(part)), "")].append(parameter)
+    return [
+        {"params": parameters, **({"lr": rates[part]} if part else {})}
+        for part, parameters in parts.items()
+    ]
+
+
+def _wait_for_room(writer: Any) -> None:
+    """Makes DeepSpeed's writer of checkpoint files wait while the disk is full."""
+    save = writer.save
+
+    def write(state_dict: Any, path: str) -> None:
+        write_file(Path(path), lambda file: save(state_dict, file))
+
+    writer.save = write
+
+
+class DeepSpeedEngine:
+    """A module, its gradients and its optimizer under DeepSpeed (a `Trainable`).
+
+    The module has a transformers model as `model`, and is called with columns of a packed row.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        config: OptimizerConfig,
+        *,
+        model_path: str,
+        zero_stage: int,
+        dtype: str,
+        total_steps: int,
+        offload_optimizer: bool = False,
+        rates: Mapping[str, float] | None = None,
+    ) -> None:
+        """Joins the group of ranks and shards the module.
+
+        Args:
+            module: Changed in place.
+            config: Optimizer, schedule, clipping.
+            model_path: Where the tokenizer is from.
+            zero_stage: Of ZeRO.
+            dtype: Of weights and activations.
+            total_steps: Optimizer steps that the schedule is for.
+            offload_optimizer: Keep the optimizer's state in host memory.
+            rates: Learning rates of parts of the module, by the beginning of parameters' names.
+        """
+        _prepare()
+        self.rank, self.ranks = dist.get_rank(), dist.get_world_size()
+        self._config = config
+        self._model_path = model_path
+        self._total_steps = total_steps
+        self._zero_stage = zero_stage
+        self.steps_taken = 0
+        optimizer = _optimizer(config, module)
+        self._engine, self._optimizer, _, _ = deepspeed.initialize(
+            model=module,
+            model_parameters=_groups(module, rates or {}),
+            config={
+                "train_micro_batch_size_per_gpu": 1,
+                "gradient_accumulation_steps": 1,
+                "managed_gradient_accumulation": False,
+                "zero_optimization": _zero(zero_stage, offload=offload_optimizer),
+                "zero_force_ds_cpu_optimizer": False,
+                "gradient_clipping": config.gradient_clipping or math.inf,
+                "bf16": {"enabled": dtype == "bfloat16"},
+                "data_types": {"grad_accum_dtype": "fp32"},
+                "optimizer": optimizer,
+            },
+        )
+        _wait_for_room(self._engine.checkpoint_engine)
+        self._register(module)
+        if zero_stage == 0 and dtype == "float32":
+            self._engine.clip_fp32_gradients = self._clip  # DeepSpeed's own forgets the norm
+        self._full_rates = [group["lr"] for group in self._optimizer.param_groups]
+        check_packing(self.outputs, dtype=dtype)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the module computes."""
+        return torch.device(self._engine.device)
+
+    def _register(self, module: nn.Module) -> None:
+        """Tells ZeRO 3 of parameters that are used outside of the module that owns them."""
+
+    def outputs(self, *columns: Tensor) -> tuple[Tensor, ...]:
+        """What the module says of the tokens of a row, on its device. Collective.
+
+        Args:
+            columns: [N] each, as the module's `forward` takes them.
+        """
+        outputs: tuple[Tensor, ...] = self._engine(*(each.to(self.device) for each in columns))
+        return outputs
+
+    def backward(self, loss: Tensor) -> None:
+        """See `Trainable.backward`; undoes that DeepSpeed takes the mean over ranks."""
+        self._engine.backward(loss * self.ranks, scale_wrt_gas=False)
+
+    def step(self) -> float:
+        """See `Trainable.step`."""
+        factor = rate_factor(self._config.schedule, self.steps_taken, self._total_steps)
+        for group, rate in zip(self._optimizer.param_groups, self._full_rates, strict=True):
+            group["lr"] = rate * factor
+        self._engine.step()
+        norm = float(self._engine.get_global_grad_norm())
+        if not math.isfinite(norm):
+            raise TrainingDiverged(
+                f"the gradient norm is {norm} at optimizer step {self.steps_taken}: the loss or "
+                "its gradient is not finite"
+            )
+        self.steps_taken += 1
+        return norm
+
+    def _clip(self) -> None:
+        """Clips as DeepSpeed does, and keeps the norm where `get_global_grad_norm` looks."""
+        norm = torch.nn.utils.clip_grad_norm_(
+            self._engine.module.parameters(), self._engine.gradient_clipping()
+        )
+        self._engine._global_grad_norm = float(norm)
+
+    def sum_over_ranks(self, values: Tensor) -> Tensor:
+        """The sum of a tensor over ranks, on the tensor's device. Collective."""
+        if self.ranks == 1:
+            return values
+        total = values.detach().to(self._engine.device, copy=True)
+        dist.all_reduce(total)
+        return total.to(values.device)
+
+    @property
+    def gathers(self) -> bool:
+        """Whether no rank has all weights, so that all must take part in `weights`."""
+        return self._zero_stage == 3
+
+    def weights(self) -> Iterator[tuple[str, Tensor]]:
+        """Names and tensors as in the model folder; gathers `GATHER_BYTES` at a time."""
+        for bucket in self._buckets():
+            parameters = [parameter for _, parameter in bucket]
+            with deepspeed.zero.GatheredParameters(parameters, enabled=self.gathers):
+                for name, parameter in bucket:
+                    yield name, parameter.detach()
+
+    def _buckets(self) -> Iterator[list[tuple[str, Tensor]]]:
+        bucket: list[tuple[str, Tensor]] = []
+        size = 0
+        for name, parameter in self._engine.module.model.named_parameters():
+            nbytes = getattr(parameter, "ds_numel", parameter.numel()) * parameter.element_size()
+            if bucket and size + nbytes > GATHER_BYTES:
+                yield bucket
+                bucket, size = [], 0
+            bucket.append((name, parameter))
+            size += nbytes
+        yield bucket
+
+    def save_model(self, folder: Path) -> None:
+        """Writes the model and its tokenizer as a folder that transformers loads. Collective."""
+        gathered = {}
+        if self.gathers:
+            for name, tensor in self.weights():
+                if self.rank == 0:
+                    gathered[name] = tensor.to("cpu", copy=True)
+        if self.rank == 0:
+            model, tokenizer = self._engine.module.model, load_tokenizer(self._model_path)
+
+            def write() -> None:
+                model.save_pretrained(folder, state_dict=gathered or None)
+                tokenizer.save_pretrained(folder)
+
+            folder.mkdir(parents=True, exist_ok=True)
+            write_whole(folder, write)
+        dist.barrier()
+
+    def save(self, folder: Path) -> None:
+        """See `Trainable.save`; all but the model is in DeepSpeed's own format."""
+        self.save_model(folder)
+        state = {"optimizer_steps": self.steps_taken}
+        self._engine.save_checkpoint(
+            str(folder / OPTIMIZER_FOLDER), tag="state", client_state=state, save_latest=False
+        )
+        dist.barrier()
+
+    def load(self, folder: Path) -> None:
+        """See `Trainable.load`."""
+        saved = str(folder / OPTIMIZER_FOLDER)
+        # DeepSpeed itself would go on without an optimizer's state that is missing.
+        names = [self._engine._get_ckpt_name(saved, "state")]
+        if self._zero_stage > 0:
+            names.append(self._engine._get_zero_ckpt_name(saved, "state"))
+        check_whole(folder, map(Path, names))
+        _, state = self._engine.load_checkpoint(saved, tag="state")
+        if state is None:
+            raise InputError(f"DeepSpeed finds no checkpoint of its own in {saved}")
+        self.steps_taken = state["optimizer_steps"]
+
+    def close(self) -> None:
+        """See `Trainable.close`; the process stays in its group, which DeepSpeed joins once."""
+        self._engine.destroy()
+
+
+class PolicyEngine(DeepSpeedEngine):
+    """A policy under DeepSpeed (a `TrainEngine`)."""
+
+    def _register(self, module: nn.Module) -> None:
+        if self._zero_stage == 3 and isinstance(module, Policy):
+            # The forward pass applies the output embedding outside of the module that owns it.
+            deepspeed.zero.register_external_parameter(
+                module, module.model.get_output_embeddings().weight
+            )
+
+    def forward(
+        self, token_ids: Tensor, position_ids: Tensor, wanted: Tensor | None = None
+    ) -> Forward:
+        """See `TrainEngine.forward`."""
+        chosen = () if wanted is None else (wanted,)
+        return Forward(*self.outputs(token_ids, position_ids, *chosen))
+
+
+class CriticEngine(DeepSpeedEngine):
+    """A critic under DeepSpeed (a `ValueEngine`)."""
+
+    def values(self, token_ids: Tensor, position_ids: Tensor) -> Tensor:
+        """See `ValueEngine.values`."""
+        (scores,) = self.outputs(token_ids, position_ids)
+        return before_each(scores[:-1], position_ids.to(scores.device))

@@ -1,0 +1,175 @@
+"""KL divergence from a reference policy: estimates, terms of the loss, rewards, a controller.
+
+With x drawn from the sampling policy and d = log policy(x) − log reference(x):
+
+    k1 = d                 k2 = ½·d²                 k3 = exp(−d) − 1 + d
+
+Schulman 2020, "Approximating KL divergence". Leaves out who computes the reference.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from learner.diagnostics.off_policy import k3
+from learner.errors import InputError
+from learner.losses.checks import require_finite, require_one_of, require_positive
+from learner.losses.loss_inputs import LossInputs, TokenLoss, bounded
+
+ESTIMATORS = ("k1", "k2", "k3")
+FORMS = (*ESTIMATORS, "ratio_k1", "ratio_k3", "weighted_k2")
+
+
+def kl_penalty(
+    estimator: str, logprobs: Tensor, reference_logprobs: Tensor, *, mask: Tensor | None = None
+) -> Tensor:
+    """An estimate of KL(policy ‖ reference) per token, differentiable in `logprobs`.
+
+    k1 and k3 are unbiased for tokens of the policy, k2 to second order; k2 and k3 are ≥ 0. d is
+    clamped to ± 20, the result is not.
+
+    Args:
+        estimator: k1, k2 or k3.
+        logprobs: [N] of the policy.
+        reference_logprobs: [N].
+        mask: [N] bool; None: all.
+
+    Returns:
+        [N]; 0 where masked out, or where a log-probability is not finite.
+
+    Raises:
+        InputError: Another estimator.
+    """
+    require_one_of("the KL estimator", estimator, ESTIMATORS)
+    usable = torch.isfinite(logprobs) & torch.isfinite(reference_logprobs)
+    if mask is not None:
+        usable &= mask
+    policy, reference = (torch.where(usable, x, 0.0) for x in (logprobs, reference_logprobs))
+    return _estimate(estimator, bounded(policy - reference))
+
+
+def kl_loss(form: str, inputs: LossInputs, *, cap: float = 5.0) -> TokenLoss:
+    """A term for the loss whose gradient pulls the current policy towards the reference.
+
+    What the expected gradient is when it is summed over tokens of the behaviour policy μ, with
+    r = current / μ:
+
+        weighted_k2  sg(min(r, cap))·k2     ∇KL(current ‖ reference), but for the cap. The value
+                                            is sg(min(r, cap))·k3, which estimates that KL
+        ratio_k1     r·k1                   the same, uncapped, with more noise
+        ratio_k3     r·k3                   the same, uncapped (DeepSeek-V3.2's unbiased KL)
+        k2           k2                     the same where μ is the current policy; else biased
+        k3           k3                     ∇KL(reference ‖ current) where μ is the current policy;
+                                            else biased
+        k1           k1                     0 in expectation where μ is the current policy: noise
+
+    The ratio is to μ whatever the anchor of the policy loss, because corrections never multiply
+    this term. No form sees how a token changes the KL of those after it: only rewards do that
+    (`kl_rewards`).
+
+    Args:
+        form: One of the six.
+        inputs: One packed row, with `reference_logprobs`.
+        cap: Largest r of weighted_k2, absolute.
+
+    Returns:
+        Stats: `kl` (Σ min(r, cap)·k3 over tokens; over their count an estimate of the KL in nats),
+        and the count of tokens `reference_not_finite`.
+
+    Raises:
+        InputError: Another form, a cap that is not positive, or no reference.
+    """
+    require_one_of("the form of the KL term", form, FORMS)
+    require_positive("the KL term's cap", cap)
+    distance = bounded(inputs.reference_log_ratio)
+    ratio = bounded(inputs.raw_full_log_ratio).exp()
+    weight = ratio.detach().clamp(max=cap)
+    estimate = (weight * _estimate("k3", distance)).detach()
+    if form == "weighted_k2":
+        pull = weight * _estimate("k2", distance)
+        per_token = estimate + pull - pull.detach()
+    elif form in ESTIMATORS:
+        per_token = _estimate(form, distance)
+    else:
+        per_token = ratio * _estimate(form.removeprefix("ratio_"), distance)
+    missing = inputs.trained & ~inputs.referenced
+    return TokenLoss(per_token, {"kl": estimate.sum(), "reference_not_finite": missing.sum()})
+
+
+def kl_rewards(
+    logprobs: Tensor, reference_logprobs: Tensor, mask: Tensor, *, coefficient: float
+) -> Tensor:
+    """Rewards per token −β·k1, detached.
+
+    Summed over the rest of a sequence they count what a token does to the KL of those after it.
+    k2 and k3 in a reward would have a biased gradient.
+
+    Args:
+        logprobs: [N] of the policy that sampled, or the proximal one.
+        reference_logprobs: [N].
+        mask: [N] bool, sampled tokens.
+        coefficient: β.
+
+    Returns:
+        [N]; 0 where masked out, or where a log-probability is not finite.
+
+    Raises:
+        InputError: β negative or not finite.
+    """
+    require_finite("the KL coefficient", coefficient)
+    return -coefficient * kl_penalty("k1", logprobs, reference_logprobs, mask=mask).detach()
+
+
+@dataclass(frozen=True)
+class AdaptiveCoefficient:
+    """A KL coefficient that holds the KL near a target: Ziegler et al. 2019 (arXiv 1909.08593).
+
+    β ← β·(1 + e·min(samples/horizon, 1)), e = clip(KL/target − 1, −0.2, 0.2): a batch changes β by
+    a fifth at most, so that it stays positive. The unit of `target` is that of the KL it is given:
+    nats a token, or nats a sequence.
+
+    Example:
+        >>> controller = AdaptiveCoefficient(initial=0.1, target=1.0, horizon=100)
+        >>> controller.coefficient(controller.updated({}, kl=5.0, samples=50))
+        0.11000000000000001
+    """
+
+    initial: float
+    target: float
+    horizon: float = 10_000.0
+    """In samples: at the largest error, the coefficient changes by a fifth in so many."""
+
+    KEY = "kl_coefficient"
+
+    def __post_init__(self) -> None:
+        require_finite("the initial KL coefficient", self.initial)
+        require_positive("the KL target", self.target)
+        require_positive("the horizon of the KL coefficient", self.horizon)
+        if self.initial == 0:
+            raise InputError("an adaptive KL coefficient of 0 stays 0; start above")
+
+    def coefficient(self, state: dict[str, float]) -> float:
+        """β as it is now."""
+        return state.get(self.KEY, self.initial)
+
+    def updated(self, state: dict[str, float], *, kl: float, samples: int) -> dict[str, float]:
+        """The state after a batch; `state` itself is left alone.
+
+        Args:
+            state: What the last update returned; empty at first. Part of a checkpoint.
+            kl: Mean over the whole batch.
+            samples: Rollouts of the batch.
+        """
+        error = min(max(kl / self.target - 1, -0.2), 0.2)
+        factor = 1 + error * min(samples / self.horizon, 1)
+        return {**state, self.KEY: self.coefficient(state) * factor}
+
+
+def _estimate(estimator: str, distance: Tensor) -> Tensor:
+    """An estimate from d [N], bounded."""
+    if estimator == "k1":
+        return distance
+    if estimator == "k2":
+        return distance.square() / 2
+    return k3(-distance)

@@ -1,0 +1,103 @@
+"""Terms that are added to a policy loss: likelihood of what was right, entropy.
+
+Importance weights never multiply them. KL terms are in `learner.kl`.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from learner.errors import InputError
+from learner.losses.checks import require_finite, require_positive
+from learner.losses.loss_inputs import LossInputs, TokenLoss
+
+
+def positive_tokens(rewards: Tensor, mask: Tensor, *, threshold: float = 0.0) -> Tensor:
+    """[N] bool: tokens that train, of rollouts with a reward above `threshold`.
+
+    Their count over the whole batch is `total` of `positive_nll`.
+
+    Args:
+        rewards: [N] the reward of the token's rollout.
+        mask: [N] bool.
+        threshold: Rewards above it are right.
+    """
+    return mask & (rewards > threshold)
+
+
+def positive_nll(inputs: LossInputs, *, total: float, threshold: float = 0.0) -> TokenLoss:
+    """−log π(y_t) / total on the tokens of rollouts that were right: VAPO (arXiv 2504.05118).
+
+    The sum over all rows is the mean over the right tokens of the batch; token weights are not to
+    be multiplied in.
+
+    Args:
+        inputs: One packed row, with `rewards`.
+        total: Right tokens of the whole batch (`positive_tokens`), on all ranks.
+        threshold: Rewards above it are right.
+
+    Returns:
+        Stats count tokens: `positive`.
+
+    Raises:
+        InputError: No rewards, or a negative total.
+    """
+    require_finite("positive_nll's total", total)
+    rewards: Tensor = inputs.require("positive_nll", "rewards")
+    positive = positive_tokens(rewards, inputs.trained, threshold=threshold)
+    per_token = torch.where(positive, -inputs.current, 0.0) / max(total, 1)
+    return TokenLoss(per_token, {"positive": positive.sum()})
+
+
+def entropy_bonus(inputs: LossInputs) -> TokenLoss:
+    """−H_t, the entropy of the distribution that the token was drawn from, to be minimised.
+
+    −log π(y_t) would not do instead: its gradient is 0 in expectation.
+
+    Args:
+        inputs: One packed row, with `entropies` that carry a gradient.
+
+    Raises:
+        InputError: No entropies, or entropies that were computed without a gradient.
+    """
+    entropies: Tensor = inputs.require("the entropy bonus", "entropies")
+    if inputs.logprobs.requires_grad and not entropies.requires_grad:
+        raise InputError(
+            "the entropy bonus needs entropies with a gradient; found detached ones "
+            "(chunked_logprobs with entropy_gradient = True)"
+        )
+    return TokenLoss(torch.where(inputs.trained, -entropies, 0.0), {})
+
+
+@dataclass(frozen=True)
+class AdaptiveEntropy:
+    """A coefficient of the entropy bonus that holds up the entropy: Skywork-OR1 (arXiv 2505.22312).
+
+    After each batch c grows by `step` where the entropy is at most the target, and falls by it
+    otherwise, never below 0. The bonus is applied only while the entropy is at most the target.
+    """
+
+    target: float
+    """Nats a token."""
+    step: float = 0.005
+    initial: float = 0.0
+
+    KEY = "entropy_coefficient"
+
+    def __post_init__(self) -> None:
+        require_positive("the entropy target", self.target)
+        require_positive("the step of the entropy coefficient", self.step)
+        require_finite("the initial entropy coefficient", self.initial)
+
+    def coefficient(self, state: dict[str, float], *, entropy: float) -> float:
+        """What multiplies the bonus of a batch whose mean entropy is `entropy`."""
+        return self._value(state) if entropy <= self.target else 0.0
+
+    def updated(self, state: dict[str, float], *, entropy: float) -> dict[str, float]:
+        """The state after a batch; `state` itself is left alone."""
+        change = self.step if entropy <= self.target else -self.step
+        return {**state, self.KEY: max(0.0, self._value(state) + change)}
+
+    def _value(self, state: dict[str, float]) -> float:
+        return state.get(self.KEY, self.initial)

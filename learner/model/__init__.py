@@ -1,0 +1,1 @@
+"""Policies, critics and reference models: loading, packing and log-probabilities."""

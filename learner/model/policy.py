@@ -1,0 +1,277 @@
+"""Policies: building a tiny one from scratch, loading one, log-probabilities of packed rows.
+
+Leaves out how a policy is trained (`deepspeed_engine`) and where it is saved (`checkpoint`).
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from learner.config.learner import TinyModelConfig
+from learner.errors import InputError
+from learner.model.logprobs import chunked_logprobs
+from learner.model.packed_attention import attend_packed
+
+SPECIAL_TOKENS = ("<pad>", "<eos>", "<bos>")
+
+RESHAPED_LOGITS = ("final_logit_softcapping", "logit_scale", "logits_scaling")
+"""Settings of models whose logits are not plainly hidden states times the output embedding."""
+
+PACKING_TOLERANCE = {"float32": 1e-3, "bfloat16": 0.25}
+"""Largest difference in a log-probability that rounding explains."""
+
+
+def build_tiny(config: TinyModelConfig, folder: Path, *, seed: int) -> None:
+    """Writes a Qwen3 with random weights and its character tokenizer into a folder.
+
+    Args:
+        config: Sizes and characters.
+        folder: Created if missing; holds config.json, model.safetensors and the tokenizer.
+        seed: Of the initial weights.
+    """
+    quiet()
+    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+
+    vocabulary = {token: i for i, token in enumerate([*SPECIAL_TOKENS, *config.characters])}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<pad>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
+    tokenizer.decoder = decoders.Fuse()
+    PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        pad_token="<pad>",
+        eos_token="<eos>",
+        bos_token="<bos>",
+        unk_token="<pad>",
+        model_max_length=config.context,
+    ).save_pretrained(folder)
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        model = Qwen3ForCausalLM(
+            Qwen3Config(
+                vocab_size=len(vocabulary),
+                hidden_size=config.hidden_size,
+                intermediate_size=config.intermediate_size,
+                num_hidden_layers=config.layers,
+                num_attention_heads=config.heads,
+                num_key_value_heads=config.kv_heads,
+                head_dim=config.head_dim,
+                max_position_embeddings=config.context,
+                initializer_range=config.initializer_range,
+                tie_word_embeddings=True,
+                pad_token_id=0,
+                eos_token_id=1,
+                bos_token_id=2,
+            )
+        )
+    model.to(torch.float32).save_pretrained(folder)
+
+
+def quiet() -> None:
+    """Keeps transformers' progress bars out of ours."""
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+
+
+def load_tokenizer(path: str) -> Any:
+    """The tokenizer of a model folder or hub name.
+
+    Raises:
+        InputError: It cannot be loaded, or has no end-of-sequence token.
+    """
+    from transformers import AutoTokenizer
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(path)
+    except (OSError, ValueError, KeyError) as error:
+        raise InputError(f"no tokenizer can be loaded from {path!r}: {error}") from error
+    if tokenizer.eos_token_id is None:
+        raise InputError(
+            f"the tokenizer in {path!r} has no end-of-sequence token, so no rollout could end"
+        )
+    return tokenizer
+
+
+class Policy(nn.Module):
+    """A causal language model that answers with log-probabilities of packed rows.
+
+    With a value head it answers with values as well: of the state before each token, from the
+    hidden state that the token is drawn from.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        *,
+        chunk: int,
+        temperature: float = 1.0,
+        entropy_gradient: bool = False,
+        float32_head: bool = False,
+        value_head: nn.Linear | None = None,
+    ) -> None:
+        super().__init__()
+        self.model = model
+        self.chunk = chunk
+        self.temperature = temperature
+        self.entropy_gradient = entropy_gradient
+        self.float32_head = float32_head
+        self.value_head = value_head
+
+    def forward(
+        self, token_ids: Tensor, position_ids: Tensor, wanted: Tensor | None = None
+    ) -> tuple[Tensor, ...]:
+        """Log-probability of every token given those before it in its sequence.
+
+        Args:
+            token_ids: [N] int64, the sequences of one row, one after the other.
+            position_ids: [N] int64, restarting at 0 with every sequence.
+            wanted: [N] bool, tokens for which the head is applied; None: all.
+
+        Returns:
+            Log-probabilities [N] float32 with gradient; the entropy of the distribution each token
+            was drawn from, [N] float32, with gradient where asked for; and values [N] float32 where
+            there is a value head. Entries of first tokens are 0, and but for values those of tokens
+            that are not wanted.
+        """
+        hidden = self.model.base_model(
+            input_ids=token_ids[None], position_ids=position_ids[None], use_cache=False
+        ).last_hidden_state[0]
+        states, targets = hidden[:-1], token_ids[1:]
+        if wanted is not None:
+            # Also where none is: the loss must reach every parameter on every rank.
+            places = wanted[1:].nonzero().squeeze(-1)
+            states, targets = states.index_select(0, places), targets[places]
+        scored = chunked_logprobs(
+            states,
+            self.model.get_output_embeddings().weight,
+            targets,
+            temperature=self.temperature,
+            chunk=self.chunk,
+            entropy_gradient=self.entropy_gradient,
+            float32_head=self.float32_head,
+        )
+        outputs = [*scored]
+        if wanted is not None:
+            zeros = scored[0].new_zeros(len(hidden) - 1)
+            outputs = [zeros.index_copy(0, places, values) for values in scored]
+        if self.value_head is not None:
+            outputs.append(self.value_head(hidden[:-1]).squeeze(-1).float())
+        return tuple(before_each(values, position_ids) for values in outputs)
+
+
+def before_each(values: Tensor, position_ids: Tensor) -> Tensor:
+    """Turns what holds after each token but the last, [N − 1], into what holds before each, [N].
+
+    0 before the first token of every sequence.
+    """
+    return nn.functional.pad(torch.where(position_ids[1:] > 0, values, 0.0), (1, 0))
+
+
+def load_policy(
+    path: str,
+    *,
+    dtype: str,
+    attention: str,
+    chunk: int,
+    temperature: float = 1.0,
+    activation_checkpointing: bool = False,
+    entropy_gradient: bool = False,
+    float32_head: bool = False,
+    value_head: bool = False,
+) -> Policy:
+    """Loads a causal language model for training on packed rows.
+
+    Args:
+        path: A model folder or hub name.
+        dtype: Of weights and activations.
+        attention: Implementation of attention in transformers.
+        chunk: Positions whose logits are held at once.
+        temperature: Divides the logits, as the engine does when it samples.
+        activation_checkpointing: Compute the insides of layers again in the backward pass.
+        entropy_gradient: Let entropies have a gradient.
+        float32_head: Form logits in float32 whatever the dtype.
+        value_head: Add a head for values; its output is 0 at first.
+
+    Raises:
+        InputError: The folder holds no model that can be loaded, or one that cannot be packed.
+    """
+    quiet()
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    try:
+        config = AutoConfig.from_pretrained(path)
+        model = AutoModelForCausalLM.from_pretrained(
+            path, dtype=getattr(torch, dtype), attn_implementation=attention
+        )
+    except (ImportError, OSError, ValueError, KeyError, RuntimeError) as error:
+        raise InputError(f"no language model can be loaded from {path!r}: {error}") from error
+    reshaped = [name for name in RESHAPED_LOGITS if getattr(config, name, None) not in (None, 1.0)]
+    if reshaped or getattr(model.get_output_embeddings(), "bias", None) is not None:
+        raise InputError(
+            f"{path!r} changes its logits after the output embedding "
+            f"({', '.join(reshaped) or 'a bias'}), which log-probabilities here leave out"
+        )
+    attend_packed(model)
+    if activation_checkpointing:
+        checkpoint_activations(model, path)
+    return Policy(
+        model,
+        chunk=chunk,
+        temperature=temperature,
+        entropy_gradient=entropy_gradient,
+        float32_head=float32_head,
+        value_head=_value_head(model) if value_head else None,
+    )
+
+
+def _value_head(model: Any) -> nn.Linear:
+    weight = model.get_output_embeddings().weight
+    head = nn.Linear(weight.shape[1], 1, bias=False, dtype=weight.dtype)
+    nn.init.zeros_(head.weight)
+    return head
+
+
+def checkpoint_activations(model: Any, path: str) -> None:
+    """Has transformers compute the insides of layers again in the backward pass.
+
+    Raises:
+        InputError: The model cannot.
+    """
+    try:
+        model.gradient_checkpointing_enable({"use_reentrant": False})
+    except ValueError as error:
+        raise InputError(f"learner.activation_checkpointing with {path!r}: {error}") from error
+    for module in model.modules():
+        if hasattr(module, "gradient_checkpointing"):
+            # transformers checkpoints layers in training mode only; what is inside of them stays
+            # in evaluation mode, so that no dropout comes in.
+            module.training = True
+
+
+@torch.no_grad()
+def check_packing(forward: Callable[[Tensor, Tensor], tuple[Tensor, ...]], *, dtype: str) -> None:
+    """Compares two short sequences in one row with each alone.
+
+    Args:
+        forward: What a model says of each token of a row; its first output is compared.
+        dtype: That the policy computes in.
+
+    Raises:
+        InputError: The sequences see each other: linear attention, convolutions, or an attention
+            implementation that ignores where position_ids restart.
+    """
+    sequences = [torch.tensor([5, 3, 7, 4]), torch.tensor([4, 7, 3, 5, 6])]
+    places = [torch.arange(len(sequence)) for sequence in sequences]
+    packed = forward(torch.cat(sequences), torch.cat(places))[0]
+    alone = torch.cat([forward(*row)[0] for row in zip(sequences, places, strict=True)])
+    difference = float((packed - alone).abs().max())
+    if difference > PACKING_TOLERANCE[dtype]:
+        raise InputError(
+            f"sequences packed into one row see each other (log-probabilities differ by "
+            f"{difference:.3g}): this model's layers ignore position_ids, as linear attention and "
+            "convolutions do; only models with plain attention can be trained"
+        )

@@ -1,0 +1,76 @@
+"""Models with one number per token: critics and reward models.
+
+A causal language model whose head is a single row, as transformers' sequence classification with
+one label has it, so that its folder is loaded by transformers as well.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from learner.errors import InputError
+from learner.model.packed_attention import attend_packed
+from learner.model.policy import checkpoint_activations, quiet
+
+
+class ScalarModel(nn.Module):
+    """A transformers model with `base_model` and a one-row head `score`."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, token_ids: Tensor, position_ids: Tensor) -> tuple[Tensor]:
+        """The score after each token, given it and those before it in its sequence.
+
+        Args:
+            token_ids: [N] int64, the sequences of one row, one after the other.
+            position_ids: [N] int64, restarting at 0 with every sequence.
+
+        Returns:
+            Scores [N] float32 with gradient.
+        """
+        hidden = self.model.base_model(
+            input_ids=token_ids[None], position_ids=position_ids[None], use_cache=False
+        ).last_hidden_state[0]
+        return (self.model.score(hidden).squeeze(-1).float(),)
+
+
+def load_scalar_model(
+    path: str, *, dtype: str, attention: str, seed: int, activation_checkpointing: bool = False
+) -> ScalarModel:
+    """Loads a model folder with one number as its output.
+
+    Args:
+        path: A model folder or hub name: of a language model, which gets a new head, or of a model
+            with a head of one label, which is kept.
+        dtype: Of weights and activations.
+        attention: Implementation of attention in transformers.
+        seed: Of a new head.
+        activation_checkpointing: Compute the insides of layers again in the backward pass.
+
+    Raises:
+        InputError: The folder holds no such model.
+    """
+    quiet()
+    from transformers import AutoModelForSequenceClassification
+
+    try:
+        with torch.random.fork_rng():
+            torch.manual_seed(seed)
+            model = AutoModelForSequenceClassification.from_pretrained(
+                path, dtype=getattr(torch, dtype), attn_implementation=attention, num_labels=1
+            )
+    except (ImportError, OSError, ValueError, KeyError, RuntimeError) as error:
+        raise InputError(
+            f"no model with one number as its output can be loaded from {path!r}: {error}"
+        ) from error
+    if not isinstance(getattr(model, "score", None), nn.Linear):
+        raise InputError(
+            f"{path!r} has no head `score` of one row, as critics and reward models do"
+        )
+    attend_packed(model)
+    if activation_checkpointing:
+        checkpoint_activations(model, path)
+    return ScalarModel(model)

@@ -1,0 +1,241 @@
+"""What is minimised, of one packed row: policy loss, corrections, KL, entropy, values.
+
+    batch ─▶ advantages ─▶ row ─▶ loss = Σ weights · (keep · w · policy loss + penalties)
+      └ state: running baselines and adapted coefficients, carried from batch to batch
+
+Pure but for that state. No model is involved; which models are asked for what is `update`'s, and
+what goes together is `objective_check`'s.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from learner.advantages import Advantages, compute_advantages
+from learner.batch.batch import MicroBatch, Sequences, TrainBatch
+from learner.config.objective import RAW_REWARD_ADVANTAGES, EntropyConfig, ObjectiveConfig
+from learner.corrections import importance_weights
+from learner.engine.protocol import Forward
+from learner.losses import LOSSES, LossInputs, policy_loss
+from learner.losses.kl import AdaptiveCoefficient, kl_loss, kl_rewards
+from learner.losses.regularisers import (
+    AdaptiveEntropy,
+    entropy_bonus,
+    positive_nll,
+    positive_tokens,
+)
+from learner.losses.value_loss import value_loss, variance_sums
+from learner.objective.checks import check_objective
+
+
+class Objective:
+    """The objective of a recipe, with what it carries from batch to batch."""
+
+    def __init__(self, config: ObjectiveConfig) -> None:
+        """Tries itself out, so that a wrong setting is found before anything is generated.
+
+        Raises:
+            InputError: See `check_objective`.
+        """
+        check_objective(config)
+        self._config = config
+        self.state: dict[str, float] = {}
+        """Part of a checkpoint."""
+
+    @property
+    def unit(self) -> str:
+        """What must lie whole in one row: `token` (nothing), `sequence` or `group`."""
+        return LOSSES[self._config.loss].under(self._config.loss_options).unit
+
+    @property
+    def kl_coefficient(self) -> float:
+        """β as it is now; 0 without a KL penalty."""
+        kl = self._config.kl
+        return self.state.get(AdaptiveCoefficient.KEY, kl.coefficient) if kl else 0.0
+
+    @property
+    def entropy_coefficient(self) -> float:
+        """What multiplies the entropy bonus now: the entropy that counts is the last batch's."""
+        entropy = self._config.entropy
+        if entropy is None:
+            return 0.0
+        if entropy.target is None:
+            return entropy.coefficient
+        last = self.state.get("entropy", entropy.target)
+        return _entropy_controller(entropy, entropy.target).coefficient(self.state, entropy=last)
+
+    def adapt(self, *, kl: float | None, entropy: float | None, rollouts: int) -> None:
+        """Adapts the coefficients after a batch.
+
+        Args:
+            kl: Mean KL from the reference per token, in nats.
+            entropy: Mean entropy of a token, in nats.
+            rollouts: Of the batch.
+        """
+        config = self._config
+        if config.kl is not None and config.kl.target is not None and kl is not None:
+            controller = AdaptiveCoefficient(
+                config.kl.coefficient, config.kl.target, config.kl.horizon
+            )
+            self.state.update(controller.updated(self.state, kl=kl, samples=rollouts))
+        if config.entropy is not None and config.entropy.target and entropy is not None:
+            held = _entropy_controller(config.entropy, config.entropy.target)
+            self.state.update(held.updated(self.state, entropy=entropy))
+            self.state["entropy"] = entropy
+
+    def positive(self, minibatch: Sequences) -> int:
+        """Tokens of a minibatch that the likelihood of positive examples is a mean over."""
+        tokens, threshold = minibatch.tokens, self._config.positive_reward
+        return int(positive_tokens(tokens.rewards, tokens.mask, threshold=threshold).sum())
+
+    @property
+    def credits_tokens(self) -> bool:
+        """Whether advantages are made of what models say of every token that was sampled."""
+        config = self._config
+        in_reward = config.kl is not None and config.kl.placement == "reward"
+        return in_reward or config.critic is not None
+
+    def weighed(self, batch: TrainBatch) -> TrainBatch:
+        """The batch with its advantages, after models have scored it."""
+        config = self._config
+        raw = config.advantage in RAW_REWARD_ADVANTAGES
+        advantages = compute_advantages(
+            config.advantage,
+            batch.task_rewards if raw else batch.rewards,
+            batch.group_ids,
+            lengths=batch.sampled_lengths,
+            state=self.state,
+            baseline_rewards=batch.baseline_rewards,
+            reward_parts=batch.reward_parts,
+            mask=batch.sampled,
+            sequence_ids=batch.tokens.sequence_ids,
+            token_rewards=None if raw else self._token_rewards(batch),
+            values=batch.tokens.values,
+            truncated=batch.truncated,
+            **config.advantage_options,
+        )
+        return batch.with_advantages(advantages, dropped=self._dropped(batch, advantages))
+
+    def _token_rewards(self, batch: TrainBatch) -> Tensor | None:
+        """[N] what tokens are given on top of the final reward; None: nothing."""
+        kl, tokens, given = self._config.kl, batch.tokens, batch.process_rewards
+        if kl is None or kl.placement != "reward":
+            return given
+        assert tokens.reference_logprobs is not None
+        penalty = kl_rewards(
+            tokens.behavior_logprobs,
+            tokens.reference_logprobs,
+            batch.sampled,
+            coefficient=self.kl_coefficient,
+        )
+        return penalty if given is None else penalty + given
+
+    def _dropped(self, batch: TrainBatch, advantages: Advantages) -> Tensor:
+        """[R] bool, rollouts that no minibatch holds."""
+        unused = ~advantages.keep
+        return unused | batch.tied if self._config.drop_tied else unused
+
+    def loss(
+        self, micro: MicroBatch, out: Forward, *, version: int, positive_tokens: int
+    ) -> tuple[Tensor, dict[str, Tensor], tuple[Tensor, ...]]:
+        """The loss of a row, sums over its tokens, and how far they are from the sampler.
+
+        Args:
+            micro: The row, on the device of `out`.
+            out: What the policy says of it.
+            version: Being trained.
+            positive_tokens: Of the whole minibatch; see `positive`.
+
+        Returns:
+            A scalar with gradient, whose sum over the rows of a minibatch is what a step minimises;
+            scalars that add up over rows and ranks; and, of the tokens, the arguments of
+            `offpolicyness.measure`, which needs no row of its own.
+        """
+        config = self._config
+        inputs = LossInputs(
+            logprobs=out.logprobs,
+            behavior_logprobs=micro.behavior_logprobs,
+            advantages=micro.advantages,
+            mask=micro.mask,
+            sequence_ids=micro.sequence_ids,
+            proximal_logprobs=micro.proximal_logprobs,
+            reference_logprobs=micro.reference_logprobs,
+            versions=micro.versions,
+            group_ids=micro.group_ids,
+            version=version,
+            rewards=micro.rewards,
+            entropies=out.entropies,
+        )
+        policy = policy_loss(config.loss, inputs, **config.loss_options)
+        correction = importance_weights(
+            config.corrections or "none", inputs, **config.correction_options
+        )
+        weights = micro.token_weights * torch.where(correction.keep, correction.weights, 0.0)
+        loss = (weights * policy.per_token).sum()
+        fractions = {**policy.stats, **correction.stats}
+        sums = {
+            "policy_loss": loss.detach(),
+            "entropy": out.entropies.detach()[inputs.trained].sum(),
+            "trained": inputs.trained.sum(),
+            "masked_in": micro.mask.sum(),
+            "rejected": (inputs.trained & ~correction.keep).sum(),
+        }
+        for penalty, own in self._penalties(micro, inputs, out, positive_tokens):
+            loss = loss + penalty
+            sums |= own
+        sums |= {
+            "loss": loss.detach(),
+            **{f"fraction/{name}": value for name, value in fractions.items()},
+        }
+        assert micro.origins is not None
+        compared = inputs.behavior_log_ratio, inputs.trained, micro.origins, micro.sequence_ids
+        return loss, sums, compared
+
+    def _penalties(
+        self, micro: MicroBatch, inputs: LossInputs, out: Forward, positive: int
+    ) -> Iterator[tuple[Tensor, dict[str, Tensor]]]:
+        """What is added to the policy loss, with sums over tokens."""
+        config, weights = self._config, micro.token_weights
+        if micro.reference_logprobs is not None:
+            form, cap = (config.kl.form, config.kl.cap) if config.kl else ("weighted_k2", 5.0)
+            in_loss = config.kl is not None and config.kl.placement == "loss"
+            if in_loss:
+                kl = kl_loss(form, inputs, cap=cap)
+                penalty = self.kl_coefficient * (weights * kl.per_token).sum()
+            else:
+                kl = kl_loss(form, replace(inputs, logprobs=out.logprobs.detach()), cap=cap)
+                penalty = torch.zeros_like(weights[0])
+            missing = kl.stats["reference_not_finite"]
+            yield (
+                penalty,
+                {
+                    "reference_kl": kl.stats["kl"],
+                    "fraction/reference_not_finite": missing,
+                },
+            )
+        if config.entropy is not None:
+            bonus = entropy_bonus(inputs)
+            yield self.entropy_coefficient * (weights * bonus.per_token).sum(), {}
+        if config.positive_nll:
+            nll = positive_nll(inputs, total=positive, threshold=config.positive_reward)
+            sums = {f"fraction/{name}": count for name, count in nll.stats.items()}
+            yield config.positive_nll * nll.per_token.sum(), sums
+        if config.critic is not None and out.values is not None:
+            loss, sums = self.value_loss(micro, out.values)
+            yield config.critic.coefficient * loss, sums
+
+    def value_loss(self, micro: MicroBatch, values: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        """The critic's loss of a row, averaged like the policy loss, and sums over its tokens."""
+        assert self._config.critic is not None
+        assert micro.values is not None
+        assert micro.returns is not None
+        per_token = value_loss(values, micro.values, micro.returns, clip=self._config.critic.clip)
+        loss = (micro.token_weights * torch.where(micro.mask, per_token, 0.0)).sum()
+        sums = variance_sums(micro.values, micro.returns, micro.mask)
+        return loss, {"value_loss": loss.detach(), **sums}
+
+
+def _entropy_controller(config: EntropyConfig, target: float) -> AdaptiveEntropy:
+    return AdaptiveEntropy(target=target, step=config.step, initial=config.coefficient)

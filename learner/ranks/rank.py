@@ -1,0 +1,163 @@
+"""One rank of the learner: its engine, and its part in everything that ranks do together.
+
+Methods marked collective wait for all ranks to call them. Leaves out processes (`ray_rank`) and
+which rank leads (`ray_lead`).
+"""
+
+import random
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from learner.config.learner import LearnerConfig
+from learner.config.objective import CriticConfig
+from learner.diagnostics.trained_log import note_trained
+from learner.engine import checkpoint
+from learner.engine.deepspeed import CriticEngine, PolicyEngine
+from learner.model.hf_names import FolderForm
+from learner.model.policy import load_policy
+from learner.model.reference import REFERENCE_FOLDER, Reference
+from learner.model.scalar_model import load_scalar_model
+from learner.update import Updater
+from queues.records import Payload
+from queues.schema import decode_arrays
+
+
+class Rank:
+    """A loaded rank. Calls come from one thread at a time."""
+
+    def __init__(
+        self,
+        config: LearnerConfig,
+        *,
+        model_path: str,
+        checkpoint_path: str | None,
+        seed: int,
+        steps: int,
+        temperature: float,
+    ) -> None:
+        """Loads model and optimizer. Collective; a group must have been joined before.
+
+        Args:
+            config: Section `[learner]`.
+            model_path: Where the weights are from, unless there is a checkpoint, and the tokenizer.
+            checkpoint_path: A folder to go on from exactly.
+            seed: Of everything random in the process.
+            steps: Batches of the whole run.
+            temperature: At which actors sample.
+
+        Raises:
+            InputError: The model cannot be trained, or the checkpoint not be loaded.
+        """
+        self.config = config
+        random.seed(seed)
+        np.random.seed(seed)
+        torch.manual_seed(seed)
+        self._settings: dict[str, Any] = {
+            "model_path": model_path,
+            "zero_stage": config.zero_stage,
+            "dtype": config.dtype,
+            "offload_optimizer": config.offload_optimizer,
+        }
+        self._steps, self._temperature, self._seed = steps, temperature, seed
+        self.engine = self._policy(model_path)
+        critic = config.critic
+        self.critic = None
+        if critic is not None and not critic.shared:
+            self.critic = self._critic(critic, model_path)
+        saved = Path(checkpoint_path) if checkpoint_path else None
+        self.reference = self._reference(model_path, saved) if config.uses_reference else None
+        self.updater = Updater(self.engine, config, critic=self.critic, reference=self.reference)
+        self.state: checkpoint.State | None = None
+        if saved is not None:
+            self.state = checkpoint.load(
+                self.engine,
+                saved,
+                critic=self.critic,
+                zero_stage=config.zero_stage,
+                dtype=config.dtype,
+            )
+            self.updater.objective.state.update(self.state.objective_state)
+
+    def _load(self, path: str) -> Any:
+        config = self.config
+        return {
+            "path": path,
+            "dtype": config.dtype,
+            "attention": config.attention,
+            "activation_checkpointing": config.activation_checkpointing,
+        }
+
+    def _policy(self, path: str) -> PolicyEngine:
+        config, critic = self.config, self.config.critic
+        shared = critic if critic is not None and critic.shared else None
+        policy = load_policy(
+            **self._load(path),
+            chunk=config.logprob_chunk,
+            temperature=self._temperature,
+            entropy_gradient=config.entropy is not None,
+            float32_head=config.float32_head,
+            value_head=shared is not None,
+        )
+        self._folder_form = FolderForm(policy.model)
+        rates = {"value_head": shared.learning_rate} if shared else None
+        trained = self._steps - (critic.pretrain_batches if critic else 0)
+        steps = max(1, trained) * config.steps_per_batch
+        return PolicyEngine(policy, config, total_steps=steps, rates=rates, **self._settings)
+
+    def _critic(self, config: CriticConfig, model_path: str) -> CriticEngine:
+        model = load_scalar_model(**self._load(config.path or model_path), seed=self._seed)
+        steps = self._steps * self.config.steps_per_batch
+        return CriticEngine(model, config, total_steps=steps, **self._settings)
+
+    def _reference(self, model_path: str, saved: Path | None) -> Reference:
+        """The reference as it was saved, or else as it is at the start of a run."""
+        config = self.config
+        folder = saved / REFERENCE_FOLDER if saved else None
+        refreshed = folder is not None and folder.exists()
+        first = (config.kl.reference if config.kl else None) or model_path
+        policy = load_policy(
+            str(folder) if refreshed else first,
+            dtype=config.dtype,
+            attention=config.attention,
+            chunk=config.logprob_chunk,
+            temperature=self._temperature,
+            float32_head=config.float32_head,
+        )
+        return Reference(policy, device=self.engine.device, refreshed=refreshed)
+
+    def update(self, payloads: Sequence[Payload], version: int) -> dict[str, Any]:
+        """Trains a batch of encoded groups; statistics over all ranks. Collective."""
+        groups = decode_arrays(payloads)
+        statistics = self.updater.update(groups, version)
+        if self.engine.rank == 0:
+            note_trained(groups, version)
+        return statistics
+
+    def weights(self) -> Iterator[tuple[str, Tensor]]:
+        """Names and tensors of the policy, as its folder has them.
+
+        Collective where the engine gathers.
+        """
+        return self._folder_form.of(self.engine.weights())
+
+    def gather(self) -> None:
+        """Takes part in another rank's reading of the weights. Collective."""
+        for _ in self.weights():
+            pass
+
+    def write(self, temporary: str) -> None:
+        """Writes this rank's part of a checkpoint, durably. Collective."""
+        checkpoint.write_part(
+            self.engine, Path(temporary), critic=self.critic, reference=self.reference
+        )
+
+    def close(self) -> None:
+        """Gives back what the engines hold."""
+        self.engine.close()
+        if self.critic is not None:
+            self.critic.close()

@@ -1,0 +1,1 @@
+"""Supervised training: warm starts and reward models."""

@@ -1,0 +1,88 @@
+"""Supervised warm start: next-token likelihood of demonstrations on packed rows.
+
+Runs in one process, through the same engine as reinforcement. Where the demonstrations come from
+is the caller's business.
+"""
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any
+
+import torch
+
+from learner.batch.packing import pack
+from learner.config.learner import SftConfig
+from learner.engine.protocol import TrainEngine
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """One demonstration as token ids; the loss is on everything after the prompt."""
+
+    token_ids: list[int]
+    prompt_length: int
+
+
+@dataclass(frozen=True, slots=True)
+class SftProgress:
+    """What one optimizer step did."""
+
+    step: int
+    steps: int
+    loss: float
+    """Mean negative log-likelihood of a completion token, in nats."""
+    tokens: int
+    """Tokens trained so far, prompts included."""
+    seconds: float
+
+
+def tokenize(tokenizer: Any, prompt: str, completion: str) -> Example:
+    """Ids of a prompt and its completion, closed by the end-of-sequence token."""
+    prompt_ids = tokenizer.encode(prompt, add_special_tokens=False)
+    completion_ids = tokenizer.encode(completion, add_special_tokens=False)
+    return Example([*prompt_ids, *completion_ids, tokenizer.eos_token_id], len(prompt_ids))
+
+
+def train_supervised(
+    engine: TrainEngine,
+    examples: Iterator[Example],
+    config: SftConfig,
+    report: Callable[[SftProgress], None],
+) -> None:
+    """Trains `config.steps` optimizer steps on an endless stream of examples.
+
+    Args:
+        engine: Holds the policy; its weights are changed.
+        examples: Consumed in order; each is used once.
+        config: Sizes of a step.
+        report: Called after every step.
+    """
+    started, tokens = time.monotonic(), 0
+    for step in range(config.steps):
+        batch, size = [], 0
+        while size < config.batch_tokens:
+            batch.append(next(examples))
+            size += len(batch[-1].token_ids)
+        loss = _step(engine, batch, config.microbatch_tokens)
+        tokens += size
+        report(SftProgress(step + 1, config.steps, loss, tokens, time.monotonic() - started))
+
+
+def _step(engine: TrainEngine, batch: list[Example], capacity: int) -> float:
+    """One optimizer step; the mean loss over all completion tokens of the batch."""
+    completion_tokens = sum(len(e.token_ids) - e.prompt_length for e in batch)
+    total = 0.0
+    for row in pack([len(e.token_ids) for e in batch], capacity):
+        members = [batch[i] for i in row]
+        token_ids = torch.tensor(list(chain.from_iterable(e.token_ids for e in members)))
+        position_ids = torch.cat([torch.arange(len(e.token_ids)) for e in members])
+        starts = torch.cat([torch.full((len(e.token_ids),), e.prompt_length) for e in members])
+        completion = position_ids >= starts
+        logprobs = engine.forward(token_ids, position_ids, completion).logprobs
+        loss = -logprobs[completion.to(logprobs.device)].sum() / completion_tokens
+        engine.backward(loss)
+        total += float(loss.detach())
+    engine.step()
+    return total

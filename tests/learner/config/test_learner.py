@@ -1,0 +1,66 @@
+"""What DeepSpeed cannot do is refused with the settings that would."""
+
+import pytest
+from pydantic import ValidationError
+
+from learner.config.learner import LearnerConfig, SftConfig
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"offload_optimizer": True, "zero_stage": 0}, "offload_optimizer = true needs zero_stage"),
+        ({"optimizer": "muon", "zero_stage": 3}, "use zero_stage 0, 1 or 2"),
+        ({"optimizer": "muon", "offload_optimizer": True}, "without offload_optimizer, or adamw"),
+        ({"optimizer": "muon", "zero_stage": 1}, "use gradient_clipping = 0, or zero_stage = 0"),
+        ({"dtype": "bfloat16", "zero_stage": 0}, "needs zero_stage >= 1, not 0"),
+        ({"loss": "ppo", "correction": "tis"}, "or recompute_proximal = true"),
+        ({"keep_checkpoints": 0}, "greater than or equal to 1"),
+    ],
+)
+def test_a_combination_that_cannot_work_is_refused(settings, message):
+    with pytest.raises(ValidationError, match=message):
+        LearnerConfig(**settings)
+
+
+MUON = {"optimizer": "muon"}
+
+
+@pytest.mark.parametrize(
+    ("settings", "critic", "message"),
+    [
+        ({"zero_stage": 3}, MUON, 'critic.optimizer = "muon" with zero_stage = 3'),
+        ({"offload_optimizer": True}, MUON, "without offload_optimizer, or adamw"),
+        ({"zero_stage": 1}, MUON, "critic.gradient_clipping = 1: under ZeRO"),
+    ],
+)
+def test_the_optimizer_of_a_critic_is_held_to_what_deepspeed_can(settings, critic, message):
+    with pytest.raises(ValidationError, match=message):
+        LearnerConfig(advantage="gae", critic=critic, **settings)
+    LearnerConfig(advantage="gae", critic={**critic, "shared": True}, **settings)
+    LearnerConfig(advantage="gae", critic={}, **settings)
+
+
+def test_a_warm_start_in_bfloat16_needs_zero_too():
+    with pytest.raises(ValidationError, match="needs zero_stage >= 1"):
+        SftConfig(demonstrations="x", dtype="bfloat16")
+
+
+def test_several_steps_a_batch_use_the_proximal_policy_unless_told_otherwise():
+    assert LearnerConfig(minibatches=2, epochs=3).steps_per_batch == 6
+    assert LearnerConfig(minibatches=2, correction="tis").uses_proximal
+    assert not LearnerConfig().uses_proximal
+    assert not LearnerConfig(epochs=2, recompute_proximal=False).uses_proximal
+
+
+def test_a_loss_without_a_ratio_keeps_the_behaviour_policy_as_its_anchor():
+    several = {"loss": "reinforce", "epochs": 2}
+    assert not LearnerConfig(**several, correction="tis").uses_proximal
+    assert LearnerConfig(**several, recompute_proximal=True).uses_proximal
+    assert not LearnerConfig(**several).corrects_off_policyness
+
+
+def test_a_loss_of_the_users_is_believed_to_own_a_ratio():
+    assert LearnerConfig(loss="mine:loss").corrects_off_policyness
+    assert LearnerConfig(loss="mine:loss", epochs=2).uses_proximal
+    assert not LearnerConfig(loss="mine:loss", epochs=2).corrects_off_policyness

@@ -1,0 +1,187 @@
+"""Checkpoints appear whole or not at all, and go when they are old."""
+
+import json
+import random
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from learner.engine import checkpoint
+from learner.engine.checkpoint import (
+    State,
+    checkpoint_path,
+    expired,
+    finish,
+    prepare,
+    prune,
+    write_part,
+)
+from learner.errors import InputError
+
+
+class Engine:
+    """Saves a file; keeps what it is asked to load."""
+
+    rank, ranks = 0, 1
+
+    def __init__(self, *, fail=False):
+        self.fail = fail
+        self.loaded = None
+
+    def save(self, folder):
+        (folder / "model.safetensors").write_text("weights")
+        if self.fail:
+            raise OSError("No space left on device")
+
+    def load(self, folder):
+        self.loaded = folder
+
+    def sum_over_ranks(self, values):
+        return values
+
+
+def state(version, **changes):
+    fields = {
+        "version": version,
+        "saved_at": 0.0,
+        "optimizer_steps": 2 * version,
+        "ranks": 1,
+        "zero_stage": 1,
+        "dtype": "float32",
+        "cursor": "prompt 9",
+        "objective_state": {"ema": 0.5},
+        "totals": {"rollouts": 8, "tokens": 100},
+    }
+    return State(**{**fields, **changes})
+
+
+def save(root, version, *, engine=None, **changes):
+    write_part(engine or Engine(), prepare(root, version))
+    return finish(root, state(version, **changes))
+
+
+def load(engine, folder):
+    return checkpoint.load(engine, folder, zero_stage=1, dtype="float32")
+
+
+def test_a_checkpoint_holds_the_engine_and_the_state(tmp_path):
+    folder = save(tmp_path, 60)
+    assert folder == checkpoint_path(tmp_path, 60) == tmp_path / "v000060"
+    assert (folder / "model.safetensors").read_text() == "weights"
+    engine = Engine()
+    assert load(engine, folder) == state(60)
+    assert engine.loaded == folder
+    assert json.loads((folder / "state.json").read_text())["cursor"] == "prompt 9"
+
+
+def test_random_numbers_go_on_as_they_would_have(tmp_path):
+    def draw():
+        return torch.rand(3).tolist(), np.random.rand(), np.random.randn(), random.random()
+
+    np.random.randn()  # leaves the second of a pair behind
+    folder = save(tmp_path, 1)
+    expected = draw()
+    assert draw() != expected
+    load(Engine(), folder)
+    assert draw() == expected
+
+
+def test_a_failed_save_leaves_no_checkpoint_and_the_next_one_removes_its_rest(tmp_path):
+    with pytest.raises(OSError, match="No space"):
+        save(tmp_path, 5, engine=Engine(fail=True))
+    assert [path.name for path in tmp_path.iterdir()] == [".v000005.tmp"]
+    save(tmp_path, 6)
+    assert [path.name for path in tmp_path.iterdir()] == ["v000006"]
+
+
+def test_the_same_version_is_replaced(tmp_path):
+    save(tmp_path, 5, cursor="one")
+    assert checkpoint.read_state(save(tmp_path, 5, cursor="two")).cursor == "two"
+    assert [path.name for path in tmp_path.iterdir()] == ["v000005"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"ranks": 2}, "learner.ranks = 2 and cannot be loaded with 1; set learner.ranks = 2"),
+        ({"zero_stage": 3}, "set learner.zero_stage = 3"),
+        ({"dtype": "bfloat16"}, "set learner.dtype = 'bfloat16'"),
+    ],
+)
+def test_a_checkpoint_of_another_group_is_refused(tmp_path, changes, message):
+    engine = Engine()
+    with pytest.raises(InputError, match=message):
+        load(engine, save(tmp_path, 5, **changes))
+    assert engine.loaded is None
+
+
+def test_a_folder_that_is_no_checkpoint_is_refused(tmp_path):
+    with pytest.raises(InputError, match="no checkpoint can be read from"):
+        load(Engine(), tmp_path)
+
+
+def test_a_checkpoint_whose_random_state_is_missing_or_cut_off_is_refused(tmp_path):
+    folder = save(tmp_path, 5)
+    file = folder / "optimizer/random/rank-0.pt"
+    file.write_bytes(file.read_bytes()[:-100])
+    with pytest.raises(InputError, match=r"v000005 cannot be loaded: .*/rank-0\.pt is damaged"):
+        load(Engine(), folder)
+    file.unlink()
+    with pytest.raises(InputError, match=r"rank-0\.pt is missing"):
+        load(Engine(), folder)
+
+
+VERSIONS = st.dictionaries(st.integers(1, 50), st.floats(0, 1000), min_size=1)
+
+
+@given(saved_at=VERSIONS, keep=st.integers(1, 5), seconds=st.floats(0, 1000), data=st.data())
+def test_the_newest_and_the_young_are_kept_and_what_was_never_committed_is_not(
+    saved_at, keep, seconds, data
+):
+    newest = data.draw(st.sampled_from(sorted(saved_at)))
+    gone = expired(saved_at, newest=newest, keep=keep, keep_seconds=seconds, now=1000.0)
+    committed = sorted(version for version in saved_at if version <= newest)
+    assert newest not in gone
+    assert not set(gone) & set(committed[-keep:])
+    assert {version for version in saved_at if version > newest} <= set(gone)
+    for version in committed[:-keep]:
+        assert (version in gone) == (1000.0 - saved_at[version] >= seconds)
+
+
+def test_old_checkpoints_are_removed_whole(tmp_path):
+    for version in (10, 20, 30, 40):
+        save(tmp_path, version)
+    prune(tmp_path, newest=30, keep=2, keep_seconds=0.0)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["v000020", "v000030"]
+
+
+def test_before_the_first_commit_every_checkpoint_is_garbage(tmp_path):
+    save(tmp_path, 10)
+    prune(tmp_path, newest=0, keep=2, keep_seconds=3600.0)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_checkpoint_that_was_never_committed_takes_no_place_of_one_that_was(tmp_path):
+    for version in (10, 20):  # training went back to 10, since 20 lacked its commit
+        save(tmp_path, version)
+    prune(tmp_path, newest=10, keep=2, keep_seconds=0.0)
+    save(tmp_path, 30)
+    prune(tmp_path, newest=30, keep=2, keep_seconds=0.0)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["v000010", "v000030"]
+
+
+def test_what_cannot_be_read_or_removed_is_told_and_left_and_the_rest_pruned(tmp_path, caplog):
+    for version in (10, 20, 30):
+        save(tmp_path, version)
+    save(tmp_path, 5)
+    (tmp_path / "v000005/state.json").write_text("{")
+    (tmp_path / ".v000010.old").mkdir()
+    (tmp_path / ".v000010.old/stays").touch()
+    prune(tmp_path, newest=30, keep=1, keep_seconds=0.0)
+    left = sorted(path.name for path in tmp_path.iterdir() if path.name.startswith("v"))
+    assert left == ["v000005", "v000010", "v000030"]
+    assert "left alone: no checkpoint can be read from" in caplog.text
+    assert "v000010 cannot be removed" in caplog.text

@@ -1,0 +1,373 @@
+"""The real engine against plain torch: same gradient, same steps, whatever the ZeRO stage."""
+
+import pytest
+import torch
+
+from learner.config.learner import TinyModelConfig
+from learner.config.optimizer import OptimizerConfig, ScheduleConfig
+from learner.engine.lr_schedule import rate_factor
+from learner.errors import InputError, TrainingDiverged
+from learner.model.policy import build_tiny, check_packing, load_policy
+from learner.model.scalar_model import load_scalar_model
+
+pytestmark = pytest.mark.deepspeed
+
+ROWS = [[5, 9, 4, 7, 1], [3, 8, 8, 1], [6, 4, 1]]
+CONFIG = OptimizerConfig(
+    learning_rate=3e-3,
+    weight_decay=0.1,
+    gradient_clipping=0.5,
+    schedule=ScheduleConfig(kind="linear", warmup_steps=2),
+)
+STEPS = 4
+
+
+@pytest.fixture(scope="module")
+def model_path(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("model")
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "heads": 2, "head_dim": 16, "layers": 2}
+    build_tiny(TinyModelConfig(characters="0123456789+=", **sizes), folder, seed=3)
+    return str(folder)
+
+
+def policy(model_path, dtype="float32", **options):
+    return load_policy(
+        model_path, dtype=dtype, attention="sdpa", chunk=4, temperature=0.7, **options
+    )
+
+
+def microbatches():
+    for row in ROWS:
+        yield torch.tensor(row), torch.arange(len(row))
+
+
+def loss_of(logprobs, step):
+    return -(logprobs.sum() * 0.1 * (1 + step))
+
+
+@pytest.fixture(autouse=True)
+def everything_sharded(monkeypatch):
+    """Under ZeRO 3 shards even the smallest tensor, and gathers few of them at once."""
+    monkeypatch.setattr("learner.engine.deepspeed.PERSISTENT_ELEMENTS", 0)
+    monkeypatch.setattr("learner.engine.deepspeed.GATHER_BYTES", 20_000)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread():
+    """The model is so small that threads would only wait for each other."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="module")
+def reference(model_path):
+    """Weights and gradient norms of the same steps in plain torch."""
+    model = policy(model_path)
+    optimizer = torch.optim.AdamW(
+        model.parameters(), lr=CONFIG.learning_rate, betas=CONFIG.betas, weight_decay=0.1
+    )
+    norms = []
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        for token_ids, position_ids in microbatches():
+            loss_of(model(token_ids, position_ids)[0], step).backward()
+        norms.append(float(torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)))
+        for group in optimizer.param_groups:
+            group["lr"] = CONFIG.learning_rate * rate_factor(CONFIG.schedule, step, STEPS)
+        optimizer.step()
+    return dict(model.model.named_parameters()), norms
+
+
+def make_engine(model_path, zero_stage, config=CONFIG, dtype="float32", model=None, **options):
+    from learner.engine.deepspeed import PolicyEngine
+
+    return PolicyEngine(
+        model or policy(model_path, dtype),
+        config,
+        model_path=model_path,
+        zero_stage=zero_stage,
+        dtype=dtype,
+        total_steps=STEPS,
+        **options,
+    )
+
+
+@pytest.mark.parametrize("zero_stage", [0, 1, 2, 3])
+def test_steps_equal_those_of_plain_torch_at_every_zero_stage(model_path, reference, zero_stage):
+    weights, norms = reference
+    engine = make_engine(model_path, zero_stage)
+    try:
+        for step in range(STEPS):
+            for token_ids, position_ids in microbatches():
+                engine.backward(loss_of(engine.forward(token_ids, position_ids)[0], step))
+            assert engine.step() == pytest.approx(norms[step], rel=1e-4)
+        trained = {name: tensor.clone() for name, tensor in engine.weights()}
+    finally:
+        engine.close()
+    assert trained.keys() == weights.keys()
+    for name, tensor in trained.items():
+        torch.testing.assert_close(tensor, weights[name].detach(), rtol=1e-4, atol=2e-6)
+
+
+@pytest.mark.parametrize("zero_stage", [1, 3])
+def test_a_saved_policy_loads_with_the_same_weights(model_path, tmp_path, zero_stage):
+    engine = make_engine(model_path, zero_stage)
+    try:
+        engine.backward(loss_of(engine.forward(*next(microbatches()))[0], 0))
+        engine.step()
+        engine.save(tmp_path / "saved")
+        trained = {name: tensor.clone() for name, tensor in engine.weights()}
+    finally:
+        engine.close()
+    loaded = dict(policy(str(tmp_path / "saved")).model.named_parameters())
+    assert loaded.keys() == trained.keys()
+    for name, tensor in trained.items():
+        assert torch.equal(tensor, loaded[name])
+    assert (tmp_path / "saved" / "tokenizer.json").exists()
+    assert (tmp_path / "saved" / "optimizer" / "state").is_dir()
+
+
+@pytest.mark.parametrize("zero_stage", [0, 1])
+def test_a_checkpoint_without_all_of_its_parts_is_refused_with_its_folder(
+    model_path, tmp_path, zero_stage
+):
+    engine = make_engine(model_path, zero_stage)
+    try:
+        engine.save(tmp_path)
+        files = sorted((tmp_path / "optimizer/state").glob("*.pt"))
+        assert len(files) == 1 + (zero_stage > 0)
+        for file in files:
+            whole = file.read_bytes()
+            file.write_bytes(whole[: len(whole) // 2])
+            with pytest.raises(InputError, match=f"{file.name} is damaged") as caught:
+                engine.load(tmp_path)
+            assert f"the checkpoint {tmp_path} " in str(caught.value)
+            file.unlink()
+            with pytest.raises(InputError, match=f"{file.name} is missing"):
+                engine.load(tmp_path)
+            file.write_bytes(whole)
+        engine.load(tmp_path)
+    finally:
+        engine.close()
+
+
+def test_muon_changes_inner_matrices_by_its_own_rate(model_path):
+    before = {name: t.clone() for name, t in policy(model_path).model.named_parameters()}
+    config = OptimizerConfig(optimizer="muon", muon_learning_rate=0.02, learning_rate=1e-4)
+    engine = make_engine(model_path, 0, config)
+    try:
+        engine.backward(loss_of(engine.forward(*next(microbatches()))[0], 0))
+        engine.step()
+        change = {n: float((t - before[n]).abs().max().detach()) for n, t in engine.weights()}
+    finally:
+        engine.close()
+    assert change["model.embed_tokens.weight"] == pytest.approx(1e-4, rel=0.1)
+    assert change["model.layers.0.mlp.up_proj.weight"] > 1e-3
+
+
+@pytest.mark.parametrize("zero_stage", [0, 1])
+def test_muon_leaves_heads_to_adamw_at_their_own_rate(model_path, zero_stage):
+    config = OptimizerConfig(
+        optimizer="muon", muon_learning_rate=0.02, learning_rate=1e-4, gradient_clipping=0.0
+    )
+    shared = policy(model_path, value_head=True)
+    engine = make_engine(model_path, zero_stage, config, model=shared, rates={"value_head": 5e-3})
+    try:
+        assert not shared.value_head.weight.use_muon
+        assert not shared.model.get_input_embeddings().weight.use_muon
+        assert shared.model.base_model.layers[0].mlp.up_proj.weight.use_muon
+        assert sorted(engine._full_rates) == [1e-4, 5e-3, 0.02]
+        out = engine.forward(*next(microbatches()))
+        engine.backward((out.values - 1).square().sum() + loss_of(out.logprobs, 0))
+        engine.step()
+        assert float(shared.value_head.weight.detach().abs().max()) == pytest.approx(5e-3, rel=0.01)
+    finally:
+        engine.close()
+    critic = make_critic(model_path, zero_stage, config=config)
+    try:
+        module = critic._engine.module
+        assert not module.model.score.weight.use_muon
+        assert module.model.base_model.layers[0].mlp.up_proj.weight.use_muon
+    finally:
+        critic.close()
+
+
+@pytest.mark.parametrize("zero_stage", [1, 2, 3])
+def test_bfloat16_weights_follow_float32_masters(model_path, reference, zero_stage):
+    engine = make_engine(model_path, zero_stage, dtype="bfloat16")
+    try:
+        for step in range(STEPS):
+            for token_ids, position_ids in microbatches():
+                engine.backward(loss_of(engine.forward(token_ids, position_ids)[0], step))
+            assert engine.step() == pytest.approx(reference[1][step], rel=0.03)
+        trained = {name: tensor.clone() for name, tensor in engine.weights()}
+    finally:
+        engine.close()
+    for name, tensor in trained.items():
+        assert tensor.dtype == torch.bfloat16
+        difference = (tensor.float() - reference[0][name]).norm() / reference[0][name].norm()
+        assert difference < 0.02, name
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("zero_stage", [1, 2, 3])
+def test_many_micro_batches_in_bfloat16_add_up_in_float32(model_path, zero_stage):
+    norms = []
+    for count in (1, 256):
+        engine = make_engine(model_path, zero_stage, dtype="bfloat16")
+        try:
+            for _ in range(count):
+                logprobs = engine.forward(*next(microbatches())).logprobs
+                engine.backward(logprobs.sum() / count)
+            norms.append(engine.step())
+        finally:
+            engine.close()
+    assert norms[1] == pytest.approx(norms[0], rel=0.02)
+
+
+class Blind(torch.nn.Module):
+    """Log-probabilities from a running sum over the whole row, as linear attention would give."""
+
+    def __call__(self, token_ids, position_ids):
+        return -token_ids.cumsum(0) / 10, torch.zeros(len(token_ids))
+
+
+def test_a_model_whose_packed_sequences_see_each_other_is_refused():
+    with pytest.raises(InputError, match="see each other"):
+        check_packing(Blind(), dtype="float32")
+
+
+@pytest.mark.parametrize("zero_stage", [0, 1, 2, 3])
+def test_a_loss_that_is_not_finite_flows_into_the_gradient_and_the_step_raises(
+    model_path, zero_stage
+):
+    engine = make_engine(model_path, zero_stage)
+    try:
+        logprobs = engine.forward(*next(microbatches())).logprobs
+        engine.backward(logprobs.sum() * float("nan"))
+        with pytest.raises(TrainingDiverged, match="optimizer step 0"):
+            engine.step()
+    finally:
+        engine.close()
+
+
+@pytest.mark.parametrize("zero_stage", [1, 2, 3])
+def test_an_offloaded_optimizer_takes_the_same_steps(model_path, reference, zero_stage):
+    norms = []
+    engine = make_engine(model_path, zero_stage, offload_optimizer=True)
+    try:
+        for step in range(STEPS):
+            for token_ids, position_ids in microbatches():
+                engine.backward(loss_of(engine.forward(token_ids, position_ids)[0], step))
+            norms.append(engine.step())
+    finally:
+        engine.close()
+    assert norms == pytest.approx(reference[1], rel=1e-4)
+
+
+@pytest.mark.parametrize("zero_stage", [0, 3])
+def test_checkpointed_activations_give_the_same_steps_with_a_second_forward(
+    model_path, reference, zero_stage
+):
+    model = policy(model_path, activation_checkpointing=True)
+    calls = []
+    model.model.base_model.layers[0].mlp.register_forward_pre_hook(lambda *_: calls.append(1))
+    engine = make_engine(model_path, zero_stage, model=model)
+    calls.clear()
+    norms = []
+    try:
+        for step in range(STEPS):
+            for token_ids, position_ids in microbatches():
+                engine.backward(loss_of(engine.forward(token_ids, position_ids)[0], step))
+            norms.append(engine.step())
+    finally:
+        engine.close()
+    assert norms == pytest.approx(reference[1], rel=1e-4)
+    assert len(calls) == 2 * STEPS * len(ROWS)
+    assert not model.model.base_model.layers[0].mlp.training
+
+
+def make_critic(model_path, zero_stage, seed=0, config=CONFIG):
+    from learner.engine.deepspeed import CriticEngine
+
+    return CriticEngine(
+        load_scalar_model(model_path, dtype="float32", attention="sdpa", seed=seed),
+        config,
+        model_path=model_path,
+        zero_stage=zero_stage,
+        dtype="float32",
+        total_steps=STEPS,
+    )
+
+
+@pytest.mark.parametrize("zero_stage", [0, 1, 3])
+def test_a_critic_has_values_of_the_state_before_each_token_and_learns(model_path, zero_stage):
+    row = torch.tensor([4, 7, 5, 9, 4, 7, 6]), torch.tensor([0, 1, 2, 3, 0, 1, 2])
+    critic = make_critic(model_path, zero_stage)
+    try:
+        values = critic.values(*row).detach()
+        assert values[0] == values[4] == 0
+        torch.testing.assert_close(values[1:3], values[5:7])  # the token itself is not seen yet
+        losses = []
+        for _ in range(STEPS):
+            loss = (critic.values(*row)[1:4] - 1).square().sum()
+            critic.backward(loss)
+            critic.step()
+            losses.append(float(loss.detach()))
+        assert losses[-1] < losses[0]
+    finally:
+        critic.close()
+
+
+@pytest.mark.parametrize("zero_stage", [0, 1, 3])
+def test_a_saved_critic_goes_on_the_same_and_is_a_model_of_transformers(
+    model_path, tmp_path, zero_stage
+):
+    row = next(microbatches())
+    critic = make_critic(model_path, zero_stage)
+
+    def step(engine):
+        engine.backward(engine.values(*row).square().sum())
+        engine.step()
+
+    step(critic)
+    critic.save(tmp_path)
+    step(critic)
+    expected = critic.values(*row).detach()
+    critic.close()
+    other = make_critic(model_path, zero_stage, seed=9)
+    other.load(tmp_path)
+    step(other)
+    assert torch.equal(other.values(*row).detach(), expected)
+    other.close()
+    saved = load_scalar_model(str(tmp_path), dtype="float32", attention="sdpa", seed=1)
+    assert saved.model.config.num_labels == 1
+    assert len({load_scalar_model(model_path, dtype="float32", attention="sdpa", seed=seed)
+                .model.score.weight.sum().item() for seed in (1, 1, 2)}) == 2  # fmt: skip
+
+
+@pytest.mark.parametrize("zero_stage", [0, 1, 2, 3])
+def test_a_value_head_on_the_policy_has_a_rate_of_its_own_and_is_not_published(
+    model_path, zero_stage
+):
+    rate = {"value_head": 10 * CONFIG.learning_rate}
+    engine = make_engine(
+        model_path, zero_stage, model=policy(model_path, value_head=True), rates=rate
+    )
+    try:
+        names = [name for name, _ in engine.weights()]
+        assert names == [name for name, _ in policy(model_path).model.named_parameters()]
+        before = {name: tensor.clone() for name, tensor in engine.weights()}
+        out = engine.forward(*next(microbatches()))
+        assert out.values.abs().max() == 0
+        engine.backward((out.values - 1).square().sum() + loss_of(out.logprobs, 0))
+        engine.step()
+        after = engine.forward(*next(microbatches())).values.detach()
+        assert after[1:].abs().max() > 0
+        assert engine._full_rates == [CONFIG.learning_rate, 10 * CONFIG.learning_rate]
+        moved = [name for name, tensor in engine.weights() if not torch.equal(tensor, before[name])]
+        assert moved
+    finally:
+        engine.close()

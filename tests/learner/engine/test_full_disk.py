@@ -1,0 +1,140 @@
+"""Who writes on a disk that is full waits, and begins anew."""
+
+import errno
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from learner.engine import full_disk
+from learner.engine.full_disk import paused, wait_for_room, write_file, write_whole
+
+SYSTEM = OSError(errno.ENOSPC, "No space left on device")
+SAFETENSORS = Exception("Error while serializing: I/O error: No space left on device (os error 28)")
+OTHER = RuntimeError("unexpected pos 800832 vs 800784")
+
+
+class Disk:
+    """Full for the first three questions."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.asked: list[int] = []
+        self.slept = 0
+        self.reasons: list[str | None] = []
+        monkeypatch.setattr(full_disk, "has_room", self.has_room)
+        monkeypatch.setattr(full_disk, "time", SimpleNamespace(sleep=self.sleep))
+
+    def has_room(self, folder: Path, size: int = full_disk.PROBE_BYTES) -> bool:
+        self.asked.append(size)
+        return len(self.asked) > 3
+
+    def sleep(self, seconds: float) -> None:
+        self.slept += 1
+        self.reasons.append(paused())
+
+
+@pytest.mark.parametrize("error", [SAFETENSORS, SYSTEM])
+def test_a_file_that_is_cut_off_is_removed_and_written_again_once_there_is_as_much_room(
+    tmp_path: Path,
+    error: Exception,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    disk, file = Disk(monkeypatch), tmp_path / "part.pt"
+    (tmp_path / "other").write_text("of another rank")
+    there = []
+
+    def write() -> None:
+        there.append(file.exists())
+        file.write_bytes(bytes(5000))
+        if len(there) == 1:
+            raise error
+
+    write_whole(file, write)
+    assert there == [False, False]
+    assert disk.asked == [full_disk.PROBE_BYTES + 5000] * 4
+    assert disk.slept == 3
+    assert "paused: no space is left on the disk of" in caplog.text
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["other", "part.pt"]
+
+
+def test_of_a_folder_its_own_files_are_written_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Disk(monkeypatch)
+    (tmp_path / "below").mkdir()
+    (tmp_path / "below" / "file").write_text("kept")
+    attempts = []
+
+    def write() -> None:
+        attempts.append(sorted(path.name for path in tmp_path.iterdir()))
+        (tmp_path / "config.json").write_text("{}")
+        if len(attempts) == 1:
+            raise SYSTEM
+
+    write_whole(tmp_path, write)
+    assert attempts == [["below"], ["below"]]
+    assert (tmp_path / "config.json").read_text() == "{}"
+
+
+def test_any_other_error_is_raised_at_once(tmp_path: Path) -> None:
+    attempts = []
+
+    def write() -> None:
+        attempts.append(1)
+        raise OTHER
+
+    with pytest.raises(RuntimeError, match="unexpected pos"):
+        write_whole(tmp_path / "part.pt", write)
+    assert attempts == [1]
+
+
+def test_whoever_asks_is_told_why_a_process_waits_and_for_how_much_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = Disk(monkeypatch)
+    wait_for_room(tmp_path, 5_000_000)
+    assert disk.asked == [5_000_000] * 4
+    assert len(disk.reasons) == 2
+    for reason in disk.reasons:
+        assert f"no space is left on the disk of {tmp_path}" in (reason or "")
+        assert "5000000 bytes" in (reason or "")
+    assert paused() is None
+
+
+@pytest.mark.parametrize("library", ["torch", "safetensors"])
+def test_a_library_that_fills_a_disk_is_known_by_its_error_though_there_is_room_again(
+    mount_disk: Callable[[str], Path], library: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As if another rank had removed its part at once: the disk itself could not tell any more."""
+    tensors = {"a": torch.arange(400_000.0), "b": torch.arange(100_000.0)}  # 2 MB
+    small_disk = mount_disk("3m")
+    ballast, file = small_disk / "ballast", small_disk / "part"
+    ballast.write_bytes(bytes(shutil.disk_usage(small_disk).free - 800_000))
+    asked = []
+
+    def write() -> None:
+        try:
+            save_file(tensors, file)
+        finally:
+            ballast.unlink(missing_ok=True)
+
+    def save(opened: object) -> None:
+        try:
+            torch.save(tensors, opened)  # type: ignore[arg-type]
+        finally:
+            ballast.unlink(missing_ok=True)
+
+    monkeypatch.setattr(full_disk, "time", SimpleNamespace(sleep=asked.append))
+    if library == "torch":
+        write_file(file, save)
+        found = torch.load(file, weights_only=True)
+        assert torch.equal(found["b"], tensors["b"])
+    else:
+        write_whole(file, write)
+        assert file.stat().st_size > 2_000_000
+    assert asked == [full_disk.RETRY_SECONDS]

@@ -1,0 +1,226 @@
+"""Chunked log-probabilities: equal to the plain ones, gradient included."""
+
+import math
+
+import pytest
+import torch
+
+from learner.errors import InputError
+from learner.model import logprobs
+from learner.model.logprobs import chunked_logprobs
+
+
+def random_problem(dtype=torch.float64, n=11, h=5, v=13):
+    make = torch.Generator().manual_seed(3)
+    hidden = torch.randn(n, h, generator=make, dtype=torch.float64).to(dtype).requires_grad_()
+    weight = torch.randn(v, h, generator=make, dtype=torch.float64).to(dtype).requires_grad_()
+    return hidden, weight, torch.randint(v, (n,), generator=make)
+
+
+def plain(hidden, weight, targets, temperature):
+    scores = (hidden @ weight.T / temperature).log_softmax(-1)
+    entropy = -(scores.exp() * scores).sum(-1)
+    return scores.gather(-1, targets[:, None]).squeeze(-1), entropy
+
+
+@pytest.mark.parametrize("chunk", [1, 4, 11, 100])
+@pytest.mark.parametrize("temperature", [1.0, 0.6])
+def test_values_and_gradients_equal_those_of_the_whole_matrix(chunk, temperature):
+    hidden, weight, targets = random_problem()
+    upstream = torch.linspace(-1, 2, len(targets), dtype=torch.float64)
+    found = chunked_logprobs(hidden, weight, targets, temperature=temperature, chunk=chunk)
+    expected = plain(hidden, weight, targets, temperature)
+    torch.testing.assert_close(found[0], expected[0])
+    torch.testing.assert_close(found[1], expected[1].detach())
+    torch.testing.assert_close(
+        torch.autograd.grad((found[0] * upstream).sum(), (hidden, weight)),
+        torch.autograd.grad((expected[0] * upstream).sum(), (hidden, weight)),
+    )
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_gradients_agree_with_finite_differences(temperature):
+    hidden, weight, targets = random_problem(n=5, h=3, v=4)
+
+    def scored(states, head):
+        return chunked_logprobs(states, head, targets, temperature=temperature, chunk=2)[0]
+
+    assert torch.autograd.gradcheck(scored, (hidden, weight))
+
+
+def test_uniform_logits_give_minus_log_of_the_vocabulary():
+    logprobs, entropy = chunked_logprobs(
+        torch.zeros(3, 2), torch.ones(7, 2), torch.tensor([0, 3, 6]), temperature=1.0, chunk=2
+    )
+    torch.testing.assert_close(logprobs, torch.full((3,), -math.log(7)))
+    torch.testing.assert_close(entropy, torch.full((3,), math.log(7)))
+
+
+def test_half_precision_weights_give_float32_results_and_their_own_gradients():
+    hidden, weight, targets = random_problem(torch.bfloat16)
+    logprobs, entropy = chunked_logprobs(hidden, weight, targets, temperature=1.0, chunk=4)
+    logprobs.sum().backward()
+    assert (logprobs.dtype, entropy.dtype) == (torch.float32, torch.float32)
+    assert (hidden.grad.dtype, weight.grad.dtype) == (torch.bfloat16, torch.bfloat16)
+
+
+def test_the_entropy_carries_no_gradient():
+    hidden, weight, targets = random_problem()
+    assert not chunked_logprobs(hidden, weight, targets, temperature=1.0, chunk=4)[1].requires_grad
+
+
+def test_a_frozen_head_still_passes_the_gradient_on():
+    hidden, weight, targets = random_problem()
+    chunked_logprobs(hidden, weight.detach(), targets, temperature=1.0, chunk=4)[0].sum().backward()
+    assert hidden.grad.abs().sum() > 0
+
+
+def test_impossible_tokens_do_not_spoil_the_entropy():
+    hidden, weight = torch.ones(1, 1), torch.tensor([[0.0], [-math.inf]])
+    logprobs, entropy = chunked_logprobs(
+        hidden, weight, torch.tensor([0]), temperature=1.0, chunk=1
+    )
+    assert (logprobs.item(), entropy.item()) == (0.0, 0.0)
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.6])
+@pytest.mark.parametrize("chunk", [4, 100])
+def test_an_impossible_token_counts_as_if_the_vocabulary_were_without_it(temperature, chunk):
+    hidden, weight, targets = random_problem()
+    with torch.no_grad():
+        hidden[:, 0].abs_().add_(0.1)
+    never = torch.tensor([[-math.inf, 0.0, 0.0, 0.0, 0.0]], dtype=torch.float64)
+    wider = torch.cat([weight.detach(), never]).requires_grad_()
+    options = {"temperature": temperature, "chunk": chunk, "entropy_gradient": True}
+    found = chunked_logprobs(hidden, wider, targets, **options)
+    expected = plain(hidden, weight, targets, temperature)
+    torch.testing.assert_close(found, expected)
+    upstream = torch.linspace(-1, 2, len(targets), dtype=torch.float64)
+    [mine], [theirs] = (
+        torch.autograd.grad((scores * upstream).sum() + (entropy * upstream.flip(0)).sum(), head)
+        for (scores, entropy), head in ((found, wider), (expected, weight))
+    )
+    torch.testing.assert_close(mine, torch.cat([theirs, torch.zeros_like(never)]))
+
+
+def test_no_tokens_give_no_results():
+    hidden, weight, targets = random_problem(n=0)
+    assert chunked_logprobs(hidden, weight, targets, temperature=1.0, chunk=4)[0].shape == (0,)
+
+
+# Entropies with a gradient.
+
+
+@pytest.mark.parametrize("chunk", [1, 4, 100])
+def test_both_results_carry_the_gradients_of_the_whole_matrix_when_asked(chunk):
+    hidden, weight, targets = random_problem()
+    upstream = torch.linspace(-1, 2, len(targets), dtype=torch.float64)
+    found = chunked_logprobs(
+        hidden, weight, targets, temperature=0.6, chunk=chunk, entropy_gradient=True
+    )
+    expected = plain(hidden, weight, targets, 0.6)
+    torch.testing.assert_close(found, expected)
+    gradients = [
+        torch.autograd.grad(
+            (scores * upstream).sum() - (entropy * upstream.flip(0)).sum(), (hidden, weight)
+        )
+        for scores, entropy in (found, expected)
+    ]
+    torch.testing.assert_close(*gradients)
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_gradients_of_both_results_agree_with_finite_differences(temperature):
+    hidden, weight, targets = random_problem(n=5, h=3, v=4)
+
+    def both(states, head):
+        return chunked_logprobs(
+            states, head, targets, temperature=temperature, chunk=2, entropy_gradient=True
+        )
+
+    assert torch.autograd.gradcheck(both, (hidden, weight))
+
+
+def test_entropies_alone_may_be_differentiated():
+    hidden, weight, targets = random_problem()
+    _, entropy = chunked_logprobs(
+        hidden, weight, targets, temperature=1.0, chunk=4, entropy_gradient=True
+    )
+    _, expected = plain(hidden, weight, targets, 1.0)
+    torch.testing.assert_close(
+        torch.autograd.grad(entropy.sum(), (hidden, weight)),
+        torch.autograd.grad(expected.sum(), (hidden, weight)),
+    )
+
+
+def test_impossible_tokens_do_not_spoil_the_gradient_of_the_entropy():
+    hidden, head = torch.ones(1, 1), torch.tensor([[0.0], [0.5], [-math.inf]], requires_grad=True)
+    _, entropy = chunked_logprobs(
+        hidden, head, torch.tensor([0]), temperature=1.0, chunk=1, entropy_gradient=True
+    )
+    (found,) = torch.autograd.grad(entropy.sum(), head)
+    possible = torch.tensor([0.0, 0.5], requires_grad=True)
+    scores = possible.log_softmax(-1)
+    (expected,) = torch.autograd.grad(-(scores.exp() * scores).sum(), possible)
+    torch.testing.assert_close(found.flatten(), torch.cat([expected, torch.zeros(1)]))
+
+
+# A head in float32.
+
+
+def exact(hidden, weight, targets, temperature):
+    """Of half-precision inputs what float64 makes of them, with gradients."""
+    inputs = [x.detach().double().requires_grad_() for x in (hidden, weight)]
+    return plain(*inputs, targets, temperature), inputs
+
+
+@pytest.mark.parametrize("slice_size", [4, 100])
+def test_a_float32_head_multiplies_half_precision_inputs_exactly(slice_size, monkeypatch):
+    monkeypatch.setattr(logprobs, "WORDS_AT_A_TIME", slice_size)
+    hidden, weight, targets = random_problem(torch.bfloat16, n=40, h=64, v=13)
+    upstream = torch.linspace(-1, 2, 40)
+    errors = []
+    for wide in (True, False):
+        found = chunked_logprobs(
+            hidden, weight, targets, temperature=1.0, chunk=16, float32_head=wide
+        )
+        gradients = torch.autograd.grad((found[0] * upstream).sum(), (hidden, weight))
+        expected, inputs = exact(hidden, weight, targets, 1.0)
+        slopes = torch.autograd.grad((expected[0] * upstream).sum(), inputs)
+        errors.append(
+            [
+                (found[0] - expected[0]).abs().max().item(),
+                (found[1] - expected[1]).abs().max().item(),
+                *((a - b).abs().max().item() for a, b in zip(gradients, slopes, strict=True)),
+            ]
+        )
+        assert [item.dtype for item in gradients] == [torch.bfloat16] * 2
+    precise, rounded = errors
+    assert max(precise[:2]) < 1e-4
+    assert all(a < b for a, b in zip(precise, rounded, strict=True))
+
+
+def test_a_float32_head_changes_nothing_for_float32_weights():
+    hidden, weight, targets = random_problem(torch.float32)
+    results = [
+        chunked_logprobs(hidden, weight, targets, temperature=1.0, chunk=4, float32_head=wide)
+        for wide in (True, False)
+    ]
+    torch.testing.assert_close(*results, rtol=0, atol=0)
+
+
+def test_a_float32_head_differentiates_entropies_too():
+    hidden, weight, targets = random_problem(torch.bfloat16, n=40, h=64, v=13)
+    _, entropy = chunked_logprobs(
+        hidden, weight, targets, temperature=1.0, chunk=16, float32_head=True, entropy_gradient=True
+    )
+    gradients = torch.autograd.grad(entropy.sum(), (hidden, weight))
+    expected, inputs = exact(hidden, weight, targets, 1.0)
+    for found, slope in zip(gradients, torch.autograd.grad(expected[1].sum(), inputs), strict=True):
+        torch.testing.assert_close(found.double(), slope, rtol=1e-2, atol=1e-2)
+
+
+@pytest.mark.parametrize(("temperature", "chunk"), [(0.0, 4), (1.0, 0)])
+def test_temperature_and_chunk_must_be_positive(temperature, chunk):
+    with pytest.raises(InputError, match=f"found {temperature} and {chunk}"):
+        chunked_logprobs(*random_problem(), temperature=temperature, chunk=chunk)

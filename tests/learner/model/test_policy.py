@@ -1,0 +1,63 @@
+"""What a policy says of a packed row: the same of the tokens that are wanted as of all."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import AutoModelForCausalLM, Qwen3Config
+
+from learner.model.policy import Policy
+
+LENGTHS = [5, 1, 7, 3]
+TOKENS = sum(LENGTHS)
+
+
+@pytest.fixture(scope="module")
+def policy():
+    torch.manual_seed(0)
+    config = Qwen3Config(
+        vocab_size=40,
+        hidden_size=16,
+        intermediate_size=24,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=8,
+        initializer_range=0.2,
+        tie_word_embeddings=True,
+    )
+    model = AutoModelForCausalLM.from_config(config).double().eval()
+    head = torch.nn.Linear(16, 1, bias=False, dtype=torch.float64)
+    return Policy(model, chunk=4, temperature=0.7, entropy_gradient=True, value_head=head)
+
+
+def outcome(policy, wanted, *, masked):
+    """Of a row logprobs, entropies and values, and the gradients of a loss over wanted tokens."""
+    tokens = torch.arange(TOKENS) * 7 % 40
+    places = torch.cat([torch.arange(length) for length in LENGTHS])
+    policy.zero_grad()
+    logprobs, entropies, values = policy(tokens, places, None if masked else wanted)
+    if masked:
+        logprobs, entropies = (torch.where(wanted, x, 0.0) for x in (logprobs, entropies))
+    slope = torch.linspace(-1, 2, TOKENS, dtype=torch.float64)
+    loss = (logprobs * slope + entropies * slope.flip(0)).sum() + (values * slope)[wanted].sum()
+    loss.backward()
+    said = [logprobs.detach(), entropies.detach(), values.detach()]
+    return said, [parameter.grad for parameter in policy.parameters()]
+
+
+@settings(deadline=None, max_examples=40)
+@given(wanted=st.lists(st.booleans(), min_size=TOKENS, max_size=TOKENS))
+def test_wanted_tokens_alone_give_what_all_give_when_the_others_are_masked_out(policy, wanted):
+    wanted = torch.tensor(wanted)
+    expected, gradients = outcome(policy, wanted, masked=True)
+    found, own = outcome(policy, wanted, masked=False)
+    torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(own, gradients, rtol=1e-10, atol=1e-10)
+
+
+def test_a_row_of_which_no_token_is_wanted_reaches_every_parameter(policy):
+    said, gradients = outcome(policy, torch.zeros(TOKENS, dtype=torch.bool), masked=False)
+    assert not said[0].any()
+    assert not said[1].any()
+    assert all(gradient is not None and not gradient.any() for gradient in gradients)

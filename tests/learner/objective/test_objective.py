@@ -1,0 +1,589 @@
+"""The objective around the policy loss: penalties, critic, reference, what is dropped."""
+
+import dataclasses
+import json
+import math
+import sys
+from types import ModuleType
+
+import pytest
+import torch
+from rollouts import PlainEngine, TinyPolicy, group, only, random_groups, rollout
+
+from learner.advantages import ESTIMATORS, Estimate, Estimator
+from learner.config import objective as objective_config
+from learner.config.learner import LearnerConfig
+from learner.corrections import CORRECTIONS, ImportanceWeights
+from learner.engine.protocol import Forward
+from learner.errors import InputError
+from learner.losses import LOSSES, PolicyLoss, TokenLoss
+from learner.losses.kl import kl_loss
+from learner.objective.checks import (
+    check_objective,
+    corrects_off_policyness,
+    needs,
+    needs_behavior_logprobs,
+)
+from learner.objective.objective import Objective
+from learner.update import Updater
+from queues.records import FinishReason
+
+
+class PlainCritic(PlainEngine):
+    """A critic of plain torch: the log-probabilities of a `TinyPolicy`, made into values."""
+
+    def values(self, token_ids, position_ids):
+        return 3 + self.forward(token_ids, position_ids).logprobs
+
+
+class PlainReference:
+    """A frozen `TinyPolicy`, as `reference.Reference`."""
+
+    def __init__(self, shift=0.0):
+        self.policy = TinyPolicy()
+        self.mixes = []
+        with torch.no_grad():
+            self.policy.head.weight += shift * torch.randn(
+                self.policy.head.weight.shape, generator=torch.Generator().manual_seed(1)
+            )
+
+    @torch.no_grad()
+    def logprobs(self, token_ids, position_ids, wanted=None):
+        return only(wanted, self.policy(token_ids, position_ids))[0]
+
+    def refresh(self, weights, mix):
+        self.mixes.append((len(list(weights)), mix))
+
+
+class EntropyEngine(PlainEngine):
+    """Lets entropies have a gradient, as policies do under an entropy bonus."""
+
+    def forward(self, token_ids, position_ids, wanted=None):
+        said = self.policy(token_ids, position_ids, entropy_gradient=True)
+        return Forward(*only(wanted, said))
+
+
+def train(groups, *, reference=None, **settings):
+    """The engine after one update, and its statistics."""
+    engine = PlainEngine()
+    statistics = Updater(engine, LearnerConfig(**settings), reference=reference).update(groups, 0)
+    assert json.loads(json.dumps(statistics)) == statistics
+    return engine, statistics
+
+
+def learn(critic, *, version=0, **settings):
+    """As `train`, with a critic and its settings."""
+    engine, config = PlainEngine(), LearnerConfig(advantage="gae", critic=settings)
+    return engine, Updater(engine, config, critic=critic).update(random_groups(), version)
+
+
+KL = {"kl": {"coefficient": 0.5}}
+
+
+def test_the_gradient_at_the_reference_has_no_pull_and_away_from_it_points_back():
+    groups = random_groups()
+    plain, _ = train(groups)
+    at, none = train(groups, reference=PlainReference(), **KL)
+    torch.testing.assert_close(at.gradient, plain.gradient, atol=1e-6, rtol=1e-6)
+    assert none["reference_kl"] == pytest.approx(0.0, abs=1e-6)
+    away, some = train(groups, reference=PlainReference(shift=1.0), **KL)
+    assert some["reference_kl"] > 0.01
+    assert some["loss"] > some["policy_loss"]
+    far, _ = train(groups, reference=PlainReference(shift=1.0), kl={"coefficient": 1.0})
+    pull, twice = away.gradient - plain.gradient, far.gradient - plain.gradient
+    torch.testing.assert_close(twice, 2 * pull, atol=1e-6, rtol=1e-5)
+
+
+def test_kl_in_the_reward_is_taken_off_before_the_baseline_and_adds_no_term():
+    groups = random_groups()
+    _, found = train(
+        groups,
+        reference=PlainReference(shift=1.0),
+        kl={"coefficient": 0.5, "placement": "reward"},
+    )
+    _, plain = train(groups)
+    assert found["loss"] == found["policy_loss"] != plain["policy_loss"]
+    assert found["reward_mean"] == plain["reward_mean"]
+    assert found["policy_loss"] == pytest.approx(loss_by_hand(groups, beta=0.5), abs=1e-6)
+    assert plain["policy_loss"] == pytest.approx(loss_by_hand(groups, beta=0.0), abs=1e-6)
+
+
+def loss_by_hand(groups, *, beta):
+    """Of cispo with grpo on rewards less β · Σ (log μ − log ref) of each rollout."""
+    policy, reference = TinyPolicy(), PlainReference(shift=1.0)
+    total, tokens = 0.0, 0
+    for item in groups:
+        rewards, terms = [], []
+        for one in item.rollouts:
+            ids = torch.tensor(one.token_ids), torch.arange(len(one.token_ids))
+            sampled = torch.tensor(one.behavior_logprobs, dtype=torch.float64)[2:]
+            current = policy(*ids)[0].detach()[2:]
+            rewards.append(one.reward - beta * (sampled - reference.logprobs(*ids)[2:]).sum())
+            terms.append(((current - sampled).exp().clamp(max=5.0) * current).sum())
+            tokens += len(current)
+        rewards = torch.stack(rewards) if beta else torch.tensor(rewards, dtype=torch.float64)
+        tied = rewards.max() - rewards.min() < 1e-8
+        advantages = 0 * rewards if tied else (rewards - rewards.mean()) / (rewards.std() + 1e-6)
+        total -= float((advantages * torch.stack(terms)).sum())
+    return total / tokens
+
+
+def test_a_distance_that_is_only_measured_has_no_gradient(monkeypatch):
+    asked = []
+
+    def seen(form, inputs, *, cap):
+        asked.append(inputs.logprobs.requires_grad)
+        return kl_loss(form, inputs, cap=cap)
+
+    monkeypatch.setattr("learner.objective.objective.kl_loss", seen)
+    for placement in ("loss", "reward"):
+        kl = {"coefficient": 0.5, "placement": placement}
+        _, found = train(random_groups(), reference=PlainReference(shift=1.0), kl=kl)
+        assert found["reference_kl"] > 0.01
+        assert found["fractions"]["reference_not_finite"] == 0
+    assert asked == [True, False]
+
+
+class SharedEngine(PlainEngine):
+    """A policy with a value head, which counts its forward passes without gradient."""
+
+    without_gradient = 0
+
+    def forward(self, token_ids, position_ids, wanted=None):
+        self.without_gradient += not torch.is_grad_enabled()
+        logprobs, entropies = self.policy(token_ids, position_ids)
+        return Forward(*only(wanted, (logprobs, entropies)), 3 + logprobs)
+
+
+@pytest.mark.parametrize("proximal", [True, False])
+def test_one_pass_gives_the_proximal_policy_and_the_values_of_a_shared_critic(proximal):
+    engine = SharedEngine()
+    config = LearnerConfig(advantage="gae", critic={"shared": True}, recompute_proximal=proximal)
+    updater = Updater(engine, config)
+    scored = []
+    weighed = updater.objective.weighed
+    updater.objective.weighed = lambda batch: scored.append(batch.tokens) or weighed(batch)
+    updater.update(random_groups(), 0)
+    assert engine.without_gradient == 1
+    [tokens] = scored
+    assert (tokens.proximal_logprobs is not None) == proximal
+    policy = TinyPolicy()(tokens.token_ids, tokens.position_ids)[0].detach().float()
+    torch.testing.assert_close(tokens.values, 3 + policy)
+    if proximal:
+        sampled = tokens.versions >= 0
+        torch.testing.assert_close(tokens.proximal_logprobs[sampled], policy[sampled])
+
+
+def cut_short(groups):
+    """The groups, of each the first rollout as one that was cut off."""
+    changed = []
+    for item in groups:
+        first = dataclasses.replace(item.rollouts[0], finish_reason=FinishReason.LENGTH)
+        changed.append(group(item.group_id, [first, *item.rollouts[1:]]))
+    return changed
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"kl": {"coefficient": 0.5, "placement": "reward"}, "advantage": "reinforce_pp"},
+        {"advantage": "gae", "critic": {}, "advantage_options": {"gamma": 0.9}},
+    ],
+    ids=["kl", "critic"],
+)
+def test_advantages_do_not_depend_on_which_rollouts_are_masked_out(settings, monkeypatch):
+    seen = []
+    weighed = Objective.weighed
+
+    def kept(self, batch):
+        seen.append(weighed(self, batch))
+        return seen[-1]
+
+    monkeypatch.setattr(Objective, "weighed", kept)
+    for masked in (False, True):
+        config = LearnerConfig(mask_truncated=masked, **settings)
+        models = {
+            "reference": PlainReference(shift=1.0) if config.kl else None,
+            "critic": PlainCritic() if config.critic else None,
+        }
+        Updater(PlainEngine(), config, **models).update(cut_short(random_groups()), 0)
+    plain, masked = seen
+    assert masked.tokens.mask.sum() < plain.tokens.mask.sum()
+    assert torch.equal(masked.advantages.values, plain.advantages.values)
+
+
+def test_an_adaptive_coefficient_follows_the_measured_kl_and_is_state():
+    reference = PlainReference(shift=1.0)
+    config = LearnerConfig(kl={"coefficient": 0.1, "target": 1e-3, "horizon": 12})
+    updater = Updater(PlainEngine(), config, reference=reference)
+    first = updater.update(random_groups(), 0)
+    second = updater.update(random_groups(), 1)
+    assert first["kl_coefficient"] == 0.1
+    assert second["kl_coefficient"] == pytest.approx(0.1 * 1.2)
+    other = Objective(config)
+    other.state.update(updater.objective.state)
+    assert other.kl_coefficient == updater.objective.kl_coefficient
+
+
+def test_coefficients_stay_while_the_critic_alone_is_trained():
+    config = LearnerConfig(
+        advantage="gae",
+        critic={"pretrain_batches": 1},
+        kl={"coefficient": 0.1, "target": 1e-3, "horizon": 12},
+        entropy={"target": 2.39, "step": 0.1},
+    )
+    reference = PlainReference(shift=1.0)
+    updater = Updater(EntropyEngine(), config, critic=PlainCritic(), reference=reference)
+    found = [updater.update(random_groups(), version) for version in range(3)]
+    assert [one["kl_coefficient"] for one in found] == pytest.approx([0.1, 0.1, 0.12])
+    assert [one["entropy_coefficient"] for one in found] == pytest.approx([0.0, 0.0, 0.1])
+
+
+def test_the_reference_is_refreshed_at_the_versions_asked_for():
+    reference = PlainReference()
+    kl = {"coefficient": 0.1, "refresh_every": 3, "refresh_mix": 0.6}
+    updater = Updater(PlainEngine(), LearnerConfig(kl=kl), reference=reference)
+    counts = []
+    for version in range(6):
+        updater.update(random_groups(), version)
+        counts.append(len(reference.mixes))
+    assert counts == [0, 0, 1, 1, 1, 2]
+    assert reference.mixes[0] == (2, 0.6)
+
+
+def test_an_entropy_bonus_raises_entropy():
+    flat = [group("a", [rollout([1, 2, 3, 4], reward=0.5, index=i) for i in range(2)])]
+    engine = EntropyEngine(learning_rate=0.5)
+    config = LearnerConfig(entropy={"coefficient": 1.0})
+    updater = Updater(engine, config)
+    entropies = [updater.update(flat, version)["entropy_mean"] for version in range(3)]
+    assert entropies[0] < entropies[1] < entropies[2] <= math.log(11)
+
+
+def test_an_adaptive_entropy_bonus_grows_below_its_target():
+    config = LearnerConfig(entropy={"target": 2.39, "step": 0.1})
+    updater = Updater(EntropyEngine(), config)
+    found = [updater.update(random_groups(), v)["entropy_coefficient"] for v in range(3)]
+    assert found == pytest.approx([0.0, 0.1, 0.2])
+
+
+@pytest.mark.parametrize("budget", [16, 40, 10_000])
+def test_positive_examples_are_a_mean_over_all_of_their_tokens(budget):
+    groups = random_groups()
+    plain, _ = train(groups, microbatch_tokens=budget)
+    both, found = train(groups, microbatch_tokens=budget, positive_nll=0.5)
+    policy = TinyPolicy()
+    right = [one for item in groups for one in item.rollouts if one.reward > 0]
+    nll = torch.cat(
+        [
+            -policy(torch.tensor(one.token_ids), torch.arange(len(one.token_ids)))[0][2:]
+            for one in right
+        ]
+    ).mean()
+    assert found["loss"] - found["policy_loss"] == pytest.approx(0.5 * nll.item(), rel=1e-6)
+    assert (both.gradient - plain.gradient).norm() > 1e-3
+    of_right = sum(len(one.token_ids) - 2 for one in right)
+    assert found["fractions"]["positive"] == pytest.approx(of_right / found["tokens_trained"])
+
+
+def test_gae_trains_a_critic_beside_the_policy():
+    critic = PlainCritic()
+    engine, found = learn(critic)
+    assert engine.steps_taken == critic.steps_taken == 1
+    assert found["value_loss"] > 0
+    assert found["critic_grad_norm"] > 0
+    assert found["explained_variance"] < 1
+
+
+def test_a_critic_learns_to_explain_the_returns_of_a_batch():
+    critic = PlainCritic(learning_rate=0.5)
+    config = LearnerConfig(advantage="gae", critic={"clip": None})
+    updater = Updater(PlainEngine(learning_rate=0.0), config, critic=critic)
+    losses = [updater.update(random_groups(), 0)["value_loss"] for _ in range(30)]
+    assert losses[-1] < 0.7 * losses[0]
+
+
+def test_value_pretraining_leaves_the_policy_alone():
+    critic = PlainCritic()
+    engine, found = learn(critic, version=1, pretrain_batches=2)
+    assert (engine.steps_taken, critic.steps_taken) == (0, 1)
+    assert found["optimizer_steps"] == 0
+    assert found["grad_norm"] is None
+    assert found["ess"] is not None
+    engine, _ = learn(PlainCritic(), version=2, pretrain_batches=2)
+    assert engine.steps_taken == 1
+
+
+@pytest.mark.parametrize("budget", [16, 40, 10_000])
+def test_pairs_lie_whole_in_a_row_whatever_its_capacity(budget):
+    groups = random_groups(count=5)
+    settings = {
+        "advantage": "best_worst",
+        "loss": "dpo",
+        "aggregation": "sequence_mean",
+        "microbatch_tokens": budget,
+    }
+    reference = PlainReference(shift=0.5)
+    engine, found = train(groups, reference=reference, **settings)
+    whole, one = train(groups, reference=reference, **{**settings, "microbatch_tokens": 10_000})
+    torch.testing.assert_close(engine.gradient, whole.gradient, atol=1e-9, rtol=1e-9)
+    assert found["loss"] == pytest.approx(one["loss"], abs=1e-9)
+    assert found["fractions"]["unpaired"] == 0
+    assert found["rollouts_trained"] % 2 == 0
+    assert found["dropped_rollouts"] == 20 - found["rollouts_trained"]
+
+
+ALL = [
+    {"advantage": name, "loss": loss, "correction": correction, "aggregation": aggregation}
+    for name, loss, correction, aggregation in [
+        ("batch_norm", "cispo", "none", "prompt_mean"),
+        ("reinforce_pp", "ppo", "none", "token_mean"),
+        ("pass_at_k", "cispo", "none", "token_mean"),
+        ("reinforce_pp_baseline", "dapo", "geometric_mis", "token_mean"),
+        ("opo", "reinforce", "sequence_tis", "sequence_mean"),
+        ("gdpo", "sapo", "none", "sequence_mean"),
+        ("maxrl", "topr", "none", "sequence_mean"),
+        ("batch_norm", "gspo", "none", "sequence_mean"),
+        ("rloo", "gspo_token", "none", "sequence_mean"),
+        ("dr_grpo", "kimi", "none", "sequence_mean"),
+        ("best_of_n", "raft", "none", "sequence_mean"),
+        ("grpo", "decoupled_ppo", "none", "token_mean"),
+        ("grpo", "reinforce", ["mis", "veto"], "fixed_length"),
+        ("grpo", "reinforce", "icepop", "token_mean"),
+        ("grpo", "reinforce", "sequence_mis", "token_mean"),
+    ]
+]
+WIDE = {
+    "gspo": {"clip_low": 0.9, "clip_high": 9.0},
+    "gspo_token": {"clip_low": 0.9, "clip_high": 9.0},
+    "geometric_mis": {"low": 0.1, "high": 10.0},
+}
+"""Bounds that the made-up log-probabilities are within."""
+
+
+@pytest.mark.parametrize("settings", ALL, ids=lambda s: f"{s['advantage']}-{s['loss']}")
+def test_every_algorithm_has_one_gradient_for_every_micro_batching_and_order(settings):
+    groups = [
+        group(
+            item.group_id,
+            [
+                rollout(
+                    list(one.token_ids),
+                    reward=one.reward,
+                    logprobs=list(one.behavior_logprobs)[2:],
+                    index=one.sample_index,
+                    reward_parts={"task": one.reward},
+                )
+                for one in item.rollouts
+            ],
+        )
+        for item in random_groups(count=4)
+    ]
+    settings = {
+        **settings,
+        "fixed_length": 12,
+        "loss_options": WIDE.get(settings["loss"], {}),
+        "correction_options": WIDE.get(str(settings["correction"]), {}),
+        "advantage_options": {"k": 2} if settings["advantage"] == "pass_at_k" else {},
+    }
+    whole, one = train(groups, microbatch_tokens=10_000, **settings)
+    assert torch.isfinite(whole.gradient).all()
+    assert whole.gradient.norm() > 0
+    for capacity in (16, 40):
+        cut, many = train(groups, microbatch_tokens=capacity, **settings)
+        torch.testing.assert_close(cut.gradient, whole.gradient, atol=1e-9, rtol=1e-7)
+        assert many["loss"] == pytest.approx(one["loss"], abs=1e-8)
+    turned, _ = train(groups[::-1], **settings)
+    torch.testing.assert_close(turned.gradient, whole.gradient, atol=1e-6, rtol=1e-6)
+
+
+def test_what_recipes_know_of_the_algorithms_is_what_these_say():
+    assert set(objective_config.ADVANTAGES) == set(ESTIMATORS)
+    assert set(objective_config.LOSSES) == set(LOSSES)
+    assert set(objective_config.CORRECTIONS) == set(CORRECTIONS)
+    relative = {name for name in ESTIMATORS if ESTIMATORS[name].relative}
+    assert set(objective_config.GROUP_ADVANTAGES) == relative
+    own = {name for name in LOSSES if LOSSES[name].owns_is}
+    proximal = {name for name in own if LOSSES[name].under({}).anchor == "proximal"}
+    assert set(objective_config.RATIO_LOSSES) == proximal
+    assert set(objective_config.BEHAVIOR_LOSSES) == own - proximal
+    meant = {name for name in LOSSES if LOSSES[name].off_policy} - own
+    assert set(objective_config.OFF_POLICY_LOSSES) == meant
+    whole = {name for name in LOSSES if LOSSES[name].aggregations == ("sequence_mean",)}
+    assert set(objective_config.SEQUENCE_LOSSES) == whole
+    weighing = {name for name in CORRECTIONS if CORRECTIONS[name].weighs}
+    assert set(objective_config.WEIGHTS) == weighing
+
+
+@pytest.mark.parametrize("loss", objective_config.LOSSES)
+@pytest.mark.parametrize("steps", [1, 2])
+def test_what_a_recipe_says_of_staleness_is_what_the_loss_says(loss, steps):
+    aggregation = "sequence_mean" if loss in objective_config.SEQUENCE_LOSSES else "token_mean"
+    advantage = "best_worst" if loss == "dpo" else "grpo"
+    config = LearnerConfig(loss=loss, epochs=steps, aggregation=aggregation, advantage=advantage)
+    assert corrects_off_policyness(config) == config.corrects_off_policyness
+    assert needs_behavior_logprobs(config) == config.needs_behavior_logprobs
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"loss": "topr", "correction": "tis"}, "already weighs by the behaviour policy"),
+        ({"loss": "cispo", "correction": ["veto", "mis"]}, "would count it twice"),
+        ({"loss": "kimi", "correction": "tis", "aggregation": "sequence_mean"}, "unweighed"),
+        (
+            {
+                "loss": "dpo",
+                "advantage": "best_worst",
+                "aggregation": "sequence_mean",
+                "correction": "veto",
+            },
+            "one of pairs",
+        ),
+        (
+            {"loss": "decoupled_ppo", "loss_options": {"proximal": "detach"}, "epochs": 2},
+            'use "recompute", or one step',
+        ),
+        ({"loss": "gspo"}, 'use aggregation = "sequence_mean"'),
+        ({"advantage": "gae"}, r"needs a \[learner.critic\] section"),
+        ({"critic": {}}, 'needs advantage = "gae"'),
+        ({"loss": "dpo", "aggregation": "sequence_mean"}, 'use advantage = "best_worst"'),
+        ({"correction": []}, 'an empty list; write "none"'),
+        ({"advantage": "gdpo", "process_rewards": True}, "what a turn earned is no part"),
+        ({"correction": ["tsi"]}, "did you mean 'tis'"),
+        ({"correction": ["tis", "veto", "mis"], "loss": "reinforce"}, "tis and mis each weigh"),
+        ({"correction": ["veto", "veto"]}, "veto more than once"),
+        ({"entropy": {}}, "give a coefficient above 0"),
+        ({"advantage": "gae", "critic": {"shared": True, "path": "x"}}, "leave both out"),
+    ],
+)
+def test_settings_that_contradict_each_other_are_refused(settings, said):
+    with pytest.raises(ValueError, match=said):
+        LearnerConfig(**settings)
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"loss_options": {"cap": 3}}, "learner.loss_options: 'cispo' has no option cap; its"),
+        ({"loss_options": {"cap_high": "5"}}, "cap_high = '5' of 'cispo': Input .* valid number"),
+        ({"advantage_options": {"epsilon": True}}, "advantage_options.epsilon = True of 'grpo'"),
+        (
+            {"advantage": "reinforce", "advantage_options": {"baseline": "median"}},
+            "baseline = 'median' .*'mean', 'leave_one_out' or 'ema'",
+        ),
+        ({"correction": "lag_mask"}, "correction_options lacks max_lag, which 'lag_mask'"),
+        (
+            {"correction": ["veto", "lag_mask"], "correction_options": {"lag_mask": 3}},
+            "correction_options = 3 must be a table of options of 'lag_mask'",
+        ),
+        ({"correction_options": {"cap": 3.0}}, "correction_options: none has no option cap"),
+        (
+            {"loss": "decoupled_ppo", "loss_options": {"proximal": ["detach"]}},
+            "loss_options.proximal = .* valid string",
+        ),
+    ],
+)
+def test_an_option_that_does_not_fit_is_named_with_its_setting(settings, said):
+    with pytest.raises(InputError, match=said):
+        check_objective(LearnerConfig(**settings))
+
+
+@pytest.mark.parametrize("correction", objective_config.REJECTIONS)
+def test_a_rejection_goes_with_a_loss_that_owns_its_ratio(correction):
+    options = {"lag_mask": {"max_lag": 1}, "kl_mask": {"threshold": 1.0}}.get(correction, {})
+    config = LearnerConfig(loss="cispo", correction=correction, correction_options=options)
+    Objective(config)
+
+
+def test_a_weight_of_the_users_beside_another_is_refused(monkeypatch):
+    module = ModuleType("weights_of_a_user")
+    module.own = ImportanceWeights("own", CORRECTIONS["tis"].function)
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    both = LearnerConfig(loss="reinforce", correction=["mis", "weights_of_a_user:own"])
+    with pytest.raises(InputError, match="mis, weights_of_a_user:own each weigh"):
+        Objective(both)
+    Objective(LearnerConfig(loss="reinforce", correction=["weights_of_a_user:own", "veto"]))
+
+
+@pytest.fixture
+def of_the_users(monkeypatch):
+    """Makes an entry known by a dotted path."""
+    module = ModuleType("objective_of_a_user")
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+
+    def known(entry):
+        setattr(module, entry.name, entry)
+        return f"{module.__name__}:{entry.name}"
+
+    return known
+
+
+def push(inputs):
+    return TokenLoss(-inputs.current, {})
+
+
+@pytest.mark.parametrize(
+    ("need", "remedy", "settings"),
+    [
+        ("reference_logprobs", r"give a \[learner.kl\] section", {"kl": {}}),
+        ("proximal_logprobs", "recompute_proximal = true", {"recompute_proximal": True}),
+    ],
+)
+def test_what_a_loss_of_the_users_needs_is_asked_for(of_the_users, need, remedy, settings):
+    needy = PolicyLoss("needy", push, owns_is=False, needs=frozenset({need}))
+    loss = of_the_users(needy)
+    with pytest.raises(InputError, match=f"needs {need}, which nothing computes; .*{remedy}"):
+        Objective(LearnerConfig(loss=loss))
+    Objective(LearnerConfig(loss=loss, **settings))
+    correction = of_the_users(
+        ImportanceWeights("own", CORRECTIONS["none"].function, weighs=False, needs={need})
+    )
+    with pytest.raises(InputError, match=f"needs {need}"):
+        Objective(LearnerConfig(correction=correction, loss="reinforce"))
+
+
+def test_an_advantage_of_the_users_may_have_a_critic_which_learns_what_it_returns(of_the_users):
+    def with_returns(batch):
+        values = batch.the_tokens("own").values
+        return Estimate(values, token_level=True, returns=values)
+
+    own = Estimator("own", with_returns, needs=frozenset({"values"}))
+    advantage = of_the_users(own)
+    with pytest.raises(InputError, match=r"needs values.*\[learner.critic\] section"):
+        Objective(LearnerConfig(advantage=advantage))
+    config = LearnerConfig(advantage=advantage, critic={})
+    critic = PlainCritic()
+    assert Updater(PlainEngine(), config, critic=critic).update(random_groups(), 0)["value_loss"]
+    silent = of_the_users(Estimator("silent", lambda batch: batch.rewards))
+    with pytest.raises(InputError, match="a critic learns returns, and"):
+        Objective(LearnerConfig(advantage=silent, critic={}))
+
+
+def test_what_an_objective_needs_of_others_is_told():
+    assert needs(LearnerConfig(advantage="remax", loss="reinforce")) == {"baseline_rewards"}
+    assert needs(LearnerConfig()) == {"group_size"}
+    lagged = LearnerConfig(correction="lag_mask", correction_options={"max_lag": 1})
+    assert needs(lagged) == {"group_size", "versions", "version"}
+
+
+def test_a_loss_of_the_users_says_whether_it_compares_with_the_behaviour_policy(of_the_users):
+    anchored = of_the_users(PolicyLoss("anchored", push, owns_is=True, anchor="behavior"))
+    proximal = of_the_users(PolicyLoss("proximal", push, owns_is=True))
+    plain = of_the_users(PolicyLoss("plain", push, owns_is=False))
+    twice = {"epochs": 2}
+    assert LearnerConfig(loss=anchored, **twice).uses_proximal
+    assert needs_behavior_logprobs(LearnerConfig(loss=anchored, **twice))
+    assert not needs_behavior_logprobs(LearnerConfig(loss=proximal, **twice))
+    assert needs_behavior_logprobs(LearnerConfig(loss=proximal))
+    assert not needs_behavior_logprobs(LearnerConfig(loss=plain))
+    assert needs_behavior_logprobs(LearnerConfig(loss=plain, correction="tis"))
+
+
+def test_weights_of_the_parts_of_a_reward_are_accepted():
+    Objective(LearnerConfig(advantage="gdpo", advantage_options={"weights": {"task": 1, "x": 2}}))
+
+
+def test_missing_inputs_of_an_estimator_are_named():
+    with pytest.raises(InputError, match=r"remax.*needs baseline_rewards"):
+        train(random_groups(), advantage="remax", loss="reinforce")

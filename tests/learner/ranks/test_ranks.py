@@ -1,0 +1,167 @@
+"""Several ranks are one learner: same gradient, and exact checkpoints, at every ZeRO stage."""
+
+import pytest
+import torch
+from rank_processes import (
+    BUDGETS,
+    COMBINATIONS,
+    OBJECTIVES,
+    filled,
+    gradients,
+    muon_weights,
+    objectives,
+    one_diverges,
+    resumed,
+    resumed_with_models,
+    spawn,
+)
+
+from learner.config.learner import TinyModelConfig
+from learner.model.policy import build_tiny
+
+pytestmark = pytest.mark.deepspeed
+
+
+@pytest.fixture(scope="module")
+def model_path(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("model")
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "heads": 2, "head_dim": 16, "layers": 2}
+    build_tiny(TinyModelConfig(characters="0123456789+=", **sizes), folder, seed=3)
+    return str(folder)
+
+
+def by_ranks(work, model_path, tmp_path_factory):
+    """What `work` writes with one rank and with two, by number of ranks and its own keys."""
+    results = {}
+    for ranks in (1, 2):
+        file = tmp_path_factory.mktemp("ranks") / "results.pt"
+        spawn(ranks, work, model_path, str(file))
+        for key, value in torch.load(file, weights_only=True).items():
+            results[ranks, *key] = value
+    return results
+
+
+@pytest.fixture(scope="module")
+def measured(model_path, tmp_path_factory):
+    """Gradients and statistics by number of ranks, ZeRO stage and micro-batch budget."""
+    return by_ranks(gradients, model_path, tmp_path_factory)
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+@pytest.mark.parametrize("budget", BUDGETS)
+def test_loss_and_gradient_do_not_depend_on_ranks_zero_stage_and_micro_batches(
+    measured, ranks, stage, budget, record_property
+):
+    reference, expected = measured[1, 0, max(BUDGETS)]
+    gradient, found = measured[ranks, stage, budget]
+    difference = float((gradient - reference).norm() / reference.norm())
+    record_property("relative_difference", difference)
+    assert difference < 1e-6
+    assert found["loss"] == pytest.approx(expected["loss"], rel=1e-6, abs=1e-7)
+    assert found["grad_norm"] == pytest.approx(expected["grad_norm"], rel=1e-6)
+    for name in ("ess", "entropy_mean", "mismatch_fresh", "kl_fresh"):
+        assert found[name] == pytest.approx(expected[name], rel=1e-5), name
+    for name in ("tokens_trained", "rollouts_trained", "lag_histogram", "tokens_fresh"):
+        assert found[name] == expected[name], name
+    assert 1 <= found["rank_imbalance"] < 1.2
+
+
+def test_a_loss_that_is_not_finite_on_one_rank_fails_the_step_of_all(model_path, tmp_path):
+    spawn(2, one_diverges, model_path, str(tmp_path))
+    for rank in (0, 1):
+        errors = torch.load(tmp_path / f"{rank}.pt", weights_only=True)
+        assert errors.keys() == {0, 1, 2, 3}
+        assert all("gradient norm is" in text for text in errors.values())
+
+
+@pytest.mark.slow
+def test_muon_takes_the_same_steps_with_one_rank_and_two(model_path, tmp_path):
+    found = []
+    for ranks in (1, 2):
+        spawn(ranks, muon_weights, model_path, str(tmp_path / "weights.pt"))
+        found.append(torch.load(tmp_path / "weights.pt", weights_only=True))
+    for results in found:
+        for weights in results.values():
+            # Orthogonalising in few bits spreads the rounding of the sum over ranks.
+            torch.testing.assert_close(weights, found[0][0], rtol=0, atol=2e-3)
+            assert torch.equal(weights, results[0]), "the ZeRO stage changes nothing"
+
+
+@pytest.fixture(scope="module", params=[1, 2])
+def interrupted(model_path, tmp_path_factory, request):
+    folder = tmp_path_factory.mktemp("checkpoints")
+    file = folder / "results.pt"
+    spawn(request.param, resumed, model_path, str(folder), str(file))
+    return torch.load(file, weights_only=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("stage", "dtype"), COMBINATIONS)
+def test_training_on_from_a_checkpoint_is_bit_for_bit_training_without_interruption(
+    interrupted, stage, dtype
+):
+    straight, again = interrupted[stage, dtype]
+    assert again["statistics"] == straight["statistics"]
+    assert again["draws"] == straight["draws"]
+    assert again["steps"] == straight["steps"] == 8
+    assert again["weights"].keys() == straight["weights"].keys()
+    for name, tensor in straight["weights"].items():
+        assert torch.equal(again["weights"][name], tensor), name
+
+
+def test_ranks_whose_disk_fills_up_within_a_checkpoint_wait_for_room_and_go_on(
+    model_path, mount_disk, tmp_path
+):
+    small_disk = mount_disk("32m")
+    spawn(2, filled, model_path, str(small_disk), str(tmp_path / "results.pt"))
+    straight, again = torch.load(tmp_path / "results.pt", weights_only=True)
+    assert list(small_disk.glob("waited-*"))
+    assert not list(small_disk.glob(".v*"))
+    assert again["statistics"] == straight["statistics"]
+    for name, tensor in straight["weights"].items():
+        assert torch.equal(again["weights"][name], tensor), name
+
+
+@pytest.fixture(scope="module")
+def by_objective(model_path, tmp_path_factory):
+    """Gradients and statistics by number of ranks, objective and ZeRO stage."""
+    return by_ranks(objectives, model_path, tmp_path_factory)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("stage", [0, 1, 3])
+@pytest.mark.parametrize("objective", OBJECTIVES)
+def test_every_kind_of_objective_has_one_gradient(
+    by_objective, objective, stage, ranks, record_property
+):
+    references, expected = by_objective[1, objective, 0]
+    gradients, found = by_objective[ranks, objective, stage]
+    assert len(gradients) == (2 if objective == "critic" else 1)
+    for gradient, reference in zip(gradients, references, strict=True):
+        assert reference.norm() > 0
+        difference = float((gradient - reference).norm() / reference.norm())
+        record_property("relative_difference", difference)
+        assert difference < 1e-6
+    for name in ("loss", "policy_loss", "reference_kl", "value_loss", "explained_variance"):
+        if name in expected:
+            assert found[name] == pytest.approx(expected[name], rel=1e-5, abs=1e-6), name
+    assert found["fractions"] == pytest.approx(expected["fractions"])
+
+
+@pytest.fixture(scope="module", params=[1, 2])
+def interrupted_with_models(model_path, tmp_path_factory, request):
+    folder = tmp_path_factory.mktemp("models")
+    file = folder / "results.pt"
+    spawn(request.param, resumed_with_models, model_path, str(folder), str(file))
+    return torch.load(file, weights_only=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stage", [0, 1, 3])
+def test_critic_reference_and_coefficients_go_on_bit_for_bit(interrupted_with_models, stage):
+    straight, again = interrupted_with_models[stage]
+    assert again["statistics"] == straight["statistics"]
+    for name, tensor in straight["weights"].items():
+        assert torch.equal(again["weights"][name], tensor), name

@@ -1,0 +1,307 @@
+"""The learner group over Ray: trains, stops, goes on, and names the rank that fails."""
+
+import asyncio
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import ray
+from rollouts import random_groups
+
+from learner.config.learner import LearnerConfig, TinyModelConfig
+from learner.engine.full_disk import wait_for_room
+from learner.errors import LearnerError, RankFailed
+from learner.model.policy import build_tiny
+from learner.ranks.ray_group import create_learner
+from queues.records import Batch
+from queues.schema import encode
+from weight_sync.config import WeightSyncConfig
+
+pytestmark = [pytest.mark.ray, pytest.mark.deepspeed]
+
+ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+SECONDS = 100.0
+"""Deadline of every wait."""
+
+
+class FileBroker:
+    """Always has a batch; writes what it is told as lines of a file."""
+
+    def __init__(self, file, payloads):
+        self.file, self.payloads = file, payloads
+
+    async def take(self, version, timeout):
+        return Batch(version=version, payloads=self.payloads)
+
+    async def ack(self, version, statistics):
+        self.write({"ack": version, **statistics})
+
+    async def cursor(self):
+        return "prompt 9"
+
+    async def commit_checkpoint(self, version, path):
+        self.write({"commit": version, "path": path})
+
+    def write(self, row):
+        with Path(self.file).open("a") as lines:
+            lines.write(json.dumps(row) + "\n")
+
+
+class NobodyListens:
+    def announce(self, manifest):
+        pass
+
+
+@pytest.fixture(scope="module")
+def model_path(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("model")
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "heads": 2, "head_dim": 16, "layers": 2}
+    build_tiny(TinyModelConfig(characters="0123456789+=", **sizes), folder, seed=3)
+    return str(folder)
+
+
+class Sitting:
+    """A group, started; its broker writes to `log`."""
+
+    def __init__(self, model_path, folder, *, checkpoint=None, **settings):
+        self.folder, self.log = folder, folder / "log.jsonl"
+        self.config = LearnerConfig(**{"ranks": 2, "threads": 1, **settings})
+        self.group = create_learner(self.config)
+        self.model_path, self.checkpoint = model_path, checkpoint
+
+    async def start(self, steps=1000):
+        async with asyncio.timeout(SECONDS):
+            await self.group.start(
+                self.model_path,
+                checkpoint=self.checkpoint,
+                seed=0,
+                steps=steps,
+                temperature=1.0,
+            )
+
+    async def run(self, version=0, steps=1000):
+        broker = FileBroker(str(self.log), [encode(item) for item in random_groups(count=4)])
+        async with asyncio.timeout(SECONDS):
+            return await self.group.run(
+                broker,
+                NobodyListens(),
+                version=version,
+                steps=steps,
+                checkpoints=str(self.folder / "checkpoints"),
+                weight_sync=WeightSyncConfig(),
+            )
+
+    def rows(self):
+        return [json.loads(line) for line in self.log.read_text().splitlines()]
+
+    async def acks(self, count):
+        """Waits until so many batches are trained."""
+        deadline = time.monotonic() + SECONDS
+        while not self.log.exists() or sum("ack" in row for row in self.rows()) < count:
+            assert time.monotonic() < deadline
+            await asyncio.sleep(0.02)
+
+    def call(self, rank, function):
+        return ray.get(self.group._ranks[rank].__ray_call__.remote(function), timeout=SECONDS)
+
+
+@pytest.fixture
+def sitting(ray_cluster, model_path, tmp_path):
+    made = []
+
+    def make(**settings):
+        made.append(Sitting(model_path, tmp_path, **settings))
+        return made[-1]
+
+    yield make
+    for item in made:
+        item.group.kill()
+
+
+def test_a_rank_whose_thread_waits_for_room_says_why_and_the_group_with_it(sitting, tmp_path):
+    group = sitting().group
+
+    async def reason():
+        async with asyncio.timeout(SECONDS):
+            return await group.paused()
+
+    def wait(actor):
+        actor._thread.submit(wait_for_room, tmp_path, 2**60)
+
+    assert asyncio.run(reason()) is None
+    ray.get(group._ranks[1].__ray_call__.remote(wait), timeout=SECONDS)
+    deadline = time.monotonic() + SECONDS
+    while (found := asyncio.run(reason())) is None:
+        assert time.monotonic() < deadline
+    assert f"no space is left on the disk of {tmp_path}" in found
+    group.kill()
+    while asyncio.run(reason()) is not None:
+        assert time.monotonic() < deadline, "the dead wait for nothing"
+
+
+def test_a_group_trains_saves_and_goes_on_exactly_from_a_checkpoint(sitting, tmp_path):
+    settings = {"zero_stage": 3, "checkpoint_every": 2, "keep_checkpoints": 2}
+    first = sitting(**settings)
+
+    async def train():
+        await first.start(steps=6)
+        return await first.run(steps=6)
+
+    assert asyncio.run(train()) == 6
+    rows = first.rows()
+    order = [("ack", row["ack"]) if "ack" in row else ("commit", row["commit"]) for row in rows]
+    assert order == [
+        *[("ack", 0), ("ack", 1), ("commit", 2), ("ack", 2), ("ack", 3), ("commit", 4)],
+        *[("ack", 4), ("ack", 5), ("commit", 6)],
+    ]
+    assert rows[2]["path"] == "checkpoints/v000002"
+    saved = sorted(path.name for path in (tmp_path / "checkpoints").iterdir())
+    assert saved == ["v000004", "v000006"]
+    state = json.loads((tmp_path / "checkpoints/v000004/state.json").read_text())
+    assert state["cursor"] == "prompt 9"
+    assert state["totals"]["rollouts"] == sum(
+        row["rollouts_trained"] for row in rows if row.get("ack", 9) < 4
+    )
+    first.group.stop()
+    first.group.kill()
+    first.group.stop()  # a group that is dead takes it too
+
+    second = sitting(**settings, checkpoint=str(tmp_path / "checkpoints/v000004"))
+
+    async def go_on():
+        await second.start(steps=6)
+        return await second.run(version=4, steps=6)
+
+    assert asyncio.run(go_on()) == 6
+    for version in (4, 5):  # the second feels whether the optimizer's state came back
+        [before, after] = [row for row in second.rows() if row.get("ack") == version]
+        for name in ("loss", "grad_norm", "entropy_mean", "totals"):
+            assert after[name] == before[name], (version, name)
+        assert after["sitting_started_at"] > before["published_at"]
+
+
+@pytest.mark.slow
+def test_bfloat16_with_checkpointed_activations_and_an_offloaded_optimizer_trains_and_goes_on(
+    sitting, tmp_path
+):
+    settings = {
+        "dtype": "bfloat16",
+        "zero_stage": 2,
+        "activation_checkpointing": True,
+        "offload_optimizer": True,
+        "checkpoint_every": 2,
+        "loss": "reinforce",
+        "learning_rate": 1e-3,
+    }
+    first = sitting(**settings)
+
+    async def train(item, version=0):
+        await item.start(steps=4)
+        return await item.run(version=version, steps=4)
+
+    assert asyncio.run(train(first)) == 4
+    first.group.kill()
+    second = sitting(**settings, checkpoint=str(tmp_path / "checkpoints/v000002"))
+    assert asyncio.run(train(second, 2)) == 4
+    for version in (2, 3):
+        [before, after] = [row for row in second.rows() if row.get("ack") == version]
+        for name in ("loss", "grad_norm", "entropy_mean"):
+            assert after[name] == before[name], (version, name)
+    losses = [row["loss"] for row in first.rows() if "ack" in row]
+    assert losses[3] < losses[0]
+
+
+def test_a_follower_that_is_killed_ends_the_run_with_its_name(sitting):
+    item = sitting(checkpoint_every=1000)
+
+    async def main():
+        await item.start()
+        running = asyncio.create_task(item.run())
+        await item.acks(2)
+        os.kill(item.call(1, lambda _: os.getpid()), signal.SIGKILL)
+        killed = time.monotonic()
+        with pytest.raises(RankFailed, match="rank 1 died"):
+            await running
+        return time.monotonic() - killed
+
+    assert asyncio.run(main()) < 15
+
+
+def test_a_single_rank_that_is_killed_ends_the_run_with_one_line(sitting):
+    item = sitting(ranks=1, checkpoint_every=1000)
+
+    async def main():
+        await item.start()
+        running = asyncio.create_task(item.run())
+        await item.acks(1)
+        os.kill(item.call(0, lambda _: os.getpid()), signal.SIGKILL)
+        with pytest.raises(RankFailed, match="rank 0 died: ") as caught:
+            await running
+        return str(caught.value)
+
+    assert "\n" not in asyncio.run(main())
+
+
+@pytest.mark.slow
+def test_of_three_ranks_the_one_that_is_killed_is_named(sitting):
+    item = sitting(ranks=3, cores="0", checkpoint_every=1000)
+
+    async def main():
+        await item.start()
+        running = asyncio.create_task(item.run())
+        await item.acks(2)
+        os.kill(item.call(1, lambda _: os.getpid()), signal.SIGKILL)
+        with pytest.raises(RankFailed, match="rank 1 died"):
+            await running
+
+    asyncio.run(main())
+
+
+@pytest.mark.slow
+def test_a_follower_that_raises_ends_the_run_while_the_leader_waits_for_it(sitting):
+    item = sitting(checkpoint_every=1000)
+
+    def break_update(actor):
+        def raise_it(payloads, version):
+            raise ValueError("boom")
+
+        actor._rank.update = raise_it
+
+    async def main():
+        await item.start()
+        item.call(1, break_update)
+        with pytest.raises(RankFailed, match=r"rank 1: ValueError\('boom'\)"):
+            await item.run()
+
+    assert item.call(0, repr) == "learner-0"
+    asyncio.run(main())
+
+
+@pytest.mark.slow
+def test_stop_ends_the_run_at_a_batch_boundary_with_a_checkpoint(sitting):
+    item = sitting(zero_stage=0, checkpoint_every=1000)
+
+    async def main():
+        await item.start()
+        running = asyncio.create_task(item.run())
+        await item.acks(1)
+        item.group.stop()
+        return await running
+
+    reached = asyncio.run(main())
+    assert reached >= 1
+    assert item.rows()[-1]["commit"] == reached
+
+
+@pytest.mark.slow
+def test_a_model_that_does_not_exist_is_bad_input_with_the_name_of_a_rank(sitting):
+    item = sitting()
+    item.model_path = "/no/such/model"
+    with pytest.raises(LearnerError, match=r"rank \d: no language model") as caught:
+        asyncio.run(item.start())
+    assert caught.value.exit_code == 2

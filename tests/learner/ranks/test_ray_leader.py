@@ -1,0 +1,86 @@
+"""A checkpoint waits for the room that it will need before it begins."""
+
+import asyncio
+import json
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from learner.engine import full_disk
+from learner.ranks.ray_leader import Lead
+
+
+class Rank:
+    """Writes one file of 3 MB."""
+
+    def __init__(self, disk: "Disk") -> None:
+        self.config = SimpleNamespace(ranks=1, zero_stage=0, dtype="float32")
+        self.engine = SimpleNamespace(steps_taken=7)
+        self.updater = SimpleNamespace(objective=SimpleNamespace(state={}))
+        self.disk = disk
+
+    def write(self, temporary: str) -> None:
+        self.disk.asked.append(0)
+        Path(temporary, "weights").write_bytes(bytes(3_000_000))
+
+
+class Disk:
+    """So many bytes free; a million more at each question."""
+
+    def __init__(self, free: int) -> None:
+        self.free = free
+        self.asked: list[int] = []
+
+    def has_room(self, folder: Path, size: int = 2**20) -> bool:
+        self.asked.append(size)
+        self.free += 10**6
+        return self.free >= size
+
+
+async def at_once(work: Callable[..., Any], *args: Any) -> Any:
+    return work(*args)
+
+
+def make_lead(root: Path, rank: Rank) -> Lead:
+    return Lead(rank, (), at_once, None, checkpoints=root)  # type: ignore[arg-type]
+
+
+def test_a_checkpoint_begins_once_there_is_room_for_one_like_the_last(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    disk = Disk(free=0)
+    monkeypatch.setattr(full_disk, "has_room", disk.has_room)
+    monkeypatch.setattr(full_disk, "RETRY_SECONDS", 0.0)
+    root = tmp_path / "checkpoints"
+    path = asyncio.run(make_lead(root, Rank(disk)).save(5, cursor=None, totals={}))
+    assert path == "checkpoints/v000005"
+    assert json.loads((root / "v000005" / "state.json").read_text())["version"] == 5
+    assert disk.asked == [2**20, 2**20, 0], "of the first one nothing is known"
+    assert caplog.text.count("paused: no space is left on the disk of") == 1
+    disk.free, disk.asked = 1_500_000, []
+    asyncio.run(make_lead(root, Rank(disk)).save(6, cursor=None, totals={}))
+    assert disk.asked[0] == disk.asked[1] >= 3_000_000
+    assert disk.asked[2:] == [0]
+    assert sorted(entry.name for entry in root.iterdir()) == ["v000005", "v000006"]
+
+
+def test_what_a_kill_left_of_a_checkpoint_is_removed_before_room_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    leftover = tmp_path / ".v000004.tmp" / "weights"
+    leftover.parent.mkdir()
+    leftover.write_bytes(bytes(100))
+    asked: list[int] = []
+
+    def has_room(folder: Path, size: int) -> bool:
+        asked.append(size)
+        assert len(asked) < 9, "room is waited for that only the removal makes"
+        return not leftover.exists()
+
+    monkeypatch.setattr(full_disk, "has_room", has_room)
+    monkeypatch.setattr(full_disk, "RETRY_SECONDS", 0.0)
+    asyncio.run(make_lead(tmp_path, Rank(Disk(free=0))).save(5, cursor=None, totals={}))
+    assert [entry.name for entry in tmp_path.iterdir()] == ["v000005"]
