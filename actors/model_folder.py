@@ -1,7 +1,7 @@
 """What actors read from a model folder or hub name: tokenizer, context length, weight shapes.
 
 `check_model` tells from its description whether a model can be trained here at all. That sequences
-packed into one row do not see each other is measured once the model is loaded (`learner.model`).
+packed into one row do not see each other is measured once the model is loaded (`learner.model.policy`).
 """
 
 import json

@@ -258,7 +258,7 @@ def check_alike(base: RunConfig) -> None:
         "learner.optimizer": (learner.optimizer, "adamw"),
         "learner.minibatches": (learner.minibatches, 1),
         "learner.epochs": (learner.epochs, 1),
-        "learner.engine.lr_schedule.kind": (learner.schedule.kind, "constant"),
+        "learner.schedule.kind": (learner.schedule.kind, "constant"),
         "queues.filter_tied": (base.queues.filter_tied, False),
         "learner.correction_options": (dict(objective.correction_options), {}),
         "learner.advantage_options": (dict(objective.advantage_options), {}),

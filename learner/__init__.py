@@ -37,7 +37,7 @@ _HOMES = {
     "effective_sample_size": "learner.diagnostics.off_policy",
     "gae": "learner.losses.value_loss",
     "importance_weights": "learner.corrections",
-    "kl_penalty": "learner.kl",
+    "kl_penalty": "learner.losses.kl",
     "pack": "learner.batch.packing",
     "policy_loss": "learner.losses",
     "policy_loss_function": "learner.losses",

@@ -2,7 +2,7 @@
 
 Validation happens in two places with the same checks: `encode` refuses to write what `decode`
 would refuse to read. Columns are checked as arrays, not row by row. What a group may do next is
-not decided here (`queues.broker.broker`), nor where its bytes lie (`queues.journal`).
+not decided here (`queues.broker.broker`), nor where its bytes lie (`queues.storage.journal`).
 """
 
 import json

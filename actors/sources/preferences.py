@@ -2,7 +2,7 @@
 
 A JSONL file has the fields `prompt`, `chosen` and `rejected`; a prompt source has them if it offers
 `preferences(**options)`. No pair has a held-out prompt. Leaves out how they are tokenised and
-trained (`learner.reward_model`).
+trained (`learner.supervised.reward_model`).
 """
 
 from collections.abc import Iterator

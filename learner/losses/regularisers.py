@@ -1,6 +1,6 @@
 """Terms that are added to a policy loss: likelihood of what was right, entropy.
 
-Importance weights never multiply them. KL terms are in `learner.kl`.
+Importance weights never multiply them. KL terms are in `learner.losses.kl`.
 """
 
 from dataclasses import dataclass

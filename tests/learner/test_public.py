@@ -43,6 +43,7 @@ def test_other_names_are_refused():
 
 def test_configuration_and_errors_load_without_torch():
     heavy = "{'torch', 'ray', 'deepspeed', 'transformers', 'pyarrow', 'vllm'}"
-    code = f"import sys, learner.config.learner, learner.errors; print(sorted({heavy} & set(sys.modules)))"
+    modules = "sys, learner.config.learner, learner.errors"
+    code = f"import {modules}; print(sorted({heavy} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
