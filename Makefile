@@ -39,7 +39,7 @@ test-trl: trl  ## Compare losses with TRL's own code
 
 test-verifiers: setup  ## Play environments of the library verifiers, which is installed beside the environment
 	$(BIN)/pip install --quiet --no-deps --upgrade --target .verifiers -r deploy/locks/verifiers.txt
-	PYTHONPATH=$(CURDIR)/.verifiers $(BIN)/python -m pytest -m slow tests/actors/test_verifiers_environment.py
+	PYTHONPATH=$(CURDIR)/.verifiers $(BIN)/python -m pytest -m slow tests/actors/environments/test_verifiers_environment.py
 
 test-trackers: setup  ## Figures in TensorBoard and Weights & Biases, which are installed beside the environment
 	$(BIN)/pip install --quiet --no-deps --upgrade --target .trackers -r deploy/locks/trackers.txt

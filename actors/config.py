@@ -9,8 +9,8 @@ from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from actors.cores import Cores
-from actors.reward_model_config import RewardModelConfig
+from actors.engines.cpu_affinity import Cores
+from actors.reward_models.config import RewardModelConfig
 
 REWARDS = (
     "exact_match",

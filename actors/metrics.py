@@ -6,7 +6,7 @@ from prometheus_client import REGISTRY
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from actors.tally import Tally
+from actors.rollout.actor_statistics import Tally
 
 ENGINE = ("vllm:num_requests_waiting", "vllm:kv_cache_usage_perc", "vllm:num_preemptions")
 """What is shown of vLLM's own metrics: of some hundred series what ours do not say."""

@@ -16,17 +16,17 @@ from typing import Any, Never
 import ray
 
 from actors.config import ActorsConfig
-from actors.engine import RolloutEngine, SamplingParameters
-from actors.environments.environment import load_environment
-from actors.episode import EpisodeRunner
+from actors.engines.model_folder import context_length, load_tokenizer, stated_dtype, weight_shapes
+from actors.engines.protocol import RolloutEngine, SamplingParameters
+from actors.environments.registry import load_environment
 from actors.errors import ActorsError, InputError
-from actors.failures import gravest
-from actors.model_folder import context_length, load_tokenizer, stated_dtype, weight_shapes
-from actors.rendering import Renderer
 from actors.rewards import RewardPool, Rewards, load_rewards, load_shaping
 from actors.rewards.learned import Judge
-from actors.rollout_worker import RolloutWorker
-from actors.tally import Tally, engine_id_of
+from actors.rollout.actor_statistics import Tally, engine_id_of
+from actors.rollout.chat_rendering import Renderer
+from actors.rollout.episode import EpisodeRunner
+from actors.rollout.failures import gravest
+from actors.rollout.rollout_worker import RolloutWorker
 from queues.errors import QueueClosed
 from queues.protocols import WorkQueue
 from queues.records import Purpose
@@ -407,7 +407,7 @@ def build_engine(
         InputError: Options that the scripted engine does not have.
     """
     if config.engine == "scripted":
-        from actors.scripted_engine import ScriptedEngine
+        from actors.engines.scripted import ScriptedEngine
 
         options = {
             "vocabulary": len(tokenizer),
@@ -420,7 +420,7 @@ def build_engine(
             )
         except TypeError as error:
             raise InputError(f"actors.scripted_options: {error}") from error
-    from actors.vllm_engine import VllmEngine
+    from actors.engines.vllm import VllmEngine
 
     return VllmEngine(
         model_path,

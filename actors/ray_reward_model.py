@@ -13,8 +13,8 @@ import ray
 from ray.exceptions import RayError, RayTaskError
 
 from actors.errors import ActorsError, RewardFailed, RewardModelLost
-from actors.reward_model import RewardModels, load_reward_models
-from actors.reward_model_config import RewardModelConfig
+from actors.reward_models.config import RewardModelConfig
+from actors.reward_models.scoring import RewardModels, load_reward_models
 
 NAME = "reward-model"
 MAX_CONCURRENCY = 10_000

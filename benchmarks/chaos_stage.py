@@ -236,7 +236,7 @@ def read_fates(run: Path) -> list[Fate]:
 
 def issued_prompts(recipe: Path, count: int) -> list[str]:
     """Ids of the first prompts of a recipe's source."""
-    from actors.sources.source import load_source
+    from actors.sources.registry import load_source
     from deploy.config import load_recipe
 
     config = load_recipe(str(recipe))

@@ -5,7 +5,7 @@ import os
 
 from pydantic import TypeAdapter, ValidationError
 
-from actors.cores import Cores, cores_of
+from actors.engines.cpu_affinity import Cores, cores_of
 
 
 def cores_option(text: str) -> str:

@@ -29,7 +29,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from actors.cores import cores_of
+from actors.engines.cpu_affinity import cores_of
 from benchmarks.cores import cores_option
 from benchmarks.environment import RESULTS, environment, reserve, store
 from benchmarks.train import FIRST_BATCH
@@ -273,7 +273,7 @@ async def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     """All rounds."""
     import ray
 
-    from actors.model_folder import context_length, load_tokenizer
+    from actors.engines.model_folder import context_length, load_tokenizer
     from benchmarks.generate_arms import Offline, length_of, settled
     from learner.model.policy import build_tiny
 

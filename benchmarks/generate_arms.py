@@ -14,8 +14,8 @@ from typing import Any
 
 from actors import ray_actor
 from actors.config import ActorsConfig
-from actors.engine import Generation, SamplingParameters
-from actors.vllm_engine import VllmEngine
+from actors.engines.protocol import Generation, SamplingParameters
+from actors.engines.vllm import VllmEngine
 from benchmarks.training_load import SIGMA
 from weight_sync.config import WeightSyncConfig
 

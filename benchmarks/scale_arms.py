@@ -33,7 +33,7 @@ from weight_sync.receive.receiver import NEWEST_SECONDS, newer
 
 T = TypeVar("T")
 POLL_SECONDS = 1.0
-"""As in `actors.rollout_worker`, and of permits in `weight_sync.receive.receiver`."""
+"""As in `actors.rollout.rollout_worker`, and of permits in `weight_sync.receive.receiver`."""
 HEARTBEAT_SECONDS = 5.0
 PAUSE_SECONDS = 0.03
 """Of a swap, beside its messages."""

@@ -31,13 +31,13 @@ from pathlib import Path
 from typing import Any
 
 from actors.config import ActorsConfig
-from actors.engine import Generation, RolloutEngine, SamplingParameters
-from actors.environments.environment import Environment, Message, Turn
+from actors.engines.model_folder import load_tokenizer
+from actors.engines.protocol import Generation, RolloutEngine, SamplingParameters
+from actors.environments.registry import Environment, Message, Turn
 from actors.environments.single_turn import SingleTurn
-from actors.episode import EpisodeRunner
-from actors.model_folder import load_tokenizer
-from actors.rendering import Renderer
 from actors.rewards import load_rewards, load_shaping
+from actors.rollout.chat_rendering import Renderer
+from actors.rollout.episode import EpisodeRunner
 from benchmarks.environment import RESULTS, environment, reserve, store
 from queues.records import FinishReason, Lease, Prompt, Purpose
 
@@ -303,7 +303,7 @@ async def paced(rate: float, tokenizer: Any, seconds: float) -> dict[str, float]
 
 async def real(folder: Path, tokenizer: Any, seconds: float) -> dict[str, float]:
     """The comparison on vLLM, bound to the first core."""
-    from actors.vllm_engine import VllmEngine
+    from actors.engines.vllm import VllmEngine
 
     engine = VllmEngine(
         str(folder),

@@ -27,8 +27,8 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 
-from actors.engine import SamplingParameters
-from actors.vllm_engine import VllmEngine
+from actors.engines.protocol import SamplingParameters
+from actors.engines.vllm import VllmEngine
 from benchmarks.cores import cores_option
 from benchmarks.environment import RESULTS, environment, reserve, store
 from benchmarks.training_load import SIZES, Size, build

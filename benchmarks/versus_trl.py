@@ -33,7 +33,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from actors.cores import bind, cores_of
+from actors.engines.cpu_affinity import bind, cores_of
 from actors.errors import InputError as CoresMissing
 from benchmarks.arms import (
     all_cores,

@@ -33,8 +33,8 @@ import psutil
 import torch
 from safetensors.torch import load_file
 
+from actors.engines.vllm import VllmEngine
 from actors.errors import ActorsError
-from actors.vllm_engine import VllmEngine
 from weight_sync.announcements import SwapReport
 from weight_sync.broadcaster import Broadcaster
 from weight_sync.errors import StagingError, WeightSyncError

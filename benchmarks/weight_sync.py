@@ -42,7 +42,7 @@ import numpy as np
 import torch
 from safetensors.torch import load_file
 
-from actors.vllm_engine import VllmEngine
+from actors.engines.vllm import VllmEngine
 from benchmarks.environment import RESULTS, environment, reserve, store
 from benchmarks.update_pause import Load, build_model, empty_pause
 from benchmarks.weight_faults import measure_faults

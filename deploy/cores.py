@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from itertools import pairwise
 
 from actors.config import ActorsConfig
-from actors.cores import cores_of
+from actors.engines.cpu_affinity import cores_of
 
 
 def actors_on_cores(actors: ActorsConfig, there: Iterable[int], taken: set[int]) -> ActorsConfig:

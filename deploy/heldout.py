@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from actors.config import HeldoutConfig
-from actors.tally import engine_id_of
+from actors.rollout.actor_statistics import engine_id_of
 from queues.protocols import PromptFeed
 from queues.records import Evaluation, Prompt, Purpose
 

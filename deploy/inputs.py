@@ -9,17 +9,17 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from actors.cores import cores_of
-from actors.environments.environment import load_environment
+from actors.engines.cpu_affinity import cores_of
+from actors.engines.model_folder import check_model, context_length, load_tokenizer, weight_shapes
+from actors.environments.registry import load_environment
 from actors.errors import SourceFailed
-from actors.fitness import check_fit
-from actors.model_folder import check_model, context_length, load_tokenizer, weight_shapes
-from actors.reward_model_folder import check_reward_model
+from actors.reward_models.folder import check_reward_model
 from actors.rewards import check_scorable, load_rewards
+from actors.rollout.prompt_checks import check_fit
+from actors.sources.heldout_filter import WithoutHeldout
+from actors.sources.length_filter import WithinTokens, shorter
 from actors.sources.mixture import Mixture
-from actors.sources.source import PromptSource, load_source
-from actors.sources.within_tokens import WithinTokens, shorter
-from actors.sources.without_heldout import WithoutHeldout
+from actors.sources.registry import PromptSource, load_source
 from deploy import heldout, trackers
 from deploy.config import RunConfig
 from deploy.disk import check_room, check_runs_dir

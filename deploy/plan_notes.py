@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from operator import attrgetter
 from pathlib import Path
 
-from actors.model_folder import read_description
+from actors.engines.model_folder import read_description
 from deploy.config import RunConfig
 from deploy.errors import InputError
 from deploy.measured_rates import Measured

@@ -5,7 +5,7 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 from actors.errors import PromptRefused
-from actors.reward_model_folder import TextReader
+from actors.reward_models.folder import TextReader
 from actors.sources.examples import without
 from actors.sources.preferences import KIND, Preference, load_preferences
 from deploy.config import RunConfig

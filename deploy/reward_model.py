@@ -13,8 +13,8 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from actors.model_folder import check_model, load_tokenizer
-from actors.reward_model_folder import Scale, load_reader
+from actors.engines.model_folder import check_model, load_tokenizer
+from actors.reward_models.folder import Scale, load_reader
 from deploy.config import RunConfig
 from deploy.disk import check_runs_dir
 from deploy.errors import InputError, RunFailed
@@ -86,7 +86,7 @@ def _train_all(
     """Trains every member, and writes what they are worth alone and together."""
     import torch
 
-    from actors.reward_model import combine
+    from actors.reward_models.scoring import combine
 
     if section.threads:
         torch.set_num_threads(section.threads)

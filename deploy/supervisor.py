@@ -19,7 +19,7 @@ import ray
 from ray.exceptions import RayActorError, RayError, RayTaskError
 
 from actors.errors import EngineDied
-from actors.tally import Tally, engine_id_of, merge
+from actors.rollout.actor_statistics import Tally, engine_id_of, merge
 from deploy.config import DeployConfig
 from deploy.errors import RunFailed
 from deploy.progress import Screen

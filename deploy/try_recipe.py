@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 from itertools import groupby
 from typing import Any
 
+from actors.engines.model_folder import context_length, load_tokenizer
 from actors.errors import RolloutFailed
-from actors.model_folder import context_length, load_tokenizer
 from actors.ray_actor import build_engine, build_episodes
 from actors.rewards import RewardPool, load_rewards
 from actors.rewards.learned import Judge
@@ -101,7 +101,7 @@ def _judge(config: RunConfig, inputs: Inputs) -> Judge | None:
     """The reward models, where the recipe asks them; they stay on this process's cores."""
     if "reward_model" not in config.actors.reward:
         return None
-    from actors.reward_model import load_reward_models
+    from actors.reward_models.scoring import load_reward_models
 
     section = config.actors.reward_model.model_copy(update={"cores": None, "gpus": 0.0})
     return load_reward_models(inputs.reward_models, section)

@@ -6,8 +6,8 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
-from actors.model_folder import check_model, context_length, load_tokenizer
-from actors.rendering import unknown_character
+from actors.engines.model_folder import check_model, context_length, load_tokenizer
+from actors.rollout.chat_rendering import unknown_character
 from actors.sources.demonstrations import TURN, load_demonstrations
 from deploy.config import RunConfig
 from deploy.disk import check_runs_dir

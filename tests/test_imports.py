@@ -20,7 +20,7 @@ ALLOWED = {
     "deploy": {"actors", "learner", "queues", "weight_sync"},
 }
 HEAVY = {
-    "vllm": ["actors/vllm_engine.py", "weight_sync/vllm_*.py"],
+    "vllm": ["actors/engines/vllm.py", "weight_sync/vllm_*.py"],
     "deepspeed": ["learner/engine/deepspeed.py"],
     "ray": ["*/ray_*.py", "deploy/*.py"],
     "pyarrow": ["queues/schema.py", "queues/storage/journal.py", "actors/sources/*.py"],

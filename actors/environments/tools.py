@@ -19,12 +19,12 @@ from typing import Any, Literal, NamedTuple, Self, Union, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from actors.dotted_path import load_dotted
-from actors.environments.environment import Message, Turn
+from actors.environments.registry import Message, Turn
 from actors.environments.single_turn import opening
 from actors.environments.tool_calls import Call, Style, Unreadable, find_calls
 from actors.errors import InputError
-from actors.user_code import call
+from actors.user_code.calls import call
+from actors.user_code.dotted_path import load_dotted
 from queues.records import Prompt
 
 SHIPPED = ("calculator", "python")

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from actors.finite import is_finite
+from actors.rewards.finite import is_finite
 
 
 class NoNumber(ValueError):

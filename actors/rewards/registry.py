@@ -7,8 +7,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from actors.config import REWARDS
-from actors.dotted_path import check_arguments, load_dotted
 from actors.errors import InputError
+from actors.user_code.dotted_path import check_arguments, load_dotted
 
 if TYPE_CHECKING:
     from actors.rewards.llm_judge import LlmJudge

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from actors.errors import InputError
-from actors.sources.source import load_source
-from actors.sources.without_heldout import PATIENCE
+from actors.sources.heldout_filter import PATIENCE
+from actors.sources.registry import load_source
 
 Example = tuple[str, ...]
 

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from actors.errors import InputError
+from actors.sources.registry import Split
 from actors.sources.row_source import RowSource
 from actors.sources.rows import Read, read_rows, row_options
-from actors.sources.source import Split
 
 OWN_OPTIONS = ("split", "config", "heldout_split", "revision")
 

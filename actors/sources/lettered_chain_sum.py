@@ -91,7 +91,7 @@ def _heldout(size: int) -> dict[str, str]:
 
 
 class LetteredChainSum:
-    """A prompt source (see `actors.sources.source`). Training never draws a held-out problem."""
+    """A prompt source (see `actors.sources.registry`). Training never draws a held-out problem."""
 
     def __init__(
         self,

@@ -24,8 +24,8 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from actors.errors import InputError
-from actors.sources.source import PromptSource, Split, load_source
-from actors.sources.without_heldout import WithoutHeldout
+from actors.sources.heldout_filter import WithoutHeldout
+from actors.sources.registry import PromptSource, Split, load_source
 from queues.records import Prompt
 
 Points = tuple[tuple[int, float], ...]

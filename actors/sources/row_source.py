@@ -12,8 +12,8 @@ from collections.abc import Callable
 import xxhash
 
 from actors.errors import InputError
+from actors.sources.registry import Split
 from actors.sources.rows import LOG, Read
-from actors.sources.source import Split
 from queues.records import Prompt
 
 

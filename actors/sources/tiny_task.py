@@ -65,7 +65,7 @@ def _heldout(task: str, size: int) -> tuple[Problem, ...]:
 
 
 class TinyTask:
-    """A prompt source (see `actors.sources.source`).
+    """A prompt source (see `actors.sources.registry`).
 
     Raises:
         InputError: No such task, or options.

@@ -9,9 +9,9 @@ from typing import Any
 
 from actors.environments.verifiers_environment import ROW, load_verifiers
 from actors.errors import InputError
+from actors.sources.registry import Split
 from actors.sources.row_source import RowSource
 from actors.sources.rows import Read, read_rows, row_options
-from actors.sources.source import Split
 
 
 class VerifiersSource(RowSource):

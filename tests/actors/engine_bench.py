@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from actors.engine import SamplingParameters
+from actors.engines.protocol import SamplingParameters
 from actors.errors import EngineStale
 from weight_sync.manifest import Manifest
 from weight_sync.publish.staged_publisher import Publisher

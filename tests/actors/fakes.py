@@ -5,11 +5,11 @@ from datetime import UTC, datetime
 
 from characters import character_tokenizer
 
-from actors.engine import Generation
-from actors.environments.environment import load_environment
-from actors.episode import EpisodeRunner
-from actors.rendering import Renderer
+from actors.engines.protocol import Generation
+from actors.environments.registry import load_environment
 from actors.rewards import RewardPool, Shaping, load_rewards
+from actors.rollout.chat_rendering import Renderer
+from actors.rollout.episode import EpisodeRunner
 from queues.records import FinishReason, Lease, Prompt, Purpose, PutStatus, Rollout
 
 EOS = 1

@@ -7,7 +7,7 @@ from characters import CHARACTERS, character_tokenizer
 from transformers import Qwen3Config, Qwen3ForSequenceClassification
 
 from actors.errors import PromptRefused
-from actors.reward_model_folder import Scale
+from actors.reward_models.folder import Scale
 
 PAD = 0
 CONTEXT = 48

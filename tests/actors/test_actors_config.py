@@ -8,10 +8,10 @@ import pytest
 from pydantic import ValidationError
 
 from actors.config import ActorsConfig, HeldoutConfig, OverlongConfig, PromptsConfig
-from actors.environments.environment import load_environment
+from actors.engines.vllm import VllmEngine
+from actors.environments.registry import load_environment
 from actors.errors import InputError
-from actors.sources.source import load_source
-from actors.vllm_engine import VllmEngine
+from actors.sources.registry import load_source
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,8 @@ from fakes import Desk, lease
 from safetensors.torch import save_file
 
 from actors.config import ActorsConfig
+from actors.engines.model_folder import context_length, load_tokenizer, weight_shapes
 from actors.errors import ActorsError, EngineDied, InputError
-from actors.model_folder import context_length, load_tokenizer, weight_shapes
 from actors.ray_actor import RolloutActor, create_actor
 from queues.config import QueuesConfig
 from queues.errors import QueueClosed

@@ -5,9 +5,9 @@ import json
 import pytest
 from characters import TEMPLATE, character_tokenizer
 
-import actors.sources.within_tokens as module
+import actors.sources.length_filter as module
 from actors.errors import InputError
-from actors.sources.within_tokens import WithinTokens, shorter
+from actors.sources.length_filter import WithinTokens, shorter
 from queues.records import Prompt
 
 

@@ -3,8 +3,8 @@
 import pytest
 
 from actors.errors import InputError, SourceFailed
+from actors.sources.heldout_filter import PATIENCE, WithoutHeldout
 from actors.sources.lettered_chain_sum import LetteredChainSum
-from actors.sources.without_heldout import PATIENCE, WithoutHeldout
 from queues.records import Prompt
 
 

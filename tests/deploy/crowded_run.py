@@ -8,7 +8,7 @@ import asyncio
 import time
 
 from actors.metrics import ActorMetrics
-from actors.tally import Tally
+from actors.rollout.actor_statistics import Tally
 from deploy import sitting
 from deploy.cli import main
 from deploy.run import Run

@@ -26,15 +26,15 @@ from types import SimpleNamespace
 
 import torch
 
-from actors.engine import SamplingParameters
-from actors.environments.environment import load_environment
-from actors.episode import EpisodeRunner
-from actors.rendering import Renderer
+from actors.engines.protocol import SamplingParameters
+from actors.engines.scripted import ScriptedEngine
+from actors.environments.registry import load_environment
 from actors.rewards import Shaping
 from actors.rewards.rewards import Inline, Rewards
-from actors.rollout_worker import RolloutWorker
-from actors.scripted_engine import ScriptedEngine
-from actors.tally import Tally, engine_id_of
+from actors.rollout.actor_statistics import Tally, engine_id_of
+from actors.rollout.chat_rendering import Renderer
+from actors.rollout.episode import EpisodeRunner
+from actors.rollout.rollout_worker import RolloutWorker
 from learner.learner import Learner
 from queues.broker.broker import Broker
 from queues.config import QueuesConfig

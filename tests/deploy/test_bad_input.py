@@ -109,7 +109,7 @@ def test_a_recipe_that_is_a_folder_is_refused(here, monkeypatch, capfd):
 
 def test_a_tokenizer_without_padding_is_fine(here, tiny_model):
     from actors.config import ActorsConfig
-    from actors.fitness import check_fit
+    from actors.rollout.prompt_checks import check_fit
 
     lay_out(Case("", [], prepare=tokenizer(pad_token=None)), here, tiny_model)
     check_fit(str(here / "model"), ActorsConfig(engine="scripted"), [])

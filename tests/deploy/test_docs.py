@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from actors.config import ActorsConfig, HeldoutConfig, PromptsConfig
-from actors.environments.environment import Message
+from actors.environments.registry import Message
 from actors.rewards import load_rewards
 from deploy.config import load_recipe
 from queues.records import Prompt

@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from actors.engine import SamplingParameters
+from actors.engines.protocol import SamplingParameters
 from learner.model.policy import load_policy
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]
@@ -31,7 +31,7 @@ def narrow_model(tiny_model, tmp_path_factory):
 
 def sampled(model_path, *, float32_head):
     """Ids and log-probabilities of one rollout of an engine."""
-    from actors.vllm_engine import VllmEngine
+    from actors.engines.vllm import VllmEngine
 
     async def generate():
         engine = VllmEngine(

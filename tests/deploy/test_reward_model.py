@@ -9,7 +9,7 @@ import psutil
 import pytest
 
 from actors.errors import InputError as ActorsInputError
-from actors.reward_model_folder import TextReader
+from actors.reward_models.folder import TextReader
 from deploy import reward_model
 from deploy.config import load_recipe
 from deploy.errors import InputError
@@ -178,7 +178,7 @@ def test_what_was_trained_is_what_is_served(made, member):
     """Standardised, every member's scores of the same held-out pairs have mean 0, deviation 1."""
     import torch
 
-    from actors.reward_model import Member
+    from actors.reward_models.scoring import Member
 
     folder, _ = made
     path = str(folder / f"model-{member}")

@@ -10,7 +10,7 @@ from ray.exceptions import RayActorError, RayTaskError
 from rich.console import Console
 
 from actors.errors import EngineDied, InputError
-from actors.tally import Tally
+from actors.rollout.actor_statistics import Tally
 from deploy import restarts, supervisor
 from deploy.config import DeployConfig
 from deploy.errors import RunFailed

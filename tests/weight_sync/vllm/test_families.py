@@ -12,7 +12,7 @@ import pytest
 import torch
 from weight_families import FAMILIES, VOCABULARY, build
 
-from actors.engine import SamplingParameters
+from actors.engines.protocol import SamplingParameters
 from weight_sync.manifest import Manifest
 from weight_sync.publish.staged_publisher import Publisher
 from weight_sync.receive.staging import stage
@@ -64,7 +64,7 @@ def test_the_engine_serves_exactly_what_was_published_last(
     family: str, workers: int, tmp_path, monkeypatch
 ) -> None:
     """By one worker, and by two that hold half of every projection."""
-    from actors.vllm_engine import VllmEngine
+    from actors.engines.vllm import VllmEngine
 
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     model = build(family, tmp_path)

@@ -8,8 +8,8 @@ import pytest
 import torch
 from weight_families import VOCABULARY, build
 
-from actors.engine import SamplingParameters
-from actors.vllm_engine import VllmEngine
+from actors.engines.protocol import SamplingParameters
+from actors.engines.vllm import VllmEngine
 from weight_sync.broadcaster import Broadcaster
 from weight_sync.checksum import checksum
 from weight_sync.publish.staged_publisher import Publisher

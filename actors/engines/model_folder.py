@@ -1,0 +1,189 @@
+"""What actors read from a model folder or hub name: tokenizer, context length, weight shapes.
+
+`check_model` tells from its description whether a model can be trained here at all. That sequences
+packed into one row do not see each other is measured once the model is loaded
+(`learner.model.policy`).
+"""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from actors.errors import InputError
+
+TOKENIZER_FILES = (
+    "tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model", "tekken.json",
+)  # fmt: skip
+"""Of which a tokenizer has at least one."""
+
+CAUSAL = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
+"""Endings of the architectures that predict the next token."""
+
+STATEFUL = (
+    "conv1d_width", "conv_L_cache", "conv_kernel", "linear_conv_kernel_dim",
+    "mamba_d_ssm", "mamba_d_state", "ssm_state_size",
+)  # fmt: skip
+"""Settings of layers that carry a state from token to token, whatever position_ids say."""
+
+ATTENTION = frozenset({"full_attention", "sliding_attention", "chunked_attention"})
+"""Kinds of layers that may be packed."""
+
+
+def check_model(model_path: str) -> None:
+    """Reads the description of a model and the headers of its weights; imports no torch.
+
+    Of a hub name only the description is fetched.
+
+    Raises:
+        InputError: A file is missing or broken, the model does not predict the next token, or its
+            layers cannot be packed.
+    """
+    folder = Path(model_path)
+    description = (
+        read_description(folder) if folder.is_dir() else configuration(model_path).to_dict()
+    )
+    names = description.get("architectures") or []
+    if description.get("is_encoder_decoder") or (names and not names[0].endswith(CAUSAL)):
+        raise InputError(
+            f"model {model_path!r} is a {', '.join(names) or description.get('model_type')}, which "
+            "does not predict the next token; give a causal language model, one whose "
+            "architecture ends in ForCausalLM"
+        )
+    text = description.get("text_config") or description
+    kinds = sorted(set(text.get("layer_types") or ()) - ATTENTION)
+    settings = [name for name in STATEFUL if text.get(name) is not None]
+    if kinds or settings:
+        raise InputError(
+            f"model {model_path!r} ({description.get('model_type')}) has layers that carry a state "
+            f"past the end of a sequence ({', '.join(kinds or settings)}), so sequences packed "
+            "into one row would see each other; only models with plain attention can be trained"
+        )
+    if folder.is_dir():
+        weight_shapes(model_path)
+
+
+def read_description(folder: Path) -> Mapping[str, Any]:
+    """The contents of `config.json`.
+
+    Raises:
+        InputError: It is missing or broken.
+    """
+    file = folder / "config.json"
+    try:
+        found = json.loads(file.read_text())
+    except FileNotFoundError:
+        raise InputError(f"model folder {str(folder)!r} has no config.json") from None
+    except (OSError, ValueError) as error:
+        raise InputError(f"{file} cannot be read: {error}") from None
+    if not isinstance(found, dict):
+        raise InputError(f"{file} holds a {type(found).__name__}, must be a JSON object")
+    return found
+
+
+def configuration(model_path: str) -> Any:
+    """The configuration as transformers reads it."""
+    from transformers import AutoConfig
+
+    try:
+        return AutoConfig.from_pretrained(model_path)
+    except (OSError, ValueError, KeyError) as error:
+        where = "" if Path(model_path).is_dir() else " is no folder here, and from the hub it"
+        raise InputError(f"model {model_path!r}{where} cannot be read: {_brief(error)}") from error
+
+
+def _brief(error: Exception) -> str:
+    """The first line of a library's message."""
+    return (str(error).strip() or repr(error)).splitlines()[0]
+
+
+def load_tokenizer(model_path: str) -> Any:
+    """The tokenizer of a model.
+
+    Raises:
+        InputError: It cannot be loaded, or has no end-of-sequence token.
+    """
+    from transformers import AutoTokenizer
+
+    folder = Path(model_path)
+    if folder.is_dir() and not any((folder / name).exists() for name in TOKENIZER_FILES):
+        raise InputError(  # transformers would make up an empty one
+            f"model {model_path!r} has no tokenizer: none of {', '.join(TOKENIZER_FILES)} is there"
+        )
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(model_path)
+    except Exception as error:  # broken files raise whatever their reader raises
+        raise InputError(f"model {model_path!r} has no tokenizer: {_brief(error)}") from error
+    if tokenizer.eos_token_id is None:
+        raise InputError(
+            f"the tokenizer of {model_path!r} has no end-of-sequence token, so no rollout could "
+            "end; name its eos_token in tokenizer_config.json"
+        )
+    return tokenizer
+
+
+def context_length(model_path: str) -> int:
+    """Longest sequence, in tokens, that the model is made for.
+
+    Raises:
+        InputError: The model's configuration does not say.
+    """
+    config = configuration(model_path).get_text_config()
+    length = getattr(config, "max_position_embeddings", None)
+    if not isinstance(length, int):
+        raise InputError(f"{model_path!r} names no max_position_embeddings; set max_model_len")
+    return length
+
+
+def vocabulary_size(model_path: str) -> int | None:
+    """Rows of the model's embedding; None where its configuration does not say.
+
+    Raises:
+        InputError: The configuration cannot be read.
+    """
+    size = getattr(configuration(model_path).get_text_config(), "vocab_size", None)
+    return size if isinstance(size, int) else None
+
+
+def stated_dtype(model_path: str) -> str:
+    """What the configuration says that the weights are, as "float32"; `auto` where it does not.
+
+    Raises:
+        InputError: The configuration cannot be read.
+    """
+    found = configuration(model_path)
+    dtype = found.dtype or found.get_text_config().dtype
+    return "auto" if dtype is None else str(dtype).removeprefix("torch.")
+
+
+def weight_shapes(model_path: str) -> dict[str, tuple[int, ...]]:
+    """Names and shapes of the weights that a learner publishes for this model.
+
+    Raises:
+        InputError: No safetensors file, or one that is missing or broken.
+    """
+    from huggingface_hub import snapshot_download
+    from safetensors import SafetensorError, safe_open
+
+    folder = Path(model_path)
+    if not folder.is_dir():
+        folder = Path(snapshot_download(model_path, allow_patterns=["*.safetensors", "*.json"]))
+    shapes: dict[str, tuple[int, ...]] = {}
+    for file in sorted(folder.glob("*.safetensors")):
+        try:
+            with safe_open(file, framework="numpy") as tensors:
+                for name in tensors.keys():  # noqa: SIM118  (not a dict)
+                    shapes[name] = tuple(tensors.get_slice(name).get_shape())
+        except (SafetensorError, OSError) as error:
+            raise InputError(f"{file} cannot be read as safetensors: {error}") from None
+    if not shapes:
+        raise InputError(f"model {model_path!r} has no *.safetensors file")
+    index = folder / "model.safetensors.index.json"
+    if index.exists():
+        parts = set(json.loads(index.read_text())["weight_map"].values())
+        missing = sorted(name for name in parts if not (folder / name).exists())
+        if missing:
+            raise InputError(f"model {model_path!r} lacks {', '.join(missing)}, named in {index}")
+    if read_description(folder).get("tie_word_embeddings"):
+        shapes.pop("lm_head.weight", None)
+    return shapes

@@ -1,0 +1,169 @@
+"""A deterministic engine without a model, for tests and for load on everything around engines.
+
+Tokens, log-probabilities and lengths are hashes of (prompt, seed, position), so that a run can be
+repeated token by token; time passes as `tokens_per_second` says. Versions, pausing, updates and
+their failures behave as with vLLM: the same contract tests pass. Leaves out learning: weights
+change the version stamp and nothing else.
+"""
+
+import asyncio
+import math
+from collections.abc import Mapping, Sequence
+
+import xxhash
+
+from actors.engines.protocol import Generation, SamplingParameters
+from actors.errors import EngineDied, EngineStale
+from queues.records import FinishReason
+from weight_sync.errors import IncompatibleWeights, LoadFailed
+from weight_sync.manifest import Signature, check_signature
+from weight_sync.receive.staging import StagedWeights
+
+TICK_SECONDS = 0.005
+"""Tokens come in bursts of at least this long, so that many requests stay cheap."""
+
+
+class ScriptedEngine:
+    """Samples from hashes (a `RolloutEngine`).
+
+    Args:
+        shapes: Names and shapes of the weights it takes; others fail to load.
+        vocabulary: Token ids are below this.
+        eos_token_id: Ends a continuation that is shorter than its limit.
+        tokens_per_second: Of each request; None is as fast as the machine goes.
+        median_length: Median number of tokens until the end-of-sequence token.
+        length_sigma: Spread of the logarithm of the length; 0 makes all lengths equal.
+        load_seconds: What a load takes.
+        initial_version: Version before any update; None starts STALE.
+    """
+
+    def __init__(
+        self,
+        shapes: Mapping[str, tuple[int, ...]],
+        *,
+        vocabulary: int = 64,
+        eos_token_id: int = 1,
+        tokens_per_second: float | None = None,
+        median_length: float = 32.0,
+        length_sigma: float = 0.0,
+        load_seconds: float = 0.0,
+        initial_version: int | None = None,
+    ) -> None:
+        self._shapes = dict(shapes)
+        self._vocabulary = vocabulary
+        self._eos = eos_token_id
+        self._tokens_per_second = tokens_per_second
+        self._median_length = median_length
+        self._length_sigma = length_sigma
+        self._load_seconds = load_seconds
+        self._version = initial_version
+        self._runs = asyncio.Event()
+        self._interrupted = False
+        self._closed = False
+
+    async def start(self) -> None:
+        """See `RolloutEngine.start`."""
+        self._runs.set()
+
+    def inventory(self) -> Signature:
+        """See `RolloutEngine.inventory`."""
+        return {name: (None, shape) for name, shape in self._shapes.items()}
+
+    async def generate(
+        self,
+        request_id: str,
+        prompt_ids: Sequence[int],
+        sampling: SamplingParameters,
+        *,
+        cache_salt: str | None = None,
+    ) -> Generation:
+        """See `RolloutEngine.generate`; without a seed the request id stands for one."""
+        self._check_open()
+        if self._version is None:
+            raise EngineStale(f"{request_id}: no policy version has been loaded yet")
+        origin = f"{list(prompt_ids)}|{request_id if sampling.seed is None else sampling.seed}"
+        length = self._length(origin)
+        count = min(length, sampling.max_new_tokens)
+        rate = self._tokens_per_second
+        burst = 1 if rate is None else max(1, round(rate * TICK_SECONDS))
+        token_ids: list[int] = []
+        versions: list[int] = []
+        while len(token_ids) < count:
+            await asyncio.sleep(0 if rate is None else burst / rate)
+            await self._runs.wait()
+            self._check_open()
+            if self._interrupted:
+                break
+            for position in range(len(token_ids), min(len(token_ids) + burst, count)):
+                token_ids.append(self._token(origin, position, length))
+                versions.append(self._version)
+        return Generation(
+            token_ids=token_ids,
+            logprobs=[-_unit(f"{origin}|{position}|logprob") for position in range(len(token_ids))],
+            versions=versions,
+            finish_reason=_reason(len(token_ids), count, length),
+            cache_salt=str((versions or [self._version])[0]) if cache_salt is None else cache_salt,
+        )
+
+    async def interrupt(self) -> None:
+        """See `RolloutEngine.interrupt`."""
+        self._check_open()
+        self._interrupted = True
+        self._runs.set()
+
+    async def prepare(self, weights: StagedWeights) -> None:
+        """See `UpdatableEngine.prepare`; there is nothing to do."""
+
+    async def pause(self) -> None:
+        """See `UpdatableEngine.pause`."""
+        self._check_open()
+        self._runs.clear()
+
+    async def load(self, weights: StagedWeights, version: int) -> None:
+        """See `UpdatableEngine.load`; reads the first byte of every tensor."""
+        await asyncio.sleep(self._load_seconds)
+        try:
+            check_signature(weights.manifest, self.inventory())
+        except IncompatibleWeights as error:
+            raise LoadFailed(str(error)) from error
+        for _, tensor in weights.tensors():
+            tensor.reshape(-1)[0].item()
+        self._version = version
+
+    async def resume(self) -> None:
+        """See `UpdatableEngine.resume`."""
+        self._runs.set()
+
+    async def close(self) -> None:
+        """See `RolloutEngine.close`."""
+        self._closed = True
+        self._runs.set()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise EngineDied("the engine was closed")
+
+    def _length(self, origin: str) -> int:
+        """Lognormal, by Box and Muller from two hashes; the end-of-sequence token included."""
+        radius = math.sqrt(-2 * math.log(1 - _unit(f"{origin}|radius")))
+        normal = radius * math.cos(2 * math.pi * _unit(f"{origin}|angle"))
+        return max(1, round(self._median_length * math.exp(self._length_sigma * normal)))
+
+    def _token(self, origin: str, position: int, length: int) -> int:
+        """Never the end-of-sequence token before the end."""
+        if position == length - 1:
+            return self._eos
+        token = int(_unit(f"{origin}|{position}") * (self._vocabulary - 1))
+        return token + (token >= self._eos)
+
+
+def _reason(sampled: int, count: int, length: int) -> FinishReason:
+    """Why a request ends that was to have `count` tokens of the `length` until its end."""
+    if sampled < count:
+        return FinishReason.ABORTED
+    return FinishReason.STOP if length == count else FinishReason.LENGTH
+
+
+def _unit(text: str) -> float:
+    """A number in [0, 1) that depends on nothing but the text."""
+    return xxhash.xxh3_64_intdigest(text.encode()) / 2**64

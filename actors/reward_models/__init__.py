@@ -1,0 +1,1 @@
+"""Reward models: folders, batching and scores."""

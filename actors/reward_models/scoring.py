@@ -1,0 +1,160 @@
+"""Scores texts with one reward model or several, in batches that concurrent callers share.
+
+    score(prompt, completion) ─▶ token ids, by each member's own tokenizer ─▶ MicroBatches
+                                                                                  │
+    one number ◀── combine ◀── standardise ◀── every member, one padded batch ◀───┘
+
+Batches are padded on the right and scored at the last token of each text, so that a text has one
+score, whatever shares its batch. Leaves out processes (`ray_reward_model`) and how the models were
+trained (`deploy.reward_model`).
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from actors.engines.cpu_affinity import bind, cores_of
+from actors.errors import InputError
+from actors.reward_models.config import RewardModelConfig
+from actors.reward_models.dynamic_batcher import MicroBatches
+from actors.reward_models.folder import Scale, load_reader, padding_id, read_scale
+
+SECONDS_PER_MS = 1e-3
+
+
+def combine(scores: Tensor, how: str, *, uncertainty: float = 0.0) -> Tensor:
+    """One score for each text from those of several models (Coste et al. 2023, arXiv 2310.02743).
+
+    Args:
+        scores: [M, …] of M models, on one scale.
+        how: `min`: the worst case; `mean`; `uwo`: the mean less `uncertainty` times the population
+            variance over models.
+        uncertainty: λ, for `uwo`.
+
+    Returns:
+        The other dimensions.
+
+    Example:
+        >>> combine(torch.tensor([[1.0], [3.0]]), "uwo", uncertainty=0.5)
+        tensor([1.5000])
+    """
+    if how == "min":
+        return scores.amin(0)
+    if how == "mean":
+        return scores.mean(0)
+    return scores.mean(0) - uncertainty * scores.var(0, correction=0)
+
+
+class Member:
+    """One reward model.
+
+    Args:
+        model_path: Local folder or hub name of a sequence classifier with one label.
+        dtype: That it computes in.
+        device: Where.
+        standardise: Bring its scores to mean 0 and deviation 1, as its folder says.
+
+    Raises:
+        InputError: It cannot be loaded, or has no head of one row.
+    """
+
+    def __init__(self, model_path: str, *, dtype: str, device: str, standardise: bool) -> None:
+        from transformers import AutoModelForSequenceClassification
+        from transformers.utils import logging
+
+        logging.disable_progress_bar()
+        self.read = load_reader(model_path)
+        self._pad = padding_id(model_path)
+        self._scale = read_scale(model_path) if standardise else Scale()
+        self._device = device
+        try:
+            model = AutoModelForSequenceClassification.from_pretrained(
+                model_path, dtype=getattr(torch, dtype)
+            )
+        except (ImportError, OSError, ValueError, KeyError, RuntimeError) as error:
+            raise InputError(
+                f"no reward model can be loaded from {model_path!r}: {error}"
+            ) from error
+        head = getattr(model, "score", None)
+        if not isinstance(head, torch.nn.Linear) or head.out_features != 1:
+            raise InputError(f"reward model {model_path!r} has no head `score` of one row")
+        self._model: Any = model.to(device).eval()
+
+    @torch.inference_mode()
+    def score(self, texts: Sequence[Sequence[int]]) -> Tensor:
+        """Scores of texts, each that of its last token.
+
+        Args:
+            texts: Token ids, as `read` gives them.
+
+        Returns:
+            [B] float64.
+        """
+        lengths = torch.tensor([len(text) for text in texts])
+        width = int(lengths.max())
+        ids = torch.tensor([[*text, *[self._pad] * (width - len(text))] for text in texts])
+        mask = torch.arange(width) < lengths[:, None]
+        hidden = self._model.base_model(
+            input_ids=ids.to(self._device),
+            attention_mask=mask.long().to(self._device),
+            use_cache=False,
+        ).last_hidden_state
+        last = hidden[torch.arange(len(texts)), lengths - 1]
+        scores: Tensor = self._model.score(last)[:, 0].double().cpu()
+        return (scores - self._scale.mean) / self._scale.std
+
+
+class RewardModels:
+    """Several reward models as one `Judge`.
+
+    Args:
+        members: At least one.
+        config: How they are combined, and how batches are made.
+    """
+
+    def __init__(self, members: Sequence[Member], config: RewardModelConfig) -> None:
+        self._members = list(members)
+        self._config = config
+        self._batches: MicroBatches[list[list[int]], float] = MicroBatches(
+            self._compute, size=config.batch_size, wait=config.max_wait_ms * SECONDS_PER_MS
+        )
+
+    async def score(self, prompt: str, completion: str) -> float:
+        """See `actors.rewards.learned.Judge`."""
+        return await self._batches.submit([m.read(prompt, completion) for m in self._members])
+
+    def _compute(self, texts: list[list[list[int]]]) -> list[float]:
+        """Scores of texts, each given as the token ids of every member."""
+        scores = [
+            member.score([text[index] for text in texts])
+            for index, member in enumerate(self._members)
+        ]
+        config = self._config
+        found: list[float] = combine(
+            torch.stack(scores), config.combine, uncertainty=config.uncertainty
+        ).tolist()
+        return found
+
+
+def load_reward_models(paths: Sequence[str], config: RewardModelConfig) -> RewardModels:
+    """Loads reward models into this process, and keeps it on its cores.
+
+    Args:
+        paths: Local folders or hub names.
+        config: Section `[actors.reward_model]`; its own paths are left aside.
+
+    Raises:
+        InputError: One cannot be loaded, or this machine does not have the cores.
+    """
+    cores = cores_of(config.cores) if config.cores else []
+    if cores:
+        bind(cores, "actors.reward_model.cores")
+    torch.set_num_threads(max(len(cores), 1))
+    device = "cuda" if config.gpus > 0 else "cpu"
+    members = [
+        Member(path, dtype=config.dtype, device=device, standardise=config.standardise)
+        for path in paths
+    ]
+    return RewardModels(members, config)

@@ -1,0 +1,1 @@
+"""The loop of a rollout actor, and what it reports."""

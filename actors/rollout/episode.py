@@ -1,0 +1,292 @@
+"""One rollout: the policy and its environment take turns, and rewards judge the end.
+
+    environment.reset ─▶ ids of the prompt ─▶ engine.generate ─▶ environment.step ─▶ rewards
+                                                    ▲                   │ not done
+                                                    └── injected ids ◀──┘
+
+What the environment says is in the context and out of the loss: mask false, version −1,
+log-probability 0. All that was sampled keeps the engine's ids, log-probabilities and versions.
+What the policy cannot answer any more, for want of turns or tokens, is left out.
+
+A rollout whose engine is interrupted ends as `aborted`, with what was sampled. One that was
+interrupted while the policy spoke for the first time can be gone on with, by any engine: nothing
+but its tokens made it what it is. Later turns depend on an environment that is gone.
+"""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from typing import Any
+
+from actors.config import ENVIRONMENTS
+from actors.engines.protocol import Generation, RolloutEngine, SamplingParameters
+from actors.environments.registry import Environment, Message, Turn
+from actors.errors import (
+    ActorsError,
+    EngineDied,
+    EngineStale,
+    EnvironmentFailed,
+    PromptRefused,
+    RolloutFailed,
+    RolloutTimeout,
+)
+from actors.rewards import Rewards, Shaping
+from actors.rewards.finite import is_finite
+from actors.rollout.chat_rendering import Renderer
+from actors.user_code.calls import call
+from queues.records import FinishReason, Lease, Purpose, Rollout
+
+
+@dataclass(slots=True)
+class Transcript:
+    """The tokens of a rollout so far; all lists have one length."""
+
+    token_ids: list[int] = field(default_factory=list)
+    loss_mask: list[bool] = field(default_factory=list)
+    behavior_logprobs: list[float] = field(default_factory=list)
+    versions: list[int] = field(default_factory=list)
+    cache_salt: str | None = None
+    """Of the first request, and so of all; its cached state is this rollout's own past."""
+
+    @classmethod
+    def of(cls, saved: Rollout) -> "Transcript":
+        """That of a rollout that was interrupted."""
+        return cls(
+            token_ids=[*saved.token_ids],
+            loss_mask=[*saved.loss_mask],
+            behavior_logprobs=[*saved.behavior_logprobs],
+            versions=[*saved.versions],
+        )
+
+    @property
+    def sampled(self) -> int:
+        """Tokens that the policy sampled."""
+        return sum(self.loss_mask)
+
+    def inject(self, token_ids: Sequence[int]) -> None:
+        """Appends tokens that the policy did not sample."""
+        count = len(token_ids)
+        self.token_ids += token_ids
+        self.loss_mask += [False] * count
+        self.behavior_logprobs += [0.0] * count
+        self.versions += [-1] * count
+
+    def sample(self, generation: Generation) -> None:
+        """Appends tokens that the policy sampled."""
+        self.token_ids += generation.token_ids
+        self.loss_mask += [True] * len(generation.token_ids)
+        self.behavior_logprobs += generation.logprobs
+        self.versions += generation.versions
+        self.cache_salt = generation.cache_salt
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EpisodeRunner:
+    """Turns leases into rollouts; the same for all rollouts of an actor."""
+
+    engine_id: str
+    engine: RolloutEngine
+    renderer: Renderer
+    environment: str
+    """Name in the records."""
+    new_environment: Callable[[], Environment]
+    environment_timeout: float
+    """Deadline in seconds for it to be built, and for each of its answers."""
+    max_turns: int
+    """Most messages of the policy in a rollout."""
+    rewards: Rewards
+    heldout_rewards: Rewards
+    """Of evaluations."""
+    shaping: Shaping
+    """Of training rollouts; evaluations are worth what the task says."""
+    sampling: SamplingParameters
+    """Temperature where the lease gives none; `max_new_tokens` is for all turns of a rollout."""
+    max_model_len: int
+    """Longest rollout in tokens."""
+    timeout: float
+    """Deadline of a rollout in seconds."""
+
+    async def run(self, lease: Lease, sample_index: int, saved: Rollout | None = None) -> Rollout:
+        """Samples and scores one rollout of a group.
+
+        Args:
+            lease: Of the group.
+            sample_index: Of the rollout in it.
+            saved: What there is of the rollout, interrupted in its first turn; the rest is sampled.
+
+        Returns:
+            The rollout; `aborted` and without a reward where the engine was interrupted in the
+            first turn.
+
+        Raises:
+            RolloutFailed: There is no result; its class says why.
+            EngineDied: Nor will there be one for any other rollout.
+        """
+        try:
+            async with asyncio.timeout(self.timeout) as deadline:
+                return await self._play(lease, sample_index, saved)
+        except TimeoutError as error:
+            if not deadline.expired():
+                raise
+            raise RolloutTimeout(
+                f"rollout {sample_index} of prompt {lease.prompt.prompt_id!r} took longer than "
+                f"{self.timeout:g} s"
+            ) from error
+
+    async def _play(self, lease: Lease, sample_index: int, saved: Rollout | None) -> Rollout:
+        created_at = saved.created_at if saved else datetime.now(UTC)
+        environment = await self._environment(lease)
+        opening = Turn(await self._ask(lease, environment.reset, lease.prompt), 0.0, done=False)
+        self._check_turn(lease, opening)
+        transcript, prompt_length = self._opening(lease, opening, saved)
+        given, turns, began = 0.0, 0, prompt_length
+        of_turns: list[tuple[int, float]] = []
+        while True:
+            turns += 1
+            request_id = f"{lease.group_id}/{lease.attempt}/{sample_index}/{turns}"
+            generation = await self._generate(lease, request_id, transcript, first=turns == 1)
+            transcript.sample(generation)
+            if generation.finish_reason is FinishReason.ABORTED:
+                return self._unscored(transcript, sample_index, prompt_length, created_at)
+            reply = self.renderer.text(transcript.token_ids[began:])
+            turn = await self._ask(lease, environment.step, Message("assistant", reply))
+            self._check_turn(lease, turn)
+            given += float(turn.reward)
+            of_turns.append((len(transcript.token_ids) - 1, float(turn.reward)))
+            if turn.done or generation.finish_reason is FinishReason.LENGTH:
+                finish_reason = generation.finish_reason
+                break
+            said = self.renderer.continuation(turn.messages, transcript.token_ids[-1])
+            if turns == self.max_turns or self._room(transcript, len(said)) < 1:
+                finish_reason = FinishReason.LENGTH
+                break
+            transcript.inject(said)
+            began = len(transcript.token_ids)
+        train = lease.purpose is Purpose.TRAIN
+        rewards = self.rewards if train else self.heldout_rewards
+        score = await rewards.score(lease.prompt, reply, finish_reason)
+        parts = score.parts
+        if self.environment != "single_turn":
+            parts = {"environment": given, **parts}
+        room = self.max_model_len - prompt_length
+        shaping = self.shaping.parts(transcript.sampled, finish_reason, room=room) if train else {}
+        return replace(
+            self._unscored(transcript, sample_index, prompt_length, created_at),
+            reward=score.total + given + sum(shaping.values()),
+            reward_parts={**parts, **shaping},
+            finish_reason=finish_reason,
+            turns=turns,
+            metadata={"turn_rewards": of_turns} if any(paid for _, paid in of_turns) else {},
+        )
+
+    def _opening(
+        self, lease: Lease, opening: Turn, saved: Rollout | None
+    ) -> tuple[Transcript, int]:
+        """What the policy goes on from, and the length of the prompt in it."""
+        if saved is not None:
+            return Transcript.of(saved), saved.prompt_length
+        transcript = Transcript()
+        transcript.inject(self.renderer.prompt(opening.messages))
+        self._check_prompt(lease, len(transcript.token_ids))
+        return transcript, len(transcript.token_ids)
+
+    def _unscored(
+        self, transcript: Transcript, sample_index: int, prompt_length: int, created_at: datetime
+    ) -> Rollout:
+        """What was said so far, as it is saved where it is interrupted in the first turn."""
+        return Rollout(
+            sample_index=sample_index,
+            token_ids=transcript.token_ids,
+            prompt_length=prompt_length,
+            loss_mask=transcript.loss_mask,
+            behavior_logprobs=transcript.behavior_logprobs,
+            versions=transcript.versions,
+            reward=0.0,
+            reward_parts={},
+            finish_reason=FinishReason.ABORTED,
+            turns=1,
+            environment=self.environment,
+            engine_id=self.engine_id,
+            created_at=created_at,
+            finished_at=datetime.now(UTC),
+        )
+
+    async def _environment(self, lease: Lease) -> Environment:
+        """A new one; a user's may take its time to be built."""
+        if self.environment in ENVIRONMENTS:
+            return self.new_environment()
+        built: Environment = await self._ask(lease, self.new_environment)
+        return built
+
+    def _check_prompt(self, lease: Lease, length: int) -> None:
+        if not 1 <= length < self.max_model_len:
+            raise PromptRefused(
+                f"prompt {lease.prompt.prompt_id!r} has {length} tokens, must have from 1 to "
+                f"{self.max_model_len - 1}, one less than actors.max_model_len"
+            )
+
+    def _check_turn(self, lease: Lease, turn: Any) -> None:
+        sound = (
+            isinstance(turn, Turn)
+            and is_finite(turn.reward)
+            and isinstance(turn.messages, Sequence)
+            and all(
+                isinstance(message, Message) and isinstance(message.content, str)
+                for message in turn.messages
+            )
+        )
+        if not sound:
+            raise EnvironmentFailed(
+                f"environment {self.environment!r} answered {turn!r} on prompt "
+                f"{lease.prompt.prompt_id!r}, must be a Turn of messages and a finite reward"
+            )
+
+    def _room(self, transcript: Transcript, said: int = 0) -> int:
+        """Tokens that may still be sampled after so many more of the environment's."""
+        return min(
+            self.sampling.max_new_tokens - transcript.sampled,
+            self.max_model_len - len(transcript.token_ids) - said,
+        )
+
+    async def _generate(
+        self, lease: Lease, request_id: str, transcript: Transcript, *, first: bool
+    ) -> Generation:
+        """What the policy says next; it may be interrupted in the first turn alone."""
+        heat = self.sampling.temperature if lease.temperature is None else lease.temperature
+        sampling = SamplingParameters(
+            temperature=heat,
+            max_new_tokens=self._room(transcript),
+            top_p=self.sampling.top_p,
+            top_k=self.sampling.top_k,
+        )
+        try:
+            generation = await self.engine.generate(
+                request_id, transcript.token_ids, sampling, cache_salt=transcript.cache_salt
+            )
+        except (EngineDied, EngineStale):
+            raise
+        except ActorsError as error:
+            raise RolloutFailed(f"request {request_id}: {error}") from error
+        ended = generation.finish_reason in (FinishReason.STOP, FinishReason.LENGTH)
+        if not ended and not (first and generation.finish_reason is FinishReason.ABORTED):
+            raise RolloutFailed(
+                f"request {request_id} ended as {generation.finish_reason} after "
+                f"{len(generation.token_ids)} tokens"
+            )
+        return generation
+
+    async def _ask(self, lease: Lease, method: Callable[..., Any], *arguments: Any) -> Any:
+        try:
+            async with asyncio.timeout(self.environment_timeout) as deadline:
+                return await call(method, *arguments)
+        except Exception as error:
+            if isinstance(error, TimeoutError) and deadline.expired():
+                raise EnvironmentFailed(
+                    f"environment {self.environment!r} took longer than "
+                    f"{self.environment_timeout:g} s on prompt {lease.prompt.prompt_id!r}"
+                ) from error
+            raise EnvironmentFailed(
+                f"environment {self.environment!r} raised {error!r} on prompt "
+                f"{lease.prompt.prompt_id!r}"
+            ) from error

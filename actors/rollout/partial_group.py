@@ -1,0 +1,58 @@
+"""What of a group is generated and not yet put: worth keeping when its worker ends, or dies.
+
+Finished rollouts that wait for the others of their group, and interrupted ones, with the versions
+and log-probabilities of their tokens. Where it is kept is `queues.state.partial_groups`; what an
+interrupted rollout goes on from, `actors.rollout.episode`.
+"""
+
+from queues.records import Lease, Rollout, RolloutGroup
+from queues.schema import decode, encode
+
+
+class Draft:
+    """The rollouts of one lease so far; begins with those that the lease carries.
+
+    Raises:
+        SchemaError: What the lease carries cannot be read.
+    """
+
+    def __init__(self, lease: Lease) -> None:
+        self._lease = lease
+        rollouts = [] if lease.saved is None else decode(lease.saved).rollouts
+        self._rollouts = {rollout.sample_index: rollout for rollout in rollouts}
+        self._saved = self._tokens
+
+    @property
+    def changed(self) -> bool:
+        """Whether there are tokens that `encode` has not been asked for."""
+        return self._tokens > self._saved
+
+    @property
+    def due(self) -> bool:
+        """Whether they are half of all, so that what is written in all stays below twice that."""
+        return self.changed and self._tokens >= 2 * self._saved
+
+    @property
+    def _tokens(self) -> int:
+        return sum(sum(rollout.loss_mask) for rollout in self._rollouts.values())
+
+    def get(self, index: int) -> Rollout | None:
+        """What there is of a rollout, by its index in the group."""
+        return self._rollouts.get(index)
+
+    def keep(self, rollout: Rollout) -> None:
+        """Takes in a rollout, finished or interrupted, unless nothing of it was sampled."""
+        if any(rollout.loss_mask):
+            self._rollouts[rollout.sample_index] = rollout
+
+    def encode(self) -> bytes:
+        """All of it, as `WorkQueue.save` takes it."""
+        self._saved = self._tokens
+        return encode(
+            RolloutGroup(
+                group_id=self._lease.group_id,
+                prompt_id=self._lease.prompt.prompt_id,
+                attempt=self._lease.attempt,
+                rollouts=[self._rollouts[index] for index in sorted(self._rollouts)],
+            )
+        )

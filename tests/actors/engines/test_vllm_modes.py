@@ -1,0 +1,85 @@
+"""What vLLM does with running requests when their weights change, mode by mode."""
+
+import asyncio
+
+import pytest
+import torch
+from engine_bench import PROMPT, Bench, build_model, forward_logprobs
+
+from actors.engines.protocol import SamplingParameters
+from actors.errors import InputError
+
+pytestmark = [pytest.mark.vllm, pytest.mark.slow]
+
+
+@pytest.fixture
+def start(tmp_path, monkeypatch):
+    """Starts an engine with some options; closed at the end of the test."""
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    benches = []
+
+    def build(**options) -> Bench:
+        from actors.engines.vllm import VllmEngine
+
+        model = build_model(tmp_path)
+        engine = VllmEngine(
+            str(tmp_path), dtype="float32", max_model_len=512, kv_cache_gib=1, cores="0", **options
+        )
+        benches.append(Bench(engine, model, real=True))
+        return benches[0]
+
+    yield build
+    for bench in benches:
+        bench.runner.run(bench.engine.close())
+        bench.runner.close()
+
+
+def test_a_cleared_cache_makes_every_token_exact_under_its_own_version(start) -> None:
+    bench = start(clear_cache=True)
+    expected = []
+
+    async def crossing():
+        request = asyncio.create_task(bench.generate(tokens=400))
+        for _ in range(2):
+            await asyncio.sleep(0.15)
+            before = {name: weight.clone() for name, weight in bench.weights().items()}
+            expected.append((bench.version, before))
+            bench.perturb()
+            await bench.update()
+        return await request
+
+    done = bench.run(crossing())
+    expected.append((bench.version, {n: w.clone() for n, w in bench.weights().items()}))
+    assert set(done.versions) == {version for version, _ in expected}
+    logprobs, versions = torch.tensor(done.logprobs), torch.tensor(done.versions)
+    for version, weights in expected:
+        bench.model.load_state_dict(weights, strict=False)
+        mine = versions == version
+        torch.testing.assert_close(
+            logprobs[mine], forward_logprobs(bench.model, done.token_ids)[mine], atol=1e-3, rtol=0
+        )
+
+
+def test_between_requests_running_ones_finish_first_and_new_ones_wait(start) -> None:
+    bench = start(update_mode="between_requests")
+
+    async def crossing():
+        running = asyncio.create_task(bench.generate("running", tokens=300))
+        await asyncio.sleep(0.1)
+        update = asyncio.create_task(bench.update())
+        await asyncio.sleep(0.05)
+        late = asyncio.create_task(bench.generate("late", tokens=20))
+        await update
+        return await running, await late
+
+    running, late = bench.run(crossing())
+    assert running.versions == [0] * 300
+    assert late.versions == [1] * 20
+
+
+def test_a_prompt_that_does_not_fit_is_refused_and_the_engine_lives(start) -> None:
+    bench = start()
+    sampling = SamplingParameters(temperature=1.0, max_new_tokens=4)
+    with pytest.raises(InputError, match="512"):
+        bench.run(bench.engine.generate("long", PROMPT * 200, sampling, cache_salt=""))
+    assert len(bench.run(bench.generate(tokens=4)).token_ids) == 4

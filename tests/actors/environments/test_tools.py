@@ -1,0 +1,243 @@
+"""Conversations with tools: what counts as a call, what the policy is told, and what it earns."""
+
+import asyncio
+import json
+
+import pytest
+from characters import TEMPLATE, character_tokenizer
+from fakes import EOS, Recited, episodes, lease
+
+from actors.config import ActorsConfig
+from actors.engines.protocol import SamplingParameters
+from actors.environments.calculator import calculator
+from actors.environments.registry import Message, load_environment
+from actors.environments.tool_calls import Call, Unreadable, find_calls
+from actors.errors import InputError
+from actors.rollout.chat_rendering import Renderer
+from queues.records import FinishReason, Prompt
+
+PLAIN = {"style": "plain", "markers": [":", ";"]}
+SAMPLING = SamplingParameters(temperature=1.0, max_new_tokens=60)
+JSON = ("<tool_call>", "</tool_call>")
+
+
+def ids(text):
+    return character_tokenizer().encode(text, add_special_tokens=False)
+
+
+def play(*lines, options=PLAIN, **settings):
+    engine = Recited(*lines)
+    runner = episodes(engine, SAMPLING, environment="tools", options=options, **settings)
+    return asyncio.run(runner.run(lease(answer="7"), 0)), engine
+
+
+def converse(options, *messages, code_execution="off"):
+    """What the environment says to messages of the policy."""
+    environment = load_environment("tools", options, code_execution=code_execution)()
+
+    async def go():
+        opening = await environment.reset(Prompt(prompt_id="p", text="3+4="))
+        return opening, [await environment.step(Message("assistant", text)) for text in messages]
+
+    return asyncio.run(go())
+
+
+def call_of(name, **arguments):
+    return f"{JSON[0]}{json.dumps({'name': name, 'arguments': arguments})}{JSON[1]}"
+
+
+@pytest.mark.parametrize(
+    ("expression", "result"),
+    [
+        ("37*82", "3034"), ("7/2", "3.5"), ("6/2", "3"), ("7//2", "3"), ("-7%3", "2"),
+        ("2**10", "1024"), ("(1+2)*3", "9"), ("-2**2", "-4"), ("1e3", "1000"), (" 1 + 1 ", "2"),
+        ("0.1+0.2", "0.3"),
+    ],
+)  # fmt: skip
+def test_the_calculator_calculates(expression, result):
+    assert calculator(expression) == result
+
+
+@pytest.mark.parametrize(
+    ("expression", "why"),
+    [
+        ("", "no arithmetic expression"), ("2+", "no arithmetic expression"),
+        ("1/0", "division by zero"), ("9**99", "too large"), ("9**9**9", "out of range"),
+        ("2**-101", "out of range"), ("(-8)**0.5", "out of range"), ("1e400", "too large"),
+        ("True+1", "only numbers"), ("'a'*9", "only numbers"), ("abs(-1)", "only numbers"),
+        ("__import__('os')", "only numbers"), ("[1][0]", "only numbers"), ("1j", "only numbers"),
+        ("1+" * 100 + "1", "at most 200"), ("(" * 199, "no arithmetic expression"),
+    ],
+)  # fmt: skip
+def test_the_calculator_says_why_there_is_no_result(expression, why):
+    with pytest.raises(ValueError, match=why):
+        calculator(expression)
+
+
+def test_calls_are_found_in_their_order_and_none_that_was_not_ended():
+    assert find_calls("a [1+1] b [2] [3", "plain", ("[", "]")) == [
+        Call(None, "1+1"),
+        Call(None, "2"),
+    ]
+    text = f"so {call_of('f', x=1)} and <tool_call>7</tool_call> <tool_call>{{</tool_call>"
+    first, second, third = find_calls(text, "json", JSON)
+    assert first == Call("f", {"x": 1})
+    assert isinstance(second, Unreadable)
+    assert isinstance(third, Unreadable)
+    assert find_calls("no call", "json", JSON) == []
+
+
+def test_a_tool_answers_in_the_context_and_out_of_the_loss():
+    rollout, engine = play(":3+4;", "=7")
+    first, told, second = [*ids(":3+4;"), EOS], ids("7"), [*ids("=7"), EOS]
+    assert rollout.token_ids == ids("3+4=") + first + told + second
+    assert rollout.loss_mask == [False] * 4 + [True] * 6 + [False] + [True] * 3
+    assert engine.requests[1][1] == ids("3+4=") + first + told
+    assert (rollout.turns, rollout.reward) == (2, 1.0)
+    assert rollout.finish_reason is FinishReason.STOP
+
+
+def test_each_turn_that_calls_well_is_credited_where_it_ended():
+    rollout, _ = play(":3+4;", ":3+;", "=7", options={**PLAIN, "call_reward": 0.25,
+                                                      "error_reply": ","})  # fmt: skip
+    assert rollout.metadata["turn_rewards"] == [(9, 0.25), (15, 0.0), (19, 0.0)]
+    assert rollout.reward_parts == {"environment": 0.25, "last_answer": 1.0}
+    assert rollout.reward == 1.25
+
+
+def test_with_a_chat_template_replies_are_its_messages():
+    tokenizer = character_tokenizer(TEMPLATE)
+    rollout, _ = play(":3+4;", "=7", renderer=Renderer(tokenizer))
+    told = tokenizer.decode(rollout.token_ids, skip_special_tokens=False)
+    assert told == "user:3+4=<eos>\nassistant::3+4;<eos>\ntool:7<eos>\nassistant:=7<eos>"
+
+
+def test_several_calls_of_a_message_are_answered_one_by_one():
+    said = call_of("calculator", expression="1+1") + call_of("calculator", expression="2*3")
+    _, [turn] = converse({}, said)
+    assert [message.content for message in turn.messages] == ["2", "6"]
+    assert {message.role for message in turn.messages} == {"tool"}
+    assert not turn.done
+
+
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [
+        (call_of("calculator", expression="1/0"), "error: division by zero"),
+        (call_of("calculator", formula="1"), "error: missing a required argument: 'expression'"),
+        (call_of("oracle"), "error: no tool 'oracle'; there are calculator"),
+        ("<tool_call>[]</tool_call>",
+         'error: a call must be an object with "name" and "arguments"'),
+        ('<tool_call>{"name": "calculator", "arguments": 3}</tool_call>',
+         'error: "arguments" must be an object'),
+    ],
+)  # fmt: skip
+def test_the_policy_is_told_what_was_wrong_with_a_call(said, told):
+    _, [turn] = converse({"call_reward": 1.0}, said)
+    assert [message.content for message in turn.messages] == [told]
+    assert (turn.reward, turn.done) == (0.0, False)
+
+
+def test_tools_of_the_users_own_may_be_coroutines_and_long_replies_are_cut_off():
+    options = {"tools": ["user_module:shout", "user_module:whisper"], "reply_characters": 4}
+    _, turns = converse(options, call_of("shout", text="hello"), call_of("whisper", text="AB"))
+    assert [turn.messages[0].content for turn in turns] == ["HELL", "ab"]
+
+
+def test_models_that_call_by_json_are_told_what_tools_there_are():
+    [system, user], _ = converse({"tools": ["calculator", "user_module:shout"]})
+    assert (system.role, user.content) == ("system", "3+4=")
+    lines = system.content.split("\n")
+    tools = [json.loads(line)["function"] for line in lines if line.startswith('{"type"')]
+    assert [tool["name"] for tool in tools] == ["calculator", "shout"]
+    assert tools[1] == {
+        "name": "shout",
+        "description": "Says it louder.",
+        "parameters": {
+            "type": "object",
+            "properties": {"text": {"type": "string"}, "times": {"type": "integer"}},
+            "required": ["text"],
+        },
+    }
+    assert [message.role for message in converse(PLAIN)[0]] == ["user"]
+
+
+def test_types_are_told_however_they_are_written():
+    [system, _], _ = converse({"tools": ["postponed_tool:pick"]})
+    lines = system.content.split("\n")
+    (tool,) = [json.loads(line)["function"] for line in lines if line.startswith('{"type"')]
+    assert tool["parameters"]["properties"] == {
+        "numbers": {"type": "array", "items": {"type": "integer"}},
+        "place": {"anyOf": [{"type": "integer"}, {"type": "null"}]},
+        "exact": {"type": "boolean"},
+        "names": {"type": "object"},
+        "plain": {"type": "array"},
+    }
+
+
+def test_the_policy_has_no_say_in_what_the_user_has_bound():
+    options = {"tools": ["user_module:twice"]}
+    _, turns = converse(options, call_of("twice", text="a", times=9), call_of("twice", text="a"))
+    assert [turn.messages[0].content for turn in turns] == [
+        "error: twice has no argument times; it has text", "AA",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("arguments", [{"seconds": 1e9}, {"limit": 1}])
+def test_the_policy_cannot_lift_the_limit_of_its_programs(monkeypatch, arguments):
+    ran = []
+    monkeypatch.setattr("actors.sandbox.check_sandbox", lambda: None)
+    monkeypatch.setattr(
+        "actors.environments.python_tool.run_python",
+        lambda program, *, seconds: ran.append((program, seconds)),
+    )
+    options = {"tools": ["python"], "python_seconds": 2.0}
+    _, [refused, _] = converse(
+        options, call_of("python", program="a", **arguments), call_of("python", program="b"),
+        code_execution="sandbox",
+    )  # fmt: skip
+    (name,) = arguments
+    assert f"unexpected keyword argument '{name}'" in refused.messages[0].content
+    assert ran == [("b", 2.0)]
+
+
+def test_python_is_refused_until_it_is_allowed():
+    with pytest.raises(InputError, match='code_execution = "sandbox"'):
+        load_environment("tools", {"tools": ["python"]})
+
+
+@pytest.mark.slow
+def test_python_runs_in_the_sandbox():
+    programs = ["print(6*7)", "import socket; socket.socket()", "while True: pass"]
+    options = {"tools": ["python"], "python_seconds": 2.0}
+    _, turns = converse(
+        options, *(call_of("python", program=p) for p in programs), code_execution="sandbox"
+    )
+    assert [turn.messages[0].content for turn in turns] == [
+        "42\n",
+        "error: PermissionError: [Errno 1] Operation not permitted",
+        "error: stopped after 2 s",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"tool": []}, "Extra inputs are not permitted"),
+        ({"tools": []}, "at least 1 item"),
+        ({"tools": ["abacus"]}, "not one of calculator, python"),
+        ({"tools": ["user_module:CONSTANT"]}, "is a int, not a function"),
+        ({"tools": ["calculator", "user_module:calculator"]}, "two are named 'calculator'"),
+        ({"style": "plain", "tools": ["calculator", "user_module:shout"]}, "there is one"),
+        ({"tools": ["builtins:max"]}, "'builtins:max' cannot be described .* no signature"),
+        ({"tools": ["postponed_tool:unknown"]}, "cannot be described .* 'Nowhere'"),
+        ({"markers": ["", "]"]}, "must both have a character"),
+    ],
+)
+def test_tools_that_cannot_be_used_are_an_input_error(options, message):
+    with pytest.raises(InputError, match=message):
+        load_environment("tools", options)
+
+
+def test_the_section_takes_tools_by_name():
+    assert ActorsConfig(environment="tools", environment_options=PLAIN).environment == "tools"

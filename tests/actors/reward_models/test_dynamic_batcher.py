@@ -1,0 +1,104 @@
+"""Which requests share a batch, and what each caller gets."""
+
+import asyncio
+import threading
+
+import pytest
+
+from actors.reward_models.dynamic_batcher import MicroBatches
+
+FOREVER = 3600.0
+
+
+class Doubler:
+    """Doubles numbers, remembers its batches, and can be held up."""
+
+    def __init__(self):
+        self.batches = []
+        self.may_go = threading.Event()
+        self.may_go.set()
+        self.begun = asyncio.Event()
+
+    def __call__(self, numbers):
+        self.batches.append(numbers)
+        self.loop.call_soon_threadsafe(self.begun.set)
+        assert self.may_go.wait(10)
+        if any(number < 0 for number in numbers):
+            raise ValueError(f"negative in {numbers}")
+        return [2 * number for number in numbers]
+
+
+def play(scenario, **options):
+    async def within():
+        doubler = Doubler()
+        doubler.loop = asyncio.get_running_loop()
+        batches = MicroBatches(doubler, **{"size": 3, "wait": FOREVER, **options})
+        try:
+            await scenario(doubler, batches)
+        finally:
+            doubler.may_go.set()
+
+    asyncio.run(asyncio.wait_for(within(), 20))
+
+
+def test_a_full_batch_does_not_wait_and_everybody_gets_his_own_result():
+    async def scenario(doubler, batches):
+        assert await asyncio.gather(*map(batches.submit, range(6))) == [0, 2, 4, 6, 8, 10]
+        assert doubler.batches == [[0, 1, 2], [3, 4, 5]]
+
+    play(scenario)
+
+
+def test_a_batch_that_is_not_full_goes_when_its_oldest_request_has_waited():
+    async def scenario(doubler, batches):
+        assert await asyncio.gather(*map(batches.submit, range(4))) == [0, 2, 4, 6]
+        assert doubler.batches == [[0, 1, 2], [3]]
+
+    play(scenario, wait=0.01)
+
+
+def test_what_arrives_during_a_batch_makes_the_next():
+    async def scenario(doubler, batches):
+        doubler.may_go.clear()
+        first = asyncio.create_task(batches.submit(1))
+        await doubler.begun.wait()
+        later = [asyncio.create_task(batches.submit(number)) for number in (2, 3)]
+        await asyncio.sleep(0)
+        doubler.may_go.set()
+        assert await asyncio.gather(first, *later) == [2, 4, 6]
+        assert doubler.batches == [[1], [2, 3]]
+
+    play(scenario, wait=0.0)
+
+
+def test_an_error_reaches_all_of_its_batch_and_nobody_else():
+    async def scenario(_doubler, batches):
+        found = await asyncio.gather(
+            *map(batches.submit, (1, -2, 3, 4, 5, 6)), return_exceptions=True
+        )
+        assert [str(error) for error in found[:3]] == ["negative in [1, -2, 3]"] * 3
+        assert found[3:] == [8, 10, 12]
+
+    play(scenario)
+
+
+def test_a_request_that_is_given_up_is_left_out_of_its_batch():
+    async def scenario(doubler, batches):
+        given_up = asyncio.create_task(batches.submit(1))
+        await asyncio.sleep(0)
+        given_up.cancel()
+        await asyncio.wait([given_up])
+        assert await asyncio.gather(batches.submit(2), batches.submit(3)) == [4, 6]
+        assert doubler.batches == [[2, 3]]
+
+    play(scenario)
+
+
+def test_a_batch_that_everybody_gave_up_is_not_computed():
+    async def scenario(doubler, batches):
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(batches.submit(1), 0.001)
+        assert await batches.submit(2) == 4
+        assert doubler.batches == [[2]]
+
+    play(scenario, wait=0.02)

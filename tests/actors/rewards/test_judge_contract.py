@@ -1,0 +1,155 @@
+"""What the reward `reward_model` may rely on: a fake, models in this process, and over Ray."""
+
+import asyncio
+import math
+
+import pytest
+from judges import CONTEXT, FakeJudge, build_classifier
+
+from actors.errors import PromptRefused, RewardFailed, RewardModelLost, RolloutFailed
+from actors.reward_models.config import RewardModelConfig
+from actors.reward_models.scoring import load_reward_models
+from actors.rewards import load_rewards
+from queues.records import REWARD_MODEL_LOST, Prompt
+
+CONFIG = RewardModelConfig(batch_size=4, max_wait_ms=2.0)
+TEXTS = [(f"{i}+{i}=", "1" * (i % 7)) for i in range(30)]
+
+
+@pytest.fixture(params=["fake", "process", pytest.param("ray", marks=pytest.mark.ray)])
+def make(request, tmp_path):
+    """Builds a judge; to be called inside a running loop."""
+    if request.param == "ray":
+        request.getfixturevalue("ray_cluster")
+
+    def build():
+        if request.param == "fake":
+            return FakeJudge()
+        paths = [build_classifier(tmp_path / str(seed), seed=seed) for seed in (0, 1)]
+        if request.param == "process":
+            return load_reward_models(paths, CONFIG)
+        from actors.ray_reward_model import create_reward_model
+
+        return create_reward_model(paths, CONFIG, timeout=60.0)
+
+    return build
+
+
+def play(make, scenario):
+    async def within():
+        judge = make()
+        try:
+            await scenario(judge)
+        finally:
+            if hasattr(judge, "stop"):
+                judge.stop()
+
+    asyncio.run(asyncio.wait_for(within(), 120))
+
+
+def test_everybody_gets_the_score_of_his_own_text(make):
+    async def scenario(judge):
+        together = await asyncio.gather(*(judge.score(*text) for text in TEXTS))
+        alone = [await judge.score(*text) for text in TEXTS[:5]]
+        assert together[:5] == pytest.approx(alone, abs=1e-5)
+        assert all(isinstance(score, float) and math.isfinite(score) for score in together)
+        assert len({round(score, 4) for score in together}) > 20
+
+    play(make, scenario)
+
+
+def test_a_text_that_cannot_be_read_is_refused_alone(make):
+    async def scenario(judge):
+        fine, foreign, long = await asyncio.gather(
+            judge.score("1+1=", "2"),
+            judge.score("1€1=", "2"),
+            judge.score("1+1=", "2" * CONTEXT),
+            return_exceptions=True,
+        )
+        assert isinstance(fine, float)
+        assert isinstance(foreign, PromptRefused)
+        assert "'€'" in str(foreign)
+        assert isinstance(long, PromptRefused)
+        assert str(CONTEXT) in str(long)
+
+    play(make, scenario)
+
+
+def test_a_text_that_fills_the_context_is_scored_though_it_cannot_be_closed(make):
+    async def scenario(judge):
+        prompt = "1+1="
+        full, closed = [await judge.score(prompt, "2" * (CONTEXT - n)) for n in (4, 5)]
+        assert math.isfinite(full)
+        assert full != closed
+        with pytest.raises(PromptRefused):
+            await judge.score(prompt, "2" * (CONTEXT - 3))
+
+    play(make, scenario)
+
+
+def test_it_is_one_reward_among_others(make):
+    async def scenario(judge):
+        rewards = load_rewards(["exact_match", "reward_model"], judge=judge)
+        prompt = Prompt(prompt_id="a/0/0", text="1+1=", answer="2")
+        score = await rewards.score(prompt, "2")
+        learned = await judge.score("1+1=", "2")
+        assert score.parts == pytest.approx({"exact_match": 1.0, "reward_model": learned}, abs=1e-5)
+        assert score.total == pytest.approx(1.0 + learned, abs=1e-5)
+        with pytest.raises(RewardFailed, match=r"'reward_model' of prompt 'a/0/0'.*€"):
+            await rewards.score(prompt, "€")
+
+    play(make, scenario)
+
+
+def test_without_a_judge_the_reward_fails_and_is_no_zero():
+    rewards = load_rewards(["reward_model"])
+    with pytest.raises(RewardFailed, match="no reward model was started"):
+        asyncio.run(rewards.score(Prompt(prompt_id="a/0/0", text="1"), "2"))
+
+
+class Silent:
+    """A judge that never answers, or is gone."""
+
+    def __init__(self, error=None):
+        self.error = error
+
+    async def score(self, prompt, completion):
+        if self.error:
+            raise self.error
+        await asyncio.Event().wait()
+
+
+@pytest.mark.parametrize("error", [None, RewardModelLost("it is gone")])
+def test_a_judge_that_does_not_answer_is_no_fault_of_the_group(error):
+    rewards = load_rewards(["reward_model"], timeout=0.05, judge=Silent(error))
+    with pytest.raises(RolloutFailed, match="'reward_model' of prompt 'a/0/0'") as caught:
+        asyncio.run(rewards.score(Prompt(prompt_id="a/0/0", text="1"), "2"))
+    assert caught.value.reason == REWARD_MODEL_LOST
+
+
+@pytest.mark.ray
+@pytest.mark.usefixtures("ray_cluster")
+def test_a_process_that_dies_comes_back_with_its_models_and_lost_scores_are_asked_again(tmp_path):
+    import ray
+    from ray.exceptions import RayActorError
+
+    from actors.ray_reward_model import create_reward_model
+
+    paths = [build_classifier(tmp_path / "0")]
+
+    async def scenario():
+        client = create_reward_model(paths, RewardModelConfig(max_wait_ms=500.0), timeout=90.0)
+        await client.start()
+        expected = await client.score("1+1=", "2")
+        watching = asyncio.create_task(client.live())
+        asked = asyncio.create_task(client.score("1+1=", "2"))
+        await asyncio.sleep(0.1)
+        ray.kill(client._actor, no_restart=False)
+        with pytest.raises(RayActorError):
+            await watching
+        assert await asked == pytest.approx(expected, abs=1e-5)
+        client.stop()
+        with pytest.raises(RewardModelLost, match="the process of reward-model is gone"):
+            await client.score("1+1=", "2")
+
+    asyncio.run(asyncio.wait_for(scenario(), 120))

@@ -1,0 +1,137 @@
+"""Rewards by name, added up; and that what goes wrong is never a zero."""
+
+import asyncio
+
+import pytest
+from fakes import POOL
+
+from actors.errors import InputError, RewardFailed
+from actors.rewards import load_rewards
+from actors.sources.registry import load_source
+from queues.records import FinishReason, Prompt
+
+SUM = Prompt(prompt_id="sums/0/1", text="3+4=", answer="7")
+
+
+def score(names, completion, *, prompt=SUM, reason=FinishReason.STOP):
+    rewards = load_rewards(names, timeout=60.0, pool=POOL)
+    return asyncio.run(rewards.score(prompt, completion, reason))
+
+
+@pytest.mark.parametrize(
+    ("name", "completion", "expected"),
+    [
+        ("exact_match", " 7\n", 1.0),
+        ("exact_match", "=7", 0.0),
+        ("last_answer", "b3+4=7", 1.0),
+        ("last_answer", "=4,=7 ", 1.0),
+        ("last_answer", "=7,=4", 0.0),
+        ("last_answer", "7", 0.0),
+        ("last_answer", "=", 0.0),
+        ("math_verify", "so it is $\\frac{14}{2}$", 1.0),
+        ("math_verify", "the answer is 7.0", 1.0),
+        ("math_verify", "8", 0.0),
+        ("math_verify", "", 0.0),
+    ],
+)
+def test_built_in_rewards_tell_right_from_wrong(name, completion, expected):
+    assert score([name], completion) == (expected, {name: expected})
+
+
+@pytest.mark.parametrize("name", ["exact_match", "last_answer"])
+def test_an_answer_that_was_cut_off_does_not_count(name):
+    assert score([name], "7" if name == "exact_match" else "=7", reason=FinishReason.LENGTH) == (
+        0.0,
+        {name: 0.0},
+    )
+
+
+@pytest.mark.parametrize("task", ["chain_sum", "countdown", "arc_1d", "knights_knaves", "rearc"])
+def test_reasoning_gym_verifies_what_its_source_posed(task):
+    prompt = load_source(f"reasoning_gym:{task}", options={}, seed=3).next(4)[-1]
+    assert score(["reasoning_gym"], prompt.answer, prompt=prompt).total == 1.0
+    tagged = f"hm <answer>{prompt.answer}</answer>"
+    assert score(["reasoning_gym"], tagged, prompt=prompt).total == 1.0
+    assert score(["reasoning_gym"], "no idea", prompt=prompt).total < 0.5
+
+
+def test_rewards_add_up_and_each_part_has_its_name():
+    names = ["exact_match", "user_module:patient", "user_module:several", "user_module:length"]
+    assert score(names, "7") == (
+        1.0 + 0.25 + 1.5 + 1.0,
+        {
+            "exact_match": 1.0,
+            "user_module:patient": 0.25,
+            "user_module:several/form": 0.5,
+            "user_module:several/content": 1.0,
+            "user_module:length": 1.0,
+        },
+    )
+
+
+@pytest.mark.parametrize(
+    ("reward", "message"),
+    [
+        ("user_module:raises", "ZeroDivisionError"),
+        ("user_module:stops", "StopIteration"),
+        ("user_module:not_a_number", "returned nan"),
+        ("user_module:none", "returned None"),
+        ("user_module:text", "returned 'good' for 'user_module:text/form'"),
+        ("user_module:nothing", "returned {}"),
+        ("reasoning_gym", "not from a source reasoning_gym"),
+    ],
+)
+def test_a_reward_without_a_number_fails_and_names_itself_and_the_prompt(reward, message):
+    with pytest.raises(RewardFailed, match=message) as caught:
+        score([reward], "7")
+    assert repr(reward) in str(caught.value)
+    assert "'sums/0/1'" in str(caught.value)
+
+
+@pytest.mark.parametrize("reward", ["exact_match", "last_answer", "math_verify"])
+def test_a_prompt_without_an_answer_is_a_failure_not_a_zero(reward):
+    with pytest.raises(RewardFailed, match="no answer"):
+        score([reward], "=7", prompt=Prompt(prompt_id="open/0/0", text="why?"))
+
+
+def test_an_answer_that_math_verify_cannot_read_is_a_failure_not_a_zero():
+    with pytest.raises(RewardFailed, match="no expression"):
+        score(["math_verify"], "7", prompt=Prompt(prompt_id="a/0/0", text="?", answer=""))
+
+
+@pytest.mark.parametrize("reward", ["user_module:hangs", "user_module:hangs_politely"])
+def test_a_reward_that_hangs_times_out_while_others_are_scored(reward):
+    async def both():
+        stuck = load_rewards([reward], timeout=0.05, pool=POOL)
+        fine = load_rewards(["user_module:length"], pool=POOL)
+        return await asyncio.gather(
+            stuck.score(SUM, "7"), fine.score(SUM, "seven"), return_exceptions=True
+        )
+
+    failed, scored = asyncio.run(both())
+    assert isinstance(failed, RewardFailed)
+    assert "took longer than 0.05 s" in str(failed)
+    assert scored.total == 5.0
+
+
+def test_a_plain_function_may_return_a_coroutine():
+    assert score(["user_module:delegates"], "7").total == 0.25
+
+
+def test_rewards_see_whether_the_policy_ended_the_completion():
+    for reason, expected in ((FinishReason.STOP, 1.0), (FinishReason.LENGTH, 0.0)):
+        assert score(["user_module:reason"], "7", reason=reason).total == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("user_module:missing", "has no 'missing', only"),
+        ("missing_module:score", "cannot import missing_module"),
+        ("user_module:CONSTANT", "not a function"),
+        ("accuracy", "exact_match, last_answer, .*, math_verify, reasoning_gym"),
+    ],
+)
+def test_an_unknown_reward_is_an_input_error(name, message):
+    with pytest.raises(InputError, match=message):
+        load_rewards([name])

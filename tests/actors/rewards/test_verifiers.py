@@ -1,0 +1,212 @@
+"""The rewards that ship with Headway, on right, wrong and malformed completions."""
+
+import asyncio
+import random
+
+import pytest
+
+from actors.errors import InputError, RewardFailed
+from actors.rewards import RewardPool, load_rewards
+from actors.rewards.registry import SHIPPED
+from actors.rewards.similarity import edits
+from actors.sources.registry import load_source
+from queues.records import FinishReason, Prompt
+
+SCHEMA = {
+    "type": "object",
+    "properties": {"n": {"type": "integer", "multipleOf": 0.5}, "s": {"pattern": "^a+$"}},
+    "required": ["n"],
+}
+OPTIONS = {"regex": {"pattern": r"\\boxed\{(?P<answer>[^}]*)\}"}, "json_schema": {"schema": SCHEMA}}
+
+
+@pytest.fixture(scope="module")
+def pool():
+    pool = RewardPool(processes=1)
+    yield pool
+    pool.close()
+
+
+def score(pool, name, completion, *, answer="7", reason=FinishReason.STOP, **options):
+    options = options or OPTIONS.get(name, {})
+    rewards = load_rewards([name], pool=pool, options={name: options})
+    prompt = Prompt(prompt_id="sums/0/1", text="3+4=", answer=answer)
+    return asyncio.run(rewards.score(prompt, completion, reason)).total
+
+
+@pytest.mark.parametrize(
+    ("completion", "answer", "expected"),
+    [
+        ("so it is 7", "7", 1.0),
+        ("so it is 7.", "7", 1.0),
+        ("7.0", "7", 1.0),
+        ("14/2", "7", 1.0),
+        ("1,234,567", "1234567", 1.0),
+        ("costs $1,234.50", "1234.5", 1.0),
+        ("-7", "7", 0.0),
+        ("10-7", "7", 1.0),
+        ("7 or 8", "7", 0.0),
+        ("6.02e23", "602e21", 1.0),
+        (".5", "1/2", 1.0),
+        ("1/0", "7", 0.0),
+        ("seven", "7", 0.0),
+        ("", "7", 0.0),
+        ("9" * 2000, "7", 0.0),
+        ("1e999999999", "7", 0.0),
+        ("x7", "7", 0.0),
+    ],
+)
+def test_numeric_match_compares_the_last_numbers_exactly(pool, completion, answer, expected):
+    assert score(pool, "numeric_match", completion, answer=answer) == expected
+
+
+def test_numeric_match_takes_tolerances_and_only_ended_answers(pool):
+    assert score(pool, "numeric_match", "0.333", answer="1/3", tolerance=0.001) == 1.0
+    assert score(pool, "numeric_match", "0.33", answer="1/3", tolerance=0.001) == 0.0
+    assert score(pool, "numeric_match", "101", answer="100", relative_tolerance=0.01) == 1.0
+    assert score(pool, "numeric_match", "7", reason=FinishReason.LENGTH) == 0.0
+    with pytest.raises(RewardFailed, match="no number in the answer 'seven'"):
+        score(pool, "numeric_match", "7", answer="seven")
+
+
+@pytest.mark.parametrize(
+    ("completion", "expected"),
+    [
+        ("<think>a</think><answer>b</answer>", 1.0),
+        (" <think></think>\n<answer>b</answer>\n", 1.0),
+        ("<answer>b</answer><think>a</think>", 0.0),
+        ("<think>a</think>", 0.0),
+        ("<think>a</think><answer>b", 0.0),
+        ("<think>a</think>x<answer>b</answer>", 0.0),
+        ("<think>a<think></think><answer>b</answer>", 0.0),
+        ("<think>a</think><answer>b</answer>!", 0.0),
+    ],
+)
+def test_tags_must_stand_in_their_order_once_and_alone(pool, completion, expected):
+    assert score(pool, "tags", completion) == expected
+
+
+@pytest.mark.parametrize(
+    ("completion", "expected"),
+    [("\\boxed{ 7 }", 1.0), ("\\boxed{7}\\boxed{8}", 0.0), ("\\boxed{8}\\boxed{7}", 1.0), ("7", 0)],
+)
+def test_the_group_answer_of_the_last_match_is_compared(pool, completion, expected):
+    assert score(pool, "regex", completion) == expected
+
+
+def test_a_pattern_without_such_a_group_need_only_be_found(pool):
+    assert score(pool, "regex", "one\ntwo", pattern="one.two") == 1.0
+    assert score(pool, "regex", "two", pattern="one.two") == 0.0
+
+
+def test_a_pattern_that_takes_ages_fails_instead_of_blocking(pool):
+    options = {"regex": {"pattern": "(a+)+b"}}
+    rewards = load_rewards(["regex"], pool=pool, options=options, timeout=0.5)
+    with pytest.raises(RewardFailed, match="took longer"):
+        asyncio.run(rewards.score(Prompt(prompt_id="a/0/0", text="?"), "a" * 60))
+
+
+@pytest.mark.parametrize(
+    ("completion", "expected"),
+    [
+        ('{"n": 3}', 1.0),
+        ('{"n": 3.5}', 0.0),
+        ('{"n": NaN}', 0.0),
+        ('{"n": 3, "s": "b"}', 0.0),
+        ('Here:\n```json\n{"n": 3}\n```\nDone.', 1.0),
+        ('```\n{"n": 3}\n```\n```\n{}\n```', 0.0),
+        ("[" * 100_000, 0.0),
+        ('{"n": 1' + "0" * 5000 + "}", 0.0),
+        ("", 0.0),
+    ],
+)
+def test_json_is_judged_by_its_schema(pool, completion, expected):
+    assert score(pool, "json_schema", completion) == expected
+
+
+@pytest.mark.parametrize(
+    ("schema", "message"),
+    [({"type": "thing"}, "not a JSON Schema"), ({"$ref": "http://localhost/x.json"}, "x.json")],
+)
+def test_a_schema_that_is_none_or_lies_elsewhere_is_a_failure(pool, schema, message):
+    with pytest.raises(RewardFailed, match=message):
+        score(pool, "json_schema", "{}", schema=schema)
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "distance"),
+    [
+        ("kitten", "sitting", 3),
+        ("", "abc", 3),
+        ("abc", "", 3),
+        ("flaw", "lawn", 2),
+        ("ab", "ab", 0),
+    ],
+)
+def test_edits_of_known_words(one, other, distance):
+    assert edits(one, other) == distance
+
+
+def test_edits_equal_those_of_the_table():
+    random_ = random.Random(0)
+    for _ in range(300):
+        one, other = ("".join(random_.choices("abc", k=random_.randrange(12))) for _ in range(2))
+        row = list(range(len(other) + 1))
+        for i, a in enumerate(one, 1):
+            previous, row[0] = row[0], i
+            for j, b in enumerate(other, 1):
+                previous, row[j] = row[j], min(row[j] + 1, row[j - 1] + 1, previous + (a != b))
+        assert edits(one, other) == row[-1]
+
+
+def test_similarity_is_the_share_that_needs_no_edit(pool):
+    assert score(pool, "similarity", " 1234 ", answer="1235") == 0.75
+    assert score(pool, "similarity", "", answer="") == 1.0
+    assert score(pool, "similarity", "abc", answer="xyz") == 0.0
+
+
+def malformed(count):
+    """Texts that no well-meaning policy writes, the same in every run."""
+    random_ = random.Random(7)
+    pieces = [
+        "\\boxed{", "}", "\\frac{1}{", "$", "{", "[", '"', "\x00", "\ud800", "\u202e", "```",
+        "```json\n",
+        "<answer>", "</answer>", "<think>", "=", "1e999", "9" * 400, "-" * 50, "(" * 200, "\\", "%",
+        "\n", "∞", "𝟙", "NaN", "None", "__import__('os')", "/0", "1,2,3", "\\sqrt[", "^", "7",
+    ]  # fmt: skip
+    return ["".join(random_.choices(pieces, k=random_.randrange(1, 30))) for _ in range(count)]
+
+
+def gym_prompts():
+    tasks = ["chain_sum", "countdown", "knights_knaves", "arc_1d", "rearc", "simple_equations",
+             "polynomial_equations", "sudoku", "graph_color", "word_ladder", "letter_jumble",
+             "tower_of_hanoi", "rush_hour"]  # fmt: skip
+    return [load_source(f"reasoning_gym:{task}", options={}, seed=3).next(1)[0] for task in tasks]
+
+
+@pytest.mark.parametrize("name", sorted(SHIPPED.keys() - {"code"}))
+def test_malformed_completions_are_scored_and_never_right(pool, name):
+    prompt = Prompt(prompt_id="sums/0/1", text="3+4=", answer="fourteen halves and 31")
+    prompts = gym_prompts() if name == "reasoning_gym" else [prompt]
+    rewards = load_rewards([name], pool=pool, options={name: OPTIONS.get(name, {})})
+
+    async def everything():
+        return [
+            await rewards.score(prompts[place % len(prompts)], text)
+            for place, text in enumerate(malformed(100))
+        ]
+
+    for found in asyncio.run(everything()):
+        assert 0.0 <= found.total < 1.0
+
+
+def test_rewards_weigh_what_is_recorded_without_weights(pool):
+    rewards = load_rewards(["exact_match", "similarity"], pool=pool, weights={"similarity": 0.5})
+    found = asyncio.run(rewards.score(Prompt(prompt_id="a/0/0", text="?", answer="1234"), "1235"))
+    assert found == (0.375, {"exact_match": 0.0, "similarity": 0.75})
+
+
+@pytest.mark.parametrize("name", ["tags", "regex"])
+def test_options_of_a_shipped_reward_are_checked(name):
+    with pytest.raises(InputError, match="has no option nmaes"):
+        load_rewards([name], options={name: {"nmaes": []}})

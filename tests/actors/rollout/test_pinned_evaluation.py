@@ -1,0 +1,262 @@
+"""A worker that only evaluates stays at a version until it is done, while others train on."""
+
+import asyncio
+import logging
+from dataclasses import dataclass, field
+
+import pytest
+from fakes import Desk, episodes, lease, rollout
+
+from actors.engines.protocol import SamplingParameters
+from actors.engines.scripted import ScriptedEngine
+from actors.errors import RolloutFailed
+from actors.rollout.actor_statistics import Tally
+from actors.rollout.rollout_worker import RolloutWorker
+from queues.broker.broker import Broker
+from queues.config import QueuesConfig
+from queues.errors import QueueClosed
+from queues.records import Prompt, Purpose
+
+BATCH, SIZE, STEPS, PROBLEMS = 2, 2, 9, 7
+
+
+@dataclass
+class Published:
+    """The newest version; whoever follows takes that and none between."""
+
+    version: int = 0
+    changed: asyncio.Condition = field(default_factory=asyncio.Condition)
+
+    async def publish(self, version):
+        async with self.changed:
+            self.version = version
+            self.changed.notify_all()
+
+    async def follow(self, engine, worker):
+        """As a receiver does: the next version is taken when `on_version` has returned."""
+        served = -1
+        while served < STEPS:
+            async with self.changed:
+                while self.version <= served:
+                    await self.changed.wait()
+                served = self.version
+            engine._version = served
+            await worker.on_version(served)
+
+
+def prompts(count, name):
+    return [Prompt(prompt_id=f"{name}/0/{i}", text=f"{i}+1=", answer="1") for i in range(count)]
+
+
+async def actor(index, broker, purpose, done, *, rate, failures=0):
+    """An engine and its worker; `done` takes the lease and the rollout of every end.
+
+    So many first attempts of every evaluated group fail.
+    """
+    engine = ScriptedEngine(
+        {}, vocabulary=40, median_length=12, tokens_per_second=rate, initial_version=0
+    )
+    await engine.start()
+    runner = episodes(engine, SamplingParameters(temperature=1.0, max_new_tokens=30))
+
+    async def episode(of, sample, saved):
+        if of.purpose is Purpose.EVALUATE and of.attempt <= failures:
+            raise RolloutFailed("not yet")
+        made = await runner.run(of, sample, saved)
+        done(of, made)
+        return made
+
+    worker = RolloutWorker(
+        Tally(f"engine-{index}"), broker, episode, interrupt=engine.interrupt,
+        max_concurrent_rollouts=4, largest_group=SIZE, heartbeat_seconds=1.0, purpose=purpose,
+    )  # fmt: skip
+    return engine, worker
+
+
+@pytest.mark.parametrize("failures", [0, 2])
+def test_every_rollout_of_an_evaluation_is_of_one_version_while_training_goes_on(
+    tmp_path, failures
+):
+    planned = {"early": 0, "greedy": 2, "sampled": 2, "late": 5, "last": STEPS}
+    of_evaluation = {name: [] for name in planned}
+    behind = []
+
+    async def scenario():
+        broker = Broker(
+            tmp_path,
+            config=QueuesConfig(max_staleness=2, synchronous="normal"),
+            groups_per_batch=BATCH, group_size=SIZE, steps=STEPS,
+        )  # fmt: skip
+        published = Published()
+
+        def done(of, made):
+            versions = {version for version in made.versions if version >= 0}
+            if of.purpose is Purpose.TRAIN:
+                return
+            behind.append(published.version - max(versions))
+            of_evaluation[of.prompt.prompt_id.split("/")[0]].append(versions)
+
+        actors = [
+            await actor(0, broker, Purpose.TRAIN, done, rate=None),
+            await actor(1, broker, Purpose.EVALUATE, done, rate=120.0, failures=failures),
+        ]
+
+        async def learn():
+            for version in range(STEPS):
+                assert await broker.take(version, 10.0) is not None
+                await broker.ack(version, {})
+                await published.publish(version + 1)
+
+        await broker.issue(prompts(BATCH * STEPS, "train"), cursor="{}")
+        for name, version in planned.items():
+            await broker.evaluate(
+                name, prompts(PROBLEMS, name), temperature=0.0, min_version=version
+            )
+        async with asyncio.timeout(60), asyncio.TaskGroup() as tasks:
+            tasks.create_task(learn())
+            for engine, worker in actors:
+                tasks.create_task(worker.run(asyncio.Event()))
+                tasks.create_task(published.follow(engine, worker))
+        accounts = await broker.accounting()
+        outcomes = {name: await broker.evaluation(name, 1.0) for name in planned}
+        await broker.close()
+        return accounts, outcomes
+
+    accounts, outcomes = asyncio.run(scenario())
+    assert accounts.balanced
+    assert accounts.trained == BATCH * STEPS
+    for name, at_least in planned.items():
+        (versions,) = {frozenset(found) for found in of_evaluation[name]}
+        (version,) = versions
+        assert version >= at_least
+        assert len(of_evaluation[name]) == PROBLEMS
+        found = outcomes[name]
+        assert (found.lowest_version, found.highest_version) == (version, version)
+        assert (found.count, found.failed) == (PROBLEMS, 0)
+    assert of_evaluation["early"][0] == {0}
+    assert of_evaluation["last"][0] == {STEPS}
+    assert max(behind) >= 1, "batches were trained while an older version was evaluated"
+
+
+def test_what_fails_while_a_lease_is_asked_for_is_evaluated_before_the_next_version():
+    class Slow(Desk):
+        """Its second answer finds nothing, and arrives when the group of the first has failed."""
+
+        async def lease(self, engine_id, limit, timeout, purpose=None):
+            if len(self.of("lease")) != 1:
+                return await super().lease(engine_id, limit, timeout, purpose)
+            await self.note("lease", limit)
+            failing.set()
+            while worker._held:  # noqa: ASYNC110
+                await asyncio.sleep(0)
+            self.leases.append(lease("one", size=1, attempt=2))
+            return []
+
+    async def episode(of, sample, saved):
+        if of.attempt == 1:
+            await failing.wait()
+            raise RolloutFailed("for once")
+        return rollout(of, sample)
+
+    async def two_versions():
+        await worker.on_version(0)
+        assert (len(desk.of("fail")), len(desk.of("put"))) == (1, 1)
+
+    async def scenario():
+        nonlocal worker
+        worker = evaluator(desk, episode)
+        await at_work(worker, two_versions)
+
+    failing, worker = asyncio.Event(), None
+    desk = Slow(lease("one", size=1))
+    asyncio.run(scenario())
+
+
+def test_what_is_leased_is_for_the_purpose_that_was_asked_for(tmp_path):
+    async def scenario():
+        broker = Broker(
+            tmp_path, config=QueuesConfig(synchronous="normal"),
+            groups_per_batch=BATCH, group_size=SIZE, steps=STEPS,
+        )  # fmt: skip
+        await broker.issue(prompts(2, "train"), cursor="{}")
+        await broker.evaluate("held", prompts(2, "held"), temperature=0.0, min_version=0)
+        await broker.serving("engine-0", 0)
+        found = [
+            [lease.purpose for lease in await broker.lease("engine-0", room, 0.0, purpose)]
+            for room, purpose in ((2, Purpose.TRAIN), (1, Purpose.EVALUATE), (9, None))
+        ]
+        await broker.close()
+        return found
+
+    train, evaluate = Purpose.TRAIN, Purpose.EVALUATE
+    assert asyncio.run(scenario()) == [[train], [evaluate], [evaluate, train]]
+
+
+def evaluator(desk, episode, *, pinned_seconds=60.0):
+    async def interrupt():
+        pass
+
+    return RolloutWorker(
+        Tally("engine-0"), desk, episode, interrupt=interrupt, max_concurrent_rollouts=4,
+        largest_group=2, heartbeat_seconds=60.0, purpose=Purpose.EVALUATE,
+        pinned_seconds=pinned_seconds,
+    )  # fmt: skip
+
+
+async def at_work(worker, scenario):
+    stop = asyncio.Event()
+    async with asyncio.timeout(10), asyncio.TaskGroup() as tasks:
+        tasks.create_task(worker.run(stop))
+        await scenario()
+        stop.set()
+
+
+def test_a_version_with_nothing_to_evaluate_is_left_at_once():
+    async def scenario():
+        desk = Desk()
+        worker = evaluator(desk, None)
+        await at_work(worker, lambda: worker.on_version(0))
+        assert desk.events[:2] == [("serving", 0), ("lease", 4)]
+
+    asyncio.run(scenario())
+
+
+def test_an_evaluation_that_takes_too_long_keeps_no_version_for_ever(caplog):
+    ended = asyncio.Event()
+
+    async def episode(of, sample, saved):
+        await ended.wait()
+        return rollout(of, sample)
+
+    async def scenario():
+        desk = Desk(lease("slow", size=1))
+        worker = evaluator(desk, episode, pinned_seconds=0.05)
+
+        async def two_versions():
+            await worker.on_version(0)
+            assert desk.of("put") == []
+            ended.set()
+            await worker.on_version(1)
+            assert len(desk.of("put")) == 1
+
+        await at_work(worker, two_versions)
+
+    with caplog.at_level(logging.WARNING):
+        asyncio.run(scenario())
+    assert "has evaluated version 0 for heldout.pinned_seconds = 0.05" in caplog.text
+
+
+@pytest.mark.parametrize("method", ["lease", "put"])
+def test_the_end_of_the_run_lets_whoever_waits_go(method):
+    async def scenario():
+        desk = Desk(lease("one", size=1))
+        desk.errors[method] = QueueClosed("the run is over")
+
+        async def episode(of, sample, saved):
+            return rollout(of, sample)
+
+        worker = evaluator(desk, episode)
+        await at_work(worker, lambda: worker.on_version(0))
+        assert worker.left.is_set()
+
+    asyncio.run(scenario())

@@ -1,0 +1,234 @@
+"""Rows of files and data sets: what is read, what is left out, and how that is told."""
+
+import asyncio
+import json
+import logging
+import sys
+
+import pyarrow as pa
+import pytest
+from pyarrow import parquet
+
+from actors.environments.single_turn import SingleTurn
+from actors.errors import InputError
+from actors.sources.registry import load_source
+
+
+def write(path, rows):
+    path.write_bytes(
+        b"\n".join(row if isinstance(row, bytes) else json.dumps(row).encode() for row in rows)
+    )
+    return str(path)
+
+
+def texts(path, count, **options):
+    source = load_source("files", options={"path": path, **options}, seed=0)
+    return {prompt.text for prompt in source.next(count)}
+
+
+BAD = [{"prompt": "a"}, b"{", {"prompt": "b"}, b"\xff", {"prompt": 3}, b"[" * 100_000]
+
+
+def test_all_bad_rows_are_told_by_their_lines_in_one_message(tmp_path):
+    with pytest.raises(InputError) as caught:
+        texts(write(tmp_path / "x.jsonl", BAD), 1)
+    message = str(caught.value)
+    for line, reason in ((2, "not JSON"), (4, "not UTF-8"), (5, "prompt is 3"), (6, "not JSON")):
+        assert f"x.jsonl:{line}: {reason}" in message
+    with pytest.raises(InputError, match="and 90 more"):
+        texts(write(tmp_path / "many.jsonl", [b"{"] * 100), 1)
+
+
+def test_bad_rows_are_left_out_and_told_where_a_recipe_says_so(tmp_path, caplog):
+    path = write(tmp_path / "x.jsonl", BAD)
+    with caplog.at_level(logging.WARNING, "headway.sources"):
+        assert texts(path, 4, bad_rows="skip") == {"a", "b"}
+    (record,) = caplog.records
+    assert record.getMessage().startswith("4 rows were left out: ")
+    assert "x.jsonl:5: prompt is 3" in record.getMessage()
+
+
+TWICE = [{"prompt": "a", "answer": 1}, {"prompt": "b"}, {"prompt": "a", "answer": 2}]
+
+
+def test_repeated_prompts_are_told_and_kept_dropped_or_refused(tmp_path, caplog):
+    path = write(tmp_path / "x.jsonl", TWICE)
+    with caplog.at_level(logging.WARNING, "headway.sources"):
+        kept = load_source("files", options={"path": path}, seed=0)
+        dropped = load_source("files", options={"path": path, "duplicates": "drop"}, seed=0)
+    assert len({prompt.prompt_id for prompt in kept.next(3)}) == 3
+    assert {(p.text, p.answer) for p in dropped.next(4)} == {("a", "1"), ("b", None)}
+    assert [record.getMessage() for record in caplog.records] == [
+        f"1 rows were {what}: {path}:3: the prompt of row 1 again" for what in ("kept", "left out")
+    ]
+    with pytest.raises(InputError, match=r"x\.jsonl:3: the prompt of row 1 again"):
+        texts(path, 1, duplicates="refuse")
+
+
+def test_prompts_of_other_lengths_are_left_out_and_counted(tmp_path, caplog):
+    path = write(tmp_path / "x.jsonl", [{"prompt": "x" * length} for length in range(1, 10)])
+    with caplog.at_level(logging.WARNING, "headway.sources"):
+        found = texts(path, 30, min_characters=3, max_characters=5)
+    assert found == {"xxx", "xxxx", "xxxxx"}
+    assert [record.getMessage() for record in caplog.records] == [
+        f"{path}: 2 prompts shorter than min_characters left out",
+        f"{path}: 4 prompts longer than max_characters left out",
+    ]
+    with pytest.raises(InputError, match=r"no prompts; .*9 prompts shorter"):
+        texts(path, 1, min_characters=100)
+
+
+def test_shards_share_out_the_training_rows_and_hold_out_the_same(tmp_path):
+    path = write(tmp_path / "x.jsonl", [{"prompt": str(number)} for number in range(20)])
+
+    def draw(index, split):
+        options = {"path": path, "shard": [index, 3]}
+        source = load_source("files", options=options, seed=0, split=split, heldout_size=2)
+        return {prompt.text for prompt in source.next(40)}
+
+    shards = [draw(index, "train") for index in range(3)]
+    held_out = draw(0, "heldout")
+    assert sorted(len(shard) for shard in shards) == [6, 6, 6]
+    assert set().union(*shards) | held_out == {str(number) for number in range(20)}
+    assert held_out == draw(1, "heldout")
+
+
+def test_fields_may_have_other_names_and_others_become_metadata(tmp_path):
+    row = {"question": "1+1", "solution": 2, "level": 3, "metadata": {"kind": "sum"}}
+    path = write(tmp_path / "x.jsonl", [row])
+    named = {"path": path, "prompt_field": "question", "answer_field": "solution"}
+    with pytest.raises(InputError, match=r"unknown fields level; .*or set other_fields"):
+        load_source("files", options=named, seed=0)
+    for other, metadata in (("ignore", {}), ("metadata", {"level": 3})):
+        source = load_source("files", options={**named, "other_fields": other}, seed=0)
+        (prompt,) = source.next(1)
+        assert (prompt.text, prompt.answer) == ("1+1", "2")
+        assert prompt.metadata == {**metadata, "kind": "sum"}
+
+
+def test_columns_that_are_not_json_are_bad_rows(tmp_path):
+    table = pa.table({"prompt": ["a"], "when": pa.array([0], pa.timestamp("s"))})
+    parquet.write_table(table, tmp_path / "x.parquet")
+    with pytest.raises(InputError, match=r"x\.parquet:1: what becomes metadata is not JSON"):
+        texts(str(tmp_path / "x.parquet"), 1, other_fields="metadata")
+
+
+def test_a_conversation_opens_an_episode_as_it_is(tmp_path):
+    messages = [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "1+1?"},
+    ]
+    path = write(tmp_path / "x.jsonl", [{"prompt": messages, "answer": 2}])
+    (prompt,) = load_source("files", options={"path": path}, seed=0).next(1)
+    assert prompt.text == "Be brief.\n\n1+1?"
+    found = asyncio.run(SingleTurn().reset(prompt))
+    assert [(message.role, message.content) for message in found] == [
+        ("system", "Be brief."),
+        ("user", "1+1?"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"shard": [3, 3]}, "must be \\[i, n\\]"),
+        ({"duplicates": "maybe"}, "duplicates = 'maybe'"),
+        ({"min_characters": -1}, "min_characters = -1"),
+        ({"colour": 1}, "unknown: colour; known: prompt_field"),
+    ],
+)
+def test_a_wrong_option_names_itself_and_what_is_allowed(tmp_path, options, message):
+    with pytest.raises(InputError, match=message):
+        texts(write(tmp_path / "x.jsonl", TWICE), 1, **options)
+
+
+@pytest.mark.parametrize(
+    "prompt",
+    [
+        [],
+        ["x"],
+        [{"role": "user"}],
+        [{"role": "boss", "content": "x"}],
+        [{"role": "user", "content": 1}],
+    ],
+)
+def test_a_conversation_that_is_none_is_a_bad_row(tmp_path, prompt):
+    with pytest.raises(InputError, match="must be a text or messages"):
+        texts(write(tmp_path / "x.jsonl", [{"prompt": prompt}]), 1)
+
+
+@pytest.mark.parametrize("name", ["x.parquet", "x.arrow", "x.feather"])
+def test_a_damaged_table_is_an_input_error(tmp_path, name):
+    (tmp_path / name).write_bytes(b"PAR1 not really")
+    with pytest.raises(InputError, match="cannot be read"):
+        texts(str(tmp_path / name), 1)
+    with pytest.raises(InputError, match=r"must end in \.jsonl, \.parquet"):
+        texts(write(tmp_path / "x.csv", []), 1)
+
+
+def test_data_sets_without_their_library_name_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    with pytest.raises(InputError, match=r"pip install 'headway-rl\[datasets\]'"):
+        load_source("datasets:openai/gsm8k", options={}, seed=0)
+
+
+def test_a_folder_of_data_sets_is_read_like_a_file(tmp_path):
+    datasets = pytest.importorskip("datasets")
+    rows = [{"question": f"{i}+{i}", "answer": str(2 * i)} for i in range(20)]
+    parts = {"train": rows, "test": rows[:3]}
+    saved = datasets.DatasetDict(
+        {name: datasets.Dataset.from_list(found) for name, found in parts.items()}
+    )
+    saved.save_to_disk(tmp_path / "saved")
+    (tmp_path / "plain").mkdir()
+    for name, found in parts.items():
+        write(tmp_path / "plain" / f"{name}.jsonl", found)
+    for folder in ("saved", "plain"):
+        options = {"prompt_field": "question", "heldout_split": "test"}
+        drawn = {
+            split: {
+                (prompt.text, prompt.answer)
+                for prompt in load_source(
+                    f"datasets:{tmp_path / folder}",
+                    options=options, seed=0, split=split, heldout_size=3,
+                ).next(40)
+            }
+            for split in ("train", "heldout")
+        }  # fmt: skip
+        assert drawn["heldout"] == {(f"{i}+{i}", str(2 * i)) for i in range(3)}
+        assert drawn["train"] == {(f"{i}+{i}", str(2 * i)) for i in range(3, 20)}
+    with pytest.raises(InputError, match="split 'valid'"):
+        load_source(f"datasets:{tmp_path / 'saved'}", options={"split": "valid"}, seed=0)
+
+
+def test_a_column_called_messages_is_metadata_and_not_the_prompt(tmp_path):
+    row = {"prompt": "asked", "messages": [{"role": "user", "content": "another"}]}
+    path = write(tmp_path / "x.jsonl", [row])
+    options = {"path": path, "other_fields": "metadata"}
+    (prompt,) = load_source("files", options=options, seed=0).next(1)
+    (message,) = asyncio.run(SingleTurn().reset(prompt))
+    assert (message.role, message.content) == ("user", "asked")
+    assert prompt.metadata == {"messages": row["messages"]}
+
+
+def test_metadata_cannot_take_the_place_of_the_prompts_messages(tmp_path):
+    row = {"prompt": "asked", "metadata": {"headway:messages": []}}
+    with pytest.raises(InputError, match="has 'headway:messages', which only"):
+        texts(write(tmp_path / "x.jsonl", [row]), 1)
+
+
+@pytest.mark.parametrize(
+    ("answer", "text"), [(408, "408"), (408.0, "408"), (0.5, "0.5"), ("408.0", "408.0")]
+)
+def test_a_whole_number_is_an_answer_without_a_point(tmp_path, answer, text):
+    path = write(tmp_path / "x.jsonl", [{"prompt": "a", "answer": answer}])
+    [prompt] = load_source("files", options={"path": path}, seed=0).next(1)
+    assert prompt.answer == text
+
+
+@pytest.mark.parametrize("answer", [True, float("nan"), float("-inf"), [1]])
+def test_an_answer_that_no_policy_can_give_is_told_by_line(tmp_path, answer):
+    rows = [{"prompt": "a", "answer": "1"}, {"prompt": "b", "answer": answer}]
+    path = write(tmp_path / "x.jsonl", rows)
+    with pytest.raises(InputError, match=r"x\.jsonl:2: answer is .*, must be a string or a number"):
+        texts(path, 1)

@@ -1,0 +1,108 @@
+"""The tiny tasks: right answers, distinct splits, demonstrations, and mixtures of them."""
+
+from functools import reduce
+from itertools import islice
+
+import pytest
+
+from actors.environments.calculator import calculator
+from actors.errors import InputError
+from actors.sources.demonstrations import TURN, load_demonstrations
+from actors.sources.registry import load_source
+
+PARTS = {"parts": [{"source": "tiny:distance", "weight": 3}, {"source": "tiny:twice"}]}
+
+
+def source(task="product", *, seed=0, split="train", size=50):
+    return load_source(f"tiny:{task}", options={}, seed=seed, split=split, heldout_size=size)
+
+
+def last(change):
+    """Solves a chain of digits by what each of them makes of what there was."""
+
+    def solve(asked):
+        return str(reduce(change, map(int, asked[2::2])))
+
+    return solve
+
+
+@pytest.mark.parametrize("task", ["product", "distance", "twice"])
+def test_answers_are_right_and_splits_share_nothing(task):
+    heldout = source(task, split="heldout").next(50)
+    train = source(task).next(500)
+    solve = {
+        "product": calculator,
+        "distance": last(lambda reached, digit: abs(reached - digit)),
+        "twice": last(lambda reached, digit: (2 * reached + digit) % 10),
+    }[task]
+    for prompt in [*heldout, *train]:
+        assert prompt.answer == solve(prompt.text.removesuffix("="))
+    texts = {prompt.text for prompt in heldout}
+    assert len(texts) == 50
+    assert not texts & {prompt.text for prompt in train}
+    assert heldout == source(task, seed=5, split="heldout").next(50)
+    assert train != source(task, seed=5).next(500)
+
+
+def test_a_source_goes_on_where_its_cursor_was_taken():
+    drawn = source()
+    drawn.next(7)
+    cursor = drawn.cursor()
+    rest = drawn.next(5)
+    again = source()
+    again.restore(cursor)
+    assert again.next(5) == rest
+
+
+def test_a_conversation_is_demonstrated_turn_by_turn():
+    found = load_demonstrations(
+        "tiny:product", options={"worked_share": 1.0}, seed=0, heldout=frozenset()
+    )
+    (asked, call), (heard, answer) = islice(found, 2)
+    assert call == f"[{asked.removesuffix('=')}]"
+    told = calculator(call[1:-1])
+    assert (heard, answer) == (f"{asked}{call}{TURN}{told}", f"={told}")
+
+
+def test_a_share_of_the_demonstrations_is_worked():
+    found = load_demonstrations(
+        "tiny:distance", options={"worked_share": 0.4}, seed=0, heldout=frozenset()
+    )
+    worked = sum("," in completion for _, completion in islice(found, 1000))
+    assert 340 <= worked <= 460
+
+
+def test_the_worked_answers_of_a_chain_name_every_step():
+    for task in ("distance", "twice"):
+        found = load_demonstrations(
+            f"tiny:{task}", options={"worked_share": 1.0}, seed=0, heldout=frozenset()
+        )
+        for asked, worked in islice(found, 200):
+            names = asked[3:-1:2]
+            assert [step[0] for step in worked.partition("=")[0].split(",")] == list(names)
+            assert worked[-1] == worked.partition("=")[0][-1]
+
+
+def test_a_mixture_demonstrates_its_parts_by_weight_and_no_held_out_problem():
+    heldout = load_source("mixture", options=PARTS, seed=0, split="heldout", heldout_size=40).next(
+        40
+    )
+    texts = frozenset(prompt.text for prompt in heldout)
+    found = load_demonstrations(
+        "mixture", options={"source_options": PARTS, "worked_share": 0.0}, seed=0, heldout=texts
+    )
+    prompts = [prompt for prompt, _ in islice(found, 1000)]
+    assert 690 <= sum(prompt[0] == "D" for prompt in prompts) <= 810
+    assert not texts & set(prompts)
+
+
+def test_a_mixture_with_a_part_that_has_no_demonstrations_says_so():
+    options = {"source_options": {"parts": [{"source": "reasoning_gym:chain_sum"}]}}
+    found = load_demonstrations("mixture", options=options, seed=0, heldout=frozenset())
+    with pytest.raises(InputError, match="'reasoning_gym:chain_sum' has no demonstrations"):
+        next(found)
+
+
+def test_a_task_that_does_not_exist_is_an_input_error():
+    with pytest.raises(InputError, match="the tasks are product, distance, twice"):
+        source("sum")
