@@ -43,13 +43,13 @@ test-verifiers: setup  ## Play environments of the library verifiers, which is i
 
 test-trackers: setup  ## Figures in TensorBoard and Weights & Biases, which are installed beside the environment
 	$(BIN)/pip install --quiet --no-deps --upgrade --target .trackers -r deploy/locks/trackers.txt
-	PYTHONPATH=$(CURDIR)/.trackers $(BIN)/python -m pytest -m slow tests/deploy/test_trackers.py
+	PYTHONPATH=$(CURDIR)/.trackers $(BIN)/python -m pytest -m slow tests/deploy/observability/test_trackers.py
 
 test-prometheus: setup  ## Every expression of dashboard and alerts against a real Prometheus
 	mkdir -p .prometheus
 	test -x .prometheus/usr/bin/prometheus || (cd .prometheus \
 		&& apt-get download prometheus && dpkg -x prometheus_*.deb . && rm prometheus_*.deb)
-	$(BIN)/python -m pytest -m "slow or not slow" tests/deploy/test_alerts.py tests/deploy/test_prometheus.py
+	$(BIN)/python -m pytest -m "slow or not slow" tests/deploy/observability/test_alerts.py tests/deploy/observability/test_prometheus.py
 
 test-browser: setup  ## The page of a report in a real browser
 	mkdir -p .chromium/archives/partial
@@ -57,7 +57,7 @@ test-browser: setup  ## The page of a report in a real browser
 		&& apt-get -qq -y -o Debug::NoLocking=1 -o Dir::Cache=$(CURDIR)/.chromium \
 			--download-only --no-install-recommends install chromium \
 		&& for package in archives/*.deb; do dpkg -x $$package .; done && rm -r archives)
-	$(BIN)/python -m pytest -m slow tests/deploy/test_report.py
+	$(BIN)/python -m pytest -m slow tests/deploy/report/test_report.py
 
 check: setup  ## Lint, formatting, types, import rules
 	$(BIN)/ruff check .

@@ -2,7 +2,7 @@
 
 The process keeps nothing but the models, so that Ray itself makes it again when it dies: every life
 loads them when it is first asked, and scores whose answer was lost are asked for again. Who counts
-its deaths is `deploy.reward_model_supervisor`.
+its deaths is `deploy.driver.reward_model_supervisor`.
 """
 
 import asyncio

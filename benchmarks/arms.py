@@ -18,12 +18,12 @@ from rich.console import Console
 
 from benchmarks.children import child
 from benchmarks.environment import reserve
-from deploy.config import ModelConfig, RunConfig, load_recipe
+from deploy.config.run_config import ModelConfig, RunConfig, load_recipe
 from deploy.errors import DeployError, InputError, Interrupted, RunFailed
-from deploy.inputs import model_path
-from deploy.origin import ORIGIN_FILE, refuse_another_origin, warm_start_origin
-from deploy.run_directory import RunDirectory
-from deploy.summary import WARM_UP
+from deploy.preflight.inputs import model_path
+from deploy.preflight.provenance import ORIGIN_FILE, refuse_another_origin, warm_start_origin
+from deploy.report.summary import WARM_UP
+from deploy.storage.run_directory import RunDirectory
 from queues.errors import QueuesError
 
 

@@ -8,12 +8,12 @@ from dataclasses import replace
 from pathlib import Path
 
 from benchmarks.async_limits import actors_alone, learner_alone
-from deploy.config import RunConfig
+from deploy.config.run_config import RunConfig
 from deploy.errors import DeployError
-from deploy.inputs import load_inputs
-from deploy.progress import Screen
-from deploy.run_directory import RunDirectory
-from deploy.sitting import run
+from deploy.preflight.inputs import load_inputs
+from deploy.runtime.console import Screen
+from deploy.session import run
+from deploy.storage.run_directory import RunDirectory
 
 
 def main() -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from statistics import fmean, median
 from typing import Any
 
-from deploy.summary import WARM_UP
+from deploy.report.summary import WARM_UP
 
 Row = Mapping[str, Any]
 

@@ -12,7 +12,8 @@ cores, and at η = 0 with all of them for generation and for training in turn. T
                                batches again, publishing and checkpoints included
 
 The limit is the smaller of the two. Rounds go through the arms forwards and backwards in turn. All
-figures leave out the first steps (`deploy.summary.WARM_UP`). Every arm is a process of its own.
+figures leave out the first steps (`deploy.report.summary.WARM_UP`). Every arm is a process of its
+own.
 """
 
 import argparse
@@ -37,12 +38,12 @@ from benchmarks.arms import (
 )
 from benchmarks.children import Children
 from benchmarks.environment import environment
-from deploy.config import ModelConfig, RunConfig, load_recipe
+from deploy.config.run_config import ModelConfig, RunConfig, load_recipe
 from deploy.errors import InputError
-from deploy.report import read_record
-from deploy.run_directory import RunDirectory
-from deploy.summary import WARM_UP
-from deploy.timeline import Timeline, idle_share, read_timeline, running_rollouts
+from deploy.report.report import read_record
+from deploy.report.summary import WARM_UP
+from deploy.report.timeline import Timeline, idle_share, read_timeline, running_rollouts
+from deploy.storage.run_directory import RunDirectory
 from queues.readers.accounting import newest_checkpoint
 from queues.readers.group_history import read_history
 

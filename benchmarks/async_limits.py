@@ -15,11 +15,11 @@ from typing import Any
 import ray
 
 from benchmarks.fleet import start_fleet
-from deploy.cluster import cluster
-from deploy.config import RunConfig
+from deploy.cluster.ray_cluster import cluster
+from deploy.config.run_config import RunConfig
 from deploy.errors import RunFailed
-from deploy.inputs import Inputs
-from deploy.run_directory import RunDirectory
+from deploy.preflight.inputs import Inputs
+from deploy.storage.run_directory import RunDirectory
 from learner.ranks.ray_group import create_learner
 from queues.broker.broker import Broker
 from queues.errors import QueueClosed

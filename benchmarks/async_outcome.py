@@ -8,8 +8,8 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from deploy.timeline import Timeline
-from deploy.timeline_picture import draw_timeline, height
+from deploy.report.timeline import Timeline
+from deploy.report.timeline_plot import draw_timeline, height
 
 COLUMNS = {
     "samples/s": ("samples_per_second", "{:.1f}"),

@@ -34,8 +34,8 @@ from benchmarks.chaos_stage import (
     until,
 )
 from benchmarks.environment import RESULTS, environment, reserve
-from deploy.cli import INTERRUPTED
-from deploy.interrupt import raise_interrupts
+from deploy.cli.app import INTERRUPTED
+from deploy.runtime.signals import raise_interrupts
 
 SURVIVED = frozenset({"rollout actor", "engine worker"})
 """Roles whose death a run outlives by itself."""

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from benchmarks.chaos_oracle import Fate, Verdict, judge
-from deploy.leftovers import AGENTS
+from deploy.cluster.cleanup import AGENTS
 from learner.diagnostics.trained_log import VARIABLE
 
 T = TypeVar("T")
@@ -237,7 +237,7 @@ def read_fates(run: Path) -> list[Fate]:
 def issued_prompts(recipe: Path, count: int) -> list[str]:
     """Ids of the first prompts of a recipe's source."""
     from actors.sources.registry import load_source
-    from deploy.config import load_recipe
+    from deploy.config.run_config import load_recipe
 
     config = load_recipe(str(recipe))
     prompts = config.prompts

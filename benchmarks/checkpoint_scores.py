@@ -24,10 +24,10 @@ from rich.console import Console
 from benchmarks.arms import variant
 from benchmarks.children import child, last_words
 from benchmarks.fleet import Fleet, start_fleet
-from deploy.cluster import cluster
-from deploy.config import RunConfig
+from deploy.cluster.ray_cluster import cluster
+from deploy.config.run_config import RunConfig
 from deploy.errors import DeployError, RunFailed
-from deploy.inputs import Inputs, load_inputs
+from deploy.preflight.inputs import Inputs, load_inputs
 from queues.ray_broker import BrokerClient
 
 SCORES = "scores.json"

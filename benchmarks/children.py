@@ -16,9 +16,9 @@ from typing import Any
 from rich.progress import Progress
 
 from benchmarks.environment import environment
-from deploy.config import RunConfig
+from deploy.config.run_config import RunConfig
 from deploy.errors import RunFailed
-from deploy.run_directory import RunDirectory
+from deploy.storage.run_directory import RunDirectory
 
 ENVIRONMENT = ".environment.json"
 """Ending of the file beside an arm's folder that says what it was measured with and on."""

@@ -12,9 +12,9 @@ from typing import Any
 from safetensors.torch import load_file
 
 from actors.ray_actor import create_actor
-from deploy.config import RunConfig
-from deploy.inputs import Inputs
-from deploy.tasks import all_or_first_error, named
+from deploy.config.run_config import RunConfig
+from deploy.driver.named_tasks import all_or_first_error, named
+from deploy.preflight.inputs import Inputs
 from queues.config import QueuesConfig
 from queues.ray_broker import BrokerClient, create_broker
 from weight_sync.publish.staged_publisher import Publisher

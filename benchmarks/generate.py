@@ -33,7 +33,7 @@ from actors.engines.cpu_affinity import cores_of
 from benchmarks.cores import cores_option
 from benchmarks.environment import RESULTS, environment, reserve, store
 from benchmarks.train import FIRST_BATCH
-from deploy.bench import ROOT
+from deploy.cli.bench import ROOT
 from queues.records import Prompt
 
 ARMS = ("offline", "loop", "contended")

@@ -33,13 +33,14 @@ import psutil
 import yaml
 
 from benchmarks.environment import RESULTS, environment, reserve, store
-from deploy import monitoring, sitting
-from deploy.config import load_recipe
-from deploy.inputs import load_inputs
-from deploy.progress import Screen
+from deploy import monitoring
+from deploy import session as sitting
+from deploy.config.run_config import load_recipe
+from deploy.observability.watchdog import LOOK_SECONDS
+from deploy.preflight.inputs import load_inputs
 from deploy.run import Run
-from deploy.run_directory import RunDirectory
-from deploy.watchdog import LOOK_SECONDS
+from deploy.runtime.console import Screen
+from deploy.storage.run_directory import RunDirectory
 from learner.metrics import LearnerMetrics
 
 REST_SECONDS = 6.0

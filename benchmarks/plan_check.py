@@ -24,13 +24,13 @@ from typing import Any
 from benchmarks.arms import end_well
 from benchmarks.async_figures import token_seconds
 from benchmarks.environment import RESULTS, environment, reserve, store
-from deploy.config import RunConfig, load_recipe
+from deploy.config.run_config import RunConfig, load_recipe
 from deploy.errors import InputError
-from deploy.measured_rates import Measured, read_rates
-from deploy.plan import setting_of, setting_of_run
-from deploy.rates import EngineRates, LearnerRates, Rates, UpdateRates
-from deploy.run_directory import RunDirectory
-from deploy.simulation import Outcome, Setting, simulate
+from deploy.planner.calibration import Measured, read_rates
+from deploy.planner.predict import setting_of, setting_of_run
+from deploy.planner.rates import EngineRates, LearnerRates, Rates, UpdateRates
+from deploy.planner.simulator import Outcome, Setting, simulate
+from deploy.storage.run_directory import RunDirectory
 
 ARM = re.compile(r"(?:(?P<round>round\d+)-)?eta(?P<eta>\d+)(?:-(?P<seed>seed\d+))?")
 COMPARED = ("samples_per_second", "learner_idle", "lag_mean")

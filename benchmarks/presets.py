@@ -20,10 +20,10 @@ from statistics import fmean
 from typing import Any
 
 from benchmarks.environment import environment, reserve
-from deploy.config import RunConfig, load_recipe
+from deploy.config.presets import preset_names
+from deploy.config.run_config import RunConfig, load_recipe
 from deploy.errors import InputError
-from deploy.origin import ORIGIN_FILE, warm_start_origin
-from deploy.presets import preset_names
+from deploy.preflight.provenance import ORIGIN_FILE, warm_start_origin
 
 COLUMNS = {
     "greedy before": ("greedy_before", "{:.3f}"),

@@ -27,10 +27,10 @@ import psutil
 from rich.console import Console
 
 from benchmarks.browser import Browser
-from deploy.config import load_recipe
+from deploy.config.run_config import load_recipe
 from deploy.errors import InputError
-from deploy.top_screen import screen
-from deploy.watching import Watch
+from deploy.observability.run_client import Watch
+from deploy.observability.top_view import screen
 
 PICTURES = Path(__file__).parent.parent / "docs" / "pictures"
 HEADWAY = Path(sys.executable).parent / "headway"

@@ -49,14 +49,14 @@ from benchmarks.checkpoint_scores import read_scores, score_runs
 from benchmarks.children import Children, read_environment
 from benchmarks.environment import environment
 from benchmarks.staleness_outcome import UNBOUNDED
-from deploy.config import RunConfig
+from deploy.config.run_config import RunConfig
 from deploy.errors import InputError, RunFailed
-from deploy.measured_rates import LEAST_BATCHES, read_rates
-from deploy.plan import Source, predict_own
-from deploy.report import read_record
-from deploy.run_directory import RunDirectory
-from deploy.summary import WARM_UP
-from deploy.timeline import idle_share, running_rollouts
+from deploy.planner.calibration import LEAST_BATCHES, read_rates
+from deploy.planner.predict import Source, predict_own
+from deploy.report.report import read_record
+from deploy.report.summary import WARM_UP
+from deploy.report.timeline import idle_share, running_rollouts
+from deploy.storage.run_directory import RunDirectory
 from queues.errors import QueuesError
 from queues.readers.group_history import read_history
 

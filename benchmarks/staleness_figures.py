@@ -1,7 +1,7 @@
 """Figures of `headway bench staleness`, as pure functions of what runs recorded.
 
-Throughput is that of `deploy.measured_rates`: after the first batches and before the last lease, of
-the newest hundred, so that it stands beside the prediction made from the same batches.
+Throughput is that of `deploy.planner.calibration`: after the first batches and before the last
+lease, of the newest hundred, so that it stands beside the prediction made from the same batches.
 """
 
 from collections import Counter
@@ -13,8 +13,8 @@ from typing import Any
 
 from mpmath import betainc
 
-from deploy.simulation import quantile
-from deploy.summary import WARM_UP
+from deploy.planner.simulator import quantile
+from deploy.report.summary import WARM_UP
 
 Row = Mapping[str, Any]
 Point = tuple[float, float]

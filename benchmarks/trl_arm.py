@@ -23,9 +23,9 @@ from trl import GRPOConfig, GRPOTrainer
 
 from actors.rewards.answers import last_answer
 from benchmarks.versus_trl import SETTINGS
-from deploy.config import RunConfig
-from deploy.inputs import load_inputs
-from deploy.run_directory import RunDirectory
+from deploy.config.run_config import RunConfig
+from deploy.preflight.inputs import load_inputs
+from deploy.storage.run_directory import RunDirectory
 from learner.engine.lr_schedule import rate_factor
 from queues.records import FinishReason
 

@@ -51,11 +51,11 @@ from benchmarks.checkpoint_scores import read_scores, score_runs
 from benchmarks.children import Children, read_environment
 from benchmarks.environment import environment
 from benchmarks.staleness_figures import curve, seconds_around, seconds_to
-from deploy.bench import ROOT
-from deploy.config import RunConfig
+from deploy.cli.bench import ROOT
+from deploy.config.run_config import RunConfig
 from deploy.errors import InputError, RunFailed
-from deploy.run_directory import RunDirectory
-from deploy.summary import WARM_UP
+from deploy.report.summary import WARM_UP
+from deploy.storage.run_directory import RunDirectory
 
 HEADWAY = "Headway"
 TRL = ROOT / ".trl"

@@ -20,24 +20,24 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, TypeVar
 
-from deploy import heldout
-from deploy.aside import aside
-from deploy.config import RunConfig
+from deploy.config.run_config import RunConfig
+from deploy.driver import evaluations as heldout
+from deploy.driver.named_tasks import all_or_first_error, named
+from deploy.driver.processes import Processes
+from deploy.driver.recorder import Recorder
+from deploy.driver.run_metrics import RunMetrics
+from deploy.driver.scrape_targets import Targets
 from deploy.errors import RunFailed
-from deploy.inputs import Inputs
-from deploy.interrupt import Interrupts
-from deploy.metrics import RunMetrics
-from deploy.processes import Processes
-from deploy.progress import Screen
-from deploy.recorder import Recorder
-from deploy.rows import Rows
-from deploy.run_directory import RunDirectory
-from deploy.stacks import is_placed
-from deploy.summary import Record
-from deploy.targets import Targets
-from deploy.tasks import all_or_first_error, named
-from deploy.trackers import Trackers
-from deploy.watchdog import Watchdog
+from deploy.observability.stack_dumps import is_placed
+from deploy.observability.trackers import Trackers
+from deploy.observability.watchdog import Watchdog
+from deploy.preflight.inputs import Inputs
+from deploy.report.summary import Record
+from deploy.runtime.console import Screen
+from deploy.runtime.daemon_thread import aside
+from deploy.runtime.signals import Interrupts
+from deploy.storage.jsonl import Rows
+from deploy.storage.run_directory import RunDirectory
 from queues.errors import QueueClosed, QueuesError
 from queues.readers.accounting import newest_checkpoint
 from queues.records import Prompt

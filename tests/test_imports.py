@@ -20,11 +20,20 @@ ALLOWED = {
     "deploy": {"actors", "learner", "queues", "weight_sync"},
 }
 HEAVY = {
-    "vllm": ["actors/engines/vllm.py", "weight_sync/vllm_*.py"],
+    "vllm": [
+        "actors/engines/vllm.py",
+        "weight_sync/vllm/*.py",
+        "weight_sync/direct/vllm_sender.py",
+    ],
     "deepspeed": ["learner/engine/deepspeed.py"],
-    "ray": ["*/ray_*.py", "deploy/*.py"],
+    "ray": ["ray_*.py", "deploy/*.py", "deploy/*/*.py"],
     "pyarrow": ["queues/schema.py", "queues/storage/journal.py", "actors/sources/*.py"],
-    "prometheus_client": ["*/metrics.py", "deploy/exporter.py", "deploy/samples.py"],
+    "prometheus_client": [
+        "metrics.py",
+        "deploy/driver/run_metrics.py",
+        "deploy/observability/exporter.py",
+        "deploy/observability/prometheus_text.py",
+    ],
 }
 LIGHT_COMMANDS = (["--help"], ["validate", "demo"])
 

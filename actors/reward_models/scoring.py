@@ -6,7 +6,7 @@
 
 Batches are padded on the right and scored at the last token of each text, so that a text has one
 score, whatever shares its batch. Leaves out processes (`ray_reward_model`) and how the models were
-trained (`deploy.reward_model`).
+trained (`deploy.offline.reward_model`).
 """
 
 from collections.abc import Sequence

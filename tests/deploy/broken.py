@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from deploy.run_directory import RunDirectory
+from deploy.storage.run_directory import RunDirectory
 from tests.deploy.trained import train
 
 RECIPE = """

@@ -9,7 +9,7 @@ import time
 
 from actors.metrics import ActorMetrics
 from actors.rollout.actor_statistics import Tally
-from deploy import sitting
+from deploy import session as sitting
 from deploy.cli import main
 from deploy.run import Run
 from queues.broker.metrics import serve

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from deploy.leftovers import AGENTS
+from deploy.cluster.cleanup import AGENTS
 from tests.deploy.conftest import MARK
 
 

@@ -1,0 +1,35 @@
+"""Notices a user's own folder or module that hides one of the five packages."""
+
+import importlib.util
+from pathlib import Path
+
+from deploy.errors import InputError
+
+PACKAGES = ("actors", "learner", "queues", "weight_sync")
+
+
+def check_not_shadowed() -> None:
+    """Compares where each package is found with where this one is.
+
+    Ray puts the folder that a command runs in first on the path of its workers, so a folder there
+    counts even where this process still finds the right one.
+
+    Raises:
+        InputError: Another folder is imported in place of one of ours.
+    """
+    ours = Path(__file__).resolve().parents[2]
+    for name in PACKAGES:
+        local = [path for path in (Path.cwd() / name, Path.cwd() / f"{name}.py") if path.exists()]
+        if local and Path.cwd().resolve() != ours:
+            raise InputError(
+                f"{local[0]} hides Headway's package {name!r} from the processes of a run; rename "
+                "it, or run headway from another folder"
+            )
+        spec = importlib.util.find_spec(name)
+        origin = None if spec is None or spec.origin is None else Path(spec.origin).resolve()
+        if origin is None or origin.parent.parent != ours:
+            found = origin or list(getattr(spec, "submodule_search_locations", None) or ["nothing"])
+            raise InputError(
+                f"`import {name}` finds {found} instead of Headway's package in {ours / name}; "
+                f"rename your own {name!r}, or run headway from another folder"
+            )

@@ -1,0 +1,1 @@
+"""The Ray cluster that a run works on."""

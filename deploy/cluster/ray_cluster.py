@@ -1,0 +1,164 @@
+"""The Ray cluster of a run: started on this machine, or an existing one joined."""
+
+import json
+import logging
+import os
+import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+
+import ray
+from ray._private import ray_constants
+from ray.exceptions import RayError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from deploy.cluster.cleanup import ending_workers
+from deploy.cluster.placement import Node, hosted, missing, wants
+from deploy.cluster.versions import VARIABLE, differences, installed, needed
+from deploy.config.run_config import RunConfig
+from deploy.driver.named_tasks import first_line
+from deploy.errors import InputError, RunFailed
+from deploy.runtime.signals import deferred
+
+VERSIONS_SECONDS = 60.0
+"""Deadline of the nodes' answers; their first processes have to start."""
+
+
+@contextmanager
+def cluster(config: RunConfig, logs: Path) -> Iterator[None]:
+    """Connects to Ray for the block; a cluster that was started here ends with it.
+
+    Args:
+        config: The recipe: the cluster's address, or `local`, and what its processes need.
+        logs: Where the output of the processes is copied to at the end.
+
+    Raises:
+        InputError: No cluster answers at the address, or its nodes are not what the run needs.
+    """
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "1")
+    address = config.deploy.ray_address
+    local = address == "local"
+    try:
+        with deferred(), on_loopback() if local else nullcontext():
+            context = ray.init(
+                address=address,
+                include_dashboard=False if local else None,
+                log_to_driver=False,
+                logging_level=logging.ERROR,
+            )
+    except KeyboardInterrupt:
+        ray.shutdown()
+        raise
+    except Exception as error:  # Ray raises what it likes, bare Exceptions too
+        ray.shutdown()
+        if local:
+            raise RunFailed(f"Ray did not start on this machine: {error}") from error
+        raise InputError(f"deploy.ray_address = {address!r}: {error}") from None
+    try:
+        _check_nodes(config)
+        yield
+    finally:
+        with deferred():
+            with ending_workers():  # none of another machine's, nor of a cluster that was joined
+                ray.shutdown()
+            if local:
+                _copy_logs(Path(context.address_info["session_dir"]) / "logs", logs)
+
+
+@contextmanager
+def on_loopback() -> Iterator[None]:
+    """Has a cluster that is started in the block listen at 127.0.0.1 alone.
+
+    Elsewhere than on Linux Ray does so by itself, by this constant; else all of its servers listen
+    at every address of the machine.
+    """
+    name, before = ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR, ray_constants.ENABLE_RAY_CLUSTER
+    told = os.environ.get(name)
+    os.environ[name], ray_constants.ENABLE_RAY_CLUSTER = "0", False
+    try:
+        yield
+    finally:
+        ray_constants.ENABLE_RAY_CLUSTER = before
+        if told is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = told
+
+
+def _copy_logs(session: Path, logs: Path) -> None:
+    for file in session.glob("worker-*"):
+        if file.stat().st_size:
+            shutil.copy(file, logs)
+
+
+def _check_nodes(config: RunConfig) -> None:
+    """Compares what the processes need with what the nodes have, and their versions with ours."""
+    address = config.deploy.ray_address
+    nodes = [
+        Node(
+            node_id=node["NodeID"],
+            address=node["NodeManagerAddress"],
+            resources=node["Resources"],
+            labels=node.get("Labels") or {},
+        )
+        for node in ray.nodes()
+        if node["Alive"]
+    ]
+    here = ray.get_runtime_context().get_node_id()
+    wanted = wants(config, here=here)
+    if lacks := missing(wanted, nodes):
+        raise InputError(
+            f"the Ray cluster at {address!r} has no place for this run; change "
+            "actors.count, actors.cpus, actors.gpus, the learner's, or deploy.placement, or add "
+            "nodes first:\n  " + "\n  ".join(lacks)
+        )
+    if address == "local":
+        return
+    ours = installed()
+    sent = json.loads(os.environ.get(VARIABLE, "{}"))
+    found = differences(sent, ours, where="the driver's node, against the submitter,")
+    others = [node for node in nodes if node.node_id != here]
+    for node, theirs in zip(others, _versions(others), strict=True):
+        expected = needed(ours, hosted(node, wanted))
+        found += differences(expected, theirs, where=f"node {node.address}")
+    if found:
+        raise InputError(
+            f"versions on the Ray cluster at {address!r} differ:\n  " + "\n  ".join(found)
+        )
+
+
+def _versions(nodes: Sequence[Node]) -> list[dict[str, str]]:
+    """What other nodes have installed; all are asked at once.
+
+    Raises:
+        RunFailed: Not all have answered within VERSIONS_SECONDS; names those that have not.
+        InputError: Headway cannot be imported on one.
+    """
+    ask = ray.remote(installed)
+    asked = [
+        ask.options(
+            num_cpus=0,
+            scheduling_strategy=NodeAffinitySchedulingStrategy(node.node_id, soft=False),
+        ).remote()
+        for node in nodes
+    ]
+    if not asked:
+        return []
+    _, late = ray.wait(asked, num_returns=len(asked), timeout=VERSIONS_SECONDS)
+    if late:
+        names = ", ".join(
+            node.address for node, each in zip(nodes, asked, strict=True) if each in late
+        )
+        raise RunFailed(
+            f"node(s) {names} did not say within {VERSIONS_SECONDS:g} s what is installed there"
+        )
+    found = []
+    for node, each in zip(nodes, asked, strict=True):
+        try:
+            found.append(ray.get(each))
+        except RayError as error:
+            raise InputError(
+                f"node {node.address} has no Headway that can be imported: {first_line(error)}"
+            ) from None
+    return found

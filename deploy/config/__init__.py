@@ -1,0 +1,1 @@
+"""Recipes: one validated model per section, composed from TOML files, presets and `--set`."""

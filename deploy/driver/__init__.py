@@ -1,0 +1,1 @@
+"""The driver of a run: it creates the processes, follows them and ends the run."""

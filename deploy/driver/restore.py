@@ -1,0 +1,44 @@
+"""What a run did in its earlier sittings, read back from its folder when it is resumed.
+
+The ledger is the truth about batches; the driver's own files may end a little earlier, and are
+brought in line with it. Leaves out weights and queues, which `learner` and `queues` restore.
+"""
+
+import json
+from collections import Counter
+
+from deploy.config.run_config import RunConfig
+from deploy.report.summary import Earlier, Record
+from deploy.storage.run_directory import RunDirectory
+from queues.readers.accounting import read_batches
+
+
+def recall(config: RunConfig, directory: RunDirectory, *, now: float) -> Record:
+    """The record that a sitting goes on with; an empty one for a new run.
+
+    Args:
+        config: The recipe.
+        directory: The run; its JSON-lines files are mended, so that they can be appended to.
+        now: Epoch seconds at which the sitting began.
+    """
+    record = Record(
+        name=config.name,
+        steps=config.steps,
+        max_staleness=config.queues.max_staleness,
+        started_at=now,
+    )
+    if directory.ledger.exists():
+        record.batches = [*read_batches(directory.path)]
+        record.swaps = directory.rows("swaps.jsonl")
+        restarts = directory.rows("restarts.jsonl")
+        record.restarts = Counter(row["actor"] for row in restarts)
+        directory.rewrite("metrics.jsonl", record.batches)
+        directory.rewrite("swaps.jsonl", record.swaps)
+        directory.rewrite("restarts.jsonl", restarts)
+    if directory.summary_file.exists():
+        summary = json.loads(directory.summary_file.read_text())
+        record.earlier = Earlier(
+            **{name: summary[name] for name in Earlier.__dataclass_fields__},
+        )
+        record.heldout, record.heldout_sampled = summary["heldout"], summary["heldout_sampled"]
+    return record

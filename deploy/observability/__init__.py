@@ -1,0 +1,1 @@
+"""Metrics, traces of stalls, trackers, and views of a live run."""

@@ -1,0 +1,1 @@
+"""Commands that work beside a run: warm start, reward models, replay, export, trial episodes."""

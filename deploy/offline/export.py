@@ -1,0 +1,36 @@
+"""`headway export`: the newest checkpoint as a plain model folder."""
+
+import shutil
+from pathlib import Path
+
+from deploy.errors import InputError
+from deploy.storage.run_directory import RunDirectory
+from queues.readers.accounting import newest_checkpoint
+
+LEFT_OUT = ("optimizer", "critic", "reference", "state.json")
+
+
+def export_model(directory: RunDirectory, to: Path) -> int:
+    """Copies config, weights and tokenizer of the newest committed checkpoint.
+
+    Args:
+        directory: The run.
+        to: A folder that does not exist yet.
+
+    Returns:
+        The policy version that was exported.
+
+    Raises:
+        InputError: There is no checkpoint yet, or the folder exists.
+    """
+    if to.exists():
+        raise InputError(f"{to} exists; name a folder that does not")
+    found = newest_checkpoint(directory.path)
+    if found is None:
+        raise InputError(f"{directory.path} has no checkpoint yet")
+    version, folder = found
+    temporary = to.with_name(f".{to.name}.partial")
+    shutil.rmtree(temporary, ignore_errors=True)
+    shutil.copytree(folder, temporary, ignore=shutil.ignore_patterns(*LEFT_OUT))
+    temporary.rename(to)
+    return version

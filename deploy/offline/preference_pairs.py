@@ -1,0 +1,73 @@
+"""The preference pairs of a recipe as token ids: held-out ones, and those of each reward model."""
+
+from collections.abc import Iterator
+from itertools import islice
+from typing import TYPE_CHECKING
+
+from actors.errors import PromptRefused
+from actors.reward_models.folder import TextReader
+from actors.sources.examples import without
+from actors.sources.preferences import KIND, Preference, load_preferences
+from deploy.config.run_config import RunConfig
+from deploy.errors import InputError
+from deploy.preflight.inputs import load_heldout
+from learner.config.reward_model import RewardTrainingConfig
+
+if TYPE_CHECKING:
+    from learner.supervised.reward_model import Pair
+
+
+class PreferencePairs:
+    """Pairs of a source or a file, each checked when it is drawn.
+
+    Args:
+        config: The recipe.
+        section: Its section `[reward_model]`.
+        read: Writes a text as the model reads it.
+    """
+
+    def __init__(self, config: RunConfig, section: RewardTrainingConfig, read: TextReader) -> None:
+        _, problems = load_heldout(config)
+        self._seed = config.seed
+        self._section = section
+        self._read = read
+        self._texts = frozenset(problem.text for problem in problems)
+        self._kept = list(islice(self._load(self._seed), section.heldout_pairs))
+
+    def heldout(self) -> "list[Pair]":
+        """Those that accuracy is measured on.
+
+        Raises:
+            InputError: One cannot be read.
+        """
+        return [self._encoded(preference) for preference in self._kept]
+
+    def of(self, member: int) -> "Iterator[Pair]":
+        """The endless training pairs of a member; none has the prompt of a held-out one.
+
+        Raises:
+            InputError: With the pair that cannot be read.
+        """
+        place = f"{KIND.setting} = {self._section.pairs!r}"
+        kept = frozenset(preference.prompt for preference in self._kept)
+        drawn = without(
+            self._load(self._seed + member),
+            kept,
+            place,
+            advice=f"; lower reward_model.heldout_pairs = {self._section.heldout_pairs}",
+        )
+        return (self._encoded(Preference(*triple)) for triple in drawn)
+
+    def _load(self, seed: int) -> Iterator[Preference]:
+        return load_preferences(
+            self._section.pairs, options=self._section.options, seed=seed, heldout=self._texts
+        )
+
+    def _encoded(self, preference: Preference) -> "Pair":
+        from learner.supervised.reward_model import Pair
+
+        prompt, chosen, rejected = preference
+        try:
+            return Pair(self._read(prompt, chosen), self._read(prompt, rejected))
+        except PromptRefused as error:
+            raise InputError(f"{KIND.setting} = {self._section.pairs!r}: {error}") from None

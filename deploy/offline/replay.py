@@ -1,0 +1,324 @@
+"""`headway replay`: trains recorded batches again, and compares the weights with those of the run.
+
+    nearest checkpoint ≤ a ─▶ batches … a−1, again ─▶ batches a … b−1, each compared ─▶ table
+                                  (journal)                  (ledger)
+
+The learner is the run's own, with its cores and threads: one rank in this process, where it can be
+debugged; several as processes, as `headway run` starts them. No engine and no reward is needed, and
+nothing is written into the run's folder. The same weights are expected bit by bit on a CPU; kernels
+of GPUs may add in another order each time.
+"""
+
+import asyncio
+import re
+import tempfile
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.table import Table
+
+from deploy.config.run_config import RunConfig
+from deploy.errors import InputError
+from deploy.preflight.inputs import model_path
+from deploy.runtime.console import Screen
+from deploy.storage.run_directory import RunDirectory
+from queues.broker.batch_queue import CHECKSUM
+from queues.readers.accounting import read_batches
+from queues.readers.recorded_batches import RecordedBatches, committed_checkpoints
+from queues.records import Payload
+from weight_sync.config import WeightSyncConfig
+
+if TYPE_CHECKING:
+    from learner.ranks.rank import Rank
+
+"""Of the weights that a batch produced, among its statistics."""
+POLL_SECONDS = 0.5
+"""Between two looks at what ranks in other processes have trained."""
+
+Row = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is trained again, from where."""
+
+    first: int
+    """The first batch that is compared."""
+    end: int
+    """The first batch that is not trained any more."""
+    checkpoint: tuple[int, Path] | None
+    """Version and folder; None: the initial weights."""
+
+    @property
+    def start(self) -> int:
+        """The version that training goes on from."""
+        return self.checkpoint[0] if self.checkpoint else 0
+
+
+def parse_steps(text: str) -> tuple[int, int]:
+    """The batches that `--steps a:b` names: a, …, b−1.
+
+    Raises:
+        InputError: It is not two numbers, the first below the second.
+    """
+    found = re.fullmatch(r"(\d+):(\d+)", text.strip())
+    first, end = (int(found[1]), int(found[2])) if found else (0, 0)
+    if not first < end:
+        raise InputError(
+            f"--steps {text!r}: write a:b with a below b, as in 10:20, which are the batches 10 to "
+            "19"
+        )
+    return first, end
+
+
+def plan_replay(
+    steps: tuple[int, int], recorded: Mapping[int, Row], checkpoints: Mapping[int, Path]
+) -> Plan:
+    """Decides where to begin.
+
+    Args:
+        steps: First batch, and the first that is not wanted.
+        recorded: Statistics of the trained batches, by version.
+        checkpoints: Folders by version.
+
+    Raises:
+        InputError: A batch was not trained, or by a version of Headway that kept no checksums.
+    """
+    first, end = steps
+    if missing := [version for version in range(first, end) if version not in recorded]:
+        known = f"0 to {max(recorded)}" if recorded else "none"
+        raise InputError(
+            f"--steps {first}:{end}: batch {missing[0]} was not trained; trained are {known}"
+        )
+    if without := [v for v in range(first, end) if not recorded[v].get(CHECKSUM)]:
+        raise InputError(
+            f"--steps {first}:{end}: batch {without[0]} was recorded without a checksum of its "
+            "weights, by an earlier version of Headway, so there is nothing to compare with"
+        )
+    start = max((version for version in checkpoints if version <= first), default=None)
+    return Plan(first, end, None if start is None else (start, checkpoints[start]))
+
+
+def replay(
+    directory: RunDirectory, steps: tuple[int, int], screen: Screen, console: Console
+) -> bool:
+    """Replays batches of a run, and shows how they compare; whether all weights are the same.
+
+    Raises:
+        InputError: The run is going on, the batches or their rollouts are not there, or neither a
+            checkpoint nor the initial weights from which they could be trained.
+    """
+    directory.check_at_rest()
+    config = directory.config()
+    recorded = {row["version"]: row for row in read_batches(directory.path)}
+    plan = plan_replay(steps, recorded, committed_checkpoints(directory.path))
+    try:
+        model = model_path(config)
+    except InputError as error:
+        kept = ", ".join(map(str, committed_checkpoints(directory.path))) or "none"
+        raise InputError(
+            f"the model of the run is needed for its shape and tokenizer, and its weights where no "
+            f"checkpoint at or below {plan.first} is left (there are: {kept}): {error}"
+        ) from error
+    origin = f"checkpoint {plan.start}" if plan.checkpoint else "the initial weights"
+    before = f", first the {plan.first - plan.start} before them" if plan.first > plan.start else ""
+    screen.say(f"training batches {plan.first} to {plan.end - 1} again from {origin}{before}")
+    recomputed = train_again(config, directory, model, plan, screen)
+    pairs = [(recorded[row["version"]], row) for row in recomputed]
+    console.print(table(pair for pair in pairs if pair[0]["version"] >= plan.first))
+    verdict = compare(pairs)
+    console.print(
+        verdict or f"the weights after batches {plan.first} to {plan.end - 1} are those of the run",
+        soft_wrap=True,
+    )
+    return verdict is None
+
+
+def train_again(
+    config: RunConfig, directory: RunDirectory, model: str, plan: Plan, screen: Screen
+) -> list[dict[str, Any]]:
+    """Statistics of every batch from the checkpoint on, with the checksum of what it produced."""
+    batches = RecordedBatches(directory.path)
+    with screen.bar(plan.end - plan.start, "loading the learner"):
+
+        def show(rows: Sequence[Row]) -> None:
+            for row in rows:
+                screen.advance(row["version"] + 1 - plan.start, f"loss {row['loss']:.4f}")
+
+        if config.learner.ranks > 1:
+            return asyncio.run(_by_processes(config, directory, model, plan, show))
+        return asyncio.run(_in_this_process(config, batches, model, plan, show))
+
+
+async def _in_this_process(
+    config: RunConfig,
+    batches: RecordedBatches,
+    model: str,
+    plan: Plan,
+    show: Callable[[Sequence[Row]], None],
+) -> list[dict[str, Any]]:
+    """One rank; everything in one thread, on the learner's cores."""
+    import torch
+
+    from learner.config.cpu_affinity import bind, cores_of_rank, threads_of
+    from learner.learner import Learner
+    from learner.ranks.rank import Rank
+
+    objective = config.objective
+    if (cores := cores_of_rank(objective, 0)) is not None:
+        bind(cores)
+    torch.set_num_threads(threads_of(objective))
+    rank = Rank(
+        objective,
+        model_path=model,
+        checkpoint_path=str(plan.checkpoint[1]) if plan.checkpoint else None,
+        seed=config.seed,
+        steps=config.steps,
+        temperature=config.actors.temperature,
+    )
+    learner = Learner(
+        _Alone(rank, show, config.weight_sync),
+        batches,
+        steps=plan.end,
+        checkpoint_every=plan.end + 1,
+        start_version=plan.start,
+    )
+    try:
+        await learner.run()
+    finally:
+        rank.close()
+    return await batches.acknowledged()
+
+
+class _Alone:
+    """A rank that trains alone and keeps nothing (a `learner.Trainer`)."""
+
+    def __init__(
+        self, rank: "Rank", show: Callable[[Sequence[Row]], None], weight_sync: WeightSyncConfig
+    ) -> None:
+        from weight_sync.publish.snapshot import Snapshot, wire_dtype
+
+        self._rank, self._show = rank, show
+        self._snapshot, self._wire_dtype = Snapshot(), wire_dtype(weight_sync)
+
+    async def update(self, payloads: Sequence[Payload], version: int) -> dict[str, Any]:
+        statistics = self._rank.update(payloads, version)
+        self._show([{**statistics, "version": version}])
+        return statistics
+
+    async def publish(self, version: int) -> str:
+        return self._snapshot.take(self._rank.weights(), self._wire_dtype)
+
+    async def save(self, version: int, *, cursor: str | None, totals: Mapping[str, int]) -> str:
+        return ""
+
+    async def prune(self, version: int) -> None:
+        pass
+
+
+async def _by_processes(
+    config: RunConfig,
+    directory: RunDirectory,
+    model: str,
+    plan: Plan,
+    show: Callable[[Sequence[Row]], None],
+) -> list[dict[str, Any]]:
+    """Several ranks as in a run; their last checkpoint and output go into a temporary folder."""
+    import ray
+
+    from deploy.cluster.ray_cluster import cluster
+    from deploy.driver.named_tasks import named
+    from learner.ranks.ray_group import create_learner
+    from queues.ray_broker import BrokerClient
+    from weight_sync.ray_broadcaster import create_broadcaster
+
+    alone = config.model_copy(
+        update={"actors": config.actors.model_copy(update={"cpus": 0.0, "gpus": 0.0})}
+    )
+    objective = config.objective.model_copy(update={"checkpoint_every": plan.end + 1})
+    with (
+        tempfile.TemporaryDirectory(prefix="headway-replay-") as scratch,
+        cluster(alone, Path(scratch)),
+    ):
+        batches = ray.remote(RecordedBatches).options(num_cpus=0).remote(directory.path)
+        group = create_learner(objective)
+        await named(
+            "learner",
+            group.start(
+                model,
+                checkpoint=str(plan.checkpoint[1]) if plan.checkpoint else None,
+                seed=config.seed,
+                steps=config.steps,
+                temperature=config.actors.temperature,
+            ),
+        )
+        training = named(
+            "learner",
+            group.run(
+                BrokerClient(batches),
+                create_broadcaster(1.0, 1),
+                version=plan.start,
+                steps=plan.end,
+                checkpoints=f"{scratch}/checkpoints",
+                weight_sync=config.weight_sync.model_copy(
+                    update={"transport": "shared_memory", "folder": None}
+                ),
+            ),
+        )
+        seen = plan.start - 1
+        while not training.done():
+            await asyncio.wait({training}, timeout=POLL_SECONDS)
+            with suppress(IndexError):
+                show(rows := await batches.acknowledged.remote(seen))
+                seen = rows[-1]["version"]
+        await training
+        trained: list[dict[str, Any]] = await batches.acknowledged.remote()
+        return trained
+
+
+def compare(pairs: Sequence[tuple[Row, Row]]) -> str | None:
+    """What differs first, in one sentence; None where the weights after every batch are equal.
+
+    Args:
+        pairs: Recorded and recomputed statistics of each batch, in order.
+    """
+    for recorded, again in pairs:
+        if not recorded.get(CHECKSUM) or recorded[CHECKSUM] == again[CHECKSUM]:
+            continue
+        figures = [
+            f"{label} {recorded[key]!r} recorded and {again[key]!r} now"
+            for key, label in (("loss", "loss"), ("grad_norm", "gradient norm"))
+            if recorded[key] != again[key]
+        ]
+        return (
+            f"the weights differ first after batch {recorded['version']}: checksum "
+            f"{recorded[CHECKSUM]} recorded and {again[CHECKSUM]} now, "
+            f"{' and '.join(figures) or 'with the same loss and gradient norm'}"
+        )
+    return None
+
+
+def table(pairs: Iterable[tuple[Row, Row]]) -> Table:
+    """A row for each batch: the version that it produced, checksums, losses and gradient norms."""
+    shown = Table(
+        "version", "recorded", "recomputed", "equal", "loss", "recomputed", "gradient", "recomputed"
+    )
+    for recorded, again in pairs:
+        equal = recorded[CHECKSUM] == again[CHECKSUM]
+        figures = [
+            "–" if row[key] is None else f"{row[key]:.6g}"
+            for key in ("loss", "grad_norm")
+            for row in (recorded, again)
+        ]
+        shown.add_row(
+            str(recorded["version"] + 1),
+            recorded[CHECKSUM],
+            again[CHECKSUM],
+            "yes" if equal else "NO",
+            *figures,
+        )
+    return shown

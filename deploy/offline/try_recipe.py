@@ -1,0 +1,162 @@
+"""`headway try`: a few episodes of a recipe, printed in full, before a long run.
+
+One engine with the initial weights plays them in this process, where reward models are loaded too,
+which have one of their own in a run. Nothing is trained, sent or written.
+"""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from itertools import groupby
+from typing import Any
+
+from actors.engines.model_folder import context_length, load_tokenizer
+from actors.errors import RolloutFailed
+from actors.ray_actor import build_engine, build_episodes
+from actors.rewards import RewardPool, load_rewards
+from actors.rewards.learned import Judge
+from deploy.config.run_config import RunConfig
+from deploy.errors import RunFailed
+from deploy.preflight.inputs import Inputs
+from queues.records import Lease, Prompt, Purpose, Rollout
+
+
+def try_recipe(
+    config: RunConfig, inputs: Inputs, count: int, say: Callable[[str], None]
+) -> list[Rollout]:
+    """Plays the first prompts of the training source, once each.
+
+    Args:
+        config: Of the run that is to be tried.
+        inputs: Its model and prompts.
+        count: Prompts.
+        say: Prints a text.
+
+    Raises:
+        InputError: A reward model cannot be loaded.
+        RunFailed: Some rollouts have failed; says how many, after all were printed.
+    """
+    prompts = inputs.source.next(count)
+    found = asyncio.run(_play(config, inputs, prompts))
+    tokenizer = load_tokenizer(inputs.model_path)
+    for prompt, outcome in zip(prompts, found, strict=True):
+        say(describe(prompt, outcome, tokenizer, config.actors.reward_weights))
+    rollouts = [outcome for outcome in found if isinstance(outcome, Rollout)]
+    if len(rollouts) < count:
+        raise RunFailed(f"{count - len(rollouts)} of {count} rollouts failed, as printed above")
+    return rollouts
+
+
+async def _play(
+    config: RunConfig, inputs: Inputs, prompts: Sequence[Prompt]
+) -> list[Rollout | RolloutFailed]:
+    """A rollout of every prompt, or why there is none."""
+    actors, model_path = config.actors, inputs.model_path
+    pool = RewardPool(actors.reward_processes, actors.reward_memory_gib)
+    tokenizer = load_tokenizer(model_path)
+    longest = actors.max_model_len or context_length(model_path)
+    engine = build_engine(
+        0,
+        actors,
+        config.weight_sync,
+        model_path,
+        config.seed,
+        longest,
+        tokenizer,
+        initial_version=0,
+    )
+    await engine.start()
+    try:
+        rewards = load_rewards(
+            actors.reward,
+            timeout=actors.reward_timeout_seconds,
+            options=actors.reward_options,
+            weights=actors.reward_weights,
+            judge=_judge(config, inputs),
+            pool=pool,
+            code_execution=actors.code_execution,
+        )
+        episodes = build_episodes(
+            "engine-0",
+            actors,
+            engine,
+            tokenizer,
+            longest,
+            rewards=rewards,
+            heldout_rewards=rewards,
+        )
+
+        async def play(place: int, prompt: Prompt) -> Rollout | RolloutFailed:
+            try:
+                return await episodes.run(_lease(place, prompt), 0)
+            except RolloutFailed as error:
+                return error
+
+        return await asyncio.gather(*(play(*numbered) for numbered in enumerate(prompts)))
+    finally:
+        pool.close()
+        await engine.close()
+
+
+def _judge(config: RunConfig, inputs: Inputs) -> Judge | None:
+    """The reward models, where the recipe asks them; they stay on this process's cores."""
+    if "reward_model" not in config.actors.reward:
+        return None
+    from actors.reward_models.scoring import load_reward_models
+
+    section = config.actors.reward_model.model_copy(update={"cores": None, "gpus": 0.0})
+    return load_reward_models(inputs.reward_models, section)
+
+
+def _lease(place: int, prompt: Prompt) -> Lease:
+    return Lease(
+        group_id=f"try-{place}",
+        attempt=1,
+        prompt=prompt,
+        group_size=1,
+        purpose=Purpose.TRAIN,
+        temperature=None,
+        start_version=0,
+        deadline_version=None,
+    )
+
+
+def describe(
+    prompt: Prompt, outcome: Rollout | RolloutFailed, tokenizer: Any, weights: dict[str, float]
+) -> str:
+    """One episode as text: what was said by whom, its ids, what trains, rewards by part, time."""
+    lines = [f"── {prompt.prompt_id} " + "─" * max(0, 70 - len(prompt.prompt_id))]
+    lines.append(f"answer {prompt.answer!r}")
+    if isinstance(outcome, RolloutFailed):
+        return "\n".join([*lines, f"FAILED ({outcome.reason}): {outcome}", ""])
+    start = 0
+    for sampled, run in groupby(outcome.loss_mask):
+        end = start + sum(1 for _ in run)
+        who = "sampled, trains" if sampled else "given, does not train"
+        ids = list(outcome.token_ids[start:end])
+        text = tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        lines += [f"[{start}:{end}] {who}", f"  text   {text!r}", f"  tokens {ids}"]
+        if sampled:
+            logprobs = outcome.behavior_logprobs[start:end]
+            lines.append(f"  log-probabilities {[round(value, 3) for value in logprobs]}")
+        start = end
+    parts = [
+        f"  {name} {value:g}{_weighed(name, weights)}"
+        for name, value in outcome.reward_parts.items()
+    ]
+    seconds = (outcome.finished_at - outcome.created_at).total_seconds()
+    return "\n".join(
+        [
+            *lines,
+            f"reward {outcome.reward:g}",
+            *parts,
+            f"ended by {outcome.finish_reason} after {sum(outcome.loss_mask)} sampled tokens, "
+            f"{outcome.turns} turns, {seconds:.2f} s",
+            "",
+        ]
+    )
+
+
+def _weighed(part: str, weights: dict[str, float]) -> str:
+    """The weight of a part's reward, where it is not 1."""
+    name = part.split("/")[0]
+    return f" × {weights[name]:g}" if name in weights else ""

@@ -1,0 +1,1 @@
+"""Predicted throughput and lag of a recipe."""

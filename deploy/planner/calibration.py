@@ -1,0 +1,308 @@
+"""The rates of a run's parts, from what it recorded: `rates_of` and `read_rates`.
+
+Engine. A rollout of L tokens that was one of n̄ on average, while s of them began or ended, took
+
+    seconds = a·L + b·L·n̄ + f·s/2        (pauses for weights left out)
+
+so a, b and f (`EngineRates`) are least squares over all rollouts, none below 0. The average is over
+tokens, and when those were made a and b say: both are found in turn. Learner: likewise,
+seconds of a step over its tokens.
+
+Two parts of a run are left out of everything: the first batches of those looked at, and the last
+ones, trained when no group was leased any more. Their number is about the lag, engines run empty
+meanwhile, and a simulation leaves them out too (`deploy.planner.predict`).
+
+What was measured is what the run met: an engine that shared its cores with the learner was slower
+than one alone, and held-out evaluations, which are not journaled, made it look slower still.
+"""
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain, combinations, pairwise
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from deploy.errors import InputError
+from deploy.planner.rates import EngineRates, LearnerRates, Rates, UpdateRates
+from deploy.report.summary import WARM_UP, Row
+from queues.readers.group_history import GroupTimes, last_lease, read_history
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from deploy.storage.run_directory import RunDirectory
+
+LEAST_BATCHES = WARM_UP + 5
+"""Of a run that is measured, before its last lease."""
+MOST_BATCHES = 100
+"""The newest ones are measured: a policy that has changed writes otherwise."""
+MOST_TIED = 0.99
+ROUNDS = 10
+"""In which the engine's rates and the mean over tokens that they are found by come to agree."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """What a run says about the parts that it was made of."""
+
+    rates: Rates
+    first: int
+    """Version of the first batch that was looked at; figures are of those after WARM_UP of them."""
+    last: int
+    """Version of the last one."""
+    explained: float
+    """Share of the variance of rollout times that the engine's rates explain (R²)."""
+    ess_loss: float | None
+    """−ln ESS per squared version of lag, least squares through 0 over the batches' mean squares;
+    None where no lag was trained."""
+    samples_per_second: float
+    """Of the run itself in these batches."""
+    learner_idle: float
+    lag_mean: float
+
+    @property
+    def batches(self) -> int:
+        """That were looked at, the first ones included."""
+        return self.last - self.first + 1
+
+
+def read_rates(directory: "RunDirectory") -> Measured:
+    """The rates of a run, dead or alive.
+
+    Raises:
+        InputError: It has trained too few batches to tell while groups were leased.
+        QueuesError: Its ledger or journal cannot be read.
+    """
+    rows = {row["version"]: row for row in directory.rows("metrics.jsonl")}
+    every = [rows[version] for version in sorted(rows)]
+    sitting = every[-1].get("sitting_started_at") if every else None
+    trained = [row for row in every if row.get("sitting_started_at") == sitting]
+    leased = last_lease(directory.path) or 0.0
+    batches = [row for row in trained if row["step_finished_at"] < leased][-MOST_BATCHES:]
+    if len(batches) < LEAST_BATCHES:
+        raise InputError(
+            f"{directory.path} has trained {len(trained)} batches since it was last started, "
+            f"{len(batches)} of them before its last group was leased; at least {LEAST_BATCHES} of "
+            "these are needed to tell how fast its parts are"
+        )
+    history = read_history(directory.path, batches[0]["version"], trained[-1]["version"])
+    swaps = directory.rows("swaps.jsonl")
+    return rates_of(batches, swaps, [group for group in history.groups if group.taken_at])
+
+
+def rates_of(
+    batches: Sequence[Row], swaps: Sequence[Row], groups: Sequence[GroupTimes]
+) -> Measured:
+    """The rates behind recorded rows, at least LEAST_BATCHES of them.
+
+    Args:
+        batches: Statistics of consecutive trained batches of one sitting, in order.
+        swaps: Swap reports.
+        groups: The trained groups, in the order in which they were accepted; those of other batches
+            are only what an engine had beside.
+    """
+    measured = batches[WARM_UP:]
+    begin, end = batches[WARM_UP - 1]["step_finished_at"], batches[-1]["step_finished_at"]
+    updates = [row for row in swaps if row["error"] is None and not row.get("seeding", False)]
+    mine = [group for group in groups if group.taken_at and begin < group.taken_at <= end]
+    swapped = [row for row in updates if begin < row["published_at"] <= end]
+    engine, explained = _engine(groups, updates, within=(begin, end))
+    waits = sum(row["wait_finished_at"] - row["wait_started_at"] for row in measured)
+    tokens = sum(row["tokens_trained"] for row in measured)
+    return Measured(
+        rates=Rates(
+            engine=engine,
+            learner=_learner(batches, mine),
+            update=UpdateRates(
+                staging_seconds=_mean(
+                    [
+                        row["staged_at"] - row["published_at"] + row.get("prepare_seconds", 0.0)
+                        for row in swapped
+                    ]
+                ),
+                pause_seconds=_mean(
+                    [row["swap_finished_at"] - row["swap_started_at"] for row in swapped]
+                ),
+            ),
+            lengths=tuple(tuple(max(1, each) for each in group.tokens) for group in mine),
+            tied_share=_tied_share(measured, mine),
+        ),
+        first=batches[0]["version"],
+        last=batches[-1]["version"],
+        explained=explained,
+        ess_loss=_ess_loss(measured),
+        samples_per_second=sum(row["rollouts_trained"] for row in measured) / (end - begin),
+        learner_idle=waits / (end - begin),
+        lag_mean=sum((row["lag_mean"] or 0.0) * row["tokens_trained"] for row in measured) / tokens,
+    )
+
+
+def _engine(
+    groups: Sequence[GroupTimes], updates: Sequence[Row], *, within: tuple[float, float]
+) -> tuple[EngineRates, float]:
+    """Rates of one engine, from the rollouts of all that began between two moments."""
+    by_engine: defaultdict[str, list[tuple[float, float, int]]] = defaultdict(list)
+    for group in groups:
+        pairs = zip(group.rollouts, group.tokens, strict=True)
+        by_engine[group.engine_id] += [(*times, tokens) for times, tokens in pairs]
+    engines = [
+        (
+            np.array(rollouts),
+            np.array(
+                [
+                    (row["swap_started_at"], row["swap_finished_at"])
+                    for row in updates
+                    if row["engine_id"] == engine
+                ]
+            ).reshape(-1, 2),
+        )
+        for engine, rollouts in by_engine.items()
+    ]
+    found = np.array([1.0, 0.0, 0.0])
+    for _ in range(ROUNDS):
+        parts = [_observations(*each, within, step=found[0], rollout=found[1]) for each in engines]
+        factors, seconds = (np.concatenate(each) for each in zip(*parts, strict=True))
+        if not len(seconds):
+            raise InputError(
+                "no rollout began between the first batches and the last lease: the run was too "
+                "short"
+            )
+        found = _least_squares(factors, seconds)
+    left = seconds - factors @ found
+    step, rollout, turnover = found.tolist()
+    variance = float(np.var(seconds))
+    puts = [group.accepted_at - max(end for _, end in group.rollouts) for group in groups]
+    rates = EngineRates(
+        step_seconds=step,
+        rollout_step_seconds=rollout,
+        turnover_seconds=turnover,
+        put_seconds=max(0.0, float(np.median(puts))),
+    )
+    return rates, 1 - float(np.mean(left**2)) / variance if variance else 1.0
+
+
+def _observations(
+    rollouts: "NDArray[np.float64]",
+    pauses: "NDArray[np.float64]",
+    within: tuple[float, float],
+    *,
+    step: float,
+    rollout: float,
+) -> "tuple[NDArray[np.float64], NDArray[np.float64]]":
+    """Rows (L, L·n̄, s/2) and the seconds that they took, of one engine's rollouts.
+
+    Args:
+        rollouts: [n, 3], when each began and ended, and its tokens.
+        pauses: [m, 2], when the engine stood still, in order.
+        within: Rollouts that began earlier or later are beside others, but give no row.
+        step: Seconds of a token, and for each rollout that is running `rollout` more: what is known
+            of them, by which a rollout's tokens lie in its time.
+        rollout: Likewise.
+    """
+    changes = np.concatenate([rollouts[:, 0], rollouts[:, 1]])
+    steps = np.repeat([1.0, -1.0], len(rollouts))
+    order = np.argsort(changes, kind="stable")
+    count = np.cumsum(steps[order])
+    speed = 1 / np.maximum(step + rollout * np.maximum(count, 1.0), 1e-9)
+    running, made = (_Integral(changes[order], each) for each in (count * speed, speed))
+    edges = pauses.ravel()
+    paused = _Integral(edges, np.tile([1.0, 0.0], len(pauses)))
+    times = np.sort(changes)
+    first, last = within
+    began, ended, tokens = rollouts[(rollouts[:, 0] > first) & (rollouts[:, 0] <= last)].T
+    still = paused(ended) - paused(began)
+    seconds = ended - began
+    mean_running = (running(ended) - running(began)) / np.maximum(made(ended) - made(began), 1e-9)
+    others = np.searchsorted(times, ended) - np.searchsorted(times, began)
+    factors = np.stack([tokens, tokens * mean_running, others / 2], axis=1)
+    return factors, seconds - still
+
+
+class _Integral:
+    """The integral of a step function from its first change on."""
+
+    def __init__(self, times: "NDArray[np.float64]", values: "NDArray[np.float64]") -> None:
+        self._times, self._values = times, values
+        self._until = np.concatenate([[0.0], np.cumsum(values[:-1] * np.diff(times))])
+
+    def __call__(self, at: "NDArray[np.float64]") -> "NDArray[np.float64]":
+        if not len(self._times):
+            return np.zeros_like(at)
+        place = np.searchsorted(self._times, at, side="right") - 1
+        inside = np.maximum(place, 0)
+        since = np.where(place < 0, 0.0, at - self._times[inside])
+        found: NDArray[np.float64] = self._until[inside] + self._values[inside] * since
+        return found
+
+
+def _least_squares(
+    factors: "NDArray[np.float64]", values: "NDArray[np.float64]"
+) -> "NDArray[np.float64]":
+    """Coefficients, none below 0, of the least squares: the best of all subsets of factors."""
+    width = factors.shape[1]
+    best, least = np.zeros(width), float(np.sum(values**2))
+    subsets = chain.from_iterable(combinations(range(width), size) for size in range(1, width + 1))
+    for subset in map(list, subsets):
+        found, *_ = np.linalg.lstsq(factors[:, subset], values, rcond=None)
+        error = float(np.sum((values - factors[:, subset] @ found) ** 2))
+        if np.all(found >= 0) and error < least:
+            least = error
+            best = np.zeros(width)
+            best[subset] = found
+    return best
+
+
+def _learner(batches: Sequence[Row], groups: Sequence[GroupTimes]) -> LearnerRates:
+    measured = batches[WARM_UP:]
+    seconds = np.array([row["step_finished_at"] - row["step_started_at"] for row in measured])
+    tokens = np.array([float(row["tokens_trained"]) for row in measured])
+    factors = np.stack([np.ones_like(tokens), tokens], axis=1)
+    found = _least_squares(factors, seconds)
+    left = seconds - factors @ found
+    batch, token = found.tolist()
+    in_batches = [group.taken_at for group in groups if group.taken_at != group.accepted_at]
+    taken = np.unique([time for time in in_batches if time is not None])
+    begun = np.array([row["wait_finished_at"] for row in measured])
+    place = np.searchsorted(taken, begun) - 1
+    fetches = (begun - taken[np.maximum(place, 0)])[place >= 0]
+    pauses = [
+        after["wait_started_at"] - row["step_finished_at"] for row, after in pairwise(batches)
+    ]
+    return LearnerRates(
+        batch_seconds=batch,
+        token_seconds=token,
+        variation=float(np.std(left) / np.mean(seconds)),
+        take_seconds=float(np.median(fetches)) if len(fetches) else 0.0,
+        publish_seconds=max(0.0, float(np.median(pauses))),
+    )
+
+
+def _tied_share(batches: Sequence[Row], groups: Sequence[GroupTimes]) -> float:
+    """Of the groups that were filtered, or would have been; a filtered one left when it came."""
+    filtered = sum(group.taken_at == group.accepted_at for group in groups)
+    if filtered:
+        return min(filtered / len(groups), MOST_TIED)
+    counted = [row for row in batches if "tied_groups" in row]
+    tied, every = (sum(float(row[name]) for row in counted) for name in ("tied_groups", "groups"))
+    return min(tied / every, MOST_TIED) if every else 0.0
+
+
+def _ess_loss(batches: Sequence[Row]) -> float | None:
+    """−ln ESS is about the variance of log-ratios, which spread as wide as the lag is large."""
+    squares = np.array([_lag_square_mean(row["lag_histogram"]) for row in batches if row["ess"]])
+    if not np.any(squares):
+        return None
+    losses = -np.log([min(1.0, row["ess"]) for row in batches if row["ess"]])
+    return float(squares @ losses / (squares @ squares))
+
+
+def _lag_square_mean(lags: Mapping[str, int]) -> float:
+    """Over the tokens of a batch; 0 of one without any."""
+    tokens = sum(lags.values())
+    return sum(int(lag) ** 2 * count for lag, count in lags.items()) / tokens if tokens else 0.0
+
+
+def _mean(values: Sequence[float]) -> float:
+    return max(0.0, float(np.mean(values))) if values else 0.0

@@ -1,0 +1,275 @@
+"""`headway plan`: what it is asked, where its rates come from, and what it prints."""
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+
+from deploy.config.run_config import RunConfig
+from deploy.errors import InputError
+from deploy.planner.calibration import Measured, read_rates
+from deploy.planner.caveats import caveats, differences, refuse_another_model
+from deploy.planner.predict import Prospect, Source, best, most_actors, predict, setting_of_run
+from deploy.planner.rates import EngineRates, LearnerRates, Rates, UpdateRates, lognormal_lengths
+from deploy.planner.simulator import simulate
+from deploy.storage.run_directory import RunDirectory
+
+LARGEST_BOUND = 1000
+HEADS = (
+    "actors",
+    "ranks",
+    "η",
+    "samp-\nles/s",
+    "by the\nlaw",
+    "learner\nidle",
+    "actors\nidle",
+    "lag\nmean",
+    "\np95",
+    "\nmax",
+    "ESS",
+)
+"""Of a table that fits 80 columns."""
+LIMITS = {
+    "learner": "the learner, which is always busy: more ranks, or fewer actors",
+    "actors": "the actors, which are always busy: more of them, or more rollouts at once",
+    "window": "queues.window: free slots and the learner wait for rollouts that take long, and no "
+    "more groups may be live meanwhile",
+    "staleness": "queues.max_staleness: free slots and the learner wait for rollouts that take "
+    "long, and no others may begin meanwhile",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Given:
+    """Rates from the command line; None where not given."""
+
+    tokens: float | None
+    tokens_variation: float
+    rollout_rate: float | None
+    engine_rate: float | None
+    train_rate: float | None
+    pause: float
+
+    @property
+    def needed(self) -> dict[str, float | None]:
+        """What has to be given where no run is, by its option."""
+        return {
+            "--tokens": self.tokens,
+            "--rollout-rate": self.rollout_rate,
+            "--engine-rate": self.engine_rate,
+            "--train-rate": self.train_rate,
+        }
+
+
+def parse_bounds(text: str) -> list[int]:
+    """Values of `queues.max_staleness`, in order.
+
+    Raises:
+        InputError: They are not some.
+    """
+    if not re.fullmatch(r"\d{1,4}(,\d{1,4})*", text):
+        raise InputError(f"--bounds {text!r}: give whole numbers, as 0,1,2")
+    bounds = sorted({int(each) for each in text.split(",")})
+    if bounds[-1] > LARGEST_BOUND:
+        raise InputError(f"--bounds {text!r}: a bound may be {LARGEST_BOUND} at most")
+    return bounds
+
+
+def plan(
+    config: RunConfig,
+    *,
+    run: RunDirectory | None,
+    given: Given,
+    bounds: Sequence[int],
+    devices: int | None,
+) -> dict[str, Any]:
+    """Everything that the command says, as JSON can hold it.
+
+    Args:
+        config: The recipe.
+        run: Whose rates they are; None: they are given.
+        given: Likewise.
+        bounds: Values of `queues.max_staleness`.
+        devices: None: as many as the recipe uses.
+
+    Raises:
+        InputError: Something is missing, contradicts itself, or cannot be simulated.
+    """
+    own = config.actors.count * config.actors.tensor_parallel_size + config.learner.ranks
+    devices = own if devices is None else devices
+    splits = most_actors(config, devices)
+    source, notes, itself = _source(config, run, given, bounds)
+    if config.queues.filter_tied and run is None:
+        notes.append("queues.filter_tied: how many groups will be dropped is not known; none here")
+    if config.queues.ess_target is not None:
+        notes.append("queues.ess_target: the window of staleness is taken as always at its widest")
+    prospects = predict(config, source, bounds=bounds, devices=devices)
+    return {
+        "recipe": config.name,
+        "devices": devices,
+        "splits": splits,
+        "rates": {"of": str(run.path) if run else "command line", **source.rates.to_dict()},
+        "itself": itself,
+        "notes": notes,
+        "prospects": [_row(each) for each in prospects],
+        "best": _row(best(prospects)),
+    }
+
+
+def show(document: dict[str, Any], console: Console) -> None:
+    """The document of `plan` for people."""
+    itself, chosen = document["itself"], document["best"]
+    title = f"{document['recipe']} on {document['devices']} devices, predicted"
+    table = Table(title=title, box=SIMPLE_HEAD, pad_edge=False, padding=0)
+    for head in HEADS:
+        table.add_column(head, justify="right", no_wrap=True)
+    table.add_column("limited by", no_wrap=True)
+    for row in document["prospects"]:
+        style = "bold" if row == chosen else None
+        table.add_row(*_cells(row), style=style)
+    console.print(table)
+    if itself is not None:
+        console.print(
+            f"the run {itself['name']} itself: {itself['measured']['samples_per_second']:.1f} "
+            f"samples/s measured, {itself['simulated']['samples_per_second']:.1f} simulated; mean "
+            f"lag {itself['measured']['lag_mean']:.2f} and "
+            f"{itself['simulated']['lag_mean']:.2f}; its rates explain "
+            f"{itself['explained']:.0%} of its rollouts' times",
+            soft_wrap=True,
+        )
+    tried = len({row["actors"] for row in document["prospects"]})
+    if tried < document["splits"]:
+        console.print(
+            f"{tried} of {document['splits']} splits were tried, those beside the best one too"
+        )
+    for note in document["notes"]:
+        console.print(f"note: {note}", markup=False, soft_wrap=True)
+    console.print(
+        f"best: {_plural(chosen['actors'], 'actor')} and {_plural(chosen['ranks'], 'rank')} of the "
+        f"learner with max_staleness = {chosen['max_staleness']}: "
+        f"{chosen['samples_per_second']:.1f} samples/s",
+        soft_wrap=True,
+    )
+    console.print(f"limited by {LIMITS[chosen['limit']]}", soft_wrap=True)
+
+
+def _source(
+    config: RunConfig, run: RunDirectory | None, given: Given, bounds: Sequence[int]
+) -> tuple[Source, list[str], dict[str, Any] | None]:
+    """Rates; what to keep in mind of them; how the run that they are of compares."""
+    missing = [name for name, value in given.needed.items() if value is None]
+    if run is not None:
+        if len(missing) < len(given.needed):
+            there = ", ".join(name for name in given.needed if name not in missing)
+            raise InputError(f"--run measures what {there} would say; give one or the other")
+        recorded = run.config()
+        refuse_another_model(config, recorded)
+        measured = read_rates(run)
+        source = Source(
+            rates=measured.rates, ranks=recorded.learner.ranks, ess_loss=measured.ess_loss
+        )
+        evaluated = recorded.heldout is not None and _was_evaluated(run)
+        notes = caveats(measured, recorded, bounds=bounds, evaluated=evaluated)
+        return source, [*differences(config, recorded), *notes], _compare(measured, recorded)
+    if missing:
+        raise InputError(
+            f"no rates: name a run to measure them of with --run, or give {', '.join(missing)} too"
+        )
+    return Source(rates=_given(config, given), ranks=1), [], None
+
+
+def _was_evaluated(run: RunDirectory) -> bool:
+    """Whether its summary has held-out scores; a run that has none yet counts as evaluated."""
+    if not run.summary_file.exists():
+        return True
+    return bool(json.loads(run.summary_file.read_text()).get("heldout", True))
+
+
+def _given(config: RunConfig, given: Given) -> Rates:
+    tokens, one, full = given.tokens, given.rollout_rate, given.engine_rate
+    assert tokens is not None
+    assert one is not None
+    assert full is not None
+    if not given.train_rate or given.train_rate < 0:
+        raise InputError(f"--train-rate {given.train_rate} must be above 0")
+    return Rates(
+        engine=EngineRates.of_throughput(
+            one=one, full=full, slots=config.actors.max_concurrent_rollouts
+        ),
+        learner=LearnerRates(token_seconds=1 / given.train_rate),
+        update=UpdateRates(pause_seconds=given.pause),
+        lengths=lognormal_lengths(
+            tokens, given.tokens_variation, group_size=config.prompts.group_size, seed=config.seed
+        ),
+    )
+
+
+def _compare(measured: Measured, recorded: RunConfig) -> dict[str, Any] | None:
+    """The run and its own simulation; None where that cannot be."""
+    try:
+        setting = setting_of_run(recorded, measured.batches)
+        found = simulate(setting, measured.rates, seed=recorded.seed)
+    except InputError:
+        return None
+    return {
+        "name": recorded.name,
+        "explained": measured.explained,
+        "measured": {
+            "samples_per_second": measured.samples_per_second,
+            "learner_idle": measured.learner_idle,
+            "lag_mean": measured.lag_mean,
+        },
+        "simulated": {
+            "samples_per_second": found.samples_per_second,
+            "learner_idle": found.learner_idle,
+            "lag_mean": found.lag_mean,
+        },
+    }
+
+
+def _row(prospect: Prospect) -> dict[str, Any]:
+    outcome = prospect.outcome
+    return {
+        "actors": prospect.actors,
+        "ranks": prospect.ranks,
+        "max_staleness": prospect.staleness,
+        "samples_per_second": prospect.samples_per_second,
+        "tokens_per_second": outcome.tokens_per_second,
+        "by_the_law": prospect.law,
+        "actors_alone": prospect.actors_alone,
+        "learner_alone": prospect.learner_alone,
+        "learner_idle": outcome.learner_idle,
+        "actors_idle": outcome.actors_idle,
+        "slots_used": outcome.slots_used,
+        "lag_mean": outcome.lag_mean,
+        "lag_p95": outcome.lag_p95,
+        "lag_max": outcome.lag_max,
+        "ess": prospect.ess,
+        "limit": prospect.limit,
+    }
+
+
+def _cells(row: dict[str, Any]) -> list[str]:
+    return [
+        str(row["actors"]),
+        str(row["ranks"]),
+        str(row["max_staleness"]),
+        f"{row['samples_per_second']:.1f}",
+        f"{row['by_the_law']:.1f}",
+        f"{row['learner_idle']:.0%}",
+        f"{row['actors_idle']:.0%}",
+        f"{row['lag_mean']:.2f}",
+        str(row["lag_p95"]),
+        str(row["lag_max"]),
+        "–" if row["ess"] is None else f"{row['ess']:.3f}",
+        row["limit"],
+    ]
+
+
+def _plural(count: int, what: str) -> str:
+    return f"{count} {what}" if count == 1 else f"{count} {what}s"

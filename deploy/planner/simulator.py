@@ -1,0 +1,363 @@
+"""A run in simulated time: the broker's own book decides, engines and learner are rates.
+
+    engine     leases what the book allows into its free slots; its rollouts share its speed; a
+               slot is free again when its rollout ends
+    learner    takes what the book gives, trains, publishes, acknowledges
+    update     staged while the engine generates, then swapped while it stands still; only so many
+               engines swap at once, and one that missed a version takes the newest
+
+So admission, deadlines, the window and the patience with engines that lag are the code that runs,
+not a model of it. What is left out is said in `deploy.planner.rates`. Time is a heap of events; an
+engine's rollouts are a heap by the token of the engine at which they end, so an event costs O(log
+slots).
+"""
+
+import heapq
+import random
+from collections import Counter, deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import count, cycle, islice, pairwise
+from typing import Any
+
+from deploy.errors import InputError
+from deploy.planner.rates import Rates
+from deploy.planner.simulated_engine import FOREVER, SimulatedEngine
+from deploy.report.summary import WARM_UP
+from queues.errors import QueueClosed
+from queues.policy.admission import Bounds
+from queues.policy.dynamic_sampling import TieFilter
+from queues.records import BatchRecord, Lease, Prompt, Summary
+from queues.state.broker_state import Book
+from queues.state.groups import State
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """What a recipe decides."""
+
+    bounds: Bounds
+    group_size: int
+    baseline: bool = False
+    """Whether a group is generated with one more rollout, which is not trained."""
+    engines: int
+    slots: int
+    """Rollouts that an engine generates at once."""
+    swaps_at_once: int = 1
+    patience_seconds: float = 0.0
+    queued_batches: int = 2
+    most_filtered: int | None = None
+    """Groups without a signal that may be dropped for one batch; None: none is dropped."""
+    warm_up: int = WARM_UP
+    """Batches at the beginning that are left out."""
+    beyond: int = 0
+    """Batches at the end that are left out, as a run leases less and less towards its end."""
+
+    @property
+    def last(self) -> int:
+        """Batches that are trained."""
+        return self.bounds.steps - self.beyond
+
+    @property
+    def counted(self) -> int:
+        """Batches that figures are made of."""
+        return self.last - self.warm_up
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What a simulated run was like after its first batches."""
+
+    samples_per_second: float
+    """Rollouts trained."""
+    tokens_per_second: float
+    """Sampled tokens trained."""
+    learner_idle: float
+    """Share of the time in which the learner waited for a batch."""
+    actors_idle: float
+    """Share in which an engine had no rollout, mean over engines."""
+    slots_used: float
+    """Share of all slots in which a rollout was generated."""
+    lag_mean: float
+    """Over trained tokens, in versions."""
+    lag_square_mean: float
+    """Of its square, likewise."""
+    lag_p95: int
+    lag_max: int
+    batch_seconds: Sequence[float]
+    """From the end of each step to the next one's."""
+    step_seconds: Sequence[float]
+
+
+class Simulation:
+    """One run; `run` is called once.
+
+    Args:
+        setting: What the recipe decides.
+        rates: How fast everything is.
+        seed: Of the learner's variation, and of which groups are tied.
+    """
+
+    def __init__(self, setting: Setting, rates: Rates, *, seed: int = 0) -> None:
+        if setting.bounds.on_overdue != "wait":
+            raise InputError(
+                f'queues.on_overdue = "{setting.bounds.on_overdue}" cannot be simulated; "wait" can'
+            )
+        if setting.counted < 2:
+            raise InputError(f"{setting.last} steps; at least {setting.warm_up + 2} are needed")
+        self._setting, self._rates = setting, rates
+        self._chance = random.Random(seed)
+        self._book = Book(
+            bounds=setting.bounds,
+            group_size=setting.group_size,
+            queued_batches=setting.queued_batches,
+            max_attempts=1,
+            greedy_baseline=setting.baseline,
+            tie_filter=None
+            if setting.most_filtered is None
+            else TieFilter(limit=setting.most_filtered),
+        )
+        names = [f"engine-{number}" for number in range(setting.engines)]
+        self._engines = {
+            name: SimulatedEngine(name, rates.engine, room=setting.slots) for name in names
+        }
+        self._order = count()
+        self._issued = count()
+        self._lengths = cycle(length for group in rates.lengths for length in group)
+        self._events: list[tuple[float, int, str, tuple[Any, ...]]] = []
+        self._now = 0.0
+        self._unfinished: dict[str, int] = {}
+        """Rollouts of a leased group that are still running."""
+        self._sampled: dict[str, Counter[int]] = {}
+        """Tokens of a live group by version."""
+        self._tokens: dict[str, int] = {}
+        self._waits_since: float | None = 0.0
+        self._swapping = 0
+        self._permits: deque[SimulatedEngine] = deque()
+        self._lags: Counter[int] = Counter()
+        self._ends: list[float] = []
+        self._steps: list[float] = []
+        self._trained_tokens: list[int] = []
+        self._waits: list[float] = []
+        self._counted_from: list[tuple[float, float]] = []
+
+    def run(self) -> Outcome:
+        """To the last batch."""
+        for name in self._engines:
+            self._book.serving(name, 0)
+        self._feed()
+        self._lease()
+        while len(self._ends) < self._setting.last:
+            self._now, _, what, values = heapq.heappop(self._events)
+            getattr(self, f"_{what}")(*values)
+        return self._outcome()
+
+    # --- what happens
+
+    def _end(self, engine: SimulatedEngine, plan: int) -> None:
+        """The first rollouts of an engine have all of their tokens."""
+        if plan != engine.plan:
+            return
+        engine.advance(self._now)
+        engine.token = max(engine.token, engine.running[0][0])  # whatever rounding says
+        while engine.running and engine.running[0][0] <= engine.token:
+            end, _, began, lease = heapq.heappop(engine.running)
+            engine.stalled += self._rates.engine.turnover_seconds / 2
+            engine.room += 1
+            group = lease.group_id
+            self._sampled[group] += engine.sampled(began, round(end - began))
+            self._unfinished[group] -= 1
+            if not self._unfinished[group]:
+                del self._unfinished[group]
+                self._after(self._rates.engine.put_seconds, "put", engine, lease)
+        self._plan(engine)
+        self._lease([engine])
+
+    def _put(self, engine: SimulatedEngine, lease: Lease) -> None:
+        group = self._book.groups.in_flight[lease.group_id]
+        sampled = self._sampled[lease.group_id]
+        tied = self._chance.random() < self._rates.tied_share
+        result = Summary(
+            group_id=lease.group_id, prompt_id=lease.prompt.prompt_id, attempt=lease.attempt,
+            rollouts=lease.group_size, tokens=sampled.total(), reward=0.0,
+            task_rewards=[0.0, float(not tied)],
+            oldest_version=min(sampled), newest_version=max(sampled),
+        )  # fmt: skip
+        if self._book.accept(group, result, now=self._now).state is State.DROPPED:
+            del self._sampled[lease.group_id], self._tokens[lease.group_id]
+            self._feed()
+            self._lease()
+        self._lease([engine])
+        self._take()
+
+    def _train(self, tokens: int) -> None:
+        """A step begins."""
+        assert self._waits_since is not None
+        self._waits.append(self._now - self._waits_since)
+        self._waits_since = None
+        rates = self._rates.learner
+        seconds = rates.batch_seconds + rates.token_seconds * tokens
+        if rates.variation:
+            seconds *= max(0.0, self._chance.gauss(1.0, rates.variation))
+        self._steps.append(seconds)
+        self._after(seconds, "trained")
+
+    def _trained(self) -> None:
+        self._ends.append(self._now)
+        if len(self._ends) in (self._setting.warm_up, self._setting.last):
+            for engine in self._engines.values():
+                engine.advance(self._now)
+                self._counted_from.append((engine.idle_seconds, engine.rollout_seconds))
+        self._after(self._rates.learner.publish_seconds, "ack")
+
+    def _ack(self) -> None:
+        book = self._book
+        for group in book.taken:
+            del self._sampled[group.group_id]
+        book.ack(BatchRecord(version=book.version, acked_at=self._now, statistics={}))
+        book.patience_ends = self._now + self._setting.patience_seconds
+        self._after(self._setting.patience_seconds, "lease")
+        for engine in self._engines.values():
+            if not engine.updating:
+                self._stage(engine)
+        self._waits_since = self._now
+        self._feed()
+        self._lease()
+        self._take()
+
+    def _stage(self, engine: SimulatedEngine) -> None:
+        """The newest version is on its way to an engine."""
+        engine.updating = True
+        self._after(self._rates.update.staging_seconds, "staged", engine, self._book.version)
+
+    def _staged(self, engine: SimulatedEngine, version: int) -> None:
+        if self._swapping == self._setting.swaps_at_once:
+            self._permits.append(engine)
+            return
+        self._swapping += 1
+        engine.advance(self._now)
+        engine.stalled += self._rates.update.pause_seconds
+        self._plan(engine)
+        self._after(self._rates.update.pause_seconds, "swapped", engine, version)
+
+    def _swapped(self, engine: SimulatedEngine, version: int) -> None:
+        engine.advance(self._now)
+        engine.version = version
+        engine.swaps.append((engine.token, version))
+        engine.updating = False
+        self._swapping -= 1
+        self._book.serving(engine.name, version)
+        if version < self._book.version:
+            self._stage(engine)
+        if self._permits:
+            self._staged(self._permits.popleft(), self._book.version)
+        self._lease([engine])
+
+    # --- decisions of the book
+
+    def _feed(self) -> None:
+        try:
+            wanted = self._book.wanted()
+        except QueueClosed:
+            return
+        new = islice(self._issued, wanted or 0)
+        self._book.issue([Prompt(prompt_id=f"simulated/0/{number}", text="") for number in new])
+
+    def _lease(self, engines: Sequence[SimulatedEngine] | None = None) -> None:
+        each = self._setting.group_size + self._setting.baseline
+        for engine in self._engines.values() if engines is None else engines:
+            if engine.room < each or self._book.over:
+                continue
+            leases = self._book.lease(engine.name, engine.room, now=self._now, expires=FOREVER)
+            if not leases:
+                continue
+            self._feed()
+            engine.advance(self._now)
+            for lease in leases:
+                self._begin(engine, lease)
+            self._plan(engine)
+
+    def _begin(self, engine: SimulatedEngine, lease: Lease) -> None:
+        engine.room -= lease.room
+        self._unfinished[lease.group_id] = lease.room
+        self._sampled[lease.group_id] = Counter()
+        lengths = list(islice(self._lengths, lease.room))
+        self._tokens[lease.group_id] = sum(lengths[: lease.group_size])
+        engine.stalled += lease.room * self._rates.engine.turnover_seconds / 2
+        for length in lengths:
+            entry = (engine.token + length, next(self._order), engine.token, lease)
+            heapq.heappush(engine.running, entry)
+
+    def _take(self) -> None:
+        book = self._book
+        ready = len(book.results) >= self._setting.bounds.groups_per_batch
+        if self._waits_since is None or book.taken or not ready or book.training_over:
+            return
+        taken = book.take(book.version)
+        if taken is None:
+            return
+        if len(self._ends) >= self._setting.warm_up:
+            for group_id in taken:
+                for version, tokens in self._sampled[group_id].items():
+                    self._lags[book.version - version] += tokens
+        tokens = sum(self._tokens.pop(group_id) for group_id in taken)
+        self._trained_tokens.append(tokens)
+        self._after(self._rates.learner.take_seconds, "train", tokens)
+
+    # --- inside
+
+    def _after(self, seconds: float, what: str, *values: Any) -> None:
+        heapq.heappush(self._events, (self._now + seconds, next(self._order), what, values))
+
+    def _plan(self, engine: SimulatedEngine) -> None:
+        """What was planned for an engine is void, since its speed has changed."""
+        engine.plan += 1
+        end = engine.next_end()
+        if end < FOREVER:
+            self._after(end - self._now, "end", engine, engine.plan)
+
+    def _outcome(self) -> Outcome:
+        setting, ends = self._setting, self._ends
+        warm_up = setting.warm_up
+        seconds = ends[-1] - ends[warm_up - 1]
+        batches = setting.counted
+        engines = setting.engines
+        before, after = self._counted_from[:engines], self._counted_from[engines:]
+        idle, used = (
+            sum(late[which] - early[which] for early, late in zip(before, after, strict=True))
+            for which in (0, 1)
+        )
+        rollouts = batches * setting.bounds.groups_per_batch * setting.group_size
+        lags = self._lags
+        return Outcome(
+            samples_per_second=rollouts / seconds,
+            tokens_per_second=sum(self._trained_tokens[warm_up:]) / seconds,
+            learner_idle=sum(self._waits[warm_up:]) / seconds,
+            actors_idle=idle / seconds / engines,
+            slots_used=used / seconds / engines / setting.slots,
+            lag_mean=sum(lag * tokens for lag, tokens in lags.items()) / lags.total(),
+            lag_square_mean=sum(lag**2 * tokens for lag, tokens in lags.items()) / lags.total(),
+            lag_p95=quantile(lags, 0.95),
+            lag_max=max(lags),
+            batch_seconds=[after - before for before, after in pairwise(ends[warm_up - 1 :])],
+            step_seconds=self._steps[warm_up:],
+        )
+
+
+def quantile(counts: Mapping[int, int], share: float) -> int:
+    """The smallest value that at least `share` of what was counted does not exceed."""
+    total, below = sum(counts.values()), 0
+    for value in sorted(counts):
+        below += counts[value]
+        if below >= share * total:
+            return value
+    raise ValueError("nothing was counted")
+
+
+def simulate(setting: Setting, rates: Rates, *, seed: int = 0) -> Outcome:
+    """One run, in simulated time.
+
+    Raises:
+        InputError: The setting cannot be simulated; says why.
+    """
+    return Simulation(setting, rates, seed=seed).run()

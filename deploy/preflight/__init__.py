@@ -1,0 +1,1 @@
+"""Checks made before a run writes anything."""

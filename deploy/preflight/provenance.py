@@ -1,0 +1,68 @@
+"""What a trained model folder was made from, so that settings of another are not taken for it."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from deploy.config.run_config import RunConfig
+from deploy.errors import InputError
+
+ORIGIN_FILE = "origin.json"
+"""In the folder of a warm start or of reward models: what it was made from."""
+
+
+def warm_start_origin(config: RunConfig) -> str:
+    """What a warm start depends on, as JSON; two that differ are different models."""
+    sections = config.model_dump(mode="json", include={"seed", "model", "sft"})
+    if sections["sft"] is not None:
+        del sections["sft"]["name"]
+    return json.dumps(sections, sort_keys=True)
+
+
+def reward_model_origin(config: RunConfig) -> str:
+    """What reward models depend on, as JSON."""
+    sections = config.model_dump(mode="json", include={"seed", "model", "sft", "reward_model"})
+    for section in ("sft", "reward_model"):
+        if sections[section] is not None:
+            del sections[section]["name"]
+    return json.dumps(sections, sort_keys=True)
+
+
+def same_warm_starts(config: RunConfig) -> list[str]:
+    """Names under which the folder of runs has the warm start of this recipe already."""
+    origin = warm_start_origin(config)
+    made = sorted(config.deploy.runs_dir.glob(f"*-sft/model/{ORIGIN_FILE}"))
+    return [f.parents[1].name.removesuffix("-sft") for f in made if f.read_text() == origin]
+
+
+def refuse_another_origin(folder: Path, wanted: str, remedy: str) -> None:
+    """What was made with other settings is another model.
+
+    Raises:
+        InputError: It was, or does not tell; says which settings differ.
+    """
+    try:
+        made = json.loads((folder / ORIGIN_FILE).read_text())
+    except (OSError, ValueError) as error:
+        raise InputError(
+            f"{folder} does not tell what it was made with: {error}; {remedy}"
+        ) from None
+    before, now = dict(_settings(made)), dict(_settings(json.loads(wanted)))
+    differ = [
+        f"{name} = {before.get(name, 'none')}, not {now.get(name, 'none')}"
+        for name in sorted(before.keys() | now.keys())
+        if before.get(name) != now.get(name)
+    ]
+    if differ:
+        shown = "; ".join(differ[:3]) + ("; and more" if len(differ) > 3 else "")
+        raise InputError(f"{folder} was made with {shown}. For this recipe, {remedy}")
+
+
+def _settings(section: Any, name: str = "") -> Iterator[tuple[str, str]]:
+    """The dotted names of settings, with their values as JSON."""
+    if not isinstance(section, dict):
+        yield name, json.dumps(section)
+        return
+    for key, value in section.items():
+        yield from _settings(value, f"{name}.{key}" if name else key)

@@ -1,0 +1,275 @@
+"""The plots of a report, each a figure of one idea for one run or several.
+
+Pure: what was recorded to a matplotlib figure. Leaves out the page around them
+(`deploy.report.html`) and the timeline (`deploy.report.timeline_plot`).
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+from deploy.report.summary import Record, Row
+from queues.readers.selection_bias import FATES, BiasReport
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+SIZE = (5.0, 3.1)
+"""Inches; readable at the width of a phone."""
+COLOURS = ("#1f6fb4", "#d9600f", "#2a8f3c", "#b1312f", "#7a56a8", "#7d5a4f", "#c2559d", "#666666")
+"""One a run."""
+WINDOW = 15
+"""Batches that throughput and idle time are averaged over."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """A run as plots see it."""
+
+    label: str
+    record: Record
+    bias: BiasReport
+    colour: str
+
+
+@dataclass(frozen=True, slots=True)
+class Plot:
+    """One plot of the page."""
+
+    title: str
+    text: str
+    """What a reader needs to know."""
+    draw: Callable[["Figure", Sequence[Shown]], None]
+
+
+def figure_of(plot: Plot, runs: Sequence[Shown]) -> "Figure":
+    """The plot as a figure."""
+    from matplotlib.backends.backend_svg import FigureCanvasSVG
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=SIZE, layout="constrained")
+    FigureCanvasSVG(figure)
+    plot.draw(figure, runs)
+    for axes in figure.axes:
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.grid(visible=True, alpha=0.25, lw=0.6)
+        axes.tick_params(labelsize=8)
+    return figure
+
+
+def smooth(values: Sequence[float], width: int = WINDOW) -> list[float]:
+    """The mean of each value and those before it, up to `width` in all.
+
+    Example:
+        >>> smooth([1.0, 3.0, 5.0], 2)
+        [1.0, 2.0, 4.0]
+    """
+    return [
+        sum(part) / len(part)
+        for part in (values[max(0, end - width) : end] for end in range(1, len(values) + 1))
+    ]
+
+
+def throughput(batches: Sequence[Row]) -> tuple[list[float], list[float]]:
+    """Seconds since the first step of the run, and rollouts trained a second over WINDOW batches.
+
+    The first batch of a sitting has no beginning, and is left out.
+    """
+    seconds, rates = [], []
+    passed = 0.0
+    recent: list[tuple[int, float]] = []
+    for before, row in pairwise(batches):
+        if before.get("sitting_started_at") != row.get("sitting_started_at"):
+            recent = []
+            continue
+        took = row["step_finished_at"] - before["step_finished_at"]
+        passed += took
+        recent = [*recent, (row["rollouts_trained"], took)][-WINDOW:]
+        time = sum(each for _, each in recent)
+        if time > 0:
+            seconds.append(passed)
+            rates.append(sum(count for count, _ in recent) / time)
+    return seconds, rates
+
+
+def waiting(batches: Sequence[Row]) -> list[float]:
+    """Share of a batch's time, from asking for it to its publication, in which it was waited for.
+
+    Over WINDOW batches.
+    """
+    waits = [row["wait_finished_at"] - row["wait_started_at"] for row in batches]
+    whole = [row["published_at"] - row["wait_started_at"] for row in batches]
+    sums = zip(smooth(waits), smooth(whole), strict=True)
+    return [wait / time if time > 0 else 0.0 for wait, time in sums]
+
+
+def _reward(figure: "Figure", runs: Sequence[Shown]) -> None:
+    axes = figure.subplots()
+    for run in runs:
+        label = f"{run.label}: " if len(runs) > 1 else ""
+        _line(axes, run, "reward_mean", label=f"{label}training", lw=0.9, alpha=0.55)
+        best = [row for row in run.record.heldout_sampled if "pass_at_k" in row]
+        for series, key, style, name in (
+            (run.record.heldout, "score", "o-", "held-out, greedy"),
+            (run.record.heldout_sampled, "score", "s:", "held-out, sampled"),
+            (best, "pass_at_k", "^--", f"pass@{best[-1]['samples']}" if best else ""),
+        ):
+            scored = [row for row in series if row[key] is not None]
+            if scored:
+                axes.plot(
+                    [row["version"] for row in scored],
+                    [row[key] for row in scored],
+                    style,
+                    color=run.colour,
+                    ms=3.5,
+                    lw=1.4,
+                    label=f"{label}{name}",
+                )
+    _finish(axes, "policy version", legend=True)
+
+
+def _throughput(figure: "Figure", runs: Sequence[Shown]) -> None:
+    axes = figure.subplots()
+    for run in runs:
+        seconds, rates = throughput(run.record.batches)
+        axes.plot(seconds, rates, color=run.colour, lw=1.4, label=run.label)
+    axes.set_ylim(0, None)
+    _finish(axes, "seconds since the first step", "rollouts/s", legend=len(runs) > 1)
+
+
+def _idle(figure: "Figure", runs: Sequence[Shown]) -> None:
+    axes = figure.subplots()
+    for run in runs:
+        axes.plot(
+            [row["version"] for row in run.record.batches],
+            [100 * share for share in waiting(run.record.batches)],
+            color=run.colour,
+            lw=1.4,
+            label=run.label,
+        )
+    axes.set_ylim(0, 100)
+    _finish(axes, "policy version", "% of the learner's time", legend=len(runs) > 1)
+
+
+def _lag(figure: "Figure", runs: Sequence[Shown]) -> None:
+    left, right = figure.subplots(1, 2, width_ratios=[2, 1])
+    for run in runs:
+        _line(left, run, "lag_mean", label="mean", lw=1.4)
+        _line(left, run, "max_lag", label="largest", lw=0.8, ls=":")
+        left.axhline(run.record.max_staleness, color=run.colour, lw=0.7, ls="--", label="allowed")
+    left.set_ylim(0, None)
+    _finish(left, "policy version", "lag, versions", legend=len(runs) == 1)
+    width = 0.8 / len(runs)
+    counts = [_lags(run.record.batches) for run in runs]
+    for place, (run, count) in enumerate(zip(runs, counts, strict=True)):
+        total = count.total() or 1
+        places = [lag - 0.4 + width * (place + 0.5) for lag in sorted(count)]
+        shares = [100 * count[lag] / total for lag in sorted(count)]
+        right.bar(places, shares, width, color=run.colour)
+    right.set_xticks(sorted({lag for count in counts for lag in count}))
+    _finish(right, "lag", "% of trained tokens")
+
+
+def _ess(figure: "Figure", runs: Sequence[Shown]) -> None:
+    upper, lower = figure.subplots(2, 1, sharex=True)
+    for run in runs:
+        _line(upper, run, "ess", label=run.label, lw=1.4)
+        for origin, style in (("fresh", "-"), ("crossed", "--"), ("stale", ":")):
+            _line(lower, run, f"kl_{origin}", label=origin, lw=1.1, ls=style)
+    _finish(upper, "", "ESS / tokens", legend=len(runs) > 1)
+    _finish(lower, "policy version", "KL, nats/token", legend=len(runs) == 1)
+
+
+def _lengths(figure: "Figure", runs: Sequence[Shown]) -> None:
+    axes = figure.subplots()
+    for run in runs:
+        _line(axes, run, "response_length_mean", label=run.label, lw=1.4)
+    axes.set_ylim(0, None)
+    _finish(axes, "policy version", "sampled tokens a rollout", legend=len(runs) > 1)
+
+
+def _left_out(figure: "Figure", runs: Sequence[Shown]) -> None:
+    measures = (("seconds", "seconds"), ("tokens", "tokens a rollout"), ("reward", "reward"))
+    rows = [
+        (run, fate, f"{run.label}: {fate}" if len(runs) > 1 else fate)
+        for run in runs
+        for fate in FATES
+        if run.bias.groups[fate]
+    ]
+    for axes, (measure, title) in zip(figure.subplots(1, 3, sharey=True), measures, strict=True):
+        for place, (run, fate, _) in enumerate(rows):
+            found = run.bias.fates[fate][measure]
+            if found.count:
+                axes.plot([found.p50, found.p95], [place, place], color=run.colour, lw=3, alpha=0.4)
+                axes.plot([found.mean], [place], "o", color=run.colour, ms=5)
+        axes.set_yticks(
+            range(len(rows)),
+            [f"{label} ({run.bias.groups[fate]})" for run, fate, label in rows],
+        )
+        axes.set_ylim(max(1, len(rows)) - 0.5, -0.5)
+        _finish(axes, title)
+
+
+def _weight_sync(figure: "Figure", runs: Sequence[Shown]) -> None:
+    axes = figure.subplots()
+    for run in runs:
+        done = [row for row in run.record.swaps if row["error"] is None and not row.get("seeding")]
+        versions = [row["version"] for row in done]
+        serving = [row["swap_finished_at"] - row["published_at"] for row in done]
+        still = [row["pause_seconds"] + row["load_seconds"] + row["resume_seconds"] for row in done]
+        for label, seconds, marker in (
+            ("published to serving", serving, "."),
+            ("engine stands still", still, "x"),
+        ):
+            name = f"{run.label}: {label}" if len(runs) > 1 else label
+            colour = run.colour if len(runs) > 1 or marker == "." else COLOURS[1]
+            axes.plot(versions, seconds, marker, color=colour, ms=3, label=name)
+    axes.set_yscale("log")
+    _finish(axes, "policy version", "seconds", legend=True)
+
+
+PLOTS = (
+    Plot("Reward", "Mean of each batch, and scores of held-out prompts.", _reward),
+    Plot("Throughput", f"Rollouts trained a second, over {WINDOW} batches.", _throughput),
+    Plot("Learner idle", f"Waiting for a batch, over {WINDOW} batches.", _idle),
+    Plot("Lag of trained tokens", "Versions between sampling and training.", _lag),
+    Plot(
+        "Off-policyness",
+        "Effective sample size; KL(sampler ‖ learner) of rollouts sampled wholly at the trained "
+        "version (fresh), across an update on a kept cache (crossed), or earlier (stale).",
+        _ess,
+    ),
+    Plot("Response length", "Mean of each batch.", _lengths),
+    Plot(
+        "Left out, and trained",
+        "Groups by what became of them: mean (dot), median to 95th percentile (line). Of aborted "
+        "groups only the seconds are known, as a lower bound.",
+        _left_out,
+    ),
+    Plot("Weight updates", "One mark an engine and version.", _weight_sync),
+)
+
+
+def _line(axes: "Axes", run: Shown, key: str, **style: Any) -> None:
+    """One figure of the batches that have it."""
+    rows = [row for row in run.record.batches if row.get(key) is not None]
+    if rows:
+        values = [row[key] for row in rows]
+        axes.plot([row["version"] for row in rows], values, color=run.colour, **style)
+
+
+def _finish(axes: "Axes", xlabel: str, ylabel: str = "", *, legend: bool = False) -> None:
+    axes.set_xlabel(xlabel, fontsize=8)
+    axes.set_ylabel(ylabel, fontsize=8)
+    if legend and axes.get_legend_handles_labels()[0]:
+        axes.legend(fontsize=7, frameon=False)
+
+
+def _lags(batches: Iterable[Row]) -> Counter[int]:
+    counts: Counter[int] = Counter()
+    for row in batches:
+        counts.update({int(lag): tokens for lag, tokens in row["lag_histogram"].items()})
+    return counts

@@ -1,0 +1,206 @@
+"""What everybody did during some steps of a run: actors, queue, learner, weight updates.
+
+Pure functions from recorded rows to curves and spans, and `read_timeline`, which finds the rows in
+a run's folder, dead or alive. Leaves out drawing (`deploy.report.timeline_plot`). All times are
+epoch seconds.
+"""
+
+from bisect import bisect_right
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+from deploy.report.summary import WARM_UP, Row
+from queues.readers.group_history import GroupTimes, History, read_history
+
+STEPS = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """One thing that lasted."""
+
+    kind: str
+    start: float
+    end: float
+
+
+Curve = Sequence[tuple[float, int]]
+"""A count over time: (time, count from then on), in order; 0 before the first."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timeline:
+    """One window of a run."""
+
+    first: int
+    """The version of its first batch."""
+    begin: float
+    """The learner began to wait for that batch."""
+    end: float
+    """The last batch was acknowledged."""
+    actors: Mapping[str, Curve]
+    """Rollouts being generated, by engine."""
+    queue: Curve
+    """Ready groups."""
+    groups_per_batch: int
+    learner: Sequence[Span]
+    """wait, step, publish, ack, checkpoint."""
+    updates: Mapping[str, Sequence[Span]]
+    """staging, prepare, permit, pause, by engine; failed where an attempt did not reach it."""
+
+
+def read_timeline(
+    run_directory: Path,
+    batches: Sequence[Row],
+    swaps: Sequence[Row],
+    *,
+    max_staleness: int,
+    groups_per_batch: int,
+    count: int = STEPS,
+) -> Timeline | None:
+    """The window of `count` steps after the warm-up; None where no batch was trained.
+
+    Args:
+        run_directory: The run's folder: its ledger and journal are read.
+        batches: Statistics of the trained batches, in order, with their times.
+        swaps: Swap reports.
+        max_staleness: η of the run.
+        groups_per_batch: B of the run.
+        count: Steps.
+
+    Raises:
+        QueuesError: The ledger or the journal cannot be read.
+    """
+    shown = window(batches, count)
+    if not shown:
+        return None
+    first, last = shown[0]["version"], shown[-1]["version"]
+    history = read_history(run_directory, first, last + max_staleness + 1)
+    return build(shown, swaps, history, groups_per_batch=groups_per_batch)
+
+
+def window(batches: Sequence[Row], count: int) -> Sequence[Row]:
+    """Up to `count` consecutive batches of one sitting, after the warm-up if there are enough."""
+    start = max(0, min(WARM_UP, len(batches) - count))
+    shown = list(batches[start : start + count])
+    for place, row in enumerate(shown):
+        if row.get("sitting_started_at") != shown[0].get("sitting_started_at"):
+            return shown[:place]
+    return shown
+
+
+def build(
+    batches: Sequence[Row],
+    swaps: Sequence[Row],
+    history: History,
+    *,
+    groups_per_batch: int,
+) -> Timeline:
+    """The timeline of consecutive batches; what lies outside of their time is left out."""
+    begin, last = float(batches[0]["wait_started_at"]), batches[-1]
+    end = float(history.acked_at.get(last["version"]) or last["published_at"])
+    return Timeline(
+        first=batches[0]["version"],
+        begin=begin,
+        end=end,
+        actors={e: clip(c, begin, end) for e, c in running_rollouts(history.groups).items()},
+        queue=clip(ready_groups(history.groups), begin, end),
+        groups_per_batch=groups_per_batch,
+        learner=learner_spans(batches, history.acked_at, history.checkpoints),
+        updates={
+            engine: [span for span in spans if begin <= span.start and span.end <= end]
+            for engine, spans in update_spans(swaps).items()
+        },
+    )
+
+
+def running_rollouts(groups: Iterable[GroupTimes]) -> dict[str, Curve]:
+    """Rollouts being generated over time, by engine."""
+    intervals: defaultdict[str, list[tuple[float, float | None]]] = defaultdict(list)
+    for group in groups:
+        intervals[group.engine_id] += group.rollouts
+    return {engine: overlaps(intervals[engine]) for engine in sorted(intervals)}
+
+
+def ready_groups(groups: Iterable[GroupTimes]) -> Curve:
+    """Groups that were accepted and not taken yet, over time."""
+    return overlaps((group.accepted_at, group.taken_at) for group in groups)
+
+
+def overlaps(intervals: Iterable[tuple[float, float | None]]) -> Curve:
+    """How many intervals cover each moment; None as an end is never.
+
+    Example:
+        >>> overlaps([(0, 2), (1, 2), (1, None)])
+        [(0, 1), (1, 3), (2, 1)]
+    """
+    changes: Counter[float] = Counter()
+    for start, end in intervals:
+        changes[start] += 1
+        if end is not None:
+            changes[end] -= 1
+    curve, count = [], 0
+    for time in sorted(changes):
+        if changes[time]:
+            count += changes[time]
+            curve.append((time, count))
+    return curve
+
+
+def clip(curve: Curve, begin: float, end: float) -> Curve:
+    """The part of a curve between two moments, with a point at each of them."""
+    before = bisect_right(curve, begin, key=lambda point: point[0])
+    count = curve[before - 1][1] if before else 0
+    inside = [point for point in curve[before:] if point[0] < end]
+    return [(begin, count), *inside, (end, inside[-1][1] if inside else count)]
+
+
+def idle_share(curve: Curve, begin: float, end: float) -> float:
+    """Share of the time between two moments in which a count was 0."""
+    points = clip(curve, begin, end)
+    idle = sum(after - time for (time, count), (after, _) in pairwise(points) if not count)
+    return idle / (end - begin)
+
+
+def learner_spans(
+    batches: Sequence[Row], acked_at: Mapping[int, float], checkpoints: Mapping[int, float]
+) -> list[Span]:
+    """What the learner did, in order. Waiting includes fetching and decoding the batch."""
+    spans = []
+    for row in batches:
+        version = row["version"]
+        acked = acked_at.get(version, row["published_at"])
+        spans += [
+            Span("wait", row["wait_started_at"], row["wait_finished_at"]),
+            Span("step", row["step_started_at"], row["step_finished_at"]),
+            Span("publish", row["step_finished_at"], row["published_at"]),
+            Span("ack", row["published_at"], acked),
+        ]
+        if version + 1 in checkpoints:
+            spans.append(Span("checkpoint", acked, checkpoints[version + 1]))
+    return spans
+
+
+def update_spans(swaps: Iterable[Row]) -> dict[str, list[Span]]:
+    """Each version on its way into each engine, from its publication on."""
+    spans: defaultdict[str, list[Span]] = defaultdict(list)
+    for row in swaps:
+        mine, published = spans[row["engine_id"]], row["published_at"]
+        staged, started, finished = (
+            row[f"{name}_at"] for name in ("staged", "swap_started", "swap_finished")
+        )
+        if row["error"] is not None:
+            known = (time for time in (finished, started, staged, published) if time is not None)
+            mine.append(Span("failed", published, next(known)))
+            continue
+        prepared = staged + row.get("prepare_seconds", 0.0)
+        mine += [
+            Span("staging", published, staged),
+            Span("prepare", staged, prepared),
+            Span("permit", prepared, started),
+            Span("pause", started, finished),
+        ]
+    return {engine: spans[engine] for engine in sorted(spans)}

@@ -1,0 +1,268 @@
+"""The folder of one run: `runs/<name>/` and what lies where in it.
+
+recipe.json       the resolved recipe          metrics.jsonl   one row per trained batch
+ledger.sqlite     states, batches, accounts    swaps.jsonl     one row per weight update
+journal/          accepted rollouts            restarts.jsonl  one row per actor made again
+checkpoints/      v000060/ …                   waits.jsonl     one row per wait that lasted too long
+summary.json      figures of the run
+logs/             output of every process      report.html     the same as a page of plots
+"""
+
+import fcntl
+import json
+import os
+import shutil
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, is_dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from deploy.config.messages import explain
+from deploy.config.run_config import RunConfig
+from deploy.errors import InputError
+from queues.readers.accounting import is_open, read_accounting
+
+LOCK_TRIES = 5
+"""At a lock that is taken: a command that only looks whether it is takes it for an instant too."""
+LOCK_SECONDS = 0.05
+"""Between two of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunDirectory:
+    """Paths of a run, and the small files that the driver writes."""
+
+    path: Path
+
+    @classmethod
+    def of(cls, config: RunConfig) -> "RunDirectory":
+        """Where a recipe's run lies, whether it is there or not."""
+        return cls((config.deploy.runs_dir / config.name).absolute())
+
+    def create(self, config: RunConfig, *, replace: bool) -> None:
+        """Makes the folder and stores the resolved recipe in it.
+
+        Args:
+            config: The recipe; its name is the folder's.
+            replace: Delete a run of the same name first; one that ended before its first batch
+                has nothing to lose and always gives way.
+
+        Raises:
+            InputError: There is a run of that name already, or it is still going on, or the folder
+                cannot be written.
+        """
+        self.check_at_rest()
+        replace = replace or self.trained_nothing()
+        if self.recipe_file.exists() and not replace:
+            raise InputError(
+                f"a run named {config.name!r} exists in {self.path.parent}; go on with it by "
+                f"`headway resume {config.name}`, choose another name (--set name=…), or delete it "
+                "with --replace"
+            )
+        if self.path.exists() and not self.recipe_file.exists():
+            raise InputError(f"{self.path} exists and is not a run folder; choose another name")
+        partial = RunDirectory(self.path.with_name(f".{config.name}.partial"))
+        try:
+            shutil.rmtree(partial.path, ignore_errors=True)
+            for folder in (partial.path, partial.checkpoints, partial.logs):
+                folder.mkdir(parents=True)
+            partial.recipe_file.write_text(config.model_dump_json(indent=2))
+            if replace and self.path.exists():
+                shutil.rmtree(self._replaced, ignore_errors=True)
+                self.path.rename(self._replaced)
+            partial.path.rename(self.path)
+        except OSError as error:
+            shutil.rmtree(partial.path, ignore_errors=True)
+            raise InputError(f"the run folder {self.path} cannot be written: {error}") from None
+
+    def discard(self) -> None:
+        """Deletes the folder of a run that trained nothing, and the one around it if now empty.
+
+        The run that it was to replace is back in its place.
+        """
+        shutil.rmtree(self.path, ignore_errors=True)
+        if self._replaced.exists():
+            self._replaced.rename(self.path)
+        with suppress(OSError):
+            self.path.parent.rmdir()
+
+    def settle(self) -> None:
+        """Deletes the run that this one replaced: this one has begun."""
+        shutil.rmtree(self._replaced, ignore_errors=True)
+
+    @property
+    def _lock(self) -> Path:
+        return self.path / "driver.lock"
+
+    @property
+    def _replaced(self) -> Path:
+        return self.path.with_name(f".{self.path.name}.replaced")
+
+    @classmethod
+    def open(cls, run: str, runs_dir: Path = Path("runs")) -> "RunDirectory":
+        """An existing run, by its folder or by its name in `runs_dir`.
+
+        Raises:
+            InputError: There is none.
+        """
+        for path in (Path(run), runs_dir / run):
+            if cls(path.absolute()).recipe_file.exists():
+                return cls(path.absolute())
+        found = sorted(p.parent.name for p in runs_dir.glob("*/recipe.json"))
+        known = f"runs in {runs_dir}: {', '.join(found)}" if found else f"no runs in {runs_dir}"
+        raise InputError(f"no run {run!r}: neither a run folder nor a name ({known})")
+
+    def check_at_rest(self) -> None:
+        """Raises InputError while some process works on the run."""
+        if is_open(self.path) or _is_locked(self._lock):
+            raise self._going_on()
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Keeps other commands out of the run during the block.
+
+        Raises:
+            InputError: One of them is in it.
+        """
+        with self._lock.open("w") as file:
+            for _ in range(LOCK_TRIES):
+                with suppress(BlockingIOError):
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                time.sleep(LOCK_SECONDS)
+            else:
+                raise self._going_on()
+            yield
+
+    def _going_on(self) -> InputError:
+        return InputError(
+            f"a run named {self.path.name!r} is going on in {self.path.parent}; choose another "
+            "name, or wait for its end"
+        )
+
+    def config(self) -> RunConfig:
+        """The recipe that the run was started with; its `runs_dir` is where the run lies now.
+
+        Raises:
+            InputError: It was written by a version of Headway with other settings, or damaged.
+        """
+        try:
+            config = RunConfig.model_validate_json(self.recipe_file.read_text())
+        except ValidationError as error:
+            problems = "\n".join(explain(error, RunConfig))
+            raise InputError(
+                f"{self.recipe_file} is damaged, or of another version of Headway:\n{problems}"
+            ) from None
+        except (OSError, UnicodeDecodeError) as error:
+            raise InputError(f"{self.recipe_file} cannot be read: {error}") from None
+        here = config.deploy.model_copy(update={"runs_dir": self.path.parent})
+        return config.model_copy(update={"deploy": here})
+
+    def status(self) -> str | None:
+        """running, done, failed or interrupted, as last written; None before the first time.
+
+        A run that nobody works on any more and that could not write its end is "killed".
+        """
+        if not self.summary_file.exists():
+            return None
+        try:
+            written = str(json.loads(self.summary_file.read_text())["status"])
+        except (ValueError, KeyError, TypeError) as error:
+            raise InputError(f"{self.summary_file} is damaged: {error!r}") from None
+        at_rest = not is_open(self.path) and not _is_locked(self._lock)
+        return "killed" if written == "running" and at_rest else written
+
+    def trained_nothing(self) -> bool:
+        """Whether there is a run that ended before it had any result to train."""
+        if not self.ledger.exists():
+            return self.recipe_file.exists()
+        accounts = read_accounting(self.path)
+        return not (accounts.ready or accounts.taken or accounts.trained)
+
+    @property
+    def recipe_file(self) -> Path:
+        """The resolved recipe, as JSON."""
+        return self.path / "recipe.json"
+
+    @property
+    def ledger(self) -> Path:
+        """The broker's database; what is in it, `queues.readers.accounting` reads."""
+        return self.path / "ledger.sqlite"
+
+    @property
+    def checkpoints(self) -> Path:
+        """Folder of checkpoint folders."""
+        return self.path / "checkpoints"
+
+    @property
+    def logs(self) -> Path:
+        """Output of the run's processes."""
+        return self.path / "logs"
+
+    @property
+    def summary_file(self) -> Path:
+        """Figures of the run; see `deploy.report.summary`."""
+        return self.path / "summary.json"
+
+    @property
+    def page(self) -> Path:
+        """Figures and plots of the run; see `deploy.report.report`."""
+        return self.path / "report.html"
+
+    def append(self, name: str, rows: Iterable[Any]) -> None:
+        """Adds rows to a JSON-lines file of the run: all of them, or none where that fails."""
+        path = self.path / name
+        before = path.stat().st_size if path.exists() else 0
+        try:
+            with path.open("a") as file:
+                for row in rows:
+                    file.write(json.dumps(asdict(row) if is_dataclass(row) else row) + "\n")  # type: ignore[arg-type]
+        except OSError:
+            with suppress(OSError):
+                os.truncate(path, before)
+            raise
+
+    def rows(self, name: str) -> list[Any]:
+        """What `append` wrote; a last line that was cut off by a crash is left out.
+
+        Raises:
+            InputError: Another line is damaged; names it.
+        """
+        path = self.path / name
+        lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
+        rows = []
+        for number, line in enumerate(lines, start=1):
+            try:
+                rows += [json.loads(line)] if line.endswith(b"\n") else []
+            except ValueError as error:
+                raise InputError(f"{path}, line {number} is damaged: {error}") from None
+        return rows
+
+    def rewrite(self, name: str, rows: Iterable[Any]) -> None:
+        """Replaces a JSON-lines file of the run."""
+        partial = f".{name}.partial"
+        (self.path / partial).unlink(missing_ok=True)
+        self.append(partial, rows)
+        (self.path / partial).rename(self.path / name)
+
+    def write_summary(self, summary: Mapping[str, Any]) -> None:
+        """Replaces `summary.json` at once."""
+        temporary = self.summary_file.with_suffix(".tmp")
+        temporary.write_text(json.dumps(summary, indent=2))
+        temporary.replace(self.summary_file)
+
+
+def _is_locked(path: Path) -> bool:
+    """Whether a command holds the lock."""
+    if not path.exists():
+        return False
+    with path.open() as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False

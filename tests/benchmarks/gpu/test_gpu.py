@@ -1,0 +1,211 @@
+"""`python -m benchmarks.gpu`: what runs where, the roofline, and a trial on a CPU."""
+
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from itertools import islice
+
+import pytest
+import torch
+
+from benchmarks.environment import environment
+from benchmarks.gpu import __main__ as suite
+from benchmarks.gpu import learner
+from benchmarks.gpu.generation import PROMPT, TOKENS, roofline
+from benchmarks.gpu.lines import line
+from benchmarks.training_load import SIZES
+from deploy.cli.bench import ROOT
+
+
+def test_the_learner_and_packing_need_nothing_of_what_serves(monkeypatch):
+    def find_spec(name):
+        return None if name in ("vllm", "ray", "deepspeed") else name
+
+    monkeypatch.setattr("importlib.util.find_spec", find_spec)
+    found = {part: suite.missing(part, "cuda") for part in suite.NEEDS}
+    assert found == {
+        "packing": [], "learner": [], "lag": [], "generation": ["vllm"], "pause": ["vllm"],
+    }  # fmt: skip
+    assert suite.missing("pause", "cpu") == ["vllm", "GPU"]
+
+
+def test_every_part_of_the_plan_fits_into_eight_minutes():
+    assert suite.SECONDS < 480
+    parts = suite.plan(["0.5b", "1.5b"])
+    assert [part for part, _ in parts] == [
+        "packing", "learner", "learner", "lag", "generation", "generation", "pause",
+    ]  # fmt: skip
+
+
+def test_a_part_that_hangs_or_fails_costs_the_others_nothing():
+    hangs = [sys.executable, "-c", "import time; time.sleep(60)"]
+    assert suite.outcome(hangs, 1.0) == {"failed": "took longer than 1 s"}
+    fails = [sys.executable, "-c", "raise SystemExit('no such device')"]
+    assert suite.outcome(fails, 30.0)["failed"] == ["no such device"]
+
+
+def test_what_a_part_said_before_its_time_was_over_is_kept_and_what_libraries_log_is_not():
+    says = (
+        "import time; print('INFO loading', flush=True); print('[1]'); "
+        'print(\'{"packed": 1, "by": 1}\'); print(\'{"by": 2}\', flush=True); time.sleep(60)'
+    )
+    found = suite.outcome([sys.executable, "-c", says], 6.0)
+    assert found == {"packed": 1, "by": 2, "failed": "took longer than 6 s"}
+
+
+def test_parts_share_what_is_left_and_use_no_more():
+    parts = [part for part, _ in suite.plan(["0.5b", "1.5b"])]
+    left, given = 100.0, []
+    for place, part in enumerate(parts):
+        given.append(suite.budget(part, parts[place + 1 :], left))
+        left -= given[-1]
+    assert sum(given) == pytest.approx(100.0)
+    assert min(given) > 3
+    assert suite.budget("pause", [], 70.0) == 70.0  # what others did not use
+
+
+def test_what_is_missing_is_named_with_the_command_that_mends_it(monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: name != "pydantic" or None)
+    monkeypatch.setattr(suite, "entry_points", lambda group: [])
+    python = f"{sys.version_info.major}.{sys.version_info.minor}"
+    install = f"pip install --target .gpu --only-binary :all: --python-version {python} pydantic"
+    lacking = suite.missing("learner", "cuda")
+    assert line("learner 0.5b", {"not_run": suite.reason(lacking)}) == (
+        f"learner 0.5b: not run, because there is no pydantic; {install}; then PYTHONPATH=.:.gpu"
+    )
+    lacking = suite.missing("pause", "cuda")
+    assert lacking == ["pydantic", suite.PLUGIN]
+    assert f"{install}; pip install --target .gpu --no-deps .;" in suite.reason(lacking)
+    assert suite.reason(["vllm", "GPU"]) == "there is no vllm, GPU"
+
+
+def test_the_suite_itself_starts_without_any_package():
+    """So that it can say what is missing."""
+    command = [sys.executable, "-S", "-m", "benchmarks.gpu", "--help"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env={}, timeout=60)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--sizes", "0.5b", "7b"], "argument --sizes: invalid choice: '7b' (choose from"),
+        (["--rounds", "0"], "--rounds 0 must be at least 1"),
+    ],
+)
+def test_what_no_part_could_measure_is_refused_before_any_of_them(
+    arguments, message, monkeypatch, capsys, tmp_path
+):
+    output = tmp_path / "gpu.json"
+    monkeypatch.setattr("sys.argv", ["gpu", "--output", str(output), *arguments])
+    with pytest.raises(SystemExit) as refused:
+        suite.main()
+    assert refused.value.code == 2
+    assert message in capsys.readouterr().err
+    assert not output.exists()
+
+
+def test_an_arm_without_enough_memory_is_stored_and_the_other_is_measured(monkeypatch):
+    make = learner.make
+
+    def too_large(*arguments, packed, rate):
+        if packed:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB.\nMore.")
+        return make(*arguments, packed=packed, rate=rate)
+
+    monkeypatch.setattr(learner, "make", too_large)
+    found = {}
+    for said in learner.utilisation("tiny", torch.device("cpu"), rounds=1):
+        found |= said
+    assert found["packed"] == {"failed": "CUDA out of memory. Tried to allocate 2 GiB."}
+    assert "host" in found["masked"]["shares"]
+    assert "packed failed: CUDA out of memory" in line("learner tiny", found)
+
+
+def test_a_deep_model_of_bfloat16_attends_sequence_by_sequence(monkeypatch):
+    """Ways to attend are compared in float32, where least is taken for rounding."""
+    compared = []
+
+    def attend_packed(model):
+        compared.append(model.dtype)
+        return packed(model)
+
+    packed = learner.attend_packed
+    monkeypatch.setattr(learner, "attend_packed", attend_packed)
+    size = replace(SIZES["tiny"], layers=28, dtype="bfloat16")
+    engine = learner.make(size, torch.device("cpu"), packed=True, rate=1e-4)
+    model = engine._policy.model
+    assert compared == [torch.float32]
+    assert (model.config._attn_implementation, model.dtype) == ("headway_packed", torch.bfloat16)
+
+
+def test_bfloat16_weights_move_far_enough_that_lag_is_seen(monkeypatch):
+    monkeypatch.setitem(SIZES, "tiny", replace(SIZES["tiny"], dtype="bfloat16"))
+    *_, found = islice(learner.sample_size_by_lag("tiny", torch.device("cpu")), 5)
+    lacking = [1 - row["ess"] for row in found["by_lag"]]
+    assert lacking[4] > lacking[0]
+    assert line("lag tiny", found).startswith("lag tiny: 1 − ESS 0: ")
+
+
+def test_a_record_says_what_it_can_without_git_and_names_gpus(monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("HEADWAY_COMMIT", raising=False)
+    found = environment()
+    assert (found["commit"], found["uncommitted_changes"]) == (None, None)
+    assert found["machine"]["gpus"] is None
+    monkeypatch.setenv("HEADWAY_COMMIT", "abc")
+    _program(tmp_path / "git", "exit 128")
+    _program(tmp_path / "nvidia-smi", "echo NVIDIA H100, 580.1; echo NVIDIA H100, 580.1")
+    found = environment()
+    assert (found["commit"], found["uncommitted_changes"]) == ("abc", None)
+    gpus = {"count": 2, "names": ["NVIDIA H100", "NVIDIA H100"], "driver": "580.1"}
+    assert found["machine"]["gpus"] == gpus
+
+
+def test_programs_that_hang_or_fail_cost_a_record_only_what_they_would_say(monkeypatch, tmp_path):
+    monkeypatch.setattr("benchmarks.environment.ANSWER_SECONDS", 0.5)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    _program(tmp_path / "git", "exec sleep 60")
+    _program(tmp_path / "nvidia-smi", "echo no driver; exit 9")
+    found = environment()
+    assert found["uncommitted_changes"] is None
+    assert found["machine"]["gpus"] is None
+
+
+def _program(file, text):
+    file.write_text(f"#!/bin/sh\n{text}\n")
+    file.chmod(0o755)
+
+
+def test_the_roofline_is_weights_once_a_step_and_keys_and_values_of_each_sequence():
+    size = SIZES["tiny"]
+    kept = 2 * size.layers * size.kv_heads * size.head_size * 2 * (PROMPT + TOKENS / 2)
+    assert roofline(size, 1000, 1e6, 1) == pytest.approx(1e6 / (2000 + kept))
+    assert roofline(size, 1000, 1e6, 4) == pytest.approx(4e6 / (2000 + 4 * kept))
+
+
+@pytest.mark.slow
+def test_the_way_of_the_learner_can_be_gone_on_a_cpu_without_what_serves(tmp_path):
+    """The modules that may be missing on a GPU machine are hidden from it."""
+    for name in ("vllm", "ray", "deepspeed", "pyarrow", "prometheus_client"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "__init__.py").write_text("raise ImportError('hidden')\n")
+    hidden = "import sys; sys.path.insert(0, sys.argv.pop(1)); import runpy; "
+    program = hidden + "runpy.run_module('benchmarks.gpu', run_name='__main__', alter_sys=True)"
+    for part in ("packing", "learner", "lag"):
+        command = [sys.executable, "-c", program, str(tmp_path), "--part", part]
+        done = subprocess.run(
+            [*command, "--device", "cpu", "--sizes", "tiny", "--rounds", "1"],
+            cwd=ROOT, capture_output=True, text=True, timeout=200,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        found = suite.figures(done.stdout.splitlines())
+        if part == "learner":
+            assert "host_of_lists" in found["packed"]["shares"]
+            assert 0 < found["packed"]["utilisation"] < 1
+            assert found["packed"]["tokens"] == found["masked"]["tokens"]
+        if part == "lag":
+            assert [row["lag"] for row in found["by_lag"]] == list(range(9))
+            assert found["by_lag"][0]["ess"] == pytest.approx(1.0)
+            assert all(0 < row["ess"] <= 1.0001 for row in found["by_lag"])

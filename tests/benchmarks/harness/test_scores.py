@@ -1,0 +1,88 @@
+"""Scores of checkpoints: who is asked, and what is kept and told when one of them fails."""
+
+import asyncio
+import json
+
+import pytest
+
+from benchmarks import checkpoint_scores
+from benchmarks.checkpoint_scores import INITIAL, SCORES, read_scores, write_scores
+from deploy.config.run_config import load_recipe
+from deploy.errors import RunFailed
+from deploy.preflight.inputs import Inputs
+from queues.records import Evaluation, Prompt
+
+
+class FakeFleet:
+    """Actors whose every version scores a tenth of it; also the broker that asks them."""
+
+    def __init__(self, **changed):
+        self.broker = self
+        self.changed = changed
+        """Of the evaluation of version 4."""
+        self.events = []
+
+    async def publish(self, version, model):
+        self.events.append((version, model.name))
+
+    async def evaluate(self, name, prompts, *, temperature, min_version):
+        self.events.append((min_version, len(prompts)))
+
+    async def evaluation(self, name, timeout):
+        version = int(name.partition("@")[2])
+        if version == 4 and self.changed.get("late"):
+            await asyncio.sleep(60)
+        figures = {
+            "name": name, "count": 12, "failed": 0, "score": version / 10, "best": None,
+            "incomplete": 0, "lowest_version": version, "highest_version": version, "tokens": 1,
+            "seconds": 1.0,
+        }  # fmt: skip
+        return Evaluation(**figures | (self.changed if version == 4 else {}))
+
+
+@pytest.fixture
+def stage(tmp_path):
+    """A recipe of 8 problems, 12 at the end; its inputs; and two runs of two checkpoints each."""
+    settings = [f"deploy.runs_dir={tmp_path}", "heldout.size=8", "heldout.final_size=12"]
+    runs = [tmp_path / name for name in ("first", "second")]
+    for run in runs:
+        for version in (5, 10):
+            (run / "checkpoints" / f"v{version:06d}").mkdir(parents=True)
+    problems = [Prompt(prompt_id=f"p/{n}", text="1+1=", answer="2") for n in range(12)]
+    inputs = Inputs(model_path="start", source=None, problems=problems, evaluations=[])
+    return load_recipe("demo", settings), inputs, runs
+
+
+def test_every_checkpoint_is_a_version_and_the_last_of_a_run_has_more_problems(stage):
+    config, inputs, runs = stage
+    fleet = FakeFleet()
+    asyncio.run(write_scores(config, inputs, fleet, runs))
+    assert fleet.events == [
+        (0, "start"), (0, 8),
+        (1, "v000005"), (1, 8), (2, "v000010"), (2, 12),
+        (3, "v000005"), (3, 8), (4, "v000010"), (4, 12),
+    ]  # fmt: skip
+    assert [read_scores(run) for run in runs] == [
+        {0: 0.0, 5: 0.1, 10: 0.2},
+        {0: 0.0, 5: 0.3, 10: 0.4},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"score": None}, "each of the 12 rollouts failed"),
+        ({"lowest_version": 3}, "scored by versions 3 to 4, and not by 4 alone"),
+        ({"late": True}, "12 problems took longer than 0.1 s"),
+    ],
+)
+def test_a_checkpoint_that_cannot_be_scored_is_named_and_costs_no_other_run_its_scores(
+    stage, monkeypatch, changed, message
+):
+    monkeypatch.setattr(checkpoint_scores, "SECONDS", 0.1)
+    config, inputs, runs = stage
+    with pytest.raises(RunFailed, match=f"second/checkpoints/v000010: {message}"):
+        asyncio.run(write_scores(config, inputs, FakeFleet(**changed), runs))
+    assert json.loads((runs[0].parent / INITIAL).read_text()) == 0.0
+    assert read_scores(runs[0]) == {0: 0.0, 5: 0.1, 10: 0.2}
+    assert not (runs[1] / SCORES).exists()

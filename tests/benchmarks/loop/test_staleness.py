@@ -1,0 +1,357 @@
+"""`headway bench staleness` and `versus-trl`: their figures, and the first from end to end."""
+
+import argparse
+import io
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+from rich.console import Console
+from rich.progress import Progress
+
+from benchmarks import staleness, staleness_outcome, versus_trl
+from benchmarks.checkpoint_scores import INITIAL, SCORES
+from benchmarks.children import Children
+from benchmarks.environment import RESULTS
+from benchmarks.staleness import Arm, Study, make_study, read_arm
+from benchmarks.staleness_figures import (
+    curve,
+    interval,
+    off_policyness,
+    seconds_around,
+    seconds_to,
+    t_quantile,
+)
+from deploy.cli.bench import ROOT
+from deploy.config.run_config import load_recipe
+from deploy.errors import InputError
+from deploy.storage.run_directory import RunDirectory
+from tests.deploy.conftest import RECIPE
+from tests.deploy.leased import train_early
+
+
+def row(version, **changes):
+    """Statistics of a batch that took a second, after half a second of waiting."""
+    return {
+        "version": version,
+        "wait_started_at": 100.0 + 1.5 * version,
+        "step_finished_at": 101.5 + 1.5 * version,
+        "tokens_trained": 10,
+        "lag_histogram": {"0": 10},
+        "ess": 1.0,
+        "fractions": {"capped": 0.0, "not_finite": 0.5},
+        "mismatch_fresh": 0.0,
+        "tokens_fresh": 10,
+        "mismatch_stale": None,
+        "tokens_stale": 0,
+        "mismatch_crossed": None,
+        "tokens_crossed": 0,
+        "kl_fresh": 0.0,
+        "kl_stale": None,
+        "kl_crossed": None,
+        "kl": 0.0,
+    } | changes
+
+
+def test_lag_is_counted_over_the_tokens_of_all_batches_after_the_first():
+    first = [row(version, lag_histogram={"9": 10}) for version in range(5)]
+    stale = row(
+        6,
+        lag_histogram={"1": 9, "3": 1},
+        ess=0.5,
+        fractions={"capped": 0.25, "masked": 0.125, "not_finite": 0.0},
+        mismatch_stale=0.2,
+        tokens_stale=8,
+        mismatch_crossed=0.1,
+        tokens_crossed=2,
+        kl_stale=0.03,
+        kl_crossed=0.04,
+        kl=0.02,
+    )
+    assert off_policyness([*first, row(5), stale]) == {
+        "lag_mean": 12 / 20,
+        "lag_p95": 1,
+        "lag_max": 3,
+        "ess": 0.75,
+        "mismatch_fresh": 0.0,
+        "mismatch_stale": 0.2,
+        "mismatch_crossed": 0.1,
+        "kl_fresh": 0.0,
+        "kl_stale": 0.03,
+        "kl_crossed": 0.04,
+        "kl": 0.01,
+        "clipped": 0.125,
+    }
+
+
+def test_a_version_is_scored_at_the_end_of_the_step_that_made_it():
+    rows = [row(version) for version in range(4)]
+    assert curve(rows, {4: 0.9, 2: 0.5}) == [(3.0, 0.5), (6.0, 0.9)]
+
+
+@pytest.mark.parametrize(
+    ("target", "seconds", "around"),
+    [
+        (0.3, 10.0, (10.0, 10.0)),
+        (0.5, 10.0, (10.0, 10.0)),
+        (0.6, 15.0, (10.0, 20.0)),
+        (0.7, 20.0, (10.0, 20.0)),
+        (0.95, None, None),
+    ],
+)
+def test_a_target_between_two_scores_is_reached_between_them(target, seconds, around):
+    line = [(10.0, 0.5), (20.0, 0.7), (30.0, 0.6)]
+    assert seconds_to(line, target) == (None if seconds is None else pytest.approx(seconds))
+    assert seconds_around(line, target) == around
+
+
+@pytest.mark.parametrize(
+    ("probability", "freedom", "table"),
+    [(0.975, 1, 12.706), (0.975, 4, 2.776), (0.95, 9, 1.833), (0.975, 120, 1.980)],
+)
+def test_quantiles_of_students_distribution_are_those_of_the_tables(probability, freedom, table):
+    assert t_quantile(probability, freedom) == pytest.approx(table, abs=6e-4)
+
+
+def test_the_interval_of_five_seeds_is_students():
+    low, high = interval([-0.02, -0.01, 0.0, 0.01, 0.02])
+    assert high == -low == pytest.approx(2.7764 * 0.0158114 / 5**0.5, rel=1e-4)
+
+
+def test_ratios_and_differences_are_taken_within_a_seed():
+    def arm(kind, name, seed, speed, score):
+        return {
+            "kind": kind,
+            "name": name,
+            "seed": seed,
+            "samples_per_second": speed,
+            "score": score,
+        }
+
+    arms = [
+        arm("bound", "0", 0, 50.0, 0.90),
+        arm("bound", "0", 1, 60.0, 0.80),
+        arm("bound", "4", 0, 90.0, 0.91),
+        arm("bound", "4", 1, 120.0, 0.83),
+        arm("bound", "inf", 0, 100.0, 0.90),
+        arm("bound", "inf", 1, 120.0, 0.80),
+        arm("correction", "none", 0, 100.0, 0.50),
+        arm("correction", "none", 1, 100.0, 0.60),
+    ]
+    predictions = [
+        {"name": name, "seed": seed, "simulated": 100.0, "law": 200.0, "lag_mean": 1.0 + seed}
+        for name in ("0", "4", "inf")
+        for seed in (0, 1)
+    ]
+    found = staleness_outcome.conclude({"arms": arms, "predictions": predictions})
+    assert found["of_predicted"] == {"0": 0.55, "4": 1.05, "inf": 1.1}
+    assert found["of_law"]["4"] == 0.525
+    assert found["of_unbounded"]["4"] == 0.95
+    assert found["predicted_lag"]["4"] == 1.5
+    assert found["score_difference"]["bound"]["4"]["each"] == pytest.approx([0.01, 0.03])
+    assert found["score_difference"]["correction"]["none"]["mean"] == pytest.approx(-0.3)
+
+
+@pytest.fixture
+def stored():
+    """A study of two bounds and two corrections on five seeds."""
+    return json.loads((RESULTS / "staleness_seeds.json").read_text())
+
+
+def test_the_picture_has_every_seed_and_what_was_predicted(stored):
+    speed, lag, by_bound, by_correction = staleness_outcome.picture(stored).axes
+    predicted = [line.get_linestyle() for line in speed.lines if "predicted" in line.get_label()]
+    assert predicted == ["--", ":"]
+    (dashed,) = [line for line in lag.lines if "predicted" in line.get_label()]
+    assert dashed.get_linestyle() == "--"
+    assert list(dashed.get_ydata()) == [stored["conclusions"]["predicted_lag"][n] for n in "08"]
+    assert [len(axes.lines) for axes in (by_bound, by_correction)] == [2 * (1 + 5), 3 * (1 + 5)]
+
+
+def test_a_row_of_fewer_seeds_says_so(stored):
+    lost = next(arm for arm in stored["arms"] if arm["name"] == "8")
+    stored["arms"].remove(lost)
+    console = Console(file=io.StringIO(), width=200)
+    staleness_outcome.show(stored, console)
+    told = " ".join(console.file.getvalue().split())
+    assert "medians of 5 seed(s), 150 steps, 2000 problems at the last score" in told
+    assert " 8 (4 seed(s)) " in told
+    assert " 0 (" not in told
+    assert "arms were measured at commit unknown; this was written at 1bd9efae" in told
+
+
+def test_headway_stands_beside_the_best_of_trls_settings_at_each_figure():
+    def arm(name, seed, speed, seconds):
+        return {
+            "name": name,
+            "seed": seed,
+            "samples_per_second": speed,
+            "seconds_to_target": seconds,
+            "tokens_per_rollout": 30.0,
+            "score": 0.9,
+            "seconds": 100.0,
+        }
+
+    arms = [
+        arm("Headway", 0, 100.0, 10.0),
+        arm("Headway", 1, 120.0, 10.0),
+        arm("TRL 8", 0, 10.0, 15.0),
+        arm("TRL 8", 1, 10.0, 15.0),
+        arm("TRL 32", 0, 50.0, 40.0),
+        arm("TRL 32", 1, 40.0, None),
+    ]
+    found = versus_trl.conclude(arms)
+    assert found["throughput"] == {"best": "TRL 32", "ratio": 2.5}
+    assert found["time"] == {"best": "TRL 8", "ratio": pytest.approx(2 / 3)}
+    assert found["medians"]["TRL 32"]["seconds_to_target"] is None
+    assert versus_trl.conclude([*arms[:2], *arms[4:]])["time"] == {"best": None, "ratio": None}
+    without = versus_trl.conclude(arms[1:])
+    assert without["throughput"] == {"best": "TRL 32", "ratio": None}
+    assert without["time"] == {"best": "TRL 8", "ratio": None}
+    assert set(without["medians"]) == {"TRL 8", "TRL 32"}
+
+
+def test_a_recipe_whose_objective_trl_is_not_given_is_refused():
+    versus_trl.check_alike(load_recipe("demo"))
+    with pytest.raises(InputError, match=r"learner\.advantage = 'rloo'"):
+        versus_trl.check_alike(load_recipe("demo", ['learner.advantage="rloo"']))
+
+
+def trained_arm(folder, *, steps, **late):
+    """An arm with a bound of 2, whose last three batches are trained after the last lease.
+
+    Args:
+        folder: For the arm.
+        steps: Of it.
+        late: What the statistics of these three have.
+    """
+    config = load_recipe(str(RECIPE), [f"deploy.runs_dir={folder}", "name=eta2-seed0"])
+    directory = RunDirectory.of(config)
+    directory.create(config, replace=False)
+    fresh = {"lag_mean": 0.0, "max_lag": 0}
+    rows = train_early(
+        directory,
+        steps=steps,
+        staleness=2,
+        row=lambda version: row(version, **(fresh if version < steps - 3 else late)),
+    )
+    (folder / INITIAL).write_text("0.25")
+    (directory.path / SCORES).write_text(json.dumps({steps: 0.75}))
+    study = Study(config, ("2",), (0,), (), stale=8, target=0.5, out=folder)
+    return study, Arm("bound", "2", 0, config), rows
+
+
+def test_figures_of_an_arm_are_of_the_batches_before_its_last_lease(tmp_path):
+    late = {"lag_histogram": {"9": 10}, "lag_mean": 9.0, "max_lag": 9, "ess": 0.1}
+    study, arm, rows = trained_arm(tmp_path, steps=14, **late)
+    found = read_arm(study, arm)
+    assert (found["first_version"], found["batches"]) == (5, 6)
+    seconds = rows[10]["step_finished_at"] - rows[4]["step_finished_at"]
+    tokens = sum(2 * (4 + version) for version in range(5, 11))
+    assert found["samples_per_second"] == pytest.approx(2 * 6 / seconds)
+    assert found["tokens_per_second"] == pytest.approx(tokens / seconds)
+    assert found["tokens_per_rollout"] == tokens / (2 * 6)
+    assert (found["lag_mean"], found["lag_p95"], found["ess"]) == (0.0, 0, 1.0)
+    assert 0 <= found["actors_idle"] <= 1
+
+
+def test_the_largest_lag_scores_and_seconds_of_an_arm_are_of_the_whole_run(tmp_path):
+    study, arm, rows = trained_arm(tmp_path, steps=14, lag_mean=9.0, max_lag=9)
+    found = read_arm(study, arm)
+    assert (found["lag_max"], found["score"]) == (9, 0.75)
+    assert found["seconds"] == rows[13]["step_finished_at"] - rows[0]["wait_started_at"]
+    assert found["curve"] == [(0.0, 0.25), (found["seconds"], 0.75)]
+
+
+def test_an_arm_that_leased_everything_too_early_is_refused_with_the_reason(tmp_path):
+    study, arm, _ = trained_arm(tmp_path, steps=12, lag_mean=0.0, max_lag=0)
+    with pytest.raises(InputError, match="trained 12 batches since it was last started, 9 of them"):
+        read_arm(study, arm)
+
+
+def test_steps_that_surely_leave_too_few_batches_before_the_last_lease_are_refused(tmp_path):
+    given = {"recipe": "demo", "settings": [], "steps": 18, "score_every": 5, "problems": 100}
+    given |= {"bounds": "0,2", "seeds": "0", "stale": 8, "target": 0.85, "out": tmp_path / "out"}
+    with pytest.raises(InputError, match=r"--steps 18 .* at least 19: .* the last 9 of an arm"):
+        make_study(argparse.Namespace(**given, corrections="cispo"))
+    assert make_study(argparse.Namespace(**given, corrections="")).corrections == ()
+
+
+def test_cores_that_this_machine_does_not_have_are_refused_before_anything_is_held_to_them():
+    before = os.sched_getaffinity(0)
+    with pytest.raises(InputError, match=r"learner\.cores names \[0, 4000\], but there are only"):
+        versus_trl.hold("0,4000")
+    assert os.sched_getaffinity(0) == before
+
+
+def test_what_is_started_is_held_to_the_same_cores_as_who_starts_it():
+    core = min(os.sched_getaffinity(0))
+    program = (
+        "import os, subprocess, sys; from benchmarks.versus_trl import hold; hold(sys.argv[1]); "
+        "command = [sys.executable, '-c', 'import os; print(os.sched_getaffinity(0))']; "
+        "print(subprocess.run(command, capture_output=True, text=True).stdout, end='')"
+    )
+    command = [sys.executable, "-c", program, str(core)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout == f"{{{core}}}\n"
+
+
+def study_arguments(tmp_path, monkeypatch, *options):
+    monkeypatch.setattr("sys.argv", ["staleness", "--out", str(tmp_path / "out"), *options])
+    return staleness.parse()
+
+
+def test_arms_that_cannot_be_read_are_named_and_do_not_end_the_study(tmp_path, monkeypatch):
+    options = ("--bounds", "0,1", "--corrections", "")
+    study = staleness.make_study(study_arguments(tmp_path, monkeypatch, *options))
+    arms = study.arms(0)
+    for arm in arms:
+        directory = RunDirectory.of(arm.config)
+        directory.create(arm.config, replace=False)
+        if arm is arms[0]:
+            train_early(directory, steps=12, staleness=2)
+        directory.write_summary({"status": "done", "heldout": [], "heldout_sampled": []})
+        (directory.path / SCORES).write_text("{}")
+    (study.out / INITIAL).write_text("0.5")
+    console = Console(file=io.StringIO())
+    with Progress(console=console) as progress:
+        children = Children(study.out, progress, len(arms))
+        read, failed = staleness.measure(study, arms, children, console)
+    assert (read, [each["name"] for each in failed]) == ([], ["0", "1"])
+    assert "eta0-seed0 cannot be read: " in failed[0]["why"]
+    assert "trained 12 batches since it was last started, 9 of them" in failed[0]["why"]
+    assert "so it is not the folder of a run" in failed[1]["why"]
+
+
+@pytest.mark.ray
+@pytest.mark.deepspeed
+@pytest.mark.slow
+@pytest.mark.timeout(560)
+def test_a_study_is_trained_scored_and_gone_on_with(headway):
+    recipe = headway.arguments("run")[2]
+    out = headway.folder / "study"
+    settings = ("--set", 'learner.cores="1"', "--set", "heldout.size=8")
+    options = ("--steps", "14", "--seeds", "0", "--problems", "12", "--score-every", "7")
+    chosen = ("--bounds", "0,2", "--corrections", "cispo", "--stale", "3", "--out", out)
+    command = ("bench", "staleness", recipe, *settings, *options, *chosen)
+    result = headway(*command, timeout=400)
+    assert result.returncode == 0, result.stdout + result.stderr
+    document = json.loads((out / "staleness.json").read_text())
+    largest = {arm["name"]: arm["lag_max"] for arm in document["arms"]}
+    assert list(largest) == ["0", "2", "cispo"]
+    assert largest["0"] == 0
+    assert largest["2"] <= 2
+    assert largest["cispo"] <= 3
+    for arm in document["arms"]:
+        assert [seconds > 0 for seconds, _ in arm["curve"]] == [False, True, True]
+        assert arm["environment"]["versions"]["torch"]
+        assert arm["score"] == arm["curve"][-1][1]
+        assert (arm["first_version"], arm["batches"] < 14 - 5) == (5, True)
+    assert {each["name"] for each in document["predictions"]} == {"0", "2"}
+    assert (out / "staleness.png").read_bytes().startswith(b"\x89PNG")
+    made = (out / "eta0-seed0" / "summary.json").stat().st_mtime_ns
+    again = headway(*command, timeout=100)
+    assert again.returncode == 0, again.stdout + again.stderr
+    assert (out / "eta0-seed0" / "summary.json").stat().st_mtime_ns == made

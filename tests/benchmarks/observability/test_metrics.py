@@ -1,0 +1,22 @@
+"""`headway bench metrics`: what a step takes, and what shares of it go where."""
+
+import pytest
+
+from benchmarks.metrics_cost import WARM_UP, shares, step_seconds
+from deploy.observability.watchdog import LOOK_SECONDS
+
+
+def test_a_step_is_the_median_of_those_after_the_warm_up():
+    ends = [*[0.0] * WARM_UP, 500.0, 502.0, 504.0, 510.0]
+    assert step_seconds([{"published_at": end} for end in ends]) == 2.0
+
+
+def test_what_happens_at_intervals_costs_its_seconds_over_the_interval():
+    found = {
+        "scrape": {"cpu_seconds": 0.02},
+        "look": {"cpu_seconds": 0.01 * LOOK_SECONDS},
+        "note_seconds": 1e-3,
+        "step_seconds": 2.0,
+    }
+    expected = {"scrapes": 0.002, "watchdog": 0.01, "notes": 5e-4}
+    assert shares(found, interval=10.0) == pytest.approx(expected)

@@ -1,0 +1,159 @@
+"""`headway bench chaos`: the oracle finds what it has to find, and a run with real kills passes."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from benchmarks.chaos import conclude, markdown, plan_kills
+from benchmarks.chaos_oracle import Fate, judge
+from benchmarks.chaos_stage import ROLES
+from deploy.cli.bench import ROOT
+from learner.diagnostics.trained_log import VARIABLE, note_trained
+from tests.queues.conftest import make_group, make_rollout
+
+SOURCE = [f"s/0/{index}" for index in range(20)]
+
+
+def row(version, *prompts, oldest=None):
+    """A line of the learner's log."""
+    start = max(0, version - 1) if oldest is None else oldest
+    groups = [[f"s/0/{prompt}", f"g{prompt}", start] for prompt in prompts]
+    return {"version": version, "groups": groups}
+
+
+LOG = [row(0, 0, 1), row(1, 3, 2), row(2, 5, 6)]
+FATES = [
+    *(Fate(f"s/0/{prompt}", "trained", "", None) for prompt in (0, 1, 2, 3)),
+    Fate("s/0/4", "dropped", "filtered", True),
+    *(Fate(f"s/0/{prompt}", "trained", "", None) for prompt in (5, 6)),
+    Fate("s/0/7", "queued", "", None),
+]
+
+
+def verdict(log=LOG, fates=FATES, source=SOURCE, **changes):
+    return judge(
+        log, source, fates, **{"steps": 3, "groups_per_batch": 2, "max_staleness": 1, **changes}
+    )
+
+
+def test_a_run_in_which_every_prompt_has_one_fate_is_sound():
+    found = verdict([LOG[0], LOG[1], LOG[1], LOG[2]])
+    assert found.sound, found.problems
+    assert (found.issued, found.trained, found.retrained_batches, found.max_lag) == (8, 6, 1, 1)
+    assert found.left_out == {"filtered": 1, "waiting": 1}
+    assert (found.prompts_lost, found.groups_trained_twice, found.lags_above_bound) == (0, 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("fate", "what"),
+    [
+        (None, "the ledger does not have it"),
+        (Fate("s/0/4", "dropped", "filtered", False), "the ledger says dropped filtered"),
+        (Fate("s/0/4", "dropped", "overdue", None), "the ledger says dropped overdue"),
+        (Fate("s/0/4", "failed", "lease_expired", None), "the ledger says failed lease_expired"),
+        (Fate("s/0/4", "taken", "", None), "the ledger says taken"),
+        (Fate("s/0/4", "trained", "", None), "the ledger says trained"),
+    ],
+)
+def test_a_prompt_that_was_neither_trained_nor_rightly_left_out_is_lost(fate, what):
+    fates = [one for one in FATES if one.prompt_id != "s/0/4"]
+    found = verdict(fates=[*fates, *([fate] if fate else [])])
+    assert found.prompts_lost == 1
+    assert found.problems == [f"prompt s/0/4 is lost: {what}"]
+
+
+def test_a_prompt_that_was_dropped_and_issued_again_counts_by_its_newest_group():
+    dropped = Fate("s/0/4", "dropped", "overdue", None)
+    again = Fate("s/0/4", "ready", "", None)
+    fates = [one for one in FATES if one.prompt_id != "s/0/4"]
+    found = verdict(fates=[*fates, dropped, again])
+    assert (found.sound, found.dropped_overdue) == (True, 1)
+    assert verdict(fates=[*fates, again, dropped]).prompts_lost == 1
+
+
+def test_a_group_in_two_batches_another_composition_and_a_missing_batch_are_found():
+    assert verdict([LOG[0], row(1, 1, 2), LOG[2]]).groups_trained_twice == 2, "group and prompt"
+    other = verdict([LOG[0], LOG[1], row(1, 2, 3), LOG[2]])
+    assert other.problems == ["batch 1 was trained again with other groups"]
+    assert any("does not hold" in problem for problem in verdict(LOG[:2]).problems)
+    assert "batch 2 has 1 groups" in verdict([*LOG[:2], row(2, 5)]).problems
+
+
+def test_a_lag_above_the_bound_is_found():
+    found = verdict([LOG[0], LOG[1], row(2, 5, 6, oldest=0)])
+    assert (found.lags_above_bound, found.max_lag) == (2, 2)
+    assert "g5 was trained with a lag of 2" in found.problems
+
+
+def test_kills_are_spread_over_the_roles_in_an_order_that_the_seed_gives():
+    kills = plan_kills(30, 0, list(ROLES))
+    assert {role: kills.count(role) for role in ROLES} == dict.fromkeys(ROLES, 6)
+    assert kills == plan_kills(30, 0, list(ROLES)) != plan_kills(30, 1, list(ROLES))
+
+
+def test_the_report_is_sound_only_when_every_kill_and_every_run_is_in_it():
+    kills = [
+        {"role": role, "run": "run-1", "exit_code": code, "seconds_to_end": seconds}
+        for role, code, seconds in (
+            ("broker", 1, 2.0),
+            ("rollout actor", None, None),
+            ("rollout actor", 1, None),
+        )
+    ]
+    overdue = Fate("s/0/5", "dropped", "overdue", None)
+    runs = {"run-1": verdict(fates=[overdue, *FATES]).to_dict()}
+    assert conclude(kills, runs, 3)["sound"]
+    assert not conclude(kills, runs, 4)["sound"]
+    assert not conclude(kills, {}, 3)["sound"]
+    assert not conclude(kills, {"run-1": verdict().to_dict()}, 3)["sound"], "nothing was dropped"
+    trained = [fate for fate in FATES if fate.prompt_id != "s/0/4"]
+    whole = verdict(source=[x for x in SOURCE if x != "s/0/4"], fates=[overdue, *trained])
+    assert whole.sound
+    assert not conclude(kills, {"run-1": whole.to_dict()}, 3)["sound"], "nothing was filtered"
+    lost = conclude(kills, {"run-1": verdict(fates=FATES[:4]).to_dict()}, 3)
+    assert (lost["sound"], lost["prompts_lost"]) == (False, 1)
+    document = {
+        "command": "c", "commit": None, "time": "t", "seconds": 9.0, "kills": kills, "runs": runs,
+        "settings": {"engine": "vllm", "on_overdue": "wait", "steps": 3},
+        "verdict": conclude(kills, runs, 3),
+    }  # fmt: skip
+    lines = markdown(document).splitlines()
+    assert any("1 groups filtered and 1 stragglers dropped" in line for line in lines)
+    assert "| broker | 1 | 1 | 2.0 to 2.0 |" in lines
+    assert "| rollout actor | 2 | 1 | – |" in lines
+    assert "| run-1 | 3 | 0 | 8 | 6 | 1 filtered, 1 waiting | 1 | 1 | none |" in lines
+
+
+def test_the_learner_writes_a_line_for_each_batch_where_the_environment_asks(tmp_path, monkeypatch):
+    group = make_group(rollouts=[make_rollout(0, (4, 5)), make_rollout(1, (3,))])
+    monkeypatch.delenv(VARIABLE, raising=False)
+    note_trained([group], 5)
+    monkeypatch.setenv(VARIABLE, str(tmp_path / "log"))
+    note_trained([group], 5)
+    note_trained([group], 6)
+    rows = [json.loads(line) for line in (tmp_path / "log").read_text().splitlines()]
+    assert [row["version"] for row in rows] == [5, 6]
+    assert rows[0]["groups"] == [["sums/0/0", "g00000001", 3]]
+
+
+@pytest.mark.slow
+@pytest.mark.ray
+@pytest.mark.deepspeed
+@pytest.mark.vllm
+@pytest.mark.timeout(6000)
+def test_thirty_kills_spread_over_all_roles_lose_nothing(tmp_path):
+    """Half an hour on two cores that do nothing else."""
+    out = subprocess.run(
+        [
+            sys.executable, "-m", "benchmarks.chaos", "--kills", "30",
+            "--out", tmp_path / "out", "--work", tmp_path / "work",
+        ],
+        cwd=ROOT, capture_output=True, text=True, timeout=5900, check=False,
+    )  # fmt: skip
+    assert out.returncode == 0, out.stdout + out.stderr
+    document = json.loads((tmp_path / "out" / "chaos.json").read_text())
+    struck = [kill["role"] for kill in document["kills"]]
+    assert {role: struck.count(role) for role in ROLES} == dict.fromkeys(ROLES, 6)
+    assert document["verdict"]["sound"]

@@ -1,0 +1,149 @@
+"""`headway bench generate`: the same requests in every arm, ratios inside a round, and a trial."""
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+from unittest import mock
+
+import pytest
+
+from actors.config import ActorsConfig
+from actors.errors import InputError
+from actors.ray_actor import build_engine
+from benchmarks import generate
+from benchmarks.generate import (
+    CHARACTERS,
+    Sampled,
+    check_equal,
+    figures_of,
+    learner_beside,
+    prompts_of,
+)
+from benchmarks.generate_arms import SEED, Offline, length_of
+from deploy.cli.bench import ROOT
+from weight_sync.config import WeightSyncConfig
+
+
+def test_lengths_are_the_same_wherever_they_are_asked():
+    asked = [length_of([3, 5, prompt], index, 160) for prompt in range(40) for index in range(8)]
+    again = [length_of((3, 5, prompt), index, 160) for prompt in range(40) for index in range(8)]
+    assert asked == again
+    assert min(asked) >= 1
+    assert max(asked) == 160
+    assert len(set(asked)) > 50
+
+
+def test_no_prompt_comes_twice_and_all_can_be_read():
+    texts = [prompt.text for version in range(3) for prompt in prompts_of(version, 50)]
+    assert len(set(texts)) == 150
+    assert set("".join(texts)) <= set(CHARACTERS)
+
+
+def test_ratios_are_medians_of_those_of_each_round():
+    rounds = [
+        {"offline": Sampled(1.0, 100, 3.0), "loop": Sampled(2.0, 100, 4.0)},
+        {"offline": Sampled(4.0, 100, 1.0), "loop": Sampled(4.0, 100, 1.0)},
+        {"offline": Sampled(2.0, 200, 1.0), "loop": Sampled(2.5, 200, 2.0)},
+    ]
+    found = figures_of(rounds)
+    assert found["of_offline"] == {"loop": 0.8}
+    assert found["of_offline_cpu"] == {"loop": 0.75}
+    assert found["tokens_per_second"] == {"offline": 100.0, "loop": 50.0}
+
+
+def test_arms_that_sampled_different_numbers_are_not_compared():
+    check_equal(0, {"offline": Sampled(1.0, 100, 1.0), "loop": Sampled(2.0, 100, 1.0)})
+    message = r"round 3 .* different numbers of tokens: offline 100, loop 101"
+    with pytest.raises(SystemExit, match=message):
+        check_equal(3, {"offline": Sampled(1.0, 100, 1.0), "loop": Sampled(2.0, 101, 1.0)})
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--core", "x"], "argument --core: 'x' is no list of cores, as 0 or 0-3; there are [0"),
+        (["--core", "3-1"], "argument --core: '3-1' is no list of cores"),
+        (["--core", "4000"], "argument --core: '4000' names cores that are not of [0"),
+        (["--learner-core", "0"], "--learner-core 0 must have none of the cores of --core 0"),
+        (["--learner-core", "4000"], "argument --learner-core: '4000' names cores that are not of"),
+    ],
+)
+def test_cores_that_are_not_there_are_refused_before_anything_loads(
+    arguments, message, monkeypatch, capsys
+):
+    monkeypatch.setattr("sys.argv", ["generate", *arguments])
+    with pytest.raises(SystemExit) as refused:
+        generate.main()
+    assert refused.value.code == 2
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.vllm
+def test_the_engine_alone_has_every_argument_of_the_actors(monkeypatch, tmp_path):
+    from vllm import AsyncEngineArgs
+
+    alone, inside = [], []
+
+    def refuse(arguments):
+        inside.append(arguments)
+        raise ValueError("enough is known")
+
+    monkeypatch.setattr("vllm.LLM", lambda **arguments: alone.append(arguments))
+    monkeypatch.setattr("vllm.v1.engine.async_llm.AsyncLLM.from_engine_args", refuse)
+    here = ",".join(map(str, sorted(os.sched_getaffinity(0))))
+    config = ActorsConfig(
+        reward=["exact_match"], dtype="float32", float32_head=True, cores=[here], kv_cache_gib=1
+    )
+    path = str(tmp_path)
+    with mock.patch.dict(os.environ):
+        Offline().start(path, config, 256)
+        engine = build_engine(0, config, WeightSyncConfig(), path, SEED, 256, None)
+        with pytest.raises(InputError, match="enough is known"):
+            asyncio.run(engine.start())
+    assert AsyncEngineArgs(**alone[0]) == inside[0]
+    assert inside[0].block_size == 32
+
+
+@pytest.mark.deepspeed
+def test_the_learner_beside_has_trained_a_batch_and_is_halted():
+    with learner_beside("0", "tiny") as learner:
+        assert "tiny" in learner.args
+        assert os.sched_getaffinity(learner.pid) == {0}
+        halted = os.waitid(os.P_PID, learner.pid, os.WSTOPPED | os.WNOWAIT)
+        assert halted.si_status == signal.SIGSTOP
+    assert learner.returncode is not None
+
+
+@pytest.mark.parametrize(
+    ("size", "seconds", "message"),
+    [
+        ("huge", 60.0, "has ended; it said: .*invalid choice: 'huge'"),
+        ("tiny", 0.0, "trained no batch within 0 s"),
+    ],
+)
+def test_a_learner_beside_that_does_not_train_is_told(size, seconds, message):
+    with (
+        pytest.raises(SystemExit, match=f"(?s)the learner beside {message}"),
+        learner_beside("0", size, seconds),
+    ):
+        pytest.fail("it was waited for")
+
+
+@pytest.mark.slow
+@pytest.mark.vllm
+def test_the_loop_is_measured_beside_the_engine_alone(tmp_path):
+    file = tmp_path / "generate.json"
+    command = [sys.executable, "-m", "benchmarks.generate", "--rounds", "1", "--groups", "4"]
+    done = subprocess.run(
+        [*command, "--output", str(file)],
+        cwd=ROOT, capture_output=True, text=True, timeout=400,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    found = json.loads(file.read_text())
+    others = os.sched_getaffinity(0) - {0}
+    assert set(found["of_offline"]) == ({"loop", "contended"} if others else {"loop"})
+    (only,) = found["raw"]
+    assert len({each["tokens"] for each in only.values()}) == 1

@@ -1,0 +1,117 @@
+"""`headway bench train`: operations, packing and shares by hand, and the way through, tiny."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from benchmarks.flops import Shape, shape_of, training_flops
+from benchmarks.learner_loop import parts_of
+from benchmarks.packing import evenness, fullness, next_fit, packing_figures, padded, possible
+from benchmarks.train import figures_of, gap_of
+from benchmarks.training_load import SIZES, batch, build, lengths_of
+from deploy.cli.bench import ROOT
+from queues.schema import encode, summarize
+
+
+def test_operations_are_those_of_products_and_of_pairs_that_may_see_each_other():
+    # 6 an element and token; 3 tokens are 6 pairs of 12 operations a layer and dimension.
+    assert training_flops(Shape(matrices=10, head=5, layers=1, attention_width=2), [3]) == 414.0
+    alone = training_flops(Shape(matrices=0, head=0, layers=1, attention_width=1), [2, 2])
+    together = training_flops(Shape(matrices=0, head=0, layers=1, attention_width=1), [4])
+    assert (alone, together) == (12 * 6, 12 * 10)
+
+
+def test_the_head_counts_once_and_the_embedding_not_at_all():
+    with torch.device("meta"):
+        shape = shape_of(build(SIZES["60m"]))
+    size = SIZES["60m"]
+    attention = 2 * size.hidden * size.head_size * (size.heads + size.kv_heads)
+    of_layer = attention + 3 * size.hidden * size.intermediate
+    assert shape == Shape(
+        matrices=size.layers * of_layer,
+        head=size.vocabulary * size.hidden,
+        layers=size.layers,
+        attention_width=size.heads * size.head_size,
+    )
+    assert 55e6 < shape.matrices + shape.head < 65e6
+
+
+def test_what_is_trained_is_what_the_broker_would_take():
+    groups = batch(SIZES["tiny"], seed=1)
+    found = [summarize(encode(group)) for group in groups]
+    assert sum(each.tokens for each in found) == sum(lengths_of(groups)) - 8 * len(found) * 4
+    assert [each.oldest_version for each in found] == [0, 0]
+
+
+def test_rows_are_as_full_as_tokens_fill_their_room():
+    lengths = [5, 6, 4, 3]
+    assert next_fit(lengths, 10) == [[0], [1, 2], [3]]
+    assert fullness(lengths, [[0], [1, 2], [3]], 10) == pytest.approx(18 / 30)
+    assert fullness([12], [[0]], 10) == 1.0
+    assert padded(lengths, 2) == pytest.approx(18 / (2 * 6 + 2 * 4))
+    assert possible(18, 2, 5) == pytest.approx(18 / 20)
+    assert evenness([3, 5]) == pytest.approx(1.25)
+
+
+def test_rows_of_lognormal_lengths_are_full_and_ranks_even():
+    for seed in range(3):
+        found = packing_figures(seed)
+        assert found["full_packed"] >= 0.97
+        assert found["full_packed"] > found["full_next_fit"] > found["full_padded"]
+        assert found["full_packed_over_ranks"] == pytest.approx(
+            found["full_possible_over_ranks"], abs=1e-9
+        )
+        assert found["balance"] <= 1.01 < found["balance_in_turn"]
+
+
+def test_utilisation_is_held_against_the_peaks_beside_a_batch():
+    def round_(seconds, peak):
+        parts = {"forward": 0.3, "backward": 0.5, "step": 0.1, "between": 0.06, "host": 0.04}
+        shares = {name: share * seconds for name, share in parts.items()}
+        used = {"cpu_seconds": 0.75 * seconds}
+        return {"seconds": seconds, "peak": peak, "peak_after": peak + 20.0, **used, **shares}
+
+    found = figures_of([round_(2.0, 90.0), round_(1.0, 190.0), round_(4.0, 40.0)], 100.0, 8)
+    assert found["tokens_per_second"] == 4.0
+    assert found["utilisation"] == pytest.approx(0.5)
+    assert found["peak"] == pytest.approx(100.0)
+    assert found["shares"]["host"] == pytest.approx(0.04)
+    assert found["cpu"] == pytest.approx(0.75)
+
+
+def test_the_gap_lies_between_the_computing_of_one_batch_and_that_of_the_next():
+    def row(begin):
+        times = ("wait_started_at", "wait_finished_at", "step_finished_at", "published_at")
+        return dict(zip(times, (begin, begin + 1.0, begin + 9.0, begin + 11.0), strict=True))
+
+    # Batches are 12 s apart; of each 6 s are computed, and 2 s more are the updater's.
+    computed = [(102.0 + 12.0 * number, 108.0 + 12.0 * number) for number in range(3)]
+    found = parts_of(computed, [row(12.0 * number) for number in range(3)])
+    assert found == 2 * [{"gap": 6.0, "step": 12.0, "publish": 2.0, "ack": 1.0, "take": 1.0}]
+    shares = gap_of(found)["shares"]
+    assert shares == pytest.approx({"gap": 1 / 2, "publish": 1 / 6, "ack": 1 / 12, "take": 1 / 12})
+
+
+@pytest.mark.ray
+@pytest.mark.deepspeed
+def test_the_learner_is_measured(tmp_path):
+    file = tmp_path / "train.json"
+    command = [sys.executable, "-m", "benchmarks.train", "--sizes", "tiny", "--rounds", "2"]
+    done = subprocess.run(
+        [*command, "--threads", "1", "--output", str(file)],
+        cwd=ROOT, capture_output=True, text=True, timeout=180,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    found = json.loads(file.read_text())
+    (tiny,) = found["sizes"].values()
+    assert len(tiny["raw"]) == 2
+    assert 0 < tiny["utilisation"] < 1
+    assert sum(tiny["shares"].values()) == pytest.approx(1.0, abs=0.2)
+    assert found["threads"] == 1
+    loop = tiny["loop"]
+    assert len(loop["raw"]) == 2
+    for each in loop["raw"]:
+        assert 0 < each["publish"] + each["ack"] + each["take"] < each["gap"] < each["step"]

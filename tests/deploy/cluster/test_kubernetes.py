@@ -1,0 +1,235 @@
+"""Manifests and Dockerfiles that ship: their form, and that they fit together and to recipes."""
+
+import re
+import shlex
+import tomllib
+from pathlib import Path
+
+import jsonschema
+import pytest
+import yaml
+from kubernetes_schema import KUSTOMIZATION, manifest
+
+from deploy.config.run_config import load_recipe
+from deploy.monitoring import prometheus_rule
+
+ROOT = Path(__file__).parents[3]
+SHIPPED = ROOT / "deploy" / "kubernetes"
+KUSTOMIZATIONS = sorted(SHIPPED.glob("*/kustomization.yaml"))
+MANIFESTS = sorted(set(SHIPPED.glob("*/*.yaml")) - set(KUSTOMIZATIONS))
+DOCKERFILES = sorted((ROOT / "deploy" / "docker").glob("Dockerfile.*"))
+VERSION = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+
+
+def read(path):
+    return yaml.safe_load(path.read_text())
+
+
+CLUSTER = read(SHIPPED / "base" / "raycluster.yaml")
+HEAD = CLUSTER["spec"]["headGroupSpec"]
+GROUPS = [HEAD, *CLUSTER["spec"]["workerGroupSpecs"]]
+PODS = [group["template"]["spec"] for group in GROUPS]
+
+
+def name_of(path):
+    return str(path.relative_to(ROOT / "deploy"))
+
+
+@pytest.mark.parametrize("path", MANIFESTS, ids=name_of)
+def test_a_manifest_has_the_form_of_its_kind(path):
+    document = read(path)
+    jsonschema.validate(document, manifest(document))
+
+
+@pytest.mark.parametrize("path", KUSTOMIZATIONS, ids=name_of)
+def test_a_kustomization_names_all_files_beside_it(path):
+    document = read(path)
+    jsonschema.validate(document, KUSTOMIZATION)
+    beside = {each.name for each in path.parent.glob("*.yaml")} - {path.name}
+    folders = {each for each in document["resources"] if (path.parent / each).is_dir()}
+    assert set(document["resources"]) - folders == beside
+    assert all((path.parent / each / "kustomization.yaml").is_file() for each in folders)
+
+
+def test_a_misspelt_key_is_found():
+    wrong = {**CLUSTER, "spec": {**CLUSTER["spec"], "workerGroupSpec": []}}
+    with pytest.raises(jsonschema.ValidationError, match="workerGroupSpec"):
+        jsonschema.validate(wrong, manifest(wrong))
+
+
+def test_the_cluster_asks_for_a_token_and_no_pod_runs_as_root():
+    assert CLUSTER["spec"]["authOptions"] == {"mode": "token"}
+    assert all(pod["securityContext"]["runAsNonRoot"] for pod in PODS)
+
+
+def test_every_container_has_shared_memory_of_its_own_and_probes():
+    for pod in PODS:
+        volumes = {volume["name"]: volume for volume in pod["volumes"]}
+        for container in pod["containers"]:
+            mounts = {mount["mountPath"]: mount["name"] for mount in container["volumeMounts"]}
+            assert volumes[mounts["/dev/shm"]]["emptyDir"]["medium"] == "Memory"
+            assert set(mounts.values()) == set(volumes)
+            assert {"livenessProbe", "readinessProbe"} <= set(container)
+
+
+def test_there_is_a_pool_with_and_one_without_gpus():
+    gpus = {
+        group["groupName"]: "nvidia.com/gpu"
+        in group["template"]["spec"]["containers"][0]["resources"]["limits"]
+        for group in CLUSTER["spec"]["workerGroupSpecs"]
+    }
+    assert gpus == {"generate": True, "judge": False}
+
+
+def test_images_are_those_that_are_built_here_at_this_version():
+    document = read(SHIPPED / "base" / "kustomization.yaml")
+    tags = {image["name"]: image["newTag"] for image in document["images"]}
+    used = {container["image"] for pod in PODS for container in pod["containers"]}
+    built = {f"headway-{path.suffix[1:]}" for path in DOCKERFILES}
+    assert tags == dict.fromkeys(sorted(used), VERSION)
+    assert used == built
+    for path in DOCKERFILES:
+        assert f"headway-{path.suffix[1:]}:{VERSION}" in path.read_text()
+
+
+STORES = ("runs", "models")
+
+
+def claimed(pod):
+    """The persistent volumes of a pod."""
+    claims = [volume.get("persistentVolumeClaim") for volume in pod["volumes"]]
+    return [claim["claimName"] for claim in claims if claim]
+
+
+def settled(command):
+    """The recipe of a command of the job."""
+    headway, _, recipe, *settings = shlex.split(command)
+    assert (headway, set(settings[::2])) == ("headway", {"--set"})
+    return load_recipe(recipe, settings[1::2])
+
+
+def test_the_job_makes_the_warm_start_that_its_run_begins_with():
+    job = read(SHIPPED / "job" / "rayjob.yaml")["spec"]
+    commands = [shlex.split(each) for each in job["entrypoint"].split(" && ")]
+    assert [command[1] for command in commands] == ["sft", "-sfn", "run"]
+    first, run = (settled(shlex.join(command)) for command in (commands[0], commands[-1]))
+    folder = first.warm_start.parent
+    assert commands[1] == ["ln", "-sfn", str(folder), str(run.warm_start.parent)]
+    for pod in PODS:
+        [container] = pod["containers"]
+        assert str(folder.parent) in {mount["mountPath"] for mount in container["volumeMounts"]}
+    claims = {read(SHIPPED / "base" / f"{name}.yaml")["metadata"]["name"] for name in STORES}
+    assert {name for pod in PODS for name in claimed(pod)} == claims
+
+
+def test_the_job_is_a_valid_run_whose_folder_metrics_and_pools_the_cluster_has():
+    job = read(SHIPPED / "job" / "rayjob.yaml")["spec"]
+    assert job["clusterSelector"] == {"ray.io/cluster": CLUSTER["metadata"]["name"]}
+    config = settled(job["entrypoint"].split(" && ")[-1])
+    [container] = HEAD["template"]["spec"]["containers"]
+    mounts = {mount["mountPath"] for mount in container["volumeMounts"]}
+    assert str(config.deploy.runs_dir) in mounts
+    ports = {port["name"]: port["containerPort"] for port in container["ports"]}
+    assert config.deploy.metrics_port == ports["headway"]
+    pools = [group["labels"] for group in GROUPS]
+    assert config.deploy.placement.actors.labels in pools
+
+
+NODE = {"sourceLabels": ["__address__"], "regex": "(.*):[0-9]+", "targetLabel": "node"}
+
+
+def test_all_metrics_have_the_node_by_which_they_are_joined_and_workers_are_asked_too():
+    monitors = {
+        path.stem: read(path)["spec"]
+        for path in (SHIPPED / "monitoring").glob("*.yaml")
+        if path.stem in ("scrapeconfig", "servicemonitor", "podmonitor")
+    }
+    [service] = monitors["servicemonitor"]["endpoints"]
+    [pods] = monitors["podmonitor"]["podMetricsEndpoints"]
+    for each in (monitors["scrapeconfig"], service, pods):
+        assert each["relabelings"] == [NODE]
+    kinds = [monitors[name]["selector"]["matchLabels"] for name in ("servicemonitor", "podmonitor")]
+    assert [labels["ray.io/node-type"] for labels in kinds] == ["head", "worker"]
+    for group in GROUPS:
+        [container] = group["template"]["spec"]["containers"]
+        assert pods["port"] in {port["name"] for port in container["ports"]}
+
+
+def test_the_rules_and_the_dashboard_that_ship_are_those_of_the_manifests():
+    said = "renew it: python -m deploy.monitoring.prometheus_rule"
+    assert prometheus_rule.FILE.read_text() == prometheus_rule.text(), said
+    document = read(prometheus_rule.FILE)
+    assert document["spec"] == read(prometheus_rule.RULES)
+    folder = ROOT / "deploy" / "monitoring"
+    document = read(folder / "kustomization.yaml")
+    jsonschema.validate(document, KUSTOMIZATION)
+    [maps] = document["configMapGenerator"]
+    assert all((folder / file).is_file() for file in maps["files"])
+    assert document["generatorOptions"]["labels"] == {"grafana_dashboard": "1"}
+
+
+def test_stacks_may_be_read_in_every_pod():
+    for pod in PODS:
+        for container in pod["containers"]:
+            assert container["securityContext"] == {"capabilities": {"add": ["SYS_PTRACE"]}}
+    for path in DOCKERFILES:
+        assert 'setcap cap_sys_ptrace+ep "$(command -v py-spy)"' in path.read_text()
+
+
+def test_prometheus_asks_the_head_where_ray_and_runs_show_metrics():
+    name = CLUSTER["metadata"]["name"]
+    [container] = HEAD["template"]["spec"]["containers"]
+    ports = {port["name"]: port["containerPort"] for port in container["ports"]}
+    [found] = read(SHIPPED / "monitoring" / "scrapeconfig.yaml")["spec"]["httpSDConfigs"]
+    assert found["url"] == f"http://{name}-head-svc:{ports['headway']}/targets"
+    [endpoint] = read(SHIPPED / "monitoring" / "servicemonitor.yaml")["spec"]["endpoints"]
+    assert endpoint["port"] in ports
+
+
+def instructions(path):
+    """Instruction and arguments of each line, continuations joined, comments left out."""
+    text = re.sub(r"^#.*\n", "", path.read_text(), flags=re.MULTILINE).replace("\\\n", " ")
+    return [tuple(line.split(None, 1)) for line in text.splitlines() if line.strip()]
+
+
+@pytest.mark.parametrize("path", DOCKERFILES, ids=name_of)
+def test_a_dockerfile_pins_its_base_copies_what_there_is_and_leaves_root(path):
+    found = instructions(path)
+    assert found[0][0] == "FROM"
+    assert re.fullmatch(r"[\w./-]+:\d[\w.-]*", found[0][1])
+    assert {name for name, _ in found} <= {"FROM", "RUN", "COPY", "ENV", "WORKDIR", "USER"}
+    for name, arguments in found:
+        if name == "COPY":
+            *sources, _ = arguments.split()
+            assert all((ROOT / source).exists() for source in sources), arguments
+        if name == "RUN" and "pip install" in arguments:
+            assert arguments.count("pip install --no-cache-dir") == arguments.count("pip install")
+        if name == "RUN" and "apt-get install" in arguments:
+            assert "--no-install-recommends" in arguments
+            assert "rm -rf /var/lib/apt/lists/*" in arguments
+        if name == "WORKDIR":
+            assert arguments.startswith("/")
+    assert [arguments for name, arguments in found if name == "USER"] == ["ray"]
+
+
+@pytest.mark.parametrize("path", DOCKERFILES, ids=name_of)
+def test_an_image_has_every_package_and_what_probes_and_stacks_need(path):
+    text = path.read_text()
+    for package in ("actors", "deploy", "learner", "queues", "weight_sync"):
+        assert f"COPY {package} {package}\n" in text
+    assert " wget" in text
+    assert "py-spy" in (ROOT / "deploy" / "locks" / "cpu.txt").read_text()
+
+
+def test_all_images_have_one_python_to_the_last_number_and_the_ray_of_the_cluster():
+    texts = {path.suffix[1:]: path.read_text() for path in DOCKERFILES}
+    [base] = re.findall(r"^FROM python:(\S+)-slim-bookworm$", texts["cpu"], re.MULTILINE)
+    assert re.fullmatch(r"3\.\d+\.\d+", base)
+    assert re.findall(r"uv python install .* (\S+) \\\n", texts["gpu"]) == [base]
+    assert set(re.findall(r"cpython-(\d+\.\d+\.\d+)", texts["gpu"])) == {base}
+    lock = (ROOT / "deploy" / "locks" / "cpu.txt").read_text()
+    ray = CLUSTER["spec"]["rayVersion"]
+    assert f"\nray=={ray}\n" in lock
+    assert "--constraint alike.txt" in texts["gpu"]
+    [alike] = re.findall(r'grep -E "(.+)" deploy/locks/cpu.txt', texts["gpu"])
+    assert f"ray=={ray}" in [line for line in lock.splitlines() if re.search(alike, line)]

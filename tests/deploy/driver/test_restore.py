@@ -1,0 +1,107 @@
+"""What a resumed run knows of its earlier sittings."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from deploy.config.run_config import load_recipe
+from deploy.driver.restore import recall
+from deploy.errors import InputError
+from deploy.report.summary import summarise
+from deploy.storage.run_directory import RunDirectory
+from tests.deploy.trained import train
+
+
+@pytest.fixture
+def run(tmp_path):
+    config = load_recipe("demo", [f"deploy.runs_dir={tmp_path}", "name=first", "steps=9"])
+    directory = RunDirectory.of(config)
+    directory.create(config, replace=False)
+    return config, directory
+
+
+def test_a_new_run_has_no_past(run):
+    record = recall(*run, now=100.0)
+    assert (record.batches, record.swaps, record.heldout) == ([], [], [])
+    assert record.seconds(101.5) == 1.5
+    assert record.steps == 9
+
+
+def test_batches_come_from_the_ledger_and_the_drivers_files_are_mended(run):
+    config, directory = run
+    train(directory, [{"loss": 0.5}, {"loss": 0.25}])
+    directory.append("metrics.jsonl", [{"version": 0, "loss": 0.5}])
+    directory.append("swaps.jsonl", [{"version": 0}])
+    with (directory.path / "swaps.jsonl").open("a") as file:
+        file.write('{"version": 1, "byt')
+    record = recall(config, directory, now=100.0)
+    assert record.batches == [{"version": 0, "loss": 0.5}, {"version": 1, "loss": 0.25}]
+    assert record.version == 2
+    assert directory.rows("metrics.jsonl") == record.batches
+    assert (directory.path / "swaps.jsonl").read_text() == '{"version": 0}\n'
+
+
+def test_seconds_tokens_and_scores_go_on_where_the_last_summary_ended(run):
+    config, directory = run
+    earlier = recall(config, directory, now=100.0)
+    earlier.actors = [{"tokens_generated": 70, "idle_fraction": 0.5}]
+    earlier.heldout.append({"version": 0, "score": 0.25, "seconds": 12.0})
+    directory.write_summary(summarise(earlier, status="interrupted", now=130.0))
+    assert directory.status() == "interrupted"
+
+    record = recall(config, directory, now=1000.0)
+    assert record.scored == {0}
+    record.actors = [{"tokens_generated": 5, "idle_fraction": 0.5}]
+    summary = summarise(record, status="done", now=1010.0)
+    assert summary["seconds"] == 40.0
+    assert summary["tokens_generated"] == 75
+    assert json.loads(json.dumps(summary["heldout"])) == [
+        {"version": 0, "score": 0.25, "seconds": 12.0}
+    ]
+
+
+def test_restarts_are_counted_apart_by_what_was_made_again(run):
+    config, directory = run
+    train(directory, [{"loss": 0.5}])
+    named = ["actor-0", "reward-model", "actor-1", "actor-0"]
+    directory.append("restarts.jsonl", [{"actor": name} for name in named])
+    record = recall(config, directory, now=100.0)
+    summary = summarise(replace(record, batches=[]), status="done", now=110.0)
+    assert summary["restarts"] == {"actors": 3, "reward_models": 1}
+
+
+def test_a_moved_run_finds_its_own_folder(run, tmp_path):
+    config, directory = run
+    moved = directory.path.rename(tmp_path / "elsewhere")
+    assert RunDirectory(moved).config().deploy.runs_dir == tmp_path
+    assert RunDirectory(moved).config().steps == config.steps
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "said"),
+    [
+        ("recipe.json", b"{}", "is damaged, or of another version"),
+        ("recipe.json", b"\xff\xfe", "cannot be read"),
+        ("summary.json", b"{bad", "summary.json is damaged"),
+        ("metrics.jsonl", b'{"version": 0}\n{bad\n{"version": 2}\n', "line 2 is damaged"),
+    ],
+)
+def test_a_damaged_file_of_a_run_is_named(tmp_path, name, text, said):
+    directory = RunDirectory(tmp_path)
+    (tmp_path / name).write_bytes(text)
+    read = {"recipe.json": directory.config, "summary.json": directory.status}
+    with pytest.raises(InputError, match=said) as refused:
+        read.get(name, lambda: directory.rows(name))()
+    assert "pydantic" not in str(refused.value)
+
+
+def test_a_line_of_restarts_that_was_cut_off_does_not_spoil_the_next_one(run):
+    config, directory = run
+    train(directory, [{"loss": 0.5}])
+    directory.append("restarts.jsonl", [{"actor": "actor-0"}])
+    with (directory.path / "restarts.jsonl").open("a") as file:
+        file.write('{"actor": "act')
+    assert recall(config, directory, now=100.0).restarts == {"actor-0": 1}
+    directory.append("restarts.jsonl", [{"actor": "actor-1"}])
+    assert recall(config, directory, now=200.0).restarts == {"actor-0": 1, "actor-1": 1}

@@ -1,0 +1,78 @@
+"""What ships for Prometheus: a run is found once, and alerts speak only of what is wrong."""
+
+import json
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+import yaml
+
+from deploy import monitoring
+
+SHIPPED = Path(monitoring.__file__).parent
+RULES = SHIPPED / "rules.yml"
+PLACES = f"{Path(__file__).parents[3] / '.prometheus' / 'usr' / 'bin'}:{os.environ['PATH']}"
+PROMTOOL = shutil.which("promtool", path=PLACES)
+
+
+def test_a_run_is_found_by_one_job_alone():
+    jobs = yaml.safe_load((SHIPPED / "prometheus.yml").read_text())["scrape_configs"]
+    assert [job["job_name"] for job in jobs] == ["headway", "ray"]
+
+
+def series(name, value, **labels):
+    inside = ",".join(f'{key}="{text}"' for key, text in labels.items())
+    return {"series": f"{name}{{{inside}}}", "values": value}
+
+
+def up(process, value, **labels):
+    labels |= {"run": "r", "process": process, "role": process.partition("-")[0]}
+    return series("up", value, **labels)
+
+
+def firing(folder, alert, given, at="30m"):
+    """The labels with which an alert fires, as Prometheus' own tool computes it."""
+    test = {
+        "rule_files": [str(RULES)],
+        "evaluation_interval": "1m",
+        "tests": [
+            {
+                "interval": "1m",
+                "input_series": given,
+                "alert_rule_test": [{"eval_time": at, "alertname": alert, "exp_alerts": []}],
+            }
+        ],
+    }
+    file = folder / "test.yml"
+    file.write_text(json.dumps(test))
+    said = subprocess.run(
+        [PROMTOOL, "test", "rules", file], capture_output=True, text=True, timeout=60
+    )
+    assert "FAILED" in said.stdout + said.stderr or said.returncode == 0, said.stderr
+    return said.returncode != 0
+
+
+@pytest.mark.skipif(PROMTOOL is None, reason="make test-prometheus fetches it")
+def test_a_process_is_down_where_others_answer_and_not_where_the_run_has_ended(tmp_path):
+    one = [up("driver", "1x60"), up("actor-0", "0x60")]
+    ended = [up("driver", "1x5 0x55"), up("actor-0", "1x5 0x55")]
+    assert firing(tmp_path, "HeadwayProcessDown", one)
+    assert not firing(tmp_path, "HeadwayProcessDown", ended)
+
+
+@pytest.mark.skipif(PROMTOOL is None, reason="make test-prometheus fetches it")
+@pytest.mark.parametrize("purpose", [{}, {"purpose": "evaluate"}])
+def test_an_actor_that_only_evaluates_may_be_idle_and_stale(tmp_path, purpose):
+    idle = series(
+        "headway_idle_seconds_total", "0+60x60", run="r", process="actor-1", on="leases", **purpose
+    )
+    versions = [
+        series("headway_version", "9x60", run="r", process="broker"),
+        series("headway_engine_version", "1x60", run="r", process="broker", engine="engine-1"),
+        series("headway_max_staleness", "2x60", run="r", process="driver"),
+        up("actor-1", "1x60", **purpose),
+    ]
+    assert firing(tmp_path, "HeadwayActorIdle", [idle]) is not bool(purpose)
+    assert firing(tmp_path, "HeadwayEngineStale", versions) is not bool(purpose)

@@ -1,0 +1,188 @@
+"""The address that Prometheus asks, and what it is told."""
+
+import asyncio
+import json
+import shutil
+import socket
+import threading
+import time
+import urllib.error
+import urllib.request
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from deploy.config.run_config import load_recipe
+from deploy.driver import run_metrics as module
+from deploy.driver.run_metrics import RunMetrics
+from deploy.errors import InputError
+from deploy.monitoring import dashboard
+from deploy.observability.exporter import Exporter, check_address
+from deploy.observability.waits import Overdue, Wait
+from deploy.preflight.inputs import load_inputs
+from deploy.report.summary import Record
+
+FAILURES, DISK = "headway_weight_update_failures", "headway_disk_free_bytes"
+
+
+@pytest.fixture
+def others():
+    return [("broker", "10.0.0.1:9000")]
+
+
+@pytest.fixture
+def exporter(tmp_path, others):
+    record = Record(name="mine", steps=3, max_staleness=2, started_at=0.0)
+    record.swaps.append(
+        {
+            "engine_id": "engine-0",
+            "published_at": 10.0,
+            "staged_at": 10.5,
+            "prepare_seconds": 0.125,
+            "swap_started_at": 10.75,
+            "pause_seconds": 0.25,
+            "load_seconds": 0.5,
+            "resume_seconds": 0.25,
+            "swap_finished_at": 12.0,
+            "bytes": 100,
+            "error": None,
+        }
+    )
+    record.swaps.append({"engine_id": "engine-0", "error": "LoadFailed: no"})
+    made = Exporter(
+        "mine",
+        tmp_path,
+        [RunMetrics(record, tmp_path, lambda: [Overdue(Wait("a", "b", "c"), 7.0)])],
+        lambda: others,
+        host="127.0.0.1",
+        port=0,
+        node="10.0.0.7",
+        evaluators=["actor-1"],
+    )
+    yield made
+    made.close()
+
+
+def ask(exporter, path):
+    with urllib.request.urlopen(f"http://{exporter.address}{path}", timeout=10) as answer:
+        return answer.read().decode()
+
+
+def test_processes_are_found_with_their_labels_as_they_come_and_go(exporter, others, tmp_path):
+    others.append(("actor-0", "10.0.0.2:9001"))
+    driver = {"run": "mine", "process": "driver", "role": "driver", "node": "10.0.0.7"}
+    broker = {"process": "broker", "role": "broker", "node": "10.0.0.1"}
+    actor = {"process": "actor-0", "role": "actor", "node": "10.0.0.2"}
+    expected = [
+        {"targets": [exporter.address], "labels": driver},
+        {"targets": ["10.0.0.1:9000"], "labels": driver | broker},
+        {"targets": ["10.0.0.2:9001"], "labels": driver | actor},
+    ]
+    assert json.loads(ask(exporter, "/targets")) == expected
+    exporter.write()
+    assert json.loads((tmp_path / "targets.json").read_text()) == expected
+    others.clear()
+    exporter.write()
+    assert json.loads((tmp_path / "targets.json").read_text()) == expected[:1]
+
+
+def test_who_only_evaluates_is_told_apart(exporter, others):
+    others += [("actor-0", "10.0.0.2:1"), ("actor-1", "10.0.0.2:2")]
+    purposes = [each["labels"].get("purpose") for each in exporter.targets()]
+    assert purposes == [None, None, None, "evaluate"]
+
+
+def test_weight_updates_are_summed_by_phase_once_however_often_they_are_asked_for(exporter):
+    ask(exporter, "/metrics")
+    lines = ask(exporter, "/metrics").splitlines()
+    phases = {"stage": 0.5, "prepare": 0.125, "permit": 0.125, "pause": 1.0, "serve": 2.0}
+    for phase, seconds in phases.items():
+        labels = f'{{engine="engine-0",phase="{phase}"}}'
+        assert f"headway_weight_update_seconds_total{labels} {seconds}" in lines
+    assert 'headway_weight_updates_total{engine="engine-0"} 1.0' in lines
+    assert 'headway_weight_update_failures_total{engine="engine-0"} 1.0' in lines
+    assert 'headway_weight_update_bytes_total{engine="engine-0"} 100.0' in lines
+
+
+class Slow(list):
+    """Rows that a scrape takes its time to read."""
+
+    def __getitem__(self, index):
+        found = super().__getitem__(index)
+        return (time.sleep(0.05) or row for row in found)
+
+
+def test_two_scrapes_at_once_count_an_update_once(tmp_path):
+    record = Record(name="mine", steps=3, max_staleness=2, started_at=0.0)
+    record.swaps = Slow({"engine_id": "engine-0", "error": "no"} for _ in range(4))
+    metrics = RunMetrics(record, tmp_path, list)
+    both = threading.Barrier(2)
+
+    def scrape(_):
+        both.wait(10)
+        return list(metrics.collect())
+
+    with ThreadPoolExecutor(2) as threads:
+        list(threads.map(scrape, range(2)))
+    record.swaps = []
+    [failed] = [each for each in metrics.collect() if each.name == FAILURES]
+    assert [sample.value for sample in failed.samples] == [4]
+
+
+def test_a_disk_that_hangs_leaves_its_metric_out_and_keeps_no_scrape(tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "DISK_SECONDS", 0.05)
+    hung = threading.Event()
+    usage = shutil.disk_usage
+    record = Record(name="mine", steps=3, max_staleness=2, started_at=0.0)
+    metrics = RunMetrics(record, tmp_path, list)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: hung.wait(30) and usage(path))
+    for _ in range(2):
+        assert DISK not in {each.name for each in metrics.collect()}
+    hung.set()
+    metrics._asking.join(10)
+    assert DISK in {each.name for each in metrics.collect()}
+
+
+def test_waits_that_last_too_long_are_told_with_their_owner(exporter):
+    lines = ask(exporter, "/metrics").splitlines()
+    assert "headway_overdue_waits 1.0" in lines
+    assert 'headway_overdue_wait_seconds{on="b",who="a"} 7.0' in lines
+
+
+def test_the_file_is_there_from_the_beginning_follows_and_stays_away_when_all_is_closed(
+    exporter, others, tmp_path
+):
+    file = tmp_path / "targets.json"
+
+    async def processes(count):
+        following = asyncio.create_task(exporter.follow())
+        async with asyncio.timeout(10):
+            while not file.exists() or len(json.loads(file.read_text())) != count:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        following.cancel()
+
+    asyncio.run(processes(2))
+    others.append(("actor-0", "10.0.0.2:9001"))
+    asyncio.run(processes(3))
+    exporter.close()
+    others.clear()
+    exporter.write()
+    assert not file.exists()
+
+
+def test_another_path_says_what_there_is(exporter):
+    with pytest.raises(urllib.error.HTTPError, match="there are /metrics, /targets"):
+        ask(exporter, "/")
+
+
+def test_a_port_in_use_is_refused_before_anything_starts(tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        settings = [f"deploy.metrics_port={port}", f"deploy.runs_dir={tmp_path}"]
+        with pytest.raises(InputError, match=f"metrics_port = {port}: Address already in use"):
+            load_inputs(load_recipe("demo", settings))
+    check_address("127.0.0.1", port)
+
+
+def test_the_dashboard_that_ships_is_the_one_that_its_table_makes():
+    assert dashboard.FILE.read_text() == dashboard.text()

@@ -1,0 +1,343 @@
+"""What `headway top` makes of metrics, and how it finds them."""
+
+import io
+import json
+import socket
+import threading
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from rich.console import Console
+
+from deploy.errors import InputError
+from deploy.observability.exporter import Exporter
+from deploy.observability.prometheus_text import Moment, parse
+from deploy.observability.run_client import Watch, events, show
+from deploy.observability.top_model import Event, view
+from deploy.observability.top_view import ACTORS, screen
+from deploy.storage.run_directory import RunDirectory
+
+GOLDEN = Path(__file__).parents[1] / "top_frame.txt"
+
+
+def scrape(**values):
+    """Samples of one process: `name__label__value=number`."""
+    lines = []
+    for key, value in values.items():
+        name, *labels = key.split("__")
+        pairs = ",".join(
+            f'{label}="{text}"' for label, text in zip(labels[::2], labels[1::2], strict=True)
+        )
+        lines.append(f"headway_{name}{{{pairs}}} {value}" if pairs else f"headway_{name} {value}")
+    return parse("\n".join(lines) + "\n", source="a test")
+
+
+def moment(at, **processes):
+    named = {name.replace("_", "-"): samples for name, samples in processes.items()}
+    return Moment(at, "mine", named)
+
+
+def actor(tokens, *, running=1, idle=0.0, serving=10.0):
+    return scrape(
+        tokens_generated_total=tokens,
+        running_rollouts=running,
+        idle_seconds_total__on__leases=idle,
+        serving_seconds_total=serving,
+    )
+
+
+def lags(*counts):
+    tops = ("0.0", "1.0", "2.0", "3.0", "4.0", "6.0", "+Inf")
+    text = "".join(
+        f'headway_token_lag_bucket{{le="{top}"}} {count}\n'
+        for top, count in zip(tops, counts, strict=True)
+    )
+    return parse(text, source="a test")
+
+
+def test_rates_are_what_was_gained_between_two_moments():
+    before = moment(
+        100.0, broker=scrape(version=4, groups__state__queued=3, groups__state__trained=8)
+    )
+    now = moment(
+        104.0,
+        broker=scrape(
+            version=6, groups__state__queued=5, groups__state__ready=2, groups__state__trained=12
+        ),
+    )
+    rates = view(now, before, ()).rates
+    assert (rates.trained, rates.issued, rates.leased, rates.taken) == (0.5, 2.0, 1.5, 1.0)
+    assert rates.tokens_generated is None
+
+
+def test_the_first_moment_has_no_rates_yet():
+    seen = view(moment(100.0, broker=scrape(version=4), actor_0=actor(50)), None, ())
+    assert seen.version == 4
+    assert seen.rates.trained is None
+    assert seen.actors[0].tokens_per_second is None
+
+
+def test_an_actor_that_was_made_again_counts_from_nothing():
+    seen = view(moment(102.0, actor_0=actor(30)), moment(100.0, actor_0=actor(5000)), ())
+    assert seen.actors[0].tokens_per_second == 15.0
+    assert seen.rates.tokens_generated == 15.0
+
+
+@pytest.mark.parametrize(
+    ("samples", "state"),
+    [
+        (actor(5), "generates"),
+        (actor(5, running=0), "waits for prompts"),
+        (actor(0, running=0, serving=0.0), "loads the model or its first weights"),
+        (None, "does not answer"),
+    ],
+)
+def test_the_state_of_an_actor(samples, state):
+    [seen] = view(moment(1.0, actor_0=samples), None, ()).actors
+    assert seen.state == state
+
+
+def test_a_process_that_does_not_answer_is_a_trouble_and_the_rest_is_shown():
+    seen = view(moment(1.0, broker=None, actor_0=actor(5)), None, ())
+    assert seen.troubles == ["broker does not answer"]
+    assert seen.actors[0].running == 1
+
+
+def test_a_wait_that_lasts_too_long_is_a_trouble_with_its_owner():
+    driver = scrape(overdue_wait_seconds__who__learner__on__engine=61)
+    assert view(moment(1.0, driver=driver), None, ()).troubles == [
+        "learner waits on engine for 61 s"
+    ]
+
+
+def test_lags_are_of_the_tokens_trained_in_between():
+    before = moment(0.0, learner=lags(10, 10, 10, 10, 10, 10, 10))
+    now = moment(1.0, learner=lags(10, 13, 13, 13, 13, 14, 14))
+    assert view(now, before, ()).lags == {"1": 0.75, "5–6": 0.25}
+
+
+def test_lags_are_of_all_tokens_where_none_were_trained_in_between():
+    same = lags(1, 3, 4, 4, 4, 4, 4)
+    seen = view(moment(1.0, learner=same), moment(0.0, learner=same), ())
+    assert seen.lags == {"0": 0.25, "1": 0.5, "2": 0.25}
+
+
+def test_a_lag_above_the_last_bucket_is_shown_as_open():
+    assert view(moment(1.0, learner=lags(0, 0, 0, 0, 0, 0, 2)), None, ()).lags == {"7–": 1.0}
+
+
+def test_an_update_is_shown_with_its_mean_duration_in_between():
+    def updates(seconds, count):
+        return scrape(
+            weight_update_seconds_total__engine__e__phase__serve=seconds,
+            weight_update_seconds_total__engine__e__phase__pause=77,
+            weight_updates_total__engine__e=count,
+        )
+
+    seen = view(moment(2.0, driver=updates(7.0, 4)), moment(0.0, driver=updates(1.0, 2)), ())
+    assert seen.update_seconds == 3.0
+    assert seen.rates.updates == 1.0
+
+
+def frame():
+    """A run in the middle of things."""
+
+    def at(when, version, tokens, waited):
+        broker = scrape(
+            version=version,
+            steps=60,
+            live_groups=5,
+            window_groups=6,
+            ready_oldest_seconds=0.5,
+            queued_oldest_seconds=7.0,
+            learner_waits_for_groups=1,
+            results_accepted_total=version * 4,
+            **{f"groups__state__{s}": n for s, n in {"queued": 2, "leased": 3, "ready": 1}.items()},
+            groups__state__trained=version * 4,
+            groups__state__failed=1,
+        )
+        engines = parse(
+            f'headway_engine_version{{engine="engine-0"}} {version}\n'
+            f'headway_engine_version{{engine="engine-1"}} {version - 1}\n',
+            source="a test",
+        )
+        learner = scrape(
+            tokens_trained_total=tokens,
+            learner_seconds_total__phase__wait=waited,
+            learner_seconds_total__phase__step=waited * 3,
+            last_batch_timestamp_seconds=when - 3,
+            reward_mean=0.25,
+            ess=0.875,
+        )
+        return moment(
+            when,
+            driver=scrape(max_staleness=2, heldout_score__kind__greedy=0.5),
+            broker={**broker, **engines},
+            learner={**learner, **lags(0, tokens, tokens, tokens, tokens, tokens, tokens)},
+            actor_0=actor(tokens, running=4, idle=waited),
+            actor_1=None,
+        )
+
+    happened = [Event(850.0, "checkpoint of version 20"), Event(990.0, "[actor-1] was made again")]
+    return view(at(1000.0, 24, 12_000, 4.0), at(990.0, 22, 2_000, 2.0), happened)
+
+
+def test_a_frame_as_it_is_printed():
+    """Written anew by `python tests/deploy/observability/test_top_model.py`, to be looked at."""
+    assert printed(frame()) == GOLDEN.read_text()
+
+
+def printed(seen):
+    console = Console(file=io.StringIO(), width=100)
+    console.print(screen(seen))
+    return "\n".join(line.rstrip() for line in console.file.getvalue().splitlines()) + "\n"
+
+
+def test_of_many_actors_those_that_generate_least_are_shown():
+    many = {f"actor_{index}": actor(index) for index in range(ACTORS + 3)}
+    idle = {name: actor(0) for name in many}
+    text = printed(view(moment(1.0, **many), moment(0.0, **idle), ()))
+    assert "and 3 that generate more" in text
+    assert "actor-15 " in text
+    assert "actor-16 " not in text
+
+
+class Fixed:
+    """Metrics that never change."""
+
+    def collect(self):
+        yield GaugeMetricFamily("headway_version", "", value=7)
+        yield CounterMetricFamily("headway_results_accepted", "", value=70)
+
+
+@pytest.fixture
+def exporter(tmp_path):
+    (tmp_path / "recipe.json").write_text("{}")
+    made = Exporter(
+        "mine",
+        tmp_path,
+        [Fixed()],
+        lambda: [("broker", "127.0.0.1:1")],
+        host="127.0.0.1",
+        port=0,
+        node="",
+    )
+    made.write()
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize("by", ["folder", "address", "url"])
+def test_a_run_is_found_by_its_folder_and_by_its_address(exporter, tmp_path, by):
+    address = exporter.address
+    name = {"folder": str(tmp_path), "address": address, "url": f"http://{address}/targets"}[by]
+    seen = Watch(name, tmp_path).look()
+    assert (seen.run, seen.version) == ("mine", 7)
+    assert seen.troubles == ["broker does not answer"]
+
+
+def test_one_frame_is_printed_and_the_command_ends(exporter, tmp_path):
+    console = Console(file=io.StringIO(), width=100)
+    show(exporter.address, tmp_path, interval=0.01, once=True, console=console)
+    assert "mine  version 7" in console.file.getvalue()
+
+
+def test_a_run_without_metrics_says_where_its_figures_are(tmp_path):
+    (tmp_path / "recipe.json").write_text("{}")
+    (tmp_path / "summary.json").write_text(json.dumps({"status": "done"}))
+    with pytest.raises(InputError, match=r"its status is done.*headway report"):
+        Watch(str(tmp_path), tmp_path)
+
+
+def test_an_address_where_nobody_is_says_so(tmp_path):
+    with pytest.raises(InputError, match=r"nothing answers at http://127.0.0.1:1/targets"):
+        Watch("127.0.0.1:1", tmp_path).look()
+
+
+@pytest.fixture
+def answering():
+    """A server whose answers, raw bytes or None for none, are given one after another."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        answers, port = [], server.getsockname()[1]
+
+        def serve():
+            with suppress(OSError):
+                while True:
+                    connection, _ = server.accept()
+                    with connection:
+                        connection.recv(4096)
+                        answer = answers.pop(0) if answers else None
+                        if answer is not None:
+                            connection.sendall(answer)
+
+        thread = threading.Thread(target=serve, daemon=True)
+        thread.start()
+        yield f"127.0.0.1:{port}", answers
+        server.shutdown(socket.SHUT_RDWR)
+        thread.join(10)
+
+
+def http(text):
+    return b"HTTP/1.0 200 OK\r\n\r\n" + text.encode()
+
+
+def targets(address):
+    labels = {"run": "mine", "process": "driver", "role": "driver"}
+    return http(json.dumps([{"targets": [address], "labels": labels}]))
+
+
+def test_an_address_of_something_else_says_so(answering, tmp_path):
+    address, answers = answering
+    answers.append(b"SSH-2.0-OpenSSH_9.2\r\n")
+    with pytest.raises(InputError, match=r"does not speak HTTP: BadStatusLine"):
+        Watch(address, tmp_path).look()
+
+
+@pytest.mark.parametrize(
+    "said", [b"SSH-2.0-OpenSSH_9.2\r\n", http("no metrics {"), http("a b c d")]
+)
+def test_a_process_that_says_something_else_is_one_that_does_not_answer(answering, tmp_path, said):
+    address, answers = answering
+    answers += [targets(address), said]
+    assert Watch(address, tmp_path).look().troubles
+
+
+def test_a_live_view_outlasts_looks_that_fail_and_ends_with_the_run(answering, tmp_path):
+    address, answers = answering
+    good = [targets(address), http("headway_version 7\n")]
+    answers += [*good, None, None, *good, None, http("[]"), None, *good]
+    console = Console(file=io.StringIO(), width=100)
+    show(address, tmp_path, interval=0.01, once=False, console=console)
+    assert "nothing answers at" in " ".join(console.file.getvalue().split())
+    assert answers == good
+
+
+def test_events_come_from_restarts_failed_updates_and_checkpoints_in_order(tmp_path):
+    directory = RunDirectory(tmp_path)
+    swap = {"engine_id": "engine-0", "version": 3, "published_at": 20.0}
+    directory.append("swaps.jsonl", [{**swap, "error": None}, {**swap, "error": "no"}])
+    directory.append("restarts.jsonl", [{"actor": "actor-0", "at": 10.0, "reason": "killed"}])
+    (directory.checkpoints / "v000002").mkdir(parents=True)
+    assert [event.text for event in events(directory)] == [
+        "actor-0 was made again: killed",
+        "engine-0 did not take version 3: no",
+        "checkpoint of version 2",
+    ]
+
+
+def test_only_the_end_of_a_long_file_is_read_for_events(tmp_path):
+    directory = RunDirectory(tmp_path)
+    rows = [{"actor": f"actor-{n}", "at": float(n), "reason": "x" * 100} for n in range(2000)]
+    directory.append("restarts.jsonl", rows)
+    assert [event.at for event in events(directory)] == [float(n) for n in range(1992, 2000)]
+
+
+def test_text_that_is_not_metrics_is_refused_by_its_source():
+    with pytest.raises(InputError, match=r"10.0.0.1:9 shows no metrics in Prometheus' format"):
+        parse("<html>\n", source="10.0.0.1:9")
+
+
+if __name__ == "__main__":
+    GOLDEN.write_text(printed(frame()))

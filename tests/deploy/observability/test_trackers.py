@@ -1,0 +1,194 @@
+"""Figures reach trackers by name and version; a tracker that fails harms nobody."""
+
+import json
+import struct
+import sys
+import time
+from types import SimpleNamespace
+
+import pytest
+
+from deploy.config.run_config import load_recipe
+from deploy.errors import InputError
+from deploy.observability import trackers
+from deploy.observability.trackers import Trackers, check, numbers
+
+ROW = {
+    "version": 3,
+    "reward_mean": 0.5,
+    "max_lag": None,
+    "lag_histogram": {"0": 7},
+    "step_started_at": 1e9,
+}
+
+
+class Recording:
+    """A tracker that writes down what it gets."""
+
+    def __init__(self, events):
+        self.events = events
+
+    def log(self, version, figures):
+        self.events.append((version, dict(figures)))
+
+    def close(self):
+        self.events.append("closed")
+
+
+class Failing:
+    def log(self, version, figures):
+        raise OSError("no network")
+
+    def close(self):
+        raise AssertionError("was left out before")
+
+
+def made(kinds, by_kind, said):
+    factories = {kind: lambda *_, kind=kind: by_kind[kind] for kind in by_kind}
+    return Trackers(kinds, None, "mine", {}, said.append, factories)
+
+
+def test_a_batch_is_logged_at_the_version_that_it_made():
+    events = []
+    tracker = made(["one"], {"one": Recording(events)}, [])
+    tracker.batch(ROW)
+    tracker.scores(4, {"greedy": 0.75, "sampled": None})
+    tracker.close()
+    assert events == [
+        (4, {"batch/reward_mean": 0.5, "batch/lag_histogram/0": 7.0}),
+        (4, {"heldout/greedy": 0.75}),
+        "closed",
+    ]
+
+
+def test_a_tracker_that_fails_is_said_once_and_the_others_go_on():
+    events, said = [], []
+    tracker = made(["bad", "good"], {"bad": Failing(), "good": Recording(events)}, said)
+    tracker.batch(ROW)
+    tracker.batch({**ROW, "version": 4})
+    tracker.close()
+    assert [version for version, _ in events[:-1]] == [4, 5]
+    assert said == [
+        "tracker bad failed and is left out from now on: OSError('no network')",
+    ]
+
+
+def test_numbers_are_told_from_the_rest():
+    assert numbers({"a": True, "b": "text", "c": 2, "d": {"e": None, "f": 0.5}}) == {
+        "c": 2.0,
+        "d/f": 0.5,
+    }
+
+
+def test_what_is_not_installed_is_named_before_the_run_begins(monkeypatch):
+    monkeypatch.setattr(trackers, "find_spec", lambda _: None)
+    with pytest.raises(InputError, match=r'pip install "headway-rl\[wandb\]"'):
+        check(["wandb"])
+
+
+def test_a_recipe_names_trackers_that_there_are():
+    assert load_recipe("demo", ['deploy.trackers=["tensorboard"]']).deploy.trackers
+    with pytest.raises(InputError, match=r"deploy.trackers"):
+        load_recipe("demo", ['deploy.trackers=["excel"]'])
+
+
+def test_a_score_that_comes_late_and_a_resumed_run_are_not_lost_to_weights_and_biases(
+    tmp_path, monkeypatch
+):
+    begun, events = [], []
+
+    class Run:
+        def define_metric(self, name, **how):
+            events.append((name, how))
+
+        def log(self, figures, step=None):
+            events.append((figures, step))
+
+        def finish(self):
+            events.append("closed")
+
+    def init(**arguments):
+        begun.append((arguments["id"], arguments["resume"]))
+        return Run()
+
+    monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(init=init))
+    for _ in range(2):
+        tracker = Trackers(["wandb"], tmp_path, "mine", {}, pytest.fail)
+        tracker.batch(ROW)
+        tracker.scores(2, {"greedy": 0.75})
+        tracker.close()
+    assert events[: len(events) // 2] == [
+        ("policy_version", {}),
+        ("*", {"step_metric": "policy_version"}),
+        (
+            {"batch/reward_mean": 0.5, "batch/lag_histogram/0": 7.0, "policy_version": 4},
+            None,
+        ),
+        ({"heldout/greedy": 0.75, "policy_version": 2}, None),
+        "closed",
+    ]
+    assert begun == [begun[0]] * 2
+    assert begun[0][1] == "allow"
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_tensorboard_has_the_figures(tmp_path):
+    loader = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    tracker = Trackers(["tensorboard"], tmp_path, "mine", {}, pytest.fail)
+    tracker.batch(ROW)
+    tracker.close()
+    events = loader.EventAccumulator(str(tmp_path / "tensorboard"))
+    events.Reload()
+    [event] = events.Scalars("batch/reward_mean")
+    assert (event.step, event.value) == (4, 0.5)
+
+
+def logged(folder):
+    """The rows of an offline run of W&B, as it has written them."""
+    from wandb.proto.wandb_internal_pb2 import Record
+
+    [file] = folder.glob("*.wandb")
+    for data in records(file.read_bytes()):
+        record = Record()
+        record.ParseFromString(data)
+        if items := record.history.item:
+            yield {item.key or item.nested_key[0]: json.loads(item.value_json) for item in items}
+
+
+def records(log, block=32768, header=7):
+    """The records of a log in LevelDB's form, which begins with as many bytes as a header has."""
+    at, record = header, b""
+    while at + header <= len(log):
+        if block - at % block < header:
+            at += block - at % block
+            continue
+        _, length, kind = struct.unpack_from("<IHB", log, at)
+        record += log[at + header : at + header + length]
+        at += header + length
+        if kind in (1, 4):  # whole, or the last part
+            yield record
+            record = b""
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_weights_and_biases_has_the_figures_offline(tmp_path, monkeypatch):
+    pytest.importorskip("wandb")
+    monkeypatch.delenv("WANDB_MODE", raising=False)
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    for _ in range(2):  # the second goes on, as a resumed run does
+        tracker = Trackers(["wandb"], tmp_path, "mine", {"steps": 3}, pytest.fail)
+        tracker.batch(ROW)
+        tracker.scores(2, {"greedy": 0.75})
+        tracker.close()
+        ended = int(time.time())
+        while int(time.time()) == ended:  # W&B names its folders by the second
+            time.sleep(0.05)
+    folders = sorted((tmp_path / "wandb").glob("offline-run-*"))
+    assert len({folder.name.rpartition("-")[2] for folder in folders}) == 1
+    rows = [row for folder in folders for row in logged(folder)]
+    assert [(row["policy_version"], row.get("heldout/greedy")) for row in rows] == [
+        (4, None),
+        (2, 0.75),
+    ] * 2

@@ -1,0 +1,137 @@
+"""Who waits on whom for what: by tables, without a clock."""
+
+from dataclasses import replace
+
+import pytest
+
+from deploy.observability.waits import (
+    DISK,
+    ActorSigns,
+    BrokerSigns,
+    Overdue,
+    Signs,
+    Wait,
+    Waits,
+    waits,
+)
+
+BROKER = BrokerSigns(
+    version=4,
+    steps=9,
+    queued=2,
+    leased=2,
+    ready=0,
+    taken=0,
+    live=2,
+    window=6,
+    waits_for={},
+    engines={"engine-0": 4, "engine-1": 4},
+    paused=False,
+)
+IDLE = {name: ActorSigns(engine_id=f"engine-{name[-1]}", answers=True) for name in ("actor-0",)}
+SIGNS = Signs(broker=BROKER, actors=IDLE, disk=True, groups_per_batch=2)
+
+
+def broker(**changes):
+    return replace(SIGNS, broker=replace(BROKER, **changes))
+
+
+def actor(**changes):
+    return replace(SIGNS, actors={"actor-0": replace(IDLE["actor-0"], **changes)})
+
+
+@pytest.mark.parametrize(
+    ("signs", "who", "on", "what"),
+    [
+        (replace(SIGNS, disk=False), "driver", DISK, "a small file to become durable"),
+        (replace(SIGNS, broker=None), "driver", "broker", "an answer"),
+        (actor(answers=False), "driver", "actor-0", "an answer"),
+        (actor(running=3), "results queue", "actor-0", "one of 3 rollouts to end"),
+        (replace(SIGNS, silent=["reward-model"]), "driver", "reward-model", "an answer"),
+        (broker(taken=2), "broker", "learner", "batch 4 to be trained"),
+        (broker(ready=2), "results queue", "learner", "batch 4 to be taken"),
+        (
+            broker(waits_for={"g1": "engine-0", "g2": "engine-0"}),
+            *("learner", "actor-0", "2 due group(s) of batch 4"),
+        ),
+        (broker(waits_for={"g1": None}), "learner", "nobody", "1 due group(s) of batch 4"),
+        (
+            broker(engines={"engine-0": 3}),
+            *("actor-0", "weight update", "a version above 3"),
+        ),
+        (broker(queued=0, leased=0), "actors", "feeder", "prompts"),
+    ],
+)
+def test_each_wait_has_its_owner(signs, who, on, what):
+    assert [wait for wait, _ in waits(signs)] == [Wait(who, on, what)]
+
+
+@pytest.mark.parametrize(
+    "signs",
+    [
+        SIGNS,
+        broker(version=9, taken=2),
+        broker(paused=True, queued=0, leased=0),
+        replace(broker(queued=0, leased=0), actors={}),
+        broker(queued=0, leased=0, live=6),
+    ],
+    ids=["all work", "the last batch", "a full disk says so itself", "all start", "a full window"],
+)
+def test_nobody_waits(signs):
+    assert list(waits(signs)) == []
+
+
+def test_a_wait_is_overdue_after_its_deadline_and_not_before():
+    watched, stuck = Waits(deadline=10.0), broker(taken=2)
+    assert [watched.overdue(stuck, now) for now in (100.0, 105.0, 110.0)] == [[], [], []]
+    wait = Wait("broker", "learner", "batch 4 to be trained")
+    assert watched.overdue(stuck, 110.5) == [Overdue(wait, 10.5)]
+
+
+def test_until_the_initial_policy_is_scored_nobody_waits_for_the_feeder():
+    watched = Waits(deadline=10.0)
+    scoring = [
+        broker(version=0, engines={}, queued=0, leased=0, live=0, scores_first=True, accepted=done)
+        for done in (3, 4)
+    ]
+    watched.overdue(scoring[0], 0.0)
+    assert watched.overdue(scoring[1], 9.0) == []
+    assert watched.overdue(scoring[1], 18.0) == []
+    wait = Wait("feeder", "actors", "scores of the initial policy")
+    assert watched.overdue(scoring[1], 19.5) == [Overdue(wait, 10.5)]
+
+
+def test_an_actor_that_evaluates_a_version_may_keep_it_as_long_as_the_recipe_says():
+    watched = Waits(deadline=10.0)
+    actors = {"actor-0": replace(IDLE["actor-0"], pinned_seconds=600.0)}
+    pinned = replace(broker(engines={"engine-0": 3}), actors=actors)
+    watched.overdue(pinned, 0.0)
+    assert watched.overdue(pinned, 609.0) == []
+    assert [late.wait.on for late in watched.overdue(pinned, 611.0)] == ["weight update"]
+
+
+def test_what_moves_begins_anew_and_so_does_what_was_over():
+    watched = Waits(deadline=10.0)
+    later = broker(taken=2, version=5, engines={"engine-0": 5})
+    watched.overdue(broker(taken=2), 0.0)
+    assert watched.overdue(later, 11.0) == []
+    assert watched.overdue(SIGNS, 20.0) == []
+    assert watched.overdue(later, 30.0) == []
+    assert [late.seconds for late in watched.overdue(later, 41.0)] == [11.0]
+
+
+def test_an_actor_moves_by_rollouts_that_end_and_by_versions():
+    watched = Waits(deadline=10.0)
+    watched.overdue(actor(running=2, finished=7), 0.0)
+    assert watched.overdue(actor(running=2, finished=8), 11.0) == []
+    newer = replace(actor(running=2, finished=8), broker=replace(BROKER, engines={"engine-0": 5}))
+    assert watched.overdue(newer, 22.0) == []
+    assert [late.wait.on for late in watched.overdue(newer, 33.0)] == ["actor-0"]
+
+
+def test_the_longest_comes_first():
+    watched = Waits(deadline=1.0)
+    watched.overdue(replace(SIGNS, disk=False), 0.0)
+    both = replace(broker(taken=2), disk=False)
+    watched.overdue(both, 5.0)
+    assert [late.wait.on for late in watched.overdue(both, 9.0)] == [DISK, "learner"]

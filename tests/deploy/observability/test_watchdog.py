@@ -1,0 +1,224 @@
+"""What the watchdog says, writes and ends, with a broker and processes of a few lines."""
+
+import asyncio
+import io
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from types import SimpleNamespace
+
+import psutil
+import pytest
+from rich.console import Console
+
+from deploy.config.run_config import load_recipe
+from deploy.errors import RunFailed
+from deploy.observability import watchdog as module
+from deploy.observability.stack_dumps import Found, Place, look_here
+from deploy.observability.waits import ActorSigns, Wait
+from deploy.observability.watchdog import Watchdog, concerned, write_durably
+from deploy.runtime.console import Screen
+from deploy.storage.run_directory import RunDirectory
+
+STATES = ("queued", "leased", "ready", "taken", "trained", "dropped", "failed")
+STATUS = SimpleNamespace(
+    version=1,
+    steps=5,
+    depth=dict.fromkeys(STATES, 1),
+    live=2,
+    window=4,
+    waits_for={},
+    engines={"engine-0": 1},
+    accepted=1,
+    evaluations=("greedy@4",),
+    paused=None,
+)
+
+
+class Process:
+    """A handle in Ray."""
+
+    def __init__(self, pid):
+        self.__ray_call__ = SimpleNamespace(remote=lambda _: self.answer(pid))
+
+    async def answer(self, pid):
+        return Place("here", pid)
+
+
+class Stage:
+    """A run in which the learner has a batch and does not come back with it."""
+
+    def __init__(self, tmp_path, monkeypatch, *, aborts=False, deadline=0.05):
+        monkeypatch.setattr(module, "LOOK_SECONDS", 0.01)
+        monkeypatch.setattr(module, "ANSWER_SECONDS", 0.05)
+        monkeypatch.setattr(module, "look", self.look)
+        settings = [f"deploy.watchdog_seconds={deadline}"]
+        settings.append(f"deploy.watchdog_aborts={str(aborts).lower()}")
+        self.events, self.status, self.output = [], STATUS, io.StringIO()
+        self.directory = RunDirectory(tmp_path)
+        self.directory.logs.mkdir()
+        self.watchdog = Watchdog(
+            load_recipe("demo", settings),
+            self.directory,
+            Screen(Console(file=self.output, width=400)),
+            status=self.ask,
+            actors=lambda: {"actor-0": ActorSigns(engine_id="engine-0", answers=True)},
+            handles=lambda: self.handles,
+            save=self.save,
+        )
+        self.handles = {"broker": Process(1), "learner-0": Process(2), "learner-1": Process(3)}
+
+    async def ask(self):
+        if self.status is None:
+            await asyncio.Event().wait()
+        return self.status
+
+    async def save(self):
+        self.events.append("saved")
+
+    def look(self, place):
+        return Found(f"pid {place.pid} is stopped", f"stack of {place.pid}")
+
+    async def until(self, condition):
+        following = asyncio.create_task(self.watchdog.follow())
+        try:
+            async with asyncio.timeout(10):
+                while not condition() and not following.done():  # noqa: ASYNC110
+                    await asyncio.sleep(0.01)
+        finally:
+            following.cancel()
+            await asyncio.wait({following})
+        if not following.cancelled():
+            following.result()
+
+    def said(self, text):
+        return lambda: text in self.output.getvalue()
+
+
+def test_a_wait_that_lasts_is_said_written_and_kept_for_metrics_with_stacks(tmp_path, monkeypatch):
+    stage = Stage(tmp_path, monkeypatch)
+    asyncio.run(stage.until(stage.said("stacks in")))
+    assert "broker waits on learner for batch 1 to be trained since" in stage.output.getvalue()
+    [row] = stage.directory.rows("waits.jsonl")
+    assert (row["who"], row["on"], row["what"]) == ("broker", "learner", "batch 1 to be trained")
+    assert row["seconds"] > 0.05
+    assert "learner-0: pid 2 is stopped; learner-1: pid 3 is stopped" in row["text"]
+    stacks = (tmp_path / row["stacks"]).read_text()
+    assert "stack of 2" in stacks
+    assert "stack of 3" in stacks
+    assert "stack of 1" not in stacks
+    assert [late.wait.on for late in stage.watchdog.overdue] == ["learner"]
+
+
+def test_a_wait_is_said_once_and_its_end_too(tmp_path, monkeypatch):
+    stage = Stage(tmp_path, monkeypatch)
+
+    async def play():
+        following = asyncio.create_task(stage.until(stage.said("waits on learner no more")))
+        while not stage.said("broker waits on learner")():  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(0.1)  # several looks
+        depth = {**STATUS.depth, "taken": 0}
+        stage.status = SimpleNamespace(**{**vars(STATUS), "depth": depth})
+        await following
+
+    asyncio.run(play())
+    assert stage.output.getvalue().count("broker waits on learner for batch 1") == 1
+
+
+def test_a_broker_that_does_not_answer_is_named(tmp_path, monkeypatch):
+    stage = Stage(tmp_path, monkeypatch)
+    stage.status = None
+    asyncio.run(stage.until(stage.said("stacks in")))
+    assert "driver waits on broker for an answer" in stage.output.getvalue()
+
+
+def test_one_rank_that_does_not_answer_is_named_and_asked_once(tmp_path, monkeypatch):
+    stage = Stage(tmp_path, monkeypatch)
+    asked = []
+
+    async def hang():
+        asked.append("learner-1")
+        await asyncio.Event().wait()
+
+    stage.status = SimpleNamespace(**{**vars(STATUS), "depth": dict.fromkeys(STATES, 1)})
+    stage.status.depth["taken"] = 0
+    hung = SimpleNamespace(__ray_call__=SimpleNamespace(remote=lambda _: hang()))
+    stage.handles = {"broadcaster": Process(2), "learner-0": Process(3), "learner-1": hung}
+    asyncio.run(stage.until(stage.said("stacks in")))
+    assert [late.wait for late in stage.watchdog.overdue] == [
+        Wait("driver", "learner-1", "an answer")
+    ]
+    assert asked == ["learner-1"]
+    assert (stage.watchdog.node_of("learner-0"), stage.watchdog.node_of("learner-1")) == (
+        "here",
+        None,
+    )
+
+
+def test_a_disk_that_does_not_come_back_is_named_and_keeps_nobody(tmp_path, monkeypatch):
+    hung = threading.Event()
+    monkeypatch.setattr(module, "write_durably", lambda file: hung.wait(30))
+    stage = Stage(tmp_path, monkeypatch)
+    said = stage.said("waits on the disk of the run's folder")
+    asyncio.run(stage.until(said))
+    assert said()
+    assert not hung.is_set()
+    hung.set()
+
+
+def test_a_wait_is_said_before_stacks_are_looked_at_and_though_no_file_opens(tmp_path, monkeypatch):
+    stage = Stage(tmp_path, monkeypatch)
+    os.mkfifo(stage.directory.logs / "stacks-1.txt")
+    monkeypatch.setattr(module, "WRITE_SECONDS", 0.1)
+    looked = threading.Event()
+    monkeypatch.setattr(module, "look", lambda _: looked.wait(30) and Found("is stopped", ""))
+    try:
+        asyncio.run(stage.until(stage.said("broker waits on learner for batch 1")))
+        assert "stacks" not in stage.output.getvalue()
+        looked.set()
+        stage.watchdog._told.clear()
+        asyncio.run(stage.until(stage.said("its disk did not answer within 0.1 s")))
+    finally:
+        looked.set()
+        reader = os.open(stage.directory.logs / "stacks-1.txt", os.O_RDONLY | os.O_NONBLOCK)
+        os.close(reader)
+
+
+def test_where_the_recipe_says_so_the_run_ends_after_a_checkpoint(tmp_path, monkeypatch):
+    stage = Stage(tmp_path, monkeypatch, aborts=True)
+    with pytest.raises(RunFailed, match=r"waits on learner .* headway resume"):
+        asyncio.run(stage.until(lambda: False))
+    assert stage.events == ["saved"]
+
+
+def test_of_a_weight_update_its_engine_is_looked_at():
+    waits = [Wait("actor-1", "weight update", "")]
+    assert concerned(waits, ["broker", "actor-0", "actor-1"]) == ["actor-1"]
+
+
+def test_a_file_is_durable_and_gone(tmp_path):
+    write_durably(tmp_path / "probe")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_stopped_process_is_seen_with_its_state_and_its_stack():
+    code = "import time\ndef lost(): print('up', flush=True); time.sleep(60)\nlost()"
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
+    try:
+        process.stdout.readline()
+        os.kill(process.pid, signal.SIGSTOP)
+        deadline = time.monotonic() + 10
+        while psutil.Process(process.pid).status() != "stopped":
+            assert time.monotonic() < deadline
+        found = look_here(process.pid)
+    finally:
+        process.kill()
+        process.wait(10)
+        process.stdout.close()
+    assert found.states == f"pid {process.pid} is stopped"
+    assert "lost (<string>:2)" in found.stacks
+    assert look_here(process.pid).states == f"pid {process.pid} is gone"

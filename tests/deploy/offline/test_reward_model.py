@@ -1,0 +1,262 @@
+"""`headway reward-model`: its pairs, its folder, and the run that asks what it made."""
+
+import json
+import signal
+import time
+from itertools import islice
+
+import psutil
+import pytest
+
+from actors.errors import InputError as ActorsInputError
+from actors.reward_models.folder import TextReader
+from deploy.config.run_config import load_recipe
+from deploy.errors import InputError
+from deploy.offline import reward_model
+from deploy.offline.preference_pairs import PreferencePairs
+from deploy.preflight.inputs import reward_model_paths
+
+SECTION = (
+    "reward_model.pairs=lettered_chain_sum",
+    "reward_model.members=2",
+    "reward_model.steps=3",
+    "reward_model.batch_pairs=4",
+    "reward_model.heldout_pairs=16",
+)
+JUDGED = "actors.reward=['reward_model']"
+
+
+class Letters:
+    """A tokenizer with a token for each of Unicode's characters."""
+
+    chat_template, eos_token_id, pad_token_id, unk_token_id = None, 1, 0, None
+
+    def encode(self, text, add_special_tokens):
+        return [ord(letter) for letter in text]
+
+
+def config_of(tmp_path, *settings):
+    runs = f"deploy.runs_dir={tmp_path / 'runs'}"
+    return load_recipe("demo", [runs, "heldout.size=20", "heldout.final_size=20", *settings])
+
+
+def pairs_of(tmp_path, *settings, context=256):
+    config = config_of(tmp_path, "reward_model.heldout_pairs=200", *settings)
+    return PreferencePairs(config, config.reward_model, TextReader(Letters(), context))
+
+
+def prompt_of(pair):
+    text = "".join(map(chr, pair.chosen))
+    return text[: text.index("=")]
+
+
+def test_no_member_trains_a_held_out_pair_and_each_has_an_order_of_its_own(tmp_path):
+    pairs = pairs_of(tmp_path)
+    heldout = {prompt_of(pair) for pair in pairs.heldout()}
+    orders = [[prompt_of(pair) for pair in islice(pairs.of(m), 800)] for m in (0, 1)]
+    assert len(pairs.heldout()) == 200
+    for order in orders:
+        assert not heldout & set(order)
+    assert orders[0][:20] != orders[1][:20]
+    assert orders[0] == [prompt_of(pair) for pair in islice(pairs.of(0), 800)]
+
+
+def test_pairs_of_a_file_too_small_to_hold_any_back_are_refused(tmp_path):
+    file = tmp_path / "pairs.jsonl"
+    file.write_text('{"prompt": "a=", "chosen": "1", "rejected": "2"}\n')
+    pairs = pairs_of(tmp_path, f"reward_model.pairs={file}")
+    with pytest.raises(ActorsInputError, match=r"lower reward_model.heldout_pairs = 200"):
+        next(pairs.of(0))
+
+
+def test_a_pair_that_does_not_fit_is_refused_with_the_limit(tmp_path):
+    with pytest.raises(InputError, match=r"tokens, must have at most 20"):
+        pairs_of(tmp_path, context=20).heldout()
+
+
+@pytest.fixture
+def trains(monkeypatch):
+    """Stands in for training: writes half a model, and then what a list says or raises."""
+    results = []
+
+    def train(config, section, path, drawn, heldout, partial, screen):
+        (partial / "model-0").mkdir()
+        result = results.pop(0)
+        if isinstance(result, BaseException):
+            raise result
+        (partial / "model-0" / "weights").write_text(result)
+
+    monkeypatch.setattr(reward_model, "_train_all", train)
+    return results
+
+
+class Silent:
+    """A screen that shows nothing."""
+
+    def say(self, text):
+        """Nothing."""
+
+
+def make(config, *, replace=False):
+    return reward_model.train_reward_models(config, Silent(), replace=replace)
+
+
+@pytest.fixture
+def config(tmp_path, tiny_model):
+    own = [f"reward_model.path={tiny_model}", "reward_model.heldout_pairs=8", "name=demo-rm-test"]
+    return config_of(tmp_path, *own, "reward_model.name=mine")
+
+
+@pytest.mark.parametrize("ends", [RuntimeError("no memory"), KeyboardInterrupt()])
+def test_training_that_ends_early_leaves_the_old_models_or_nothing(config, trains, ends):
+    trains += [ends, "old", ends]
+    with pytest.raises(type(ends)):
+        make(config)
+    assert list(config.reward_models.parent.iterdir()) == []
+    folder = make(config)
+    with pytest.raises(type(ends)):
+        make(config, replace=True)
+    assert (folder / "model-0" / "weights").read_text() == "old"
+    assert [path.name for path in folder.parent.iterdir()] == ["mine-rm"]
+
+
+def test_reward_models_that_exist_are_kept_unless_asked(config, trains):
+    trains += ["old", "new"]
+    folder = make(config)
+    with pytest.raises(InputError, match="--replace"):
+        make(config)
+    make(config, replace=True)
+    assert (folder / "model-0" / "weights").read_text() == "new"
+
+
+def test_a_run_asks_for_reward_models_that_are_not_made_yet_or_were_made_otherwise(tmp_path):
+    config = config_of(tmp_path, JUDGED)
+    with pytest.raises(InputError, match="run `headway reward-model` with the same recipe"):
+        reward_model_paths(config)
+    (config.reward_models / "model-0").mkdir(parents=True)
+    with pytest.raises(InputError, match="does not tell what it was made with"):
+        reward_model_paths(config)
+    assert reward_model_paths(config_of(tmp_path)) == ()
+
+
+def test_members_are_found_in_the_order_of_their_numbers(tmp_path):
+    config = config_of(tmp_path, JUDGED)
+    for member in (10, 2, 0):
+        (config.reward_models / f"model-{member}").mkdir(parents=True)
+    origin = reward_model.reward_model_origin(config)
+    (config.reward_models / "origin.json").write_text(origin)
+    names = [path.rpartition("/")[2] for path in reward_model_paths(config)]
+    assert names == ["model-0", "model-2", "model-10"]
+
+
+@pytest.fixture(scope="module")
+def made(headway):
+    """The folder of two reward models of the small recipe, and what the command said."""
+    result = headway.recipe("reward-model", *SECTION)
+    assert result.returncode == 0, result.stdout + result.stderr
+    return headway.folder / "runs" / "small-rm", result.stdout
+
+
+@pytest.mark.deepspeed
+def test_the_members_differ_and_say_what_they_are_worth(made):
+    folder, said = made
+    report = json.loads((folder / "reward_model.json").read_text())
+    assert [member["folder"] for member in report["members"]] == ["model-0", "model-1"]
+    assert report["heldout_pairs"] == 16
+    for number, member in enumerate(report["members"]):
+        assert 0 <= member["heldout_accuracy"] <= 1
+        assert f"reward model {number}: held-out accuracy {member['heldout_accuracy']:.3f}" in said
+        scale = json.loads((folder / f"model-{number}" / "reward_scale.json").read_text())
+        assert scale == member["scale"]
+    weights = [(folder / f"model-{n}" / "model.safetensors").read_bytes() for n in (0, 1)]
+    assert weights[0] != weights[1]
+
+
+@pytest.mark.deepspeed
+@pytest.mark.parametrize("member", [0, 1])
+def test_what_was_trained_is_what_is_served(made, member):
+    """Standardised, every member's scores of the same held-out pairs have mean 0, deviation 1."""
+    import torch
+
+    from actors.reward_models.scoring import Member
+
+    folder, _ = made
+    path = str(folder / f"model-{member}")
+    judge = Member(path, dtype="float32", device="cpu", standardise=True)
+    config = load_recipe("tests/deploy/recipe.toml", SECTION)
+    pairs = PreferencePairs(config, config.reward_model, judge.read).heldout()
+    scores = torch.cat(
+        [judge.score([text]) for pair in pairs for text in (pair.chosen, pair.rejected)]
+    )
+    assert float(scores.mean()) == pytest.approx(0.0, abs=1e-4)
+    assert float(scores.std()) == pytest.approx(1.0, abs=1e-4)
+
+
+@pytest.mark.deepspeed
+def test_an_interrupt_leaves_nothing_half_written(headway, made):
+    settings = [s for s in SECTION if "steps" not in s]
+    process = headway.start(
+        "reward-model", *settings, "reward_model.steps=100000", "reward_model.name=stopped"
+    )
+    partial = headway.folder / "runs" / ".stopped-rm.partial"
+    deadline = time.monotonic() + 120
+    while not partial.exists():
+        assert process.poll() is None, process.stdout.read()
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    process.send_signal(signal.SIGINT)
+    output, _ = process.communicate(timeout=180)
+    assert process.returncode == 130, output
+    assert "Traceback" not in output
+    assert not list(partial.parent.glob("*stopped*"))
+
+
+@pytest.fixture(scope="module")
+def judged(headway, made):
+    """A finished run whose reward models' process was killed in the middle."""
+    process = headway.start(
+        "run",
+        *SECTION,
+        "name=judged",
+        "sft.name=small",
+        "reward_model.name=small",
+        JUDGED,
+        "actors.heldout_reward=['last_answer']",
+        "steps=40",
+        "heldout.every=40",
+    )
+    folder = headway.folder / "runs" / "judged"
+    metrics = folder / "metrics.jsonl"
+    deadline = time.monotonic() + 180
+    while not metrics.exists() or len(metrics.read_text().splitlines()) < 5:
+        assert process.poll() is None, process.stdout.read()
+        assert time.monotonic() < deadline, "no batch was trained in time"
+        time.sleep(0.1)
+    below = psutil.Process(process.pid).children(recursive=True)
+    (judge,) = [p for p in below if p.name().startswith("ray::RewardModel")]
+    judge.kill()
+    output, _ = process.communicate(timeout=600)
+    assert process.returncode == 0, output
+    return folder, output
+
+
+@pytest.mark.ray
+@pytest.mark.deepspeed
+@pytest.mark.slow
+def test_a_run_outlives_the_process_of_its_reward_models(headway, judged):
+    import pyarrow.parquet
+
+    folder, output = judged
+    assert "reward-model is made again (1 of 5 in a row)" in output
+    (row,) = [json.loads(line) for line in (folder / "restarts.jsonl").read_text().splitlines()]
+    assert row["actor"] == "reward-model"
+    summary = json.loads((folder / "summary.json").read_text())
+    assert summary["restarts"] == {"actors": 0, "reward_models": 1}
+    accounts = json.loads(headway("inspect", "judged", "--json").stdout)
+    assert accounts["balanced"]
+    assert accounts["failed"] == {}
+    assert headway("inspect", "judged", "--parquet", "judged.parquet").returncode == 0
+    rows = pyarrow.parquet.read_table(headway.folder / "judged.parquet").to_pylist()
+    trained = [row for row in rows if row["state"] == "trained"]
+    assert {name for row in trained for name, _ in row["reward_parts"]} == {"reward_model"}
+    assert len({round(row["reward"], 3) for row in trained}) > 10

@@ -1,0 +1,98 @@
+"""`headway try`: what an episode looks like in print, and that every prompt is played."""
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from actors.errors import RewardFailed
+from deploy.offline.try_recipe import describe
+from queues.records import FinishReason, Prompt, Rollout
+
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+PROMPT = Prompt(prompt_id="sums/0/1", text="3+4=", answer="7")
+
+
+class Letters:
+    def decode(self, ids, **_):
+        return "".join(chr(96 + token) for token in ids)
+
+
+def test_an_episode_is_printed_with_everything_that_it_consists_of():
+    rollout = Rollout(
+        sample_index=0,
+        token_ids=[1, 2, 3, 4, 5, 6],
+        prompt_length=2,
+        loss_mask=[False, False, True, True, False, True],
+        behavior_logprobs=[0.0, 0.0, -0.5, -0.25, 0.0, -1.0],
+        versions=[-1, -1, 0, 0, -1, 0],
+        reward=1.5,
+        reward_parts={"exact_match": 1.0, "tags": 1.0},
+        finish_reason=FinishReason.STOP,
+        turns=2,
+        environment="tools",
+        engine_id="engine-0",
+        created_at=NOW,
+        finished_at=NOW + timedelta(seconds=1.25),
+    )
+    assert describe(PROMPT, rollout, Letters(), {"tags": 0.5}).splitlines()[1:] == [
+        "answer '7'",
+        "[0:2] given, does not train",
+        "  text   'ab'",
+        "  tokens [1, 2]",
+        "[2:4] sampled, trains",
+        "  text   'cd'",
+        "  tokens [3, 4]",
+        "  log-probabilities [-0.5, -0.25]",
+        "[4:5] given, does not train",
+        "  text   'e'",
+        "  tokens [5]",
+        "[5:6] sampled, trains",
+        "  text   'f'",
+        "  tokens [6]",
+        "  log-probabilities [-1.0]",
+        "reward 1.5",
+        "  exact_match 1",
+        "  tags 1 × 0.5",
+        "ended by stop after 3 sampled tokens, 2 turns, 1.25 s",
+    ]
+
+
+def test_a_failure_is_printed_with_its_reason():
+    text = describe(PROMPT, RewardFailed("reward 'x' took longer than 3 s"), Letters(), {})
+    assert "FAILED (reward): reward 'x' took longer than 3 s" in text
+
+
+@pytest.fixture
+def classifier(tmp_path, tiny_model):
+    """A reward model of random weights that reads what the tiny model writes."""
+    from transformers import AutoTokenizer, Qwen3Config, Qwen3ForSequenceClassification
+
+    folder = tmp_path / "judge"
+    AutoTokenizer.from_pretrained(tiny_model).save_pretrained(folder)
+    config = Qwen3Config.from_pretrained(tiny_model, num_labels=1, pad_token_id=0)
+    Qwen3ForSequenceClassification(config).save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.deepspeed
+def test_reward_models_score_what_is_tried(headway, classifier):
+    settings = (
+        "name=judged", "actors.reward=['reward_model']", "actors.reward_model.standardise=false",
+        f"actors.reward_model.paths=['{classifier}']",
+    )  # fmt: skip
+    assert headway.recipe("sft", *settings).returncode == 0
+    result = headway("try", *headway.arguments("try", *settings)[2:], "--prompts", "2")
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert result.stdout.count("  reward_model ") == 2
+
+
+@pytest.mark.deepspeed
+def test_the_prompts_of_a_recipe_are_played_and_nothing_is_written(headway):
+    settings = ("name=tried", "actors.reward=['last_answer', 'tags']")
+    assert headway.recipe("sft", *settings).returncode == 0
+    runs = {path.name for path in (headway.folder / "runs").iterdir()}
+    result = headway("try", *headway.arguments("try", *settings)[2:], "--prompts", "2")
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert result.stdout.count("sampled, trains") == 2
+    assert result.stdout.count("  last_answer ") == result.stdout.count("  tags ") == 2
+    assert {path.name for path in (headway.folder / "runs").iterdir()} == runs

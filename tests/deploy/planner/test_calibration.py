@@ -1,0 +1,226 @@
+"""Rates are found again from the rows of a run that was made with them."""
+
+import math
+import random
+from dataclasses import replace
+
+import pytest
+
+from deploy.errors import InputError
+from deploy.planner.calibration import LEAST_BATCHES, rates_of, read_rates
+from deploy.planner.rates import EngineRates
+from deploy.planner.simulated_engine import SimulatedEngine
+from deploy.storage.run_directory import RunDirectory
+from queues.readers.group_history import GroupTimes
+from tests.deploy.leased import train_early
+
+TRUE = EngineRates(step_seconds=0.004, rollout_step_seconds=0.0002, turnover_seconds=0.003)
+PUT = 0.02
+
+
+def made(count=600, seed=0):
+    """Groups of one rollout on one engine: at most 1, 15 or 29 at once in turn, begun at random."""
+    chance = random.Random(seed)
+    engine = SimulatedEngine("engine-0", TRUE, room=0)
+    groups, begun = [], {}
+    now, number = 0.0, 0
+    while len(groups) < count:
+        most = 1 + 14 * (len(groups) // 40 % 3)
+        begins = now + chance.expovariate(50.0) if len(begun) < most else math.inf
+        ends = engine.next_end()
+        now = min(begins, ends)
+        engine.advance(now)
+        engine.stalled += TRUE.turnover_seconds / 2
+        if ends <= begins:
+            _, which, _, _ = engine.running[0]
+            engine.running.remove(engine.running[0])
+            engine.running.sort(key=lambda entry: entry[0])
+            began, tokens = begun.pop(which)
+            groups.append(
+                GroupTimes(
+                    engine_id="engine-0",
+                    accepted_at=now + PUT,
+                    taken_at=now + PUT + 0.5,
+                    rollouts=[(began, now)],
+                    tokens=[tokens],
+                )
+            )
+        else:
+            number += 1
+            tokens = chance.randint(5, 80)
+            begun[number] = now, tokens
+            engine.running.append((engine.token + tokens, number, engine.token, None))
+            engine.running.sort(key=lambda entry: entry[0])
+    return groups
+
+
+def made_in_batches(count=15, size=64, seed=0):
+    """Groups of one rollout, so many begun at once when the engine has emptied, as with η = 0."""
+    chance = random.Random(seed)
+    engine = SimulatedEngine("engine-0", TRUE, room=0)
+    groups, now = [], 0.0
+    for _ in range(count):
+        began = now
+        lengths = sorted(min(160, 5 + round(chance.expovariate(1 / 30))) for _ in range(size))
+        engine.stalled += size * TRUE.turnover_seconds / 2
+        engine.running = [(engine.token + each, each, engine.token, None) for each in lengths]
+        while engine.running:
+            now = engine.next_end()
+            engine.advance(now)
+            _, tokens, _, _ = engine.running.pop(0)
+            engine.stalled += TRUE.turnover_seconds / 2
+            times = {"accepted_at": now + PUT, "taken_at": now + PUT + 0.5}
+            rollout = {"rollouts": [(began, now)], "tokens": [tokens]}
+            groups.append(GroupTimes(engine_id="engine-0", **times, **rollout))
+        now += 0.7
+        engine.advance(now)
+    return groups
+
+
+def rows(count):
+    """Batches a second apart: half of it waiting, the rest a step of 0.1 s and 1 ms a token."""
+    found, now = [], 0.0
+    for version in range(count):
+        tokens = 200 + 50 * (version % 3)
+        waited = now + 0.5
+        stepped = waited + 0.1 + 0.001 * tokens
+        found.append(
+            {
+                "version": version,
+                "wait_started_at": now,
+                "wait_finished_at": waited,
+                "step_started_at": waited,
+                "step_finished_at": stepped,
+                "tokens_trained": tokens,
+                "rollouts_trained": 8,
+                "lag_mean": 1.5,
+                "lag_histogram": {"1": tokens // 2, "2": tokens // 2},
+                "ess": None,
+            }
+        )
+        now = stepped + 0.01
+    return found
+
+
+def swap(version, published, *, staged=0.02, pause=0.05, **more):
+    return {
+        "engine_id": "engine-0",
+        "version": version,
+        "published_at": published,
+        "staged_at": published + staged,
+        "swap_started_at": published + staged,
+        "swap_finished_at": published + staged + pause,
+        "error": None,
+        "seeding": False,
+        **more,
+    }
+
+
+def test_an_engine_s_rates_are_found_again():
+    found = rates_of(rows(70), [], made())
+    assert found.explained > 0.98
+    assert found.rates.engine.step_seconds == pytest.approx(TRUE.step_seconds, rel=0.2)
+    assert found.rates.engine.rollout_step_seconds == pytest.approx(
+        TRUE.rollout_step_seconds, rel=0.2
+    )
+    assert found.rates.engine.turnover_seconds == pytest.approx(TRUE.turnover_seconds, rel=0.2)
+    assert found.rates.engine.put_seconds == pytest.approx(PUT)
+
+
+def test_rates_of_an_engine_that_empties_again_and_again_are_found_again():
+    """Its longest rollouts are alone at last, where a token takes little but `step_seconds`."""
+    found = rates_of(rows(70), [], made_in_batches()).rates.engine
+    assert found.step_seconds == pytest.approx(TRUE.step_seconds, rel=0.1)
+    assert found.rollout_step_seconds == pytest.approx(TRUE.rollout_step_seconds, rel=0.1)
+    assert found.turnover_seconds == pytest.approx(TRUE.turnover_seconds, rel=0.2)
+
+
+def test_a_learner_s_rates_are_found_again():
+    learner = rates_of(rows(30), [], made()).rates.learner
+    assert learner.batch_seconds == pytest.approx(0.1)
+    assert learner.token_seconds == pytest.approx(0.001)
+    assert learner.variation == pytest.approx(0.0, abs=1e-9)
+    assert learner.publish_seconds == pytest.approx(0.01)
+
+
+def test_updates_that_failed_or_seeded_an_engine_are_left_out():
+    swaps = [swap(1, 5.0), swap(2, 6.0, pause=0.15), swap(0, 0.1, pause=9.0, seeding=True)]
+    swaps[1]["prepare_seconds"] = 0.01  # after it was staged, and before it asked for a permit
+    swaps.append({**swap(3, 7.0), "error": "no", "staged_at": None, "swap_finished_at": None})
+    update = rates_of(rows(12), swaps, made()).rates.update
+    assert update.staging_seconds == pytest.approx(0.025)
+    assert update.pause_seconds == pytest.approx(0.1)
+
+
+def test_lengths_are_of_the_groups_of_the_batches_after_the_first_ones():
+    groups, batches = made(), rows(12)
+    begin, end = batches[4]["step_finished_at"], batches[11]["step_finished_at"]
+    before, mine, after = (
+        [tuple(group.tokens) for group in groups if first < group.taken_at <= last]
+        for first, last in ((0.0, begin), (begin, end), (end, math.inf))
+    )
+    assert list(rates_of(batches, [], groups).rates.lengths) == mine
+    assert all((before, mine, after))
+
+
+def test_updates_before_and_after_the_measured_batches_are_left_out():
+    batches = rows(12)
+    begin, end = batches[4]["step_finished_at"], batches[11]["step_finished_at"]
+    swaps = [swap(5, begin - 0.1, pause=9.0), swap(6, begin + 0.1), swap(12, end + 0.1, pause=9.0)]
+    assert rates_of(batches, swaps, made()).rates.update.pause_seconds == pytest.approx(0.05)
+
+
+@pytest.mark.parametrize("staleness", [0, 3])
+def test_a_run_is_measured_until_nothing_is_left_to_lease(tmp_path, staleness):
+    run, steps = RunDirectory(tmp_path), 16
+    batches = train_early(run, steps=steps, staleness=staleness)
+    last = steps - 1 - (staleness + 1)
+    found = read_rates(run)
+    assert (found.first, found.last, found.batches) == (0, last, last + 1)
+    assert list(found.rates.lengths) == [(4 + version,) * 2 for version in range(5, last + 1)]
+    seconds = batches[last]["step_finished_at"] - batches[4]["step_finished_at"]
+    assert found.samples_per_second == pytest.approx(2 * (last - 4) / seconds)
+
+
+def test_a_run_that_leased_everything_early_is_refused(tmp_path):
+    run = RunDirectory(tmp_path)
+    train_early(run, steps=13, staleness=3)
+    message = f"trained 13 batches .* 9 of them before its last group .* at least {LEAST_BATCHES} "
+    with pytest.raises(InputError, match=message):
+        read_rates(run)
+
+
+def test_groups_without_a_signal_are_counted_whether_they_were_dropped_or_trained():
+    groups = made()
+    dropped = [
+        replace(group, taken_at=group.accepted_at) if place % 4 == 0 else group
+        for place, group in enumerate(groups)
+    ]
+    assert rates_of(rows(70), [], dropped).rates.tied_share == pytest.approx(0.25, abs=0.01)
+    trained = [{**row, "tied_groups": 2.0, "groups": 8.0} for row in rows(12)]
+    assert rates_of(trained, [], groups).rates.tied_share == 0.25
+    assert rates_of(rows(12), [], groups).rates.tied_share == 0.0
+
+
+def test_the_loss_of_sample_size_is_per_squared_version_of_lag():
+    halves = [{**row, "ess": math.exp(-0.2 * (1 + 4) / 2)} for row in rows(12)]
+    assert rates_of(halves, [], made()).ess_loss == pytest.approx(0.2)
+    growing = [
+        {**row, "lag_histogram": {str(lag): 8}, "ess": math.exp(-0.01 * lag**2)}
+        for lag, row in enumerate(rows(12))
+    ]
+    assert rates_of(growing, [], made()).ess_loss == pytest.approx(0.01)
+    fresh = [{**row, "lag_histogram": {"0": 8}, "ess": 1.0} for row in rows(12)]
+    assert rates_of(fresh, [], made()).ess_loss is None
+    assert rates_of(rows(12), [], made()).ess_loss is None
+
+
+def test_a_run_that_has_hardly_begun_again_is_refused(tmp_path):
+    run = RunDirectory(tmp_path)
+    train_early(run, steps=1, staleness=0)
+    earlier = [{**row, "sitting_started_at": 1.0} for row in rows(40)[:31]]
+    newest = [{**row, "sitting_started_at": 2.0} for row in rows(40)[31:]]
+    run.append("metrics.jsonl", [*earlier, *newest])
+    message = f"has trained 9 batches since it was last started, 9 .* at least {LEAST_BATCHES}"
+    with pytest.raises(InputError, match=message):
+        read_rates(run)

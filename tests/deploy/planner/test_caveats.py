@@ -1,0 +1,143 @@
+"""Runs whose rates say nothing of a recipe, and what is said of those whose rates are taken."""
+
+import json
+import re
+from dataclasses import replace
+
+import pytest
+
+from deploy.config.run_config import load_recipe
+from deploy.errors import InputError
+from deploy.planner.calibration import Measured
+from deploy.planner.caveats import TAKEN_OVER, caveats, differences, refuse_another_model
+from deploy.planner.command import Given, plan
+from deploy.planner.rates import EngineRates, LearnerRates, Rates
+from deploy.storage.run_directory import RunDirectory
+
+NOTHING = Given(
+    tokens=None, tokens_variation=1.0, rollout_rate=None, engine_rate=None, train_rate=None, pause=0
+)
+MEASURED = Measured(
+    rates=Rates(engine=EngineRates(step_seconds=0.01), learner=LearnerRates(), lengths=((9,),)),
+    first=0,
+    last=19,
+    explained=0.9,
+    ess_loss=None,
+    samples_per_second=1.0,
+    learner_idle=0.0,
+    lag_mean=0.0,
+)
+"""A run of which there is nothing to keep in mind."""
+TINY = {
+    "hidden_size": 128,
+    "num_hidden_layers": 3,
+    "intermediate_size": 320,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+}
+"""The demo's [model.tiny], as `config.json` has it."""
+
+
+def recipe(*settings):
+    return load_recipe("demo", settings)
+
+
+def with_model(path):
+    config = recipe()
+    model = config.model.model_copy(update={"path": str(path), "tiny": None})
+    return config.model_copy(update={"model": model})
+
+
+def folder(path, **sizes):
+    path.mkdir()
+    (path / "config.json").write_text(json.dumps({**TINY, **sizes}))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("theirs", "message"),
+    [
+        (
+            recipe("model.tiny.hidden_size=64", "model.tiny.layers=2"),
+            r"the run demo trained \[model\.tiny\] with hidden_size = 64, num_hidden_layers = 2, "
+            r"and the recipe has \[model\.tiny\] with hidden_size = 128, num_hidden_layers = 3:",
+        ),
+        (with_model("Qwen/Qwen3-0.6B"), r"trained 'Qwen/Qwen3-0\.6B', .* has \[model\.tiny\]: "),
+    ],
+)
+def test_a_run_of_another_model_is_refused_and_both_are_named(theirs, message):
+    with pytest.raises(InputError, match=message):
+        refuse_another_model(recipe(), theirs)
+
+
+def test_models_of_which_one_is_not_here_are_told_apart_by_their_names():
+    refuse_another_model(with_model("Qwen/Qwen3-0.6B"), with_model("Qwen/Qwen3-0.6B"))
+    with pytest.raises(InputError, match=r"trained 'Qwen/Qwen3-4B', .* has 'Qwen/Qwen3-0\.6B': "):
+        refuse_another_model(with_model("Qwen/Qwen3-0.6B"), with_model("Qwen/Qwen3-4B"))
+
+
+def test_models_that_are_here_are_told_apart_by_their_sizes(tmp_path):
+    same = with_model(folder(tmp_path / "same", vocab_size=35))
+    within = tmp_path / "within"
+    within.mkdir()
+    (within / "config.json").write_text(json.dumps({"vision_config": {}, "text_config": TINY}))
+    for config in (same, with_model(within)):
+        refuse_another_model(recipe(), config)
+        assert "of the same size: rollouts are taken" in differences(recipe(), config)[0]
+    wider = with_model(folder(tmp_path / "wider", intermediate_size=640))
+    with pytest.raises(InputError, match=r"wider' with intermediate_size = 640, and the recipe"):
+        refuse_another_model(same, wider)
+
+
+def test_another_model_is_refused_before_the_run_is_measured(tmp_path):
+    theirs = recipe(f"deploy.runs_dir={tmp_path}", "model.tiny.layers=2")
+    run = RunDirectory.of(theirs)
+    run.create(theirs, replace=False)
+    with pytest.raises(InputError, match="num_hidden_layers = 2"):
+        plan(recipe(), run=run, given=NOTHING, bounds=[1], devices=2)
+
+
+@pytest.mark.parametrize(
+    ("setting", "note"),
+    [
+        ("actors.tensor_parallel_size=2", "actors.tensor_parallel_size = 2, in the run 1: engines"),
+        ("actors.dtype=auto", "actors.dtype = 'auto', in the run 'float32': engines"),
+        ("actors.temperature=0.5", "actors.temperature = 0.5, in the run 1.0: rollouts"),
+        ("prompts.source=tiny:sums", "prompts.source = 'tiny:sums', in the run 'lettered"),
+        ("prompts.group_size=4", "prompts.group_size = 4, in the run 8: groups"),
+        ("learner.zero_stage=2", "learner.zero_stage = 2, in the run 1: the learner"),
+        ("learner.dtype=bfloat16", "learner.dtype = 'bfloat16', in the run 'float32': the learner"),
+        ("actors.max_new_tokens=200", "actors.max_new_tokens = 200, in the run 160: no rollout"),
+    ],
+)
+def test_what_the_rates_depend_on_and_differs_is_one_note_each(setting, note):
+    [found] = differences(recipe(setting), recipe())
+    assert found.startswith(note)
+    key, _, _ = setting.partition("=")
+    assert key in (*TAKEN_OVER, "actors.max_new_tokens")
+
+
+def test_what_the_rates_do_not_depend_on_is_no_note():
+    other = ("seed=7", "steps=9", "queues.max_staleness=0", "actors.max_new_tokens=100")
+    assert differences(recipe(*other), recipe()) == []
+
+
+@pytest.mark.parametrize(
+    ("bound", "bounds", "said"),
+    [
+        (0, [0, 1], "the run was synchronous: "),
+        (2, [0, 1], "the run was asynchronous: .* at a bound of 0, .* too low"),
+        (2, [1, 2], None),
+    ],
+)
+def test_rates_of_a_run_that_shared_cores_in_another_way_are_said_to_be_off(bound, bounds, said):
+    recorded = recipe(f"queues.max_staleness={bound}")
+    notes = caveats(MEASURED, recorded, bounds=bounds, evaluated=False)
+    assert len(notes) == (said is not None)
+    assert all(re.match(said, note) for note in notes)
+
+
+def test_what_held_the_engines_up_is_said():
+    notes = caveats(replace(MEASURED, explained=0.4), recipe(), bounds=[1], evaluated=True)
+    assert ["evaluated while it trained" in notes[0], "explain 40% of" in notes[1]] == [True, True]

@@ -1,0 +1,243 @@
+"""`headway plan`: splits, the best of them and what limits it; what it refuses; what it prints."""
+
+import io
+import itertools
+import json
+import math
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
+
+from deploy.config.run_config import load_recipe
+from deploy.errors import InputError
+from deploy.planner.command import Given, parse_bounds, plan, show
+from deploy.planner.predict import (
+    MOST_ACTORS,
+    Source,
+    best,
+    between,
+    most_actors,
+    predict,
+    predict_own,
+    setting_of,
+    some_counts,
+)
+from deploy.planner.rates import EngineRates, LearnerRates, Rates
+
+GIVEN = Given(
+    tokens=40,
+    tokens_variation=0.5,
+    rollout_rate=100,
+    engine_rate=3000,
+    train_rate=4000,
+    pause=0.05,
+)
+SMALL = ("prompts.groups_per_batch=4", "prompts.group_size=4", "actors.max_concurrent_rollouts=32")
+
+
+def recipe(*settings):
+    return load_recipe("demo", [*SMALL, *settings])
+
+
+def source(train, ess_loss=None):
+    rates = Rates(
+        engine=EngineRates(step_seconds=0.01),
+        learner=LearnerRates(token_seconds=train),
+        lengths=((100,) * 4,) * 4,
+    )
+    return Source(rates=rates, ranks=1, ess_loss=ess_loss)
+
+
+@pytest.mark.parametrize(
+    ("devices", "each", "expected"),
+    [
+        (2, 1, [(1, 1)]),
+        (4, 1, [(1, 3), (2, 2), (3, 1)]),
+        (8, 2, [(1, 6), (2, 4), (3, 2)]),
+    ],
+)
+def test_splits_use_the_devices_up(devices, each, expected):
+    config = recipe()
+    actors = config.actors.model_copy(update={"tensor_parallel_size": each})
+    config = config.model_copy(update={"actors": actors})
+    found = predict(config, source(train=0.002), bounds=[1], devices=devices)
+    assert [(prospect.actors, prospect.ranks) for prospect in found] == expected
+
+
+@given(most=st.integers(1, 500), own=st.integers(1, 500))
+def test_of_many_counts_some_are_tried_with_both_ends_and_the_recipe_s_own(most, own):
+    found = some_counts(most, own)
+    assert (found[0], found[-1]) == (1, most)
+    assert min(most, 12) <= len(found) <= 13
+    assert (own in found) == (own <= most)
+    assert most > 12 or found == list(range(1, most + 1))
+
+
+@given(tried=st.sets(st.integers(1, 100), min_size=1).map(sorted), data=st.data())
+def test_beside_the_best_count_nothing_stays_untried(tried, data):
+    best_count = data.draw(st.sampled_from(tried))
+    tried, rounds = list(tried), 0
+    while gaps := between(tried, best_count):
+        assert not set(gaps) & set(tried)
+        tried, rounds = sorted({*tried, *gaps}), rounds + 1
+    place = tried.index(best_count)
+    neighbours = tried[max(0, place - 1) : place + 2]
+    assert all(high - low == 1 for low, high in itertools.pairwise(neighbours))
+    assert rounds <= 7
+
+
+def test_the_best_of_many_splits_is_found_and_not_only_the_best_of_those_tried_at_first():
+    config = recipe("actors.max_concurrent_rollouts=4")
+    found = predict(config, source(train=0.0101), bounds=[4], devices=65)
+    all_of_them = [
+        predict_own(
+            config.model_copy(
+                update={
+                    "actors": config.actors.model_copy(update={"count": count}),
+                    "learner": config.learner.model_copy(update={"ranks": 65 - count}),
+                    "queues": config.queues.model_copy(update={"max_staleness": 4}),
+                }
+            ),
+            source(train=0.0101),
+        )
+        for count in range(1, 65, 3)
+    ]
+    assert len({each.actors for each in found}) < 24
+    assert best(found).samples_per_second >= 0.99 * best(all_of_them).samples_per_second
+
+
+def test_a_recipe_by_itself_is_predicted_as_among_the_splits():
+    config = recipe("queues.max_staleness=2")
+    (among,) = predict(config, source(train=0.002), bounds=[2], devices=2)
+    assert predict_own(config, source(train=0.002)) == among
+
+
+def test_a_device_is_not_enough():
+    with pytest.raises(InputError, match="1 devices are too few: an engine takes 1"):
+        predict(recipe(), source(train=0.002), bounds=[1], devices=1)
+
+
+def test_more_engines_than_can_be_simulated_in_a_minute_or_two_are_refused():
+    with pytest.raises(InputError, match=r"100000 devices are too many: .* 99999 engines .* 1024"):
+        predict(recipe(), source(train=0.002), bounds=[1], devices=100_000)
+    large = recipe("actors.tensor_parallel_size=8")
+    assert most_actors(large, 8 * MOST_ACTORS + 8) == MOST_ACTORS
+    with pytest.raises(InputError, match="up to 1025 engines of 8 "):
+        most_actors(large, 8 * MOST_ACTORS + 9)
+
+
+def test_a_setting_is_that_of_the_run():
+    config = recipe("queues.patience_seconds=0.7", "weight_sync.update_fraction=0.5")
+    setting = setting_of(config, staleness=3, actors=4, steps=30)
+    assert setting.bounds.most_live == 4 + 4 * (32 // 4) + 1, "one window for all engines"
+    assert (setting.bounds.max_staleness, setting.bounds.groups_per_batch) == (3, 4)
+    assert (setting.engines, setting.slots, setting.group_size) == (4, 32, 4)
+    assert (setting.swaps_at_once, setting.patience_seconds) == (2, 0.7)
+
+
+def test_more_devices_go_to_the_side_that_is_slower():
+    """An engine generates two batches a second; a rank of the learner trains one in 3.2 s."""
+    found = predict(recipe(), source(train=0.002), bounds=[1], devices=4)
+    assert [(each.actors, each.ranks) for each in found] == [(1, 3), (2, 2), (3, 1)]
+    assert best(found).ranks == 3
+    assert [each.limit for each in found] == ["learner"] * 3
+    assert found[0].learner_alone == pytest.approx(16 / (3.2 / 3))
+    assert found[0].samples_per_second == pytest.approx(found[0].learner_alone, rel=0.01)
+
+
+def test_the_smallest_bound_that_is_as_good_is_the_best():
+    config = recipe("actors.max_concurrent_rollouts=16")  # a batch: the second waits
+    found = predict(config, source(train=0.0001), bounds=[0, 1, 2, 4], devices=2)
+    by_bound = {each.staleness: each for each in found}
+    assert by_bound[0].limit == "staleness"
+    assert by_bound[0].samples_per_second == pytest.approx(16 / 1.16, rel=0.01)
+    assert best(found).staleness == 1
+    assert best(found).limit == "actors"
+
+
+def test_lag_costs_sample_size_by_its_square():
+    found = predict(recipe(), source(train=0.002, ess_loss=0.1), bounds=[0, 2], devices=2)
+    assert found[0].ess == 1.0
+    assert found[1].ess == pytest.approx(math.exp(-0.1 * found[1].outcome.lag_square_mean))
+    assert 0.6 < found[1].ess < math.exp(-0.1 * found[1].outcome.lag_mean)
+
+
+def test_lengths_are_cut_where_the_recipe_cuts_them():
+    long = source(train=0.0001)
+    cut = predict(recipe("actors.max_new_tokens=50"), long, bounds=[0], devices=2)[0]
+    whole = predict(recipe(), long, bounds=[0], devices=2)[0]
+    assert cut.samples_per_second == pytest.approx(2 * whole.samples_per_second, rel=0.01)
+
+
+def test_a_plan_of_given_rates_is_json_and_a_table():
+    document = plan(recipe(), run=None, given=GIVEN, bounds=[0, 1], devices=3)
+    assert json.loads(json.dumps(document)) == document
+    assert document["best"] in document["prospects"]
+    assert [(row["actors"], row["max_staleness"]) for row in document["prospects"]] == [
+        (1, 0),
+        (1, 1),
+        (2, 0),
+        (2, 1),
+    ]
+    assert document["rates"]["lengths"]["mean"] == pytest.approx(40, rel=0.1)
+    console = Console(width=140, record=True, file=io.StringIO())
+    show(document, console)
+    text = console.export_text()
+    assert "demo on 3 devices, predicted" in text
+    assert f"{document['best']['samples_per_second']:.1f} samples/s" in text
+    assert "limited by" in text
+
+
+def test_notes_are_shown_as_they_are_brackets_included():
+    document = plan(recipe(), run=None, given=GIVEN, bounds=[0], devices=2)
+    document["notes"] = ["the recipe has [model.tiny], in the run '/a/model'"]
+    console = Console(width=140, record=True, file=io.StringIO())
+    show(document, console)
+    assert f"note: {document['notes'][0]}\n" in console.export_text()
+
+
+def test_what_is_not_predicted_is_said():
+    config = recipe("queues.filter_tied=true", "queues.ess_target=0.9")
+    notes = plan(config, run=None, given=GIVEN, bounds=[1], devices=2)["notes"]
+    assert [note.split(":")[0] for note in notes] == ["queues.filter_tied", "queues.ess_target"]
+
+
+@pytest.mark.parametrize("text", ["", "1,", "a", "-1", "0,1.5", "99999", "0 1"])
+def test_bounds_that_are_not_whole_numbers_are_refused(text):
+    with pytest.raises(InputError, match="--bounds"):
+        parse_bounds(text)
+    assert parse_bounds("4,0,4,1") == [0, 1, 4]
+
+
+@pytest.mark.parametrize(
+    ("settings", "changes", "message"),
+    [
+        ((), {"tokens": None, "train_rate": None}, "give --tokens, --train-rate too"),
+        ((), {"train_rate": 0.0}, "--train-rate 0.0 must be above 0"),
+        ((), {"tokens": 0.5}, "lengths of 0.5 tokens"),
+        ((), {"engine_rate": 50}, "cannot give 50 to 32 at once"),
+        ((), {"pause": -1.0}, "pause_seconds = -1.0"),
+        (("queues.on_overdue=drop",), {}, 'queues.on_overdue = "drop" cannot be simulated'),
+    ],
+)
+def test_what_cannot_be_planned_is_one_message(settings, changes, message):
+    with pytest.raises(InputError, match=message):
+        plan(recipe(*settings), run=None, given=replace(GIVEN, **changes), bounds=[1], devices=2)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["demo"], "no rates: name a run to measure them of with --run, or give --tokens"),
+        (["demo", "--run", "nothing"], "no run 'nothing'"),
+        (["demo", "--run", "x", "--bounds", "two"], "--bounds 'two'"),
+    ],
+)
+def test_the_command_says_what_is_wrong_in_one_message(headway, arguments, message):
+    result = headway("plan", *arguments)
+    assert (result.returncode, result.stdout) == (2, "")
+    assert result.stderr.startswith("headway: ")
+    assert message in result.stderr

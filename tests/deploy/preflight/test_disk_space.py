@@ -1,0 +1,86 @@
+"""How much room a run is said to need, new and when it goes on."""
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from deploy.config.run_config import RunConfig, load_recipe
+from deploy.errors import InputError
+from deploy.preflight import disk_space as disk
+from deploy.preflight.disk_space import check_room, parameter_bytes
+
+SHAPES = {"weight": (1000, 1000)}
+STEPS, EVERY, KEEP = 12, 5, 2
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> RunConfig:
+    changes = [f"steps={STEPS}", f"learner.checkpoint_every={EVERY}"]
+    return load_recipe("demo", [f"deploy.runs_dir={tmp_path}", *changes])
+
+
+def least(config: RunConfig, monkeypatch: pytest.MonkeyPatch, resumed: Path | None = None) -> int:
+    """The free bytes below which the check refuses, by bisection."""
+    low, high = -1, 10**12
+    while high - low > 1:
+        free = (low + high) // 2
+        usage = SimpleNamespace(disk_usage=lambda _, free=free: SimpleNamespace(total=1, free=free))
+        monkeypatch.setattr(disk, "shutil", usage)
+        try:
+            check_room(config, SHAPES, resumed=resumed)
+        except InputError:
+            low = free
+        else:
+            high = free
+    return high
+
+
+def store(checkpoints: Path, *names: str, size: int) -> Path:
+    for name in names:
+        (checkpoints / name).mkdir(parents=True)
+        (checkpoints / name / "weights").write_bytes(b"")
+        with (checkpoints / name / "weights").open("r+b") as file:
+            file.truncate(size)
+    return checkpoints
+
+
+@pytest.mark.parametrize(
+    ("there", "new", "batches"),
+    [
+        ([], 3, 5),
+        (["v000005"], 2, 5),
+        (["v000005", "v000010"], 1, 2),
+        (["v000003"], 2, 5),
+        (["v000005", "v000007"], 1, 5),
+        ([".v000005.tmp"], 2, 5),
+        (["v000000", "v000005", "v000010"], 0, 2),
+        (["v000010", "v000012"], 0, 0),
+    ],
+)
+def test_a_run_that_goes_on_needs_room_for_what_it_adds_to_the_checkpoints_that_are_there(
+    config: RunConfig,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    there: list[str],
+    new: int,
+    batches: int,
+) -> None:
+    """At most KEEP + 1 of them are on the disk at once."""
+    checkpoint = parameter_bytes(config.learner) * 10**6
+    rollouts = config.prompts.groups_per_batch * config.prompts.group_size
+    batch = disk.TOKEN_BYTES * rollouts * config.actors.max_new_tokens
+    whole = least(config, monkeypatch)
+    assert (config.learner.keep_checkpoints, whole) == (KEEP, 3 * checkpoint + EVERY * batch)
+    resumed = store(tmp_path / "checkpoints", *there, size=checkpoint)
+    assert least(config, monkeypatch, resumed) == new * checkpoint + batches * batch
+
+
+def test_what_is_there_already_is_said(
+    config: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usage = SimpleNamespace(disk_usage=lambda _: SimpleNamespace(total=1, free=1000))
+    monkeypatch.setattr(disk, "shutil", usage)
+    resumed = store(tmp_path / "checkpoints", "v000005", size=3_000_000)
+    with pytest.raises(InputError, match=r"has 1 kB free.* of which 3 MB are there"):
+        check_room(config, SHAPES, resumed=resumed)

@@ -1,0 +1,245 @@
+"""What a run starts from: found, checked and disjoint before anything is written."""
+
+import json
+import re
+import shutil
+
+import pytest
+
+from deploy.config.run_config import load_recipe
+from deploy.errors import InputError
+from deploy.preflight.inputs import load_inputs, model_path
+from deploy.preflight.provenance import ORIGIN_FILE, warm_start_origin
+
+
+def recipe(tmp_path, *overrides):
+    return load_recipe("demo", [f"deploy.runs_dir={tmp_path}", *overrides])
+
+
+def make_warm_start(config, model=None):
+    """What `headway sft` leaves behind; without a model, only what tells that it is there."""
+    config.warm_start.mkdir(parents=True)
+    (config.warm_start / "config.json").write_text("{}")
+    if model is not None:
+        shutil.copytree(model, config.warm_start, dirs_exist_ok=True)
+    (config.warm_start / ORIGIN_FILE).write_text(warm_start_origin(config))
+
+
+def write_lines(path, texts):
+    path.write_text("".join(json.dumps({"prompt": t, "answer": "1"}) + "\n" for t in texts))
+
+
+def test_a_recipe_with_a_warm_start_asks_for_it_first(tmp_path):
+    with pytest.raises(InputError, match="run `headway sft`"):
+        load_inputs(recipe(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ("seed=1", "made with seed = 0, not 1. For this recipe, run `headway sft --replace`"),
+        ("sft.steps=9", "made with sft.steps = 850, not 9"),
+        ("model.tiny.layers=2", "made with model.tiny.layers = 3, not 2"),
+    ],
+)
+def test_a_warm_start_of_other_settings_is_refused_with_what_differs(tmp_path, changed, said):
+    config = recipe(tmp_path)
+    make_warm_start(config)
+    assert model_path(config) == str(config.warm_start)
+    with pytest.raises(InputError, match=said):
+        model_path(recipe(tmp_path, changed))
+
+
+def test_a_warm_start_behind_a_link_is_read_where_other_nodes_have_it(tmp_path):
+    shared, config = recipe(tmp_path / "shared"), recipe(tmp_path)
+    make_warm_start(shared)
+    config.warm_start.parent.parent.mkdir(parents=True, exist_ok=True)
+    config.warm_start.parent.symlink_to(shared.warm_start.parent)
+    assert model_path(config) == str(shared.warm_start)
+
+
+def test_a_warm_start_that_another_name_has_is_pointed_at(tmp_path):
+    make_warm_start(recipe(tmp_path))
+    with pytest.raises(InputError, match=r'or set sft\.name = "demo", which was'):
+        model_path(recipe(tmp_path, "name=other"))
+
+
+@pytest.mark.parametrize("unrelated", ["steps=9", "learner.learning_rate=1e-5"])
+def test_settings_that_a_warm_start_does_not_depend_on_may_change(tmp_path, unrelated):
+    config = recipe(tmp_path)
+    make_warm_start(config)
+    assert model_path(recipe(tmp_path, unrelated)) == str(config.warm_start)
+
+
+@pytest.mark.parametrize(
+    ("override", "expected"),
+    [
+        ("actors.reward=['nothing:score']", "cannot import nothing"),
+        ("actors.environment=nothing:World", "cannot import nothing"),
+        ("prompts.source=nothing:Source", "cannot import nothing"),
+        ("prompts.source_options={terms=3}", "takes no options"),
+        ("learner.loss_options={cap=3}", "cispo.* has no option cap"),
+        ("prompts.source=reasoning_gym:chain_summ", "chain_summ"),
+    ],
+)
+def test_what_cannot_be_loaded_is_named(tmp_path, tiny_model, override, expected):
+    config = recipe(tmp_path, override)
+    make_warm_start(config, tiny_model)
+    with pytest.raises(ValueError, match=expected) as caught:
+        load_inputs(config)
+    assert caught.value.exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("cores", "said"),
+    [
+        ("actors.cores=['9999']", "actors.cores has '9999', but this machine's cores are"),
+        ("actors.reward_model.cores=9998-9999", "actors.reward_model.cores = '9998-9999', but"),
+    ],
+)
+def test_cores_that_this_machine_does_not_have_are_named(tmp_path, cores, said):
+    with pytest.raises(InputError, match=re.escape(said)):
+        load_inputs(recipe(tmp_path, "actors.reward=['reward_model']", cores))
+
+
+def test_held_out_problems_of_another_source_are_never_trained(tmp_path, tiny_model):
+    write_lines(tmp_path / "train.jsonl", [f"p{i}" for i in range(20)])
+    write_lines(tmp_path / "test.jsonl", [f"p{i}" for i in range(0, 20, 4)])
+    config = recipe(
+        tmp_path,
+        "prompts.source=files",
+        f"prompts.source_options={{path='{tmp_path / 'train.jsonl'}'}}",
+        "heldout.source=files",
+        f"heldout.source_options={{path='{tmp_path / 'test.jsonl'}'}}",
+        "heldout.size=5",
+        "heldout.final_size=5",
+    )
+    make_warm_start(config, tiny_model)
+    inputs = load_inputs(config)
+    problems = {prompt.text for prompt in inputs.problems}
+    assert problems == {"p0", "p4", "p8", "p12", "p16"}
+    drawn = {prompt.text for prompt in inputs.source.next(60)}
+    assert drawn == {f"p{i}" for i in range(20)} - problems
+
+
+OWN_SOURCE = """
+from queues.records import Prompt
+
+class Source:
+    def __init__(self, *, options, seed, split, heldout_size):
+        self.form, self.sign, self.drawn = options["form"], "+-"[split == "train"], 0
+
+    def next(self, count):
+        numbers = range(self.drawn, self.drawn + count)
+        self.drawn += count
+        return [
+            Prompt(prompt_id=self.form.format(n), text=f"{n}{self.sign}1=", answer="1")
+            for n in numbers
+        ]
+
+    def cursor(self):
+        return str(self.drawn)
+
+    def restore(self, cursor):
+        self.drawn = int(cursor)
+"""
+
+
+def test_held_out_problems_of_one_id_are_refused(tmp_path, tiny_model, monkeypatch):
+    (tmp_path / "own_source.py").write_text(OWN_SOURCE)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    own = ["prompts.source=own_source:Source", "prompts.source_options={form='p'}"]
+    config = recipe(tmp_path, *own, "heldout.size=3", "heldout.final_size=4")
+    make_warm_start(config, tiny_model)
+    said = "held-out problems: 'own_source:Source' gives the prompt_id 'p' to 4 of them"
+    with pytest.raises(InputError, match=said):
+        load_inputs(config)
+
+
+@pytest.mark.parametrize(
+    ("form", "cap", "refused"),
+    [("own-{}", "0.9", True), ("own-{}", None, False), ("own/0/{}", "0.9", False)],
+)
+def test_prompts_that_may_be_retired_can_be_known_again(
+    tmp_path, tiny_model, monkeypatch, form, cap, refused
+):
+    (tmp_path / "own_source.py").write_text(OWN_SOURCE)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    own = ["prompts.source=own_source:Source", f"prompts.source_options={{form='{form}'}}"]
+    capped = [] if cap is None else [f"prompts.pass_rate_cap={cap}"]
+    config = recipe(tmp_path, *own, *capped)
+    make_warm_start(config, tiny_model)
+    if not refused:
+        assert len(load_inputs(config).source.next(3)) == 3
+        return
+    with pytest.raises(ValueError, match="prompt_id 'own-0' must be of the form") as caught:
+        load_inputs(config)
+    assert caught.value.exit_code == 2
+
+
+def test_a_part_of_a_mixture_that_comes_late_is_compared_with_the_rewards_at_once(
+    tmp_path, tiny_model
+):
+    write_lines(tmp_path / "late.jsonl", ["1+0="])
+    parts = (
+        '[{source="reasoning_gym:chain_sum", weight=[[0, 1.0], [1000, 0.0]]}, '
+        f'{{source="files", options={{path="{tmp_path}/late.jsonl"}}, '
+        "weight=[[0, 0.0], [1000, 1.0]]}]"
+    )
+    mixed = [
+        "prompts.source=mixture",
+        f"prompts.source_options={{parts={parts}}}",
+        "heldout.source=lettered_chain_sum",
+    ]
+    refused = recipe(tmp_path, *mixed, "actors.reward=['reasoning_gym']")
+    make_warm_start(refused, tiny_model)
+    with pytest.raises(ValueError, match=r"prompt '1:late/.* is not one; give another reward"):
+        load_inputs(refused)
+
+
+def test_a_part_of_a_mixture_that_comes_late_and_raises_is_refused_at_once(
+    tmp_path, tiny_model, monkeypatch
+):
+    broken = OWN_SOURCE.replace(
+        "    def next(self, count):", "    def next(self, count):\n        1 / 0"
+    )
+    assert broken != OWN_SOURCE
+    (tmp_path / "broken_source.py").write_text(broken)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    parts = (
+        '[{source="lettered_chain_sum", weight=[[0, 1.0], [1000, 0.0]]}, '
+        '{source="broken_source:Source", options={form="late/0/{}"}, '
+        "weight=[[0, 0.0], [1000, 1.0]]}]"
+    )
+    config = recipe(
+        tmp_path,
+        "prompts.source=mixture",
+        f"prompts.source_options={{parts={parts}}}",
+        "heldout.source=lettered_chain_sum",
+    )
+    make_warm_start(config, tiny_model)
+    with pytest.raises(InputError, match="division by zero"):
+        load_inputs(config)
+
+
+def test_a_missing_model_folder_is_named_and_a_home_folder_is_expanded(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    path = tmp_path / "plain.toml"
+    path.write_text('name = "x"\nsteps = 1\n[model]\npath = "~/m"\n[prompts]\nsource = "mine:S"\n')
+    config = load_recipe(str(path))
+    with pytest.raises(InputError, match=r"model.path = '~/m': there is no such folder"):
+        model_path(config)
+    (tmp_path / "m").mkdir()
+    (tmp_path / "m" / "config.json").write_text("{}")
+    assert model_path(config) == str(tmp_path / "m")
+
+
+def test_a_checkpoint_weighs_what_it_holds():
+    from deploy.preflight.disk_space import parameter_bytes
+    from learner.config.learner import LearnerConfig
+
+    assert parameter_bytes(LearnerConfig()) == 20
+    critic = {"advantage": "gae", "critic": {}}
+    assert parameter_bytes(LearnerConfig(**critic)) == 40
+    assert parameter_bytes(LearnerConfig(advantage="gae", critic={"shared": True})) == 20
+    assert parameter_bytes(LearnerConfig(kl={"refresh_every": 5})) == 24

@@ -1,0 +1,220 @@
+"""The page of a report: what it plots, what it says, and that it needs nothing but itself."""
+
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from deploy.errors import InputError
+from deploy.report.html import page
+from deploy.report.plots import PLOTS, Shown, figure_of, smooth, throughput, waiting
+from deploy.report.report import MOST, figures, report
+from deploy.report.summary import Record, summarise
+from deploy.storage.run_directory import RunDirectory
+from queues.readers.selection_bias import Fate, compare
+
+FETCHED = Path(__file__).parents[3] / ".chromium"
+LIBRARIES = FETCHED / "usr" / "lib"
+CHROMIUM = shutil.which(str(LIBRARIES / "chromium" / "chromium")) or shutil.which("chromium")
+PHONE = 390
+"""Pixels."""
+
+
+def batch(version, *, sitting=1.0, waited=1.0, took=4.0, **more):
+    """A batch that began `took` seconds after the one before."""
+    begin = 100.0 + took * version
+    return {
+        "version": version,
+        "sitting_started_at": sitting,
+        "wait_started_at": begin,
+        "wait_finished_at": begin + waited,
+        "step_started_at": begin + waited,
+        "step_finished_at": begin + took - 0.5,
+        "published_at": begin + took,
+        "rollouts_trained": 8,
+        "tokens_trained": 80,
+        "optimizer_steps": 1,
+        "reward_mean": 0.25 * version,
+        "lag_mean": 0.5,
+        "max_lag": 1,
+        "lag_histogram": {"0": 40, "1": 40},
+        "ess": 0.9,
+        "response_length_mean": 10.0,
+        "multi_version_rollouts": 0,
+        **{f"{kind}_{origin}": 0 for kind in ("tokens", "mismatch", "kl") for origin in ORIGINS},
+        **more,
+    }
+
+
+ORIGINS = ("fresh", "crossed", "stale")
+SWAP = {
+    "engine_id": "engine-0",
+    "version": 1,
+    "published_at": 10.0,
+    "swap_finished_at": 10.5,
+    "pause_seconds": 0.1,
+    "load_seconds": 0.05,
+    "resume_seconds": 0.05,
+    "bytes": 7,
+    "seeding": False,
+    "error": None,
+}
+
+
+def shown(label="mine", *, batches=3, swaps=(SWAP,), fates=(), colour="#1f6fb4"):
+    record = Record(label, 5, 2, started_at=0.0)
+    record.batches = [batch(version) for version in range(batches)]
+    record.swaps = list(swaps)
+    record.heldout = [{"version": 0, "score": 0.5}, {"version": 2, "score": None}]
+    return Shown(label, record, compare(fates), colour)
+
+
+def plot(title):
+    [found] = [plot for plot in PLOTS if plot.title == title]
+    return found
+
+
+def lines(title, *runs):
+    """What is drawn as lines: label, x, y."""
+    return [
+        (line.get_label(), list(line.get_xdata()), list(line.get_ydata()))
+        for axes in figure_of(plot(title), runs).axes
+        for line in axes.get_lines()
+    ]
+
+
+def test_throughput_leaves_out_the_pause_between_two_sittings():
+    rows = [batch(0), batch(1), batch(50, sitting=2.0), batch(51, sitting=2.0)]
+    assert throughput(rows) == ([4.0, 8.0], [2.0, 2.0])
+
+
+def test_waiting_is_a_share_of_the_time_of_its_batches():
+    assert waiting([batch(0, waited=0.0), batch(1, waited=3.0)]) == [0.0, 0.375]
+
+
+def test_a_mean_goes_back_no_further_than_its_width():
+    assert smooth([3.0, 1.0, 5.0], 2) == [3.0, 2.0, 3.0]
+
+
+def test_reward_shows_every_batch_and_the_scores_that_there_are():
+    assert lines("Reward", shown()) == [
+        ("training", [0, 1, 2], [0.0, 0.25, 0.5]),
+        ("held-out, greedy", [0], [0.5]),
+    ]
+
+
+def test_runs_that_are_compared_are_named_in_every_plot_of_one_line_a_run():
+    labels = [label for label, *_ in lines("Throughput", shown("a"), shown("b"))]
+    assert labels == ["a", "b"]
+
+
+def test_what_was_left_out_stands_beside_what_was_trained():
+    fates = [Fate(name="trained", seconds=2.0, reward=1.0), Fate(name="dropped", seconds=6.0)]
+    axes = figure_of(plot("Left out, and trained"), [shown(fates=fates)]).axes
+    assert [text.get_text() for text in axes[0].get_yticklabels()] == ["trained (1)", "dropped (1)"]
+    means = [[float(line.get_xdata()[0]) for line in each.get_lines()[1::2]] for each in axes]
+    assert means == [[2.0, 6.0], [], [1.0]]
+
+
+@pytest.mark.parametrize("each", PLOTS, ids=lambda plot: plot.title)
+@pytest.mark.parametrize("runs", [1, 2])
+def test_every_plot_can_be_drawn_of_a_run_with_a_single_batch_and_nothing_else(
+    each, runs, tmp_path
+):
+    few = [shown(f"run {n}", batches=1, swaps=()) for n in range(runs)]
+    figure_of(each, few).savefig(tmp_path / "plot.svg")
+
+
+def test_the_table_says_what_the_summary_knows():
+    run = shown()
+    summary = summarise(run.record, status="done", now=60.0)
+    assert figures(summary) == {
+        "status": "done",
+        "batches trained": "3 of 5",
+        "seconds": "60",
+        "held-out score, first and last": "0.500",
+        "rollouts trained": "24",
+        "rollouts trained a second": "2",
+        "learner idle": "25%",
+        "largest lag, and allowed": "1 of 2",
+        "effective sample size": "0.900",
+        "weight updates": "1",
+        "an update stops an engine for": "0.2 s",
+        "published to serving": "0.5 s",
+        "processes made again": "0",
+    }
+
+
+def whole(*labels):
+    """A page of some runs."""
+    runs = [shown(label) for label in labels]
+    plots = [(plot.title, plot.text, figure_of(plot, runs)) for plot in PLOTS]
+    summaries = [figures(summarise(run.record, status="done", now=60.0)) for run in runs]
+    table = [(run.label, run.colour, figures) for run, figures in zip(runs, summaries, strict=True)]
+    return page(" · ".join(labels), table, plots, ("Timeline", plots[0][2]))
+
+
+def test_a_page_needs_nothing_from_elsewhere():
+    text = whole("mine")
+    sources = re.findall(r'(?:src|href)="([^"]{0,40})', text)
+    assert len(sources) == len(PLOTS) + 1
+    assert {source.partition(",")[0] for source in sources} == {"data:image/svg+xml;base64"}
+    assert "<script" not in text
+    assert "url(" not in text
+
+
+def test_names_are_text_and_never_markup():
+    text = whole("<b>mine</b>")
+    assert "<b>" not in text
+    assert "&lt;b&gt;mine" in text
+
+
+def test_a_run_that_trained_nothing_is_refused_by_name(tmp_path):
+    with pytest.raises(InputError, match="has trained no batch yet"):
+        report(RunDirectory(tmp_path))
+    with pytest.raises(InputError, match=f"compare up to {MOST}"):
+        report(RunDirectory(tmp_path), [RunDirectory(tmp_path)] * MOST)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(CHROMIUM is None, reason="make test-browser fetches it")
+@pytest.mark.parametrize("labels", [("mine",), ("one", "another", "a-third-with-a-longer-name")])
+def test_a_browser_shows_every_plot_within_the_width_of_a_phone(labels, tmp_path):
+    """Chromium's windows have a least width, so the page is looked at in a frame."""
+    probe = (
+        "<script>onload = () => { const whole = document.documentElement;"
+        " const drawn = [...document.images].filter(each => each.naturalWidth > 0).length;"
+        " parent.postMessage(`${whole.scrollWidth} ${drawn}`, '*') }</script>"
+    )
+    (tmp_path / "page.html").write_text(whole(*labels) + probe)
+    (tmp_path / "frame.html").write_text(
+        "<script>onmessage = said => document.title = said.data</script>"
+        f'<iframe src="page.html" width="{PHONE}" height="900" frameborder="0"></iframe>'
+    )
+    said = subprocess.run(
+        [
+            CHROMIUM,
+            "--headless=new",
+            "--no-sandbox",
+            "--disable-gpu",
+            "--hide-scrollbars",
+            "--allow-file-access-from-files",
+            "--virtual-time-budget=5000",
+            f"--user-data-dir={tmp_path / 'profile'}",
+            "--dump-dom",
+            (tmp_path / "frame.html").as_uri(),
+        ],
+        env={**os.environ, "LD_LIBRARY_PATH": _libraries()},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert f"<title>{PHONE} {len(PLOTS) + 1}</title>" in said.stdout, said.stderr[-2000:]
+
+
+def _libraries():
+    system = LIBRARIES / "x86_64-linux-gnu"
+    return ":".join(str(path) for path in (system, system / "pulseaudio", LIBRARIES / "chromium"))

@@ -1,0 +1,205 @@
+"""Figures of a run from hand-made rows."""
+
+import io
+from dataclasses import replace
+
+import pytest
+from rich.console import Console
+
+from deploy.report.summary import Earlier, Record, overlap, summarise
+from deploy.report.tables import figures
+from deploy.runtime.console import Screen
+from queues.records import Evaluation
+
+
+def batch(version, *, start, end, wait, lags, rollouts=4, sitting=1.0):
+    tokens = sum(lags.values())
+    return {
+        "version": version,
+        "sitting_started_at": sitting,
+        "wait_started_at": start - wait,
+        "wait_finished_at": start,
+        "step_started_at": start,
+        "step_finished_at": end,
+        "published_at": end,
+        "optimizer_steps": 1,
+        "tokens_trained": tokens,
+        "rollouts_trained": rollouts,
+        "multi_version_rollouts": 1,
+        "max_lag": max(int(lag) for lag in lags),
+        "lag_mean": 0.0,
+        "lag_histogram": lags,
+        "ess": 0.5 + version / 10,
+        "reward_mean": 0.5,
+        "tokens_fresh": 10 * version,
+        "mismatch_fresh": 1e-6 if version else None,
+        "tokens_crossed": 5,
+        "mismatch_crossed": 1e-3,
+        "tokens_stale": 0,
+        "mismatch_stale": None,
+    }
+
+
+def swap(version, *, published, started, finished, error=None, seeding=False):
+    return {
+        "seeding": seeding,
+        "engine_id": "actor-0",
+        "version": version,
+        "published_at": published,
+        "swap_started_at": started,
+        "swap_finished_at": finished,
+        "pause_seconds": 0.01,
+        "load_seconds": 0.02,
+        "resume_seconds": 0.03,
+        "bytes": 1000,
+        "error": error,
+    }
+
+
+BATCHES = [
+    batch(0, start=10, end=12, wait=5, lags={"0": 8}),
+    batch(1, start=12, end=15, wait=0, lags={"0": 2, "1": 6}),
+    batch(2, start=16, end=18, wait=1, lags={"2": 8}),
+]
+SWAPS = [
+    swap(0, published=9, started=9.2, finished=9.3, seeding=True),
+    swap(1, published=12, started=12.2, finished=12.5),
+    swap(2, published=15, started=15.2, finished=15.4),
+    swap(3, published=18, started=18.2, finished=18.4, error="LoadFailed"),
+]
+
+
+def record(batches=BATCHES, swaps=SWAPS, **known):
+    return Record(
+        **known,
+        name="x",
+        steps=3,
+        max_staleness=2,
+        started_at=1.0,
+        batches=list(batches),
+        swaps=list(swaps),
+        actors=[{"tokens_generated": 30, "idle_fraction": 0.25}],
+        accounting={"balanced": True},
+    )
+
+
+def test_figures_of_a_finished_run():
+    summary = summarise(record(), status="done", now=21.0)
+    assert summary["seconds"] == 20.0
+    assert summary["seconds_to_first_step"] == 11.0
+    assert summary["samples_per_second"] == pytest.approx(8 / 6)
+    assert (summary["tokens_trained"], summary["tokens_generated"]) == (24, 30)
+    assert summary["max_lag_trained"] == 2
+    assert summary["lag_histogram"] == {"0": 10, "1": 6, "2": 8}
+    assert summary["ess_mean"] == pytest.approx(0.6)
+    assert summary["idle_fraction"] == {"learner": pytest.approx(1 / 6), "actors": 0.25}
+    assert summary["mismatch"]["fresh"] == {
+        "tokens": 30,
+        "mean_abs_logprob_difference": pytest.approx(1e-6),
+    }
+    assert summary["mismatch"]["stale"] == {"tokens": 0, "mean_abs_logprob_difference": None}
+
+
+def test_the_time_between_two_sittings_does_not_count():
+    later = [
+        batch(3, start=1000, end=1002, wait=50, lags={"1": 8}, sitting=900.0),
+        batch(4, start=1003, end=1006, wait=1, lags={"0": 8}, sitting=900.0),
+    ]
+    earlier = Earlier(seconds=40.0, tokens_generated=100, seconds_to_first_step=11.0)
+    resumed = record([*BATCHES, *later], earlier=earlier)
+    summary = summarise(resumed, status="done", now=21.0)
+    assert summary["seconds"] == 60.0
+    assert summary["seconds_to_first_step"] == 11.0
+    assert summary["tokens_generated"] == 130
+    assert summary["samples_per_second"] == pytest.approx((8 + 4) / (6 + 4))
+    assert summary["idle_fraction"]["learner"] == pytest.approx((1 + 1) / (6 + 4))
+
+
+def test_pass_at_k_stands_beside_the_mean_of_its_samples():
+    known = record()
+    for version, score, best in ((0, 0.25, 0.5), (3, 0.5, 0.75)):
+        found = Evaluation(
+            name=f"sampled@{version}", count=40, failed=0, score=score, best=best, incomplete=1,
+            lowest_version=version, highest_version=version, tokens=80, seconds=1.0,
+        )  # fmt: skip
+        greedy = replace(found, count=10)
+        scores = {"greedy": greedy, "sampled": found}
+        known.add_scores(version, scores, now=20.0, samples={"greedy": 1, "sampled": 4})
+    summary = summarise(known, status="done", now=21.0)
+    assert [row["size"] for row in summary["heldout"]] == [10, 10]
+    assert "pass_at_k" not in summary["heldout"][0]
+    last = summary["heldout_sampled"][-1]
+    assert (last["size"], last["samples"], last["pass_at_k"]) == (10, 4, 0.75)
+    assert (last["incomplete"], last["sampled_by"]) == (1, [3, 3])
+    shown = dict(figures(summary))
+    assert shown["held-out sampled"] == "0.250 → 0.500 (10 problems), pass@4 0.500 → 0.750"
+
+
+def test_weight_sync_counts_successful_updates_of_engines_that_served():
+    figures = summarise(record(), status="done", now=21.0)["weight_sync"]
+    assert (figures["updates"], figures["failed"]) == (2, 1)
+    assert figures["pause_seconds_mean"] == pytest.approx(0.06)
+    assert figures["publish_to_serving_seconds_mean"] == pytest.approx(0.45)
+
+
+def test_versions_that_were_overtaken_before_they_were_sent_are_counted():
+    made = record()
+    made.batches = [
+        row | {"versions_skipped": n} for row, n in zip(made.batches, (0, 2, 1), strict=True)
+    ]
+    assert summarise(record(), status="done", now=21.0)["weight_sync"]["skipped"] == 0
+    assert summarise(made, status="done", now=21.0)["weight_sync"]["skipped"] == 3
+
+
+def test_overlap_counts_updates_that_arrived_after_the_next_step_had_begun():
+    assert overlap(BATCHES, SWAPS) == {
+        "updates": 3,
+        "learner_ahead": 1,
+        "queue_ready": 1,
+        "queue_ready_and_learner_ahead": 1,
+    }
+
+
+def test_what_was_left_out_of_training_is_counted_and_shown():
+    nothing = summarise(record(), status="done", now=21.0)
+    assert set(nothing["selection"].values()) == {0}
+    figures_of_last = {"groups_let_through": 3, "prompts_retired": 1200, "groups_overdue": 7}
+    rows = [*BATCHES[:-1], {**BATCHES[-1], **figures_of_last}]
+    known = record(rows)
+    known.accounting = {"balanced": True, "dropped": {"filtered": 41}}
+    summary = summarise(known, status="done", now=21.0)
+    assert summary["selection"] == {
+        "groups_filtered": 41,
+        "groups_let_through": 3,
+        "prompts_retired": 1200,
+        "groups_overdue": 7,
+    }
+    shown = [dict(figures({**s, "heldout": [], "heldout_sampled": []})) for s in (nothing, summary)]
+    labels = ("groups without a signal", "prompts mastered", "stragglers not waited for")
+    assert [shown[0].get(label) for label in labels] == [None, None, None]
+    assert [shown[1].get(label) for label in labels] == [
+        "41 filtered, 3 more trained on nothing",
+        "1,200",
+        "7 groups",
+    ]
+
+
+def test_a_batch_whose_tokens_were_all_too_old_has_no_lag_and_is_shown():
+    masked = {
+        **BATCHES[-1], "max_lag": None, "lag_mean": None, "response_length_mean": None,
+        "lag_histogram": {}, "ess": None,
+    }  # fmt: skip
+    summary = summarise(record([*BATCHES[:-1], masked]), status="done", now=21.0)
+    assert summary["max_lag_trained"] == max(row["max_lag"] for row in BATCHES[:-1])
+    written = io.StringIO()
+    screen = Screen(Console(file=written, width=200))
+    with screen.bar(3, "waiting"):
+        screen.batch({**masked, "version": 0, "reward_mean": 0.5}, tokens_per_second=None)
+    assert "step 1/3 · reward 0.500 · every token masked" in written.getvalue()
+
+
+def test_a_run_that_trained_nothing_has_a_summary_too():
+    summary = summarise(record([], []), status="failed", now=2.0)
+    assert summary["version"] == 0
+    assert summary["samples_per_second"] is None
+    assert summary["max_lag_trained"] is None

@@ -1,0 +1,35 @@
+"""Tables at the end of commands, from hand-made figures."""
+
+import io
+
+from rich.console import Console
+
+from deploy.report.tables import show_bias
+from queues.readers.selection_bias import Fate, compare
+
+TRAINED = [Fate(name="trained", age=1, seconds=2.0, tokens=10.0, reward=0.5)] * 3
+
+
+def shown(report):
+    written = io.StringIO()
+    show_bias(report, Console(file=written, width=120))
+    return [" ".join(line.replace("│", " ").split()) for line in written.getvalue().splitlines()]
+
+
+def test_what_was_dropped_is_shown_beside_what_was_trained():
+    lines = shown(compare([*TRAINED, Fate(name="dropped", age=2, seconds=10.0)]))
+    assert "trained: tokens 3 10 10 10 10" in lines
+    assert "dropped: seconds 1 10 10 10 10" in lines
+    assert not any(line.startswith("dropped: tokens") for line in lines), "nobody knows them"
+    assert lines[-1] == "what was to be trained took at least 2.00 times as long as what was"
+
+
+def test_what_was_masked_is_counted():
+    late = Fate(name="late", age=4, seconds=9.0, tokens=60.0, reward=0.0)
+    lines = shown(compare([*TRAINED, late], tokens_masked=1234))
+    assert "late: age 1 4 4 4 4" in lines
+    assert lines[-1] == "1,234 tokens of late groups were masked"
+
+
+def test_nothing_is_shown_where_everything_was_trained_in_time():
+    assert shown(compare(TRAINED)) == []

@@ -1,0 +1,51 @@
+"""Whole runs that do not wait for stragglers, from the command line."""
+
+import json
+
+import pytest
+
+from queues.readers.accounting import open_ledger
+from queues.readers.selection_bias import report_bias
+from tests.deploy.runs.test_run import share_warm_start
+
+pytestmark = [pytest.mark.ray, pytest.mark.deepspeed]
+
+STRAGGLERS = (
+    "steps=10", "queues.max_staleness=1", "heldout.sampled=false", "heldout.every=10",
+    "actors.max_new_tokens=120", "queues.heartbeat_seconds=0.2",
+    "actors.scripted_options={tokens_per_second = 40.0, median_length = 12, length_sigma = 1.3}",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [
+        pytest.param("drop", marks=pytest.mark.slow),
+        "mask",
+        pytest.param("train", marks=pytest.mark.slow),
+    ],
+)
+def test_a_run_goes_on_past_its_stragglers_and_tells_what_became_of_them(headway, policy):
+    share_warm_start(headway, policy)
+    settings = (f"name={policy}", f"queues.on_overdue={policy}", "queues.ess_target=0.5")
+    result = headway.recipe("run", *settings, *STRAGGLERS)
+    assert result.returncode == 0, result.stdout + result.stderr
+    folder = headway.folder / "runs" / policy
+    summary = json.loads((folder / "summary.json").read_text())
+    accounts = summary["accounting"]
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert (summary["version"], accounts["trained"], accounts["balanced"]) == (10, 20, True)
+    overdue = rows[-1]["groups_overdue"]
+    assert overdue > 0
+    assert (summary["max_lag_trained"] > 1) == (policy == "train")
+    with open_ledger(folder) as database:
+        report = report_bias(database)
+    if policy == "drop":
+        assert overdue == accounts["dropped"]["overdue"] == report.groups["dropped"]
+        assert report.bias > 1.0
+    else:
+        assert accounts["dropped"] == {}
+        assert (report.groups["late"], report.bias) == (overdue, 1.0)
+    too_old = sum(row.get("tokens_too_old", 0) for row in rows)
+    assert (too_old > 0) == (policy == "mask")
+    assert {row["staleness_window"] for row in rows} <= {0, 1}

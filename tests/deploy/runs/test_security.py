@@ -1,0 +1,175 @@
+"""What a run keeps to itself: its sockets, its secrets, and what it takes from others."""
+
+import ast
+import http.server
+import json
+import os
+import random
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import ClassVar
+
+import psutil
+import pytest
+
+ROOT = Path(__file__).parents[3]
+PACKAGES = ("actors", "deploy", "learner", "queues", "weight_sync")
+UNPICKLES = {"pickle", "cloudpickle", "dill", "marshal", "shelve", "joblib"}
+"""Modules that make any object, and so run any code, of bytes that somebody sent."""
+SECRETS = {
+    "WANDB_API_KEY": "wandb-3f1c0b7d9a",
+    "JUDGE_KEY": "judge-77aa01c4e2",
+    "SOME_PASSWORD": "password-5b2e9f8810",
+}
+RAN = [pytest.mark.slow, pytest.mark.ray, pytest.mark.deepspeed, pytest.mark.timeout(400)]
+
+
+def sources():
+    return [path for package in PACKAGES for path in sorted((ROOT / package).rglob("*.py"))]
+
+
+def test_nothing_is_unpickled_but_by_ray_itself():
+    for path in sources():
+        for node in ast.walk(ast.parse(path.read_text())):
+            where = f"{path.relative_to(ROOT)}:{getattr(node, 'lineno', 0)}"
+            if isinstance(node, ast.Import):
+                assert not {each.name.split(".")[0] for each in node.names} & UNPICKLES, where
+            if isinstance(node, ast.ImportFrom):
+                assert (node.module or "").split(".")[0] not in UNPICKLES, where
+            if isinstance(node, ast.Call) and ast.unparse(node.func) == "torch.load":
+                safe = [each for each in node.keywords if each.arg == "weights_only"]
+                assert [ast.unparse(each.value) for each in safe] == ["True"], where
+
+
+def test_nothing_turns_off_that_ray_asks_for_a_token():
+    for path in [*sources(), *sorted((ROOT / "deploy").rglob("*.y*ml"))]:
+        text = path.read_text()
+        assert "disabled" not in text or "AUTH_MODE" not in text, path.relative_to(ROOT)
+
+
+class Marks(http.server.BaseHTTPRequestHandler):
+    """A judge that refuses now and then, and tells what it was sent."""
+
+    keys: ClassVar = set()
+
+    def do_POST(self):
+        self.rfile.read(int(self.headers["Content-Length"]))
+        self.keys.add(self.headers["Authorization"])
+        answer = json.dumps({"choices": [{"message": {"content": "5"}}]}).encode()
+        refuses = random.random() < 0.01
+        self.send_response(401 if refuses else 200)
+        self.end_headers()
+        self.wfile.write(
+            b"bad key " + self.headers["Authorization"].encode() if refuses else answer
+        )
+
+    def log_message(self, *_):
+        pass
+
+
+@pytest.fixture(scope="module")
+def judge():
+    listening = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Marks)
+    threading.Thread(target=listening.serve_forever, daemon=True).start()
+    yield (
+        "actors.reward=['llm_judge']",
+        f"actors.reward_options={{llm_judge={{url='http://127.0.0.1:{listening.server_port}/v1',"
+        "model='m',key_variable='JUDGE_KEY'}}",
+        "deploy.max_failed_groups=100000",
+    )
+    listening.shutdown()
+    listening.server_close()
+
+
+@pytest.fixture(scope="module")
+def run(headway, judge):
+    """A run that has trained some batches: its process, its folder, its output so far."""
+    folder = headway.folder / "runs" / "kept"
+    settings = ("name=kept", "sft.name=small", "steps=100000", "heldout.every=100000")
+    command = headway.arguments("run", *settings, "learner.ranks=2", "actors.cpus=0", *judge)
+    log = headway.folder / "kept.log"
+    with log.open("w") as file:
+        process = subprocess.Popen(
+            command, cwd=headway.folder, env={**headway.environment, **SECRETS},
+            stdout=file, stderr=subprocess.STDOUT,
+        )  # fmt: skip
+    try:
+        deadline = time.monotonic() + 200
+        rows = folder / "metrics.jsonl"
+        while not rows.exists() or len(rows.read_text().splitlines()) < 3:
+            assert process.poll() is None, log.read_text()
+            assert time.monotonic() < deadline, log.read_text()
+            time.sleep(0.2)
+        yield process, folder, log
+    finally:
+        if process.poll() is None:
+            process.terminate()
+            process.wait(60)
+
+
+class TestARun:
+    pytestmark = RAN
+
+    def test_every_socket_that_listens_is_on_loopback(self, run):
+        process = psutil.Process(run[0].pid)
+        listening = [
+            (each.name(), found.laddr)
+            for each in (process, *process.children(recursive=True))
+            for found in each.net_connections(kind="inet")
+            if found.status == psutil.CONN_LISTEN
+        ]
+        assert {"ray::RolloutActor", "ray::RankActor"} <= {
+            " ".join(psutil.Process(each.pid).cmdline()).split()[0]
+            for each in process.children(recursive=True)
+        }
+        assert len(listening) > 5
+        elsewhere = [
+            (name, address) for name, address in listening if not address.ip.endswith("127.0.0.1")
+        ]
+        assert not elsewhere
+
+    def test_who_has_no_token_is_not_let_into_the_cluster(self, run, tmp_path):
+        below = psutil.Process(run[0].pid).children(recursive=True)
+        [store] = [each for each in below if each.name() == "gcs_server"]
+        ports = [
+            found.laddr.port
+            for found in store.net_connections(kind="inet")
+            if found.status == psutil.CONN_LISTEN
+        ]
+        program = (
+            "import sys\n"
+            "from ray._raylet import GcsClient\n"
+            "store = GcsClient(address=sys.argv[1])\n"
+            "print('let in', len(store.get_all_node_info(timeout=60)))\n"
+        )
+        asked = (
+            ({"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "0" * 32}, False),
+            ({"RAY_AUTH_MODE": "disabled"}, False),
+            ({"RAY_AUTH_MODE": "token"}, True),
+        )
+        for changes, let_in in asked:
+            done = subprocess.run(
+                [sys.executable, "-c", program, f"127.0.0.1:{ports[0]}"],
+                env={**os.environ, **changes},
+                cwd=tmp_path, capture_output=True, text=True, timeout=120,
+            )  # fmt: skip
+            assert ("let in 1" in done.stdout) == let_in, done.stdout + done.stderr
+            assert let_in or "token" in done.stderr.lower()
+
+    def test_no_secret_of_the_environment_is_written_anywhere(self, run):
+        process, folder, log = run
+        process.terminate()
+        assert process.wait(60) == 130
+        recipe = json.loads((folder / "recipe.json").read_text())
+        options = recipe["actors"]["reward_options"]["llm_judge"]
+        assert options["key_variable"] == "JUDGE_KEY"
+        assert Marks.keys == {f"Bearer {SECRETS['JUDGE_KEY']}"}
+        written = [log, *(path for path in folder.rglob("*") if path.is_file())]
+        assert any(path.parent.name == "logs" for path in written)
+        for path in written:
+            content = path.read_bytes()
+            found = [name for name, secret in SECRETS.items() if secret.encode() in content]
+            assert not found, path

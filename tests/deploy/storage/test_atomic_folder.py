@@ -1,0 +1,79 @@
+"""A folder that appears as a whole: never half of one, never two commands at once."""
+
+import pytest
+
+from deploy.errors import InputError
+from deploy.storage.atomic_folder import made_whole
+
+
+def make(folder, text="new", *, replace=False, ends=None):
+    with made_whole(folder, replace=replace) as partial:
+        (partial / "model").mkdir()
+        (partial / "model" / "weights").write_text(text)
+        assert not (folder / "model" / "half").exists()
+        if ends is not None:
+            raise ends
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return tmp_path / "runs" / "v1.2-rm"
+
+
+def written(folder):
+    return (folder / "model" / "weights").read_text()
+
+
+def names(folder):
+    return [path.name for path in folder.parent.iterdir()]
+
+
+def test_what_was_written_appears_and_nothing_else_is_left(folder):
+    make(folder)
+    assert written(folder) == "new"
+    assert names(folder) == ["v1.2-rm"]
+
+
+def test_what_is_replaced_goes_as_a_whole(folder):
+    make(folder, "old")
+    (folder / "model-7").mkdir()
+    make(folder, "new", replace=True)
+    assert written(folder) == "new"
+    assert names(folder) == ["v1.2-rm"]
+    assert [path.name for path in folder.iterdir()] == ["model"]
+
+
+@pytest.mark.parametrize("ends", [RuntimeError("no memory"), KeyboardInterrupt()])
+def test_a_block_that_ends_early_leaves_what_was_there(folder, ends):
+    with pytest.raises(type(ends)):
+        make(folder, ends=ends)
+    assert names(folder) == []
+    make(folder, "old")
+    with pytest.raises(type(ends)):
+        make(folder, replace=True, ends=ends)
+    assert written(folder) == "old"
+    assert names(folder) == ["v1.2-rm"]
+
+
+def test_what_exists_is_kept_unless_asked(folder):
+    make(folder, "old")
+    with pytest.raises(InputError, match="--replace"):
+        make(folder)
+    assert written(folder) == "old"
+    assert names(folder) == ["v1.2-rm"]
+
+
+def test_what_a_killed_command_left_is_swept_away(folder):
+    partial = folder.parent / ".v1.2-rm.partial"
+    (partial / "model-0").mkdir(parents=True)
+    (partial / "half").write_text("half")
+    make(folder)
+    assert [path.name for path in folder.iterdir()] == ["model"]
+
+
+def test_two_at_once_are_refused(folder):
+    with made_whole(folder, replace=False) as partial:
+        (partial / "mine").write_text("mine")
+        with pytest.raises(InputError, match="another command is making"):
+            make(folder)
+    assert [path.name for path in folder.iterdir()] == ["mine"]

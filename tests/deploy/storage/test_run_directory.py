@@ -1,0 +1,126 @@
+"""Run folders: made once, replaced on request, found by name or path."""
+
+import fcntl
+from types import SimpleNamespace
+
+import pytest
+
+from deploy.config.run_config import load_recipe
+from deploy.errors import InputError
+from deploy.storage import run_directory
+from deploy.storage.run_directory import RunDirectory
+from tests.deploy.trained import train
+
+
+def create(config, *, replace):
+    directory = RunDirectory.of(config)
+    directory.create(config, replace=replace)
+    return directory
+
+
+@pytest.fixture
+def config(tmp_path):
+    return load_recipe("demo", [f"deploy.runs_dir={tmp_path}", "name=first"])
+
+
+def test_the_stored_recipe_is_the_resolved_one(config):
+    stored = create(config, replace=False)
+    assert stored.config() == config
+    assert [p.name for p in stored.path.parent.iterdir()] == ["first"]
+
+
+def test_a_second_run_of_the_same_name_is_refused_and_leaves_the_first_alone(config):
+    first = create(config, replace=False)
+    train(first, [{"loss": 1.0}])
+    first.append("metrics.jsonl", [{"version": 0}])
+    with pytest.raises(InputError, match="a run named 'first' exists"):
+        create(config, replace=False)
+    metrics = first.path / "metrics.jsonl"
+    assert metrics.read_text() == '{"version": 0}\n'
+    create(config, replace=True)
+    assert not metrics.exists()
+
+
+def test_a_run_that_ended_before_it_had_a_result_gives_way(config):
+    create(config, replace=False).append("metrics.jsonl", [])
+    assert create(config, replace=False).rows("metrics.jsonl") == []
+    train(create(config, replace=False), [{"loss": 1.0}])
+    with pytest.raises(InputError, match="exists"):
+        create(config, replace=False)
+
+
+def test_a_run_that_another_command_holds_is_neither_replaced_nor_resumed(config):
+    directory = create(config, replace=False)
+    with directory.held():
+        with pytest.raises(InputError, match="is going on"):
+            create(config, replace=True)
+        with pytest.raises(InputError, match="is going on"), RunDirectory(directory.path).held():
+            pass
+    directory.check_at_rest()
+
+
+def test_a_run_that_could_not_write_its_end_is_said_to_be_killed(config):
+    directory = RunDirectory.of(config)
+    directory.create(config, replace=False)
+    assert directory.status() is None
+    directory.write_summary({"status": "running"})
+    with directory.held():
+        assert directory.status() == "running"
+    assert directory.status() == "killed"
+    directory.write_summary({"status": "failed"})
+    assert directory.status() == "failed"
+
+
+def test_a_lock_that_was_just_given_up_is_taken_and_not_done_without(config, monkeypatch):
+    directory = create(config, replace=False)
+    tries = []
+
+    def taken_once(file, operation):
+        tries.append(operation)
+        if len(tries) == 1:
+            raise BlockingIOError
+        fcntl.flock(file, operation)
+
+    names = {name: getattr(fcntl, name) for name in ("LOCK_EX", "LOCK_SH", "LOCK_NB")}
+    monkeypatch.setattr(run_directory, "fcntl", SimpleNamespace(flock=taken_once, **names))
+    with directory.held():
+        assert len(tries) == 2
+        with pytest.raises(InputError, match="is going on"):
+            directory.check_at_rest()
+    directory.check_at_rest()
+
+
+def test_a_run_to_be_replaced_is_back_if_the_new_one_is_discarded_and_gone_once_it_has_begun(
+    config,
+):
+    create(config, replace=False).append("metrics.jsonl", [{"version": 0}])
+    create(config, replace=True).discard()
+    back = RunDirectory.open("first", config.deploy.runs_dir)
+    assert back.rows("metrics.jsonl") == [{"version": 0}]
+    create(config, replace=True).settle()
+    assert back.rows("metrics.jsonl") == []
+    assert [path.name for path in config.deploy.runs_dir.iterdir()] == ["first"]
+
+
+def test_a_folder_that_is_not_a_run_is_never_replaced(config, tmp_path):
+    (tmp_path / "first").mkdir()
+    (tmp_path / "first" / "thesis.txt").write_text("years of work")
+    for replace in (False, True):
+        with pytest.raises(InputError, match="is not a run folder"):
+            create(config, replace=replace)
+    assert (tmp_path / "first" / "thesis.txt").exists()
+
+
+def test_a_run_is_found_by_name_and_by_path_and_a_missing_one_lists_what_there_is(config, tmp_path):
+    made = create(config, replace=False)
+    assert RunDirectory.open("first", tmp_path) == made
+    assert RunDirectory.open(str(made.path)) == made
+    with pytest.raises(InputError, match=r"runs in .*: first"):
+        RunDirectory.open("second", tmp_path)
+
+
+def test_a_runs_folder_that_cannot_be_written_is_bad_input(tmp_path):
+    (tmp_path / "file").write_text("")
+    config = load_recipe("demo", [f"deploy.runs_dir={tmp_path / 'file'}"])
+    with pytest.raises(InputError, match="cannot be written"):
+        create(config, replace=False)
