@@ -25,9 +25,9 @@ from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any
 
-from benchmarks.environment import environment, reserve
 from benchmarks.gpu.lines import line
-from benchmarks.training_load import SIZES
+from benchmarks.harness.provenance import environment, reserve
+from benchmarks.harness.synthetic_load import SIZES
 
 SECONDS = 470.0
 """Of everything."""
@@ -95,7 +95,7 @@ def budget(part: str, later: Sequence[str], left: float) -> float:
 def run_part(part: str, size: str, device: str, rounds: int) -> Iterator[dict[str, Any]]:
     """One part, in this process: its figures, as they are found; later ones replace earlier."""
     if part == "packing":
-        from benchmarks.packing import packing_figures
+        from benchmarks.training.packing import packing_figures
 
         yield packing_figures()
     elif part == "pause":

@@ -14,8 +14,8 @@ from typing import Any
 
 import torch
 
-from benchmarks.flops import synchronize
-from benchmarks.training_load import SIZES, Size, build
+from benchmarks.harness.synthetic_load import SIZES, Size, build
+from benchmarks.training.flops import synchronize
 
 PROMPT, TOKENS = 32, 256
 AT_ONCE = (1, 16, 128, 512)

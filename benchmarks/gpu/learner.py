@@ -11,11 +11,11 @@ from typing import Any
 
 import torch
 
-from benchmarks.flops import Peak, shape_of, training_flops
 from benchmarks.gpu.plain_engine import PlainEngine
-from benchmarks.learner_clock import ClockedEngine, timed_update
-from benchmarks.train import figures_of
-from benchmarks.training_load import SIZES, Size, batch, build, lengths_of, sampled_tokens
+from benchmarks.harness.synthetic_load import SIZES, Size, batch, build, lengths_of, sampled_tokens
+from benchmarks.training.flops import Peak, shape_of, training_flops
+from benchmarks.training.learner_clock import ClockedEngine, timed_update
+from benchmarks.training.train import figures_of
 from learner.config.learner import LearnerConfig
 from learner.errors import LearnerError
 from learner.model.packed_attention import attend_packed

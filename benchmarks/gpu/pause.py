@@ -1,4 +1,4 @@
-"""The pause part of the suite: `benchmarks/update_pause.py` with a model in bfloat16.
+"""The pause part of the suite: `benchmarks/weights/update_pause.py` with a model in bfloat16.
 
 Needs vLLM, to which the backend "headway" is known by an entry point of the installed
 distribution.
@@ -19,8 +19,8 @@ def pause(size: str) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "pause.json"
         command = [
-            sys.executable, "-m", "benchmarks.update_pause", "--size", size, "--dtype", "bfloat16",
-            "--rounds", str(ROUNDS), "--output", str(file),
+            sys.executable, "-m", "benchmarks.weights.update_pause", "--size", size, "--dtype",
+            "bfloat16", "--rounds", str(ROUNDS), "--output", str(file),
         ]  # fmt: skip
         done = subprocess.run(command, check=False)
         if not file.exists():

@@ -9,23 +9,23 @@ from deploy.errors import InputError
 
 ROOT = Path(__file__).parents[2]
 BENCHMARKS = {
-    "async": "async_gain",
-    "chaos": "chaos",
-    "episodes": "slow_episodes",
-    "generate": "generate",
-    "logprob-memory": "logprob_memory",
-    "metrics": "metrics_cost",
-    "plan": "plan_check",
-    "presets": "presets",
-    "queue": "queue",
-    "rewards": "reward_rate",
-    "scale": "scale",
-    "screenshots": "screenshots",
-    "staleness": "staleness",
-    "train": "train",
-    "update-pause": "update_pause",
-    "versus-trl": "versus_trl",
-    "weight-sync": "weight_sync",
+    "async": "loop.async_gain",
+    "chaos": "reliability.chaos",
+    "episodes": "rollouts.slow_episodes",
+    "generate": "rollouts.generate",
+    "logprob-memory": "training.logprob_memory",
+    "metrics": "observability.metrics_cost",
+    "plan": "loop.plan_check",
+    "presets": "loop.presets",
+    "queue": "broker.queue",
+    "rewards": "rollouts.reward_rate",
+    "scale": "broker.scale",
+    "screenshots": "observability.screenshots",
+    "staleness": "loop.staleness",
+    "train": "training.train",
+    "update-pause": "weights.update_pause",
+    "versus-trl": "loop.versus_trl",
+    "weight-sync": "weights.weight_sync",
 }
 """Modules of the folder `benchmarks`, by the name that the command gives them."""
 
@@ -44,9 +44,10 @@ def start(name: str, arguments: list[str], root: Path = ROOT) -> NoReturn:
     if name not in BENCHMARKS:
         raise InputError(f"no benchmark {name!r}; there are {', '.join(sorted(BENCHMARKS))}")
     module = BENCHMARKS[name]
-    if not (root / "benchmarks" / f"{module}.py").exists():
+    path = module.replace(".", "/")
+    if not (root / "benchmarks" / f"{path}.py").exists():
         raise InputError(
-            f"{root} has no benchmarks/{module}.py: benchmarks come with a checkout of the "
+            f"{root} has no benchmarks/{path}.py: benchmarks come with a checkout of the "
             "repository, not with the installed package"
         )
     paths = [str(root), *filter(None, [os.environ.get("PYTHONPATH")])]

@@ -2,7 +2,7 @@
 
 Only where the environment names a file. A line for every batch, after its last optimizer step and
 before anyone is told of it, so one that is trained again after a rollback has several. Leaves out
-what is made of it: `benchmarks/chaos_oracle.py` holds the books against it.
+what is made of it: `benchmarks/reliability/chaos_oracle.py` holds the books against it.
 """
 
 import json

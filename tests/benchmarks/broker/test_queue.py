@@ -2,8 +2,8 @@
 
 import pytest
 
-from benchmarks.queue import misses, quantiles, summarise
-from benchmarks.queue_arms import GROUP_SIZE, payload_of, prompt_id, template
+from benchmarks.broker.queue import misses, quantiles, summarise
+from benchmarks.broker.queue_arms import GROUP_SIZE, payload_of, prompt_id, template
 from queues.records import Lease, Prompt, Purpose
 from queues.schema import summarize
 

@@ -7,11 +7,11 @@ from typing import ClassVar
 
 import pytest
 
-from benchmarks import scale_arms
-from benchmarks.queue_arms import GROUP_SIZE, prompt_id
-from benchmarks.scale import WITNESSES, generation_seconds, groups_each, options_of, shares
-from benchmarks.scale_arms import CALLS, Crowd, Generating, Tally, manifest, payload_at
-from benchmarks.scale_verdict import lines, missed, quantiles, verdict
+from benchmarks.broker import scale_arms
+from benchmarks.broker.queue_arms import GROUP_SIZE, prompt_id
+from benchmarks.broker.scale import WITNESSES, generation_seconds, groups_each, options_of, shares
+from benchmarks.broker.scale_arms import CALLS, Crowd, Generating, Tally, manifest, payload_at
+from benchmarks.broker.scale_verdict import lines, missed, quantiles, verdict
 from queues.records import Lease, Prompt, Purpose, PutStatus
 from queues.schema import summarize
 

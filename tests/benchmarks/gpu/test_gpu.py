@@ -9,12 +9,12 @@ from itertools import islice
 import pytest
 import torch
 
-from benchmarks.environment import environment
 from benchmarks.gpu import __main__ as suite
 from benchmarks.gpu import learner
 from benchmarks.gpu.generation import PROMPT, TOKENS, roofline
 from benchmarks.gpu.lines import line
-from benchmarks.training_load import SIZES
+from benchmarks.harness.provenance import environment
+from benchmarks.harness.synthetic_load import SIZES
 from deploy.cli.bench import ROOT
 
 
@@ -164,7 +164,7 @@ def test_a_record_says_what_it_can_without_git_and_names_gpus(monkeypatch, tmp_p
 
 
 def test_programs_that_hang_or_fail_cost_a_record_only_what_they_would_say(monkeypatch, tmp_path):
-    monkeypatch.setattr("benchmarks.environment.ANSWER_SECONDS", 0.5)
+    monkeypatch.setattr("benchmarks.harness.provenance.ANSWER_SECONDS", 0.5)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     _program(tmp_path / "git", "exec sleep 60")
     _program(tmp_path / "nvidia-smi", "echo no driver; exit 9")

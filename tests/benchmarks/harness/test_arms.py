@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 from rich.progress import Progress
 
-from benchmarks.arms import (
+from benchmarks.harness.arms import (
     check_devices,
     finished,
     initial_model,
@@ -17,7 +17,7 @@ from benchmarks.arms import (
     numbers,
     show_conditions,
 )
-from benchmarks.children import Children, read_environment
+from benchmarks.harness.subprocesses import Children, read_environment
 from deploy.config.run_config import load_recipe
 from deploy.errors import InputError, RunFailed
 from deploy.preflight.provenance import ORIGIN_FILE, warm_start_origin

@@ -5,8 +5,8 @@ import json
 
 import pytest
 
-from benchmarks import checkpoint_scores
-from benchmarks.checkpoint_scores import INITIAL, SCORES, read_scores, write_scores
+from benchmarks.harness import checkpoint_scores
+from benchmarks.harness.checkpoint_scores import INITIAL, SCORES, read_scores, write_scores
 from deploy.config.run_config import load_recipe
 from deploy.errors import RunFailed
 from deploy.preflight.inputs import Inputs

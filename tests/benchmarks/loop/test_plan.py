@@ -5,8 +5,8 @@ import json
 
 import pytest
 
-from benchmarks.plan_check import ARM as NAMES
-from benchmarks.plan_check import check_folder, check_gain, gain_arms, gain_rates, run
+from benchmarks.loop.plan_check import ARM as NAMES
+from benchmarks.loop.plan_check import check_folder, check_gain, gain_arms, gain_rates, run
 from deploy.config.run_config import load_recipe
 from deploy.errors import InputError
 

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from benchmarks import presets
-from benchmarks.presets import figures, markdown, prepare
+from benchmarks.loop import presets
+from benchmarks.loop.presets import figures, markdown, prepare
 from deploy.config.run_config import load_recipe
 from deploy.preflight.provenance import ORIGIN_FILE, warm_start_origin
 

@@ -11,12 +11,12 @@ import pytest
 from rich.console import Console
 from rich.progress import Progress
 
-from benchmarks import staleness, staleness_outcome, versus_trl
-from benchmarks.checkpoint_scores import INITIAL, SCORES
-from benchmarks.children import Children
-from benchmarks.environment import RESULTS
-from benchmarks.staleness import Arm, Study, make_study, read_arm
-from benchmarks.staleness_figures import (
+from benchmarks.harness.checkpoint_scores import INITIAL, SCORES
+from benchmarks.harness.provenance import RESULTS
+from benchmarks.harness.subprocesses import Children
+from benchmarks.loop import staleness, staleness_outcome, versus_trl
+from benchmarks.loop.staleness import Arm, Study, make_study, read_arm
+from benchmarks.loop.staleness_figures import (
     curve,
     interval,
     off_policyness,
@@ -289,7 +289,8 @@ def test_cores_that_this_machine_does_not_have_are_refused_before_anything_is_he
 def test_what_is_started_is_held_to_the_same_cores_as_who_starts_it():
     core = min(os.sched_getaffinity(0))
     program = (
-        "import os, subprocess, sys; from benchmarks.versus_trl import hold; hold(sys.argv[1]); "
+        "import os, subprocess, sys; from benchmarks.loop.versus_trl import hold; "
+        "hold(sys.argv[1]); "
         "command = [sys.executable, '-c', 'import os; print(os.sched_getaffinity(0))']; "
         "print(subprocess.run(command, capture_output=True, text=True).stdout, end='')"
     )

@@ -2,7 +2,7 @@
 
 import pytest
 
-from benchmarks.metrics_cost import WARM_UP, shares, step_seconds
+from benchmarks.observability.metrics_cost import WARM_UP, shares, step_seconds
 from deploy.observability.watchdog import LOOK_SECONDS
 
 

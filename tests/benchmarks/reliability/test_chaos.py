@@ -6,9 +6,9 @@ import sys
 
 import pytest
 
-from benchmarks.chaos import conclude, markdown, plan_kills
-from benchmarks.chaos_oracle import Fate, judge
-from benchmarks.chaos_stage import ROLES
+from benchmarks.reliability.chaos import conclude, markdown, plan_kills
+from benchmarks.reliability.chaos_oracle import Fate, judge
+from benchmarks.reliability.chaos_stage import ROLES
 from deploy.cli.bench import ROOT
 from learner.diagnostics.trained_log import VARIABLE, note_trained
 from tests.queues.conftest import make_group, make_rollout
@@ -147,7 +147,7 @@ def test_thirty_kills_spread_over_all_roles_lose_nothing(tmp_path):
     """Half an hour on two cores that do nothing else."""
     out = subprocess.run(
         [
-            sys.executable, "-m", "benchmarks.chaos", "--kills", "30",
+            sys.executable, "-m", "benchmarks.reliability.chaos", "--kills", "30",
             "--out", tmp_path / "out", "--work", tmp_path / "work",
         ],
         cwd=ROOT, capture_output=True, text=True, timeout=5900, check=False,

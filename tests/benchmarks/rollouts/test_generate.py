@@ -13,8 +13,8 @@ import pytest
 from actors.config import ActorsConfig
 from actors.errors import InputError
 from actors.ray_actor import build_engine
-from benchmarks import generate
-from benchmarks.generate import (
+from benchmarks.rollouts import generate
+from benchmarks.rollouts.generate import (
     CHARACTERS,
     Sampled,
     check_equal,
@@ -22,7 +22,7 @@ from benchmarks.generate import (
     learner_beside,
     prompts_of,
 )
-from benchmarks.generate_arms import SEED, Offline, length_of
+from benchmarks.rollouts.generate_arms import SEED, Offline, length_of
 from deploy.cli.bench import ROOT
 from weight_sync.config import WeightSyncConfig
 
@@ -136,7 +136,15 @@ def test_a_learner_beside_that_does_not_train_is_told(size, seconds, message):
 @pytest.mark.vllm
 def test_the_loop_is_measured_beside_the_engine_alone(tmp_path):
     file = tmp_path / "generate.json"
-    command = [sys.executable, "-m", "benchmarks.generate", "--rounds", "1", "--groups", "4"]
+    command = [
+        sys.executable,
+        "-m",
+        "benchmarks.rollouts.generate",
+        "--rounds",
+        "1",
+        "--groups",
+        "4",
+    ]
     done = subprocess.run(
         [*command, "--output", str(file)],
         cwd=ROOT, capture_output=True, text=True, timeout=400,

@@ -7,11 +7,18 @@ import sys
 import pytest
 import torch
 
-from benchmarks.flops import Shape, shape_of, training_flops
-from benchmarks.learner_loop import parts_of
-from benchmarks.packing import evenness, fullness, next_fit, packing_figures, padded, possible
-from benchmarks.train import figures_of, gap_of
-from benchmarks.training_load import SIZES, batch, build, lengths_of
+from benchmarks.harness.synthetic_load import SIZES, batch, build, lengths_of
+from benchmarks.training.flops import Shape, shape_of, training_flops
+from benchmarks.training.learner_loop import parts_of
+from benchmarks.training.packing import (
+    evenness,
+    fullness,
+    next_fit,
+    packing_figures,
+    padded,
+    possible,
+)
+from benchmarks.training.train import figures_of, gap_of
 from deploy.cli.bench import ROOT
 from queues.schema import encode, summarize
 
@@ -99,7 +106,15 @@ def test_the_gap_lies_between_the_computing_of_one_batch_and_that_of_the_next():
 @pytest.mark.deepspeed
 def test_the_learner_is_measured(tmp_path):
     file = tmp_path / "train.json"
-    command = [sys.executable, "-m", "benchmarks.train", "--sizes", "tiny", "--rounds", "2"]
+    command = [
+        sys.executable,
+        "-m",
+        "benchmarks.training.train",
+        "--sizes",
+        "tiny",
+        "--rounds",
+        "2",
+    ]
     done = subprocess.run(
         [*command, "--threads", "1", "--output", str(file)],
         cwd=ROOT, capture_output=True, text=True, timeout=180,

@@ -2,7 +2,7 @@
 
 import pytest
 
-from benchmarks.delta_share import shares
+from benchmarks.weights.delta_share import shares
 
 
 def swap(codec: str, nbytes: int, changed: float | None, **more) -> dict:

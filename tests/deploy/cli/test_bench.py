@@ -7,8 +7,10 @@ import sys
 
 import pytest
 
-from benchmarks import chaos, generate, metrics_cost, presets, queue, train
-from benchmarks.async_figures import (
+from benchmarks.broker import queue
+from benchmarks.harness.provenance import reserve, store
+from benchmarks.loop import presets
+from benchmarks.loop.async_figures import (
     actors_limit,
     arm,
     conclude,
@@ -16,7 +18,10 @@ from benchmarks.async_figures import (
     medians,
     samples_per_second,
 )
-from benchmarks.environment import reserve, store
+from benchmarks.observability import metrics_cost
+from benchmarks.reliability import chaos
+from benchmarks.rollouts import generate
+from benchmarks.training import train
 from deploy.cli.app import app
 from deploy.cli.bench import BENCHMARKS, ROOT, start
 from deploy.errors import InputError

@@ -1,0 +1,42 @@
+"""One measurement of a benchmark in a process of its own, so that Ray ends with it.
+
+python -m benchmarks.loop.async_arm train|actors|learner RECIPE.json [RECORDED_RUN]
+"""
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+from benchmarks.loop.async_limits import actors_alone, learner_alone
+from deploy.config.run_config import RunConfig
+from deploy.errors import DeployError
+from deploy.preflight.inputs import load_inputs
+from deploy.runtime.console import Screen
+from deploy.session import run
+from deploy.storage.run_directory import RunDirectory
+
+
+def main() -> None:
+    kind, recipe, *recorded = sys.argv[1:]
+    config = RunConfig.model_validate_json(Path(recipe).read_text())
+    inputs = load_inputs(config)
+    directory = RunDirectory.of(config)
+    directory.create(config, replace=False)
+    match kind:
+        case "train":
+            # Held-out problems are left out of training; whoever wants scores takes them later.
+            run(config, replace(inputs, evaluations=[]), directory, Screen())
+        case "actors":
+            actors_alone(config, inputs, directory)
+        case "learner":
+            learner_alone(config, inputs, directory, Path(recorded[0]))
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except DeployError as error:
+        print(f"headway: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)

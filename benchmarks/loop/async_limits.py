@@ -1,0 +1,147 @@
+"""The two limits of `headway bench async`: actors alone, and a learner whose queue is full.
+
+Everything is the project's own (engine, worker, broker, learner, publisher); only the other side is
+missing. Both write rows as a training run does, one for each batch.
+"""
+
+import asyncio
+import json
+import shutil
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import ray
+
+from benchmarks.harness.actor_fleet import start_fleet
+from deploy.cluster.ray_cluster import cluster
+from deploy.config.run_config import RunConfig
+from deploy.errors import RunFailed
+from deploy.preflight.inputs import Inputs
+from deploy.storage.run_directory import RunDirectory
+from learner.ranks.ray_group import create_learner
+from queues.broker.broker import Broker
+from queues.errors import QueueClosed
+from queues.ray_broker import BrokerClient
+from queues.schema import decode
+from queues.storage.ledger_schema import FILE_NAME, JOURNAL_NAME
+from weight_sync.ray_broadcaster import create_broadcaster
+
+MARGIN = 2
+"""Batches that actors alone go on for: the engine is still full at the last measured one."""
+ROWS = "metrics.jsonl"
+
+
+def actors_alone(config: RunConfig, inputs: Inputs, directory: RunDirectory) -> None:
+    """Generates for a consumer that takes and acknowledges at once; nobody trains."""
+    with cluster(config, directory.logs):
+        asyncio.run(_generate(config, inputs, directory))
+
+
+async def _generate(config: RunConfig, inputs: Inputs, directory: RunDirectory) -> None:
+    steps = config.steps + MARGIN
+    unbounded = config.queues.model_copy(update={"max_staleness": steps})
+    fleet = await start_fleet(config, inputs, directory.path, unbounded, steps)
+    await fleet.publish(0, Path(inputs.model_path))
+    await fleet.serve(
+        consumer=_consume(config, fleet.broker, directory), feeder=_feed(inputs, fleet.broker)
+    )
+
+
+async def _consume(config: RunConfig, broker: BrokerClient, directory: RunDirectory) -> None:
+    """Takes batch after batch; what it knows of each is written down."""
+    for version in range(config.steps):
+        batch = await broker.take(version, config.deploy.stall_seconds)
+        if batch is None:
+            raise RunFailed(f"no batch came within {config.deploy.stall_seconds:g} s")
+        await broker.ack(version, {})
+        finished_at = time.time()
+        rollouts = [rollout for payload in batch.payloads for rollout in decode(payload).rollouts]
+        row = {
+            "version": version,
+            "step_finished_at": finished_at,
+            "rollouts_trained": len(rollouts),
+            "tokens_trained": sum(sum(rollout.loss_mask) for rollout in rollouts),
+        }
+        directory.append(ROWS, [row])
+
+
+async def _feed(inputs: Inputs, broker: BrokerClient) -> None:
+    while True:
+        try:
+            wanted = await broker.prompts_wanted(timeout=10.0)
+        except QueueClosed:
+            return
+        if wanted:
+            await broker.issue(inputs.source.next(wanted), cursor=inputs.source.cursor())
+
+
+class Replay(Broker):
+    """The broker of a finished run: each of its batches is there at once, for another learner.
+
+    A take of a trained version is answered from the ledger by `Broker` itself.
+    """
+
+    def __init__(self, *args: Any, rows: Path, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._rows = rows
+
+    async def ack(self, version: int, statistics: Mapping[str, Any]) -> None:
+        """Keeps the statistics; the ledger has those of the recorded run."""
+        with self._rows.open("a") as file:
+            file.write(json.dumps({"version": version, **statistics}) + "\n")
+
+    async def commit_checkpoint(self, version: int, path: str) -> None:
+        """Does nothing."""
+
+
+def learner_alone(
+    config: RunConfig, inputs: Inputs, directory: RunDirectory, recorded: Path
+) -> None:
+    """Trains the recorded batches of a run again, published and saved as usual.
+
+    Args:
+        config: As of the recorded run, with a name of its own.
+        inputs: Its initial model.
+        directory: Of this limit.
+        recorded: The folder of the recorded run, which is left as it is.
+    """
+    shutil.copy(recorded / FILE_NAME, directory.path)
+    shutil.copytree(recorded / JOURNAL_NAME, directory.path / JOURNAL_NAME)
+    with cluster(config, directory.logs):
+        asyncio.run(_train(config, inputs, directory))
+
+
+async def _train(config: RunConfig, inputs: Inputs, directory: RunDirectory) -> None:
+    """The one place here that knows how a learner is started and run."""
+    replay = (
+        ray.remote(Replay)
+        .options(num_cpus=0, max_concurrency=100)
+        .remote(
+            directory.path,
+            config=config.queues,
+            groups_per_batch=config.prompts.groups_per_batch,
+            group_size=config.prompts.group_size,
+            steps=config.steps,
+            rows=directory.path / ROWS,
+        )
+    )
+    broadcaster = create_broadcaster(config.weight_sync.update_fraction, config.actors.count)
+    learner = create_learner(config.objective)
+    async with asyncio.timeout(config.deploy.start_timeout_seconds):
+        await learner.start(
+            inputs.model_path,
+            checkpoint=None,
+            seed=config.seed,
+            steps=config.steps,
+            temperature=config.actors.temperature,
+        )
+    await learner.run(
+        BrokerClient(replay),
+        broadcaster,
+        version=0,
+        steps=config.steps,
+        checkpoints=str(directory.checkpoints),
+        weight_sync=config.weight_sync,
+    )

@@ -1,0 +1,182 @@
+"""Takes pictures of pages with Debian's Chromium, which `make test-browser` fetches.
+
+Speaks the browser's own protocol over its debugging port, so that a page can be waited for, be as
+narrow as a phone, and be asked with a header.
+"""
+
+import asyncio
+import base64
+import io
+import itertools
+import os
+import shutil
+import subprocess
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import aiohttp
+from PIL import Image
+
+FETCHED = Path(__file__).parents[2] / ".chromium" / "usr" / "lib"
+START_SECONDS = 60.0
+POLL_SECONDS = 0.2
+REST_SECONDS = 1.0
+"""Until what moves on a page has come to rest."""
+LOWEST = 300
+"""Pixels of a window in which the height of a page is measured."""
+COLOURS = 128
+"""Of a stored picture: plots and tables need no more, and it takes a quarter of the room."""
+
+
+def chromium() -> Path | None:
+    """The browser's program, if there is one."""
+    beside = FETCHED / "chromium" / "chromium"
+    found = str(beside) if beside.exists() else shutil.which("chromium")
+    return Path(found) if found else None
+
+
+def libraries() -> str:
+    """Where a fetched browser finds what it needs."""
+    system = FETCHED / "x86_64-linux-gnu"
+    return ":".join(str(path) for path in (system, system / "pulseaudio", FETCHED / "chromium"))
+
+
+class Browser:
+    """A browser with one page; `async with Browser(folder) as page`.
+
+    Args:
+        folder: For its profile and its log.
+        headers: Sent with everything that it asks.
+    """
+
+    def __init__(self, folder: Path, headers: dict[str, str] | None = None) -> None:
+        self._folder, self._headers = folder, headers or {}
+        self._numbers = itertools.count(1)
+
+    async def __aenter__(self) -> Self:
+        port = await asyncio.to_thread(self._start)
+        self._session = aiohttp.ClientSession()
+        async with self._session.get(f"http://127.0.0.1:{port}/json/list") as answer:
+            pages = [each for each in await answer.json() if each["type"] == "page"]
+        self._socket = await self._session.ws_connect(
+            pages[0]["webSocketDebuggerUrl"], max_msg_size=0
+        )
+        await self._do("Network.enable")
+        await self._do("Network.setExtraHTTPHeaders", headers=self._headers)
+        return self
+
+    def _start(self) -> str:
+        """Starts the browser; its debugging port."""
+        program = chromium()
+        if program is None:
+            raise SystemExit("there is no Chromium: `make test-browser` fetches it")
+        profile = self._folder / "profile"
+        with (self._folder / "chromium.log").open("w") as log:
+            self._process = subprocess.Popen(
+                [
+                    program,
+                    "--headless=new",
+                    "--no-sandbox",
+                    "--disable-gpu",
+                    "--hide-scrollbars",
+                    "--remote-debugging-port=0",
+                    f"--user-data-dir={profile}",
+                    "about:blank",
+                ],
+                env={**os.environ, "LD_LIBRARY_PATH": libraries()},
+                stdout=log,
+                stderr=subprocess.STDOUT,
+            )
+        file = profile / "DevToolsActivePort"
+        deadline = time.monotonic() + START_SECONDS
+        while not file.exists() or "\n" not in file.read_text():
+            if time.monotonic() > deadline:
+                self._process.kill()
+                raise TimeoutError(f"Chromium did not start within {START_SECONDS:g} s")
+            time.sleep(POLL_SECONDS)
+        return file.read_text().split()[0]
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self._session.close()
+        self._process.terminate()
+        try:
+            self._process.wait(20)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+
+    async def picture(
+        self,
+        url: str,
+        file: Path,
+        *,
+        width: int,
+        until: str = "true",
+        begins: str = "0",
+        longest: int = 3000,
+        seconds: float = 60.0,
+    ) -> None:
+        """Stores a page as it looks.
+
+        Args:
+            url: Of the page.
+            file: A PNG.
+            width: Of the page, in pixels.
+            until: An expression of JavaScript that has to become true first.
+            begins: An expression for the height of the page that the picture begins at.
+            longest: Height of the page at which it ends.
+            seconds: Deadline of `until`.
+
+        Raises:
+            TimeoutError: It did not.
+        """
+        await self._size(width, 900)
+        await self._do("Page.navigate", url=url)
+        await self._until(f"document.readyState == 'complete' && ({until})", seconds)
+        await self._size(width, LOWEST)
+        await asyncio.sleep(REST_SECONDS)
+        height = await self._value("document.documentElement.scrollHeight")
+        bottom = min(int(height), longest)
+        await self._size(width, bottom)
+        await asyncio.sleep(REST_SECONDS)
+        top = int(await self._value(begins))
+        clip = {"x": 0, "y": top, "width": width, "height": bottom - top, "scale": 1}
+        taken = await self._do("Page.captureScreenshot", format="png", clip=clip)
+        image = Image.open(io.BytesIO(base64.b64decode(taken["data"]))).convert("RGB")
+        image.quantize(COLOURS).save(file, optimize=True)
+
+    async def _size(self, width: int, height: int) -> None:
+        await self._do(
+            "Emulation.setDeviceMetricsOverride",
+            width=width,
+            height=height,
+            deviceScaleFactor=1,
+            mobile=False,
+        )
+
+    async def _until(self, expression: str, seconds: float) -> None:
+        async with asyncio.timeout(seconds):
+            while not await self._value(expression):  # noqa: ASYNC110  (a page sets no event)
+                await asyncio.sleep(POLL_SECONDS)
+
+    async def _value(self, expression: str) -> Any:
+        found = await self._do("Runtime.evaluate", expression=expression, returnByValue=True)
+        return found["result"].get("value")
+
+    async def _do(self, method: str, **parameters: Any) -> Any:
+        """One command and its answer; events are passed over."""
+        number = next(self._numbers)
+        await self._socket.send_json({"id": number, "method": method, "params": parameters})
+        async with asyncio.timeout(30):
+            while True:
+                said = await self._socket.receive_json()
+                if said.get("id") == number:
+                    if "error" in said:
+                        raise RuntimeError(f"{method}: {said['error']['message']}")
+                    return said["result"]

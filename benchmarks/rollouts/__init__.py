@@ -1,0 +1,1 @@
+"""Benchmarks of rollout actors and rewards."""

@@ -1,0 +1,115 @@
+"""The two engines of `headway bench generate`: one inside the loop, one alone. Actors of Ray.
+
+Both sample the same numbers of tokens for the same prompts: an end of a sequence is ignored, and
+`length_of` says how long each is.
+"""
+
+import asyncio
+import random
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from actors import ray_actor
+from actors.config import ActorsConfig
+from actors.engines.protocol import Generation, SamplingParameters
+from actors.engines.vllm import VllmEngine
+from benchmarks.harness.synthetic_load import SIGMA
+from weight_sync.config import WeightSyncConfig
+
+MEDIAN_TOKENS = 48
+SEED = 0
+"""Of both engines."""
+
+
+def length_of(prompt_ids: Sequence[int], sample_index: int, longest: int) -> int:
+    """Tokens that a sample of a prompt has: lognormal, the same wherever it is asked."""
+    draw = random.Random(f"{list(prompt_ids)}/{sample_index}")
+    return min(longest, max(1, round(MEDIAN_TOKENS * draw.lognormvariate(0, SIGMA))))
+
+
+class MeasuredActor(ray_actor.RolloutActor):
+    """A rollout actor as it is, but for the lengths of what it samples."""
+
+    def _build(self) -> Any:
+        import vllm
+
+        vllm.SamplingParams = partial(vllm.SamplingParams, ignore_eos=True)
+        build_engine = ray_actor.build_engine
+
+        def build(*arguments: Any, **options: Any) -> Any:
+            return fix_lengths(build_engine(*arguments, **options))
+
+        ray_actor.build_engine = build
+        return super()._build()
+
+
+def fix_lengths(engine: Any) -> Any:
+    """The engine, whose every request is as long as `length_of` says."""
+    generate = engine.generate
+
+    async def fixed(
+        request_id: str,
+        prompt_ids: Sequence[int],
+        sampling: SamplingParameters,
+        *,
+        cache_salt: str | None = None,
+    ) -> Generation:
+        index = int(request_id.split("/")[-2])
+        tokens = length_of(prompt_ids, index, sampling.max_new_tokens)
+        sampling = replace(sampling, max_new_tokens=tokens)
+        done: Generation = await generate(request_id, prompt_ids, sampling, cache_salt=cache_salt)
+        return done
+
+    engine.generate = fixed
+    return engine
+
+
+class Offline:
+    """vLLM by itself: a list of requests in, all their tokens out.
+
+    What no argument says is vLLM's own: an `LLM` may take more tokens of prompts in one step.
+    """
+
+    def start(self, model_path: str, config: ActorsConfig, max_model_len: int) -> None:
+        """Loads the model with the arguments that the actor's engine has."""
+        engine = ray_actor.build_engine(
+            0, config, WeightSyncConfig(), model_path, SEED, max_model_len, None
+        )
+        assert isinstance(engine, VllmEngine)
+        arguments = engine.engine_arguments()
+        from vllm import LLM
+
+        self._llm = LLM(**arguments)
+
+    def generate(self, requests: Sequence[tuple[list[int], int]]) -> tuple[float, int]:
+        """Samples each prompt's number of tokens; seconds and tokens.
+
+        Token ids and log-probabilities, as training needs them, and no text.
+        """
+        from vllm import SamplingParams
+        from vllm.inputs import tokens_input
+
+        prompts = [tokens_input(ids) for ids, _ in requests]
+        sampling = [
+            SamplingParams(
+                temperature=1.0,
+                max_tokens=tokens,
+                ignore_eos=True,
+                logprobs=0,
+                flat_logprobs=True,
+                detokenize=False,
+            )
+            for _, tokens in requests
+        ]
+        begin = time.perf_counter()
+        outputs = self._llm.generate(prompts, sampling, use_tqdm=False)
+        seconds = time.perf_counter() - begin
+        return seconds, sum(len(output.outputs[0].token_ids) for output in outputs)
+
+
+async def settled(seconds: float = 0.3) -> None:
+    """Lets what the last arm left behind be done."""
+    await asyncio.sleep(seconds)

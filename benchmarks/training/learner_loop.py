@@ -1,0 +1,164 @@
+"""What the loop of a learner does between the batches that it computes, where none is waited for.
+
+    take ─▶ decode ─▶ first forward … last step ─▶ publish ─▶ ack ─▶ take ─▶ decode ─▶ first forward
+                                              └───────────────── gap ─────────────────┘
+
+The loop, its rank, the publisher and the broker are those of a run, over Ray; the broker has every
+group before the first batch. Leaves out checkpoints, and actors that fetch the weights.
+"""
+
+import asyncio
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import ray
+
+from benchmarks.training.learner_clock import ClockedEngine
+from learner.learner import Learner
+from learner.ranks.rank import Rank
+from learner.ranks.ray_leader import Lead
+from queues.config import QueuesConfig
+from queues.ray_broker import BrokerClient, create_broker
+from queues.records import Payload, Prompt, RolloutGroup
+from queues.schema import encode
+from weight_sync.config import WeightSyncConfig
+from weight_sync.ray_broadcaster import create_broadcaster
+from weight_sync.transports.choice import make_publisher
+
+ENGINE = "engine-0"
+LEASE_SECONDS = 30.0
+
+
+class ClockedLead(Lead):
+    """A leader that notes when each batch was computed, and saves nothing."""
+
+    def __init__(self, clock: ClockedEngine, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._clock = clock
+        self.computed: list[tuple[float, float]] = []
+        """Begin of the first forward pass and end of the last step of each batch."""
+
+    async def update(self, payloads: Sequence[Payload], version: int) -> dict[str, Any]:
+        """See `Trainer.update`."""
+        self._clock.restart()
+        statistics = await super().update(payloads, version)
+        assert self._clock.first is not None
+        self.computed.append((self._clock.first, self._clock.last))
+        return statistics
+
+    async def save(self, version: int, *, cursor: str | None, totals: Mapping[str, int]) -> str:
+        """Does nothing."""
+        return ""
+
+
+def gaps(
+    rank: Rank, clock: ClockedEngine, groups: Sequence[RolloutGroup], batches: int
+) -> list[dict[str, float]]:
+    """Trains the same groups again and again.
+
+    Args:
+        rank: Of a learner without followers; its updater trains with `clock`.
+        clock: Around its engine.
+        groups: Of a batch; all have rollouts of one number.
+        batches: At least 2.
+
+    Returns:
+        For each batch but the first seconds of the `gap` before it, those of `step`, the gap and
+        the computing after it, and what of the gap were `publish`, `ack` and `take`; the rest is
+        decoding and the updater's own work.
+    """
+    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            return asyncio.run(_train(rank, clock, groups, batches, Path(folder)))
+    finally:
+        ray.shutdown()
+
+
+async def _train(
+    rank: Rank,
+    clock: ClockedEngine,
+    groups: Sequence[RolloutGroup],
+    batches: int,
+    folder: Path,
+) -> list[dict[str, float]]:
+    broker = create_broker(
+        folder,
+        config=QueuesConfig(max_staleness=batches, window=batches * len(groups)),
+        groups_per_batch=len(groups),
+        group_size=len(groups[0].rollouts),
+        steps=batches,
+    )
+    await _fill(broker, groups, batches)
+    publisher = make_publisher(WeightSyncConfig(), create_broadcaster(1.0, 1))
+    thread = ThreadPoolExecutor(1)
+
+    async def call(work: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+        task = partial(work, *arguments, **options)
+        return await asyncio.get_running_loop().run_in_executor(thread, task)
+
+    lead = ClockedLead(clock, rank, [], call, publisher, checkpoints=folder / "checkpoints")
+    rows: list[Mapping[str, Any]] = []
+    learner = Learner(
+        lead, broker, steps=batches, checkpoint_every=batches + 1, observe=rows.append
+    )
+    try:
+        await learner.run()
+    finally:
+        thread.shutdown()
+        publisher.close()
+        await broker.close()
+    return parts_of(lead.computed, rows)
+
+
+async def _fill(broker: BrokerClient, groups: Sequence[RolloutGroup], batches: int) -> None:
+    """Has the broker accept the groups of all batches."""
+    wanted = batches * len(groups)
+    prompts = [Prompt(prompt_id=f"bench/0/{number}", text="") for number in range(wanted)]
+    await broker.serving(ENGINE, 0)
+    await broker.issue(prompts, cursor="", last=True)
+    done = 0
+    while done < wanted:
+        room = (wanted - done) * len(groups[0].rollouts)
+        leases = await broker.lease(ENGINE, room, LEASE_SECONDS)
+        if not leases:
+            raise SystemExit(f"the broker leased {done} of {wanted} groups")
+        for lease in leases:
+            group = replace(
+                groups[done % len(groups)],
+                group_id=lease.group_id,
+                prompt_id=lease.prompt.prompt_id,
+                attempt=lease.attempt,
+            )
+            await broker.put(ENGINE, encode(group))
+            done += 1
+
+
+def parts_of(
+    computed: Sequence[tuple[float, float]], rows: Sequence[Mapping[str, Any]]
+) -> list[dict[str, float]]:
+    """What `gaps` returns.
+
+    Args:
+        computed: Of each batch, by a clock of its own.
+        rows: What the loop observed of each.
+    """
+    found = []
+    for (_, last), (first, end), before, row in zip(
+        computed[:-1], computed[1:], rows[:-1], rows[1:], strict=True
+    ):
+        found.append(
+            {
+                "gap": first - last,
+                "step": end - last,
+                "publish": before["published_at"] - before["step_finished_at"],
+                "ack": row["wait_started_at"] - before["published_at"],
+                "take": row["wait_finished_at"] - row["wait_started_at"],
+            }
+        )
+    return found
