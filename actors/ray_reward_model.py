@@ -12,8 +12,8 @@ from typing import Any, NoReturn
 import ray
 from ray.exceptions import RayError, RayTaskError
 
+from actors.config import RewardModelConfig
 from actors.errors import ActorsError, RewardFailed, RewardModelLost
-from actors.reward_models.config import RewardModelConfig
 from actors.reward_models.scoring import RewardModels, load_reward_models
 
 NAME = "reward-model"

@@ -35,3 +35,8 @@ class Interrupted(DeployError):
     """The user stopped the run; the newest checkpoint is named."""
 
     exit_code: ClassVar[int] = 130
+
+
+def first_line(error: BaseException) -> str:
+    """What an error says, in one line."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0]

@@ -20,8 +20,9 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, TypeVar
 
+from deploy.config import evaluation_schedule
 from deploy.config.run_config import RunConfig
-from deploy.driver import evaluations as heldout
+from deploy.driver import evaluations
 from deploy.driver.named_tasks import all_or_first_error, named
 from deploy.driver.processes import Processes
 from deploy.driver.recorder import Recorder
@@ -32,12 +33,12 @@ from deploy.observability.stack_dumps import is_placed
 from deploy.observability.trackers import Trackers
 from deploy.observability.watchdog import Watchdog
 from deploy.preflight.inputs import Inputs
-from deploy.report.summary import Record
 from deploy.runtime.console import Screen
 from deploy.runtime.daemon_thread import aside
 from deploy.runtime.signals import Interrupts
 from deploy.storage.jsonl import Rows
 from deploy.storage.run_directory import RunDirectory
+from deploy.storage.run_record import Record
 from queues.errors import QueueClosed, QueuesError
 from queues.readers.accounting import newest_checkpoint
 from queues.records import Prompt
@@ -146,7 +147,7 @@ class Run:
     async def work(self) -> None:
         """Start, learn, score."""
         await self.start()
-        await heldout.queue_all(self.broker, self.inputs.evaluations, self.inputs.problems)
+        await evaluations.queue_all(self.broker, self.inputs.evaluations, self.inputs.problems)
         if self.targets is not None and (missing := self.targets.missing()):
             self.screen.say(missing)
         self.learning = named("learner", self.learn())
@@ -216,8 +217,8 @@ class Run:
 
     async def feed(self) -> None:
         """Issues prompts as the broker wants them, once the initial policy is scored or kept."""
-        evaluator = heldout.evaluator(self.config.heldout, self.config.actors.count)
-        await heldout.initial(self.broker, self.inputs.evaluations, evaluator)
+        evaluator = evaluation_schedule.evaluator(self.config.heldout, self.config.actors.count)
+        await evaluations.initial(self.broker, self.inputs.evaluations, evaluator)
         source = self.inputs.source
         if (cursor := await self.broker.cursor()) is not None:
             await self.ask_source(partial(source.restore, cursor))
@@ -252,10 +253,10 @@ class Run:
 
     async def collect_scores(self) -> None:
         """Records every held-out score when it is complete."""
-        for version, planned in heldout.by_version(self.inputs.evaluations):
+        for version, planned in evaluation_schedule.by_version(self.inputs.evaluations):
             if version in self.record.scored:
                 continue
-            scores = {p.kind: await heldout.outcome(self.broker, p) for p in planned}
+            scores = {p.kind: await evaluations.outcome(self.broker, p) for p in planned}
             samples = {p.kind: p.samples for p in planned}
             self.record.add_scores(version, scores, now=time.time(), samples=samples)
             shown = {kind: score.score for kind, score in scores.items()}

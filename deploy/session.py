@@ -15,11 +15,12 @@ from deploy.driver.restore import recall
 from deploy.errors import Interrupted, RunFailed
 from deploy.preflight.inputs import Inputs
 from deploy.report.report import draw
-from deploy.report.summary import Record, summarise
+from deploy.report.summary import summarise
 from deploy.run import Run
 from deploy.runtime.console import Screen
 from deploy.runtime.signals import deferred, raise_interrupts
 from deploy.storage.run_directory import RunDirectory
+from deploy.storage.run_record import Record
 from queues.readers.accounting import newest_checkpoint, read_accounting
 
 

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from learner.advantages import Advantages as Advantages
     from learner.advantages import advantage as advantage
     from learner.advantages import compute_advantages as compute_advantages
+    from learner.advantages.returns import gae as gae
     from learner.batch.packing import balance as balance
     from learner.batch.packing import pack as pack
     from learner.batch.token_weights import token_weights as token_weights
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
     from learner.losses import policy_loss as policy_loss
     from learner.losses import policy_loss_function as policy_loss_function
     from learner.losses.kl import kl_penalty as kl_penalty
-    from learner.losses.value_loss import gae as gae
     from learner.losses.value_loss import value_loss as value_loss
 
 _HOMES = {
@@ -35,7 +35,7 @@ _HOMES = {
     "balance": "learner.batch.packing",
     "compute_advantages": "learner.advantages",
     "effective_sample_size": "learner.diagnostics.off_policy",
-    "gae": "learner.losses.value_loss",
+    "gae": "learner.advantages.returns",
     "importance_weights": "learner.corrections",
     "kl_penalty": "learner.losses.kl",
     "pack": "learner.batch.packing",

@@ -1,4 +1,4 @@
-"""Who may import whom: the direction between packages, and where heavy libraries stay.
+"""Import direction between packages and between their folders, folder sizes, heavy libraries.
 
 Read from the source, so that an import inside a function counts like one at the top.
 """
@@ -35,6 +35,32 @@ HEAVY = {
         "deploy/observability/prometheus_text.py",
     ],
 }
+ORDER = {
+    "queues": (
+        "errors records runtime policy state storage config schema readers broker protocols "
+        "ray_broker"
+    ),
+    "weight_sync": (
+        "errors manifest announcements permits broadcaster buckets checksum config ray_broadcaster "
+        "transports codecs publish receive vllm direct sender"
+    ),
+    "learner": (
+        "errors registry config full_disk advantages losses corrections batch diagnostics model "
+        "engine objective update learner metrics ranks supervised"
+    ),
+    "actors": (
+        "errors user_code engines config sandbox environments rewards rollout reward_models sources "
+        "metrics ray_actor ray_reward_model"
+    ),
+    "deploy": (
+        "errors runtime config storage observability report preflight cluster planner driver run "
+        "session offline monitoring cli"
+    ),
+    "benchmarks": "harness loop broker weights training rollouts reliability observability gpu",
+}
+"""The folders and root modules of each package, lowest first: each imports from those before it."""
+MOST_MODULES = 22
+"""In one folder."""
 LIGHT_COMMANDS = (["--help"], ["validate", "demo"])
 
 
@@ -61,6 +87,45 @@ def test_imports_follow_the_direction_and_heavy_libraries_stay_in_their_files(pa
     for library, homes in HEAVY.items():
         if library in roots:
             assert any(path.relative_to(ROOT).match(home) for home in homes), library
+
+
+def part(name):
+    """The folder or root module of a package that a dotted module name lies in."""
+    package, *rest = name.split(".")
+    return rest[0] if rest and package in ORDER else None
+
+
+def imported_parts(path):
+    package = path.relative_to(ROOT).parts[0]
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.module == package:
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module.startswith(f"{package}."):
+            yield part(node.module)
+        elif isinstance(node, ast.Import):
+            names = (alias.name for alias in node.names)
+            yield from (part(name) for name in names if name.startswith(f"{package}."))
+
+
+def inner_modules():
+    files = [path for package in ORDER for path in sorted((ROOT / package).rglob("*.py"))]
+    return [path for path in files if path.parent.parent != ROOT or path.stem != "__init__"]
+
+
+@pytest.mark.parametrize("path", inner_modules(), ids=lambda path: str(path.relative_to(ROOT)))
+def test_a_module_imports_only_from_folders_below_its_own(path):
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    order = ORDER[parts[0]].split()
+    assert parts[1] in order, f"{parts[1]} has no place in the order of {parts[0]}"
+    below = set(order[: order.index(parts[1]) + 1])
+    assert set(imported_parts(path)) <= below
+
+
+@pytest.mark.parametrize("package", [*ORDER])
+def test_a_folder_holds_few_enough_modules(package):
+    for folder in {path.parent for path in (ROOT / package).rglob("*.py")}:
+        modules = [path for path in folder.glob("*.py") if path.name != "__init__.py"]
+        assert len(modules) <= MOST_MODULES, folder
 
 
 @pytest.mark.parametrize("command", LIGHT_COMMANDS, ids=" ".join)

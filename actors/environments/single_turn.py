@@ -1,6 +1,6 @@
 """A question and an answer: the prompt says everything, and the policy speaks once."""
 
-from actors.environments.registry import Message, Turn
+from actors.environments.protocol import Message, Turn
 from queues.records import Prompt
 
 CONVERSATION = "headway:messages"

@@ -27,7 +27,7 @@ from contextvars import ContextVar
 from functools import cache, wraps
 from typing import Any
 
-from actors.environments.registry import Message, Turn
+from actors.environments.protocol import Message, Turn
 from actors.environments.single_turn import opening
 from actors.environments.tool_calls import Unreadable, find_calls
 from actors.environments.tools import instruction

@@ -15,9 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from actors.config import RewardModelConfig
 from actors.engines.cpu_affinity import bind, cores_of
 from actors.errors import InputError
-from actors.reward_models.config import RewardModelConfig
 from actors.reward_models.dynamic_batcher import MicroBatches
 from actors.reward_models.folder import Scale, load_reader, padding_id, read_scale
 

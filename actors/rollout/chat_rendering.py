@@ -7,7 +7,7 @@ which are appended to the ids that are there. Leaves out tools and images.
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from actors.environments.registry import Message
+from actors.environments.protocol import Message
 from actors.errors import InputError, PromptRefused
 
 SPOKEN = "\ue000"

@@ -21,7 +21,7 @@ from typing import Any
 
 from actors.config import ENVIRONMENTS
 from actors.engines.protocol import Generation, RolloutEngine, SamplingParameters
-from actors.environments.registry import Environment, Message, Turn
+from actors.environments.protocol import Environment, Message, Turn
 from actors.errors import (
     ActorsError,
     EngineDied,

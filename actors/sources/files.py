@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from actors.errors import InputError
-from actors.sources.registry import Split
+from actors.sources.protocol import Split
 from actors.sources.row_source import RowSource
 from actors.sources.rows import Read, RowOptions, read_rows, row_options
 from actors.sources.tables import read_table

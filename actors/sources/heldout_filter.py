@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from actors.errors import ActorsError, InputError, SourceFailed
-from actors.sources.registry import PromptSource
+from actors.sources.protocol import PromptSource
 from queues.records import Prompt
 
 PATIENCE = 10_000

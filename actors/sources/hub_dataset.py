@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from actors.errors import InputError
-from actors.sources.registry import Split
+from actors.sources.protocol import Split
 from actors.sources.row_source import RowSource
 from actors.sources.rows import Read, read_rows, row_options
 

@@ -7,7 +7,7 @@ from typing import Any
 from actors.environments.single_turn import opening
 from actors.errors import InputError, PromptRefused
 from actors.rollout.chat_rendering import Renderer
-from actors.sources.registry import PromptSource
+from actors.sources.protocol import PromptSource
 from queues.records import Prompt
 
 LOG = logging.getLogger("headway.sources")

@@ -25,7 +25,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from actors.errors import InputError
 from actors.sources.heldout_filter import WithoutHeldout
-from actors.sources.registry import PromptSource, Split, load_source
+from actors.sources.protocol import PromptSource, Split
+from actors.sources.registry import load_source
 from queues.records import Prompt
 
 Points = tuple[tuple[int, float], ...]

@@ -14,7 +14,7 @@ import reasoning_gym
 from reasoning_gym.factory import DATASETS, create_curriculum, has_curriculum
 
 from actors.errors import InputError
-from actors.sources.registry import Split
+from actors.sources.protocol import Split
 from queues.records import Prompt
 
 SPACING = 10**8

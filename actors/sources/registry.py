@@ -1,37 +1,12 @@
-"""The seam between a run and its prompts, and the sources by name.
-
-A source is endless, seeded and resumable, and its training split never draws a problem of its
-held-out split. Leaves out who asks for prompts and when: the broker says how many it wants.
-"""
+"""Loads prompt sources by name."""
 
 from collections.abc import Callable
-from typing import Any, Literal, Protocol
+from typing import Any
 
 from actors.config import SOURCES
 from actors.errors import InputError
+from actors.sources.protocol import PromptSource, Split
 from actors.user_code.dotted_path import load_dotted
-from queues.records import Prompt
-
-Split = Literal["train", "heldout"]
-
-
-class PromptSource(Protocol):
-    """Prompts in an order that depends on nothing but the arguments of the source.
-
-    A class of the user's is built with the keywords `options`, `seed`, `split` and `heldout_size`.
-    """
-
-    def next(self, count: int) -> list[Prompt]:
-        """The next `count` prompts; there are always more."""
-        ...
-
-    def cursor(self) -> str:
-        """Where the source stands, as JSON."""
-        ...
-
-    def restore(self, cursor: str) -> None:
-        """Goes on where `cursor` was taken from a source with the same arguments."""
-        ...
 
 
 def load_source(

@@ -12,7 +12,7 @@ from collections.abc import Callable
 import xxhash
 
 from actors.errors import InputError
-from actors.sources.registry import Split
+from actors.sources.protocol import Split
 from actors.sources.rows import LOG, Read
 from queues.records import Prompt
 

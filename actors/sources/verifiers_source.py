@@ -9,7 +9,7 @@ from typing import Any
 
 from actors.environments.verifiers_environment import ROW, load_verifiers
 from actors.errors import InputError
-from actors.sources.registry import Split
+from actors.sources.protocol import Split
 from actors.sources.row_source import RowSource
 from actors.sources.rows import Read, read_rows, row_options
 

@@ -33,7 +33,7 @@ from typing import Any
 from actors.config import ActorsConfig
 from actors.engines.model_folder import load_tokenizer
 from actors.engines.protocol import Generation, RolloutEngine, SamplingParameters
-from actors.environments.registry import Environment, Message, Turn
+from actors.environments.protocol import Environment, Message, Turn
 from actors.environments.single_turn import SingleTurn
 from actors.rewards import load_rewards, load_shaping
 from actors.rollout.chat_rendering import Renderer

@@ -17,8 +17,7 @@ from deploy.cluster.cleanup import ending_workers
 from deploy.cluster.placement import Node, hosted, missing, wants
 from deploy.cluster.versions import VARIABLE, differences, installed, needed
 from deploy.config.run_config import RunConfig
-from deploy.driver.named_tasks import first_line
-from deploy.errors import InputError, RunFailed
+from deploy.errors import InputError, RunFailed, first_line
 from deploy.runtime.signals import deferred
 
 VERSIONS_SECONDS = 60.0

@@ -21,13 +21,12 @@ from ray.exceptions import RayActorError, RayError, RayTaskError
 from actors.errors import EngineDied
 from actors.rollout.actor_statistics import Tally, engine_id_of, merge
 from deploy.config.run_config import DeployConfig
-from deploy.driver.named_tasks import first_line
 from deploy.driver.restart_policy import Restarts
-from deploy.errors import RunFailed
+from deploy.errors import RunFailed, first_line
 from deploy.observability.waits import ActorSigns
-from deploy.report.summary import Record
 from deploy.runtime.console import Screen
 from deploy.storage.jsonl import Rows
+from deploy.storage.run_record import Record
 from queues.errors import QueueClosed
 from queues.protocols import WorkQueue
 from weight_sync.errors import DeadlineExceeded, LoadFailed

@@ -6,7 +6,7 @@ from typing import Any
 
 from ray.exceptions import ActorDiedError, RayActorError, RayTaskError
 
-from deploy.errors import DeployError, RunFailed
+from deploy.errors import DeployError, RunFailed, first_line
 
 
 def named(name: str, work: Awaitable[Any]) -> "asyncio.Task[Any]":
@@ -39,11 +39,6 @@ def explain(name: str, cause: BaseException) -> DeployError:
 
 def _ours(cause: BaseException) -> bool:
     return hasattr(cause, "exit_code")
-
-
-def first_line(error: BaseException) -> str:
-    """What an error says, in one line."""
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
 async def all_or_first_error(

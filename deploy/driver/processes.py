@@ -15,15 +15,15 @@ from actors.ray_reward_model import create_reward_model
 from deploy.cluster.cpu_affinity import actors_on_cores
 from deploy.cluster.placement import options, wants
 from deploy.cluster.placement_group import Reservation
+from deploy.config import evaluation_schedule as heldout
 from deploy.config.run_config import RunConfig
-from deploy.driver import evaluations as heldout
 from deploy.driver.actor_supervisor import Supervisor
 from deploy.driver.reward_model_supervisor import RewardModelSupervisor
 from deploy.preflight.inputs import Inputs
-from deploy.report.summary import Record
 from deploy.runtime.console import Screen
 from deploy.storage.jsonl import Rows
 from deploy.storage.run_directory import RunDirectory
+from deploy.storage.run_record import Record
 from learner.config.cpu_affinity import cores_of
 from learner.ranks.ray_group import create_learner
 from queues.ray_broker import create_broker

@@ -15,11 +15,12 @@ from deploy.config.run_config import RunConfig
 from deploy.driver.actor_supervisor import Supervisor
 from deploy.errors import RunFailed
 from deploy.observability.trackers import Trackers
-from deploy.report.summary import Record, Row, summarise
+from deploy.report.summary import summarise
 from deploy.runtime.console import Screen
 from deploy.runtime.daemon_thread import aside
 from deploy.storage.jsonl import Rows
 from deploy.storage.run_directory import RunDirectory
+from deploy.storage.run_record import Record, Row
 from learner.ranks.ray_group import LearnerGroup
 from queues.broker.status import BrokerStatus
 from queues.ray_broker import BrokerClient

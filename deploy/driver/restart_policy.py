@@ -10,10 +10,10 @@ from rich.markup import escape
 
 from deploy.config.run_config import DeployConfig
 from deploy.errors import RunFailed
-from deploy.report.summary import Record
 from deploy.runtime.console import Screen
 from deploy.runtime.daemon_thread import aside
 from deploy.storage.jsonl import Rows
+from deploy.storage.run_record import Record
 
 FIRST_WAIT_SECONDS = 1.0
 """Before the first restart in a row; doubled for each further one."""

@@ -8,8 +8,8 @@ import json
 from collections import Counter
 
 from deploy.config.run_config import RunConfig
-from deploy.report.summary import Earlier, Record
 from deploy.storage.run_directory import RunDirectory
+from deploy.storage.run_record import Earlier, Record
 from queues.readers.accounting import read_batches
 
 

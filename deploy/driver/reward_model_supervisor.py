@@ -13,13 +13,12 @@ from ray.exceptions import RayActorError
 
 from actors.ray_reward_model import RewardModelClient
 from deploy.config.run_config import DeployConfig
-from deploy.driver.named_tasks import first_line
 from deploy.driver.restart_policy import Restarts
-from deploy.errors import RunFailed
+from deploy.errors import RunFailed, first_line
 from deploy.observability.exporter import show_process
-from deploy.report.summary import REWARD_MODEL, Record
 from deploy.runtime.console import Screen
 from deploy.storage.jsonl import Rows
+from deploy.storage.run_record import REWARD_MODEL, Record
 
 
 class RewardModelSupervisor:

@@ -15,7 +15,7 @@ from prometheus_client.core import (
 from prometheus_client.registry import Collector
 
 from deploy.observability.waits import Overdue
-from deploy.report.summary import Record, Row
+from deploy.storage.run_record import Record, Row
 
 PHASES = ("stage", "prepare", "permit", "pause", "serve")
 """Of a weight update: verifying beside generation, loading beside it, waiting for other engines,

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import ray
 
+from deploy.config import evaluation_schedule as heldout
 from deploy.config.run_config import RunConfig
-from deploy.driver import evaluations as heldout
 from deploy.driver.processes import Processes
 from deploy.driver.run_metrics import RunMetrics
 from deploy.observability.exporter import Exporter, is_loopback, show_process

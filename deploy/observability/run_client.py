@@ -22,8 +22,8 @@ from deploy.observability.exporter import FILE
 from deploy.observability.prometheus_text import Moment, Samples, parse
 from deploy.observability.top_model import Event, View, view
 from deploy.observability.top_view import EVENTS, screen
-from deploy.report.summary import Row
 from deploy.storage.run_directory import RunDirectory
+from deploy.storage.run_record import Row
 
 ANSWER_SECONDS = 3.0
 """Deadline of one process."""

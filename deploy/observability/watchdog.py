@@ -17,8 +17,8 @@ from typing import Any
 
 from rich.markup import escape
 
+from deploy.config import evaluation_schedule as heldout
 from deploy.config.run_config import RunConfig
-from deploy.driver import evaluations as heldout
 from deploy.errors import RunFailed
 from deploy.observability.stack_dumps import Found, Place, look, place_of_actor
 from deploy.observability.waits import ActorSigns, BrokerSigns, Overdue, Signs, Wait, Waits

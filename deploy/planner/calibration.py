@@ -26,7 +26,8 @@ import numpy as np
 
 from deploy.errors import InputError
 from deploy.planner.rates import EngineRates, LearnerRates, Rates, UpdateRates
-from deploy.report.summary import WARM_UP, Row
+from deploy.report.summary import WARM_UP
+from deploy.storage.run_record import Row
 from queues.readers.group_history import GroupTimes, last_lease, read_history
 
 if TYPE_CHECKING:

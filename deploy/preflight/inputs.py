@@ -19,10 +19,11 @@ from actors.rollout.prompt_checks import check_fit
 from actors.sources.heldout_filter import WithoutHeldout
 from actors.sources.length_filter import WithinTokens, shorter
 from actors.sources.mixture import Mixture
-from actors.sources.registry import PromptSource, load_source
+from actors.sources.protocol import PromptSource
+from actors.sources.registry import load_source
+from deploy.config import evaluation_schedule as heldout
 from deploy.config.run_config import RunConfig
 from deploy.config.weight_transport_rules import check_devices
-from deploy.driver import evaluations as heldout
 from deploy.errors import InputError
 from deploy.observability import trackers
 from deploy.observability.exporter import check_address

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from deploy.report.summary import Record, Row
+from deploy.storage.run_record import Record, Row
 from queues.readers.selection_bias import FATES, BiasReport
 
 if TYPE_CHECKING:

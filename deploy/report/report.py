@@ -12,9 +12,10 @@ from typing import Any
 from deploy.errors import InputError
 from deploy.report.html import page
 from deploy.report.plots import COLOURS, PLOTS, Shown, figure_of
-from deploy.report.summary import Record, summarise
+from deploy.report.summary import summarise
 from deploy.report.timeline import read_timeline
 from deploy.storage.run_directory import RunDirectory
+from deploy.storage.run_record import Record
 from queues.readers.accounting import open_ledger
 from queues.readers.selection_bias import BiasReport, report_bias
 

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
-from deploy.report.summary import WARM_UP, Row
+from deploy.report.summary import WARM_UP
+from deploy.storage.run_record import Row
 from queues.readers.group_history import GroupTimes, History, read_history
 
 STEPS = 10

@@ -6,8 +6,9 @@ from torch import Tensor
 from learner.advantages import whitening
 from learner.advantages.grouped import GroupedRewards, RolloutTokens
 from learner.advantages.registry import Estimate, advantage
+from learner.advantages.returns import gae as estimate_advantages
+from learner.advantages.returns import length_adaptive_lambda
 from learner.errors import InputError
-from learner.losses import value_loss as critic
 
 
 @advantage("gae", needs={"values"}, takes_token_rewards=True)
@@ -21,7 +22,7 @@ def gae(
     whiten: bool = True,
     bootstrap_truncated: bool = False,
 ) -> Estimate:
-    """A_t by `value_loss.gae` of token rewards and, on the last sampled token, the reward.
+    """A_t by `returns.gae` of token rewards and, on the last sampled token, the reward.
 
     Args:
         batch: With tokens and `values`.
@@ -47,7 +48,7 @@ def gae(
     following = _after_the_end(batch, tokens, values)[present] if bootstrap_truncated else 0.0
 
     def estimate(decay: float | Tensor) -> tuple[Tensor, Tensor]:
-        return critic.gae(
+        return estimate_advantages(
             rewards,
             values,
             tokens.mask,
@@ -60,7 +61,7 @@ def gae(
     lam_policy: float | Tensor = lam
     if length_adaptive is not None:
         lengths = tokens.sums(tokens.mask, rollouts)[present]
-        lam_policy = critic.length_adaptive_lambda(lengths, length_adaptive)
+        lam_policy = length_adaptive_lambda(lengths, length_adaptive)
     advantages, returns = estimate(lam_policy)
     if lam_values is not None or length_adaptive is not None:
         _, returns = estimate(lam if lam_values is None else lam_values)

@@ -5,7 +5,7 @@ from torch import Tensor
 
 from learner.advantages.grouped import GroupedRewards
 from learner.advantages.registry import Estimate, advantage
-from learner.losses.value_loss import returns_to_go
+from learner.advantages.returns import returns_to_go
 
 
 @advantage("grpo", relative=True, takes_token_rewards=True)

@@ -5,8 +5,8 @@ No group is needed: one rollout a prompt will do.
 
 from learner.advantages.grouped import GroupedRewards
 from learner.advantages.registry import Estimate, advantage
+from learner.advantages.returns import returns_to_go
 from learner.advantages.whitening import whiten
-from learner.losses.value_loss import returns_to_go
 
 
 @advantage("reinforce_pp", takes_token_rewards=True)

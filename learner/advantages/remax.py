@@ -5,8 +5,8 @@ from torch import Tensor
 
 from learner.advantages.grouped import GroupedRewards
 from learner.advantages.registry import Estimate, advantage
+from learner.advantages.returns import returns_to_go
 from learner.errors import InputError
-from learner.losses.value_loss import returns_to_go
 
 
 @advantage("remax", needs={"baseline_rewards"}, takes_token_rewards=True)

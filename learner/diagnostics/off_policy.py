@@ -12,6 +12,7 @@ from enum import IntEnum
 import torch
 from torch import Tensor
 
+from learner.losses.kl import k3
 from learner.losses.loss_inputs import LOG_RATIO_BOUND
 
 SEQUENCE_BOUND = 300.0
@@ -97,16 +98,6 @@ def effective_sample_size(log_ratios: Tensor, mask: Tensor) -> float:
         return 0.0
     weights = (selected - selected.max()).exp()
     return float(weights.sum().square() / weights.square().sum())
-
-
-def k3(log_ratios: Tensor) -> Tensor:
-    """KL(behaviour ‖ current) per token from tokens of the behaviour policy: ρ − 1 − log ρ ≥ 0.
-
-    Unbiased (Schulman 2020, "Approximating KL divergence"); `log_ratios` [N] is log of current /
-    behaviour, clamped to ± 20 on input.
-    """
-    bounded = log_ratios.clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND)
-    return bounded.expm1() - bounded
 
 
 def sequence_log_ratios(log_ratios: Tensor, mask: Tensor, sequence_ids: Tensor) -> Tensor:

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from learner.diagnostics.off_policy import k3
 from learner.errors import InputError
 from learner.losses.checks import require_finite, require_one_of, require_positive
 from learner.losses.loss_inputs import LossInputs, TokenLoss, bounded
@@ -173,3 +172,13 @@ def _estimate(estimator: str, distance: Tensor) -> Tensor:
     if estimator == "k2":
         return distance.square() / 2
     return k3(-distance)
+
+
+def k3(log_ratios: Tensor) -> Tensor:
+    """KL(behaviour ‖ current) per token from tokens of the behaviour policy: ρ − 1 − log ρ ≥ 0.
+
+    Unbiased (Schulman 2020, "Approximating KL divergence"); `log_ratios` [N] is log of current /
+    behaviour, clamped to ± 20 on input.
+    """
+    clamped = bounded(log_ratios)
+    return clamped.expm1() - clamped

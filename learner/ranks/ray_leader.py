@@ -14,7 +14,7 @@ import ray
 from ray.exceptions import RayError
 
 from learner.engine import checkpoint
-from learner.engine.full_disk import wait_for_room
+from learner.full_disk import wait_for_room
 from learner.ranks.rank import Rank
 from learner.ranks.ray_failure import failure
 from queues.ray_broker import share

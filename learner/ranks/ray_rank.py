@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, Never, ParamSpec, TypeVar
 
 import ray
 
+from learner import full_disk
 from learner.config.cpu_affinity import bind, cores_of_rank
 from learner.config.learner import LearnerConfig
-from learner.engine import full_disk
 from learner.errors import LearnerError
 from queues.runtime.ray_process_title import keep_title
 from weight_sync.config import WeightSyncConfig
@@ -102,7 +102,7 @@ class RankActor:
         """
         from learner.learner import Learner
         from learner.ranks.ray_leader import Lead
-        from weight_sync.transports.choice import make_publisher
+        from weight_sync.sender import make_publisher
 
         state = self._rank.state
         if version != (state.version if state else 0):

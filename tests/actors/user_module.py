@@ -6,7 +6,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from actors.environments.registry import Message, Turn
+from actors.environments.protocol import Message, Turn
 from queues.records import Prompt
 
 HERE = Path(__file__).parent

@@ -13,9 +13,10 @@ import torch.distributed as dist
 import torch.multiprocessing
 from rollouts import random_groups
 
+from learner import full_disk
 from learner.config.learner import LearnerConfig
 from learner.config.optimizer import ScheduleConfig
-from learner.engine import checkpoint, full_disk
+from learner.engine import checkpoint
 from learner.engine import deepspeed as deepspeed_engine
 from learner.engine.process_group import find_store, join, open_store
 from learner.errors import TrainingDiverged

@@ -10,7 +10,8 @@ from fakes import EOS, Recited, episodes, lease
 from actors.config import ActorsConfig
 from actors.engines.protocol import SamplingParameters
 from actors.environments.calculator import calculator
-from actors.environments.registry import Message, load_environment
+from actors.environments.protocol import Message
+from actors.environments.registry import load_environment
 from actors.environments.tool_calls import Call, Unreadable, find_calls
 from actors.errors import InputError
 from actors.rollout.chat_rendering import Renderer

@@ -10,7 +10,8 @@ from fakes import Recited, episodes, lease
 
 from actors.config import ActorsConfig
 from actors.engines.protocol import SamplingParameters
-from actors.environments.registry import Message, load_environment
+from actors.environments.protocol import Message
+from actors.environments.registry import load_environment
 from actors.environments.tool_calls import find_calls
 from actors.environments.verifiers_environment import _loop
 from actors.errors import EnvironmentFailed, InputError

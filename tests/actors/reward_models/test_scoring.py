@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from judges import CONTEXT, build_classifier
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
+from actors.config import RewardModelConfig
 from actors.errors import InputError, PromptRefused
-from actors.reward_models.config import RewardModelConfig
 from actors.reward_models.folder import Scale
 from actors.reward_models.scoring import Member, combine, load_reward_models
 

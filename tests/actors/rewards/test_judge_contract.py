@@ -6,8 +6,8 @@ import math
 import pytest
 from judges import CONTEXT, FakeJudge, build_classifier
 
+from actors.config import RewardModelConfig
 from actors.errors import PromptRefused, RewardFailed, RewardModelLost, RolloutFailed
-from actors.reward_models.config import RewardModelConfig
 from actors.reward_models.scoring import load_reward_models
 from actors.rewards import load_rewards
 from queues.records import REWARD_MODEL_LOST, Prompt

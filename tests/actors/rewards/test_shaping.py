@@ -6,13 +6,13 @@ import pytest
 from fakes import Recited, episodes, lease
 from hypothesis import given
 from hypothesis import strategies as st
-from test_episode import play
 
 from actors.config import ActorsConfig, OverlongConfig
 from actors.engines.protocol import SamplingParameters
 from actors.rewards import Shaping, load_shaping
 from actors.rewards.shaping import overlong_penalty
 from queues.records import SHAPING, FinishReason, Purpose
+from tests.actors.rollout.test_episode import play
 
 STOP, LENGTH = FinishReason.STOP, FinishReason.LENGTH
 

@@ -3,7 +3,7 @@
 import pytest
 from characters import TEMPLATE, character_tokenizer
 
-from actors.environments.registry import Message
+from actors.environments.protocol import Message
 from actors.errors import InputError
 from actors.rollout.chat_rendering import Renderer
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from real_tokenizers import real_tokenizer
 
 from actors.engines.protocol import Generation, SamplingParameters
-from actors.environments.registry import Message, Turn
+from actors.environments.protocol import Message, Turn
 from actors.errors import PromptRefused
 from actors.rollout.chat_rendering import Renderer
 from queues.records import FinishReason

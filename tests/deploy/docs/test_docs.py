@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from actors.config import ActorsConfig, HeldoutConfig, PromptsConfig
-from actors.environments.registry import Message
+from actors.environments.protocol import Message
 from actors.rewards import load_rewards
 from deploy.config.run_config import load_recipe
 from queues.records import Prompt

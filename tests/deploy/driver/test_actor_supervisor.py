@@ -16,10 +16,10 @@ from deploy.driver import actor_supervisor as supervisor
 from deploy.driver import restart_policy as restarts
 from deploy.driver.actor_supervisor import Supervisor
 from deploy.errors import RunFailed
-from deploy.report.summary import Record
 from deploy.runtime.console import Screen
 from deploy.storage.jsonl import Rows
 from deploy.storage.run_directory import RunDirectory
+from deploy.storage.run_record import Record
 from queues.errors import BrokerLostError, QueueClosed
 from weight_sync.errors import DeadlineExceeded, IncompatibleWeights, LoadFailed
 

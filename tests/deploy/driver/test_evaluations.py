@@ -7,8 +7,9 @@ import pytest
 from pydantic import ValidationError
 
 from actors.config import HeldoutConfig
+from deploy.config.evaluation_schedule import by_version, evaluator, plan, purpose
 from deploy.config.run_config import RunConfig
-from deploy.driver.evaluations import by_version, evaluator, initial, plan, purpose, queue_all
+from deploy.driver.evaluations import initial, queue_all
 from queues.records import Prompt, Purpose
 
 

@@ -23,10 +23,10 @@ from deploy.driver import restart_policy as restarts
 from deploy.driver.recorder import Recorder
 from deploy.driver.restart_policy import Restarts
 from deploy.errors import RunFailed
-from deploy.report.summary import Record
 from deploy.runtime.console import Screen
 from deploy.storage.jsonl import Rows
 from deploy.storage.run_directory import RunDirectory
+from deploy.storage.run_record import Record
 
 STALL_SECONDS = 0.2
 

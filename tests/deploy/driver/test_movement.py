@@ -11,10 +11,10 @@ from rich.console import Console
 from deploy.driver import recorder
 from deploy.driver.recorder import Recorder
 from deploy.errors import RunFailed
-from deploy.report.summary import Record
 from deploy.runtime.console import Screen
 from deploy.storage.jsonl import Rows
 from deploy.storage.run_directory import RunDirectory
+from deploy.storage.run_record import Record
 
 STALL_SECONDS = 0.2
 

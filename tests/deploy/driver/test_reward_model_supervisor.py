@@ -15,10 +15,10 @@ from deploy.config.run_config import DeployConfig
 from deploy.driver import reward_model_supervisor
 from deploy.driver.reward_model_supervisor import RewardModelSupervisor
 from deploy.errors import RunFailed
-from deploy.report.summary import Record
 from deploy.runtime.console import Screen
 from deploy.storage.jsonl import Rows
 from deploy.storage.run_directory import RunDirectory
+from deploy.storage.run_record import Record
 
 
 class Process:

@@ -20,7 +20,7 @@ from deploy.monitoring import dashboard
 from deploy.observability.exporter import Exporter, check_address
 from deploy.observability.waits import Overdue, Wait
 from deploy.preflight.inputs import load_inputs
-from deploy.report.summary import Record
+from deploy.storage.run_record import Record
 
 FAILURES, DISK = "headway_weight_update_failures", "headway_disk_free_bytes"
 

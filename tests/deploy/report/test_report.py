@@ -12,8 +12,9 @@ from deploy.errors import InputError
 from deploy.report.html import page
 from deploy.report.plots import PLOTS, Shown, figure_of, smooth, throughput, waiting
 from deploy.report.report import MOST, figures, report
-from deploy.report.summary import Record, summarise
+from deploy.report.summary import summarise
 from deploy.storage.run_directory import RunDirectory
+from deploy.storage.run_record import Record
 from queues.readers.selection_bias import Fate, compare
 
 FETCHED = Path(__file__).parents[3] / ".chromium"

@@ -6,9 +6,10 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from deploy.report.summary import Earlier, Record, overlap, summarise
+from deploy.report.summary import overlap, summarise
 from deploy.report.tables import figures
 from deploy.runtime.console import Screen
+from deploy.storage.run_record import Earlier, Record
 from queues.records import Evaluation
 
 

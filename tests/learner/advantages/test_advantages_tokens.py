@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from learner.advantages import ESTIMATORS, compute_advantages
+from learner.advantages.returns import gae
 from learner.errors import InputError, TrainingDiverged
-from learner.losses.value_loss import gae
 
 # Two rollouts of one prompt, in one row. The first has two turns and ends on a tool's message.
 MASK = torch.tensor([False, True, False, True, False, False, True])

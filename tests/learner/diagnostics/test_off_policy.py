@@ -14,12 +14,12 @@ from learner.diagnostics.off_policy import (
     effective_sample_size,
     figures,
     group_lag_histogram,
-    k3,
     lag_histogram,
     measure,
     origins,
     sequence_log_ratios,
 )
+from learner.losses.kl import k3
 from learner.losses.loss_inputs import LOG_RATIO_BOUND
 
 ALL = torch.ones(4, dtype=torch.bool)

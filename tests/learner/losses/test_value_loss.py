@@ -7,15 +7,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from learner.advantages.returns import gae, length_adaptive_lambda, returns_to_go
 from learner.errors import InputError
-from learner.losses.value_loss import (
-    explained_variance,
-    gae,
-    length_adaptive_lambda,
-    returns_to_go,
-    value_loss,
-    variance_sums,
-)
+from learner.losses.value_loss import explained_variance, value_loss, variance_sums
 
 ALL = torch.ones(3, dtype=torch.bool)
 ONE = torch.zeros(3, dtype=torch.int64)

@@ -13,8 +13,8 @@ import ray
 from rollouts import random_groups
 
 from learner.config.learner import LearnerConfig, TinyModelConfig
-from learner.engine.full_disk import wait_for_room
 from learner.errors import LearnerError, RankFailed
+from learner.full_disk import wait_for_room
 from learner.model.policy import build_tiny
 from learner.ranks.ray_group import create_learner
 from queues.records import Batch

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from learner.engine import full_disk
+from learner import full_disk
 from learner.ranks.ray_leader import Lead
 
 

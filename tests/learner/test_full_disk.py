@@ -10,8 +10,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from learner.engine import full_disk
-from learner.engine.full_disk import paused, wait_for_room, write_file, write_whole
+from learner import full_disk
+from learner.full_disk import paused, wait_for_room, write_file, write_whole
 
 SYSTEM = OSError(errno.ENOSPC, "No space left on device")
 SAFETENSORS = Exception("Error while serializing: I/O error: No space left on device (os error 28)")

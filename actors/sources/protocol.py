@@ -1,0 +1,30 @@
+"""The interface of a prompt source.
+
+A source is endless, seeded and resumable, and its training split never draws a problem of its
+held-out split. The broker decides how many prompts are drawn and when.
+"""
+
+from typing import Literal, Protocol
+
+from queues.records import Prompt
+
+Split = Literal["train", "heldout"]
+
+
+class PromptSource(Protocol):
+    """Prompts in an order that depends on nothing but the arguments of the source.
+
+    A class of the user's is built with the keywords `options`, `seed`, `split` and `heldout_size`.
+    """
+
+    def next(self, count: int) -> list[Prompt]:
+        """The next `count` prompts; there are always more."""
+        ...
+
+    def cursor(self) -> str:
+        """Where the source stands, as JSON."""
+        ...
+
+    def restore(self, cursor: str) -> None:
+        """Goes on where `cursor` was taken from a source with the same arguments."""
+        ...
