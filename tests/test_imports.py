@@ -49,8 +49,8 @@ ORDER = {
         "engine objective update learner metrics ranks supervised"
     ),
     "actors": (
-        "errors user_code engines config sandbox environments rewards rollout reward_models sources "
-        "metrics ray_actor ray_reward_model"
+        "errors user_code engines config sandbox environments rewards rollout reward_models "
+        "sources metrics ray_actor ray_reward_model"
     ),
     "deploy": (
         "errors runtime config storage observability report preflight cluster planner driver run "

@@ -32,15 +32,13 @@ from actors.engines.vllm import VllmEngine
 from benchmarks.harness.options import cores_option
 from benchmarks.harness.provenance import RESULTS, environment, reserve, store
 from benchmarks.harness.synthetic_load import SIZES, Size, build
-from weight_sync import (
-    Broadcaster,
-    Manifest,
-    Publisher,
-    Receiver,
-    SharedMemoryTransport,
-    SwapReport,
-)
+from weight_sync.announcements import SwapReport
+from weight_sync.broadcaster import Broadcaster
+from weight_sync.manifest import Manifest
+from weight_sync.publish.staged_publisher import Publisher
+from weight_sync.receive.receiver import Receiver
 from weight_sync.receive.staging import StagedWeights, stage
+from weight_sync.transports.shared_memory import SharedMemoryTransport
 
 VOCABULARY = 1024
 MAX_MODEL_LEN = 512

@@ -182,7 +182,7 @@ def test_an_unknown_benchmark_names_those_there_are():
 
 
 def test_an_installed_package_says_that_benchmarks_need_a_checkout(tmp_path):
-    with pytest.raises(InputError, match=r"has no benchmarks/async_gain\.py: .*checkout"):
+    with pytest.raises(InputError, match=r"has no benchmarks/loop/async_gain\.py: .*checkout"):
         start("async", [], root=tmp_path)
 
 

@@ -29,13 +29,13 @@ NAMESPACE = ["unshare", "--map-root-user", "--mount"]
 SCRIPT = """
 import asyncio, os, shutil, sys
 from pathlib import Path
-from queues import writer
+from queues.storage import group_commit
 from queues.readers.accounting import read_accounting
 from queues.records import PutStatus
 from tests.queues.conftest import answer, make_broker, make_prompts
 
 disk, elsewhere = Path(sys.argv[1]), Path(sys.argv[2])
-writer.RETRY_SECONDS = 0.05
+group_commit.RETRY_SECONDS = 0.05
 
 async def until(broker, paused):
     async with asyncio.timeout(20):
