@@ -6,7 +6,7 @@ from prometheus_client import REGISTRY
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from actors.rollout.actor_statistics import Tally
+from actors.rollout.actor_statistics import ActorStatistics
 
 ENGINE = ("vllm:num_requests_waiting", "vllm:kv_cache_usage_perc", "vllm:num_preemptions")
 """What is shown of vLLM's own metrics: of some hundred series what ours do not say."""
@@ -33,7 +33,7 @@ class EngineMetrics(Collector):
 class ActorMetrics(Collector):
     """What an actor has done so far; from 0 again in each of its lives."""
 
-    def __init__(self, tally: Tally) -> None:
+    def __init__(self, tally: ActorStatistics) -> None:
         self._tally = tally
 
     def collect(self) -> Iterator[Metric]:

@@ -22,10 +22,10 @@ from actors.environments.registry import load_environment
 from actors.errors import ActorsError, InputError
 from actors.rewards import RewardPool, Rewards, load_rewards, load_shaping
 from actors.rewards.learned import Judge
-from actors.rollout.actor_statistics import Tally, engine_id_of
+from actors.rollout.actor_statistics import ActorStatistics, engine_id_of
 from actors.rollout.chat_rendering import Renderer
 from actors.rollout.episode import EpisodeRunner
-from actors.rollout.failures import gravest
+from actors.rollout.failures import root_error
 from actors.rollout.rollout_worker import RolloutWorker
 from queues.errors import QueueClosed
 from queues.protocols import WorkQueue
@@ -156,7 +156,7 @@ class RolloutActor:
         self._metrics_host = metrics_host
         self._engine_metrics = engine_metrics and metrics_host is not None
         self._purpose, self._pinned_seconds = purpose, pinned_seconds
-        self._tally = Tally(engine_id_of(index))
+        self._tally = ActorStatistics(engine_id_of(index))
         self._pool = RewardPool(config.reward_processes, config.reward_memory_gib)
         self._stop = asyncio.Event()
         self._parts: _Parts | None = None
@@ -209,7 +209,7 @@ class RolloutActor:
                 await parts.worker.run(self._stop)
                 self._stop.set()
         except BaseExceptionGroup as errors:
-            error = gravest(errors)
+            error = root_error(errors)
             if not isinstance(error, QueueClosed):  # the broker left while a version arrived
                 raise error from errors
         finally:
@@ -236,7 +236,7 @@ class RolloutActor:
         return await calls[call](*arguments)
 
     async def statistics(self) -> dict[str, Any]:
-        """See `Tally.statistics`; answers at any time."""
+        """See `ActorStatistics.statistics`; answers at any time."""
         return self._tally.statistics()
 
     async def stop(self) -> None:

@@ -34,9 +34,9 @@ from deploy.observability.trackers import Trackers
 from deploy.observability.watchdog import Watchdog
 from deploy.preflight.inputs import Inputs
 from deploy.runtime.console import Screen
-from deploy.runtime.daemon_thread import aside
+from deploy.runtime.daemon_thread import run_in_daemon_thread
 from deploy.runtime.signals import Interrupts
-from deploy.storage.jsonl import Rows
+from deploy.storage.jsonl import JsonlWriter
 from deploy.storage.run_directory import RunDirectory
 from deploy.storage.run_record import Record
 from queues.errors import QueueClosed, QueuesError
@@ -64,7 +64,7 @@ class Run:
     ) -> None:
         self.config, self.inputs, self.directory = config, inputs, directory
         self.screen, self.record = screen, record
-        self.rows = Rows(directory)
+        self.rows = JsonlWriter(directory)
         self.checkpoint = newest_checkpoint(directory.path) if directory.ledger.exists() else None
         self.learning: asyncio.Task[None] | None = None
         self.processes = Processes(config, inputs, directory, record, self.rows, screen)
@@ -244,7 +244,7 @@ class Run:
         limit = self.config.deploy.stall_seconds
         try:
             async with asyncio.timeout(limit):
-                return await aside(work)
+                return await run_in_daemon_thread(work)
         except TimeoutError:
             raise RunFailed(
                 f"prompts.source = {self.config.prompts.source!r} did not answer within "

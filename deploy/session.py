@@ -1,4 +1,4 @@
-"""A sitting of a run: from its start or resumption to its end, whichever that is.
+"""A session of a run: from its start or resumption to its end, whichever that is.
 
 What happens in between is `deploy.run`.
 """
@@ -11,7 +11,7 @@ import psutil
 
 from deploy.cluster.ray_cluster import cluster
 from deploy.config.run_config import RunConfig
-from deploy.driver.restore import recall
+from deploy.driver.restore import restore
 from deploy.errors import Interrupted, RunFailed
 from deploy.preflight.inputs import Inputs
 from deploy.report.report import draw
@@ -27,7 +27,7 @@ from queues.readers.accounting import newest_checkpoint, read_accounting
 def run(
     config: RunConfig, inputs: Inputs, directory: RunDirectory, screen: Screen
 ) -> dict[str, Any]:
-    """Trains to the end of a recipe; goes on where an earlier sitting of the run ended.
+    """Trains to the end of a recipe; goes on where an earlier session of the run ended.
 
     Returns:
         The summary, which is also in the run's folder.
@@ -36,7 +36,7 @@ def run(
         RunFailed: A process of the run died or raised, or nothing moved before a deadline.
         Interrupted: The user stopped it; names the newest checkpoint.
     """
-    record = recall(config, directory, now=psutil.Process().create_time())
+    record = restore(config, directory, now=psutil.Process().create_time())
     status = "failed"
     try:
         screen.say("starting Ray")
@@ -61,7 +61,7 @@ def run(
 
 
 def finish(record: Record, directory: RunDirectory, status: str) -> dict[str, Any]:
-    """Writes the last figures of a sitting."""
+    """Writes the last figures of a session."""
     if directory.ledger.exists():
         record.accounting = read_accounting(directory.path).to_dict()
     summary = summarise(record, status=status, now=time.time())

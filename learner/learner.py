@@ -90,7 +90,7 @@ class Learner:
     async def run(self, stop: asyncio.Event | None = None) -> int:
         """Trains until the last step, the end of the queue, or `stop`; the version reached."""
         stop = stop or asyncio.Event()
-        began = {"sitting_started_at": time.time()}
+        began = {"session_started_at": time.time()}
         version = saved = self._start_version
         await self._trainer.prune(version)  # else a later one that lacks its commit would count
         await self._trainer.publish(version)

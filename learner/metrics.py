@@ -89,7 +89,7 @@ class LearnerMetrics(Collector):
 
     def _collect(self) -> Iterator[Metric]:
         row = self._row
-        yield CounterMetricFamily("headway_batches_trained", "In this sitting.", self._batches)
+        yield CounterMetricFamily("headway_batches_trained", "In this session.", self._batches)
         for name, text in COUNTS.items():
             yield CounterMetricFamily(f"headway_{name}", text, self._sums[name])
         seconds = CounterMetricFamily(

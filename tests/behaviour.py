@@ -27,16 +27,16 @@ import typer
 from prometheus_client.parser import text_string_to_metric_families
 
 from actors.metrics import ENGINE, ActorMetrics, EngineMetrics
-from actors.tally import Tally
-from deploy.bench import BENCHMARKS
-from deploy.cli import app, main
-from deploy.config import RunConfig
-from deploy.exporter import role
-from deploy.metrics import RunMetrics
-from deploy.summary import Record
-from deploy.waits import Overdue, Wait
+from actors.rollout.actor_statistics import ActorStatistics
+from deploy.cli.app import app, main
+from deploy.cli.bench import BENCHMARKS
+from deploy.config.run_config import RunConfig
+from deploy.driver.run_metrics import RunMetrics
+from deploy.observability.exporter import role
+from deploy.observability.waits import Overdue, Wait
+from deploy.storage.run_record import Record
 from learner.metrics import FIGURES, LearnerMetrics
-from queues.metrics import BrokerMetrics, ProcessMetrics
+from queues.broker.metrics import BrokerMetrics, ProcessMetrics
 
 ASSETS = Path(__file__).parent / "assets"
 RECIPE = ASSETS / "locked_run.toml"
@@ -196,7 +196,7 @@ def exposed(*collectors):
 
 def actor_metrics():
     """Return the metrics of an actor whose process also holds metrics of vLLM."""
-    tally, engine = Tally("engine-0"), prometheus_client.CollectorRegistry()
+    tally, engine = ActorStatistics("engine-0"), prometheus_client.CollectorRegistry()
     tally.groups["put"] = 1
     for name in ENGINE:
         kind = (

@@ -10,7 +10,7 @@ from weight_sync.config import WeightSyncConfig
 from weight_sync.transports.protocol import Transport
 
 if TYPE_CHECKING:
-    from weight_sync.publish.background_publisher import Publishing
+    from weight_sync.publish.background_publisher import BackgroundPublisher
     from weight_sync.ray_broadcaster import BroadcasterClient
 
 
@@ -33,7 +33,9 @@ def make_transport(config: WeightSyncConfig) -> Transport:
     return SharedMemoryTransport()
 
 
-def make_publisher(config: WeightSyncConfig, broadcaster: "BroadcasterClient") -> "Publishing":
+def make_publisher(
+    config: WeightSyncConfig, broadcaster: "BroadcasterClient"
+) -> "BackgroundPublisher":
     """The learner's publisher, by whichever transport.
 
     Raises:

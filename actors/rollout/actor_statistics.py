@@ -11,7 +11,7 @@ from typing import Any
 from actors.rollout.occupancy import Occupancy
 
 
-class Tally:
+class ActorStatistics:
     """Counters of one actor.
 
     Args:
@@ -62,7 +62,8 @@ def merge(lives: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     Seconds that a later life waited for its first weights count as idle: the engine was missed.
 
     Args:
-        lives: What `Tally.statistics` said of each, oldest first, at least one; what is true of a
+        lives: What `ActorStatistics.statistics` said of each, oldest first, at least one; what is
+        true of a
             moment, such as the version, is the newest's.
     """
     newest, *earlier = reversed(lives)

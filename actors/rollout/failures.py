@@ -4,7 +4,7 @@ from actors.errors import RolloutFailed
 from queues.errors import QueueClosed
 
 
-def gravest(errors: BaseExceptionGroup[BaseException]) -> BaseException:
+def root_error(errors: BaseExceptionGroup[BaseException]) -> BaseException:
     """The first error that is neither a failed rollout nor the end of the run; else the first."""
     leaves = _leaves(errors)
     return next(

@@ -9,7 +9,7 @@ from queues.records import Lease, Rollout, RolloutGroup
 from queues.schema import decode, encode
 
 
-class Draft:
+class PartialGroup:
     """The rollouts of one lease so far; begins with those that the lease carries.
 
     Raises:

@@ -22,9 +22,9 @@ from contextlib import suppress
 from dataclasses import replace
 
 from actors.errors import ActorsError, InputError, RolloutFailed
-from actors.rollout.actor_statistics import Tally
-from actors.rollout.failures import gravest
-from actors.rollout.partial_group import Draft
+from actors.rollout.actor_statistics import ActorStatistics
+from actors.rollout.failures import root_error
+from actors.rollout.partial_group import PartialGroup
 from queues.errors import QueueClosed, SchemaError
 from queues.protocols import WorkQueue
 from queues.records import (
@@ -68,7 +68,7 @@ class RolloutWorker:
 
     def __init__(
         self,
-        tally: Tally,
+        tally: ActorStatistics,
         work: WorkQueue,
         run_episode: Callable[[Lease, int, Rollout | None], Awaitable[Rollout]],
         *,
@@ -99,7 +99,7 @@ class RolloutWorker:
         self._held: dict[tuple[str, int], asyncio.Task[None]] = {}
         self._places: dict[tuple[str, int], int] = {}
         """Rollouts of each held group that have not ended."""
-        self._drafts: dict[tuple[str, int], Draft] = {}
+        self._drafts: dict[tuple[str, int], PartialGroup] = {}
         """Of the training groups that are held."""
         self._leaving = False
         self._changed = asyncio.Event()
@@ -154,7 +154,7 @@ class RolloutWorker:
                 for task in (*background, *self._held.values()):
                     task.cancel()
         except BaseExceptionGroup as errors:
-            error = gravest(errors)
+            error = root_error(errors)
             if not isinstance(error, QueueClosed):
                 raise error from errors
         finally:
@@ -219,7 +219,7 @@ class RolloutWorker:
 
     async def _complete(self, lease: Lease) -> None:
         """One group from its lease to the broker's answer."""
-        draft = Draft(lease)
+        draft = PartialGroup(lease)
         try:
             if lease.purpose is Purpose.TRAIN:
                 self._drafts[lease.group_id, lease.attempt] = draft
@@ -249,7 +249,7 @@ class RolloutWorker:
         else:
             self._tally.groups[PutStatus(status).value] += 1
 
-    async def _save_interrupted(self, lease: Lease, draft: Draft) -> None:
+    async def _save_interrupted(self, lease: Lease, draft: PartialGroup) -> None:
         """A group that the end of this worker has interrupted.
 
         Raises:
@@ -261,7 +261,7 @@ class RolloutWorker:
         if draft.changed and lease.purpose is Purpose.TRAIN:
             await self._work.save(self._engine_id, draft.encode())
 
-    async def _sample(self, lease: Lease, draft: Draft) -> list[Rollout]:
+    async def _sample(self, lease: Lease, draft: PartialGroup) -> list[Rollout]:
         """All rollouts of a group; the first that fails, the baseline too, aborts the others.
 
         Where some are interrupted the baseline, which may be one of them, is the last.
@@ -276,7 +276,7 @@ class RolloutWorker:
                     for index in range(lease.room)
                 ]
         except BaseExceptionGroup as errors:
-            raise gravest(errors) from errors
+            raise root_error(errors) from errors
         rollouts = [task.result() for task in tasks]
         interrupted = any(rollout.finish_reason is FinishReason.ABORTED for rollout in rollouts)
         if interrupted or not lease.greedy_baseline:
@@ -285,13 +285,13 @@ class RolloutWorker:
         found = {BASELINE_REWARD: baseline.reward}
         return [replace(rollout, metadata={**rollout.metadata, **found}) for rollout in group]
 
-    async def _episode(self, lease: Lease, index: int, draft: Draft) -> Rollout:
+    async def _episode(self, lease: Lease, index: int, draft: PartialGroup) -> Rollout:
         try:
             return await self._rollout(lease, index, draft)
         finally:
             self._vacate(lease)
 
-    async def _rollout(self, lease: Lease, index: int, draft: Draft) -> Rollout:
+    async def _rollout(self, lease: Lease, index: int, draft: PartialGroup) -> Rollout:
         saved = draft.get(index)
         if saved is not None and saved.finish_reason is not FinishReason.ABORTED:
             return saved

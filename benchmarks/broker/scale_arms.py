@@ -78,14 +78,14 @@ class Generating:
     """Rollouts that the broker has."""
 
     def due(self, now: float) -> int:
-        """Rollouts to save: all that have ended, if they are twice those saved; as a `Draft`."""
+        """Rollouts to save: all that have ended, if they are twice those saved (`PartialGroup`)."""
         passed = (now - self.began) / self.seconds if self.seconds else 1.0
         ended = min(GROUP_SIZE, int(GROUP_SIZE * passed))
         return ended if ended >= max(1, 2 * self.saved) else 0
 
 
 @dataclass(slots=True)
-class Tally:
+class ActorStatistics:
     """What the actors of a process have seen."""
 
     seconds: dict[str, list[float]] = field(default_factory=lambda: {call: [] for call in CALLS})
@@ -124,7 +124,7 @@ class SimulatedActor:
         tokens: int,
         at_once: int,
         seconds: float,
-        tally: Tally,
+        tally: ActorStatistics,
         stop: asyncio.Event,
     ) -> None:
         self._name, self._broker, self._broadcaster = name, broker, broadcaster
@@ -231,7 +231,7 @@ class Crowd:
 
     def __init__(self, names: Sequence[str], **each: Any) -> None:
         self._names, self._each = names, each
-        self._stop, self._tally = asyncio.Event(), Tally()
+        self._stop, self._tally = asyncio.Event(), ActorStatistics()
 
     async def run(self, broker: BrokerClient, broadcaster: BroadcasterClient) -> None:
         """Everything, until `stop`."""

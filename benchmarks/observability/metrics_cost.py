@@ -34,7 +34,7 @@ import yaml
 
 from benchmarks.harness.provenance import RESULTS, environment, reserve, store
 from deploy import monitoring
-from deploy import session as sitting
+from deploy import session as session
 from deploy.config.run_config import load_recipe
 from deploy.observability.watchdog import LOOK_SECONDS
 from deploy.preflight.inputs import load_inputs
@@ -168,8 +168,8 @@ def main() -> None:
             warm.symlink_to((options.runs_dir / warm.name).absolute())
         directory = RunDirectory.of(config)
         directory.create(config, replace=False)
-        sitting.Run = Measured
-        sitting.run(config, load_inputs(config), directory, Screen())
+        session.Run = Measured
+        session.run(config, load_inputs(config), directory, Screen())
     found = Measured.found
     parts = shares(found, interval)
     total = sum(parts.values())

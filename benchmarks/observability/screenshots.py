@@ -29,7 +29,7 @@ from rich.console import Console
 from benchmarks.observability.browser import Browser
 from deploy.config.run_config import load_recipe
 from deploy.errors import InputError
-from deploy.observability.run_client import Watch
+from deploy.observability.run_client import RunClient
 from deploy.observability.top_view import screen
 
 PICTURES = Path(__file__).parents[2] / "docs" / "pictures"
@@ -117,7 +117,7 @@ def trained(folder: Path) -> int:
 
 def frame(folder: Path, file: Path) -> None:
     """`headway top` of a run that goes on, as a page."""
-    watch = Watch(str(folder), folder.parent)
+    watch = RunClient(str(folder), folder.parent)
     watch.look()
     time.sleep(5)
     with (file.parent / "nowhere").open("w") as nowhere:

@@ -21,7 +21,7 @@ import ray
 from benchmarks.training.learner_clock import ClockedEngine
 from learner.learner import Learner
 from learner.ranks.rank import Rank
-from learner.ranks.ray_leader import Lead
+from learner.ranks.ray_leader import RankZero
 from queues.config import QueuesConfig
 from queues.ray_broker import BrokerClient, create_broker
 from queues.records import Payload, Prompt, RolloutGroup
@@ -34,7 +34,7 @@ ENGINE = "engine-0"
 LEASE_SECONDS = 30.0
 
 
-class ClockedLead(Lead):
+class ClockedLead(RankZero):
     """A leader that notes when each batch was computed, and saves nothing."""
 
     def __init__(self, clock: ClockedEngine, *arguments: Any, **options: Any) -> None:

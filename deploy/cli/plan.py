@@ -52,7 +52,7 @@ def plan(
     document = plan_command.plan(
         config,
         run=None if run is None else RunDirectory.open(run, runs_dir),
-        given=plan_command.Given(
+        given=plan_command.PlanInputs(
             tokens=tokens,
             tokens_variation=tokens_variation,
             rollout_rate=rollout_rate,

@@ -31,7 +31,7 @@ class Node:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Want:
+class ResourceRequest:
     """The processes of one role."""
 
     role: str
@@ -55,7 +55,7 @@ class Bundle(NamedTuple):
     """Of the node."""
 
 
-def wants(config: RunConfig, *, here: str) -> list[Want]:
+def wants(config: RunConfig, *, here: str) -> list[ResourceRequest]:
     """What a recipe asks of a cluster.
 
     Args:
@@ -94,7 +94,7 @@ def options(placement: Placement | None, default: Any) -> dict[str, Any]:
     return {"label_selector": dict(placement.labels), "resources": dict(placement.resources)}
 
 
-def bundles(wanted: Sequence[Want]) -> list[Bundle]:
+def bundles(wanted: Sequence[ResourceRequest]) -> list[Bundle]:
     """What the processes reserve, by role and number; those that reserve nothing are left out."""
     return [
         Bundle(want.role, index, dict(want.resources), _labels(want))
@@ -104,7 +104,7 @@ def bundles(wanted: Sequence[Want]) -> list[Bundle]:
     ]
 
 
-def missing(wanted: Sequence[Want], nodes: Sequence[Node]) -> list[str]:
+def missing(wanted: Sequence[ResourceRequest], nodes: Sequence[Node]) -> list[str]:
     """What the cluster lacks, one line each; none where everything may find its place."""
     lacks = []
     for want in wanted:
@@ -114,7 +114,7 @@ def missing(wanted: Sequence[Want], nodes: Sequence[Node]) -> list[str]:
             lacks.append(_lack(want, fitting, nodes, room))
     if lacks:
         return lacks
-    bound: dict[Any, list[Want]] = {}
+    bound: dict[Any, list[ResourceRequest]] = {}
     for want in wanted:
         if labels := _labels(want):
             bound.setdefault(tuple(sorted(labels.items())), []).append(want)
@@ -125,7 +125,9 @@ def missing(wanted: Sequence[Want], nodes: Sequence[Node]) -> list[str]:
     return lacks or _too_much("all processes", "the cluster", wanted, nodes)
 
 
-def _too_much(who: str, where: str, wanted: Sequence[Want], nodes: Sequence[Node]) -> list[str]:
+def _too_much(
+    who: str, where: str, wanted: Sequence[ResourceRequest], nodes: Sequence[Node]
+) -> list[str]:
     """What processes reserve together beyond what their nodes have together."""
     total: Counter[str] = Counter()
     needed: Counter[str] = Counter()
@@ -140,11 +142,11 @@ def _too_much(who: str, where: str, wanted: Sequence[Want], nodes: Sequence[Node
     ]
 
 
-def _where(want: Want) -> str:
+def _where(want: ResourceRequest) -> str:
     return f"what is labelled {_pairs(want.labels)}" if want.labels else "the driver's node"
 
 
-def hosted(node: Node, wanted: Sequence[Want]) -> set[str]:
+def hosted(node: Node, wanted: Sequence[ResourceRequest]) -> set[str]:
     """The roles that may have a process on a node."""
     return {want.role for want in wanted if _matches(node, want) and _room(node, want)}
 
@@ -155,10 +157,10 @@ def _want(
     resources: Mapping[str, float],
     placement: Placement | None,
     node_id: str | None,
-) -> Want:
+) -> ResourceRequest:
     more: Mapping[str, float] = {} if placement is None else placement.resources
     each = {kind: amount for kind, amount in {**resources, **more}.items() if amount}
-    return Want(
+    return ResourceRequest(
         role=role,
         count=count,
         resources=each,
@@ -167,18 +169,18 @@ def _want(
     )
 
 
-def _labels(want: Want) -> dict[str, str]:
+def _labels(want: ResourceRequest) -> dict[str, str]:
     tied = {} if want.node_id is None else {NODE_LABEL: want.node_id}
     return {**want.labels, **tied}
 
 
-def _matches(node: Node, want: Want) -> bool:
+def _matches(node: Node, want: ResourceRequest) -> bool:
     if want.node_id is not None and node.node_id != want.node_id:
         return False
     return all(node.labels.get(key) == value for key, value in want.labels.items())
 
 
-def _room(node: Node, want: Want) -> int:
+def _room(node: Node, want: ResourceRequest) -> int:
     """Processes of a role that fit on one node by themselves."""
     fits = [
         int((node.resources.get(kind, 0.0) + EPSILON) / amount)
@@ -187,7 +189,7 @@ def _room(node: Node, want: Want) -> int:
     return min(fits, default=want.count)
 
 
-def _lack(want: Want, fitting: Sequence[Node], nodes: Sequence[Node], room: int) -> str:
+def _lack(want: ResourceRequest, fitting: Sequence[Node], nodes: Sequence[Node], room: int) -> str:
     each = " and ".join(f"{amount:g} {kind}" for kind, amount in want.resources.items())
     asks = f"{want.role}: {want.count} process(es), each with {each or 'nothing reserved'}"
     if want.labels:
@@ -201,7 +203,7 @@ def _lack(want: Want, fitting: Sequence[Node], nodes: Sequence[Node], room: int)
     return f"{asks}; there is room for {room} ({there})"
 
 
-def _amounts(node: Node, want: Want) -> str:
+def _amounts(node: Node, want: ResourceRequest) -> str:
     return ", ".join(f"{node.resources.get(kind, 0.0):g} {kind}" for kind in want.resources)
 
 

@@ -14,7 +14,7 @@ from ray._private.state import available_resources_per_node
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from deploy.cluster.placement import Want, bundles
+from deploy.cluster.placement import ResourceRequest, bundles
 from deploy.errors import RunFailed
 from deploy.runtime.console import Screen
 
@@ -38,7 +38,7 @@ class Reservation:
         RunFailed: They have not; says what is free.
     """
 
-    def __init__(self, wanted: Sequence[Want], timeout: float, screen: Screen) -> None:
+    def __init__(self, wanted: Sequence[ResourceRequest], timeout: float, screen: Screen) -> None:
         asked = bundles(wanted)
         self._places = {(each.role, each.number): at for at, each in enumerate(asked)}
         self._group: PlacementGroup | None = None

@@ -1,6 +1,6 @@
 """Versions of what must be alike wherever a run works, and how they differ.
 
-`headway submit` tells the cluster what the submitter has, and every sitting on a joined cluster
+`headway submit` tells the cluster what the submitter has, and every session on a joined cluster
 compares the driver with all nodes, before anything starts.
 """
 

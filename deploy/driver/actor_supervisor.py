@@ -19,13 +19,13 @@ import ray
 from ray.exceptions import RayActorError, RayError, RayTaskError
 
 from actors.errors import EngineDied
-from actors.rollout.actor_statistics import Tally, engine_id_of, merge
+from actors.rollout.actor_statistics import ActorStatistics, engine_id_of, merge
 from deploy.config.run_config import DeployConfig
 from deploy.driver.restart_policy import Restarts
 from deploy.errors import RunFailed, first_line
 from deploy.observability.waits import ActorSigns
 from deploy.runtime.console import Screen
-from deploy.storage.jsonl import Rows
+from deploy.storage.jsonl import JsonlWriter
 from deploy.storage.run_record import Record
 from queues.errors import QueueClosed
 from queues.protocols import WorkQueue
@@ -64,7 +64,7 @@ class Supervisor:
         broadcaster: BroadcasterClient,
         config: DeployConfig,
         record: Record,
-        rows: Rows,
+        rows: JsonlWriter,
         screen: Screen,
         pinned_seconds: float = 0.0,
     ) -> None:
@@ -122,10 +122,12 @@ class Supervisor:
             await self._restarts.allow(reason, worked=worked)
 
     async def statistics(self) -> dict[str, Any]:
-        """See `Tally.statistics`, summed over its lives; a dead one as it last reported."""
+        """See `ActorStatistics.statistics`, summed over its lives; a dead one as last reported."""
         await self._ask()
         said = self._lives if self._said is None else [*self._lives, self._said]
-        return merge(said) if said else {**Tally(self._engine_id).statistics(), "pid": None}
+        return (
+            merge(said) if said else {**ActorStatistics(self._engine_id).statistics(), "pid": None}
+        )
 
     @property
     def handle(self) -> Any:

@@ -21,7 +21,7 @@ from deploy.driver.actor_supervisor import Supervisor
 from deploy.driver.reward_model_supervisor import RewardModelSupervisor
 from deploy.preflight.inputs import Inputs
 from deploy.runtime.console import Screen
-from deploy.storage.jsonl import Rows
+from deploy.storage.jsonl import JsonlWriter
 from deploy.storage.run_directory import RunDirectory
 from deploy.storage.run_record import Record
 from learner.config.cpu_affinity import cores_of
@@ -39,7 +39,7 @@ class Processes:
         inputs: Inputs,
         directory: RunDirectory,
         record: Record,
-        rows: Rows,
+        rows: JsonlWriter,
         screen: Screen,
     ) -> None:
         self._config, self._inputs = config, inputs

@@ -17,8 +17,8 @@ from deploy.errors import RunFailed
 from deploy.observability.trackers import Trackers
 from deploy.report.summary import summarise
 from deploy.runtime.console import Screen
-from deploy.runtime.daemon_thread import aside
-from deploy.storage.jsonl import Rows
+from deploy.runtime.daemon_thread import run_in_daemon_thread
+from deploy.storage.jsonl import JsonlWriter
 from deploy.storage.run_directory import RunDirectory
 from deploy.storage.run_record import Record, Row
 from learner.ranks.ray_group import LearnerGroup
@@ -52,7 +52,7 @@ class Recorder:
         broadcaster: BroadcasterClient,
         learner: LearnerGroup,
         actors: list[Supervisor],
-        rows: Rows,
+        rows: JsonlWriter,
         trackers: Trackers | None = None,
     ) -> None:
         self._config, self._record = config, record
@@ -61,7 +61,7 @@ class Recorder:
         self._learner, self._actors, self._rows = learner, actors, rows
         self._trackers = trackers
         self._swaps = 0
-        """Reports taken from the broadcaster, which knows nothing of earlier sittings."""
+        """Reports taken from the broadcaster, which knows nothing of earlier sessions."""
         self._updates = 0
         """Those of them that say an engine serves a version."""
         self._summarised_at = time.monotonic()
@@ -71,7 +71,7 @@ class Recorder:
         self._asked_at = 0.0
         """When the learner was last asked whether it waits."""
         self._failed_before: int | None = None
-        """Groups that had failed for good when this sitting began."""
+        """Groups that had failed for good when this session began."""
 
     async def follow(self) -> None:
         """Gathers until it is cancelled, with a summary every SUMMARY_SECONDS.
@@ -114,7 +114,7 @@ class Recorder:
                 self._trackers.batch(row)
         if batches:
             self._screen.batch(batches[-1], tokens_per_second=self._tokens_per_second())
-        await aside(lambda: self._write(batches, swaps))
+        await run_in_daemon_thread(lambda: self._write(batches, swaps))
         self._check_lags(batches)
         return status
 
@@ -151,7 +151,7 @@ class Recorder:
             async with asyncio.timeout(ACCOUNTS_SECONDS):
                 self._record.accounting = (await self._broker.accounting()).to_dict()
         summary = summarise(self._record, status=status, now=time.time())
-        await aside(lambda: self._directory.write_summary(summary))
+        await run_in_daemon_thread(lambda: self._directory.write_summary(summary))
 
     def _check_lags(self, batches: list[dict[str, Any]]) -> None:
         if self._config.queues.on_overdue == "train":

@@ -11,8 +11,8 @@ from rich.markup import escape
 from deploy.config.run_config import DeployConfig
 from deploy.errors import RunFailed
 from deploy.runtime.console import Screen
-from deploy.runtime.daemon_thread import aside
-from deploy.storage.jsonl import Rows
+from deploy.runtime.daemon_thread import run_in_daemon_thread
+from deploy.storage.jsonl import JsonlWriter
 from deploy.storage.run_record import Record
 
 FIRST_WAIT_SECONDS = 1.0
@@ -39,7 +39,7 @@ class Restarts:
         *,
         config: DeployConfig,
         record: Record,
-        rows: Rows,
+        rows: JsonlWriter,
         screen: Screen,
     ) -> None:
         self._name, self._most = name, config.max_restarts
@@ -80,4 +80,4 @@ class Restarts:
             "in_a_row": self._in_a_row,
             "reason": reason,
         }
-        await aside(lambda: self._rows.write("restarts.jsonl", [row]))
+        await run_in_daemon_thread(lambda: self._rows.write("restarts.jsonl", [row]))

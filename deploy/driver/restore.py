@@ -1,4 +1,4 @@
-"""What a run did in its earlier sittings, read back from its folder when it is resumed.
+"""What a run did in its earlier sessions, read back from its folder when it is resumed.
 
 The ledger is the truth about batches; the driver's own files may end a little earlier, and are
 brought in line with it. Leaves out weights and queues, which `learner` and `queues` restore.
@@ -13,13 +13,13 @@ from deploy.storage.run_record import Earlier, Record
 from queues.readers.accounting import read_batches
 
 
-def recall(config: RunConfig, directory: RunDirectory, *, now: float) -> Record:
-    """The record that a sitting goes on with; an empty one for a new run.
+def restore(config: RunConfig, directory: RunDirectory, *, now: float) -> Record:
+    """The record that a session goes on with; an empty one for a new run.
 
     Args:
         config: The recipe.
         directory: The run; its JSON-lines files are mended, so that they can be appended to.
-        now: Epoch seconds at which the sitting began.
+        now: Epoch seconds at which the session began.
     """
     record = Record(
         name=config.name,

@@ -17,7 +17,7 @@ from deploy.driver.restart_policy import Restarts
 from deploy.errors import RunFailed, first_line
 from deploy.observability.exporter import show_process
 from deploy.runtime.console import Screen
-from deploy.storage.jsonl import Rows
+from deploy.storage.jsonl import JsonlWriter
 from deploy.storage.run_record import REWARD_MODEL, Record
 
 
@@ -41,7 +41,7 @@ class RewardModelSupervisor:
         *,
         config: DeployConfig,
         record: Record,
-        rows: Rows,
+        rows: JsonlWriter,
         screen: Screen,
         metrics_host: str | None = None,
     ) -> None:

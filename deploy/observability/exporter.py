@@ -20,7 +20,7 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.registry import Collector
 
 from deploy.errors import InputError
-from deploy.runtime.daemon_thread import aside
+from deploy.runtime.daemon_thread import run_in_daemon_thread
 from queues.broker.metrics import ProcessMetrics, address, serve
 
 FILE = "targets.json"
@@ -118,7 +118,7 @@ class Exporter:
     async def follow(self) -> None:
         """Keeps `targets.json` up to date until it is cancelled, as far as its disk answers."""
         while True:
-            await aside(self.write)
+            await run_in_daemon_thread(self.write)
             await asyncio.sleep(WRITE_SECONDS)
 
     def write(self) -> None:

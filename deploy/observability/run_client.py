@@ -40,7 +40,7 @@ DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 """Asks without a proxy, as Prometheus does."""
 
 
-class Watch:
+class RunClient:
     """Looks at a run again and again.
 
     Args:
@@ -109,16 +109,16 @@ def show(run: str, runs_dir: Path, *, interval: float, once: bool, console: Cons
     A look that fails leaves the last frame standing; MISSED_LOOKS in a row are the end of the run.
 
     Args:
-        run: See `Watch`.
-        runs_dir: See `Watch`.
+        run: See `RunClient`.
+        runs_dir: See `RunClient`.
         interval: Seconds between two looks.
         once: Print a single frame, with rates over one interval, and end.
         console: Where to.
 
     Raises:
-        InputError: As `Watch` and `Watch.look`.
+        InputError: As `RunClient` and `RunClient.look`.
     """
-    watch = Watch(run, runs_dir)
+    watch = RunClient(run, runs_dir)
     frame = watch.look()
     if once:
         time.sleep(interval)

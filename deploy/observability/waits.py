@@ -52,7 +52,7 @@ class BrokerSigns:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Signs:
+class Health:
     """One look at a run."""
 
     broker: BrokerSigns | None
@@ -90,7 +90,7 @@ class Overdue:
 DISK = "the disk of the run's folder"
 
 
-def waits(signs: Signs) -> Iterator[tuple[Wait, Any]]:
+def waits(signs: Health) -> Iterator[tuple[Wait, Any]]:
     """Everything that somebody waits for, and its token."""
     if not signs.disk:
         yield Wait("driver", DISK, "a small file to become durable"), None
@@ -109,7 +109,7 @@ def waits(signs: Signs) -> Iterator[tuple[Wait, Any]]:
         yield from _around_broker(signs, signs.broker)
 
 
-def _around_broker(signs: Signs, broker: BrokerSigns) -> Iterator[tuple[Wait, Any]]:
+def _around_broker(signs: Health, broker: BrokerSigns) -> Iterator[tuple[Wait, Any]]:
     version = broker.version
     names = {actor.engine_id: name for name, actor in signs.actors.items()}
     if broker.taken:
@@ -146,7 +146,7 @@ class Waits:
         self._deadline = deadline
         self._since: dict[tuple[str, str], tuple[Any, float]] = {}
 
-    def overdue(self, signs: Signs, now: float) -> Sequence[Overdue]:
+    def overdue(self, signs: Health, now: float) -> Sequence[Overdue]:
         """The waits that have lasted too long by `now` (monotonic seconds), longest first.
 
         To be called at every look: a wait that is over once begins anew.

@@ -21,9 +21,9 @@ from deploy.config import evaluation_schedule as heldout
 from deploy.config.run_config import RunConfig
 from deploy.errors import RunFailed
 from deploy.observability.stack_dumps import Found, Place, look, place_of_actor
-from deploy.observability.waits import ActorSigns, BrokerSigns, Overdue, Signs, Wait, Waits
+from deploy.observability.waits import ActorSigns, BrokerSigns, Health, Overdue, Wait, Waits
 from deploy.runtime.console import Screen
-from deploy.runtime.daemon_thread import aside
+from deploy.runtime.daemon_thread import run_in_daemon_thread
 from deploy.storage.run_directory import RunDirectory
 from queues.broker.status import BrokerStatus
 from queues.errors import QueuesError
@@ -111,12 +111,12 @@ class Watchdog:
         if new:
             await self._tell(new)
 
-    async def _signs(self) -> Signs:
+    async def _signs(self) -> Health:
         broker = None
         with suppress(TimeoutError, QueuesError):
             async with asyncio.timeout(ANSWER_SECONDS):
                 broker = broker_signs(await self._status())
-        return Signs(
+        return Health(
             broker=broker,
             actors=self._actors(),
             silent=self._silent,
@@ -183,12 +183,12 @@ class Watchdog:
     async def _note(self, late: Sequence[Overdue], at: float) -> None:
         """Writes down what is overdue, with stacks; says where, or that the disk hangs."""
         names = concerned([each.wait for each in late], list(self._places))
-        looks = (aside(partial(look, self._places[name][1])) for name in names)
+        looks = (run_in_daemon_thread(partial(look, self._places[name][1])) for name in names)
         found = dict(zip(names, await asyncio.gather(*looks), strict=True))
         states = "; ".join(f"{name}: {each.states}" for name, each in found.items())
         try:
             async with asyncio.timeout(WRITE_SECONDS):
-                stacks = await aside(lambda: self._write_down(late, found, at))
+                stacks = await run_in_daemon_thread(lambda: self._write_down(late, found, at))
         except TimeoutError:
             stacks = f"no file yet: its disk did not answer within {WRITE_SECONDS:g} s"
         self._screen.say(escape("; ".join([*([states] if states else []), f"stacks in {stacks}"])))

@@ -78,8 +78,8 @@ def read_rates(directory: "RunDirectory") -> Measured:
     """
     rows = {row["version"]: row for row in directory.rows("metrics.jsonl")}
     every = [rows[version] for version in sorted(rows)]
-    sitting = every[-1].get("sitting_started_at") if every else None
-    trained = [row for row in every if row.get("sitting_started_at") == sitting]
+    session = every[-1].get("session_started_at") if every else None
+    trained = [row for row in every if row.get("session_started_at") == session]
     leased = last_lease(directory.path) or 0.0
     batches = [row for row in trained if row["step_finished_at"] < leased][-MOST_BATCHES:]
     if len(batches) < LEAST_BATCHES:
@@ -99,7 +99,7 @@ def rates_of(
     """The rates behind recorded rows, at least LEAST_BATCHES of them.
 
     Args:
-        batches: Statistics of consecutive trained batches of one sitting, in order.
+        batches: Statistics of consecutive trained batches of one session, in order.
         swaps: Swap reports.
         groups: The trained groups, in the order in which they were accepted; those of other batches
             are only what an engine had beside.

@@ -45,7 +45,7 @@ LIMITS = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Given:
+class PlanInputs:
     """Rates from the command line; None where not given."""
 
     tokens: float | None
@@ -84,7 +84,7 @@ def plan(
     config: RunConfig,
     *,
     run: RunDirectory | None,
-    given: Given,
+    given: PlanInputs,
     bounds: Sequence[int],
     devices: int | None,
 ) -> dict[str, Any]:
@@ -159,7 +159,7 @@ def show(document: dict[str, Any], console: Console) -> None:
 
 
 def _source(
-    config: RunConfig, run: RunDirectory | None, given: Given, bounds: Sequence[int]
+    config: RunConfig, run: RunDirectory | None, given: PlanInputs, bounds: Sequence[int]
 ) -> tuple[Source, list[str], dict[str, Any] | None]:
     """Rates; what to keep in mind of them; how the run that they are of compares."""
     missing = [name for name, value in given.needed.items() if value is None]
@@ -190,7 +190,7 @@ def _was_evaluated(run: RunDirectory) -> bool:
     return bool(json.loads(run.summary_file.read_text()).get("heldout", True))
 
 
-def _given(config: RunConfig, given: Given) -> Rates:
+def _given(config: RunConfig, given: PlanInputs) -> Rates:
     tokens, one, full = given.tokens, given.rollout_rate, given.engine_rate
     assert tokens is not None
     assert one is not None

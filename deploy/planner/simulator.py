@@ -28,7 +28,7 @@ from queues.errors import QueueClosed
 from queues.policy.admission import Bounds
 from queues.policy.dynamic_sampling import TieFilter
 from queues.records import BatchRecord, Lease, Prompt, Summary
-from queues.state.broker_state import Book
+from queues.state.broker_state import BrokerState
 from queues.state.groups import State
 
 
@@ -107,7 +107,7 @@ class Simulation:
             raise InputError(f"{setting.last} steps; at least {setting.warm_up + 2} are needed")
         self._setting, self._rates = setting, rates
         self._chance = random.Random(seed)
-        self._book = Book(
+        self._book = BrokerState(
             bounds=setting.bounds,
             group_size=setting.group_size,
             queued_batches=setting.queued_batches,

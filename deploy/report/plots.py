@@ -76,13 +76,13 @@ def smooth(values: Sequence[float], width: int = WINDOW) -> list[float]:
 def throughput(batches: Sequence[Row]) -> tuple[list[float], list[float]]:
     """Seconds since the first step of the run, and rollouts trained a second over WINDOW batches.
 
-    The first batch of a sitting has no beginning, and is left out.
+    The first batch of a session has no beginning, and is left out.
     """
     seconds, rates = [], []
     passed = 0.0
     recent: list[tuple[int, float]] = []
     for before, row in pairwise(batches):
-        if before.get("sitting_started_at") != row.get("sitting_started_at"):
+        if before.get("session_started_at") != row.get("session_started_at"):
             recent = []
             continue
         took = row["step_finished_at"] - before["step_finished_at"]

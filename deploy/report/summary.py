@@ -79,26 +79,26 @@ def selection(record: Record) -> dict[str, int]:
 
 
 def samples_per_second(batches: Sequence[Row]) -> float | None:
-    """Rollouts trained per second, from the first step's end of each sitting to its last one's."""
-    sittings = _sittings(batches)
-    seconds = sum(_span(rows) for rows in sittings)
-    rollouts = sum(row["rollouts_trained"] for rows in sittings for row in rows[1:])
+    """Rollouts trained per second, from the first step's end of each session to its last one's."""
+    sessions = _sessions(batches)
+    seconds = sum(_span(rows) for rows in sessions)
+    rollouts = sum(row["rollouts_trained"] for rows in sessions for row in rows[1:])
     return rollouts / seconds if seconds else None
 
 
 def learner_idle(batches: Sequence[Row]) -> float | None:
     """Share of the same time in which the learner waited for a batch."""
-    sittings = _sittings(batches)
-    seconds = sum(_span(rows) for rows in sittings)
+    sessions = _sessions(batches)
+    seconds = sum(_span(rows) for rows in sessions)
     waits = sum(
-        row["wait_finished_at"] - row["wait_started_at"] for rows in sittings for row in rows[1:]
+        row["wait_finished_at"] - row["wait_started_at"] for rows in sessions for row in rows[1:]
     )
     return waits / seconds if seconds else None
 
 
-def _sittings(batches: Sequence[Row]) -> list[list[Row]]:
+def _sessions(batches: Sequence[Row]) -> list[list[Row]]:
     """The batches of each loop of a learner, in order."""
-    return [list(rows) for _, rows in groupby(batches, key=itemgetter("sitting_started_at"))]
+    return [list(rows) for _, rows in groupby(batches, key=itemgetter("session_started_at"))]
 
 
 def _span(rows: Sequence[Row]) -> float:

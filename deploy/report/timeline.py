@@ -84,11 +84,11 @@ def read_timeline(
 
 
 def window(batches: Sequence[Row], count: int) -> Sequence[Row]:
-    """Up to `count` consecutive batches of one sitting, after the warm-up if there are enough."""
+    """Up to `count` consecutive batches of one session, after the warm-up if there are enough."""
     start = max(0, min(WARM_UP, len(batches) - count))
     shown = list(batches[start : start + count])
     for place, row in enumerate(shown):
-        if row.get("sitting_started_at") != shown[0].get("sitting_started_at"):
+        if row.get("session_started_at") != shown[0].get("session_started_at"):
             return shown[:place]
     return shown
 

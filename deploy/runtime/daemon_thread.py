@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 
-async def aside(work: Callable[[], T]) -> T:
+async def run_in_daemon_thread(work: Callable[[], T]) -> T:
     """What `work` returns or raises, in a thread of its own; the caller sets the deadline.
 
     Begins at once, and goes on where the caller is cancelled.

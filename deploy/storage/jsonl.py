@@ -12,7 +12,7 @@ from deploy.storage.run_directory import RunDirectory
 from queues.runtime.disk_space import is_full
 
 
-class Rows:
+class JsonlWriter:
     """Appends rows in order; what found no room comes with the next ones, of whichever file."""
 
     def __init__(self, directory: RunDirectory) -> None:

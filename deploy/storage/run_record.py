@@ -26,9 +26,9 @@ class Earlier:
 
 @dataclass(slots=True)
 class Record:
-    """What the driver has gathered of a run so far, in all of its sittings.
+    """What the driver has gathered of a run so far, in all of its sessions.
 
-    A sitting is the time from a `headway run` or `headway resume` to its end.
+    A session is the time from a `headway run` or `headway resume` to its end.
     """
 
     name: str

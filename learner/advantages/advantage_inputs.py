@@ -14,7 +14,7 @@ from learner.errors import InputError, TrainingDiverged
 
 
 @dataclass(frozen=True, kw_only=True)
-class Given:
+class AdvantageInputs:
     """Arguments of `compute_advantages`, which describes them.
 
     Raises:

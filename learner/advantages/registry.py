@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from learner.advantages.advantage_inputs import Given
+from learner.advantages.advantage_inputs import AdvantageInputs
 from learner.advantages.grouped import GroupedRewards
 from learner.errors import InputError
 from learner.registry import Registry, options_of, refuse_unknown_options
@@ -158,7 +158,7 @@ def compute_advantages(
     """
     estimator = ESTIMATORS[name]
     refuse_unknown_options(f"advantage {name!r}", options, options_of(estimator.function))
-    given = Given(
+    given = AdvantageInputs(
         rewards=rewards,
         group_ids=group_ids,
         lengths=lengths,

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 
-class FolderForm:
+class HuggingFaceNames:
     """What a model's tensors are called and shaped like in its folder.
 
     Args:

@@ -18,7 +18,7 @@ from learner.config.objective import CriticConfig
 from learner.diagnostics.trained_log import note_trained
 from learner.engine import checkpoint
 from learner.engine.deepspeed import CriticEngine, PolicyEngine
-from learner.model.hf_names import FolderForm
+from learner.model.hf_names import HuggingFaceNames
 from learner.model.policy import load_policy
 from learner.model.reference import REFERENCE_FOLDER, Reference
 from learner.model.scalar_model import load_scalar_model
@@ -103,7 +103,7 @@ class Rank:
             float32_head=config.float32_head,
             value_head=shared is not None,
         )
-        self._folder_form = FolderForm(policy.model)
+        self._folder_form = HuggingFaceNames(policy.model)
         rates = {"value_head": shared.learning_rate} if shared else None
         trained = self._steps - (critic.pretrain_batches if critic else 0)
         steps = max(1, trained) * config.steps_per_batch

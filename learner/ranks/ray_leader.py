@@ -19,12 +19,12 @@ from learner.ranks.rank import Rank
 from learner.ranks.ray_failure import failure
 from queues.ray_broker import share
 from queues.records import Payload
-from weight_sync.publish.background_publisher import Publishing
+from weight_sync.publish.background_publisher import BackgroundPublisher
 
 Call = Callable[..., Awaitable[Any]]
 
 
-class Lead:
+class RankZero:
     """All ranks of a learner, led by this one."""
 
     def __init__(
@@ -32,7 +32,7 @@ class Lead:
         rank: Rank,
         followers: Sequence[Any],
         call: Call,
-        publisher: Publishing,
+        publisher: BackgroundPublisher,
         *,
         checkpoints: Path,
     ) -> None:

@@ -101,7 +101,7 @@ class RankActor:
         Published weights are kept until this process ends, so that actors can still take them.
         """
         from learner.learner import Learner
-        from learner.ranks.ray_leader import Lead
+        from learner.ranks.ray_leader import RankZero
         from weight_sync.sender import make_publisher
 
         state = self._rank.state
@@ -111,7 +111,7 @@ class RankActor:
                 f"{f'version {state.version}' if state else 'the initial model'}"
             )
         self._publisher = make_publisher(weight_sync, broadcaster)
-        lead = Lead(
+        lead = RankZero(
             self._rank, followers, self._call, self._publisher, checkpoints=Path(checkpoints)
         )
         learner = self._learner = Learner(

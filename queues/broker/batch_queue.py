@@ -12,7 +12,7 @@ from queues.broker.commit_pipeline import Commits
 from queues.errors import AccountingError, InputError
 from queues.readers.accounting import account
 from queues.records import Batch, BatchRecord
-from queues.state.broker_state import Book
+from queues.state.broker_state import BrokerState
 from queues.storage.journal import Journal, Location, read_group
 from queues.storage.ledger import Ledger
 
@@ -34,7 +34,7 @@ class Batches:
 
     def __init__(
         self,
-        book: Book,
+        book: BrokerState,
         ledger: Ledger,
         commits: Commits,
         journal: Journal,

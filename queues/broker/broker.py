@@ -44,10 +44,10 @@ from queues.errors import InputError, ProtocolError, QueueClosed, QueuesError, S
 from queues.policy.admission import Bounds
 from queues.policy.dynamic_sampling import TieFilter
 from queues.policy.prompt_retirement import Retirement
-from queues.policy.staleness_controller import Steering, WindowController
+from queues.policy.staleness_controller import StalenessController, WindowController
 from queues.readers.accounting import Accounting, account
 from queues.records import Batch, Evaluation, Lease, Payload, Prompt, Purpose, PutStatus
-from queues.state.broker_state import ENGINE_LOST, Book
+from queues.state.broker_state import ENGINE_LOST, BrokerState
 from queues.storage.journal import Journal
 from queues.storage.ledger import Ledger
 from queues.storage.ledger_schema import JOURNAL_NAME
@@ -91,7 +91,7 @@ class Broker:
         if group_size < 1:
             raise InputError(f"group_size = {group_size} must be at least 1")
         limit = config.max_filtered_batches * groups_per_batch
-        self._book = Book(
+        self._book = BrokerState(
             bounds=Bounds(
                 max_staleness=config.max_staleness,
                 groups_per_batch=groups_per_batch,
@@ -106,7 +106,7 @@ class Broker:
             greedy_baseline=greedy_baseline,
             steering=None
             if config.ess_target is None
-            else Steering(
+            else StalenessController(
                 WindowController(
                     target=config.ess_target, most=config.max_staleness, batches=config.ess_batches
                 )

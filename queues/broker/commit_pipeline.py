@@ -19,7 +19,7 @@ from typing import TypeVar
 from queues.broker.long_polls import LongPolls
 from queues.errors import LedgerError, QueueClosed
 from queues.records import Payload
-from queues.state.broker_state import UNREACHABLE, Book
+from queues.state.broker_state import UNREACHABLE, BrokerState
 from queues.storage.group_commit import Writer
 from queues.storage.journal import Journal, Location
 from queues.storage.ledger import Ledger
@@ -38,7 +38,9 @@ class Commits:
         interval: Seconds that a commit waits for other changes to join it.
     """
 
-    def __init__(self, book: Book, ledger: Ledger, journal: Journal, *, interval: float) -> None:
+    def __init__(
+        self, book: BrokerState, ledger: Ledger, journal: Journal, *, interval: float
+    ) -> None:
         self._book = book
         self._ledger = ledger
         self._journal = journal

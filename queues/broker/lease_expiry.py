@@ -12,7 +12,7 @@ from functools import partial
 
 from queues.broker.commit_pipeline import Commits
 from queues.errors import LedgerError
-from queues.state.broker_state import Book
+from queues.state.broker_state import BrokerState
 from queues.state.groups import Group, State
 from queues.storage.ledger import Ledger
 
@@ -30,7 +30,7 @@ class Leases:
     """
 
     def __init__(
-        self, book: Book, ledger: Ledger, commits: Commits, *, lease_seconds: float
+        self, book: BrokerState, ledger: Ledger, commits: Commits, *, lease_seconds: float
     ) -> None:
         self._book = book
         self._ledger = ledger

@@ -7,7 +7,7 @@ from functools import partial
 from queues.broker.commit_pipeline import Commits
 from queues.errors import InputError, ProtocolError, QueueClosed
 from queues.records import Evaluation, Prompt
-from queues.state.broker_state import Book
+from queues.state.broker_state import BrokerState
 from queues.state.evaluations import EvaluationRun
 from queues.storage.ledger import Ledger, dump_prompt
 
@@ -23,7 +23,7 @@ class Feed:
         commits: Makes it durable.
     """
 
-    def __init__(self, book: Book, ledger: Ledger, commits: Commits) -> None:
+    def __init__(self, book: BrokerState, ledger: Ledger, commits: Commits) -> None:
         self._book = book
         self._ledger = ledger
         self._commits = commits

@@ -13,14 +13,14 @@ from queues.errors import AccountingError, InputError
 from queues.policy.admission import feasible
 from queues.readers.accounting import account
 from queues.records import BatchRecord
-from queues.state.broker_state import BATCHES_KEPT, UNREACHABLE, Book
+from queues.state.broker_state import BATCHES_KEPT, UNREACHABLE, BrokerState
 from queues.state.evaluations import EvaluationRun
 from queues.state.groups import Group, Groups, State
 from queues.storage.ledger import DROPPED_SINCE_TAKE, LET_THROUGH, Ledger, load_prompt
 from queues.storage.snapshot import Row, Snapshot
 
 
-def recover(ledger: Ledger, book: Book) -> None:
+def recover(ledger: Ledger, book: BrokerState) -> None:
     """Fill a new book with what the ledger says.
 
     Raises:
@@ -62,7 +62,7 @@ def recover(ledger: Ledger, book: Book) -> None:
     _check_due(book)
 
 
-def _check_shape(ledger: Ledger, book: Book) -> None:
+def _check_shape(ledger: Ledger, book: BrokerState) -> None:
     shape = {"groups_per_batch": book.bounds.groups_per_batch, "group_size": book.group_size}
     for name, value in shape.items():
         begun_with = ledger.remember(name, str(value))
@@ -70,7 +70,7 @@ def _check_shape(ledger: Ledger, book: Book) -> None:
             raise InputError(f"{name} = {value}, but this run was begun with {begun_with}")
 
 
-def _check_accounts(ledger: Ledger, book: Book) -> None:
+def _check_accounts(ledger: Ledger, book: BrokerState) -> None:
     counts, memory = ledger.counts(), dict(book.groups.counts)
     if not account(counts, memory).balanced:
         raise AccountingError(
@@ -79,7 +79,7 @@ def _check_accounts(ledger: Ledger, book: Book) -> None:
         )
 
 
-def _check_due(book: Book) -> None:
+def _check_due(book: BrokerState) -> None:
     bounds, due = book.bounds, book.groups.due
     size = bounds.groups_per_batch
     if bounds.on_overdue == "wait" and not feasible(
@@ -92,7 +92,7 @@ def _check_due(book: Book) -> None:
         )
 
 
-def _place_groups(snapshot: Snapshot, book: Book) -> None:
+def _place_groups(snapshot: Snapshot, book: BrokerState) -> None:
     redelivered, anew = [], set(snapshot.issued_anew)
     age = time.monotonic() - time.time()  # from epoch to monotonic seconds
     for row in snapshot.groups:

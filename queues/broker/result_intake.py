@@ -9,7 +9,7 @@ from queues.broker.long_polls import LongPolls
 from queues.broker.payload_batching import Arrivals
 from queues.errors import ProtocolError, QueuesError, SchemaError
 from queues.records import Payload, PutStatus, Summary
-from queues.state.broker_state import Book
+from queues.state.broker_state import BrokerState
 from queues.state.groups import Group, State
 from queues.storage.journal import Location
 from queues.storage.ledger import Ledger
@@ -28,7 +28,9 @@ class Puts:
         arrivals: Looks at payloads.
     """
 
-    def __init__(self, book: Book, ledger: Ledger, commits: Commits, arrivals: Arrivals) -> None:
+    def __init__(
+        self, book: BrokerState, ledger: Ledger, commits: Commits, arrivals: Arrivals
+    ) -> None:
         self._book = book
         self._ledger = ledger
         self._commits = commits

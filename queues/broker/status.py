@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from queues.records import BatchRecord, Purpose, PutStatus
-from queues.state.broker_state import Book
+from queues.state.broker_state import BrokerState
 from queues.state.groups import State
 
 
@@ -60,7 +60,7 @@ class BrokerStatus:
     """The newest ones after the version asked for, oldest first."""
 
 
-def status_of(book: Book, after: int, *, paused: str | None) -> BrokerStatus:
+def status_of(book: BrokerState, after: int, *, paused: str | None) -> BrokerStatus:
     """This moment of a book, with the newest batches trained later than version `after`."""
     since, now = book.results.oldest_since(), time.monotonic()
     issued = book.prompts.oldest_since()

@@ -121,7 +121,7 @@ def _moved(state: WindowState, window: int, reason: str) -> WindowState:
     return replace(state, window=window, settling=max(state.window, window) + 1, reason=reason)
 
 
-class Steering:
+class StalenessController:
     """The controller of one run: its state goes with the statistics of every batch, and from there.
 
     Args:

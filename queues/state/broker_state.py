@@ -14,7 +14,7 @@ from queues.errors import ProtocolError, QueueClosed
 from queues.policy.admission import Bounds, Choice, choose_batch, leases_allowed
 from queues.policy.dynamic_sampling import TieFilter, Verdict
 from queues.policy.prompt_retirement import Retirement
-from queues.policy.staleness_controller import Steering
+from queues.policy.staleness_controller import StalenessController
 from queues.records import (
     REWARD_MODEL_LOST,
     BatchRecord,
@@ -41,7 +41,7 @@ UNREACHABLE = "version_not_reached"
 
 
 @dataclass(slots=True, kw_only=True)
-class Book:
+class BrokerState:
     """Who holds what, at which version the learner is, and what may happen next."""
 
     bounds: Bounds
@@ -52,7 +52,7 @@ class Book:
     """Wait after a failed attempt; doubled with each further one, at most MOST_DOUBLINGS times."""
     greedy_baseline: bool = False
     """Whether every train group is generated with a greedy rollout beside it."""
-    steering: Steering | None = None
+    steering: StalenessController | None = None
     """Of the window of staleness; None keeps it at its widest."""
     tie_filter: TieFilter | None = None
     retirement: Retirement = field(default_factory=Retirement)

@@ -25,7 +25,7 @@ CREATE TABLE IF NOT EXISTS partials (       -- at most one for a group without a
 """
 
 
-class Partials:
+class PartialGroups:
     """A table of the ledger; for its thread and inside its transactions, as `Ledger` itself."""
 
     def __init__(self, database: sqlite3.Connection) -> None:

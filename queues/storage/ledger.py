@@ -20,7 +20,7 @@ from queues.records import Lease, Prompt, Purpose, Summary
 from queues.runtime.disk_space import is_full
 from queues.state.evaluations import EvaluationRun
 from queues.state.groups import OVERDUE, Acceptance, Group, State
-from queues.state.partial_groups import Partials
+from queues.state.partial_groups import PartialGroups
 from queues.storage.journal import Location
 from queues.storage.ledger_schema import (
     FILE_NAME,
@@ -67,7 +67,7 @@ class Ledger:
             check_schema_version(self._database, path)
             check(self._database, path)
             add_later_parts(self._database)
-            self.partials = Partials(self._database)
+            self.partials = PartialGroups(self._database)
             protect(self._database)
             keep_counts(self._database)
         except BlockingIOError as error:

@@ -8,8 +8,8 @@ import asyncio
 import time
 
 from actors.metrics import ActorMetrics
-from actors.rollout.actor_statistics import Tally
-from deploy import session as sitting
+from actors.rollout.actor_statistics import ActorStatistics
+from deploy import session as session
 from deploy.cli import main
 from deploy.run import Run
 from queues.broker.metrics import serve
@@ -38,7 +38,7 @@ class Crowded(Run):
 
     async def simulate(self, index: int) -> None:
         name, engine = f"actor-{index}", f"engine-{index}"
-        tally = Tally(engine)
+        tally = ActorStatistics(engine)
         tally.groups.update([*(status.value for status in PutStatus), "failed", "aborted"])
         self.record.restarts[name] = 1
         self.targets.add(name, f"{HOST}:{serve([ActorMetrics(tally)], host=HOST)}")
@@ -59,5 +59,5 @@ class Crowded(Run):
 
 
 if __name__ == "__main__":
-    sitting.Run = Crowded
+    session.Run = Crowded
     main()

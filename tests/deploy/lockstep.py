@@ -31,7 +31,7 @@ from actors.engines.scripted import ScriptedEngine
 from actors.environments.registry import load_environment
 from actors.rewards import Shaping
 from actors.rewards.rewards import Inline, Rewards
-from actors.rollout.actor_statistics import Tally, engine_id_of
+from actors.rollout.actor_statistics import ActorStatistics, engine_id_of
 from actors.rollout.chat_rendering import Renderer
 from actors.rollout.episode import EpisodeRunner
 from actors.rollout.rollout_worker import RolloutWorker
@@ -201,7 +201,7 @@ def weights_of_nothing(version):
 
 
 class World:
-    """One sitting of a run in a folder, from its start or from what lies there, to its end."""
+    """One session of a run in a folder, from its start or from what lies there, to its end."""
 
     def __init__(self, folder):
         self.folder, self.stop = folder, asyncio.Event()
@@ -236,13 +236,14 @@ class World:
             return episodes.run(replace(lease, attempt=1), index, saved)
 
         worker = RolloutWorker(
-            Tally(engine_id_of(index)), self.broker, first_attempt, interrupt=engine.interrupt,
-            max_concurrent_rollouts=2 * SIZE, largest_group=SIZE, heartbeat_seconds=HEARTBEAT,
+            ActorStatistics(engine_id_of(index)), self.broker, first_attempt,
+            interrupt=engine.interrupt, max_concurrent_rollouts=2 * SIZE, largest_group=SIZE,
+            heartbeat_seconds=HEARTBEAT,
         )  # fmt: skip
         return engine, worker
 
     async def run(self):
-        """Trains to the last step; the checksums of the versions that this sitting published."""
+        """Trains to the last step; the checksums of the versions that this session published."""
         start = newest_checkpoint(self.folder)
         if start is not None:
             self.trainer.load(start[1])
@@ -328,7 +329,7 @@ def lockstep(monkeypatch, crashes):
 
 
 def play(monkeypatch, folder, moments=()):
-    """One sitting in a folder; checksums by version, and the crashes on the way."""
+    """One session in a folder; checksums by version, and the crashes on the way."""
     crashes = Crashes(folder, moments)
 
     async def main():

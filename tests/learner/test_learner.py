@@ -105,12 +105,12 @@ def test_a_timeout_asks_for_the_same_version_again():
 def test_statistics_carry_ordered_wall_clock_times():
     _, queue, *_ = run([BATCH, BATCH])
     names = ["wait_started", "wait_finished", "step_started", "step_finished", "published"]
-    times = [queue.acknowledged[0][f"{name}_at"] for name in ["sitting_started", *names]]
+    times = [queue.acknowledged[0][f"{name}_at"] for name in ["session_started", *names]]
     assert times == sorted(times)
     assert queue.acknowledged[0]["loss"] == 0.5
     assert queue.acknowledged[1]["weights_checksum"] == "weights of 2", "what the batch produced"
-    began = {row["sitting_started_at"] for row in queue.acknowledged.values()}
-    assert len(began) == 1, "one sitting"
+    began = {row["session_started_at"] for row in queue.acknowledged.values()}
+    assert len(began) == 1, "one session"
 
 
 def test_totals_go_on_from_those_of_the_checkpoint_and_into_the_next():

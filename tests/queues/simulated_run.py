@@ -16,9 +16,9 @@ from queues.errors import QueueClosed
 from queues.policy.admission import Bounds, OnOverdue, feasible
 from queues.policy.dynamic_sampling import TieFilter
 from queues.policy.prompt_retirement import split
-from queues.policy.staleness_controller import Steering, WindowController, WindowState
+from queues.policy.staleness_controller import StalenessController, WindowController, WindowState
 from queues.records import BatchRecord, Lease, Prompt, Purpose, Summary
-from queues.state.broker_state import ENGINE_LOST, Book
+from queues.state.broker_state import ENGINE_LOST, BrokerState
 from queues.state.groups import FILTERED, OVERDUE, Group, State
 
 GROUP_SIZE = 2
@@ -52,7 +52,7 @@ class Fact:
 class Run:
     """One run to its end; what happened is in its fields."""
 
-    book: Book
+    book: BrokerState
     seed: int
     tie_rate: float
     prompts: int | None = None
@@ -96,7 +96,9 @@ class Run:
         self.tied: set[str] = set()
         if self.changes_window:
             most = self.book.bounds.max_staleness
-            self.book.steering = Steering(WindowController(target=0.5, most=most, batches=1))
+            self.book.steering = StalenessController(
+                WindowController(target=0.5, most=most, batches=1)
+            )
         self.held: dict[str, tuple[str, Lease, float]] = {}
         """Engine, lease and its beginning, by group: what engines generate."""
         self.needs: dict[str, float] = {}
@@ -366,7 +368,7 @@ def make_book(
     baseline: bool = False,
     policy: OnOverdue = "wait",
     most_live: int | None = None,
-) -> Book:
+) -> BrokerState:
     bounds = Bounds(
         max_staleness=max_staleness,
         groups_per_batch=size,
@@ -374,7 +376,7 @@ def make_book(
         on_overdue=policy,
         most_live=most_live,
     )
-    return Book(
+    return BrokerState(
         bounds=bounds,
         group_size=GROUP_SIZE,
         queued_batches=2,

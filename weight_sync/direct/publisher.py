@@ -14,14 +14,14 @@ import time
 import torch
 
 from weight_sync.direct.engines import DirectEngines
-from weight_sync.publish.background_publisher import Handed, Publishing
+from weight_sync.publish.background_publisher import BackgroundPublisher, PendingVersion
 from weight_sync.publish.snapshot import Snapshot
 
 SEED_SECONDS = 1.0
 """How often it is looked for engines without the newest version."""
 
 
-class DirectPublisher(Publishing):
+class DirectPublisher(BackgroundPublisher):
     """Sends every version to every engine. Calls come from one thread at a time.
 
     Args:
@@ -44,14 +44,14 @@ class DirectPublisher(Publishing):
         self._engines = engines
         self._newest: Snapshot | None = None
 
-    def _send(self, handed: Handed) -> None:
+    def _send(self, handed: PendingVersion) -> None:
         before, self._newest = self._newest, None  # what fails now is not to be sent again
         if before is not None:
             self._give_back(before)
         self._engines.send(handed.version, handed.snapshot.tensors, handed.created_at)
         self._newest = handed.snapshot
 
-    def _late(self, sending: Handed) -> str | None:
+    def _late(self, sending: PendingVersion) -> str | None:
         serving = self._engines.serving
         if serving is None or time.monotonic() - serving[1] <= 2 * self._timeout:
             return None

@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Handed:
+class PendingVersion:
     """A version between `publish` and its end."""
 
     version: int
@@ -46,7 +46,7 @@ def check_follows(version: int, last: int | None) -> None:
         )
 
 
-class Publishing(ABC):
+class BackgroundPublisher(ABC):
     """Sends versions in the background. Calls come from one thread at a time.
 
     Args:
@@ -63,8 +63,8 @@ class Publishing(ABC):
         self._wire_dtype = wire_dtype
         self._changed = threading.Condition()
         self._idle: list[Snapshot] = []
-        self._waiting: Handed | None = None
-        self._sending: Handed | None = None
+        self._waiting: PendingVersion | None = None
+        self._sending: PendingVersion | None = None
         self._sending_since = 0.0
         self._failed: tuple[int, BaseException] | None = None
         self._closing = False
@@ -75,13 +75,13 @@ class Publishing(ABC):
         """Versions that a newer one overtook before they were sent; nobody was told of them."""
 
     @abstractmethod
-    def _send(self, handed: Handed) -> Snapshot | None:
+    def _send(self, handed: PendingVersion) -> Snapshot | None:
         """Background: sends a version; the snapshot that nobody reads any more, if there is one."""
 
     def _between(self) -> None:  # noqa: B027  (most have nothing to do)
         """Background: what is done every `idle_seconds`."""
 
-    def _late(self, sending: Handed) -> str | None:
+    def _late(self, sending: PendingVersion) -> str | None:
         """What to say of a version that is being sent for too long; None while it is not."""
         if time.monotonic() - self._sending_since <= self._timeout:
             return None
@@ -111,7 +111,7 @@ class Publishing(ABC):
         snapshot = self._free_snapshot(version)
         digest = snapshot.take(tensors, self._wire_dtype)
         with self._changed:
-            self._waiting = Handed(version, snapshot, created_at)
+            self._waiting = PendingVersion(version, snapshot, created_at)
             self.version = version
             self._changed.notify_all()
         if self._thread is None:

@@ -18,14 +18,14 @@ from weight_sync.buckets import BucketPlan, plan_buckets
 from weight_sync.checksum import bytes_of
 from weight_sync.codecs.delta_encoder import DeltaEncoder, Encoded
 from weight_sync.manifest import Delta, Manifest
-from weight_sync.publish.background_publisher import Handed, Publishing
+from weight_sync.publish.background_publisher import BackgroundPublisher, PendingVersion
 from weight_sync.publish.snapshot import Snapshot
 from weight_sync.transports.protocol import Piece, Transport
 
 Announce = Callable[[Manifest], Awaitable[None] | None]
 
 
-class Publisher(Publishing):
+class Publisher(BackgroundPublisher):
     """Stores versions in a transport and announces them. Calls come from one thread at a time.
 
     Args:
@@ -58,7 +58,7 @@ class Publisher(Publishing):
     def _close(self) -> None:
         self._transport.close()
 
-    def _send(self, handed: Handed) -> Snapshot:
+    def _send(self, handed: PendingVersion) -> Snapshot:
         """Everything between the snapshot and the announcement."""
         version = handed.version
         plan, pieces = _cut(handed.snapshot, self._bucket_bytes)

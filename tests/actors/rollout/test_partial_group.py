@@ -4,13 +4,13 @@ from dataclasses import replace
 
 from fakes import lease, rollout
 
-from actors.rollout.partial_group import Draft
+from actors.rollout.partial_group import PartialGroup
 from queues.records import FinishReason
 from queues.schema import decode
 
 
 def test_a_draft_is_due_when_half_of_its_tokens_are_new_and_has_changed_when_any_is():
-    draft = Draft(lease(size=4))
+    draft = PartialGroup(lease(size=4))
     seen = []
     for index in range(4):  # of 2 tokens each
         draft.keep(rollout(lease(), index))
@@ -22,7 +22,7 @@ def test_a_draft_is_due_when_half_of_its_tokens_are_new_and_has_changed_when_any
 
 
 def test_a_rollout_of_which_nothing_was_sampled_is_not_kept():
-    draft = Draft(lease())
+    draft = PartialGroup(lease())
     nothing = replace(
         rollout(lease(), 0), token_ids=[5], loss_mask=[False], behavior_logprobs=[0.0],
         versions=[-1], finish_reason=FinishReason.ABORTED,
@@ -33,9 +33,9 @@ def test_a_rollout_of_which_nothing_was_sampled_is_not_kept():
 
 
 def test_a_draft_goes_on_from_what_the_lease_carries_under_its_own_attempt():
-    first = Draft(lease(attempt=1))
+    first = PartialGroup(lease(attempt=1))
     first.keep(rollout(lease(), 1))
-    again = Draft(replace(lease(attempt=2), saved=first.encode()))
+    again = PartialGroup(replace(lease(attempt=2), saved=first.encode()))
     assert not again.changed
     again.keep(rollout(lease(), 0))
     group = decode(again.encode())

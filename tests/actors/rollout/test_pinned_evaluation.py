@@ -10,7 +10,7 @@ from fakes import Desk, episodes, lease, rollout
 from actors.engines.protocol import SamplingParameters
 from actors.engines.scripted import ScriptedEngine
 from actors.errors import RolloutFailed
-from actors.rollout.actor_statistics import Tally
+from actors.rollout.actor_statistics import ActorStatistics
 from actors.rollout.rollout_worker import RolloutWorker
 from queues.broker.broker import Broker
 from queues.config import QueuesConfig
@@ -67,7 +67,7 @@ async def actor(index, broker, purpose, done, *, rate, failures=0):
         return made
 
     worker = RolloutWorker(
-        Tally(f"engine-{index}"), broker, episode, interrupt=engine.interrupt,
+        ActorStatistics(f"engine-{index}"), broker, episode, interrupt=engine.interrupt,
         max_concurrent_rollouts=4, largest_group=SIZE, heartbeat_seconds=1.0, purpose=purpose,
     )  # fmt: skip
     return engine, worker
@@ -197,7 +197,7 @@ def evaluator(desk, episode, *, pinned_seconds=60.0):
         pass
 
     return RolloutWorker(
-        Tally("engine-0"), desk, episode, interrupt=interrupt, max_concurrent_rollouts=4,
+        ActorStatistics("engine-0"), desk, episode, interrupt=interrupt, max_concurrent_rollouts=4,
         largest_group=2, heartbeat_seconds=60.0, purpose=Purpose.EVALUATE,
         pinned_seconds=pinned_seconds,
     )  # fmt: skip

@@ -10,7 +10,7 @@ from fakes import Desk, episodes, lease, rollout
 from actors.engines.protocol import SamplingParameters
 from actors.engines.scripted import ScriptedEngine
 from actors.errors import EngineDied, InputError, RewardFailed, RolloutFailed
-from actors.rollout.actor_statistics import Tally
+from actors.rollout.actor_statistics import ActorStatistics
 from actors.rollout.occupancy import Occupancy
 from actors.rollout.rollout_worker import RolloutWorker
 from queues.broker.broker import Broker
@@ -64,7 +64,7 @@ class Counted(RolloutWorker):
 
 def build(desk, stage, *, slots=4, size=2, heartbeat=60.0):
     return Counted(
-        Tally("engine-0"),
+        ActorStatistics("engine-0"),
         desk,
         stage.run,
         interrupt=stage.interrupt,
@@ -240,7 +240,7 @@ def test_a_rollout_that_the_schema_refuses_fails_its_group():
             return rollout(of, index, version=-5)
 
         worker = RolloutWorker(
-            Tally("engine-0"), desk, episode, interrupt=Stage().interrupt,
+            ActorStatistics("engine-0"), desk, episode, interrupt=Stage().interrupt,
             max_concurrent_rollouts=1, largest_group=1, heartbeat_seconds=60,
         )  # fmt: skip
         async with working(worker):
@@ -524,7 +524,7 @@ def test_workers_broker_and_learner_train_every_group_within_the_bound(
             return rollout
 
         worker = Counted(
-            Tally("engine-0"),
+            ActorStatistics("engine-0"),
             broker,
             episode,
             interrupt=engine.interrupt,
@@ -584,7 +584,7 @@ def test_what_a_worker_has_sampled_when_it_is_stopped_is_gone_on_with_by_another
         )
         runner = episodes(engine, SamplingParameters(temperature=1.0, max_new_tokens=30))
         worker = Counted(
-            Tally(name), broker, runner.run, interrupt=engine.interrupt,
+            ActorStatistics(name), broker, runner.run, interrupt=engine.interrupt,
             max_concurrent_rollouts=2, largest_group=2, heartbeat_seconds=60.0,
         )  # fmt: skip
         return engine, worker

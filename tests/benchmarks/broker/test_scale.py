@@ -10,7 +10,14 @@ import pytest
 from benchmarks.broker import scale_arms
 from benchmarks.broker.queue_arms import GROUP_SIZE, prompt_id
 from benchmarks.broker.scale import WITNESSES, generation_seconds, groups_each, options_of, shares
-from benchmarks.broker.scale_arms import CALLS, Crowd, Generating, Tally, manifest, payload_at
+from benchmarks.broker.scale_arms import (
+    CALLS,
+    ActorStatistics,
+    Crowd,
+    Generating,
+    manifest,
+    payload_at,
+)
 from benchmarks.broker.scale_verdict import lines, missed, quantiles, verdict
 from queues.records import Lease, Prompt, Purpose, PutStatus
 from queues.schema import summarize
@@ -140,7 +147,7 @@ def test_only_what_is_accepted_is_a_put():
     async def answer(status):
         return status
 
-    tally = Tally()
+    tally = ActorStatistics()
     for status in PutStatus:
         asyncio.run(tally.timed("put", answer(status)))
     assert len(tally.seconds["put"]) == 1

@@ -2,7 +2,7 @@
 
 import pytest
 
-from deploy.cluster.placement import Node, Want, bundles, hosted, missing, options, wants
+from deploy.cluster.placement import Node, ResourceRequest, bundles, hosted, missing, options, wants
 from deploy.config.placement_config import Placement
 from deploy.config.run_config import load_recipe
 from deploy.errors import InputError
@@ -16,7 +16,9 @@ def node(name, *, cpus=4.0, gpus=0.0, labels=None, **more):
 
 
 def want(role="actors", count=1, *, labels=None, node_id=None, **resources):
-    return Want(role=role, count=count, resources=resources, labels=labels or {}, node_id=node_id)
+    return ResourceRequest(
+        role=role, count=count, resources=resources, labels=labels or {}, node_id=node_id
+    )
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from ray.util import placement_group_table
 from rich.console import Console
 
 from deploy.cluster import placement_group as module
-from deploy.cluster.placement import Want
+from deploy.cluster.placement import ResourceRequest
 from deploy.cluster.placement_group import Reservation
 from deploy.errors import RunFailed
 from deploy.observability.stack_dumps import is_placed
@@ -27,7 +27,7 @@ def screen():
 
 
 def want(role, count, cpus, **where):
-    return Want(role=role, count=count, resources={"CPU": cpus} if cpus else {}, **where)
+    return ResourceRequest(role=role, count=count, resources={"CPU": cpus} if cpus else {}, **where)
 
 
 def states():

@@ -10,14 +10,14 @@ from ray.exceptions import RayActorError, RayTaskError
 from rich.console import Console
 
 from actors.errors import EngineDied, InputError
-from actors.rollout.actor_statistics import Tally
+from actors.rollout.actor_statistics import ActorStatistics
 from deploy.config.run_config import DeployConfig
 from deploy.driver import actor_supervisor as supervisor
 from deploy.driver import restart_policy as restarts
 from deploy.driver.actor_supervisor import Supervisor
 from deploy.errors import RunFailed
 from deploy.runtime.console import Screen
-from deploy.storage.jsonl import Rows
+from deploy.storage.jsonl import JsonlWriter
 from deploy.storage.run_directory import RunDirectory
 from deploy.storage.run_record import Record
 from queues.errors import BrokerLostError, QueueClosed
@@ -58,7 +58,7 @@ class Stage:
             broadcaster=SimpleNamespace(release=self.release_permit),
             config=DeployConfig(**settings),
             record=self.record,
-            rows=Rows(RunDirectory(tmp_path)),
+            rows=JsonlWriter(RunDirectory(tmp_path)),
             screen=Screen(Console(file=self.output, width=200)),
         )
 
@@ -130,7 +130,7 @@ class Actor:
     async def _statistics(self):
         if self.dead:
             raise RayActorError
-        return {**Tally("engine-3").statistics(), "tokens_generated": 10**self.number}
+        return {**ActorStatistics("engine-3").statistics(), "tokens_generated": 10**self.number}
 
 
 @pytest.fixture

@@ -24,7 +24,7 @@ from deploy.driver.recorder import Recorder
 from deploy.driver.restart_policy import Restarts
 from deploy.errors import RunFailed
 from deploy.runtime.console import Screen
-from deploy.storage.jsonl import Rows
+from deploy.storage.jsonl import JsonlWriter
 from deploy.storage.run_directory import RunDirectory
 from deploy.storage.run_record import Record
 
@@ -73,7 +73,7 @@ class Run:
             broadcaster=SimpleNamespace(reports=reports),
             learner=SimpleNamespace(paused=paused),
             actors=[],
-            rows=Rows(RunDirectory(folder)),
+            rows=JsonlWriter(RunDirectory(folder)),
         )  # type: ignore[arg-type]
 
     async def follow(self, seconds: float) -> None:
@@ -175,7 +175,7 @@ def test_rows_that_found_no_room_are_written_once_and_whole_when_there_is(
     tmp_path: Path, full: pytest.MonkeyPatch
 ) -> None:
     directory = RunDirectory(tmp_path)
-    rows = Rows(directory)
+    rows = JsonlWriter(directory)
     rows.write("metrics.jsonl", [{"version": 0}])
     rows.write("metrics.jsonl", [{"version": 1}, Half(version=2)])
     assert rows.kept
@@ -189,14 +189,14 @@ def test_rows_that_found_no_room_are_written_once_and_whole_when_there_is(
 def test_rows_that_cannot_be_written_for_another_reason_are_an_error(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").mkdir()
     with pytest.raises(IsADirectoryError):
-        Rows(RunDirectory(tmp_path)).write("metrics.jsonl", [{}])
+        JsonlWriter(RunDirectory(tmp_path)).write("metrics.jsonl", [{}])
 
 
 def test_an_actor_that_dies_while_the_disk_is_full_is_made_again_and_written_down_later(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     directory, record = RunDirectory(tmp_path), Record("x", 9, 2, 0.0)
-    rows = Rows(directory)
+    rows = JsonlWriter(directory)
     monkeypatch.setattr(restarts, "FIRST_WAIT_SECONDS", 0.0)
     deaths = Restarts(
         "actor-0",

@@ -12,7 +12,7 @@ from deploy.driver import recorder
 from deploy.driver.recorder import Recorder
 from deploy.errors import RunFailed
 from deploy.runtime.console import Screen
-from deploy.storage.jsonl import Rows
+from deploy.storage.jsonl import JsonlWriter
 from deploy.storage.run_directory import RunDirectory
 from deploy.storage.run_record import Record
 
@@ -57,7 +57,7 @@ def follow(folder, monkeypatch, report: Report, seconds: float) -> None:
         broadcaster=SimpleNamespace(reports=reports),
         learner=SimpleNamespace(paused=paused),
         actors=[],
-        rows=Rows(directory),
+        rows=JsonlWriter(directory),
     )
 
     async def main() -> None:

@@ -1,4 +1,4 @@
-"""What a resumed run knows of its earlier sittings."""
+"""What a resumed run knows of its earlier sessions."""
 
 import json
 from dataclasses import replace
@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from deploy.config.run_config import load_recipe
-from deploy.driver.restore import recall
+from deploy.driver.restore import restore
 from deploy.errors import InputError
 from deploy.report.summary import summarise
 from deploy.storage.run_directory import RunDirectory
@@ -22,7 +22,7 @@ def run(tmp_path):
 
 
 def test_a_new_run_has_no_past(run):
-    record = recall(*run, now=100.0)
+    record = restore(*run, now=100.0)
     assert (record.batches, record.swaps, record.heldout) == ([], [], [])
     assert record.seconds(101.5) == 1.5
     assert record.steps == 9
@@ -35,7 +35,7 @@ def test_batches_come_from_the_ledger_and_the_drivers_files_are_mended(run):
     directory.append("swaps.jsonl", [{"version": 0}])
     with (directory.path / "swaps.jsonl").open("a") as file:
         file.write('{"version": 1, "byt')
-    record = recall(config, directory, now=100.0)
+    record = restore(config, directory, now=100.0)
     assert record.batches == [{"version": 0, "loss": 0.5}, {"version": 1, "loss": 0.25}]
     assert record.version == 2
     assert directory.rows("metrics.jsonl") == record.batches
@@ -44,13 +44,13 @@ def test_batches_come_from_the_ledger_and_the_drivers_files_are_mended(run):
 
 def test_seconds_tokens_and_scores_go_on_where_the_last_summary_ended(run):
     config, directory = run
-    earlier = recall(config, directory, now=100.0)
+    earlier = restore(config, directory, now=100.0)
     earlier.actors = [{"tokens_generated": 70, "idle_fraction": 0.5}]
     earlier.heldout.append({"version": 0, "score": 0.25, "seconds": 12.0})
     directory.write_summary(summarise(earlier, status="interrupted", now=130.0))
     assert directory.status() == "interrupted"
 
-    record = recall(config, directory, now=1000.0)
+    record = restore(config, directory, now=1000.0)
     assert record.scored == {0}
     record.actors = [{"tokens_generated": 5, "idle_fraction": 0.5}]
     summary = summarise(record, status="done", now=1010.0)
@@ -66,7 +66,7 @@ def test_restarts_are_counted_apart_by_what_was_made_again(run):
     train(directory, [{"loss": 0.5}])
     named = ["actor-0", "reward-model", "actor-1", "actor-0"]
     directory.append("restarts.jsonl", [{"actor": name} for name in named])
-    record = recall(config, directory, now=100.0)
+    record = restore(config, directory, now=100.0)
     summary = summarise(replace(record, batches=[]), status="done", now=110.0)
     assert summary["restarts"] == {"actors": 3, "reward_models": 1}
 
@@ -102,6 +102,6 @@ def test_a_line_of_restarts_that_was_cut_off_does_not_spoil_the_next_one(run):
     directory.append("restarts.jsonl", [{"actor": "actor-0"}])
     with (directory.path / "restarts.jsonl").open("a") as file:
         file.write('{"actor": "act')
-    assert recall(config, directory, now=100.0).restarts == {"actor-0": 1}
+    assert restore(config, directory, now=100.0).restarts == {"actor-0": 1}
     directory.append("restarts.jsonl", [{"actor": "actor-1"}])
-    assert recall(config, directory, now=200.0).restarts == {"actor-0": 1, "actor-1": 1}
+    assert restore(config, directory, now=200.0).restarts == {"actor-0": 1, "actor-1": 1}

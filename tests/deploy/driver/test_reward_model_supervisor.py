@@ -16,7 +16,7 @@ from deploy.driver import reward_model_supervisor
 from deploy.driver.reward_model_supervisor import RewardModelSupervisor
 from deploy.errors import RunFailed
 from deploy.runtime.console import Screen
-from deploy.storage.jsonl import Rows
+from deploy.storage.jsonl import JsonlWriter
 from deploy.storage.run_directory import RunDirectory
 from deploy.storage.run_record import Record
 
@@ -57,7 +57,7 @@ class Stage:
             self.process,
             config=DeployConfig(**settings),
             record=self.record,
-            rows=Rows(RunDirectory(folder)),
+            rows=JsonlWriter(RunDirectory(folder)),
             screen=Screen(Console(file=self.output, width=200)),
         )
 

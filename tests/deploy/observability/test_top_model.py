@@ -14,7 +14,7 @@ from rich.console import Console
 from deploy.errors import InputError
 from deploy.observability.exporter import Exporter
 from deploy.observability.prometheus_text import Moment, parse
-from deploy.observability.run_client import Watch, events, show
+from deploy.observability.run_client import RunClient, events, show
 from deploy.observability.top_model import Event, view
 from deploy.observability.top_view import ACTORS, screen
 from deploy.storage.run_directory import RunDirectory
@@ -233,7 +233,7 @@ def exporter(tmp_path):
 def test_a_run_is_found_by_its_folder_and_by_its_address(exporter, tmp_path, by):
     address = exporter.address
     name = {"folder": str(tmp_path), "address": address, "url": f"http://{address}/targets"}[by]
-    seen = Watch(name, tmp_path).look()
+    seen = RunClient(name, tmp_path).look()
     assert (seen.run, seen.version) == ("mine", 7)
     assert seen.troubles == ["broker does not answer"]
 
@@ -248,12 +248,12 @@ def test_a_run_without_metrics_says_where_its_figures_are(tmp_path):
     (tmp_path / "recipe.json").write_text("{}")
     (tmp_path / "summary.json").write_text(json.dumps({"status": "done"}))
     with pytest.raises(InputError, match=r"its status is done.*headway report"):
-        Watch(str(tmp_path), tmp_path)
+        RunClient(str(tmp_path), tmp_path)
 
 
 def test_an_address_where_nobody_is_says_so(tmp_path):
     with pytest.raises(InputError, match=r"nothing answers at http://127.0.0.1:1/targets"):
-        Watch("127.0.0.1:1", tmp_path).look()
+        RunClient("127.0.0.1:1", tmp_path).look()
 
 
 @pytest.fixture
@@ -292,7 +292,7 @@ def test_an_address_of_something_else_says_so(answering, tmp_path):
     address, answers = answering
     answers.append(b"SSH-2.0-OpenSSH_9.2\r\n")
     with pytest.raises(InputError, match=r"does not speak HTTP: BadStatusLine"):
-        Watch(address, tmp_path).look()
+        RunClient(address, tmp_path).look()
 
 
 @pytest.mark.parametrize(
@@ -301,7 +301,7 @@ def test_an_address_of_something_else_says_so(answering, tmp_path):
 def test_a_process_that_says_something_else_is_one_that_does_not_answer(answering, tmp_path, said):
     address, answers = answering
     answers += [targets(address), said]
-    assert Watch(address, tmp_path).look().troubles
+    assert RunClient(address, tmp_path).look().troubles
 
 
 def test_a_live_view_outlasts_looks_that_fail_and_ends_with_the_run(answering, tmp_path):

@@ -8,8 +8,8 @@ from deploy.observability.waits import (
     DISK,
     ActorSigns,
     BrokerSigns,
+    Health,
     Overdue,
-    Signs,
     Wait,
     Waits,
     waits,
@@ -29,7 +29,7 @@ BROKER = BrokerSigns(
     paused=False,
 )
 IDLE = {name: ActorSigns(engine_id=f"engine-{name[-1]}", answers=True) for name in ("actor-0",)}
-SIGNS = Signs(broker=BROKER, actors=IDLE, disk=True, groups_per_batch=2)
+SIGNS = Health(broker=BROKER, actors=IDLE, disk=True, groups_per_batch=2)
 
 
 def broker(**changes):

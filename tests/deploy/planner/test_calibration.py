@@ -218,8 +218,8 @@ def test_the_loss_of_sample_size_is_per_squared_version_of_lag():
 def test_a_run_that_has_hardly_begun_again_is_refused(tmp_path):
     run = RunDirectory(tmp_path)
     train_early(run, steps=1, staleness=0)
-    earlier = [{**row, "sitting_started_at": 1.0} for row in rows(40)[:31]]
-    newest = [{**row, "sitting_started_at": 2.0} for row in rows(40)[31:]]
+    earlier = [{**row, "session_started_at": 1.0} for row in rows(40)[:31]]
+    newest = [{**row, "session_started_at": 2.0} for row in rows(40)[31:]]
     run.append("metrics.jsonl", [*earlier, *newest])
     message = f"has trained 9 batches since it was last started, 9 .* at least {LEAST_BATCHES}"
     with pytest.raises(InputError, match=message):

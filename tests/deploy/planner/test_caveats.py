@@ -10,11 +10,11 @@ from deploy.config.run_config import load_recipe
 from deploy.errors import InputError
 from deploy.planner.calibration import Measured
 from deploy.planner.caveats import TAKEN_OVER, caveats, differences, refuse_another_model
-from deploy.planner.command import Given, plan
+from deploy.planner.command import PlanInputs, plan
 from deploy.planner.rates import EngineRates, LearnerRates, Rates
 from deploy.storage.run_directory import RunDirectory
 
-NOTHING = Given(
+NOTHING = PlanInputs(
     tokens=None, tokens_variation=1.0, rollout_rate=None, engine_rate=None, train_rate=None, pause=0
 )
 MEASURED = Measured(

@@ -13,7 +13,7 @@ from rich.console import Console
 
 from deploy.config.run_config import load_recipe
 from deploy.errors import InputError
-from deploy.planner.command import Given, parse_bounds, plan, show
+from deploy.planner.command import PlanInputs, parse_bounds, plan, show
 from deploy.planner.predict import (
     MOST_ACTORS,
     Source,
@@ -27,7 +27,7 @@ from deploy.planner.predict import (
 )
 from deploy.planner.rates import EngineRates, LearnerRates, Rates
 
-GIVEN = Given(
+GIVEN = PlanInputs(
     tokens=40,
     tokens_variation=0.5,
     rollout_rate=100,

@@ -24,12 +24,12 @@ PHONE = 390
 """Pixels."""
 
 
-def batch(version, *, sitting=1.0, waited=1.0, took=4.0, **more):
+def batch(version, *, session=1.0, waited=1.0, took=4.0, **more):
     """A batch that began `took` seconds after the one before."""
     begin = 100.0 + took * version
     return {
         "version": version,
-        "sitting_started_at": sitting,
+        "session_started_at": session,
         "wait_started_at": begin,
         "wait_finished_at": begin + waited,
         "step_started_at": begin + waited,
@@ -87,8 +87,8 @@ def lines(title, *runs):
     ]
 
 
-def test_throughput_leaves_out_the_pause_between_two_sittings():
-    rows = [batch(0), batch(1), batch(50, sitting=2.0), batch(51, sitting=2.0)]
+def test_throughput_leaves_out_the_pause_between_two_sessions():
+    rows = [batch(0), batch(1), batch(50, session=2.0), batch(51, session=2.0)]
     assert throughput(rows) == ([4.0, 8.0], [2.0, 2.0])
 
 

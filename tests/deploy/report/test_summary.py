@@ -13,11 +13,11 @@ from deploy.storage.run_record import Earlier, Record
 from queues.records import Evaluation
 
 
-def batch(version, *, start, end, wait, lags, rollouts=4, sitting=1.0):
+def batch(version, *, start, end, wait, lags, rollouts=4, session=1.0):
     tokens = sum(lags.values())
     return {
         "version": version,
-        "sitting_started_at": sitting,
+        "session_started_at": session,
         "wait_started_at": start - wait,
         "wait_finished_at": start,
         "step_started_at": start,
@@ -101,10 +101,10 @@ def test_figures_of_a_finished_run():
     assert summary["mismatch"]["stale"] == {"tokens": 0, "mean_abs_logprob_difference": None}
 
 
-def test_the_time_between_two_sittings_does_not_count():
+def test_the_time_between_two_sessions_does_not_count():
     later = [
-        batch(3, start=1000, end=1002, wait=50, lags={"1": 8}, sitting=900.0),
-        batch(4, start=1003, end=1006, wait=1, lags={"0": 8}, sitting=900.0),
+        batch(3, start=1000, end=1002, wait=50, lags={"1": 8}, session=900.0),
+        batch(4, start=1003, end=1006, wait=1, lags={"0": 8}, session=900.0),
     ]
     earlier = Earlier(seconds=40.0, tokens_generated=100, seconds_to_first_step=11.0)
     resumed = record([*BATCHES, *later], earlier=earlier)

@@ -23,10 +23,10 @@ def group(engine="engine-0", accepted=3.0, taken=None, rollouts=((0.0, 2.0),)):
     )
 
 
-def batch(version, start, sitting=0.0):
+def batch(version, start, session=0.0):
     return {
         "version": version,
-        "sitting_started_at": sitting,
+        "session_started_at": session,
         "wait_started_at": start,
         "wait_finished_at": start + 1,
         "step_started_at": start + 1,
@@ -133,8 +133,8 @@ def test_the_window_leaves_the_warm_up_out_where_the_run_is_long_enough(trained,
     assert [row["version"] for row in window(rows, count)] == list(versions)
 
 
-def test_the_window_does_not_reach_over_a_pause_between_sittings():
-    rows = [batch(version, 4.0 * version, sitting=float(version >= 8)) for version in range(30)]
+def test_the_window_does_not_reach_over_a_pause_between_sessions():
+    rows = [batch(version, 4.0 * version, session=float(version >= 8)) for version in range(30)]
     assert [row["version"] for row in window(rows, 10)] == [5, 6, 7]
 
 

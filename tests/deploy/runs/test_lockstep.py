@@ -69,13 +69,13 @@ def test_a_run_that_is_killed_again_and_again_equals_the_uninterrupted_one(
     whole, tmp_path, monkeypatch
 ):
     expected, moments = whole
-    draw, folder, sittings = random.Random(7), tmp_path / "mortal", 0
+    draw, folder, sessions = random.Random(7), tmp_path / "mortal", 0
     while True:
         checksums, crashes = play(monkeypatch, folder, {draw.randrange(2, moments // 4)})
-        sittings += 1
+        sessions += 1
         if not crashes.copies:
             break
         folder = crashes.copies[0]
-        assert sittings < 40, "it gets nowhere"
+        assert sessions < 40, "it gets nowhere"
     check(folder, checksums, expected)
-    assert sittings > 4
+    assert sessions > 4

@@ -3,7 +3,7 @@
 import torch
 from safetensors.torch import load_file
 
-from learner.model.hf_names import FolderForm
+from learner.model.hf_names import HuggingFaceNames
 
 SIZES = {
     "vocab_size": 30,
@@ -29,7 +29,7 @@ def test_fused_experts_come_one_by_one_as_in_the_folder(tmp_path) -> None:
     model = Qwen3MoeForCausalLM.from_pretrained(tmp_path)  # as a learner has it
     saved = load_file(tmp_path / "model.safetensors")
     weights = [(name, parameter.detach()) for name, parameter in model.named_parameters()]
-    found = dict(FolderForm(model).of(weights))
+    found = dict(HuggingFaceNames(model).of(weights))
     assert found.keys() == saved.keys() != dict(weights).keys()
     assert all(torch.equal(found[name], tensor) for name, tensor in saved.items())
 
@@ -39,6 +39,6 @@ def test_weights_of_a_dense_model_pass_unchanged_and_in_order() -> None:
 
     model = Qwen3ForCausalLM(Qwen3Config(**SIZES, tie_word_embeddings=True))
     weights = list(model.named_parameters())
-    found = list(FolderForm(model).of(weights))
+    found = list(HuggingFaceNames(model).of(weights))
     assert [name for name, _ in found] == [name for name, _ in weights]
     assert all(one is two for (_, one), (_, two) in zip(found, weights, strict=True))

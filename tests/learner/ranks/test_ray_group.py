@@ -65,7 +65,7 @@ def model_path(tmp_path_factory):
     return str(folder)
 
 
-class Sitting:
+class Session:
     """A group, started; its broker writes to `log`."""
 
     def __init__(self, model_path, folder, *, checkpoint=None, **settings):
@@ -111,11 +111,11 @@ class Sitting:
 
 
 @pytest.fixture
-def sitting(ray_cluster, model_path, tmp_path):
+def session(ray_cluster, model_path, tmp_path):
     made = []
 
     def make(**settings):
-        made.append(Sitting(model_path, tmp_path, **settings))
+        made.append(Session(model_path, tmp_path, **settings))
         return made[-1]
 
     yield make
@@ -123,8 +123,8 @@ def sitting(ray_cluster, model_path, tmp_path):
         item.group.kill()
 
 
-def test_a_rank_whose_thread_waits_for_room_says_why_and_the_group_with_it(sitting, tmp_path):
-    group = sitting().group
+def test_a_rank_whose_thread_waits_for_room_says_why_and_the_group_with_it(session, tmp_path):
+    group = session().group
 
     async def reason():
         async with asyncio.timeout(SECONDS):
@@ -144,9 +144,9 @@ def test_a_rank_whose_thread_waits_for_room_says_why_and_the_group_with_it(sitti
         assert time.monotonic() < deadline, "the dead wait for nothing"
 
 
-def test_a_group_trains_saves_and_goes_on_exactly_from_a_checkpoint(sitting, tmp_path):
+def test_a_group_trains_saves_and_goes_on_exactly_from_a_checkpoint(session, tmp_path):
     settings = {"zero_stage": 3, "checkpoint_every": 2, "keep_checkpoints": 2}
-    first = sitting(**settings)
+    first = session(**settings)
 
     async def train():
         await first.start(steps=6)
@@ -171,7 +171,7 @@ def test_a_group_trains_saves_and_goes_on_exactly_from_a_checkpoint(sitting, tmp
     first.group.kill()
     first.group.stop()  # a group that is dead takes it too
 
-    second = sitting(**settings, checkpoint=str(tmp_path / "checkpoints/v000004"))
+    second = session(**settings, checkpoint=str(tmp_path / "checkpoints/v000004"))
 
     async def go_on():
         await second.start(steps=6)
@@ -182,12 +182,12 @@ def test_a_group_trains_saves_and_goes_on_exactly_from_a_checkpoint(sitting, tmp
         [before, after] = [row for row in second.rows() if row.get("ack") == version]
         for name in ("loss", "grad_norm", "entropy_mean", "totals"):
             assert after[name] == before[name], (version, name)
-        assert after["sitting_started_at"] > before["published_at"]
+        assert after["session_started_at"] > before["published_at"]
 
 
 @pytest.mark.slow
 def test_bfloat16_with_checkpointed_activations_and_an_offloaded_optimizer_trains_and_goes_on(
-    sitting, tmp_path
+    session, tmp_path
 ):
     settings = {
         "dtype": "bfloat16",
@@ -198,7 +198,7 @@ def test_bfloat16_with_checkpointed_activations_and_an_offloaded_optimizer_train
         "loss": "reinforce",
         "learning_rate": 1e-3,
     }
-    first = sitting(**settings)
+    first = session(**settings)
 
     async def train(item, version=0):
         await item.start(steps=4)
@@ -206,7 +206,7 @@ def test_bfloat16_with_checkpointed_activations_and_an_offloaded_optimizer_train
 
     assert asyncio.run(train(first)) == 4
     first.group.kill()
-    second = sitting(**settings, checkpoint=str(tmp_path / "checkpoints/v000002"))
+    second = session(**settings, checkpoint=str(tmp_path / "checkpoints/v000002"))
     assert asyncio.run(train(second, 2)) == 4
     for version in (2, 3):
         [before, after] = [row for row in second.rows() if row.get("ack") == version]
@@ -216,8 +216,8 @@ def test_bfloat16_with_checkpointed_activations_and_an_offloaded_optimizer_train
     assert losses[3] < losses[0]
 
 
-def test_a_follower_that_is_killed_ends_the_run_with_its_name(sitting):
-    item = sitting(checkpoint_every=1000)
+def test_a_follower_that_is_killed_ends_the_run_with_its_name(session):
+    item = session(checkpoint_every=1000)
 
     async def main():
         await item.start()
@@ -232,8 +232,8 @@ def test_a_follower_that_is_killed_ends_the_run_with_its_name(sitting):
     assert asyncio.run(main()) < 15
 
 
-def test_a_single_rank_that_is_killed_ends_the_run_with_one_line(sitting):
-    item = sitting(ranks=1, checkpoint_every=1000)
+def test_a_single_rank_that_is_killed_ends_the_run_with_one_line(session):
+    item = session(ranks=1, checkpoint_every=1000)
 
     async def main():
         await item.start()
@@ -248,8 +248,8 @@ def test_a_single_rank_that_is_killed_ends_the_run_with_one_line(sitting):
 
 
 @pytest.mark.slow
-def test_of_three_ranks_the_one_that_is_killed_is_named(sitting):
-    item = sitting(ranks=3, cores="0", checkpoint_every=1000)
+def test_of_three_ranks_the_one_that_is_killed_is_named(session):
+    item = session(ranks=3, cores="0", checkpoint_every=1000)
 
     async def main():
         await item.start()
@@ -263,8 +263,8 @@ def test_of_three_ranks_the_one_that_is_killed_is_named(sitting):
 
 
 @pytest.mark.slow
-def test_a_follower_that_raises_ends_the_run_while_the_leader_waits_for_it(sitting):
-    item = sitting(checkpoint_every=1000)
+def test_a_follower_that_raises_ends_the_run_while_the_leader_waits_for_it(session):
+    item = session(checkpoint_every=1000)
 
     def break_update(actor):
         def raise_it(payloads, version):
@@ -283,8 +283,8 @@ def test_a_follower_that_raises_ends_the_run_while_the_leader_waits_for_it(sitti
 
 
 @pytest.mark.slow
-def test_stop_ends_the_run_at_a_batch_boundary_with_a_checkpoint(sitting):
-    item = sitting(zero_stage=0, checkpoint_every=1000)
+def test_stop_ends_the_run_at_a_batch_boundary_with_a_checkpoint(session):
+    item = session(zero_stage=0, checkpoint_every=1000)
 
     async def main():
         await item.start()
@@ -299,8 +299,8 @@ def test_stop_ends_the_run_at_a_batch_boundary_with_a_checkpoint(sitting):
 
 
 @pytest.mark.slow
-def test_a_model_that_does_not_exist_is_bad_input_with_the_name_of_a_rank(sitting):
-    item = sitting()
+def test_a_model_that_does_not_exist_is_bad_input_with_the_name_of_a_rank(session):
+    item = session()
     item.model_path = "/no/such/model"
     with pytest.raises(LearnerError, match=r"rank \d: no language model") as caught:
         asyncio.run(item.start())

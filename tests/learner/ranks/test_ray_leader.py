@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from learner import full_disk
-from learner.ranks.ray_leader import Lead
+from learner.ranks.ray_leader import RankZero
 
 
 class Rank:
@@ -44,8 +44,8 @@ async def at_once(work: Callable[..., Any], *args: Any) -> Any:
     return work(*args)
 
 
-def make_lead(root: Path, rank: Rank) -> Lead:
-    return Lead(rank, (), at_once, None, checkpoints=root)  # type: ignore[arg-type]
+def make_lead(root: Path, rank: Rank) -> RankZero:
+    return RankZero(rank, (), at_once, None, checkpoints=root)  # type: ignore[arg-type]
 
 
 def test_a_checkpoint_begins_once_there_is_room_for_one_like_the_last(

@@ -6,7 +6,7 @@ from queues.broker.metrics import BrokerMetrics, address
 from queues.broker.status import status_of
 from queues.policy.admission import Bounds
 from queues.records import Prompt, PutStatus
-from queues.state.broker_state import Book
+from queues.state.broker_state import BrokerState
 from queues.state.groups import State
 
 
@@ -17,7 +17,7 @@ def test_what_binds_to_every_address_is_found_at_that_of_its_node():
 
 def test_groups_leases_and_engines_are_counted_as_the_book_has_them():
     bounds = Bounds(max_staleness=1, groups_per_batch=2, steps=9)
-    book = Book(bounds=bounds, group_size=2, queued_batches=2, max_attempts=1)
+    book = BrokerState(bounds=bounds, group_size=2, queued_batches=2, max_attempts=1)
     registry = CollectorRegistry()
     registry.register(BrokerMetrics(lambda: status_of(book, -1, paused=None)))
 
@@ -42,7 +42,7 @@ def test_groups_leases_and_engines_are_counted_as_the_book_has_them():
 
 def test_age_of_the_oldest_prompt_and_refused_results_by_reason():
     bounds = Bounds(max_staleness=1, groups_per_batch=2, steps=9)
-    book = Book(bounds=bounds, group_size=2, queued_batches=2, max_attempts=1)
+    book = BrokerState(bounds=bounds, group_size=2, queued_batches=2, max_attempts=1)
     registry = CollectorRegistry()
     registry.register(BrokerMetrics(lambda: status_of(book, -1, paused=None)))
     assert registry.get_sample_value("headway_queued_oldest_seconds") == 0

@@ -230,8 +230,8 @@ def test_what_is_overdue_and_what_was_counted_is_known_to_the_next_broker(tmp_pa
         assert (await broker.accounting()).balanced
 
     settings = {"on_overdue": "mask", "patience_seconds": 0.0}
-    for sitting in (before, after, last):
-        play(make_broker(tmp_path, **settings), sitting)
+    for session in (before, after, last):
+        play(make_broker(tmp_path, **settings), session)
 
 
 @pytest.mark.parametrize("policy", ["drop", "wait"])

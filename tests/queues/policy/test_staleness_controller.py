@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from queues.policy.admission import OnOverdue
 from queues.policy.staleness_controller import (
     MOST_PATIENCE,
-    Steering,
+    StalenessController,
     WindowController,
     WindowState,
 )
@@ -125,7 +125,7 @@ def test_in_a_run_whose_engines_outrun_the_learner_the_target_is_held(
         return math.exp(chance.gauss(-0.2 * mean, 0.03))
 
     book = make_book(4, 4, 400, 1, policy=policy)
-    book.steering = Steering(WindowController(target=target, most=4, batches=BATCHES))
+    book.steering = StalenessController(WindowController(target=target, most=4, batches=BATCHES))
     run = Run(book, seed, 0.1, ess=ess)
     run.room, run.delay = {"engine-0": 80}, {"engine-0": 0.05}
     run.run()
@@ -187,7 +187,7 @@ def test_the_decisions_are_with_the_batches_in_the_status_and_known_to_the_next_
     play(make_broker(tmp_path, **settings), after)
 
 
-def test_a_controller_may_be_switched_off_and_on_between_sittings(tmp_path: Path) -> None:
+def test_a_controller_may_be_switched_off_and_on_between_sessions(tmp_path: Path) -> None:
     on = {"ess_target": 0.8, "ess_batches": 1, "max_staleness": 2, "steps": 9}
 
     async def low(broker: Any) -> None:

@@ -363,7 +363,7 @@ def test_what_was_left_out_is_remembered(tmp_path: Path) -> None:
         assert (first.prompt.prompt_id, others) == ("sums/1/3", []), "4 and 5 are mastered"
         await broker.put("a", answer(first, tied=True, reward=0.0))
         await broker.issue(epoch(2, 1, 2), cursor="10")
-        await put(broker, 2, tied=True, reward=0.0)  # the limit is used up by two in two sittings
+        await put(broker, 2, tied=True, reward=0.0)  # the limit is used up by two in two sessions
         await train(broker, 1)
         assert (await broker.status()).batches[-1].statistics == {
             "loss": 0.5,

@@ -10,7 +10,7 @@ from queues.errors import QueueClosed
 from queues.policy.admission import Bounds, OnOverdue, choose_batch, feasible
 from queues.policy.dynamic_sampling import TieFilter
 from queues.records import BatchRecord, Purpose, Summary
-from queues.state.broker_state import Book
+from queues.state.broker_state import BrokerState
 from queues.state.evaluations import EvaluationRun
 from queues.state.groups import Group, State
 from queues.state.prompt_queue import PromptQueue
@@ -24,9 +24,9 @@ def make_book(
     retry_seconds: float = 0.0,
     policy: OnOverdue = "wait",
     **changes: int,
-) -> Book:
+) -> BrokerState:
     numbers = {"max_staleness": 1, "groups_per_batch": 2, "steps": 5} | changes
-    return Book(
+    return BrokerState(
         bounds=Bounds(on_overdue=policy, **numbers), group_size=2, queued_batches=2,
         max_attempts=max_attempts, retry_seconds=retry_seconds, tie_filter=tie_filter,
     )  # fmt: skip
@@ -47,7 +47,7 @@ def result(group: Group, *, tied: bool = False) -> Summary:
     )  # fmt: skip
 
 
-def check(book: Book, issued: int) -> None:
+def check(book: BrokerState, issued: int) -> None:
     """Every invariant, recounted from the groups themselves."""
     groups = list(book.groups.in_flight.values())
     live = [group for group in groups if group.due is not None]
@@ -173,7 +173,7 @@ def test_what_a_group_cannot_help_is_not_held_against_it(reason: str) -> None:
         assert book.give_back(group, "reward", now=0.0) is state
 
 
-def leased(book: Book, now: float, room: int = 2) -> list[int]:
+def leased(book: BrokerState, now: float, room: int = 2) -> list[int]:
     """Indices of the prompts that are leased now."""
     leases = book.lease("a", room, now=now, expires=0.0)
     return [int(lease.prompt.prompt_id.rpartition("/")[2]) for lease in leases]

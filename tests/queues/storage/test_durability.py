@@ -13,7 +13,7 @@ import pytest
 from queues.errors import AccountingError, InputError, LedgerError
 from queues.readers.accounting import Accounting, export_parquet, newest_checkpoint, read_accounting
 from queues.records import PutStatus
-from queues.state.broker_state import Book
+from queues.state.broker_state import BrokerState
 from queues.state.groups import State
 from queues.storage.journal import Journal
 from queues.storage.ledger import Ledger
@@ -129,7 +129,7 @@ def test_leases_that_cannot_expire_stop_the_broker(
         await broker.issue(make_prompts(2), cursor="2")
         await broker.serving("a", 0)
         lease, _ = await broker.lease("a", 4, WAIT)
-        monkeypatch.setattr(Book, "give_back", broken)
+        monkeypatch.setattr(BrokerState, "give_back", broken)
         why = r"leases cannot expire, nothing more is served: AssertionError\('a bug'\)"
         with pytest.raises(LedgerError, match=why):
             await broker.take(0, WAIT)

@@ -23,7 +23,7 @@ from weight_sync.errors import (
     PublishFailed,
 )
 from weight_sync.publish import background_publisher as publishing
-from weight_sync.publish.background_publisher import Handed
+from weight_sync.publish.background_publisher import PendingVersion
 from weight_sync.publish.snapshot import Snapshot
 from weight_sync.vllm.transfer import METHODS
 
@@ -237,7 +237,7 @@ def test_two_sets_of_host_memory_suffice_while_one_version_is_sent_and_one_waits
 def test_a_deadline_is_each_engines_own_and_its_message_names_the_engine(weights) -> None:
     publisher = DirectPublisher(DirectEngines(list, connect, [].append), timeout=1.0)
     publisher._sending_since = time.monotonic() - 100
-    handed = Handed(7, Snapshot(), 0.0)
+    handed = PendingVersion(7, Snapshot(), 0.0)
     assert publisher._late(handed) is None
     publisher._engines.serving = "e3", time.monotonic() - 1.5
     assert publisher._late(handed) is None
