@@ -4,6 +4,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 SEED ?= 0
 STAMP := $(VENV)/.installed
+LOCK := deploy/locks/cpu.txt
+TORCH := $(shell grep '^torch==' $(LOCK))
+UV := uv==0.13.9
 
 .PHONY: help setup demo test test-fast test-slow trl test-trl test-verifiers test-trackers test-prometheus test-browser check format bench clean
 
@@ -12,9 +15,16 @@ help:  ## Show what there is
 
 setup: $(STAMP)  ## Create .venv from the lock file
 
-$(STAMP): deploy/locks/cpu.txt pyproject.toml
+# The public Python index has CUDA builds of torch only; uv knows PyTorch's own index of CPU builds.
+# The trap keeps Ctrl-C during the first attempt from starting the second.
+$(STAMP): $(LOCK) pyproject.toml
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --no-deps -r deploy/locks/cpu.txt
+	@trap 'exit 130' INT; echo "Installing $(TORCH) from pip's indexes"; \
+	$(BIN)/pip install --quiet --no-deps "$(TORCH)" || { \
+		echo "pip could not install $(TORCH); installing it with uv from PyTorch's index of CPU builds" \
+		&& $(BIN)/pip install --quiet "$(UV)" \
+		&& $(BIN)/uv pip install --python $(BIN)/python --no-deps --torch-backend cpu "$(TORCH)"; }
+	$(BIN)/pip install --quiet --no-deps -r $(LOCK)
 	$(BIN)/pip install --quiet --no-deps --no-build-isolation --editable .
 	touch $(STAMP)
 

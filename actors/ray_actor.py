@@ -33,9 +33,9 @@ from queues.records import Purpose
 from queues.runtime.ray_process_title import keep_title
 from weight_sync.config import WeightSyncConfig
 from weight_sync.direct.receiver import DirectReceiver
+from weight_sync.factory import make_transport
 from weight_sync.ray_broadcaster import BroadcasterClient
 from weight_sync.receive.receiver import Receiver
-from weight_sync.sender import make_transport
 from weight_sync.vllm.transfer import BACKEND
 
 MAX_CONCURRENCY = 16

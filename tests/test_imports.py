@@ -42,7 +42,7 @@ ORDER = {
     ),
     "weight_sync": (
         "errors manifest announcements permits broadcaster buckets checksum config ray_broadcaster "
-        "transports codecs publish receive vllm direct sender"
+        "transports codecs publish receive vllm direct factory"
     ),
     "learner": (
         "errors registry config full_disk advantages losses corrections batch diagnostics model "

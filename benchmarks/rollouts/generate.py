@@ -181,7 +181,7 @@ class Loop:
         from queues.config import QueuesConfig
         from queues.ray_broker import create_broker
         from weight_sync.config import WeightSyncConfig
-        from weight_sync.publish.staged_publisher import Publisher
+        from weight_sync.publish.staged_publisher import StagedPublisher
         from weight_sync.ray_broadcaster import create_broadcaster
         from weight_sync.transports.shared_memory import SharedMemoryTransport
 
@@ -210,7 +210,7 @@ class Loop:
             )
         )
         ray.get(self.actor.start.remote(), timeout=START_SECONDS)
-        self._publisher = Publisher(SharedMemoryTransport(), broadcaster.announce)
+        self._publisher = StagedPublisher(SharedMemoryTransport(), broadcaster.announce)
         self._publisher.publish(0, load_file(Path(model_path) / "model.safetensors").items())
         self.running = self.actor.run.remote()
         self.version = 0

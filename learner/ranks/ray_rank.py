@@ -102,7 +102,7 @@ class RankActor:
         """
         from learner.learner import Learner
         from learner.ranks.ray_leader import RankZero
-        from weight_sync.sender import make_publisher
+        from weight_sync.factory import make_publisher
 
         state = self._rank.state
         if version != (state.version if state else 0):

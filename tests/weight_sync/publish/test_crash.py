@@ -12,10 +12,10 @@ MEGABYTES = 64
 
 PUBLISHER = f"""
 import sys, torch
-from weight_sync.publish.staged_publisher import Publisher
+from weight_sync.publish.staged_publisher import StagedPublisher
 from weight_sync.transports.shared_memory import SharedMemoryTransport
 
-publisher = Publisher(SharedMemoryTransport(), lambda m: print(m.to_json(), flush=True))
+publisher = StagedPublisher(SharedMemoryTransport(), lambda m: print(m.to_json(), flush=True))
 publisher.publish(0, [(f"t{{i}}", torch.ones(2**18)) for i in range({MEGABYTES})])
 sys.stdin.read()
 """
