@@ -30,6 +30,7 @@ HEAVY = {
     "pyarrow": ["queues/schema.py", "queues/storage/journal.py", "actors/sources/*.py"],
     "prometheus_client": [
         "metrics.py",
+        "queues/runtime/prometheus.py",
         "deploy/driver/run_metrics.py",
         "deploy/observability/exporter.py",
         "deploy/observability/prometheus_text.py",
