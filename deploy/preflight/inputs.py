@@ -9,7 +9,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from actors.engines.cpu_affinity import cores_of
 from actors.engines.model_folder import check_model, context_length, load_tokenizer, weight_shapes
 from actors.environments.registry import load_environment
 from actors.errors import SourceFailed
@@ -37,6 +36,7 @@ from deploy.preflight.provenance import (
 )
 from queues.policy.prompt_retirement import split
 from queues.records import Prompt
+from queues.runtime.cpu_affinity import parse_cores
 
 HUB_NAME = re.compile(r"\w[\w.-]*/\w[\w.-]*")
 
@@ -203,7 +203,7 @@ def _check_cores(config: RunConfig) -> None:
     if actors.asks_reward_models and actors.reward_model.cores:
         wanted.append(("actors.reward_model.cores =", actors.reward_model.cores))
     for said, entry in wanted:
-        if not there.issuperset(cores_of(entry)):
+        if not there.issuperset(parse_cores(entry)):
             raise InputError(
                 f"{said} {entry!r}, but this machine's cores are "
                 f"{', '.join(str(core) for core in sorted(there))}"
