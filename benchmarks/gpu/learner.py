@@ -86,7 +86,7 @@ def _rounds(
     """What `timed_update` says of each batch, with the best product before and after it."""
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
-    config = LearnerConfig(microbatch_tokens=size.row_tokens, dtype=size.dtype)
+    config = LearnerConfig(microbatch_tokens=size.microbatch_tokens, dtype=size.dtype)
     engine = make(size, device, packed=packed, rate=LEARNING_RATE)
     clocked = ClockedEngine(engine, device)
     updater, timed, before = Updater(clocked, config), [], 0.0
@@ -124,7 +124,9 @@ def sample_size_by_lag(name: str, device: torch.device) -> Iterator[dict[str, An
     """
     size = replace(SIZES[name], groups=4)
     engine = make(size, device, packed=True, rate=LAG_LEARNING_RATE)
-    updater = Updater(engine, LearnerConfig(microbatch_tokens=size.row_tokens, dtype=size.dtype))
+    updater = Updater(
+        engine, LearnerConfig(microbatch_tokens=size.microbatch_tokens, dtype=size.dtype)
+    )
     batches = [_as_sampled(batch(size, seed=lag), engine) for lag in range(LAGS + 1)]
     keys = ("ess", "ess_sequence", "kl", "mismatch", "ratio_max")
     by_lag = []

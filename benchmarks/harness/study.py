@@ -11,7 +11,6 @@ nothing but Python.
 """
 
 import argparse
-import json
 import math
 import signal
 import sys
@@ -40,10 +39,10 @@ class Option:
 def option(flag: str, default: Any = None, about: str = "", **keywords: Any) -> Option:
     """Describe an option; its type is that of its default, and a list takes several values."""
     sample = default
-    if isinstance(default, list):
+    if isinstance(default, list) and default:
         keywords.setdefault("nargs", "+")
         sample = default[0]
-    if keywords.get("action") is None and sample is not None:
+    if "action" not in keywords and "choices" not in keywords and sample is not None:
         keywords.setdefault("type", type(sample))
     shown = "" if default is None or default == [] else f" ({_text(default)})"
     return Option(flag, {"default": default, "help": (about + shown).strip(), **keywords})

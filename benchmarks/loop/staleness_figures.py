@@ -137,7 +137,7 @@ def interval(differences: Sequence[float]) -> tuple[float, float]:
 
 
 def t_quantile(probability: float, freedom: int) -> float:
-    """Return a quantile of Student's distribution, above the median (Abramowitz and Stegun 26.5.27)."""
+    """Return a quantile of Student's distribution, above the median (A&S 1964, 26.5.27)."""
     low, high = 0.0, 1e4
     while high - low > 1e-9 * high:
         middle = (low + high) / 2

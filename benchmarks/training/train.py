@@ -117,7 +117,7 @@ def measure(name: str, *, rounds: int | None) -> dict[str, Any]:
     from queues.schema import decode_arrays, encode
 
     size = SIZES[name]
-    config = LearnerConfig(microbatch_tokens=size.row_tokens, dtype=size.dtype)
+    config = LearnerConfig(microbatch_tokens=size.microbatch_tokens, dtype=size.dtype)
     with tempfile.TemporaryDirectory() as folder:
         write(size, Path(folder))
         rank = Rank(
