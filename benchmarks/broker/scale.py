@@ -242,7 +242,7 @@ STUDY = Study(
     options=(
         option("--actors", [8, 32, 128, 512, 1024], "simulated", type=COUNT),
         option("--rates", [200.0, 0.0], "groups/s; 0: as many as they can", type=FROM_ZERO),
-        option("--tokens", 100, "of a rollout: 3 of the prompt, others sampled", type=number(int, 4)),
+        option("--tokens", 100, "of a rollout, 3 of them of the prompt", type=number(int, 4)),
         option(
             "--seconds",
             12.0,

@@ -37,7 +37,7 @@ PAUSE_SECONDS = 0.03
 """Duration of a swap, beside its messages."""
 CALLS = ("put", "lease", "lease_poll", "heartbeat", "save", "serving", "announced", "permit")
 """Calls that are timed: "lease" is answered at once, with or without leases,
-"lease_poll" when admission allows some; "announced" is from a version's announcement to its receiver."""
+"lease_poll" when admission allows some; "announced" is from announcement to receiver."""
 
 
 @lru_cache(maxsize=256)

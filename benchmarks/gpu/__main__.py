@@ -26,6 +26,7 @@ from tempfile import TemporaryFile
 from typing import Any
 
 from benchmarks.gpu.lines import line
+
 from benchmarks.harness.provenance import environment, reserve
 from benchmarks.harness.synthetic_load import SIZES
 

@@ -44,12 +44,14 @@ SIZES = {
     ),
     "0.5b": Size(
         hidden=896, layers=24, intermediate=4864, heads=14, kv_heads=2, head_size=64,
-        vocabulary=151936, groups=16, group_size=8, tokens=600, longest=4096, microbatch_tokens=16384,
+        vocabulary=151936, groups=16, group_size=8, tokens=600, longest=4096,
+        microbatch_tokens=16384,
         dtype="bfloat16",
     ),
     "1.5b": Size(
         hidden=1536, layers=28, intermediate=8960, heads=12, kv_heads=2, head_size=128,
-        vocabulary=151936, groups=16, group_size=8, tokens=600, longest=4096, microbatch_tokens=8192,
+        vocabulary=151936, groups=16, group_size=8, tokens=600, longest=4096,
+        microbatch_tokens=8192,
         dtype="bfloat16",
     ),
     "tiny": Size(

@@ -21,7 +21,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.harness.provenance import RESULTS, environment, reserve
 from benchmarks.reliability.chaos_stage import (
     END_SECONDS,
     GROUPS,
@@ -34,6 +33,8 @@ from benchmarks.reliability.chaos_stage import (
     kill,
     until,
 )
+
+from benchmarks.harness.provenance import RESULTS, environment, reserve
 from deploy.cli.app import INTERRUPTED
 from deploy.runtime.signals import raise_interrupts
 

@@ -174,10 +174,10 @@ class Loop:
 
     def __init__(self, folder: Path, model_path: str, options: argparse.Namespace) -> None:
         import ray
+        from benchmarks.rollouts.generate_arms import SEED, MeasuredActor
         from safetensors.torch import load_file
 
         from actors.ray_actor import MAX_CONCURRENCY
-        from benchmarks.rollouts.generate_arms import SEED, MeasuredActor
         from queues.config import QueuesConfig
         from queues.ray_broker import create_broker
         from weight_sync.config import WeightSyncConfig
@@ -272,9 +272,9 @@ def actors_config(options: argparse.Namespace) -> Any:
 async def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     """All rounds."""
     import ray
+    from benchmarks.rollouts.generate_arms import Offline, length_of, settled
 
     from actors.engines.model_folder import context_length, load_tokenizer
-    from benchmarks.rollouts.generate_arms import Offline, length_of, settled
     from learner.model.policy import build_tiny
 
     model = str(folder / "model")
