@@ -1,7 +1,7 @@
-"""Takes pictures of pages with Debian's Chromium, which `make test-browser` fetches.
+"""Screenshots of pages with Debian's Chromium, which `make test-browser` fetches.
 
-Speaks the browser's own protocol over its debugging port, so that a page can be waited for, be as
-narrow as a phone, and be asked with a header.
+A client of the DevTools protocol over the debugging port: it waits for a condition of a page, sets
+its width, and sends headers.
 """
 
 import asyncio
@@ -23,22 +23,22 @@ FETCHED = Path(__file__).parents[2] / ".chromium" / "usr" / "lib"
 START_SECONDS = 60.0
 POLL_SECONDS = 0.2
 REST_SECONDS = 1.0
-"""Until what moves on a page has come to rest."""
+"""Time that animations of a page need to end."""
 LOWEST = 300
-"""Pixels of a window in which the height of a page is measured."""
+"""Height of the window, in pixels, in which the height of a page is measured."""
 COLOURS = 128
-"""Of a stored picture: plots and tables need no more, and it takes a quarter of the room."""
+"""Colours of a stored picture: enough for plots and tables, at a quarter of the size."""
 
 
 def chromium() -> Path | None:
-    """The browser's program, if there is one."""
-    beside = FETCHED / "chromium" / "chromium"
-    found = str(beside) if beside.exists() else shutil.which("chromium")
-    return Path(found) if found else None
+    """Return the browser's program; None where there is none."""
+    fetched = FETCHED / "chromium" / "chromium"
+    program = str(fetched) if fetched.exists() else shutil.which("chromium")
+    return Path(program) if program else None
 
 
 def libraries() -> str:
-    """Where a fetched browser finds what it needs."""
+    """Return the library path of a fetched browser."""
     system = FETCHED / "x86_64-linux-gnu"
     return ":".join(str(path) for path in (system, system / "pulseaudio", FETCHED / "chromium"))
 
@@ -48,7 +48,7 @@ class Browser:
 
     Args:
         folder: For its profile and its log.
-        headers: Sent with everything that it asks.
+        headers: Sent with every request.
     """
 
     def __init__(self, folder: Path, headers: dict[str, str] | None = None) -> None:
@@ -68,7 +68,7 @@ class Browser:
         return self
 
     def _start(self) -> str:
-        """Starts the browser; its debugging port."""
+        """Start the browser and return its debugging port."""
         program = chromium()
         if program is None:
             raise SystemExit("there is no Chromium: `make test-browser` fetches it")
@@ -122,7 +122,7 @@ class Browser:
         longest: int = 3000,
         seconds: float = 60.0,
     ) -> None:
-        """Stores a page as it looks.
+        """Store a screenshot of a page.
 
         Args:
             url: Of the page.
@@ -134,7 +134,7 @@ class Browser:
             seconds: Deadline of `until`.
 
         Raises:
-            TimeoutError: It did not.
+            TimeoutError: It did not become true.
         """
         await self._size(width, 900)
         await self._do("Page.navigate", url=url)
@@ -166,17 +166,17 @@ class Browser:
                 await asyncio.sleep(POLL_SECONDS)
 
     async def _value(self, expression: str) -> Any:
-        found = await self._do("Runtime.evaluate", expression=expression, returnByValue=True)
-        return found["result"].get("value")
+        evaluated = await self._do("Runtime.evaluate", expression=expression, returnByValue=True)
+        return evaluated["result"].get("value")
 
     async def _do(self, method: str, **parameters: Any) -> Any:
-        """One command and its answer; events are passed over."""
+        """Send a command and return its result; events are skipped."""
         number = next(self._numbers)
         await self._socket.send_json({"id": number, "method": method, "params": parameters})
         async with asyncio.timeout(30):
             while True:
-                said = await self._socket.receive_json()
-                if said.get("id") == number:
-                    if "error" in said:
-                        raise RuntimeError(f"{method}: {said['error']['message']}")
-                    return said["result"]
+                message = await self._socket.receive_json()
+                if message.get("id") == number:
+                    if "error" in message:
+                        raise RuntimeError(f"{method}: {message['error']['message']}")
+                    return message["result"]
