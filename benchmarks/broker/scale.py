@@ -30,7 +30,7 @@ import ray
 
 from benchmarks.broker.queue_workers import FOREVER, GROUP_SIZE, Consumer
 from benchmarks.broker.scale_conclusions import describe, missed, quantiles, verdict
-from benchmarks.broker.scale_workers import Crowd
+from benchmarks.broker.scale_workers import Crowd, Pace
 from benchmarks.harness.study import Options, Record, Study, number, option
 from deploy.errors import InputError
 from queues.config import QueuesConfig
@@ -80,10 +80,7 @@ def cluster_of(
     broadcaster = create_broadcaster(options.update_fraction, actors)
     crowds = [
         Crowd.remote(
-            share,
-            tokens=options.tokens,
-            at_once=groups_each(actors),
-            seconds=generation_seconds(actors, rate),
+            share, Pace(options.tokens, groups_each(actors), generation_seconds(actors, rate))
         )
         for share in shares([f"engine-{index}" for index in range(actors)], options.processes)
     ]

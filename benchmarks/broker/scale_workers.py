@@ -14,7 +14,7 @@ import contextlib
 import random
 import time
 from collections import deque
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any, TypeVar
@@ -30,9 +30,6 @@ from weight_sync.ray_broadcaster import BroadcasterClient
 from weight_sync.receive.receiver import NEWEST_SECONDS, newer
 
 T = TypeVar("T")
-POLL_SECONDS = 1.0
-"""As in `actors.rollout.rollout_worker`, and for permits in `weight_sync.receive.receiver`."""
-HEARTBEAT_SECONDS = 5.0
 PAUSE_SECONDS = 0.03
 """Duration of a swap, beside its messages."""
 CALLS = ("put", "lease", "lease_poll", "heartbeat", "save", "serving", "announced", "permit")
@@ -85,6 +82,22 @@ class ActorStatistics:
         return result
 
 
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """How a simulated actor works."""
+
+    tokens: int
+    """Of a rollout."""
+    at_once: int
+    """Groups that it generates at once."""
+    seconds: float
+    """Mean time between the ends of two groups in one slot. The wait for lease and put is taken off
+    the generation, so that the rate is the one asked for."""
+    poll_seconds: float = 1.0
+    """As in `actors.rollout.rollout_worker`, and for permits in `weight_sync.receive.receiver`."""
+    heartbeat_seconds: float = 5.0
+
+
 class SimulatedActor:
     """One engine.
 
@@ -92,10 +105,7 @@ class SimulatedActor:
         name: Of the engine.
         broker: A client of its own, since an actor's puts wait for those before them.
         broadcaster: May be shared.
-        tokens: Of a rollout.
-        at_once: Groups that it generates side by side.
-        seconds: Mean time between the ends of two groups in one slot. The wait for lease and put
-            is taken off the generation, so that the rate is the one asked for.
+        pace: How it works.
         statistics: Where calls are timed.
         stop: Set when it is to end.
     """
@@ -105,21 +115,17 @@ class SimulatedActor:
         name: str,
         broker: BrokerClient,
         broadcaster: BroadcasterClient,
-        *,
-        tokens: int,
-        at_once: int,
-        seconds: float,
+        pace: Pace,
         statistics: ActorStatistics,
         stop: asyncio.Event,
     ) -> None:
         self._name, self._broker, self._broadcaster = name, broker, broadcaster
-        self._tokens, self._at_once, self._seconds = tokens, at_once, seconds
-        self._statistics, self._stop = statistics, stop
+        self._pace, self._statistics, self._stop = pace, statistics, stop
         self._chance = random.Random(name)
         self._held: dict[asyncio.Task[None], Generating] = {}
         begin = time.perf_counter()
         self._slots = deque(
-            begin - self._seconds * self._chance.uniform(0.0, 0.5) for _ in range(at_once)
+            begin - self._pace.seconds * self._chance.uniform(0.0, 0.5) for _ in range(pace.at_once)
         )
         """Of each free slot: when the generation of its next group would have begun."""
         self._serves = 0
@@ -132,15 +138,18 @@ class SimulatedActor:
         await self._statistics.timed("serving", self._broker.serving(self._name, 0))
         refused = False
         while not self._stop.is_set():
-            if free := self._at_once - len(self._held):
-                call, timeout = ("lease_poll", POLL_SECONDS) if refused else ("lease", 0.0)
+            free = self._pace.at_once - len(self._held)
+            if free:
+                call, timeout = (
+                    ("lease_poll", self._pace.poll_seconds) if refused else ("lease", 0.0)
+                )
                 answer = self._broker.lease(self._name, free * GROUP_SIZE, timeout)
                 leases = await self._statistics.timed(call, answer)
                 refused = not leases
                 for lease in leases:
                     self._begin(lease)
             if self._held:
-                wait = 0.0 if len(self._held) < self._at_once else None
+                wait = 0.0 if len(self._held) < self._pace.at_once else None
                 done, _ = await asyncio.wait(
                     self._held, timeout=wait, return_when=asyncio.FIRST_COMPLETED
                 )
@@ -150,7 +159,7 @@ class SimulatedActor:
 
     def _begin(self, lease: Lease) -> None:
         now = time.perf_counter()
-        end = max(now, self._slots.popleft() + self._seconds * self._chance.uniform(0.5, 1.5))
+        end = max(now, self._slots.popleft() + self._pace.seconds * self._chance.uniform(0.5, 1.5))
         group = Generating(lease, now, end - now)
         self._held[asyncio.create_task(self._generate(group, end))] = group
 
@@ -161,10 +170,10 @@ class SimulatedActor:
         self._slots.append(end)
 
     def _payload(self, lease: Lease, rollouts: int) -> bytes:
-        return payload_of(lease, payload_at(self._tokens, lease.start_version, rollouts))
+        return payload_of(lease, payload_at(self._pace.tokens, lease.start_version, rollouts))
 
     async def _renew(self) -> None:
-        await self._sleep(self._chance.uniform(0, HEARTBEAT_SECONDS))
+        await self._sleep(self._chance.uniform(0, self._pace.heartbeat_seconds))
         while not self._stop.is_set():
             if groups := [*self._held.values()]:
                 held = [(group.lease.group_id, group.lease.attempt) for group in groups]
@@ -174,7 +183,7 @@ class SimulatedActor:
                     group.saved = rollouts
                     payload = self._payload(group.lease, rollouts)
                     await self._statistics.timed("save", self._broker.save(self._name, payload))
-            await self._sleep(HEARTBEAT_SECONDS)
+            await self._sleep(self._pace.heartbeat_seconds)
 
     async def _follow(self) -> None:
         while not self._stop.is_set():
@@ -182,7 +191,7 @@ class SimulatedActor:
             if new is None:
                 continue
             self._statistics.seconds["announced"].append(time.time() - new.created_at)
-            permit = self._broadcaster.acquire_swap(self._name, POLL_SECONDS)
+            permit = self._broadcaster.acquire_swap(self._name, self._pace.poll_seconds)
             if not await self._statistics.timed("permit", permit):
                 continue
             began = time.time()
@@ -211,18 +220,30 @@ class Crowd:
 
     Args:
         names: Of the engines.
-        **options: Tokens, groups at once and seconds of every actor.
+        pace: Of every actor.
+        client: Makes an actor's client from the broker's handle.
     """
 
-    def __init__(self, names: Sequence[str], **options: Any) -> None:
-        self._names, self._options = names, options
+    def __init__(
+        self,
+        names: Sequence[str],
+        pace: Pace,
+        client: Callable[[Any], BrokerClient] = BrokerClient,
+    ) -> None:
+        self._names, self._pace, self._client = names, pace, client
         self._stop, self._statistics = asyncio.Event(), ActorStatistics()
 
     async def run(self, broker: BrokerClient, broadcaster: BroadcasterClient) -> None:
         """Run the actors until `stop`."""
-        common = {**self._options, "statistics": self._statistics, "stop": self._stop}
         actors = [
-            SimulatedActor(name, BrokerClient(broker.handle), broadcaster, **common)
+            SimulatedActor(
+                name,
+                self._client(broker.handle),
+                broadcaster,
+                self._pace,
+                self._statistics,
+                self._stop,
+            )
             for name in self._names
         ]
         await asyncio.gather(*(actor.run() for actor in actors))

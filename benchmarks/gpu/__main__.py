@@ -24,6 +24,8 @@ from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any
 
+from benchmarks.gpu.summary import describe
+from benchmarks.harness.study import Options, Record, Study, number, option
 from benchmarks.harness.synthetic_load import SIZES
 
 SECONDS = 470.0
@@ -83,7 +85,7 @@ def plan(sizes: Sequence[str]) -> list[tuple[str, str]]:
 
 
 def budget(part: str, later: Sequence[str], left: float) -> float:
-    """Return the seconds of a part: its share, by weight, of the time left for it and later parts."""
+    """Return the seconds of a part: its share, by weight, of the time that is left."""
     return left * WEIGHTS[part] / (WEIGHTS[part] + sum(WEIGHTS[other] for other in later))
 
 

@@ -24,8 +24,8 @@ from learner.update import Updater
 from queues.records import RolloutGroup
 
 ATTENTION = ("packed", "masked")
-"""Sequence by sequence, as `attention = "sdpa"`; and with a mask over the microbatch, as transformers
-does by default."""
+"""Sequence by sequence, as `attention = "sdpa"`; and with a mask over the microbatch, as in
+transformers by default."""
 LAGS = 8
 LEARNING_RATE = 1e-6
 LAG_LEARNING_RATE = 1e-4

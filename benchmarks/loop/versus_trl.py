@@ -24,7 +24,6 @@ from itertools import product
 from statistics import median
 from typing import Any
 
-from actors.errors import InputError as CoresMissing
 from benchmarks.harness.checkpoint_scores import read_scores, score_runs
 from benchmarks.harness.study import (
     Options,
@@ -52,6 +51,7 @@ from deploy.cli.bench import ROOT
 from deploy.config.run_config import RunConfig
 from deploy.errors import InputError, RunFailed
 from deploy.report.summary import WARM_UP
+from queues.errors import InputError as CoresMissing
 from queues.runtime.cpu_affinity import bind_process, parse_cores
 
 HEADWAY = "Headway"

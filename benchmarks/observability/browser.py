@@ -12,6 +12,7 @@ import os
 import shutil
 import subprocess
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -41,6 +42,22 @@ def libraries() -> str:
     """Return the library path of a fetched browser."""
     system = FETCHED / "x86_64-linux-gnu"
     return ":".join(str(path) for path in (system, system / "pulseaudio", FETCHED / "chromium"))
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """The part of a page that is stored, and when."""
+
+    width: int
+    """Of the page, in pixels."""
+    until: str = "true"
+    """An expression of JavaScript that has to become true first."""
+    begins: str = "0"
+    """An expression for the height of the page at which the picture begins."""
+    longest: int = 3000
+    """Height of the page at which the picture ends."""
+    seconds: float = 60.0
+    """Deadline of `until`."""
 
 
 class Browser:
@@ -111,41 +128,23 @@ class Browser:
         except subprocess.TimeoutExpired:
             self._process.kill()
 
-    async def picture(
-        self,
-        url: str,
-        file: Path,
-        *,
-        width: int,
-        until: str = "true",
-        begins: str = "0",
-        longest: int = 3000,
-        seconds: float = 60.0,
-    ) -> None:
-        """Store a screenshot of a page.
-
-        Args:
-            url: Of the page.
-            file: A PNG.
-            width: Of the page, in pixels.
-            until: An expression of JavaScript that has to become true first.
-            begins: An expression for the height of the page that the picture begins at.
-            longest: Height of the page at which it ends.
-            seconds: Deadline of `until`.
+    async def picture(self, url: str, file: Path, view: View) -> None:
+        """Store a screenshot of a page as a PNG.
 
         Raises:
-            TimeoutError: It did not become true.
+            TimeoutError: The page did not become ready.
         """
+        width = view.width
         await self._size(width, 900)
         await self._do("Page.navigate", url=url)
-        await self._until(f"document.readyState == 'complete' && ({until})", seconds)
+        await self._until(f"document.readyState == 'complete' && ({view.until})", view.seconds)
         await self._size(width, LOWEST)
         await asyncio.sleep(REST_SECONDS)
         height = await self._value("document.documentElement.scrollHeight")
-        bottom = min(int(height), longest)
+        bottom = min(int(height), view.longest)
         await self._size(width, bottom)
         await asyncio.sleep(REST_SECONDS)
-        top = int(await self._value(begins))
+        top = int(await self._value(view.begins))
         clip = {"x": 0, "y": top, "width": width, "height": bottom - top, "scale": 1}
         taken = await self._do("Page.captureScreenshot", format="png", clip=clip)
         image = Image.open(io.BytesIO(base64.b64decode(taken["data"]))).convert("RGB")

@@ -3,9 +3,9 @@
     headway bench screenshots [--steps 60]
 
 Starts the head of a Ray cluster with its dashboard, submits the demo as a job, and takes
-screenshots with Chromium (`make test-browser` fetches it): Ray's pages of the cluster and of its actors,
-`headway top`, and at the end the report, on a wide screen and on a phone. Ends what it started. The
-warm start is made first unless `runs/` has one.
+screenshots with Chromium (`make test-browser` fetches it): Ray's pages of the cluster and of its
+actors, `headway top`, and at the end the report, on a wide screen and on a phone. Ends what it
+started. The warm start is made first unless `runs/` has one.
 """
 
 import argparse
@@ -26,7 +26,7 @@ from typing import Any
 import psutil
 from rich.console import Console
 
-from benchmarks.observability.browser import Browser
+from benchmarks.observability.browser import Browser, View
 from deploy.config.run_config import load_recipe
 from deploy.errors import InputError
 from deploy.observability.run_client import RunClient
@@ -134,26 +134,24 @@ async def take(address: str, run: Path, folder: Path, steps: int, job: list[str]
         print(submitted.stdout.decode().strip())
         await asyncio.to_thread(wait_for, lambda: trained(run) > steps // 3, 480)
         await browser.picture(
-            f"{address}/#/actors", PICTURES / "ray-actors.png", width=1800, until=SHOWS_ACTORS
+            f"{address}/#/actors", PICTURES / "ray-actors.png", View(1800, until=SHOWS_ACTORS)
         )
         await browser.picture(
             f"{address}/#/cluster",
             PICTURES / "ray-cluster.png",
-            width=1500,
-            until=SHOWS_STATES,
-            begins=FIRST_OF_RUN,
+            View(1500, until=SHOWS_STATES, begins=FIRST_OF_RUN),
         )
         page = folder / "top.html"
         await asyncio.to_thread(frame, run, page)
-        await browser.picture(page.as_uri(), PICTURES / "top.png", width=960)
+        await browser.picture(page.as_uri(), PICTURES / "top.png", View(960))
 
         def done() -> bool:
             return json.loads((run / "summary.json").read_text())["status"] == "done"
 
         await asyncio.to_thread(wait_for, lambda: (run / "report.html").exists() and done(), 480)
         report = (run / "report.html").as_uri()
-        await browser.picture(report, PICTURES / "report.png", width=WIDE, longest=2400)
-        await browser.picture(report, PICTURES / "report-phone.png", width=PHONE, longest=2000)
+        await browser.picture(report, PICTURES / "report.png", View(WIDE, longest=2400))
+        await browser.picture(report, PICTURES / "report-phone.png", View(PHONE, longest=2000))
     for file in sorted(PICTURES.glob("*.png")):
         print(f"{file.name}: {file.stat().st_size / 1000:.0f} kB")
 
