@@ -55,7 +55,7 @@ ORDER = {
     ),
     "deploy": (
         "errors runtime config storage observability report preflight cluster planner driver run "
-        "session offline monitoring cli"
+        "session offline cli"
     ),
     "benchmarks": "harness loop broker weights training rollouts reliability observability gpu",
 }
