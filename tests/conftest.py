@@ -15,7 +15,7 @@ DURATIONS = Path(__file__).parent / "assets" / "durations.txt"
 RECORDED_FROM = 0.5
 """Tests that take less than this many seconds are not recorded."""
 
-settings.register_profile("ci", max_examples=30, deadline=None)
+settings.register_profile("ci", max_examples=50, deadline=None)
 settings.register_profile("full", max_examples=500, deadline=None)
 settings.load_profile("ci")
 

@@ -545,7 +545,7 @@ def test_random_steps_and_crashes_agree_with_the_model(
     QueueMachine.clock = clock
     QueueMachine.seen = Counter()
     QueueMachine.steps_done = QueueMachine.crashes = 0
-    runs_of_a_policy = settings().max_examples // 5
+    runs_of_a_policy = settings().max_examples // 8
     try:
         for QueueMachine.policy in POLICIES:
             run_state_machine_as_test(
