@@ -252,12 +252,12 @@ class RolloutActor:
         if self._metrics_host is None:
             return
         from actors.metrics import ActorMetrics, EngineMetrics
-        from queues.broker.metrics import address, serve
+        from queues.runtime.prometheus import public_address, serve
 
         engine = [EngineMetrics()] if self._engine_metrics else []
         port = serve([ActorMetrics(self._tally), *engine], host=self._metrics_host)
         node = ray.util.get_node_ip_address()
-        self._tally.metrics = address(self._metrics_host, port, node)
+        self._tally.metrics = public_address(self._metrics_host, port, node)
 
     def _rewards(self) -> tuple[Rewards, Rewards]:
         """Of training and of held-out rollouts; what is in both is one, with one budget."""

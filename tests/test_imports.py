@@ -30,6 +30,7 @@ HEAVY = {
     "pyarrow": ["queues/schema.py", "queues/storage/journal.py", "actors/sources/*.py"],
     "prometheus_client": [
         "metrics.py",
+        "queues/runtime/prometheus.py",
         "deploy/driver/run_metrics.py",
         "deploy/observability/exporter.py",
         "deploy/observability/prometheus_text.py",
@@ -54,7 +55,7 @@ ORDER = {
     ),
     "deploy": (
         "errors runtime config storage observability report preflight cluster planner driver run "
-        "session offline monitoring cli"
+        "session offline cli"
     ),
     "benchmarks": "harness loop broker weights training rollouts reliability observability gpu",
 }

@@ -24,9 +24,9 @@ from deploy.runtime.console import Screen
 from deploy.storage.jsonl import JsonlWriter
 from deploy.storage.run_directory import RunDirectory
 from deploy.storage.run_record import Record
-from learner.config.cpu_affinity import cores_of
 from learner.ranks.ray_group import create_learner
 from queues.ray_broker import create_broker
+from queues.runtime.cpu_affinity import parse_cores
 from weight_sync.ray_broadcaster import create_broadcaster
 
 
@@ -127,7 +127,7 @@ class Processes:
             config=actors_on_cores(
                 config.actors,
                 os.sched_getaffinity(0),
-                set(cores_of(config.learner.cores)) if config.learner.cores else set(),
+                set(parse_cores(config.learner.cores)) if config.learner.cores else set(),
             ),
             weight_sync=config.weight_sync,
             model_path=self._inputs.model_path,

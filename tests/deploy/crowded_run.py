@@ -12,8 +12,8 @@ from actors.rollout.actor_statistics import ActorStatistics
 from deploy import session as session
 from deploy.cli import main
 from deploy.run import Run
-from queues.broker.metrics import serve
 from queues.records import PutStatus
+from queues.runtime.prometheus import serve
 from weight_sync.announcements import WeightUpdateReport
 
 SIMULATED = 64
