@@ -35,7 +35,7 @@ from weight_sync.config import WeightSyncConfig
 from weight_sync.direct.receiver import DirectReceiver
 from weight_sync.factory import make_transport
 from weight_sync.ray_broadcaster import BroadcasterClient
-from weight_sync.receive.receiver import Receiver
+from weight_sync.receive.receiver import Receiver, ReceiverOptions
 from weight_sync.vllm.transfer import BACKEND
 
 MAX_CONCURRENCY = 16
@@ -218,7 +218,7 @@ class RolloutActor:
             await parts.engine.close()
 
     async def weights(self, call: str, *arguments: Any) -> int | None:
-        """A call of `direct.EngineLink`, by a learner that this has joined: `DirectReceiver`'s.
+        """Call a method of the `DirectReceiver`, for a learner that the actor has joined.
 
         Raises:
             ActorsError: The actor has no such receiver.
@@ -321,10 +321,12 @@ class RolloutActor:
                 engine,
                 self._broadcaster,
                 make_transport(config),
-                expected=engine.inventory(),
-                on_version=worker.on_version,
-                timeout=config.timeout_seconds,
-                keep_base=config.codec == "delta",
+                worker.on_version,
+                ReceiverOptions(
+                    expected=engine.inventory(),
+                    timeout=config.timeout_seconds,
+                    keep_base=config.codec == "delta",
+                ),
             )
 
         async def join() -> None:
