@@ -19,7 +19,7 @@ import subprocess
 subprocess.Popen([{sys.executable!r}, "-c", {CHILD!r}]).wait()
 """
 DRIVER = f"""
-import json, subprocess, sys
+import json, subprocess, sys, time
 import psutil
 from deploy.cluster.cleanup import ending_workers
 worker = subprocess.Popen(
@@ -28,8 +28,11 @@ worker = subprocess.Popen(
 agent = subprocess.Popen(["ray::DashboardAgent", "-c", "input()"], executable=sys.executable,
                          stdin=subprocess.PIPE)
 name = worker.stdout.readline().strip()
-family = [psutil.Process(worker.pid), *psutil.Process(worker.pid).children(recursive=True)]
-trackers = [each for each in family if "multiprocessing.resource_tracker" in str(each.cmdline())]
+trackers = []
+while not trackers:  # until it has replaced its parent's program by its own
+    time.sleep(0.01)
+    family = [psutil.Process(worker.pid), *psutil.Process(worker.pid).children(recursive=True)]
+    trackers = [p for p in family if "multiprocessing.resource_tracker" in str(p.cmdline())]
 with ending_workers():
     halted = [process.status() for process in family if process not in trackers]
 worker.wait(10)
