@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from deploy.config.placement_config import Placement
+from deploy.config.deploy_config import Placement
 from deploy.config.run_config import RunConfig
 from learner.config.cpu_affinity import cpus_of
 
@@ -55,7 +55,7 @@ class Bundle(NamedTuple):
     """Of the node."""
 
 
-def wants(config: RunConfig, *, here: str) -> list[ResourceRequest]:
+def resource_requests(config: RunConfig, *, driver_node: str) -> list[ResourceRequest]:
     """What a recipe asks of a cluster.
 
     Args:

@@ -16,7 +16,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from deploy.cluster.placement import ResourceRequest, bundles
 from deploy.errors import RunFailed
-from deploy.runtime.console import Screen
+from deploy.runtime.console import Terminal
 
 LOOK_SECONDS = 1
 """A whole number, as Ray takes it; Ctrl-C is heard between two looks."""
@@ -38,7 +38,7 @@ class Reservation:
         RunFailed: They have not; says what is free.
     """
 
-    def __init__(self, wanted: Sequence[ResourceRequest], timeout: float, screen: Screen) -> None:
+    def __init__(self, wanted: Sequence[ResourceRequest], timeout: float, screen: Terminal) -> None:
         asked = bundles(wanted)
         self._places = {(each.role, each.number): at for at, each in enumerate(asked)}
         self._group: PlacementGroup | None = None
@@ -61,7 +61,7 @@ class Reservation:
         return {"scheduling_strategy": PlacementGroupSchedulingStrategy(self._group, place)}
 
 
-def _wait(group: PlacementGroup, timeout: float, screen: Screen) -> None:
+def _wait(group: PlacementGroup, timeout: float, screen: Terminal) -> None:
     began = time.monotonic()
     due = SAID_SECONDS
     while not group.wait(LOOK_SECONDS):

@@ -105,7 +105,7 @@ def _check_nodes(config: RunConfig) -> None:
         if node["Alive"]
     ]
     here = ray.get_runtime_context().get_node_id()
-    wanted = wants(config, here=here)
+    wanted = resource_requests(config, driver_node=here)
     if lacks := missing(wanted, nodes):
         raise InputError(
             f"the Ray cluster at {address!r} has no place for this run; change "

@@ -3,12 +3,12 @@
 They are TOML files in `recipes/presets`, each with an account of what it is and where it is from.
 """
 
-import difflib
 import tomllib
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
+from deploy.config.messages import nearest
 from deploy.errors import InputError
 
 PRESETS = Path(__file__).parents[1] / "recipes" / "presets"
@@ -33,8 +33,7 @@ def preset_text(name: str) -> str:
     """
     names = preset_names()
     if name not in names:
-        close = difflib.get_close_matches(str(name), names, n=1)
-        hint = f"; did you mean {close[0]!r}?" if close else ""
+        hint = nearest(str(name), names)
         raise InputError(f"preset = {name!r} is not one of {', '.join(names)}{hint}")
     return (PRESETS / f"{name}.toml").read_text()
 

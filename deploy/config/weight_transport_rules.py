@@ -6,7 +6,7 @@ Leaves out whether they arrive (`weight_sync`).
 from pathlib import Path
 
 from actors.config import ActorsConfig
-from deploy.config.placement_config import Placements
+from deploy.config.deploy_config import Placements
 from deploy.errors import InputError
 from learner.config.learner import LearnerConfig
 from weight_sync.config import WeightSyncConfig

@@ -20,7 +20,7 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.registry import Collector
 
 from deploy.errors import InputError
-from deploy.runtime.daemon_thread import run_in_daemon_thread
+from queues.runtime.daemon_thread import run_in_daemon_thread
 from queues.broker.metrics import ProcessMetrics, address, serve
 
 FILE = "targets.json"

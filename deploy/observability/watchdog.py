@@ -22,8 +22,8 @@ from deploy.config.run_config import RunConfig
 from deploy.errors import RunFailed
 from deploy.observability.stack_dumps import Found, Place, look, place_of_actor
 from deploy.observability.waits import ActorSigns, BrokerSigns, Health, Overdue, Wait, Waits
-from deploy.runtime.console import Screen
-from deploy.runtime.daemon_thread import run_in_daemon_thread
+from deploy.runtime.console import Terminal
+from queues.runtime.daemon_thread import run_in_daemon_thread
 from deploy.storage.run_directory import RunDirectory
 from queues.broker.status import BrokerStatus
 from queues.errors import QueuesError
@@ -58,7 +58,7 @@ class Watchdog:
         self,
         config: RunConfig,
         directory: RunDirectory,
-        screen: Screen,
+        screen: Terminal,
         *,
         status: Callable[[], Awaitable[BrokerStatus]],
         actors: Callable[[], Mapping[str, ActorSigns]],

@@ -10,7 +10,7 @@ import pytest
 import yaml
 from kubernetes_schema import KUSTOMIZATION, manifest
 
-from deploy.config.run_config import load_recipe
+from deploy.config.loader import load_recipe
 from deploy.monitoring import prometheus_rule
 
 ROOT = Path(__file__).parents[3]

@@ -3,8 +3,8 @@
 import pytest
 
 from deploy.cluster.placement import Node, ResourceRequest, bundles, hosted, missing, options, wants
-from deploy.config.placement_config import Placement
-from deploy.config.run_config import load_recipe
+from deploy.config.deploy_config import Placement
+from deploy.config.loader import load_recipe
 from deploy.errors import InputError
 
 HERE = "head"

@@ -16,14 +16,14 @@ from deploy.cluster.placement import ResourceRequest
 from deploy.cluster.placement_group import Reservation
 from deploy.errors import RunFailed
 from deploy.observability.stack_dumps import is_placed
-from deploy.runtime.console import Screen
+from deploy.runtime.console import Terminal
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_cluster")]
 
 
 def screen():
     output = io.StringIO()
-    return output, Screen(Console(file=output, width=400))
+    return output, Terminal(Console(file=output, width=400))
 
 
 def want(role, count, cpus, **where):

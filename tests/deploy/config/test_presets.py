@@ -4,8 +4,8 @@ import re
 
 import pytest
 
+from deploy.config.loader import load_recipe
 from deploy.config.presets import account, preset_names, with_preset
-from deploy.config.run_config import load_recipe
 from deploy.errors import InputError
 
 PRESETS = {

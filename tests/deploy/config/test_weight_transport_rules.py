@@ -2,7 +2,7 @@
 
 import pytest
 
-from deploy.config.run_config import load_recipe
+from deploy.config.loader import load_recipe
 from deploy.config.weight_transport_rules import check_devices, claim_folder
 from deploy.errors import InputError
 from weight_sync.config import WeightSyncConfig

@@ -11,12 +11,12 @@ from rich.console import Console
 
 from actors.errors import EngineDied, InputError
 from actors.rollout.actor_statistics import ActorStatistics
-from deploy.config.run_config import DeployConfig
+from deploy.config.deploy_config import DeployConfig
 from deploy.driver import actor_supervisor as supervisor
 from deploy.driver import restart_policy as restarts
 from deploy.driver.actor_supervisor import Supervisor
 from deploy.errors import RunFailed
-from deploy.runtime.console import Screen
+from deploy.runtime.console import Terminal
 from deploy.storage.jsonl import JsonlWriter
 from deploy.storage.run_directory import RunDirectory
 from deploy.storage.run_record import Record
@@ -59,7 +59,7 @@ class Stage:
             config=DeployConfig(**settings),
             record=self.record,
             rows=JsonlWriter(RunDirectory(tmp_path)),
-            screen=Screen(Console(file=self.output, width=200)),
+            screen=Terminal(Console(file=self.output, width=200)),
         )
 
     def note(self, *event):
@@ -161,7 +161,7 @@ def test_a_dead_actor_is_cleared_away_before_another_is_made_that_works_on(stage
     ]  # fmt: skip
     assert played.record.restarts.total() == 1
     output = played.output.getvalue()
-    assert "actor-3 is made again (1 of 5 in a row)" in output
+    assert "actor-3 is restarted (1 of 5 in a row)" in output
     assert reason in output
     assert "actor-3 is ready again" in output
     (row,) = played.rows()

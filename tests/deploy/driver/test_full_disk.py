@@ -17,13 +17,13 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from deploy.config.run_config import DeployConfig
+from deploy.config.deploy_config import DeployConfig
 from deploy.driver import recorder
 from deploy.driver import restart_policy as restarts
 from deploy.driver.recorder import Recorder
 from deploy.driver.restart_policy import Restarts
 from deploy.errors import RunFailed
-from deploy.runtime.console import Screen
+from deploy.runtime.console import Terminal
 from deploy.storage.jsonl import JsonlWriter
 from deploy.storage.run_directory import RunDirectory
 from deploy.storage.run_record import Record
@@ -68,7 +68,7 @@ class Run:
             ),
             Record(name="x", steps=9, max_staleness=2, started_at=0.0),
             RunDirectory(folder),
-            Screen(Console(file=self.output, width=200)),
+            Terminal(Console(file=self.output, width=200)),
             broker=SimpleNamespace(status=say, accounting=accounting),
             broadcaster=SimpleNamespace(reports=reports),
             learner=SimpleNamespace(paused=paused),
@@ -203,7 +203,7 @@ def test_an_actor_that_dies_while_the_disk_is_full_is_made_again_and_written_dow
         config=DeployConfig(),
         record=record,
         rows=rows,
-        screen=Screen(Console(file=io.StringIO())),
+        screen=Terminal(Console(file=io.StringIO())),
     )
 
     def refuse(*_: Any) -> None:

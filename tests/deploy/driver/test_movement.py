@@ -11,7 +11,7 @@ from rich.console import Console
 from deploy.driver import recorder
 from deploy.driver.recorder import Recorder
 from deploy.errors import RunFailed
-from deploy.runtime.console import Screen
+from deploy.runtime.console import Terminal
 from deploy.storage.jsonl import JsonlWriter
 from deploy.storage.run_directory import RunDirectory
 from deploy.storage.run_record import Record
@@ -52,7 +52,7 @@ def follow(folder, monkeypatch, report: Report, seconds: float) -> None:
         config,
         Record(name="x", steps=9, max_staleness=2, started_at=0.0),
         directory,
-        Screen(Console(file=io.StringIO(), width=200)),
+        Terminal(Console(file=io.StringIO(), width=200)),
         broker=SimpleNamespace(status=status),
         broadcaster=SimpleNamespace(reports=reports),
         learner=SimpleNamespace(paused=paused),

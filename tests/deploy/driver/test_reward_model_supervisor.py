@@ -11,11 +11,11 @@ from ray.exceptions import RayActorError, RayTaskError
 from rich.console import Console
 
 from actors.errors import InputError
-from deploy.config.run_config import DeployConfig
+from deploy.config.deploy_config import DeployConfig
 from deploy.driver import reward_model_supervisor
 from deploy.driver.reward_model_supervisor import RewardModelSupervisor
 from deploy.errors import RunFailed
-from deploy.runtime.console import Screen
+from deploy.runtime.console import Terminal
 from deploy.storage.jsonl import JsonlWriter
 from deploy.storage.run_directory import RunDirectory
 from deploy.storage.run_record import Record
@@ -58,7 +58,7 @@ class Stage:
             config=DeployConfig(**settings),
             record=self.record,
             rows=JsonlWriter(RunDirectory(folder)),
-            screen=Screen(Console(file=self.output, width=200)),
+            screen=Terminal(Console(file=self.output, width=200)),
         )
 
     async def sleep(self, seconds):
@@ -89,7 +89,7 @@ def test_each_death_is_said_counted_and_followed_by_a_longer_wait(tmp_path, monk
         ("reward-model", 1),
         ("reward-model", 2),
     ]
-    assert "reward-model is made again (1 of 5 in a row): its process died" in (
+    assert "reward-model is restarted (1 of 5 in a row): its process died" in (
         stage.output.getvalue()
     )
 

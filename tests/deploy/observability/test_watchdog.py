@@ -14,13 +14,13 @@ import psutil
 import pytest
 from rich.console import Console
 
-from deploy.config.run_config import load_recipe
+from deploy.config.loader import load_recipe
 from deploy.errors import RunFailed
 from deploy.observability import watchdog as module
 from deploy.observability.stack_dumps import Found, Place, look_here
 from deploy.observability.waits import ActorSigns, Wait
 from deploy.observability.watchdog import Watchdog, concerned, write_durably
-from deploy.runtime.console import Screen
+from deploy.runtime.console import Terminal
 from deploy.storage.run_directory import RunDirectory
 
 STATES = ("queued", "leased", "ready", "taken", "trained", "dropped", "failed")
@@ -63,7 +63,7 @@ class Stage:
         self.watchdog = Watchdog(
             load_recipe("demo", settings),
             self.directory,
-            Screen(Console(file=self.output, width=400)),
+            Terminal(Console(file=self.output, width=400)),
             status=self.ask,
             actors=lambda: {"actor-0": ActorSigns(engine_id="engine-0", answers=True)},
             handles=lambda: self.handles,

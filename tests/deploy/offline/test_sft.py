@@ -2,7 +2,7 @@
 
 import pytest
 
-from deploy.config.run_config import load_recipe
+from deploy.config.loader import load_recipe
 from deploy.errors import InputError
 from deploy.offline import sft as warm_start
 from deploy.storage.atomic_folder import made_whole

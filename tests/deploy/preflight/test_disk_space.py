@@ -5,7 +5,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from deploy.config.run_config import RunConfig, load_recipe
+from deploy.config.loader import load_recipe
+from deploy.config.run_config import RunConfig
 from deploy.errors import InputError
 from deploy.preflight import disk_space as disk
 from deploy.preflight.disk_space import check_room, parameter_bytes

@@ -6,7 +6,7 @@ import shutil
 
 import pytest
 
-from deploy.config.run_config import load_recipe
+from deploy.config.loader import load_recipe
 from deploy.errors import InputError
 from deploy.preflight.inputs import load_inputs, model_path
 from deploy.preflight.provenance import ORIGIN_FILE, warm_start_origin

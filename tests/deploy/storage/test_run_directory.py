@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from deploy.config.run_config import load_recipe
+from deploy.config.loader import load_recipe
 from deploy.errors import InputError
 from deploy.storage import run_directory
 from deploy.storage.run_directory import RunDirectory
