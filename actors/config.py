@@ -9,7 +9,7 @@ from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from actors.engines.cpu_affinity import Cores
+from queues.runtime.cpu_affinity import Cores
 
 REWARDS = (
     "exact_match",

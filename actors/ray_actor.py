@@ -33,9 +33,9 @@ from queues.records import Purpose
 from queues.runtime.ray_process_title import keep_title
 from weight_sync.config import WeightSyncConfig
 from weight_sync.direct.receiver import DirectReceiver
+from weight_sync.factory import make_transport
 from weight_sync.ray_broadcaster import BroadcasterClient
 from weight_sync.receive.receiver import Receiver
-from weight_sync.sender import make_transport
 from weight_sync.vllm.transfer import BACKEND
 
 MAX_CONCURRENCY = 16
@@ -252,12 +252,12 @@ class RolloutActor:
         if self._metrics_host is None:
             return
         from actors.metrics import ActorMetrics, EngineMetrics
-        from queues.broker.metrics import address, serve
+        from queues.runtime.prometheus import public_address, serve
 
         engine = [EngineMetrics()] if self._engine_metrics else []
         port = serve([ActorMetrics(self._tally), *engine], host=self._metrics_host)
         node = ray.util.get_node_ip_address()
-        self._tally.metrics = address(self._metrics_host, port, node)
+        self._tally.metrics = public_address(self._metrics_host, port, node)
 
     def _rewards(self) -> tuple[Rewards, Rewards]:
         """Of training and of held-out rollouts; what is in both is one, with one budget."""

@@ -77,7 +77,7 @@ class Run:
             self.context.record,
             status=lambda: broker.status(after=self.context.config.steps),
             learner_paused=self.processes.learner.paused,
-            actors=lambda: {a.name: signs for a in actors if (signs := a.signs) is not None},
+            actors=lambda: {a.name: health for a in actors if (health := a.health) is not None},
             handles=self.processes.handles,
             save=self.save,
         )

@@ -30,6 +30,7 @@ HEAVY = {
     "pyarrow": ["queues/schema.py", "queues/storage/journal.py", "actors/sources/*.py"],
     "prometheus_client": [
         "metrics.py",
+        "queues/runtime/prometheus.py",
         "deploy/driver/run_metrics.py",
         "deploy/observability/exporter.py",
         "deploy/observability/prometheus_text.py",
@@ -42,7 +43,7 @@ ORDER = {
     ),
     "weight_sync": (
         "errors manifest announcements permits broadcaster buckets checksum config ray_broadcaster "
-        "transports codecs publish receive vllm direct sender"
+        "transports codecs publish receive vllm direct factory"
     ),
     "learner": (
         "errors registry config full_disk advantages losses corrections batch diagnostics model "

@@ -13,11 +13,11 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal
 
-from actors.engines.cpu_affinity import bind, cores_of
 from actors.engines.model_folder import weight_shapes
 from actors.engines.protocol import Generation, SamplingParameters
 from actors.errors import ActorsError, EngineDied, EngineStale, InputError
 from queues.records import FinishReason
+from queues.runtime.cpu_affinity import bind_process, parse_cores
 from weight_sync.errors import LoadFailed
 from weight_sync.manifest import Signature
 from weight_sync.receive.staging import StagedWeights
@@ -155,7 +155,7 @@ class VllmEngine:
         if current_platform.is_cpu():
             arguments["block_size"] = CPU_BLOCK_TOKENS
         if self._cores is not None and arguments["tensor_parallel_size"] == 1:
-            arguments |= _in_one_process(cores_of(self._cores))
+            arguments |= _in_one_process(parse_cores(self._cores))
         from vllm.config.weight_transfer import WeightTransferConfig
 
         return {
@@ -395,7 +395,7 @@ def _in_one_process(cores: list[int]) -> dict[str, Any]:
 
     if not current_platform.is_cpu():
         return {}
-    bind(cores, "actors.cores")
+    bind_process(cores, "actors.cores")
     os.environ.update(
         VLLM_ENABLE_V1_MULTIPROCESSING="0",
         OMP_NUM_THREADS=str(len(cores)),

@@ -17,7 +17,7 @@ from deploy.driver.named_tasks import all_or_first_error, named
 from deploy.preflight.inputs import Inputs
 from queues.config import QueuesConfig
 from queues.ray_broker import BrokerClient, create_broker
-from weight_sync.publish.staged_publisher import Publisher
+from weight_sync.publish.staged_publisher import StagedPublisher
 from weight_sync.ray_broadcaster import create_broadcaster
 from weight_sync.transports.shared_memory import SharedMemoryTransport
 
@@ -28,7 +28,7 @@ class Fleet:
 
     broker: BrokerClient
     actors: list[Any]
-    publisher: Publisher
+    publisher: StagedPublisher
 
     async def publish(self, version: int, model: Path) -> None:
         """Gives the weights of a model folder to all actors."""
@@ -88,4 +88,6 @@ async def start_fleet(
     async with asyncio.timeout(config.deploy.start_timeout_seconds):
         await asyncio.gather(*(actor.start.remote() for actor in actors))
     buckets = config.weight_sync.bucket_bytes
-    return Fleet(broker, actors, Publisher(SharedMemoryTransport(), broadcaster.announce, buckets))
+    return Fleet(
+        broker, actors, StagedPublisher(SharedMemoryTransport(), broadcaster.announce, buckets)
+    )

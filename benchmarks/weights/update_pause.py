@@ -32,10 +32,10 @@ from actors.engines.vllm import VllmEngine
 from benchmarks.harness.options import cores_option
 from benchmarks.harness.provenance import RESULTS, environment, reserve, store
 from benchmarks.harness.synthetic_load import SIZES, Size, build
-from weight_sync.announcements import SwapReport
+from weight_sync.announcements import WeightUpdateReport
 from weight_sync.broadcaster import Broadcaster
 from weight_sync.manifest import Manifest
-from weight_sync.publish.staged_publisher import Publisher
+from weight_sync.publish.staged_publisher import StagedPublisher
 from weight_sync.receive.receiver import Receiver
 from weight_sync.receive.staging import StagedWeights, stage
 from weight_sync.transports.shared_memory import SharedMemoryTransport
@@ -122,13 +122,13 @@ class Updates:
             asyncio.run_coroutine_threadsafe(self.broadcaster.announce(manifest), loop).result(60)
 
         self._weights = weights
-        self._publisher = Publisher(self.transport, announce)
+        self._publisher = StagedPublisher(self.transport, announce)
         self._stop = asyncio.Event()
         receiver = Receiver("engine-0", engine, self.broadcaster, self.transport)
         self._receiving = asyncio.create_task(receiver.run(self._stop))
         self._reports = 0
 
-    async def update(self, version: int) -> tuple[SwapReport, float]:
+    async def update(self, version: int) -> tuple[WeightUpdateReport, float]:
         """Publishes slightly different weights and waits until the engine serves them."""
         tensors = [(n, w + 1e-4 * torch.randn_like(w)) for n, w in self._weights.items()]
         begin = time.perf_counter()

@@ -48,7 +48,7 @@ from benchmarks.weights.update_pause import Load, build_model, empty_pause
 from benchmarks.weights.weight_faults import measure_faults
 from weight_sync.broadcaster import Broadcaster
 from weight_sync.manifest import Manifest
-from weight_sync.publish.staged_publisher import Publisher
+from weight_sync.publish.staged_publisher import StagedPublisher
 from weight_sync.receive.receiver import Receiver
 from weight_sync.receive.staging import stage
 from weight_sync.transports.filesystem import FilesystemTransport
@@ -156,7 +156,7 @@ def publisher_process(
     weights = load_file(model / "model.safetensors")
     wire = torch.bfloat16 if way.wire == "bfloat16" else None
     sending = transport_of(way, folder)
-    with Publisher(
+    with StagedPublisher(
         sending,
         lambda manifest: pipe.send(manifest.to_json()),
         codec=way.codec,

@@ -22,7 +22,7 @@ from actors.rollout.actor_statistics import ActorStatistics, engine_id_of, merge
 from deploy.driver.restart_policy import Clock, Restarts
 from deploy.driver.run_context import RunContext
 from deploy.errors import RunFailed, first_line
-from deploy.observability.waits import ActorSigns
+from deploy.observability.waits import ActorHealth
 from queues.errors import QueueClosed
 from queues.protocols import WorkQueue
 from weight_sync.errors import DeadlineExceeded, LoadFailed
@@ -138,12 +138,12 @@ class Supervisor:
         return self._actor
 
     @property
-    def signs(self) -> ActorSigns | None:
+    def health(self) -> ActorHealth | None:
         """The actor's state as the watchdog needs it; None while the actor starts."""
         if self._working_since is None:
             return None
         statistics = self._statistics or {}
-        return ActorSigns(
+        return ActorHealth(
             engine_id=self._engine_id,
             answers=self._answers,
             running=statistics.get("running_rollouts", 0),

@@ -6,6 +6,7 @@ from functools import partial
 from typing import TypeVar
 
 from actors.sources.protocol import PromptSource
+from deploy.config.deploy_config import STALL_FACTOR
 from deploy.errors import RunFailed
 from queues.errors import QueueClosed
 from queues.protocols import PromptFeed
@@ -48,8 +49,8 @@ class Feeder:
             except QueueClosed:
                 return
             if wanted:
-                prompts, cursor = await self._ask(partial(self._draw, wanted))
-                await self._broker.issue(prompts, cursor=cursor)
+                prompts, after = await self._ask(partial(self._draw, wanted))
+                await self._broker.issue(prompts, cursor=after)
 
     def _draw(self, count: int) -> tuple[list[Prompt], str]:
         return self._source.next(count), self._source.cursor()
@@ -61,5 +62,5 @@ class Feeder:
         except TimeoutError:
             raise RunFailed(
                 f"prompts.source = {self._name!r} did not answer within {self._deadline:g} s, "
-                "three times deploy.watchdog_seconds"
+                f"{STALL_FACTOR} times deploy.watchdog_seconds"
             ) from None

@@ -19,9 +19,9 @@ from deploy.config import evaluation_schedule
 from deploy.driver.actor_supervisor import Supervisor
 from deploy.driver.reward_model_supervisor import RewardModelSupervisor
 from deploy.driver.run_context import RunContext
-from learner.config.cpu_affinity import cores_of
 from learner.ranks.ray_group import create_learner
 from queues.ray_broker import create_broker
+from queues.runtime.cpu_affinity import parse_cores
 from weight_sync.ray_broadcaster import create_broadcaster
 
 
@@ -109,7 +109,7 @@ class Processes:
             config=actors_on_cores(
                 config.actors,
                 os.sched_getaffinity(0),
-                set(cores_of(config.learner.cores)) if config.learner.cores else set(),
+                set(parse_cores(config.learner.cores)) if config.learner.cores else set(),
             ),
             weight_sync=config.weight_sync,
             model_path=self._context.inputs.model_path,

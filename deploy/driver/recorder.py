@@ -23,7 +23,7 @@ from queues.runtime.disk_space import is_full
 
 POLL_SECONDS = 0.5
 SUMMARY_SECONDS = 20.0
-"""Interval of summaries: a killed run loses the figures since the last one, but no batch or swap."""
+"""Interval of summaries: a killed run loses the figures since the last, but no batch or swap."""
 ACCOUNTING_SECONDS = 5.0
 """Deadline of the broker's accounting, which waits for its disk; after it the last one counts."""
 RECENT_BATCHES = 10

@@ -23,7 +23,7 @@ from rich.table import Table
 
 from deploy.config.run_config import RunConfig
 from deploy.errors import InputError
-from deploy.preflight.inputs import model_path
+from deploy.preflight.models import model_path
 from deploy.runtime.console import Terminal
 from deploy.storage.run_directory import RunDirectory
 from queues.broker.batch_queue import CHECKSUM
@@ -164,13 +164,14 @@ async def _in_this_process(
     """One rank; everything in one thread, on the learner's cores."""
     import torch
 
-    from learner.config.cpu_affinity import bind, cores_of_rank, threads_of
+    from learner.config.cpu_affinity import cores_of_rank, threads_of
     from learner.learner import Learner
     from learner.ranks.rank import Rank
+    from queues.runtime.cpu_affinity import bind_process
 
     objective = config.objective
     if (cores := cores_of_rank(objective, 0)) is not None:
-        bind(cores)
+        bind_process(cores, "learner.cores")
     torch.set_num_threads(threads_of(objective))
     rank = Rank(
         objective,

@@ -19,10 +19,10 @@ from deploy.config.run_config import RunConfig
 from deploy.errors import InputError, RunFailed
 from deploy.offline.preference_pairs import PreferencePairs
 from deploy.preflight.disk_space import check_runs_dir
-from deploy.preflight.inputs import find_model, model_path
+from deploy.preflight.models import find_model, model_path
 from deploy.preflight.provenance import ORIGIN_FILE, reward_model_origin
 from deploy.runtime.console import Terminal
-from deploy.storage.atomic_folder import check_place, made_whole
+from deploy.storage.atomic_folder import atomic_folder, check_absent
 from learner.config.reward_model import RewardTrainingConfig
 
 if TYPE_CHECKING:
@@ -52,14 +52,14 @@ def train_reward_models(config: RunConfig, screen: Terminal, *, replace: bool) -
             "long"
         )
     folder = config.reward_models
-    check_place(folder, replace=replace)
+    check_absent(folder, replace=replace)
     check_runs_dir(config)
     path = _backbone(config, section)
     drawn = PreferencePairs(config, section, load_reader(path))
     heldout = drawn.heldout()
     for member in range(section.members):
         list(islice(drawn.of(member), TRIED))
-    with made_whole(folder, replace=replace) as partial:
+    with atomic_folder(folder, replace=replace) as partial:
         screen.say("loading torch and DeepSpeed")
         _train_all(config, section, path, drawn, heldout, partial, screen)
     return folder

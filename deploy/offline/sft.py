@@ -12,10 +12,11 @@ from actors.sources.demonstrations import TURN, load_demonstrations
 from deploy.config.run_config import RunConfig
 from deploy.errors import InputError
 from deploy.preflight.disk_space import check_runs_dir
-from deploy.preflight.inputs import find_model, load_heldout
+from deploy.preflight.inputs import load_heldout
+from deploy.preflight.models import find_model
 from deploy.preflight.provenance import ORIGIN_FILE, warm_start_origin
 from deploy.runtime.console import Terminal
-from deploy.storage.atomic_folder import check_place, made_whole
+from deploy.storage.atomic_folder import atomic_folder, check_absent
 from learner.config.learner import SftConfig, TinyModelConfig
 
 TRIED = 64
@@ -37,7 +38,7 @@ def warm_start(config: RunConfig, screen: Terminal, *, replace: bool) -> Path:
     if config.sft is None:
         raise InputError("the recipe has no [sft] section; it says what to imitate and how long")
     folder = config.warm_start
-    check_place(folder, replace=replace)
+    check_absent(folder, replace=replace)
     check_runs_dir(config)
     path = find_model(config.model.path) if config.model.path else None
     if path:
@@ -54,7 +55,7 @@ def warm_start(config: RunConfig, screen: Terminal, *, replace: bool) -> Path:
     pairs = _fitting(pairs, measure, context)
     first = list(islice(pairs, TRIED))
     try:
-        with made_whole(folder, replace=replace) as partial:
+        with atomic_folder(folder, replace=replace) as partial:
             screen.say("loading torch and DeepSpeed")
             _train(config, config.sft, chain(first, pairs), screen, partial, path)
     except BaseException:

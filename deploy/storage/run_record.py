@@ -17,7 +17,7 @@ REWARD_MODEL = "reward-model"
 
 @dataclass(frozen=True, slots=True)
 class Earlier:
-    """Figures of the earlier sessions of a resumed run that its batches and swaps do not contain."""
+    """Figures of a resumed run's earlier sessions that its batches and swaps do not contain."""
 
     seconds: float = 0.0
     tokens_generated: int = 0

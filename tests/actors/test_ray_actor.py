@@ -21,7 +21,7 @@ from queues.records import Prompt
 from queues.schema import decode
 from weight_sync.broadcaster import Broadcaster
 from weight_sync.config import WeightSyncConfig
-from weight_sync.publish.staged_publisher import Publisher
+from weight_sync.publish.staged_publisher import StagedPublisher
 from weight_sync.transports.shared_memory import SharedMemoryTransport
 
 CONTEXT = 64
@@ -79,7 +79,7 @@ def published(broadcaster):
     def announce(manifest):
         asyncio.run_coroutine_threadsafe(broadcaster.announce(manifest), loop)
 
-    with Publisher(SharedMemoryTransport(), announce) as publisher:
+    with StagedPublisher(SharedMemoryTransport(), announce) as publisher:
         publisher.publish(0, [("layer.weight", torch.ones(3, 2))])
         yield
 
@@ -231,7 +231,7 @@ def test_an_actor_generates_what_the_broker_leases_with_the_weights_it_was_sent(
         runtime_env={"env_vars": {"PYTHONPATH": str(user_module.HERE)}},
     )
     transport = SharedMemoryTransport()
-    publisher = Publisher(transport, broadcaster.announce)
+    publisher = StagedPublisher(transport, broadcaster.announce)
 
     async def scenario():
         await actor.start.remote()

@@ -52,7 +52,7 @@ def test_processes_work_in_the_room_of_their_own_number():
 
 
 def test_who_finds_no_room_is_told_what_is_free_and_leaves_nothing_behind(monkeypatch):
-    monkeypatch.setattr(module, "SAID_SECONDS", 0.5)
+    monkeypatch.setattr(module, "REPORT_SECONDS", 0.5)
     output, shown = screen()
     more = ray.cluster_resources()["CPU"] + 1
     with pytest.raises(RunFailed, match=r"no room .* = 1.5; free now are [\d.]+: .*2 CPU"):

@@ -27,7 +27,7 @@ def settings(transport: str, *more: str) -> list[str]:
         (settings("ipc", *SHARES, "learner.ranks=2"), r"learner\.ranks = 2"),
         (
             settings("ipc", *SHARES, "deploy.placement.actors.labels.a=b"),
-            r"deploy\.placement\.actors may part actors from the learner",
+            r"deploy\.placement\.actors may put actors and learner on different",
         ),
     ],
 )

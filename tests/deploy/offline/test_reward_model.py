@@ -14,7 +14,7 @@ from deploy.config.loader import load_recipe
 from deploy.errors import InputError
 from deploy.offline import reward_model
 from deploy.offline.preference_pairs import PreferencePairs
-from deploy.preflight.inputs import reward_model_paths
+from deploy.preflight.models import reward_model_paths
 
 SECTION = (
     "reward_model.pairs=lettered_chain_sum",

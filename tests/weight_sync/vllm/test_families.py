@@ -14,7 +14,7 @@ from weight_families import FAMILIES, VOCABULARY, build
 
 from actors.engines.protocol import SamplingParameters
 from weight_sync.manifest import Manifest
-from weight_sync.publish.staged_publisher import Publisher
+from weight_sync.publish.staged_publisher import StagedPublisher
 from weight_sync.receive.staging import stage
 from weight_sync.transports.shared_memory import SharedMemoryTransport
 
@@ -49,7 +49,7 @@ def expected(model, token_ids: list[int]) -> torch.Tensor:
 def staged(version: int, weights):
     manifests: list[Manifest] = []
     transport = SharedMemoryTransport()
-    with Publisher(transport, manifests.append, bucket_bytes=65536) as publisher:
+    with StagedPublisher(transport, manifests.append, bucket_bytes=65536) as publisher:
         publisher.publish(version, weights.items())
         publisher.flush(60)
         held = stage(manifests[0], transport)
