@@ -49,7 +49,7 @@ ORDER = {
         "engine objective update learner metrics ranks supervised"
     ),
     "actors": (
-        "errors user_code engines config sandbox environments rewards rollout reward_models "
+        "errors user_code registry engines config sandbox environments rewards rollout reward_models "
         "sources metrics ray_actor ray_reward_model"
     ),
     "deploy": (
