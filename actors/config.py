@@ -8,8 +8,8 @@ from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from actors.engines.cpu_affinity import Cores
 from actors.registry import ENVIRONMENTS, REWARDS, SOURCES
+from queues.runtime.cpu_affinity import Cores
 
 
 class _Section(BaseModel):

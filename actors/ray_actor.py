@@ -28,9 +28,9 @@ from queues.protocols import WorkQueue
 from queues.records import Purpose
 from queues.runtime.ray_process_title import keep_title
 from weight_sync.direct.receiver import DirectReceiver
+from weight_sync.factory import make_transport
 from weight_sync.ray_broadcaster import BroadcasterClient
 from weight_sync.receive.receiver import Receiver
-from weight_sync.sender import make_transport
 
 MAX_CONCURRENCY = 16
 """Concurrent calls: start, run, stop, and several of statistics."""
@@ -195,11 +195,11 @@ class RolloutActor:
         if host is None:
             return
         from actors.metrics import ActorMetrics, EngineMetrics
-        from queues.broker.metrics import address, serve
+        from queues.runtime.prometheus import public_address, serve
 
         engine = [EngineMetrics()] if self._spec.engine_metrics else []
         port = serve([ActorMetrics(self._statistics), *engine], host=host)
-        self._statistics.metrics = address(host, port, ray.util.get_node_ip_address())
+        self._statistics.metrics = public_address(host, port, ray.util.get_node_ip_address())
 
     def _build(self) -> _Parts:
         """Build everything but the running engine; blocks while it reads the model folder."""

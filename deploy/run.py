@@ -99,7 +99,9 @@ class Run:
             self.directory,
             self.screen,
             status=lambda: self.broker.status(after=self.config.steps),
-            actors=lambda: {a.name: seen for a in self.actors if (seen := a.signs) is not None},
+            actors=lambda: {
+                a.name: health for a in self.actors if (health := a.health) is not None
+            },
             handles=self.processes.handles,
             save=self.save,
         )

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO
 
-from queues.runtime.disk_space import PROBE_BYTES, has_room, is_full, no_room
+from queues.runtime.disk_space import PROBE_BYTES, full_disk_message, has_space, is_full
 
 log = logging.getLogger(__name__)
 RETRY_SECONDS = 2.0
@@ -28,13 +28,13 @@ def paused() -> str | None:
 def wait_for_room(folder: Path, size: int) -> None:
     """Returns once the disk of a folder has room for so many bytes, and at least PROBE_BYTES."""
     size = max(size, PROBE_BYTES)
-    if has_room(folder, size):
+    if has_space(folder, size):
         return
-    reason = f"{no_room(folder)} (a checkpoint needs {size} bytes)"
+    reason = f"{full_disk_message(folder)} (a checkpoint needs {size} bytes)"
     log.warning("paused: %s", reason)
     _reasons.append(reason)
     try:
-        while not has_room(folder, size):
+        while not has_space(folder, size):
             time.sleep(RETRY_SECONDS)
     finally:
         _reasons.clear()

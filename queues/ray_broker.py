@@ -16,7 +16,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
-import numpy as np
 import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
@@ -27,6 +26,7 @@ from queues.config import QueuesConfig
 from queues.errors import BrokerLostError, QueuesError
 from queues.readers.accounting import Accounting
 from queues.records import Batch, Evaluation, Lease, Payload, Prompt, Purpose, PutStatus
+from queues.runtime.ray_payloads import to_arrays
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -112,7 +112,7 @@ class _BrokerActor(Broker):
     async def take(self, version: int, timeout: float) -> Batch | None:
         """See `Batches.take`; payloads as `share` makes them."""
         batch = await super().take(version, timeout)
-        return batch and replace(batch, payloads=share(batch.payloads))
+        return batch and replace(batch, payloads=to_arrays(batch.payloads))
 
     async def opened(self) -> None:
         """Raise what the constructor refused."""
@@ -121,7 +121,8 @@ class _BrokerActor(Broker):
 
     async def serve_metrics(self, host: str) -> str:
         """Show `metrics.BrokerMetrics` until the process ends; host:port."""
-        from queues.broker.metrics import BrokerMetrics, address, serve
+        from queues.broker.metrics import BrokerMetrics
+        from queues.runtime.prometheus import public_address, serve
 
         loop = asyncio.get_running_loop()
 
@@ -129,7 +130,7 @@ class _BrokerActor(Broker):
             return asyncio.run_coroutine_threadsafe(self.status(), loop).result(SCRAPE_SECONDS)
 
         port = serve([BrokerMetrics(status)], host=host)
-        return address(host, port, ray.util.get_node_ip_address())
+        return public_address(host, port, ray.util.get_node_ip_address())
 
 
 class BrokerClient:
@@ -207,7 +208,7 @@ class BrokerClient:
 
     async def put_many(self, puts: Sequence[tuple[str, Payload]]) -> list[PutStatus | QueuesError]:
         """See `Broker.put_many`."""
-        shared = share([payload for _, payload in puts])
+        shared = to_arrays([payload for _, payload in puts])
         engines = (engine_id for engine_id, _ in puts)
         return await self._call(Broker.put_many, list(zip(engines, shared, strict=True)))
 
@@ -320,14 +321,6 @@ class BrokerClient:
 
 async def _answer(reference: Any) -> Any:
     return await reference
-
-
-def share(payloads: Sequence[Payload]) -> list[Any]:
-    """Payloads as arrays [bytes] uint8, which Ray lays out once, where it would copy bytes thrice.
-
-    Who gets them reads them where Ray keeps them: `memoryview` of each is a payload again.
-    """
-    return [np.frombuffer(payload, dtype=np.uint8) for payload in payloads]
 
 
 def _translate(error: RayError) -> Exception:

@@ -36,7 +36,8 @@ from deploy.observability.exporter import role
 from deploy.observability.waits import Overdue, Wait
 from deploy.storage.run_record import Record
 from learner.metrics import FIGURES, LearnerMetrics
-from queues.broker.metrics import BrokerMetrics, ProcessMetrics
+from queues.broker.metrics import BrokerMetrics
+from queues.runtime.prometheus import ProcessMetrics
 
 ASSETS = Path(__file__).parent / "assets"
 RECIPE = ASSETS / "locked_run.toml"

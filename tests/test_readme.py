@@ -1,51 +1,41 @@
-"""The README shows the tree with one line per file, taken from what each file says of itself.
+"""The README is short, names every folder of the packages, and links to files that exist."""
 
-`python tests/test_readme.py` writes it anew.
-"""
-
-import ast
+import re
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parent.parent
-README = ROOT / "README.md"
-FOLDERS = ("actors", "queues", "weight_sync", "learner", "deploy", "benchmarks")
-BEGIN, END = "<!-- tree -->\n", "<!-- end of tree -->\n"
-OTHER = {
-    "cpu.txt": "The locked environment for machines without a GPU.",
-}
+README = (ROOT / "README.md").read_text()
+PACKAGES = ("actors", "learner", "queues", "weight_sync", "deploy")
+PAGES = sorted(
+    path
+    for pattern in ("*.md", "*/README.md", "*/*/README.md")
+    for path in ROOT.glob(pattern)
+    if not any(part.startswith(".") for part in path.relative_to(ROOT).parts)
+)
 
 
-def purpose(path):
-    """The first line of a module's docstring or of a recipe's comment."""
-    if path.name in OTHER:
-        return OTHER[path.name]
-    if path.suffix in (".toml", ".txt"):
-        first = path.read_text().splitlines()[0].removeprefix("# ").rstrip()
-        named, sourced, _ = first.partition("). ")
-        return f"{named})" if sourced else first
-    docstring = ast.get_docstring(ast.parse(path.read_text()))
-    assert docstring, f"{path} does not say what it is for"
-    return docstring.splitlines()[0]
+def test_the_readme_has_at_most_200_lines():
+    assert len(README.splitlines()) <= 200
 
 
-def tree():
-    lines = []
-    for top in FOLDERS:
-        files = [p for suffix in ("py", "toml", "txt") for p in (ROOT / top).rglob(f"*.{suffix}")]
-        for folder in sorted({path.parent for path in files}):
-            named = sorted(p for p in files if p.parent == folder and p.name != "__init__.py")
-            if named:
-                lines.append(f"    {folder.relative_to(ROOT)}/")
-                lines += [f"        {path.name:<23} {purpose(path)}" for path in named]
-    return "\n".join(lines) + "\n"
+@pytest.mark.parametrize("package", PACKAGES)
+def test_the_tree_names_every_folder_of_a_package(package):
+    tree = README.partition("## The tree")[2].partition("\n## ")[0]
+    shown = re.search(rf"^    {package}/(.*?)(?=^    \w|\Z)", tree, re.MULTILINE | re.DOTALL)
+    folders = {
+        path.parent.name
+        for path in (ROOT / package).glob("*/*")
+        if path.suffix != ".pyc" and path.parent.name != "__pycache__"
+    }
+    assert folders <= set(re.findall(r"(\w+)/", shown[1]))
 
 
-def test_the_readme_shows_every_file_with_its_purpose():
-    text = README.read_text()
-    assert text[text.index(BEGIN) + len(BEGIN) : text.index(END)] == f"\n{tree()}\n"
-
-
-if __name__ == "__main__":
-    text = README.read_text()
-    start, end = text.index(BEGIN) + len(BEGIN), text.index(END)
-    README.write_text(f"{text[:start]}\n{tree()}\n{text[end:]}")
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_of_a_page_lead_to_files(page):
+    links = re.findall(r"\]\(([^)#]+)", page.read_text())
+    missing = [
+        link for link in links if not link.startswith("http") and not (page.parent / link).exists()
+    ]
+    assert missing == []

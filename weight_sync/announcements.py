@@ -7,7 +7,7 @@ from weight_sync.manifest import Manifest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SwapReport:
+class WeightUpdateReport:
     """One attempt of one engine to take a version; times are epoch seconds on its node."""
 
     engine_id: str
@@ -57,6 +57,6 @@ class Announcements(Protocol):
         """Whether the engine may swap now; a permit expires if no report gives it back."""
         ...
 
-    async def report(self, report: SwapReport) -> None:
+    async def report(self, report: WeightUpdateReport) -> None:
         """Records an attempt and gives its permit back."""
         ...

@@ -9,7 +9,7 @@ import asyncio
 import math
 from typing import Any
 
-from weight_sync.announcements import SwapReport
+from weight_sync.announcements import WeightUpdateReport
 from weight_sync.errors import InputError, VersionOrderError
 from weight_sync.manifest import Manifest
 from weight_sync.permits import SwapPermits
@@ -33,7 +33,7 @@ class Broadcaster:
         self.permits = max(1, math.floor(update_fraction * engines))
         self._swaps = SwapPermits(self.permits, permit_seconds)
         self._manifest: Manifest | None = None
-        self._reports: list[SwapReport] = []
+        self._reports: list[WeightUpdateReport] = []
         self._engines: dict[str, tuple[Any, int]] = {}
         self._announced = asyncio.Condition()
 
@@ -71,7 +71,7 @@ class Broadcaster:
         """See `Announcements.acquire_swap`; a holder that asks again keeps its permit."""
         return await self._swaps.acquire(engine_id, timeout)
 
-    async def report(self, report: SwapReport) -> None:
+    async def report(self, report: WeightUpdateReport) -> None:
         """See `Announcements.report`."""
         self._reports.append(report)
         self._swaps.give_back(report.engine_id)
@@ -95,6 +95,6 @@ class Broadcaster:
         """Who has joined and was not released: what each was made known as."""
         return self._engines
 
-    async def reports(self, since: int) -> list[SwapReport]:
+    async def reports(self, since: int) -> list[WeightUpdateReport]:
         """The reports from the `since`-th on, in the order they came."""
         return self._reports[since:]

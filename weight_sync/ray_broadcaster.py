@@ -6,7 +6,7 @@ from typing import Any
 import ray
 import ray.exceptions
 
-from weight_sync.announcements import SwapReport
+from weight_sync.announcements import WeightUpdateReport
 from weight_sync.broadcaster import Broadcaster
 from weight_sync.errors import BroadcasterDied
 from weight_sync.manifest import Manifest
@@ -60,7 +60,7 @@ class BroadcasterClient:
         """See `Announcements.acquire_swap`."""
         return bool(await _answer(self.actor.acquire_swap.remote(engine_id, timeout), timeout))
 
-    async def report(self, report: SwapReport) -> None:
+    async def report(self, report: WeightUpdateReport) -> None:
         """See `Announcements.report`."""
         await _answer(self.actor.report.remote(report))
 
@@ -77,9 +77,9 @@ class BroadcasterClient:
         engines: dict[str, tuple[Any, int]] = await _answer(self.actor.engines.remote())
         return engines
 
-    async def reports(self, since: int) -> list[SwapReport]:
+    async def reports(self, since: int) -> list[WeightUpdateReport]:
         """See `Broadcaster.reports`."""
-        reports: list[SwapReport] = await _answer(self.actor.reports.remote(since))
+        reports: list[WeightUpdateReport] = await _answer(self.actor.reports.remote(since))
         return reports
 
 

@@ -8,7 +8,7 @@ import os
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from actors.engines.cpu_affinity import bind, cores_of
+from queues.runtime.cpu_affinity import bind_process, parse_cores
 from weight_sync.vllm.transfer import BACKEND
 
 CPU_BLOCK_TOKENS = 32
@@ -62,6 +62,17 @@ class VllmSettings:
         from vllm.config.weight_transfer import WeightTransferConfig
         from vllm.platforms import current_platform
 
+        transfer = WeightTransferConfig(backend=self.weight_backend)
+        arguments = {**self.plain_arguments(), "weight_transfer_config": transfer}
+        if current_platform.is_cpu():
+            arguments["block_size"] = CPU_BLOCK_TOKENS
+            if self.cores is not None and self.tensor_parallel_size == 1:
+                run_in_one_process(parse_cores(self.cores))
+                arguments["distributed_executor_backend"] = "uni"
+        return arguments
+
+    def plain_arguments(self) -> dict[str, Any]:
+        """Return the arguments that do not depend on the platform."""
         arguments: dict[str, Any] = {
             "model": self.model_path,
             "dtype": self.dtype,
@@ -71,7 +82,6 @@ class VllmSettings:
             "tensor_parallel_size": self.tensor_parallel_size,
             "enforce_eager": self.enforce_eager,
             "seed": self.seed,
-            "weight_transfer_config": WeightTransferConfig(backend=self.weight_backend),
             "logprobs_mode": "processed_logprobs",
             "disable_log_stats": not self.engine_metrics,
         }
@@ -81,11 +91,6 @@ class VllmSettings:
             arguments["worker_extension_cls"] = "weight_sync.vllm.plugin.PreparesWeights"
         if self.float32_head:
             arguments["hf_overrides"] = {"head_dtype": "float32"}
-        if current_platform.is_cpu():
-            arguments["block_size"] = CPU_BLOCK_TOKENS
-            if self.cores is not None and self.tensor_parallel_size == 1:
-                run_in_one_process(cores_of(self.cores))
-                arguments["distributed_executor_backend"] = "uni"
         return arguments
 
     def _set_environment(self) -> None:
@@ -107,7 +112,7 @@ def run_in_one_process(cores: list[int]) -> None:
     Raises:
         InputError: This machine does not have the cores.
     """
-    bind(cores, "actors.cores")
+    bind_process(cores, "actors.cores")
     os.environ.update(
         VLLM_ENABLE_V1_MULTIPROCESSING="0",
         OMP_NUM_THREADS=str(len(cores)),

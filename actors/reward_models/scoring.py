@@ -16,10 +16,10 @@ import torch
 from torch import Tensor
 
 from actors.config import RewardModelConfig
-from actors.engines.cpu_affinity import bind, cores_of
 from actors.errors import InputError
 from actors.reward_models.dynamic_batcher import MicroBatches
 from actors.reward_models.folder import Scale, load_reader, padding_id, read_scale
+from queues.runtime.cpu_affinity import bind_process, parse_cores
 
 SECONDS_PER_MS = 1e-3
 
@@ -148,9 +148,9 @@ def load_reward_models(paths: Sequence[str], config: RewardModelConfig) -> Rewar
     Raises:
         InputError: One cannot be loaded, or this machine does not have the cores.
     """
-    cores = cores_of(config.cores) if config.cores else []
+    cores = parse_cores(config.cores) if config.cores else []
     if cores:
-        bind(cores, "actors.reward_model.cores")
+        bind_process(cores, "actors.reward_model.cores")
     torch.set_num_threads(max(len(cores), 1))
     device = "cuda" if config.gpus > 0 else "cpu"
     members = [

@@ -22,7 +22,7 @@ import ray
 from ray.util.queue import Queue
 
 from queues.config import QueuesConfig
-from queues.ray_broker import MAX_CONCURRENCY, BrokerClient, _BrokerActor, share
+from queues.ray_broker import MAX_CONCURRENCY, BrokerClient, _BrokerActor
 from queues.records import (
     Batch,
     FinishReason,
@@ -33,6 +33,7 @@ from queues.records import (
     Rollout,
     RolloutGroup,
 )
+from queues.runtime.ray_payloads import to_arrays
 from queues.schema import encode
 
 GROUP_SIZE = 8
@@ -166,7 +167,7 @@ class EmptyBroker:
                 await asyncio.wait_for(self._batch_is_ready.wait(), timeout)
         if self._put < self._wanted:
             return None
-        return Batch(version=version, payloads=share([self._payload] * BATCH))
+        return Batch(version=version, payloads=to_arrays([self._payload] * BATCH))
 
     async def ack(self, version: int, statistics: Any) -> None:
         """See `Broker.ack`."""

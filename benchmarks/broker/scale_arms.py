@@ -26,7 +26,7 @@ from benchmarks.broker.queue_arms import GROUP_SIZE, payload_of, prompt_id, temp
 from queues.ray_broker import BrokerClient
 from queues.records import Lease, Prompt, PutStatus
 from queues.schema import decode, encode
-from weight_sync.announcements import SwapReport
+from weight_sync.announcements import WeightUpdateReport
 from weight_sync.manifest import Bucket, Manifest, TensorSpec
 from weight_sync.ray_broadcaster import BroadcasterClient
 from weight_sync.receive.receiver import NEWEST_SECONDS, newer
@@ -204,7 +204,7 @@ class SimulatedActor:
             await asyncio.sleep(PAUSE_SECONDS)
             self._serves = found.version
             await self._broadcaster.report(
-                SwapReport(
+                WeightUpdateReport(
                     engine_id=self._name, version=found.version, published_at=found.created_at,
                     staged_at=began, pause_seconds=PAUSE_SECONDS, load_seconds=0.0,
                     resume_seconds=0.0, swap_started_at=began, swap_finished_at=time.time(),

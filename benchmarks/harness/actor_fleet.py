@@ -11,13 +11,13 @@ from typing import Any
 
 from safetensors.torch import load_file
 
-from actors.ray_actor import create_actor
+from actors.ray_actor import ActorSpec, create_actor
 from deploy.config.run_config import RunConfig
 from deploy.driver.named_tasks import all_or_first_error, named
 from deploy.preflight.inputs import Inputs
 from queues.config import QueuesConfig
 from queues.ray_broker import BrokerClient, create_broker
-from weight_sync.publish.staged_publisher import Publisher
+from weight_sync.publish.staged_publisher import StagedPublisher
 from weight_sync.ray_broadcaster import create_broadcaster
 from weight_sync.transports.shared_memory import SharedMemoryTransport
 
@@ -28,7 +28,7 @@ class Fleet:
 
     broker: BrokerClient
     actors: list[Any]
-    publisher: Publisher
+    publisher: StagedPublisher
 
     async def publish(self, version: int, model: Path) -> None:
         """Gives the weights of a model folder to all actors."""
@@ -73,19 +73,23 @@ async def start_fleet(
     broadcaster = create_broadcaster(config.weight_sync.update_fraction, config.actors.count)
     actors = [
         create_actor(
-            index,
-            config=config.actors,
-            weight_sync=config.weight_sync,
-            model_path=inputs.model_path,
-            seed=config.seed,
-            group_size=config.prompts.group_size,
-            heartbeat_seconds=config.queues.heartbeat_seconds,
-            broker=broker,
-            broadcaster=broadcaster,
+            ActorSpec(
+                index=index,
+                config=config.actors,
+                weight_sync=config.weight_sync,
+                model_path=inputs.model_path,
+                seed=config.seed,
+                group_size=config.prompts.group_size,
+                heartbeat_seconds=config.queues.heartbeat_seconds,
+                broker=broker,
+                broadcaster=broadcaster,
+            )
         )
         for index in range(config.actors.count)
     ]
     async with asyncio.timeout(config.deploy.start_timeout_seconds):
         await asyncio.gather(*(actor.start.remote() for actor in actors))
     buckets = config.weight_sync.bucket_bytes
-    return Fleet(broker, actors, Publisher(SharedMemoryTransport(), broadcaster.announce, buckets))
+    return Fleet(
+        broker, actors, StagedPublisher(SharedMemoryTransport(), broadcaster.announce, buckets)
+    )

@@ -5,7 +5,7 @@ import os
 
 from pydantic import TypeAdapter, ValidationError
 
-from actors.engines.cpu_affinity import Cores, cores_of
+from queues.runtime.cpu_affinity import Cores, parse_cores
 
 
 def cores_option(text: str) -> str:
@@ -21,6 +21,6 @@ def cores_option(text: str) -> str:
         raise argparse.ArgumentTypeError(
             f"{text!r} is no list of cores, as 0 or 0-3; there are {there}"
         ) from error
-    if not set(cores_of(text)) <= set(there):
+    if not set(parse_cores(text)) <= set(there):
         raise argparse.ArgumentTypeError(f"{text!r} names cores that are not of {there}")
     return text

@@ -11,8 +11,8 @@ evaluations; afterwards its checkpoints are scored on held-out problems.
     corrections    at the bound of --stale, as stale as it lets: all groups that the bound allows
                    are live, and engines hold them all. The loss is exchanged, nothing else
 
-Beside the throughput of the first stand two predictions by rates measured in the run of one bound
-(η = 2, where there is one): of the simulation behind `headway plan`, and of the finite-buffer law.
+Beside the throughput of the first stands the prediction of the simulation behind `headway plan`, by
+rates measured in the run of one bound (η = 2, where there is one).
 Figures are of the newest batches of a run that end before its last lease, a hundred at most; the
 largest lag, the scores and their seconds are of the whole run. An arm that fails, or whose figures
 cannot be read, is named and left out; the others go on. The demo's arms take three to six minutes
@@ -240,7 +240,6 @@ def predictions(study: Study, trained: Sequence[Arm]) -> list[dict[str, Any]]:
                         "name": arm.name,
                         "seed": arm.seed,
                         "simulated": prospect.samples_per_second,
-                        "law": prospect.law,
                         "lag_mean": prospect.outcome.lag_mean,
                         "ess": prospect.ess,
                     }

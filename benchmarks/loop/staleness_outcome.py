@@ -46,11 +46,10 @@ def conclude(document: Mapping[str, Any]) -> dict[str, Any]:
     """What follows from the arms; medians over seeds are of ratios within a seed.
 
     Returns:
-        `of_predicted`: by bound, measured over simulated throughput. `of_law`: over that of the
-        finite-buffer law. `of_unbounded`: by bound. `predicted_lag`: by bound, median of the
-        simulated mean. `score_difference`: by bound and by correction,
-        held-out score less that of η = 0 with the same seed: each, mean, and the 95 % interval
-        over seeds, None for a single one.
+        `of_predicted`: by bound, measured over simulated throughput. `of_unbounded`: by
+        bound. `predicted_lag`: by bound, median of the simulated mean. `score_difference`: by bound
+        and by correction, held-out score less that of η = 0 with the same seed: each, mean, and the
+        95 % interval over seeds, None for a single one.
     """
     arms, predictions = document["arms"], document["predictions"]
     bounds = _group(arms, "bound")
@@ -71,7 +70,6 @@ def conclude(document: Mapping[str, Any]) -> dict[str, Any]:
     base = {run["seed"]: run["score"] for run in bounds.get(SYNCHRONOUS, [])}
     return {
         "of_predicted": ratio(of_simulated("simulated")),
-        "of_law": ratio(of_simulated("law")),
         "of_unbounded": ratio(lambda run: unbounded.get(run["seed"])),
         "predicted_lag": {
             name: median(found)
@@ -164,7 +162,6 @@ def picture(document: Mapping[str, Any]) -> Any:
     _points(lag, bounds, "lag_mean", "mean lag of trained tokens")
     for axes, key, label, style in (
         (speed, "simulated", "predicted by simulation", "--"),
-        (speed, "law", "predicted by the finite-buffer law", ":"),
         (lag, "lag_mean", "mean, predicted by simulation", "--"),
     ):
         lines = _group([{**each, "kind": key} for each in document["predictions"]], key)

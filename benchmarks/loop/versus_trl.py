@@ -33,7 +33,6 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from actors.engines.cpu_affinity import bind, cores_of
 from actors.errors import InputError as CoresMissing
 from benchmarks.harness.arms import (
     all_cores,
@@ -56,6 +55,7 @@ from deploy.config.run_config import RunConfig
 from deploy.errors import InputError, RunFailed
 from deploy.report.summary import WARM_UP
 from deploy.storage.run_directory import RunDirectory
+from queues.runtime.cpu_affinity import bind_process, parse_cores
 
 HEADWAY = "Headway"
 TRL = ROOT / ".trl"
@@ -287,7 +287,7 @@ def hold(cores: str) -> None:
         InputError: This machine does not have them.
     """
     try:
-        bind(cores_of(cores), "actors.cores with learner.cores")
+        bind_process(parse_cores(cores), "actors.cores with learner.cores")
     except CoresMissing as error:
         raise InputError(str(error)) from None
 

@@ -29,12 +29,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from actors.engines.cpu_affinity import cores_of
 from benchmarks.harness.options import cores_option
 from benchmarks.harness.provenance import RESULTS, environment, reserve, store
 from benchmarks.training.train import FIRST_BATCH
 from deploy.cli.bench import ROOT
 from queues.records import Prompt
+from queues.runtime.cpu_affinity import parse_cores
 
 ARMS = ("offline", "loop", "contended")
 AIM = 0.95
@@ -130,7 +130,7 @@ def learner_beside(
     """A learner that has trained a batch on cores of its own, halted until it is told to go on.
 
     Args:
-        cores: As `cores_of` reads them; None: there is no such learner.
+        cores: As `parse_cores` reads them; None: there is no such learner.
         size: Of its model, one of `training_load.SIZES`.
         seconds: That it gets until its first batch is trained.
 
@@ -147,7 +147,7 @@ def learner_beside(
         ]  # fmt: skip
         process = subprocess.Popen(
             command, cwd=ROOT, stdout=log, stderr=log,
-            preexec_fn=lambda: os.sched_setaffinity(0, cores_of(cores)),
+            preexec_fn=lambda: os.sched_setaffinity(0, parse_cores(cores)),
         )  # fmt: skip
         try:
             _await_first_batch(process, Path(log.name), seconds)
@@ -181,7 +181,7 @@ class Loop:
         from queues.config import QueuesConfig
         from queues.ray_broker import create_broker
         from weight_sync.config import WeightSyncConfig
-        from weight_sync.publish.staged_publisher import Publisher
+        from weight_sync.publish.staged_publisher import StagedPublisher
         from weight_sync.ray_broadcaster import create_broadcaster
         from weight_sync.transports.shared_memory import SharedMemoryTransport
 
@@ -210,7 +210,7 @@ class Loop:
             )
         )
         ray.get(self.actor.start.remote(), timeout=START_SECONDS)
-        self._publisher = Publisher(SharedMemoryTransport(), broadcaster.announce)
+        self._publisher = StagedPublisher(SharedMemoryTransport(), broadcaster.announce)
         self._publisher.publish(0, load_file(Path(model_path) / "model.safetensors").items())
         self.running = self.actor.run.remote()
         self.version = 0
@@ -346,11 +346,11 @@ def main() -> None:
     for name, least in (("rounds", 1), ("groups", 1), ("at_once", GROUP_SIZE)):
         if getattr(options, name) < least:
             parser.error(f"--{name.replace('_', '-')} must be at least {least}")
-    engines = set(cores_of(options.core))
+    engines = set(parse_cores(options.core))
     if options.learner_core is None:
         others = os.sched_getaffinity(0) - engines
         options.learner_core = str(max(others)) if others else None
-    elif engines & set(cores_of(options.learner_core)):
+    elif engines & set(parse_cores(options.learner_core)):
         parser.error(
             f"--learner-core {options.learner_core} must have none of the cores of "
             f"--core {options.core}: the learner trains beside the engines"

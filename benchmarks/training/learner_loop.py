@@ -27,8 +27,8 @@ from queues.ray_broker import BrokerClient, create_broker
 from queues.records import Payload, Prompt, RolloutGroup
 from queues.schema import encode
 from weight_sync.config import WeightSyncConfig
+from weight_sync.factory import make_publisher
 from weight_sync.ray_broadcaster import create_broadcaster
-from weight_sync.sender import make_publisher
 
 ENGINE = "engine-0"
 LEASE_SECONDS = 30.0

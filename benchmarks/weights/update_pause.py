@@ -29,13 +29,14 @@ from safetensors.torch import load_file
 
 from actors.engines.protocol import SamplingParameters
 from actors.engines.vllm import VllmEngine
+from actors.engines.vllm_settings import VllmSettings
 from benchmarks.harness.options import cores_option
 from benchmarks.harness.provenance import RESULTS, environment, reserve, store
 from benchmarks.harness.synthetic_load import SIZES, Size, build
-from weight_sync.announcements import SwapReport
+from weight_sync.announcements import WeightUpdateReport
 from weight_sync.broadcaster import Broadcaster
 from weight_sync.manifest import Manifest
-from weight_sync.publish.staged_publisher import Publisher
+from weight_sync.publish.staged_publisher import StagedPublisher
 from weight_sync.receive.receiver import Receiver
 from weight_sync.receive.staging import StagedWeights, stage
 from weight_sync.transports.shared_memory import SharedMemoryTransport
@@ -122,13 +123,13 @@ class Updates:
             asyncio.run_coroutine_threadsafe(self.broadcaster.announce(manifest), loop).result(60)
 
         self._weights = weights
-        self._publisher = Publisher(self.transport, announce)
+        self._publisher = StagedPublisher(self.transport, announce)
         self._stop = asyncio.Event()
         receiver = Receiver("engine-0", engine, self.broadcaster, self.transport)
         self._receiving = asyncio.create_task(receiver.run(self._stop))
         self._reports = 0
 
-    async def update(self, version: int) -> tuple[SwapReport, float]:
+    async def update(self, version: int) -> tuple[WeightUpdateReport, float]:
         """Publishes slightly different weights and waits until the engine serves them."""
         tensors = [(n, w + 1e-4 * torch.randn_like(w)) for n, w in self._weights.items()]
         begin = time.perf_counter()
@@ -177,12 +178,14 @@ async def bare_load(engine: VllmEngine, updates: Updates, version: int) -> float
 
 async def measure(arguments: argparse.Namespace, folder: Path) -> dict:
     engine = VllmEngine(
-        str(folder),
-        dtype=arguments.dtype,
-        max_model_len=MAX_MODEL_LEN,
-        max_num_seqs=max(64, arguments.requests),
-        cores=arguments.cores,
-        kv_cache_gib=1,
+        VllmSettings(
+            str(folder),
+            dtype=arguments.dtype,
+            max_model_len=MAX_MODEL_LEN,
+            max_num_seqs=max(64, arguments.requests),
+            cores=arguments.cores,
+            kv_cache_gib=1,
+        )
     )
     await engine.start()
     raw: dict[str, list[float]] = {

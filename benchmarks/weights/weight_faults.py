@@ -34,12 +34,13 @@ import torch
 from safetensors.torch import load_file
 
 from actors.engines.vllm import VllmEngine
+from actors.engines.vllm_settings import VllmSettings
 from actors.errors import ActorsError
-from weight_sync.announcements import SwapReport
+from weight_sync.announcements import WeightUpdateReport
 from weight_sync.broadcaster import Broadcaster
 from weight_sync.errors import StagingError, WeightSyncError
 from weight_sync.manifest import Manifest
-from weight_sync.publish.staged_publisher import Publisher
+from weight_sync.publish.staged_publisher import StagedPublisher
 from weight_sync.receive.receiver import Receiver
 from weight_sync.transports.filesystem import FilesystemTransport
 
@@ -69,7 +70,7 @@ def publisher_process(pipe: Connection, model: Path, folder: Path) -> None:
     weights = load_file(model / "model.safetensors")
     transport = HangingTransport(folder)
     transport.pipe = pipe
-    with Publisher(
+    with StagedPublisher(
         transport, lambda manifest: pipe.send(manifest.to_json()), BUCKET_BYTES, codec="delta"
     ) as publisher:
         while (asked := pipe.recv()) is not None:
@@ -131,7 +132,7 @@ class Actor:
         model, folder, broadcaster = self._parts
         before = set(psutil.Process().children(recursive=True))
         self.engine = VllmEngine(
-            str(model), dtype="float32", max_model_len=512, cores=None, kv_cache_gib=1
+            VllmSettings(str(model), dtype="float32", max_model_len=512, cores=None, kv_cache_gib=1)
         )
         await self.engine.start()
         self._processes = set(psutil.Process().children(recursive=True)) - before
@@ -218,7 +219,7 @@ class Faults:
 
     async def refused(self, damage: Callable[[Manifest], Manifest]) -> float:
         """A damaged version, refused by all engines, and the next one; when it was announced."""
-        reports: list[SwapReport] = self.broadcaster._reports
+        reports: list[WeightUpdateReport] = self.broadcaster._reports
         known = len(reports)
         manifest = damage(await self.learner.publish())
         begin = time.perf_counter()

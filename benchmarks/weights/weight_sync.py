@@ -43,12 +43,13 @@ import torch
 from safetensors.torch import load_file
 
 from actors.engines.vllm import VllmEngine
+from actors.engines.vllm_settings import VllmSettings
 from benchmarks.harness.provenance import RESULTS, environment, reserve, store
 from benchmarks.weights.update_pause import Load, build_model, empty_pause
 from benchmarks.weights.weight_faults import measure_faults
 from weight_sync.broadcaster import Broadcaster
 from weight_sync.manifest import Manifest
-from weight_sync.publish.staged_publisher import Publisher
+from weight_sync.publish.staged_publisher import StagedPublisher
 from weight_sync.receive.receiver import Receiver
 from weight_sync.receive.staging import stage
 from weight_sync.transports.filesystem import FilesystemTransport
@@ -156,7 +157,7 @@ def publisher_process(
     weights = load_file(model / "model.safetensors")
     wire = torch.bfloat16 if way.wire == "bfloat16" else None
     sending = transport_of(way, folder)
-    with Publisher(
+    with StagedPublisher(
         sending,
         lambda manifest: pipe.send(manifest.to_json()),
         codec=way.codec,
@@ -274,13 +275,15 @@ async def measure(
     arguments: argparse.Namespace, folder: Path, nodes: tuple[str | None, str | None]
 ) -> dict[str, Any]:
     engine = VllmEngine(
-        str(folder / "model"),
-        dtype="float32",
-        max_model_len=512,
-        max_num_seqs=64,
-        cores=None,
-        kv_cache_gib=1,
-        initial_version=0,
+        VllmSettings(
+            str(folder / "model"),
+            dtype="float32",
+            max_model_len=512,
+            max_num_seqs=64,
+            cores=None,
+            kv_cache_gib=1,
+            initial_version=0,
+        )
     )
     await engine.start()
     nbytes = (folder / "model" / "model.safetensors").stat().st_size

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from itertools import pairwise
 
 from actors.config import ActorsConfig
-from actors.engines.cpu_affinity import cores_of
+from queues.runtime.cpu_affinity import parse_cores
 
 
 def actors_on_cores(actors: ActorsConfig, there: Iterable[int], taken: set[int]) -> ActorsConfig:
@@ -23,7 +23,7 @@ def actors_on_cores(actors: ActorsConfig, there: Iterable[int], taken: set[int])
     if not shares or actors.cores is not None or actors.gpus > 0:
         return actors
     judges = actors.reward_model.cores if actors.asks_reward_models else None
-    others = taken | set(cores_of(judges) if judges else ())
+    others = taken | set(parse_cores(judges) if judges else ())
     return actors.model_copy(update={"cores": share_out(actors.count, there, others)})
 
 

@@ -23,12 +23,12 @@ from pydantic import (
 from actors.config import ActorsConfig, HeldoutConfig, PromptsConfig
 from actors.registry import REWARDS
 from deploy.config.messages import explain
+from deploy.config.objective_rules import check_against_objective
 from deploy.config.placement_config import Placements
 from deploy.config.presets import on_demo, preset_names, with_preset
 from deploy.config.weight_transport_rules import refusal
 from deploy.errors import InputError
 from learner.config.learner import LearnerConfig, ModelConfig, SftConfig
-from learner.config.objective import GROUP_ADVANTAGES
 from learner.config.optimizer import OptimizerConfig
 from learner.config.reward_model import RewardTrainingConfig
 from queues.config import QueuesConfig
@@ -125,31 +125,8 @@ class RunConfig(BaseModel):
     deploy: DeployConfig = DeployConfig()
 
     @model_validator(mode="after")
-    def _corrects_what_it_allows(self) -> Self:
-        stale, learner = self.queues.max_staleness, self.learner
-        if stale > 0 and not learner.corrects_off_policyness and not self.queues.allow_uncorrected:
-            ratio = (
-                "learner.recompute_proximal = false"
-                if learner.uses_proximal and learner.loss != "reinforce"
-                else 'learner.loss = "cispo" or "ppo"'
-            )
-            raise ValueError(
-                f"queues.max_staleness = {stale} with learner.loss = {learner.loss!r} and "
-                f"learner.correction = {learner.correction!r} trains off-policy rollouts as if "
-                f'they were on-policy; set learner.correction = "tis", or {ratio}, '
-                "or queues.max_staleness = 0, or queues.allow_uncorrected = true"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _ratios_need_the_whole_distribution(self) -> Self:
-        truncated = self.actors.top_p < 1 or self.actors.top_k > 0
-        if truncated and self.learner.needs_behavior_logprobs:
-            raise ValueError(
-                f"actors.top_p = {self.actors.top_p} and actors.top_k = {self.actors.top_k} "
-                "renormalise the behaviour policy, so its ratio to the learner's is wrong; use "
-                "top_p = 1.0 and top_k = -1 where the loss, a correction or the KL compares with it"
-            )
+    def _suits_the_objective(self) -> Self:
+        check_against_objective(self, self.learner.traits)
         return self
 
     @model_validator(mode="after")
@@ -268,21 +245,11 @@ class RunConfig(BaseModel):
     @model_validator(mode="after")
     def _baseline_has_a_group(self) -> Self:
         name, size = self.learner.advantage, self.prompts.group_size
-        if name in GROUP_ADVANTAGES and size < 2:
-            raise ValueError(
-                f"learner.advantage = {name!r} compares the rollouts of a group, so "
-                f"prompts.group_size must be at least 2, not {size}"
-            )
         sets = self.learner.advantage_options.get("k", 4)
         if name == "pass_at_k" and isinstance(sets, int) and sets >= size:
             raise ValueError(
                 f"learner.advantage_options.k = {sets} must be below prompts.group_size = {size}: "
                 "the whole group is a single set, which says nothing of one rollout"
-            )
-        if name == "remax" and not self.actors.greedy_baseline:
-            raise ValueError(
-                'learner.advantage = "remax" compares with a greedy rollout of the same prompt; '
-                "set actors.greedy_baseline = true"
             )
         batch = self.prompts.groups_per_batch * self.prompts.group_size
         baseline = self.learner.advantage_options.get("baseline", "mean")

@@ -23,7 +23,7 @@ from actors.rollout.actor_statistics import ActorStatistics, engine_id_of, merge
 from deploy.config.run_config import DeployConfig
 from deploy.driver.restart_policy import Restarts
 from deploy.errors import RunFailed, first_line
-from deploy.observability.waits import ActorSigns
+from deploy.observability.waits import ActorHealth
 from deploy.runtime.console import Screen
 from deploy.storage.jsonl import JsonlWriter
 from deploy.storage.run_record import Record
@@ -135,12 +135,12 @@ class Supervisor:
         return self._actor
 
     @property
-    def signs(self) -> ActorSigns | None:
+    def health(self) -> ActorHealth | None:
         """What the watchdog sees of it; None while it starts."""
         if self._working_since is None:
             return None
         said = self._said or {}
-        return ActorSigns(
+        return ActorHealth(
             engine_id=self._engine_id,
             answers=self._answers,
             running=said.get("running_rollouts", 0),

@@ -4,13 +4,14 @@ Where they are placed is `placement`'s and `cores`' to say; what they do for eac
 """
 
 import os
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from actors.ray_actor import create_actor
+from actors.ray_actor import ActorSpec, create_actor
 from actors.ray_reward_model import create_reward_model
 from deploy.cluster.cpu_affinity import actors_on_cores
 from deploy.cluster.placement import options, wants
@@ -24,9 +25,9 @@ from deploy.runtime.console import Screen
 from deploy.storage.jsonl import JsonlWriter
 from deploy.storage.run_directory import RunDirectory
 from deploy.storage.run_record import Record
-from learner.config.cpu_affinity import cores_of
 from learner.ranks.ray_group import create_learner
 from queues.ray_broker import create_broker
+from queues.runtime.cpu_affinity import parse_cores
 from weight_sync.ray_broadcaster import create_broadcaster
 
 
@@ -122,12 +123,12 @@ class Processes:
     def _make_actors(self) -> list[Supervisor]:
         """The rollout actors; on other nodes too, where weights cross between nodes."""
         config = self._config
-        create = partial(
-            create_actor,
+        spec = ActorSpec(
+            index=0,
             config=actors_on_cores(
                 config.actors,
                 os.sched_getaffinity(0),
-                set(cores_of(config.learner.cores)) if config.learner.cores else set(),
+                set(parse_cores(config.learner.cores)) if config.learner.cores else set(),
             ),
             weight_sync=config.weight_sync,
             model_path=self._inputs.model_path,
@@ -136,7 +137,7 @@ class Processes:
             heartbeat_seconds=config.queues.heartbeat_seconds,
             broker=self.broker,
             broadcaster=self.broadcaster,
-            judge=self.judges[0].client if self.judges else None,
+            reward_model_client=self.judges[0].client if self.judges else None,
             metrics_host=self._metrics_host,
             engine_metrics=config.deploy.engine_metrics,
             pinned_seconds=config.heldout.pinned_seconds if config.heldout else 0.0,
@@ -149,9 +150,12 @@ class Processes:
             Supervisor(
                 index,
                 partial(
-                    create,
-                    index,
-                    purpose=heldout.purpose(config.heldout, index, config.actors.count),
+                    create_actor,
+                    replace(
+                        spec,
+                        index=index,
+                        purpose=heldout.purpose(config.heldout, index, config.actors.count),
+                    ),
                     **self._place("actors", index, anywhere),
                 ),
                 broker=self.broker,

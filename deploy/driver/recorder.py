@@ -24,7 +24,7 @@ from deploy.storage.run_record import Record, Row
 from learner.ranks.ray_group import LearnerGroup
 from queues.broker.status import BrokerStatus
 from queues.ray_broker import BrokerClient
-from queues.runtime.disk_space import has_room, is_full, no_room
+from queues.runtime.disk_space import full_disk_message, has_space, is_full
 from weight_sync.ray_broadcaster import BroadcasterClient
 
 POLL_SECONDS = 0.5
@@ -134,8 +134,8 @@ class Recorder:
             self._asked_at = now
             reason = await self._learner.paused()
         folder = self._directory.path
-        if reason is None and (self._rows.kept or self._paused) and not has_room(folder):
-            reason = no_room(folder)
+        if reason is None and (self._rows.kept or self._paused) and not has_space(folder):
+            reason = full_disk_message(folder)
         if reason is not None:
             self._moved_at = time.monotonic()
         if (reason is None) != (self._paused is None):

@@ -21,7 +21,8 @@ from prometheus_client.registry import Collector
 
 from deploy.errors import InputError
 from deploy.runtime.daemon_thread import run_in_daemon_thread
-from queues.broker.metrics import ProcessMetrics, address, serve
+from queues.runtime.atomic_file import atomic_file
+from queues.runtime.prometheus import ProcessMetrics, public_address, serve
 
 FILE = "targets.json"
 WRITE_SECONDS = 0.5
@@ -92,7 +93,7 @@ class Exporter:
 
         with _explained(host, port):
             self._server = ThreadingHTTPServer((host, port), Handler)
-        self.address = address(host, self._server.server_port, node)
+        self.address = public_address(host, self._server.server_port, node)
         """Where to find it, as host:port."""
         self._thread = threading.Thread(
             target=self._server.serve_forever, name="exporter", daemon=True
@@ -127,9 +128,8 @@ class Exporter:
             text = json.dumps(self.targets(), indent=1)
             if text == self._written or self._closed:
                 return
-            partial = self._file.with_suffix(".partial")
-            partial.write_text(text)
-            partial.replace(self._file)
+            with atomic_file(self._file) as file:
+                file.write(text.encode())
             self._written = text
 
     def close(self) -> None:
@@ -161,7 +161,7 @@ async def show_process(handle: Any, host: str) -> str:
 def _serve_process(_: object, host: str) -> str:
     import ray
 
-    return address(host, serve([], host=host), ray.util.get_node_ip_address())
+    return public_address(host, serve([], host=host), ray.util.get_node_ip_address())
 
 
 def role(process: str) -> str:

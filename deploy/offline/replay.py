@@ -164,13 +164,14 @@ async def _in_this_process(
     """One rank; everything in one thread, on the learner's cores."""
     import torch
 
-    from learner.config.cpu_affinity import bind, cores_of_rank, threads_of
+    from learner.config.cpu_affinity import cores_of_rank, threads_of
     from learner.learner import Learner
     from learner.ranks.rank import Rank
+    from queues.runtime.cpu_affinity import bind_process
 
     objective = config.objective
     if (cores := cores_of_rank(objective, 0)) is not None:
-        bind(cores)
+        bind_process(cores, "learner.cores")
     torch.set_num_threads(threads_of(objective))
     rank = Rank(
         objective,

@@ -1,1 +1,1 @@
-"""Predicted throughput and lag of a recipe."""
+"""Prediction of a recipe's throughput and lag."""

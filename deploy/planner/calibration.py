@@ -1,19 +1,19 @@
-"""The rates of a run's parts, from what it recorded: `rates_of` and `read_rates`.
+"""Calibration: the rates of a run's parts, estimated from its records.
 
-Engine. A rollout of L tokens that was one of n̄ on average, while s of them began or ended, took
+Engine: a rollout of L tokens that was one of n̄ on average, while s of them began or ended, took
 
     seconds = a·L + b·L·n̄ + f·s/2        (pauses for weights left out)
 
-so a, b and f (`EngineRates`) are least squares over all rollouts, none below 0. The average is over
-tokens, and when those were made a and b say: both are found in turn. Learner: likewise,
-seconds of a step over its tokens.
+so a, b and f (`EngineRates`) are a least-squares fit over all rollouts, none below 0. The average n̄
+is over tokens, and the times of tokens follow from a and b: both are estimated in turn. Learner:
+the seconds of a step are fitted over its tokens in the same way.
 
-Two parts of a run are left out of everything: the first batches of those looked at, and the last
-ones, trained when no group was leased any more. Their number is about the lag, engines run empty
-meanwhile, and a simulation leaves them out too (`deploy.planner.predict`).
+Two parts of a run are left out: the first batches, and the last batches, which were trained when no
+group was leased any more. The last ones are about as many as the lag, engines run empty meanwhile,
+and a simulation leaves them out too (`deploy.planner.predict`).
 
-What was measured is what the run met: an engine that shared its cores with the learner was slower
-than one alone, and held-out evaluations, which are not journaled, made it look slower still.
+The rates hold for the conditions of the run: an engine that shared its cores with the learner was
+slower than one alone, and held-out evaluations, which are not journaled, make it look slower still.
 """
 
 from collections import defaultdict
@@ -36,44 +36,44 @@ if TYPE_CHECKING:
     from deploy.storage.run_directory import RunDirectory
 
 LEAST_BATCHES = WARM_UP + 5
-"""Of a run that is measured, before its last lease."""
+"""Fewest batches that a measured run has trained before its last lease."""
 MOST_BATCHES = 100
-"""The newest ones are measured: a policy that has changed writes otherwise."""
+"""The newest batches are measured, since a changed policy writes rollouts of other lengths."""
 MOST_TIED = 0.99
 ROUNDS = 10
-"""In which the engine's rates and the mean over tokens that they are found by come to agree."""
+"""Rounds in which the engine's rates and the mean n̄ over tokens converge."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """What a run says about the parts that it was made of."""
+    """Rates of a run's parts, and figures of the run itself."""
 
     rates: Rates
     first: int
-    """Version of the first batch that was looked at; figures are of those after WARM_UP of them."""
+    """Version of the first batch in use; figures are of the batches after WARM_UP of them."""
     last: int
-    """Version of the last one."""
+    """Version of the last batch in use."""
     explained: float
     """Share of the variance of rollout times that the engine's rates explain (R²)."""
     ess_loss: float | None
-    """−ln ESS per squared version of lag, least squares through 0 over the batches' mean squares;
-    None where no lag was trained."""
+    """−ln ESS per squared version of lag, fitted through 0 over the batches' mean squares; None
+    where no lag was trained."""
     samples_per_second: float
-    """Of the run itself in these batches."""
+    """Rollouts trained per second in these batches."""
     learner_idle: float
     lag_mean: float
 
     @property
     def batches(self) -> int:
-        """That were looked at, the first ones included."""
+        """Number of batches in use, the first ones included."""
         return self.last - self.first + 1
 
 
 def read_rates(directory: "RunDirectory") -> Measured:
-    """The rates of a run, dead or alive.
+    """Estimate the rates of a run from its folder, whether it is going on or not.
 
     Raises:
-        InputError: It has trained too few batches to tell while groups were leased.
+        InputError: It has trained too few batches while groups were leased.
         QueuesError: Its ledger or journal cannot be read.
     """
     rows = {row["version"]: row for row in directory.rows("metrics.jsonl")}
@@ -96,18 +96,19 @@ def read_rates(directory: "RunDirectory") -> Measured:
 def rates_of(
     batches: Sequence[Row], swaps: Sequence[Row], groups: Sequence[GroupTimes]
 ) -> Measured:
-    """The rates behind recorded rows, at least LEAST_BATCHES of them.
+    """Estimate rates from recorded statistics of at least LEAST_BATCHES batches.
 
     Args:
         batches: Statistics of consecutive trained batches of one session, in order.
         swaps: Swap reports.
-        groups: The trained groups, in the order in which they were accepted; those of other batches
-            are only what an engine had beside.
+        groups: The trained groups, in the order in which they were accepted; groups of other
+        batches
+            count only as further load of their engine.
     """
     measured = batches[WARM_UP:]
     begin, end = batches[WARM_UP - 1]["step_finished_at"], batches[-1]["step_finished_at"]
     updates = [row for row in swaps if row["error"] is None and not row.get("seeding", False)]
-    mine = [group for group in groups if group.taken_at and begin < group.taken_at <= end]
+    trained = [group for group in groups if group.taken_at and begin < group.taken_at <= end]
     swapped = [row for row in updates if begin < row["published_at"] <= end]
     engine, explained = _engine(groups, updates, within=(begin, end))
     waits = sum(row["wait_finished_at"] - row["wait_started_at"] for row in measured)
@@ -115,7 +116,7 @@ def rates_of(
     return Measured(
         rates=Rates(
             engine=engine,
-            learner=_learner(batches, mine),
+            learner=_learner(batches, trained),
             update=UpdateRates(
                 staging_seconds=_mean(
                     [
@@ -127,8 +128,8 @@ def rates_of(
                     [row["swap_finished_at"] - row["swap_started_at"] for row in swapped]
                 ),
             ),
-            lengths=tuple(tuple(max(1, each) for each in group.tokens) for group in mine),
-            tied_share=_tied_share(measured, mine),
+            lengths=tuple(tuple(max(1, tokens) for tokens in group.tokens) for group in trained),
+            tied_share=_tied_share(measured, trained),
         ),
         first=batches[0]["version"],
         last=batches[-1]["version"],
@@ -143,7 +144,7 @@ def rates_of(
 def _engine(
     groups: Sequence[GroupTimes], updates: Sequence[Row], *, within: tuple[float, float]
 ) -> tuple[EngineRates, float]:
-    """Rates of one engine, from the rollouts of all that began between two moments."""
+    """Fit the rates of an engine, and R², over rollouts that began between two moments."""
     by_engine: defaultdict[str, list[tuple[float, float, int]]] = defaultdict(list)
     for group in groups:
         pairs = zip(group.rollouts, group.tokens, strict=True)
@@ -161,18 +162,21 @@ def _engine(
         )
         for engine, rollouts in by_engine.items()
     ]
-    found = np.array([1.0, 0.0, 0.0])
+    fitted = np.array([1.0, 0.0, 0.0])
     for _ in range(ROUNDS):
-        parts = [_observations(*each, within, step=found[0], rollout=found[1]) for each in engines]
-        factors, seconds = (np.concatenate(each) for each in zip(*parts, strict=True))
+        parts = [
+            _observations(rollouts, pauses, within, step=fitted[0], rollout=fitted[1])
+            for rollouts, pauses in engines
+        ]
+        factors, seconds = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
         if not len(seconds):
             raise InputError(
                 "no rollout began between the first batches and the last lease: the run was too "
                 "short"
             )
-        found = _least_squares(factors, seconds)
-    left = seconds - factors @ found
-    step, rollout, turnover = found.tolist()
+        fitted = _least_squares(factors, seconds)
+    residuals = seconds - factors @ fitted
+    step, rollout, turnover = fitted.tolist()
     variance = float(np.var(seconds))
     puts = [group.accepted_at - max(end for _, end in group.rollouts) for group in groups]
     rates = EngineRates(
@@ -181,7 +185,7 @@ def _engine(
         turnover_seconds=turnover,
         put_seconds=max(0.0, float(np.median(puts))),
     )
-    return rates, 1 - float(np.mean(left**2)) / variance if variance else 1.0
+    return rates, 1 - float(np.mean(residuals**2)) / variance if variance else 1.0
 
 
 def _observations(
@@ -192,22 +196,22 @@ def _observations(
     step: float,
     rollout: float,
 ) -> "tuple[NDArray[np.float64], NDArray[np.float64]]":
-    """Rows (L, L·n̄, s/2) and the seconds that they took, of one engine's rollouts.
+    """Return factors (L, L·n̄, s/2), [r, 3], and seconds, [r], of one engine's rollouts.
 
     Args:
-        rollouts: [n, 3], when each began and ended, and its tokens.
-        pauses: [m, 2], when the engine stood still, in order.
-        within: Rollouts that began earlier or later are beside others, but give no row.
-        step: Seconds of a token, and for each rollout that is running `rollout` more: what is known
-            of them, by which a rollout's tokens lie in its time.
-        rollout: Likewise.
+        rollouts: [n, 3], start, end and tokens of each.
+        pauses: [m, 2], start and end of each pause of the engine, in order.
+        within: Rollouts that began earlier or later load the engine, but give no observation.
+        step: Present estimate of the seconds of a token; with `rollout` it places a rollout's
+            tokens in time.
+        rollout: Present estimate of the further seconds of a token for each running rollout.
     """
     changes = np.concatenate([rollouts[:, 0], rollouts[:, 1]])
     steps = np.repeat([1.0, -1.0], len(rollouts))
     order = np.argsort(changes, kind="stable")
     count = np.cumsum(steps[order])
     speed = 1 / np.maximum(step + rollout * np.maximum(count, 1.0), 1e-9)
-    running, made = (_Integral(changes[order], each) for each in (count * speed, speed))
+    running, sampled = (_Integral(changes[order], rate) for rate in (count * speed, speed))
     edges = pauses.ravel()
     paused = _Integral(edges, np.tile([1.0, 0.0], len(pauses)))
     times = np.sort(changes)
@@ -215,14 +219,15 @@ def _observations(
     began, ended, tokens = rollouts[(rollouts[:, 0] > first) & (rollouts[:, 0] <= last)].T
     still = paused(ended) - paused(began)
     seconds = ended - began
-    mean_running = (running(ended) - running(began)) / np.maximum(made(ended) - made(began), 1e-9)
+    tokens_per_rollout = np.maximum(sampled(ended) - sampled(began), 1e-9)
+    mean_running = (running(ended) - running(began)) / tokens_per_rollout
     others = np.searchsorted(times, ended) - np.searchsorted(times, began)
     factors = np.stack([tokens, tokens * mean_running, others / 2], axis=1)
     return factors, seconds - still
 
 
 class _Integral:
-    """The integral of a step function from its first change on."""
+    """Integral of a step function from its first change on."""
 
     def __init__(self, times: "NDArray[np.float64]", values: "NDArray[np.float64]") -> None:
         self._times, self._values = times, values
@@ -231,27 +236,27 @@ class _Integral:
     def __call__(self, at: "NDArray[np.float64]") -> "NDArray[np.float64]":
         if not len(self._times):
             return np.zeros_like(at)
-        place = np.searchsorted(self._times, at, side="right") - 1
-        inside = np.maximum(place, 0)
-        since = np.where(place < 0, 0.0, at - self._times[inside])
-        found: NDArray[np.float64] = self._until[inside] + self._values[inside] * since
-        return found
+        index = np.searchsorted(self._times, at, side="right") - 1
+        inside = np.maximum(index, 0)
+        since = np.where(index < 0, 0.0, at - self._times[inside])
+        integral: NDArray[np.float64] = self._until[inside] + self._values[inside] * since
+        return integral
 
 
 def _least_squares(
     factors: "NDArray[np.float64]", values: "NDArray[np.float64]"
 ) -> "NDArray[np.float64]":
-    """Coefficients, none below 0, of the least squares: the best of all subsets of factors."""
+    """Fit coefficients, none below 0, by least squares over all subsets of the factors."""
     width = factors.shape[1]
     best, least = np.zeros(width), float(np.sum(values**2))
     subsets = chain.from_iterable(combinations(range(width), size) for size in range(1, width + 1))
     for subset in map(list, subsets):
-        found, *_ = np.linalg.lstsq(factors[:, subset], values, rcond=None)
-        error = float(np.sum((values - factors[:, subset] @ found) ** 2))
-        if np.all(found >= 0) and error < least:
+        fitted, *_ = np.linalg.lstsq(factors[:, subset], values, rcond=None)
+        error = float(np.sum((values - factors[:, subset] @ fitted) ** 2))
+        if np.all(fitted >= 0) and error < least:
             least = error
             best = np.zeros(width)
-            best[subset] = found
+            best[subset] = fitted
     return best
 
 
@@ -260,28 +265,31 @@ def _learner(batches: Sequence[Row], groups: Sequence[GroupTimes]) -> LearnerRat
     seconds = np.array([row["step_finished_at"] - row["step_started_at"] for row in measured])
     tokens = np.array([float(row["tokens_trained"]) for row in measured])
     factors = np.stack([np.ones_like(tokens), tokens], axis=1)
-    found = _least_squares(factors, seconds)
-    left = seconds - factors @ found
-    batch, token = found.tolist()
+    fitted = _least_squares(factors, seconds)
+    residuals = seconds - factors @ fitted
+    batch, token = fitted.tolist()
     in_batches = [group.taken_at for group in groups if group.taken_at != group.accepted_at]
     taken = np.unique([time for time in in_batches if time is not None])
     begun = np.array([row["wait_finished_at"] for row in measured])
-    place = np.searchsorted(taken, begun) - 1
-    fetches = (begun - taken[np.maximum(place, 0)])[place >= 0]
+    index = np.searchsorted(taken, begun) - 1
+    fetches = (begun - taken[np.maximum(index, 0)])[index >= 0]
     pauses = [
         after["wait_started_at"] - row["step_finished_at"] for row, after in pairwise(batches)
     ]
     return LearnerRates(
         batch_seconds=batch,
         token_seconds=token,
-        variation=float(np.std(left) / np.mean(seconds)),
+        variation=float(np.std(residuals) / np.mean(seconds)),
         take_seconds=float(np.median(fetches)) if len(fetches) else 0.0,
         publish_seconds=max(0.0, float(np.median(pauses))),
     )
 
 
 def _tied_share(batches: Sequence[Row], groups: Sequence[GroupTimes]) -> float:
-    """Of the groups that were filtered, or would have been; a filtered one left when it came."""
+    """Return the share of groups that were filtered, or would have been.
+
+    A filtered group is taken at the moment in which it is accepted.
+    """
     filtered = sum(group.taken_at == group.accepted_at for group in groups)
     if filtered:
         return min(filtered / len(groups), MOST_TIED)
@@ -291,7 +299,7 @@ def _tied_share(batches: Sequence[Row], groups: Sequence[GroupTimes]) -> float:
 
 
 def _ess_loss(batches: Sequence[Row]) -> float | None:
-    """−ln ESS is about the variance of log-ratios, which spread as wide as the lag is large."""
+    """Fit −ln ESS, about the variance of the log-ratios, by the mean square of the lag."""
     squares = np.array([_lag_square_mean(row["lag_histogram"]) for row in batches if row["ess"]])
     if not np.any(squares):
         return None
@@ -300,7 +308,7 @@ def _ess_loss(batches: Sequence[Row]) -> float | None:
 
 
 def _lag_square_mean(lags: Mapping[str, int]) -> float:
-    """Over the tokens of a batch; 0 of one without any."""
+    """Return the mean square of the lag over the tokens of a batch; 0 without tokens."""
     tokens = sum(lags.values())
     return sum(int(lag) ** 2 * count for lag, count in lags.items()) / tokens if tokens else 0.0
 

@@ -1,4 +1,4 @@
-"""What a plan by the rates of a run leaves out, and runs of which it says nothing."""
+"""Caveats of a plan by the rates of a run, and the refusal of a run of another model."""
 
 from collections.abc import Sequence
 from operator import attrgetter
@@ -11,7 +11,7 @@ from deploy.planner.calibration import Measured
 from learner.config.learner import ModelConfig
 
 LEAST_EXPLAINED = 0.5
-"""Of the variance of rollout times; below, engines are not what the model of them says."""
+"""Share of the variance of rollout times below which the model of engines does not hold."""
 SIZES = {
     "hidden_size": "hidden_size",
     "num_hidden_layers": "layers",
@@ -20,7 +20,7 @@ SIZES = {
     "num_key_value_heads": "kv_heads",
     "head_dim": "head_dim",
 }
-"""What two models are held against each other by: names in `config.json`, and in [model.tiny]."""
+"""Sizes by which two models are compared: names in `config.json`, and in [model.tiny]."""
 TAKEN_OVER = {
     "actors.tensor_parallel_size": "engines are taken to be as fast as the run's",
     "actors.dtype": "engines are taken to be as fast as the run's",
@@ -30,17 +30,17 @@ TAKEN_OVER = {
     "learner.zero_stage": "the learner is taken to be as fast as the run's",
     "learner.dtype": "the learner is taken to be as fast as the run's",
 }
-"""What the rates of a run say of a recipe in which a key has another value."""
+"""Assumptions about a recipe in which a key has another value than in the run, by key."""
 
 
 def refuse_another_model(config: RunConfig, recorded: RunConfig) -> None:
-    """Refuses rates of another model.
+    """Refuse rates of another model.
 
     Models are told apart by their sizes, or by their names where one of the two is not here.
 
     Args:
         config: The recipe.
-        recorded: That of the run.
+        recorded: The recipe of the run.
 
     Raises:
         InputError: The run trained another model; names both.
@@ -59,7 +59,7 @@ def refuse_another_model(config: RunConfig, recorded: RunConfig) -> None:
 
 
 def _sizes(model: ModelConfig) -> dict[str, int]:
-    """Those that are known; none of a model that is not here."""
+    """Return the known sizes of a model; none if its folder is not on this machine."""
     if model.tiny is not None:
         return {name: getattr(model.tiny, ours) for name, ours in SIZES.items()}
     folder = Path(str(model.path)).expanduser()
@@ -74,11 +74,11 @@ def _named(model: ModelConfig, sizes: dict[str, int], shown: Sequence[str]) -> s
     name = "[model.tiny]" if model.path is None else repr(model.path)
     if not shown:
         return name
-    return f"{name} with {', '.join(f'{each} = {sizes[each]}' for each in shown)}"
+    return f"{name} with {', '.join(f'{size} = {sizes[size]}' for size in shown)}"
 
 
 def differences(config: RunConfig, recorded: RunConfig) -> list[str]:
-    """Where a recipe differs from that of the run in what rates and lengths depend on."""
+    """List where a recipe differs from that of the run in what rates and lengths depend on."""
     notes = []
     if config.model != recorded.model:
         notes.append(
@@ -87,10 +87,10 @@ def differences(config: RunConfig, recorded: RunConfig) -> list[str]:
             "as the run's"
         )
     for key, taken in TAKEN_OVER.items():
-        mine, its = (attrgetter(key)(each) for each in (config, recorded))
+        mine, its = attrgetter(key)(config), attrgetter(key)(recorded)
         if mine != its:
             notes.append(f"{key} = {mine!r}, in the run {its!r}: {taken}")
-    mine, its = (each.actors.max_new_tokens for each in (config, recorded))
+    mine, its = config.actors.max_new_tokens, recorded.actors.max_new_tokens
     if mine > its:
         notes.append(
             f"actors.max_new_tokens = {mine}, in the run {its}: no rollout is taken to be longer "
@@ -102,13 +102,13 @@ def differences(config: RunConfig, recorded: RunConfig) -> list[str]:
 def caveats(
     measured: Measured, recorded: RunConfig, *, bounds: Sequence[int], evaluated: bool
 ) -> list[str]:
-    """What to keep in mind of measured rates.
+    """List reasons to doubt measured rates.
 
     Args:
-        measured: Of the run.
+        measured: Rates of the run.
         recorded: Its recipe.
-        bounds: That are predicted.
-        evaluated: Whether held-out problems were generated meanwhile.
+        bounds: The bounds that are predicted.
+        evaluated: Whether the run generated answers to held-out problems meanwhile.
     """
     notes = []
     if evaluated:

@@ -1,4 +1,4 @@
-"""`headway plan`: what it is asked, where its rates come from, and what it prints."""
+"""`headway plan`: reads its options, chooses the rates, and shows the prediction."""
 
 import json
 import re
@@ -16,31 +16,31 @@ from deploy.planner.calibration import Measured, read_rates
 from deploy.planner.caveats import caveats, differences, refuse_another_model
 from deploy.planner.predict import Prospect, Source, best, most_actors, predict, setting_of_run
 from deploy.planner.rates import EngineRates, LearnerRates, Rates, UpdateRates, lognormal_lengths
-from deploy.planner.simulator import simulate
+from deploy.planner.simulator import Outcome, simulate
 from deploy.storage.run_directory import RunDirectory
 
 LARGEST_BOUND = 1000
-HEADS = (
-    "actors",
-    "ranks",
-    "η",
-    "samp-\nles/s",
-    "by the\nlaw",
-    "learner\nidle",
-    "actors\nidle",
-    "lag\nmean",
-    "\np95",
-    "\nmax",
-    "ESS",
-)
-"""Of a table that fits 80 columns."""
+COLUMNS = {
+    "actors": ("actors", "{}"),
+    "ranks": ("ranks", "{}"),
+    "max_staleness": ("η", "{}"),
+    "samples_per_second": ("samples/s", "{:.1f}"),
+    "learner_idle": ("learner\nidle", "{:.0%}"),
+    "actors_idle": ("actors\nidle", "{:.0%}"),
+    "lag_mean": ("lag\nmean", "{:.2f}"),
+    "lag_p95": ("\np95", "{}"),
+    "lag_max": ("\nmax", "{}"),
+    "ess": ("ESS", "{:.3f}"),
+    "limit": ("limited by", "{}"),
+}
+"""Header and format by the key of a prospect, of a table that fits 80 columns."""
 LIMITS = {
     "learner": "the learner, which is always busy: more ranks, or fewer actors",
     "actors": "the actors, which are always busy: more of them, or more rollouts at once",
-    "window": "queues.window: free slots and the learner wait for rollouts that take long, and no "
-    "more groups may be live meanwhile",
-    "staleness": "queues.max_staleness: free slots and the learner wait for rollouts that take "
-    "long, and no others may begin meanwhile",
+    "window": "queues.window: free slots and the learner wait for long rollouts, and no more "
+    "groups may be live meanwhile",
+    "staleness": "queues.max_staleness: free slots and the learner wait for long rollouts, and no "
+    "others may begin meanwhile",
 }
 
 
@@ -57,7 +57,7 @@ class PlanInputs:
 
     @property
     def needed(self) -> dict[str, float | None]:
-        """What has to be given where no run is, by its option."""
+        """The values that have to be given where no run is, by option."""
         return {
             "--tokens": self.tokens,
             "--rollout-rate": self.rollout_rate,
@@ -67,14 +67,14 @@ class PlanInputs:
 
 
 def parse_bounds(text: str) -> list[int]:
-    """Values of `queues.max_staleness`, in order.
+    """Read values of `queues.max_staleness` from a list such as "0,1,2", in order.
 
     Raises:
-        InputError: They are not some.
+        InputError: The text is not such a list, or a bound is above LARGEST_BOUND.
     """
     if not re.fullmatch(r"\d{1,4}(,\d{1,4})*", text):
         raise InputError(f"--bounds {text!r}: give whole numbers, as 0,1,2")
-    bounds = sorted({int(each) for each in text.split(",")})
+    bounds = sorted({int(number) for number in text.split(",")})
     if bounds[-1] > LARGEST_BOUND:
         raise InputError(f"--bounds {text!r}: a bound may be {LARGEST_BOUND} at most")
     return bounds
@@ -88,14 +88,14 @@ def plan(
     bounds: Sequence[int],
     devices: int | None,
 ) -> dict[str, Any]:
-    """Everything that the command says, as JSON can hold it.
+    """Predict a recipe, as a document that JSON can hold.
 
     Args:
         config: The recipe.
-        run: Whose rates they are; None: they are given.
-        given: Likewise.
+        run: The run that the rates are measured in; None where they are given.
+        given: The rates from the command line.
         bounds: Values of `queues.max_staleness`.
-        devices: None: as many as the recipe uses.
+        devices: Number of devices; None: as many as the recipe uses.
 
     Raises:
         InputError: Something is missing, contradicts itself, or cannot be simulated.
@@ -116,36 +116,37 @@ def plan(
         "rates": {"of": str(run.path) if run else "command line", **source.rates.to_dict()},
         "itself": itself,
         "notes": notes,
-        "prospects": [_row(each) for each in prospects],
+        "prospects": [_row(prospect) for prospect in prospects],
         "best": _row(best(prospects)),
     }
 
 
 def show(document: dict[str, Any], console: Console) -> None:
-    """The document of `plan` for people."""
+    """Print the document of `plan` as tables and sentences."""
     itself, chosen = document["itself"], document["best"]
     title = f"{document['recipe']} on {document['devices']} devices, predicted"
     table = Table(title=title, box=SIMPLE_HEAD, pad_edge=False, padding=0)
-    for head in HEADS:
-        table.add_column(head, justify="right", no_wrap=True)
-    table.add_column("limited by", no_wrap=True)
+    for key, (head, _) in COLUMNS.items():
+        table.add_column(head, justify="left" if key == "limit" else "right", no_wrap=True)
     for row in document["prospects"]:
-        style = "bold" if row == chosen else None
-        table.add_row(*_cells(row), style=style)
+        cells = [
+            "–" if row[key] is None else form.format(row[key]) for key, (_, form) in COLUMNS.items()
+        ]
+        table.add_row(*cells, style="bold" if row == chosen else None)
     console.print(table)
     if itself is not None:
+        measured, simulated = itself["measured"], itself["simulated"]
         console.print(
-            f"the run {itself['name']} itself: {itself['measured']['samples_per_second']:.1f} "
-            f"samples/s measured, {itself['simulated']['samples_per_second']:.1f} simulated; mean "
-            f"lag {itself['measured']['lag_mean']:.2f} and "
-            f"{itself['simulated']['lag_mean']:.2f}; its rates explain "
+            f"the run {itself['name']} itself: {measured['samples_per_second']:.1f} samples/s "
+            f"measured, {simulated['samples_per_second']:.1f} simulated; mean lag "
+            f"{measured['lag_mean']:.2f} and {simulated['lag_mean']:.2f}; its rates explain "
             f"{itself['explained']:.0%} of its rollouts' times",
             soft_wrap=True,
         )
     tried = len({row["actors"] for row in document["prospects"]})
     if tried < document["splits"]:
         console.print(
-            f"{tried} of {document['splits']} splits were tried, those beside the best one too"
+            f"{tried} of {document['splits']} splits were tried, the best one's neighbours included"
         )
     for note in document["notes"]:
         console.print(f"note: {note}", markup=False, soft_wrap=True)
@@ -161,36 +162,35 @@ def show(document: dict[str, Any], console: Console) -> None:
 def _source(
     config: RunConfig, run: RunDirectory | None, given: PlanInputs, bounds: Sequence[int]
 ) -> tuple[Source, list[str], dict[str, Any] | None]:
-    """Rates; what to keep in mind of them; how the run that they are of compares."""
+    """Return the rates, caveats about them, and a comparison of the measured run with itself."""
     missing = [name for name, value in given.needed.items() if value is None]
-    if run is not None:
-        if len(missing) < len(given.needed):
-            there = ", ".join(name for name in given.needed if name not in missing)
-            raise InputError(f"--run measures what {there} would say; give one or the other")
-        recorded = run.config()
-        refuse_another_model(config, recorded)
-        measured = read_rates(run)
-        source = Source(
-            rates=measured.rates, ranks=recorded.learner.ranks, ess_loss=measured.ess_loss
-        )
-        evaluated = recorded.heldout is not None and _was_evaluated(run)
-        notes = caveats(measured, recorded, bounds=bounds, evaluated=evaluated)
-        return source, [*differences(config, recorded), *notes], _compare(measured, recorded)
-    if missing:
-        raise InputError(
-            f"no rates: name a run to measure them of with --run, or give {', '.join(missing)} too"
-        )
-    return Source(rates=_given(config, given), ranks=1), [], None
+    if run is None:
+        if missing:
+            names = ", ".join(missing)
+            raise InputError(
+                f"no rates: name a run to measure them of with --run, or give {names} too"
+            )
+        return Source(rates=_given_rates(config, given), ranks=1), [], None
+    if len(missing) < len(given.needed):
+        names = ", ".join(name for name in given.needed if name not in missing)
+        raise InputError(f"--run measures what {names} would say; give one or the other")
+    recorded = run.config()
+    refuse_another_model(config, recorded)
+    measured = read_rates(run)
+    source = Source(rates=measured.rates, ranks=recorded.learner.ranks, ess_loss=measured.ess_loss)
+    evaluated = recorded.heldout is not None and _was_evaluated(run)
+    notes = caveats(measured, recorded, bounds=bounds, evaluated=evaluated)
+    return source, [*differences(config, recorded), *notes], _compare(measured, recorded)
 
 
 def _was_evaluated(run: RunDirectory) -> bool:
-    """Whether its summary has held-out scores; a run that has none yet counts as evaluated."""
+    """Return whether the summary has held-out scores; True for a run without a summary."""
     if not run.summary_file.exists():
         return True
     return bool(json.loads(run.summary_file.read_text()).get("heldout", True))
 
 
-def _given(config: RunConfig, given: PlanInputs) -> Rates:
+def _given_rates(config: RunConfig, given: PlanInputs) -> Rates:
     tokens, one, full = given.tokens, given.rollout_rate, given.engine_rate
     assert tokens is not None
     assert one is not None
@@ -210,25 +210,22 @@ def _given(config: RunConfig, given: PlanInputs) -> Rates:
 
 
 def _compare(measured: Measured, recorded: RunConfig) -> dict[str, Any] | None:
-    """The run and its own simulation; None where that cannot be."""
+    """Compare a run with its own simulation; None where that cannot be simulated."""
     try:
         setting = setting_of_run(recorded, measured.batches)
-        found = simulate(setting, measured.rates, seed=recorded.seed)
+        simulated = simulate(setting, measured.rates, seed=recorded.seed)
     except InputError:
         return None
+
+    def compared(figures: Measured | Outcome) -> dict[str, float]:
+        keys = ("samples_per_second", "learner_idle", "lag_mean")
+        return {key: getattr(figures, key) for key in keys}
+
     return {
         "name": recorded.name,
         "explained": measured.explained,
-        "measured": {
-            "samples_per_second": measured.samples_per_second,
-            "learner_idle": measured.learner_idle,
-            "lag_mean": measured.lag_mean,
-        },
-        "simulated": {
-            "samples_per_second": found.samples_per_second,
-            "learner_idle": found.learner_idle,
-            "lag_mean": found.lag_mean,
-        },
+        "measured": compared(measured),
+        "simulated": compared(simulated),
     }
 
 
@@ -240,7 +237,6 @@ def _row(prospect: Prospect) -> dict[str, Any]:
         "max_staleness": prospect.staleness,
         "samples_per_second": prospect.samples_per_second,
         "tokens_per_second": outcome.tokens_per_second,
-        "by_the_law": prospect.law,
         "actors_alone": prospect.actors_alone,
         "learner_alone": prospect.learner_alone,
         "learner_idle": outcome.learner_idle,
@@ -254,22 +250,5 @@ def _row(prospect: Prospect) -> dict[str, Any]:
     }
 
 
-def _cells(row: dict[str, Any]) -> list[str]:
-    return [
-        str(row["actors"]),
-        str(row["ranks"]),
-        str(row["max_staleness"]),
-        f"{row['samples_per_second']:.1f}",
-        f"{row['by_the_law']:.1f}",
-        f"{row['learner_idle']:.0%}",
-        f"{row['actors_idle']:.0%}",
-        f"{row['lag_mean']:.2f}",
-        str(row["lag_p95"]),
-        str(row["lag_max"]),
-        "–" if row["ess"] is None else f"{row['ess']:.3f}",
-        row["limit"],
-    ]
-
-
-def _plural(count: int, what: str) -> str:
-    return f"{count} {what}" if count == 1 else f"{count} {what}s"
+def _plural(count: int, noun: str) -> str:
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"

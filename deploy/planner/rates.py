@@ -1,26 +1,26 @@
-"""How fast the parts of a run are: what a simulation needs to know of engines, learner and updates.
+"""Rates of the parts of a run: engines, learner and weight updates.
 
-Plain numbers, given by hand or measured (`deploy.planner.calibration`). Leaves out failures and
-held-out evaluations.
+Plain numbers, given by hand or measured (`deploy.planner.calibration`). Failures and held-out
+evaluations are left out.
 """
 
 import math
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Self
 
 from deploy.errors import InputError
 
 SAMPLED_GROUPS = 512
-"""Groups whose lengths are drawn where only their distribution is given."""
+"""Number of groups whose lengths are drawn where only their distribution is given."""
 
 
 class _Seconds:
-    """All fields are finite and at least 0."""
+    """Base of records whose fields are all finite and at least 0."""
 
     def __post_init__(self) -> None:
-        """Refuse what is no time."""
+        """Refuse negative and infinite values."""
         for field in fields(self):  # type: ignore[arg-type]
             value = getattr(self, field.name)
             if not (0 <= value < math.inf):
@@ -29,29 +29,29 @@ class _Seconds:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineRates(_Seconds):
-    """One engine. With n rollouts running, each has one more token after `step + n · rollout`."""
+    """Rates of one engine: n running rollouts gain a token each in `step + n · rollout` seconds."""
 
     step_seconds: float
-    """Of a token for all running rollouts, however few they are."""
+    """Seconds of a token for all running rollouts together, however few they are."""
     rollout_step_seconds: float = 0.0
-    """More for each running rollout."""
+    """Further seconds for each running rollout."""
     turnover_seconds: float = 0.0
-    """The engine's own work for one rollout beside its tokens, half at its begin and half at its
-    end; the others wait meanwhile."""
+    """The engine's own work for one rollout beside its tokens, half when it begins and half when it
+    ends; the other rollouts wait meanwhile."""
     put_seconds: float = 0.0
     """From the end of a group's last rollout to the answer that it is accepted."""
 
     @classmethod
     def of_throughput(cls, *, one: float, full: float, slots: int) -> Self:
-        """Of an engine that was timed with one rollout, and with as many as it takes.
+        """Derive the rates of an engine timed with one rollout, and with as many as it takes.
 
         Args:
             one: Tokens/s of one rollout alone.
             full: Tokens/s of all together.
-            slots: How many those are.
+            slots: Number of rollouts that it takes.
 
         Raises:
-            InputError: Together they are slower than one, or faster than `slots` times one.
+            InputError: `full` is below `one`, or above `slots` times `one`.
         """
         if not (0 < one <= full <= one * slots * (1 + 1e-9)):
             raise InputError(
@@ -64,41 +64,41 @@ class EngineRates(_Seconds):
         return cls(step_seconds=1 / one - each, rollout_step_seconds=each)
 
     def token_seconds(self, running: int) -> float:
-        """Until each of so many rollouts has one more token."""
+        """Return the seconds until each of `running` rollouts has one more token."""
         return self.step_seconds + running * self.rollout_step_seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LearnerRates(_Seconds):
-    """The learner: a batch of n tokens takes `batch + n · token` seconds, give or take."""
+    """Rates of the learner: a batch of n tokens takes about `batch + n · token` seconds."""
 
     batch_seconds: float = 0.0
     token_seconds: float = 0.0
     variation: float = 0.0
-    """Standard deviation over mean of what the tokens do not explain."""
+    """Standard deviation over mean of the seconds that the tokens do not explain."""
     take_seconds: float = 0.0
-    """From asking for a batch that is ready to the begin of its step."""
+    """Seconds from asking for a batch that is ready to the beginning of its step."""
     publish_seconds: float = 0.0
-    """From the end of a step to the next one's asking: publishing and acknowledging."""
+    """Seconds from the end of a step to asking for the next batch: publishing, acknowledging."""
 
     def on(self, times: float) -> Self:
-        """With so many times the devices: the time of tokens shrinks, that of a batch does not."""
+        """Return the rates on `times` the devices: only the time of tokens shrinks."""
         return replace(self, token_seconds=self.token_seconds / times)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpdateRates(_Seconds):
-    """A weight update of one engine."""
+    """Rates of a weight update of one engine."""
 
     staging_seconds: float = 0.0
-    """From the publication until the engine asks to swap; it goes on generating."""
+    """Seconds from the publication until the engine asks to swap; it goes on generating."""
     pause_seconds: float = 0.0
-    """The swap; its rollouts stand still."""
+    """Seconds of the swap, during which its rollouts stand still."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rates:
-    """Everything about the parts of a run that its throughput depends on."""
+    """All rates that the throughput of a run depends on."""
 
     engine: EngineRates
     learner: LearnerRates
@@ -106,7 +106,7 @@ class Rates:
     lengths: Sequence[Sequence[int]]
     """Sampled tokens of each rollout of some groups; a simulation goes through them in turn."""
     tied_share: float = 0.0
-    """Groups whose rollouts all earn the same; dropped where a recipe filters them."""
+    """Share of groups whose rollouts all earn the same; dropped where a recipe filters them."""
 
     def __post_init__(self) -> None:
         """Refuse a run without a token, or without a group to train."""
@@ -121,32 +121,30 @@ class Rates:
 
     @property
     def tokens_mean(self) -> float:
-        """Sampled tokens of a rollout."""
+        """Mean number of sampled tokens of a rollout."""
         flat = [length for group in self.lengths for length in group]
         return sum(flat) / len(flat)
 
     def at_most(self, tokens: int) -> Self:
-        """With no rollout longer than this."""
-        cut = tuple(tuple(min(each, tokens) for each in group) for group in self.lengths)
+        """Return the rates with no rollout longer than `tokens`."""
+        cut = tuple(tuple(min(length, tokens) for length in group) for group in self.lengths)
         return replace(self, lengths=cut)
 
     def shuffled(self, seed: int) -> Self:
-        """With the groups in another order, so that what a policy's training changed is mixed."""
+        """Return the rates with the groups in random order, without a trend of training."""
         groups = list(self.lengths)
         random.Random(seed).shuffle(groups)
         return replace(self, lengths=tuple(groups))
 
     def to_dict(self) -> dict[str, Any]:
-        """For people to read: the lengths as their mean and variation."""
+        """Return the rates as JSON values, the lengths as their mean and variation."""
         flat = [length for group in self.lengths for length in group]
         mean = self.tokens_mean
-        spread = math.sqrt(sum((each - mean) ** 2 for each in flat) / len(flat))
-        parts = {part: getattr(self, part) for part in ("engine", "learner", "update")}
+        spread = math.sqrt(sum((length - mean) ** 2 for length in flat) / len(flat))
         return {
-            **{
-                part: {field.name: getattr(value, field.name) for field in fields(value)}
-                for part, value in parts.items()
-            },
+            "engine": asdict(self.engine),
+            "learner": asdict(self.learner),
+            "update": asdict(self.update),
             "tied_share": self.tied_share,
             "lengths": {"rollouts": len(flat), "mean": mean, "variation": spread / mean},
         }
@@ -155,17 +153,17 @@ class Rates:
 def lognormal_lengths(
     mean: float, variation: float, *, group_size: int, seed: int, groups: int = SAMPLED_GROUPS
 ) -> tuple[tuple[int, ...], ...]:
-    """Lengths of rollouts with a long tail, as those of reasoning have.
+    """Draw lengths of rollouts from a lognormal distribution, which has a long tail.
 
     Args:
-        mean: Tokens.
+        mean: Tokens of a rollout.
         variation: Standard deviation over mean; 0 makes all equal.
         group_size: Rollouts of a group.
-        seed: Of the draw.
-        groups: How many to draw.
+        seed: Seeds the draw.
+        groups: Number of groups to draw.
 
     Raises:
-        InputError: There is no such distribution.
+        InputError: The mean is below 1 or the variation below 0.
     """
     if not (1 <= mean < math.inf and 0 <= variation < math.inf):
         raise InputError(

@@ -1,13 +1,13 @@
-"""A run in simulated time: the broker's own book decides, engines and learner are rates.
+"""A run in simulated time: the broker's own state decides, engines and learner are rates.
 
-    engine     leases what the book allows into its free slots; its rollouts share its speed; a
-               slot is free again when its rollout ends
-    learner    takes what the book gives, trains, publishes, acknowledges
+    engine     leases what the broker's state allows into its free slots; its rollouts share its
+               speed; a slot is free again when its rollout ends
+    learner    takes the batches that the broker's state gives, trains, publishes, acknowledges
     update     staged while the engine generates, then swapped while it stands still; only so many
                engines swap at once, and one that missed a version takes the newest
 
-So admission, deadlines, the window and the patience with engines that lag are the code that runs,
-not a model of it. What is left out is said in `deploy.planner.rates`. Time is a heap of events; an
+Admission, deadlines, the window and the patience with engines that lag are therefore the code that
+runs, not a model of it. `deploy.planner.rates` lists what is left out. Time is a heap of events; an
 engine's rollouts are a heap by the token of the engine at which they end, so an event costs O(log
 slots).
 """
@@ -15,10 +15,10 @@ slots).
 import heapq
 import random
 from collections import Counter, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import count, cycle, islice, pairwise
-from typing import Any
 
 from deploy.errors import InputError
 from deploy.planner.rates import Rates
@@ -34,7 +34,7 @@ from queues.state.groups import State
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """What a recipe decides."""
+    """The part of a recipe that decides how a simulated run goes."""
 
     bounds: Bounds
     group_size: int
@@ -49,24 +49,24 @@ class Setting:
     most_filtered: int | None = None
     """Groups without a signal that may be dropped for one batch; None: none is dropped."""
     warm_up: int = WARM_UP
-    """Batches at the beginning that are left out."""
+    """Batches at the beginning that the figures leave out."""
     beyond: int = 0
-    """Batches at the end that are left out, as a run leases less and less towards its end."""
+    """Batches at the end that the figures leave out: a run leases less and less near its end."""
 
     @property
     def last(self) -> int:
-        """Batches that are trained."""
+        """Number of batches that are trained."""
         return self.bounds.steps - self.beyond
 
     @property
     def counted(self) -> int:
-        """Batches that figures are made of."""
+        """Number of batches that the figures are made of."""
         return self.last - self.warm_up
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What a simulated run was like after its first batches."""
+    """Figures of a simulated run after its first batches."""
 
     samples_per_second: float
     """Rollouts trained."""
@@ -75,27 +75,27 @@ class Outcome:
     learner_idle: float
     """Share of the time in which the learner waited for a batch."""
     actors_idle: float
-    """Share in which an engine had no rollout, mean over engines."""
+    """Share of the time in which an engine had no rollout, mean over engines."""
     slots_used: float
     """Share of all slots in which a rollout was generated."""
     lag_mean: float
     """Over trained tokens, in versions."""
     lag_square_mean: float
-    """Of its square, likewise."""
+    """Mean square of the lag over trained tokens."""
     lag_p95: int
     lag_max: int
     batch_seconds: Sequence[float]
-    """From the end of each step to the next one's."""
+    """From the end of each step to the end of the next one."""
     step_seconds: Sequence[float]
 
 
 class Simulation:
-    """One run; `run` is called once.
+    """One simulated run; `run` is called once.
 
     Args:
         setting: What the recipe decides.
         rates: How fast everything is.
-        seed: Of the learner's variation, and of which groups are tied.
+        seed: Seeds the learner's variation and the choice of tied groups.
     """
 
     def __init__(self, setting: Setting, rates: Rates, *, seed: int = 0) -> None:
@@ -107,7 +107,7 @@ class Simulation:
             raise InputError(f"{setting.last} steps; at least {setting.warm_up + 2} are needed")
         self._setting, self._rates = setting, rates
         self._chance = random.Random(seed)
-        self._book = BrokerState(
+        self._broker = BrokerState(
             bounds=setting.bounds,
             group_size=setting.group_size,
             queued_batches=setting.queued_batches,
@@ -118,13 +118,11 @@ class Simulation:
             else TieFilter(limit=setting.most_filtered),
         )
         names = [f"engine-{number}" for number in range(setting.engines)]
-        self._engines = {
-            name: SimulatedEngine(name, rates.engine, room=setting.slots) for name in names
-        }
+        self._engines = [SimulatedEngine(name, rates.engine, setting.slots) for name in names]
         self._order = count()
         self._issued = count()
         self._lengths = cycle(length for group in rates.lengths for length in group)
-        self._events: list[tuple[float, int, str, tuple[Any, ...]]] = []
+        self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._now = 0.0
         self._unfinished: dict[str, int] = {}
         """Rollouts of a leased group that are still running."""
@@ -142,39 +140,50 @@ class Simulation:
         self._counted_from: list[tuple[float, float]] = []
 
     def run(self) -> Outcome:
-        """To the last batch."""
-        for name in self._engines:
-            self._book.serving(name, 0)
+        """Simulate to the last batch."""
+        for engine in self._engines:
+            self._broker.serving(engine.name, 0)
         self._feed()
-        self._lease()
+        self._lease(self._engines)
         while len(self._ends) < self._setting.last:
-            self._now, _, what, values = heapq.heappop(self._events)
-            getattr(self, f"_{what}")(*values)
+            self._now, _, happen = heapq.heappop(self._events)
+            happen()
         return self._outcome()
 
-    # --- what happens
+    def _after(self, seconds: float, happen: Callable[[], None]) -> None:
+        heapq.heappush(self._events, (self._now + seconds, next(self._order), happen))
 
-    def _end(self, engine: SimulatedEngine, plan: int) -> None:
+    # --- events of engines
+
+    def _plan_end(self, engine: SimulatedEngine) -> None:
+        """Plan the engine's next end anew, since its speed has changed."""
+        engine.valid_event += 1
+        end = engine.next_end()
+        if end < FOREVER:
+            self._after(end - self._now, partial(self._end, engine, engine.valid_event))
+
+    def _end(self, engine: SimulatedEngine, event: int) -> None:
         """The first rollouts of an engine have all of their tokens."""
-        if plan != engine.plan:
+        if event != engine.valid_event:
             return
         engine.advance(self._now)
         engine.token = max(engine.token, engine.running[0][0])  # whatever rounding says
         while engine.running and engine.running[0][0] <= engine.token:
             end, _, began, lease = heapq.heappop(engine.running)
             engine.stalled += self._rates.engine.turnover_seconds / 2
-            engine.room += 1
+            engine.free_slots += 1
             group = lease.group_id
             self._sampled[group] += engine.sampled(began, round(end - began))
             self._unfinished[group] -= 1
             if not self._unfinished[group]:
                 del self._unfinished[group]
-                self._after(self._rates.engine.put_seconds, "put", engine, lease)
-        self._plan(engine)
+                self._after(self._rates.engine.put_seconds, partial(self._put, engine, lease))
+        self._plan_end(engine)
         self._lease([engine])
 
     def _put(self, engine: SimulatedEngine, lease: Lease) -> None:
-        group = self._book.groups.in_flight[lease.group_id]
+        """The result of a group is accepted, or dropped as tied."""
+        group = self._broker.groups.in_flight[lease.group_id]
         sampled = self._sampled[lease.group_id]
         tied = self._chance.random() < self._rates.tied_share
         result = Summary(
@@ -183,12 +192,45 @@ class Simulation:
             task_rewards=[0.0, float(not tied)],
             oldest_version=min(sampled), newest_version=max(sampled),
         )  # fmt: skip
-        if self._book.accept(group, result, now=self._now).state is State.DROPPED:
+        if self._broker.accept(group, result, now=self._now).state is State.DROPPED:
             del self._sampled[lease.group_id], self._tokens[lease.group_id]
             self._feed()
-            self._lease()
+            self._lease(self._engines)
         self._lease([engine])
         self._take()
+
+    def _stage(self, engine: SimulatedEngine) -> None:
+        """The newest version is on its way to an engine."""
+        engine.updating = True
+        staged = partial(self._staged, engine, self._broker.version)
+        self._after(self._rates.update.staging_seconds, staged)
+
+    def _staged(self, engine: SimulatedEngine, version: int) -> None:
+        """An engine asks to swap."""
+        if self._swapping == self._setting.swaps_at_once:
+            self._permits.append(engine)
+            return
+        self._swapping += 1
+        engine.advance(self._now)
+        engine.stalled += self._rates.update.pause_seconds
+        self._plan_end(engine)
+        self._after(self._rates.update.pause_seconds, partial(self._swapped, engine, version))
+
+    def _swapped(self, engine: SimulatedEngine, version: int) -> None:
+        """An engine generates with a new version."""
+        engine.advance(self._now)
+        engine.version = version
+        engine.swaps.append((engine.token, version))
+        engine.updating = False
+        self._swapping -= 1
+        self._broker.serving(engine.name, version)
+        if version < self._broker.version:
+            self._stage(engine)
+        if self._permits:
+            self._staged(self._permits.popleft(), self._broker.version)
+        self._lease([engine])
+
+    # --- events of the learner
 
     def _train(self, tokens: int) -> None:
         """A step begins."""
@@ -200,135 +242,96 @@ class Simulation:
         if rates.variation:
             seconds *= max(0.0, self._chance.gauss(1.0, rates.variation))
         self._steps.append(seconds)
-        self._after(seconds, "trained")
+        self._after(seconds, self._trained)
 
     def _trained(self) -> None:
+        """A step ends."""
         self._ends.append(self._now)
         if len(self._ends) in (self._setting.warm_up, self._setting.last):
-            for engine in self._engines.values():
+            for engine in self._engines:
                 engine.advance(self._now)
                 self._counted_from.append((engine.idle_seconds, engine.rollout_seconds))
-        self._after(self._rates.learner.publish_seconds, "ack")
+        self._after(self._rates.learner.publish_seconds, self._ack)
 
     def _ack(self) -> None:
-        book = self._book
-        for group in book.taken:
+        """A batch is acknowledged and its version published."""
+        broker = self._broker
+        for group in broker.taken:
             del self._sampled[group.group_id]
-        book.ack(BatchRecord(version=book.version, acked_at=self._now, statistics={}))
-        book.patience_ends = self._now + self._setting.patience_seconds
-        self._after(self._setting.patience_seconds, "lease")
-        for engine in self._engines.values():
+        broker.ack(BatchRecord(version=broker.version, acked_at=self._now, statistics={}))
+        broker.patience_ends = self._now + self._setting.patience_seconds
+        self._after(self._setting.patience_seconds, partial(self._lease, self._engines))
+        for engine in self._engines:
             if not engine.updating:
                 self._stage(engine)
         self._waits_since = self._now
         self._feed()
-        self._lease()
+        self._lease(self._engines)
         self._take()
 
-    def _stage(self, engine: SimulatedEngine) -> None:
-        """The newest version is on its way to an engine."""
-        engine.updating = True
-        self._after(self._rates.update.staging_seconds, "staged", engine, self._book.version)
-
-    def _staged(self, engine: SimulatedEngine, version: int) -> None:
-        if self._swapping == self._setting.swaps_at_once:
-            self._permits.append(engine)
-            return
-        self._swapping += 1
-        engine.advance(self._now)
-        engine.stalled += self._rates.update.pause_seconds
-        self._plan(engine)
-        self._after(self._rates.update.pause_seconds, "swapped", engine, version)
-
-    def _swapped(self, engine: SimulatedEngine, version: int) -> None:
-        engine.advance(self._now)
-        engine.version = version
-        engine.swaps.append((engine.token, version))
-        engine.updating = False
-        self._swapping -= 1
-        self._book.serving(engine.name, version)
-        if version < self._book.version:
-            self._stage(engine)
-        if self._permits:
-            self._staged(self._permits.popleft(), self._book.version)
-        self._lease([engine])
-
-    # --- decisions of the book
+    # --- decisions of the broker
 
     def _feed(self) -> None:
         try:
-            wanted = self._book.wanted()
+            wanted = self._broker.wanted()
         except QueueClosed:
             return
         new = islice(self._issued, wanted or 0)
-        self._book.issue([Prompt(prompt_id=f"simulated/0/{number}", text="") for number in new])
+        self._broker.issue([Prompt(prompt_id=f"simulated/0/{number}", text="") for number in new])
 
-    def _lease(self, engines: Sequence[SimulatedEngine] | None = None) -> None:
-        each = self._setting.group_size + self._setting.baseline
-        for engine in self._engines.values() if engines is None else engines:
-            if engine.room < each or self._book.over:
+    def _lease(self, engines: Sequence[SimulatedEngine]) -> None:
+        group_slots = self._setting.group_size + self._setting.baseline
+        for engine in engines:
+            if engine.free_slots < group_slots or self._broker.over:
                 continue
-            leases = self._book.lease(engine.name, engine.room, now=self._now, expires=FOREVER)
+            leases = self._broker.lease(
+                engine.name, engine.free_slots, now=self._now, expires=FOREVER
+            )
             if not leases:
                 continue
             self._feed()
             engine.advance(self._now)
             for lease in leases:
                 self._begin(engine, lease)
-            self._plan(engine)
+            self._plan_end(engine)
 
     def _begin(self, engine: SimulatedEngine, lease: Lease) -> None:
-        engine.room -= lease.room
+        engine.free_slots -= lease.room
         self._unfinished[lease.group_id] = lease.room
         self._sampled[lease.group_id] = Counter()
         lengths = list(islice(self._lengths, lease.room))
         self._tokens[lease.group_id] = sum(lengths[: lease.group_size])
         engine.stalled += lease.room * self._rates.engine.turnover_seconds / 2
         for length in lengths:
-            entry = (engine.token + length, next(self._order), engine.token, lease)
-            heapq.heappush(engine.running, entry)
+            rollout = (engine.token + length, next(self._order), engine.token, lease)
+            heapq.heappush(engine.running, rollout)
 
     def _take(self) -> None:
-        book = self._book
-        ready = len(book.results) >= self._setting.bounds.groups_per_batch
-        if self._waits_since is None or book.taken or not ready or book.training_over:
+        broker = self._broker
+        ready = len(broker.results) >= self._setting.bounds.groups_per_batch
+        if self._waits_since is None or broker.taken or not ready or broker.training_over:
             return
-        taken = book.take(book.version)
+        taken = broker.take(broker.version)
         if taken is None:
             return
         if len(self._ends) >= self._setting.warm_up:
             for group_id in taken:
                 for version, tokens in self._sampled[group_id].items():
-                    self._lags[book.version - version] += tokens
+                    self._lags[broker.version - version] += tokens
         tokens = sum(self._tokens.pop(group_id) for group_id in taken)
         self._trained_tokens.append(tokens)
-        self._after(self._rates.learner.take_seconds, "train", tokens)
-
-    # --- inside
-
-    def _after(self, seconds: float, what: str, *values: Any) -> None:
-        heapq.heappush(self._events, (self._now + seconds, next(self._order), what, values))
-
-    def _plan(self, engine: SimulatedEngine) -> None:
-        """What was planned for an engine is void, since its speed has changed."""
-        engine.plan += 1
-        end = engine.next_end()
-        if end < FOREVER:
-            self._after(end - self._now, "end", engine, engine.plan)
+        self._after(self._rates.learner.take_seconds, partial(self._train, tokens))
 
     def _outcome(self) -> Outcome:
-        setting, ends = self._setting, self._ends
-        warm_up = setting.warm_up
+        setting, ends, lags = self._setting, self._ends, self._lags
+        warm_up, engines = setting.warm_up, setting.engines
         seconds = ends[-1] - ends[warm_up - 1]
-        batches = setting.counted
-        engines = setting.engines
         before, after = self._counted_from[:engines], self._counted_from[engines:]
         idle, used = (
             sum(late[which] - early[which] for early, late in zip(before, after, strict=True))
             for which in (0, 1)
         )
-        rollouts = batches * setting.bounds.groups_per_batch * setting.group_size
-        lags = self._lags
+        rollouts = setting.counted * setting.bounds.groups_per_batch * setting.group_size
         return Outcome(
             samples_per_second=rollouts / seconds,
             tokens_per_second=sum(self._trained_tokens[warm_up:]) / seconds,
@@ -345,17 +348,21 @@ class Simulation:
 
 
 def quantile(counts: Mapping[int, int], share: float) -> int:
-    """The smallest value that at least `share` of what was counted does not exceed."""
+    """Return the smallest value that at least `share` of the counted values do not exceed.
+
+    Raises:
+        ValueError: The counts are empty.
+    """
     total, below = sum(counts.values()), 0
     for value in sorted(counts):
         below += counts[value]
         if below >= share * total:
             return value
-    raise ValueError("nothing was counted")
+    raise ValueError("quantile of no values")
 
 
 def simulate(setting: Setting, rates: Rates, *, seed: int = 0) -> Outcome:
-    """One run, in simulated time.
+    """Simulate one run.
 
     Raises:
         InputError: The setting cannot be simulated; says why.

@@ -9,19 +9,18 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from actors.engines.cpu_affinity import cores_of
 from actors.engines.model_folder import check_model, context_length, load_tokenizer, weight_shapes
 from actors.environments.registry import load_environment
 from actors.errors import SourceFailed
 from actors.reward_models.folder import check_reward_model
 from actors.rewards import check_scorable, load_rewards
 from actors.rollout.prompt_checks import check_fit
-from actors.sources.heldout_filter import WithoutHeldout
-from actors.sources.length_filter import WithinTokens, shorter
+from actors.sources.filters import shorter, within_tokens, without_heldout
 from actors.sources.mixture import Mixture
 from actors.sources.protocol import PromptSource
 from actors.sources.registry import load_source
 from deploy.config import evaluation_schedule as heldout
+from deploy.config.objective_rules import check_against_objective
 from deploy.config.run_config import RunConfig
 from deploy.config.weight_transport_rules import check_devices
 from deploy.errors import InputError
@@ -36,6 +35,7 @@ from deploy.preflight.provenance import (
 )
 from queues.policy.prompt_retirement import split
 from queues.records import Prompt
+from queues.runtime.cpu_affinity import parse_cores
 
 HUB_NAME = re.compile(r"\w[\w.-]*/\w[\w.-]*")
 
@@ -98,12 +98,12 @@ def load_inputs(config: RunConfig, *, resumed: Path | None = None) -> Inputs:
         split="train",
         heldout_size=len(problems) if own else 0,
     )
-    source: PromptSource = WithoutHeldout(
+    source: PromptSource = without_heldout(
         all_prompts, frozenset(problem.text for problem in problems)
     )
     if prompts.max_tokens is not None:
         fits = shorter(load_tokenizer(path), config.actors.chat_template, prompts.max_tokens)
-        source = WithinTokens(source, fits)
+        source = within_tokens(source, fits)
         kept = [problem for problem in problems if fits(problem)]
         if problems and not kept:
             raise InputError(
@@ -158,11 +158,10 @@ def _check_objective(config: RunConfig) -> None:
     Raises:
         InputError: Of `learner`, or what code of the user's raised.
     """
-    from learner.objective.checks import check_objective, corrects_off_policyness
+    from learner.objective.checks import check_objective
 
     try:
-        check_objective(config.objective)
-        corrects = corrects_off_policyness(config.objective)
+        traits = check_objective(config.objective)
     except Exception as error:
         if hasattr(error, "exit_code"):
             raise
@@ -171,39 +170,7 @@ def _check_objective(config: RunConfig) -> None:
             f"learner.advantage = {chosen.advantage!r}, loss = {chosen.loss!r} and correction = "
             f"{chosen.correction!r} raised {error!r} on two made-up rollouts"
         ) from error
-    stale = config.queues.max_staleness
-    if stale > 0 and not corrects and not config.queues.allow_uncorrected:
-        raise InputError(
-            f"queues.max_staleness = {stale}, but learner.loss = {config.learner.loss!r} says that "
-            "it has no ratio to the behaviour policy (owns_is = False, or its ratio is to the "
-            'proximal one); set learner.correction = "tis", or queues.max_staleness = 0, or '
-            "queues.allow_uncorrected = true"
-        )
-    _check_what_the_objective_needs(config)
-
-
-def _check_what_the_objective_needs(config: RunConfig) -> None:
-    """As the checks of `RunConfig`, for functions of the user's, which are loaded and asked."""
-    from learner.objective.checks import needs, needs_behavior_logprobs
-
-    wanted, chosen, actors = needs(config.objective), config.learner, config.actors
-    who = f"learner.advantage = {chosen.advantage!r} or loss = {chosen.loss!r}"
-    if "group_size" in wanted and config.prompts.group_size < 2:
-        raise InputError(
-            f"{who} compares the rollouts of a group, so prompts.group_size must be at least 2, "
-            f"not {config.prompts.group_size}"
-        )
-    if "baseline_rewards" in wanted and not actors.greedy_baseline:
-        raise InputError(
-            f"{who} needs baseline_rewards, those of greedy rollouts of the same prompts; set "
-            "actors.greedy_baseline = true"
-        )
-    truncated = actors.top_p < 1 or actors.top_k > 0
-    if truncated and needs_behavior_logprobs(config.objective):
-        raise InputError(
-            f"actors.top_p = {actors.top_p} and actors.top_k = {actors.top_k} renormalise the "
-            f"behaviour policy, which {who} compares with; use top_p = 1.0 and top_k = -1"
-        )
+    check_against_objective(config, traits)
 
 
 def _check_address(address: str) -> None:
@@ -235,7 +202,7 @@ def _check_cores(config: RunConfig) -> None:
     if actors.asks_reward_models and actors.reward_model.cores:
         wanted.append(("actors.reward_model.cores =", actors.reward_model.cores))
     for said, entry in wanted:
-        if not there.issuperset(cores_of(entry)):
+        if not there.issuperset(parse_cores(entry)):
             raise InputError(
                 f"{said} {entry!r}, but this machine's cores are "
                 f"{', '.join(str(core) for core in sorted(there))}"
@@ -260,7 +227,7 @@ def load_heldout(config: RunConfig) -> tuple[list[heldout.Planned], list[Prompt]
         named, options=options, seed=config.seed, split="heldout", heldout_size=size
     )
     try:
-        problems = WithoutHeldout(source, frozenset()).next(size)
+        problems = without_heldout(source, frozenset()).next(size)
     except SourceFailed as error:
         raise InputError(f"held-out problems: {error}") from error
     name, times = Counter(problem.prompt_id for problem in problems).most_common(1)[0]

@@ -18,6 +18,7 @@ from deploy.storage.run_directory import RunDirectory
 from deploy.storage.run_record import Record
 from queues.readers.accounting import open_ledger
 from queues.readers.selection_bias import BiasReport, report_bias
+from queues.runtime.atomic_file import atomic_file
 
 MOST = len(COLOURS)
 """Runs on a page."""
@@ -169,6 +170,6 @@ def _number(value: float | None, form: str, unit: str = "") -> str:
 
 
 def _write(text: str, file: Path) -> Path:
-    partial = file.with_suffix(".partial")
-    partial.write_text(text)
-    return partial.replace(file)
+    with atomic_file(file) as opened:
+        opened.write(text.encode())
+    return file

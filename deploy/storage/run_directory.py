@@ -25,6 +25,7 @@ from deploy.config.messages import explain
 from deploy.config.run_config import RunConfig
 from deploy.errors import InputError
 from queues.readers.accounting import is_open, read_accounting
+from queues.runtime.atomic_file import atomic_file
 
 LOCK_TRIES = 5
 """At a lock that is taken: a command that only looks whether it is takes it for an instant too."""
@@ -220,7 +221,7 @@ class RunDirectory:
         try:
             with path.open("a") as file:
                 for row in rows:
-                    file.write(json.dumps(asdict(row) if is_dataclass(row) else row) + "\n")  # type: ignore[arg-type]
+                    file.write(_to_json_line(row))
         except OSError:
             with suppress(OSError):
                 os.truncate(path, before)
@@ -244,16 +245,17 @@ class RunDirectory:
 
     def rewrite(self, name: str, rows: Iterable[Any]) -> None:
         """Replaces a JSON-lines file of the run."""
-        partial = f".{name}.partial"
-        (self.path / partial).unlink(missing_ok=True)
-        self.append(partial, rows)
-        (self.path / partial).rename(self.path / name)
+        with atomic_file(self.path / name) as file:
+            file.writelines(_to_json_line(row).encode() for row in rows)
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
         """Replaces `summary.json` at once."""
-        temporary = self.summary_file.with_suffix(".tmp")
-        temporary.write_text(json.dumps(summary, indent=2))
-        temporary.replace(self.summary_file)
+        with atomic_file(self.summary_file) as file:
+            file.write(json.dumps(summary, indent=2).encode())
+
+
+def _to_json_line(row: Any) -> str:
+    return json.dumps(asdict(row) if is_dataclass(row) else row) + "\n"  # type: ignore[arg-type]
 
 
 def _is_locked(path: Path) -> bool:

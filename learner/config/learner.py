@@ -7,9 +7,9 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from learner.config.cpu_affinity import cores_of
 from learner.config.objective import ObjectiveConfig
 from learner.config.optimizer import Dtype, OptimizerConfig, Section, check_deepspeed
+from queues.runtime.cpu_affinity import parse_cores
 
 
 class TinyModelConfig(Section):
@@ -93,7 +93,7 @@ class LearnerConfig(OptimizerConfig, ObjectiveConfig):
     def _cores_are_shared_equally(self) -> Self:
         if self.cores is None:
             return self
-        count = len(cores_of(self.cores))
+        count = len(parse_cores(self.cores))
         if not count:
             raise ValueError(f"cores = {self.cores!r} is empty; a range begins with its first core")
         if count > self.ranks and count % self.ranks:

@@ -17,8 +17,8 @@ from learner.engine import checkpoint
 from learner.full_disk import wait_for_room
 from learner.ranks.rank import Rank
 from learner.ranks.ray_failure import failure
-from queues.ray_broker import share
 from queues.records import Payload
+from queues.runtime.ray_payloads import to_arrays
 from weight_sync.publish.background_publisher import BackgroundPublisher
 
 Call = Callable[..., Awaitable[Any]]
@@ -55,7 +55,7 @@ class RankZero:
 
     async def update(self, payloads: Sequence[Payload], version: int) -> dict[str, Any]:
         """See `Trainer.update`."""
-        shared = ray.put(share(payloads)) if self._followers else None
+        shared = ray.put(to_arrays(payloads)) if self._followers else None
         calls = [follower.update.remote(shared, version) for follower in self._followers]
         statistics: dict[str, Any] = await self._together(
             self._call(self._rank.update, payloads, version), calls

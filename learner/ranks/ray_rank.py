@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Any, Never, ParamSpec, TypeVar
 import ray
 
 from learner import full_disk
-from learner.config.cpu_affinity import bind, cores_of_rank
+from learner.config.cpu_affinity import cores_of_rank
 from learner.config.learner import LearnerConfig
 from learner.errors import LearnerError
+from queues.runtime.cpu_affinity import bind_process
 from queues.runtime.ray_process_title import keep_title
 from weight_sync.config import WeightSyncConfig
 
@@ -71,7 +72,7 @@ class RankActor:
         self._title = asyncio.create_task(keep_title("RankActor", self._state))
         cores = cores_of_rank(self._config, self._number)
         if cores is not None:
-            bind(cores)
+            bind_process(cores, "learner.cores")
         await self._call(self._load, address, settings)
         gc.collect()
         gc.freeze()  # what was loaded stays: looking through it again would take most of a second
@@ -102,7 +103,7 @@ class RankActor:
         """
         from learner.learner import Learner
         from learner.ranks.ray_leader import RankZero
-        from weight_sync.sender import make_publisher
+        from weight_sync.factory import make_publisher
 
         state = self._rank.state
         if version != (state.version if state else 0):
@@ -130,11 +131,11 @@ class RankActor:
     async def serve_metrics(self, host: str) -> str:
         """Rank 0: shows `metrics.LearnerMetrics` until the process ends; host:port."""
         from learner.metrics import LearnerMetrics
-        from queues.broker.metrics import address, serve
+        from queues.runtime.prometheus import public_address, serve
 
         self._metrics = LearnerMetrics()
         port = serve([self._metrics], host=host)
-        return address(host, port, ray.util.get_node_ip_address())
+        return public_address(host, port, ray.util.get_node_ip_address())
 
     def _observe(self, row: Mapping[str, Any]) -> None:
         if self._metrics is not None:

@@ -1,58 +1,14 @@
-"""Metrics of the broker; and how any process of a run shows what it measures to Prometheus.
+"""Metrics of the broker.
 
 A scrape asks the broker for its status, so nothing is counted on the way of a group.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 
-from prometheus_client import CollectorRegistry, ProcessCollector, start_http_server
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from queues.broker.status import BrokerStatus
-
-SHOWN = ("resident_memory_bytes", "cpu_seconds")
-"""Of what `prometheus_client` knows of a process."""
-
-
-class ProcessMetrics(Collector):
-    """Memory and CPU of this process."""
-
-    def __init__(self) -> None:
-        self._all = ProcessCollector(namespace="headway", registry=None)
-
-    def collect(self) -> Iterator[Metric]:
-        """One scrape."""
-        return (each for each in self._all.collect() if each.name.endswith(SHOWN))
-
-
-def serve(collectors: Iterable[Collector], *, host: str, port: int = 0) -> int:
-    """Shows collectors, and `ProcessMetrics`, at `/metrics` until the process ends.
-
-    Args:
-        collectors: Are asked by another thread.
-        host: Address to bind to.
-        port: 0 takes a free one.
-
-    Returns:
-        The port.
-    """
-    registry = CollectorRegistry()
-    for collector in collectors:
-        registry.register(collector)
-    registry.register(ProcessMetrics())
-    server, _ = start_http_server(port, addr=host, registry=registry)
-    return int(server.server_port)
-
-
-def address(host: str, port: int, node: str) -> str:
-    """Where others find what is served at `host`: on all addresses of a node, at that of the node.
-
-    Example:
-        >>> address("127.0.0.1", 9090, node="10.0.0.7"), address("0.0.0.0", 9090, node="10.0.0.7")
-        ('127.0.0.1:9090', '10.0.0.7:9090')
-    """
-    return f"{node if host == '0.0.0.0' else host}:{port}"
 
 
 class BrokerMetrics(Collector):

@@ -1,1 +1,1 @@
-"""What every process of Headway needs from Ray and the operating system."""
+"""What every process of Headway needs from Ray and from the operating system."""

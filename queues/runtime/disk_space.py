@@ -1,7 +1,8 @@
-"""Whether a disk is full, whatever the library or the process that met it says.
+"""Detection of a full disk from errors of any library and of other processes.
 
-The system and SQLite say so by a code; safetensors, and an error that came from another process,
-by the system's words alone. Where SQLite's code leaves it open, the disk itself is asked.
+The operating system and SQLite report a full disk by an error code; safetensors, and errors that
+come from another process, only by the operating system's message. Where SQLite's code is ambiguous,
+the disk itself is probed.
 """
 
 import errno
@@ -11,17 +12,17 @@ import tempfile
 from pathlib import Path
 
 PROBE_BYTES = 2**20
-"""Room for less than this is no room: the next write of any size would fail again."""
+"""A disk with less free space than this counts as full."""
 _ERRNO = frozenset({errno.ENOSPC, errno.EDQUOT})
-_WORDS = (*(os.strerror(number) for number in sorted(_ERRNO)), "database or disk is full")
+_MESSAGES = (*(os.strerror(number) for number in sorted(_ERRNO)), "database or disk is full")
 
 
 def is_full(error: BaseException | None, folder: Path) -> bool:
-    """Whether an error, or one that it followed from, is that of a disk without room.
+    """Return True if an error, or one that it followed from, was caused by a full disk.
 
     Args:
-        error: What was raised while writing, in this process or another.
-        folder: Where to; asked only where the error leaves it open.
+        error: Raised while writing, in this process or another.
+        folder: Where the write went; probed only if the error is ambiguous.
     """
     while error is not None:
         if isinstance(error, OSError) and error.errno in _ERRNO:
@@ -30,23 +31,23 @@ def is_full(error: BaseException | None, folder: Path) -> bool:
             code = getattr(error, "sqlite_errorcode", 0) & 0xFF
             if code == sqlite3.SQLITE_FULL:
                 return True
-            if code == sqlite3.SQLITE_IOERR:  # of a quota, or of the -shm file
-                return not has_room(folder)
-        if any(words in str(error) for words in _WORDS):
+            if code == sqlite3.SQLITE_IOERR:  # a quota, or the -shm file
+                return not has_space(folder)
+        if any(message in str(error) for message in _MESSAGES):
             return True
         error = error.__cause__ or error.__context__
     return False
 
 
-def has_room(folder: Path, size: int = PROBE_BYTES) -> bool:
-    """Whether `size` bytes are free for files of a folder now, and some can really be written.
+def has_space(folder: Path, size: int = PROBE_BYTES) -> bool:
+    """Return True if `size` bytes are free on the disk of a folder and a probe can be written.
 
-    At most PROBE_BYTES are written, and gone again afterwards: a quota shows in nothing else, and
-    more would take the room from those who need it. So a quota may leave less than `size`.
+    The probe is needed because a quota shows in nothing else. It takes at most PROBE_BYTES, so as
+    not to take space from others; a quota may therefore leave less than `size`.
     """
     try:
         disk = os.statvfs(folder)
-        if disk.f_blocks and disk.f_bavail * disk.f_frsize < size:  # no blocks: it does not tell
+        if disk.f_blocks and disk.f_bavail * disk.f_frsize < size:  # no blocks: not reported
             return False
         with tempfile.TemporaryFile(dir=folder) as file:
             if hasattr(os, "posix_fallocate"):
@@ -56,10 +57,10 @@ def has_room(folder: Path, size: int = PROBE_BYTES) -> bool:
             file.flush()
             os.fsync(file.fileno())
     except OSError as error:
-        return error.errno not in _ERRNO  # what else is wrong, the next write will say
+        return error.errno not in _ERRNO  # the next write raises any other error again
     return True
 
 
-def no_room(folder: Path) -> str:
-    """The reason for a pause, for people to read."""
+def full_disk_message(folder: Path) -> str:
+    """Return the reason for a pause, for people to read."""
     return f"no space is left on the disk of {folder}; free some, and this goes on by itself"

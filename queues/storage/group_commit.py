@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from queues.errors import LedgerError, QueueClosed
-from queues.runtime.disk_space import PROBE_BYTES, has_room, is_full, no_room
+from queues.runtime.disk_space import PROBE_BYTES, full_disk_message, has_space, is_full
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -161,11 +161,11 @@ class Writer:
         folder = self._store.directory
         if self.failure is not None or not is_full(error, folder):
             return False
-        self.paused = no_room(folder)
+        self.paused = full_disk_message(folder)
         log.warning("paused: %s (%r)", self.paused, error)
         while not self._closing.wait(RETRY_SECONDS):
             self.paused_until = time.monotonic()
-            if has_room(folder, room):
+            if has_space(folder, room):
                 log.warning("there is room again on the disk of %s", folder)
                 self.paused = None
                 return True

@@ -10,7 +10,7 @@ import torch
 from actors.engines.protocol import SamplingParameters
 from actors.errors import EngineStale
 from weight_sync.manifest import Manifest
-from weight_sync.publish.staged_publisher import Publisher
+from weight_sync.publish.staged_publisher import StagedPublisher
 from weight_sync.receive.staging import StagedWeights, stage
 from weight_sync.transports.shared_memory import SharedMemoryTransport
 
@@ -103,7 +103,7 @@ def staged(version: int, weights: dict[str, torch.Tensor]):
     """A verified version, as a receiver would hold it."""
     manifests: list[Manifest] = []
     transport = SharedMemoryTransport()
-    with Publisher(transport, manifests.append, bucket_bytes=65536) as publisher:
+    with StagedPublisher(transport, manifests.append, bucket_bytes=65536) as publisher:
         publisher.publish(version, weights.items())
         publisher.flush(60)
         held: StagedWeights = stage(manifests[0], transport)

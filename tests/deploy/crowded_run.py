@@ -12,9 +12,9 @@ from actors.rollout.actor_statistics import ActorStatistics
 from deploy import session as session
 from deploy.cli import main
 from deploy.run import Run
-from queues.broker.metrics import serve
 from queues.records import PutStatus
-from weight_sync.announcements import SwapReport
+from queues.runtime.prometheus import serve
+from weight_sync.announcements import WeightUpdateReport
 
 SIMULATED = 64
 HOST = "127.0.0.1"
@@ -49,7 +49,7 @@ class Crowded(Run):
                 continue
             now, serves = time.time(), found.version
             await self.broadcaster.report(
-                SwapReport(
+                WeightUpdateReport(
                     engine_id=engine, version=serves, published_at=found.created_at,
                     staged_at=now, pause_seconds=0.0, load_seconds=0.0, resume_seconds=0.0,
                     swap_started_at=now, swap_finished_at=now, bytes=64,

@@ -25,10 +25,10 @@ class Disk:
         self.asked: list[int] = []
         self.slept = 0
         self.reasons: list[str | None] = []
-        monkeypatch.setattr(full_disk, "has_room", self.has_room)
+        monkeypatch.setattr(full_disk, "has_space", self.has_space)
         monkeypatch.setattr(full_disk, "time", SimpleNamespace(sleep=self.sleep))
 
-    def has_room(self, folder: Path, size: int = full_disk.PROBE_BYTES) -> bool:
+    def has_space(self, folder: Path, size: int = full_disk.PROBE_BYTES) -> bool:
         self.asked.append(size)
         return len(self.asked) > 3
 

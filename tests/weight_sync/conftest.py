@@ -11,7 +11,7 @@ import torch
 
 from weight_sync.errors import LoadFailed
 from weight_sync.manifest import Manifest
-from weight_sync.publish.staged_publisher import Publisher
+from weight_sync.publish.staged_publisher import StagedPublisher
 from weight_sync.receive.staging import StagedWeights
 from weight_sync.transports.shared_memory import SharedMemoryTransport
 
@@ -83,7 +83,7 @@ def weights() -> Callable[..., dict[str, torch.Tensor]]:
 def published(transport: SharedMemoryTransport) -> Callable[..., Manifest]:
     """Publishes one version of `make_weights` and returns its manifest."""
     manifests: list[Manifest] = []
-    publisher = Publisher(transport, manifests.append, bucket_bytes=1024)
+    publisher = StagedPublisher(transport, manifests.append, bucket_bytes=1024)
 
     def publish(version: int, dtype: torch.dtype = torch.float32) -> Manifest:
         publisher.publish(version, make_weights(version, dtype).items())

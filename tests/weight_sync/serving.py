@@ -11,7 +11,7 @@ import sys
 import time
 from pathlib import Path
 
-from weight_sync.announcements import SwapReport
+from weight_sync.announcements import WeightUpdateReport
 from weight_sync.checksum import checksum
 from weight_sync.manifest import Manifest
 from weight_sync.receive.receiver import Receiver
@@ -66,7 +66,7 @@ class FolderAnnouncements:
     async def acquire_swap(self, engine_id: str, timeout: float) -> bool:
         return True
 
-    async def report(self, report: SwapReport) -> None:
+    async def report(self, report: WeightUpdateReport) -> None:
         pass
 
 

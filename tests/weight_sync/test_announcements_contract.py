@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weight_sync.announcements import SwapReport
+from weight_sync.announcements import WeightUpdateReport
 from weight_sync.broadcaster import Broadcaster
 from weight_sync.errors import InputError, VersionOrderError
 from weight_sync.manifest import Bucket, Manifest, TensorSpec
@@ -25,8 +25,8 @@ def manifest(version: int) -> Manifest:
     )
 
 
-def report(engine_id: str, version: int) -> SwapReport:
-    return SwapReport(
+def report(engine_id: str, version: int) -> WeightUpdateReport:
+    return WeightUpdateReport(
         engine_id=engine_id,
         version=version,
         published_at=1.0,

@@ -13,7 +13,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from weight_sync.errors import StagingError
 from weight_sync.manifest import Manifest
-from weight_sync.publish.staged_publisher import Publisher
+from weight_sync.publish.staged_publisher import StagedPublisher
 from weight_sync.receive.staging import stage
 from weight_sync.transports.ray_object_store import ObjectStoreTransport
 
@@ -57,7 +57,7 @@ class Learner:
 
     def __init__(self) -> None:
         self.manifests: list[Manifest] = []
-        self.publisher = Publisher(ObjectStoreTransport(), self.manifests.append, 8192)
+        self.publisher = StagedPublisher(ObjectStoreTransport(), self.manifests.append, 8192)
 
     def publish(self, version: int) -> Manifest:
         import torch

@@ -19,7 +19,7 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from weight_sync.announcements import SwapReport
+from weight_sync.announcements import WeightUpdateReport
 from weight_sync.errors import DeadlineExceeded, NotNow
 from weight_sync.publish.background_publisher import check_follows
 
@@ -105,7 +105,7 @@ class DirectEngines:
         self,
         engines: Callable[[], Sequence[EngineLink]],
         connect: Connect,
-        report: Callable[[SwapReport], None],
+        report: Callable[[WeightUpdateReport], None],
         *,
         timeout: float = 60.0,
     ) -> None:
@@ -125,7 +125,7 @@ class DirectEngines:
 
     def send(
         self, version: int, weights: Weights, published_at: float | None = None
-    ) -> list[SwapReport]:
+    ) -> list[WeightUpdateReport]:
         """Sends a version to all engines; the tensors may change again when it returns.
 
         Args:
@@ -144,7 +144,7 @@ class DirectEngines:
         self._published_at = time.time() if published_at is None else published_at
         return self.seed(weights)
 
-    def seed(self, weights: Weights) -> list[SwapReport]:
+    def seed(self, weights: Weights) -> list[WeightUpdateReport]:
         """Sends the version of the last `send` to engines that do not have it.
 
         Args:
@@ -175,7 +175,7 @@ class DirectEngines:
         for link in list(self._senders):
             self._drop(link)
 
-    def _serve(self, link: EngineLink, version: int, weights: Weights) -> SwapReport | None:
+    def _serve(self, link: EngineLink, version: int, weights: Weights) -> WeightUpdateReport | None:
         """Brings a version to an engine; None if it did not let that begin."""
         attempt = _Attempt(link, version, weights, self._connect, self._senders.get(link))
         self.serving = link.engine_id, time.monotonic()
@@ -191,7 +191,7 @@ class DirectEngines:
             self._senders.pop(link, None)
             attempt.give_up(f"{type(error).__name__}: {error}")
             log.warning("%s did not take version %d: %s", link.engine_id, version, error)
-        report = SwapReport(
+        report = WeightUpdateReport(
             engine_id=link.engine_id,
             version=version,
             published_at=self._published_at,

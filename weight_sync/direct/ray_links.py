@@ -12,7 +12,7 @@ from typing import Any
 import ray
 import ray.exceptions
 
-from weight_sync.announcements import SwapReport
+from weight_sync.announcements import WeightUpdateReport
 from weight_sync.config import WeightSyncConfig
 from weight_sync.direct.engines import DirectEngines, EngineLink, Sender, Transfer, Weights
 from weight_sync.direct.publisher import DirectPublisher
@@ -103,7 +103,7 @@ def make_direct_publisher(
         address = ray.util.get_node_ip_address()
         return VllmSender(backend, link.workers, weights, transfer, address, "cuda")
 
-    def report(report: SwapReport) -> None:
+    def report(report: WeightUpdateReport) -> None:
         asyncio.run(broadcaster.report(report))
 
     engines = DirectEngines(JoinedEngines(broadcaster, timeout), connect, report, timeout=timeout)

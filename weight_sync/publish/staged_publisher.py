@@ -25,7 +25,7 @@ from weight_sync.transports.protocol import Piece, Transport
 Announce = Callable[[Manifest], Awaitable[None] | None]
 
 
-class Publisher(BackgroundPublisher):
+class StagedPublisher(BackgroundPublisher):
     """Stores versions in a transport and announces them. Calls come from one thread at a time.
 
     Args:

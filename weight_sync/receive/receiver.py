@@ -19,7 +19,7 @@ import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
-from weight_sync.announcements import Announcements, SwapReport
+from weight_sync.announcements import Announcements, WeightUpdateReport
 from weight_sync.errors import (
     DeadlineExceeded,
     IncompatibleWeights,
@@ -132,7 +132,7 @@ class Receiver:
 
     async def update(
         self, manifest: Manifest, stop: asyncio.Event | None = None
-    ) -> SwapReport | None:
+    ) -> WeightUpdateReport | None:
         """Verifies one version, then swaps it in; what failed and may be retried is reported.
 
         Returns:
@@ -264,9 +264,9 @@ class Receiver:
 
     async def _report(
         self, manifest: Manifest, attempt: _Attempt, error: BaseException | None
-    ) -> SwapReport:
+    ) -> WeightUpdateReport:
         """Records an attempt and gives its permit back."""
-        report = SwapReport(
+        report = WeightUpdateReport(
             engine_id=self.engine_id,
             version=manifest.version,
             published_at=manifest.created_at,

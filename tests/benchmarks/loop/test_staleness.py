@@ -141,13 +141,12 @@ def test_ratios_and_differences_are_taken_within_a_seed():
         arm("correction", "none", 1, 100.0, 0.60),
     ]
     predictions = [
-        {"name": name, "seed": seed, "simulated": 100.0, "law": 200.0, "lag_mean": 1.0 + seed}
+        {"name": name, "seed": seed, "simulated": 100.0, "lag_mean": 1.0 + seed}
         for name in ("0", "4", "inf")
         for seed in (0, 1)
     ]
     found = staleness_outcome.conclude({"arms": arms, "predictions": predictions})
     assert found["of_predicted"] == {"0": 0.55, "4": 1.05, "inf": 1.1}
-    assert found["of_law"]["4"] == 0.525
     assert found["of_unbounded"]["4"] == 0.95
     assert found["predicted_lag"]["4"] == 1.5
     assert found["score_difference"]["bound"]["4"]["each"] == pytest.approx([0.01, 0.03])
@@ -163,7 +162,7 @@ def stored():
 def test_the_picture_has_every_seed_and_what_was_predicted(stored):
     speed, lag, by_bound, by_correction = staleness_outcome.picture(stored).axes
     predicted = [line.get_linestyle() for line in speed.lines if "predicted" in line.get_label()]
-    assert predicted == ["--", ":"]
+    assert predicted == ["--"]
     (dashed,) = [line for line in lag.lines if "predicted" in line.get_label()]
     assert dashed.get_linestyle() == "--"
     assert list(dashed.get_ydata()) == [stored["conclusions"]["predicted_lag"][n] for n in "08"]

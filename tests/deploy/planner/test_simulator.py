@@ -6,7 +6,6 @@ from itertools import pairwise
 import pytest
 
 from deploy.errors import InputError
-from deploy.planner.buffer_law import Phase, batches_per_second
 from deploy.planner.rates import EngineRates, LearnerRates, Rates, UpdateRates, lognormal_lengths
 from deploy.planner.simulated_engine import SimulatedEngine
 from deploy.planner.simulator import Setting, quantile, simulate
@@ -126,7 +125,7 @@ def test_staleness_buys_throughput_of_long_tails_and_less_with_every_step():
 
 
 def test_every_token_of_a_rollout_is_of_the_version_that_was_served_then():
-    engine = SimulatedEngine("engine-0", EngineRates(step_seconds=1.0), room=1)
+    engine = SimulatedEngine("engine-0", EngineRates(step_seconds=1.0), free_slots=1)
     engine.swaps += [(10.0, 1), (14.0, 2)]
     assert engine.sampled(2.0, 5) == {0: 5}
     assert engine.sampled(7.0, 10) == {0: 3, 1: 4, 2: 3}
@@ -180,17 +179,6 @@ def test_drawn_lengths_have_the_mean_and_the_variation_that_were_asked_for():
     drawn = rates(lengths=lognormal_lengths(200, 0.8, group_size=8, seed=1)).to_dict()["lengths"]
     assert drawn["mean"] == pytest.approx(200, rel=0.03)
     assert drawn["variation"] == pytest.approx(0.8, rel=0.1)
-
-
-@pytest.mark.parametrize("staleness", [0, 1, 2, 5])
-def test_a_run_of_one_slot_is_the_line_of_the_finite_buffer_law(staleness):
-    """One group a batch, one at a time: bounded staleness is the room between two machines."""
-    lengths = lognormal_lengths(1000, 0.7, group_size=1, seed=0, groups=2000)
-    line = replace(setting(staleness), bounds=replace(setting(staleness).bounds, steps=2000))
-    found = simulate(line, rates(lengths=lengths, step=0.001, train=1.1))
-    generate = Phase(0.001 * sum(each for (each,) in lengths) / len(lengths), variation=0.7)
-    law = batches_per_second(generate, Phase(1.1), live=staleness + 1)
-    assert found.samples_per_second == pytest.approx(law, rel=0.03)
 
 
 @pytest.mark.parametrize(("share", "value"), [(0.5, 1), (0.51, 2), (0.9, 2), (0.91, 7), (1.0, 7)])

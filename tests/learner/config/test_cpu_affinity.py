@@ -1,17 +1,10 @@
 """Cores are shared equally by ranks."""
 
-import os
-
 import pytest
 from pydantic import ValidationError
 
-from learner.config.cpu_affinity import bind, cores_of, cores_of_rank, cpus_of, threads_of
+from learner.config.cpu_affinity import cores_of_rank, cpus_of, threads_of
 from learner.config.learner import LearnerConfig
-from learner.errors import InputError
-
-
-def test_a_list_of_cores_and_ranges_is_read():
-    assert cores_of("5,0-2,1") == [0, 1, 2, 5]
 
 
 @pytest.mark.parametrize(
@@ -37,14 +30,3 @@ def test_ranks_share_the_cores(cores, ranks, shares, threads, cpus):
 def test_cores_that_cannot_be_shared_are_refused(cores, message):
     with pytest.raises(ValidationError, match=message):
         LearnerConfig(cores=cores, ranks=2)
-
-
-def test_a_thread_that_ends_while_a_process_is_bound_is_left_out(monkeypatch):
-    there = sorted(os.sched_getaffinity(0))
-    gone = "4194304"  # above the largest pid
-    threads = [gone, *os.listdir("/proc/self/task")]
-    monkeypatch.setattr("learner.config.cpu_affinity.os.listdir", lambda path: threads)
-    bind(there)
-    assert sorted(os.sched_getaffinity(0)) == there
-    with pytest.raises(InputError, match="but there are only"):
-        bind([1023])

@@ -34,7 +34,7 @@ class Disk:
         self.free = free
         self.asked: list[int] = []
 
-    def has_room(self, folder: Path, size: int = 2**20) -> bool:
+    def has_space(self, folder: Path, size: int = 2**20) -> bool:
         self.asked.append(size)
         self.free += 10**6
         return self.free >= size
@@ -52,7 +52,7 @@ def test_a_checkpoint_begins_once_there_is_room_for_one_like_the_last(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     disk = Disk(free=0)
-    monkeypatch.setattr(full_disk, "has_room", disk.has_room)
+    monkeypatch.setattr(full_disk, "has_space", disk.has_space)
     monkeypatch.setattr(full_disk, "RETRY_SECONDS", 0.0)
     root = tmp_path / "checkpoints"
     path = asyncio.run(make_lead(root, Rank(disk)).save(5, cursor=None, totals={}))
@@ -75,12 +75,12 @@ def test_what_a_kill_left_of_a_checkpoint_is_removed_before_room_is_waited_for(
     leftover.write_bytes(bytes(100))
     asked: list[int] = []
 
-    def has_room(folder: Path, size: int) -> bool:
+    def has_space(folder: Path, size: int) -> bool:
         asked.append(size)
         assert len(asked) < 9, "room is waited for that only the removal makes"
         return not leftover.exists()
 
-    monkeypatch.setattr(full_disk, "has_room", has_room)
+    monkeypatch.setattr(full_disk, "has_space", has_space)
     monkeypatch.setattr(full_disk, "RETRY_SECONDS", 0.0)
     asyncio.run(make_lead(tmp_path, Rank(Disk(free=0))).save(5, cursor=None, totals={}))
     assert [entry.name for entry in tmp_path.iterdir()] == ["v000005"]

@@ -2,17 +2,18 @@
 
 from prometheus_client import CollectorRegistry
 
-from queues.broker.metrics import BrokerMetrics, address
+from queues.broker.metrics import BrokerMetrics
 from queues.broker.status import status_of
 from queues.policy.admission import Bounds
 from queues.records import Prompt, PutStatus
+from queues.runtime.prometheus import public_address
 from queues.state.broker_state import BrokerState
 from queues.state.groups import State
 
 
 def test_what_binds_to_every_address_is_found_at_that_of_its_node():
-    assert address("127.0.0.1", 80, node="10.0.0.7") == "127.0.0.1:80"
-    assert address("0.0.0.0", 80, node="10.0.0.7") == "10.0.0.7:80"
+    assert public_address("127.0.0.1", 80, node="10.0.0.7") == "127.0.0.1:80"
+    assert public_address("0.0.0.0", 80, node="10.0.0.7") == "10.0.0.7:80"
 
 
 def test_groups_leases_and_engines_are_counted_as_the_book_has_them():

@@ -17,7 +17,7 @@ from queues.errors import LedgerError
 from queues.readers.accounting import read_accounting
 from queues.records import PutStatus
 from queues.runtime import disk_space as room
-from queues.runtime.disk_space import PROBE_BYTES, has_room, is_full
+from queues.runtime.disk_space import PROBE_BYTES, has_space, is_full
 from queues.storage import group_commit as writer
 from queues.storage import journal
 from queues.storage.journal import Journal
@@ -214,7 +214,7 @@ def test_a_broker_that_is_closed_while_it_pauses_answers_nobody_and_ends(
         await broker.issue(make_prompts(2), cursor="2")
         await broker.serving("a", 0)
         lease, _ = await broker.lease("a", 4, 0.0)
-        monkeypatch.setattr(writer, "has_room", lambda *_: False)
+        monkeypatch.setattr(writer, "has_space", lambda *_: False)
         monkeypatch.setattr(Ledger, "commit", lambda _: (_ for _ in ()).throw(sqlite_full()))
         put = asyncio.create_task(broker.put("a", answer(lease)))
         async with asyncio.timeout(10):
@@ -245,7 +245,7 @@ def test_no_lease_expires_while_the_disk_is_full_nor_at_once_afterwards(
         await broker.issue(make_prompts(2), cursor="2")
         await broker.serving("a", 0)
         lease, other = await broker.lease("a", 4, 10.0)
-        monkeypatch.setattr(writer, "has_room", lambda *_: room.is_set())
+        monkeypatch.setattr(writer, "has_space", lambda *_: room.is_set())
         monkeypatch.setattr(Ledger, "commit", full)
         put = asyncio.create_task(broker.put("a", answer(lease)))
         async with asyncio.timeout(10):
@@ -278,7 +278,7 @@ def test_only_errors_of_a_full_disk_are_taken_for_one(tmp_path: Path) -> None:
     assert is_full(Exception("I/O error: No space left on device (os error 28)"), tmp_path)
     assert is_full(Exception("Disk quota exceeded (os error 122)"), tmp_path)
     assert not is_full(Exception("attempt to write a readonly database"), tmp_path)
-    assert has_room(tmp_path)
+    assert has_space(tmp_path)
     assert not [*tmp_path.iterdir()]
 
 
@@ -288,9 +288,9 @@ def test_asking_for_room_takes_little_of_it(
     taken: list[int] = []
     monkeypatch.setattr(room.os, "posix_fallocate", lambda _, start, size: taken.append(size))
     free = shutil.disk_usage(tmp_path).free
-    assert has_room(tmp_path, free // 2)
-    assert has_room(tmp_path, 4096)
-    assert not has_room(tmp_path, 2 * free)
+    assert has_space(tmp_path, free // 2)
+    assert has_space(tmp_path, 4096)
+    assert not has_space(tmp_path, 2 * free)
     assert taken == [PROBE_BYTES, 4096], "of a disk that is too small by far, nothing"
 
 
@@ -301,7 +301,7 @@ def test_a_quota_is_met_although_the_disk_has_room(
         raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
 
     monkeypatch.setattr(room.os, "posix_fallocate", refuse)
-    assert not has_room(tmp_path)
+    assert not has_space(tmp_path)
 
 
 def test_a_ledger_that_finds_no_room_when_it_is_opened_says_so(

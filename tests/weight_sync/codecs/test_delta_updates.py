@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from weight_sync.broadcaster import Broadcaster
 from weight_sync.errors import StagingError, WrongBase
 from weight_sync.manifest import Manifest
-from weight_sync.publish.staged_publisher import Publisher
+from weight_sync.publish.staged_publisher import StagedPublisher
 from weight_sync.receive.receiver import Receiver
 from weight_sync.receive.staging import stage, stage_delta
 from weight_sync.transports.filesystem import FilesystemTransport
@@ -53,7 +53,7 @@ def transport(request, tmp_path):
 def send(transport):
     """Publishes a version by codec `delta`; its manifest."""
     manifests: list[Manifest] = []
-    publisher = Publisher(transport, manifests.append, bucket_bytes=8192, codec="delta")
+    publisher = StagedPublisher(transport, manifests.append, bucket_bytes=8192, codec="delta")
 
     def publish(version: int, weights: dict) -> Manifest:
         publisher.publish(version, weights.items())
@@ -128,7 +128,7 @@ def test_a_base_of_the_same_number_but_other_bits_is_refused(transport, send) ->
     other = {name: tensor.clone() for name, tensor in versions[0].items()}
     other["embed"][5, 5] += 1
     manifests: list[Manifest] = []
-    with Publisher(SharedMemoryTransport(), manifests.append, 8192) as before:
+    with StagedPublisher(SharedMemoryTransport(), manifests.append, 8192) as before:
         before.publish(0, other.items())
         before.flush(30)
         base = stage(manifests[0], SharedMemoryTransport())
@@ -179,7 +179,7 @@ def test_other_tensors_begin_a_new_chain(transport, send) -> None:
 
 def test_the_base_of_a_version_is_the_last_that_was_sent_not_the_last_handed_over(weights) -> None:
     manifests: list[Manifest] = []
-    publisher = Publisher(SharedMemoryTransport(), manifests.append, codec="delta")
+    publisher = StagedPublisher(SharedMemoryTransport(), manifests.append, codec="delta")
     with publisher:
         for version in (0, 3, 8):
             publisher.publish(version, steps(1)[0].items())
@@ -204,7 +204,7 @@ def test_any_mixture_of_dtypes_and_buckets_is_rebuilt_bit_by_bit(dtypes, size, s
         for name, t in one.items()
     }
     transport, manifests = SharedMemoryTransport(), []
-    with Publisher(transport, manifests.append, size, codec="delta") as publisher:
+    with StagedPublisher(transport, manifests.append, size, codec="delta") as publisher:
         publisher.publish(0, one.items())
         publisher.flush(30)
         base = stage(manifests[0], transport)

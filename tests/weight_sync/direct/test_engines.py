@@ -6,7 +6,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from weight_sync.announcements import SwapReport
+from weight_sync.announcements import WeightUpdateReport
 from weight_sync.direct.engines import DirectEngines, Transfer
 from weight_sync.errors import NotNow, VersionOrderError
 
@@ -73,7 +73,7 @@ def make():
     events: list[str] = []
     faults: dict[str, Callable[[], None]] = {}
     links = [Link("e0", events), Link("e1", events)]
-    reports: list[SwapReport] = []
+    reports: list[WeightUpdateReport] = []
     publisher = DirectEngines(
         lambda: links, lambda link, *_: Sender(link, faults), reports.append, timeout=5
     )

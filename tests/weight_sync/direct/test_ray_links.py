@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from weight_sync.announcements import SwapReport
+from weight_sync.announcements import WeightUpdateReport
 from weight_sync.checksum import checksum
 from weight_sync.direct.engines import DirectEngines
 from weight_sync.direct.publisher import DirectPublisher
@@ -72,7 +72,7 @@ def test_engines_join_get_every_version_and_leave_with_their_actor(ray_cluster, 
     assert (link.engine_id, link.workers) == ("e0", 2)
     assert joined()[0] is link
 
-    def report(report: SwapReport) -> None:
+    def report(report: WeightUpdateReport) -> None:
         asyncio.run(broadcaster.report(report))
 
     engines = DirectEngines(joined, lambda *_: FakeSender(), report, timeout=30)

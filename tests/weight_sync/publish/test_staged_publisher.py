@@ -17,7 +17,7 @@ from weight_sync.errors import (
     VersionOrderError,
 )
 from weight_sync.manifest import Bucket, Manifest
-from weight_sync.publish.staged_publisher import Publisher
+from weight_sync.publish.staged_publisher import StagedPublisher
 from weight_sync.receive.staging import stage
 from weight_sync.transports.shared_memory import SharedMemoryTransport
 
@@ -28,8 +28,8 @@ def manifests() -> list[Manifest]:
 
 
 @pytest.fixture
-def publisher(transport, manifests) -> Iterator[Publisher]:
-    with Publisher(transport, manifests.append, bucket_bytes=1024) as publisher:
+def publisher(transport, manifests) -> Iterator[StagedPublisher]:
+    with StagedPublisher(transport, manifests.append, bucket_bytes=1024) as publisher:
         yield publisher
 
 
@@ -74,7 +74,7 @@ def test_the_weights_may_change_as_soon_as_publish_returns(transport, weights) -
             assert may_write.wait(30)
             return super().write(version, nbytes, pieces)
 
-    with Publisher(SlowTransport(), manifests.append) as publisher:
+    with StagedPublisher(SlowTransport(), manifests.append) as publisher:
         tensors = weights(0)
         publisher.publish(0, tensors.items())
         for tensor in tensors.values():
@@ -95,7 +95,7 @@ def test_every_version_is_announced_in_order_and_complete(transport, weights) ->
         stage(manifest, transport).close()
         seen.append(manifest.version)
 
-    with Publisher(transport, announce) as publisher:
+    with StagedPublisher(transport, announce) as publisher:
         for version in (0, 1, 2, 5):
             publisher.publish(version, weights(version).items())
             publisher.flush(30)
@@ -109,7 +109,7 @@ def test_an_asynchronous_announcement_is_awaited(transport, weights) -> None:
         await asyncio.sleep(0)
         seen.append(manifest.version)
 
-    with Publisher(transport, announce) as publisher:
+    with StagedPublisher(transport, announce) as publisher:
         publisher.publish(0, weights(0).items())
         publisher.flush(30)
     assert seen == [0]
@@ -133,7 +133,7 @@ def test_a_failed_announcement_is_raised_at_the_next_call_once(transport, weight
         if error := next(answers):
             raise error
 
-    with Publisher(transport, announce) as publisher:
+    with StagedPublisher(transport, announce) as publisher:
         publisher.publish(0, weights(0).items())
         with publisher._changed:
             assert publisher._changed.wait_for(lambda: publisher._failed, 30)
@@ -147,7 +147,7 @@ def test_a_timeout_inside_the_background_is_a_failure_not_a_deadline(transport, 
     def announce(manifest: Manifest) -> None:
         raise TimeoutError("slow broadcaster")
 
-    with Publisher(transport, announce) as publisher:
+    with StagedPublisher(transport, announce) as publisher:
         publisher.publish(0, weights(0).items())
         with pytest.raises(PublishFailed, match="slow broadcaster"):
             publisher.flush(30)
@@ -155,7 +155,7 @@ def test_a_timeout_inside_the_background_is_a_failure_not_a_deadline(transport, 
 
 def test_a_publish_that_hangs_is_named_at_its_deadline(transport, weights) -> None:
     release = threading.Event()
-    with Publisher(transport, lambda manifest: release.wait(30) and None) as publisher:
+    with StagedPublisher(transport, lambda manifest: release.wait(30) and None) as publisher:
         publisher.publish(0, weights(0).items())
         with pytest.raises(DeadlineExceeded, match=r"version 0 was not announced within 0.05 s"):
             publisher.flush(0.05)
@@ -195,7 +195,7 @@ def test_the_newest_of_the_versions_that_wait_wins_and_the_others_are_counted(we
         seen.append((manifest.version, float(dict(staged.tensors())["a"])))
         staged.close()
 
-    with Publisher(transport, announce) as publisher:
+    with StagedPublisher(transport, announce) as publisher:
         publisher.publish(0, [("a", torch.tensor(0.0))])
         assert transport.asked.acquire(timeout=30)
         for version in (1, 2, 3):
@@ -208,7 +208,7 @@ def test_the_newest_of_the_versions_that_wait_wins_and_the_others_are_counted(we
 
 def test_a_publish_behind_one_that_hangs_fails_at_the_deadline(weights) -> None:
     transport = GatedTransport()
-    publisher = Publisher(transport, lambda manifest: None, timeout=0.05)
+    publisher = StagedPublisher(transport, lambda manifest: None, timeout=0.05)
     publisher.publish(0, weights(0).items())
     assert transport.asked.acquire(timeout=30)
     until = threading.Event()
@@ -230,7 +230,7 @@ def test_host_memory_is_taken_twice_and_then_used_again(publisher, weights) -> N
 
 
 def test_tensors_are_cast_to_the_type_of_the_wire(transport, manifests, weights) -> None:
-    with Publisher(transport, manifests.append, wire_dtype=torch.bfloat16) as publisher:
+    with StagedPublisher(transport, manifests.append, wire_dtype=torch.bfloat16) as publisher:
         found = publisher.publish(0, weights(0).items())
         publisher.flush(30)
         staged = stage(manifests[0], transport)

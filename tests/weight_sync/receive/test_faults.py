@@ -17,7 +17,7 @@ from weight_sync.broadcaster import Broadcaster
 from weight_sync.checksum import checksum
 from weight_sync.errors import DeadlineExceeded, PublishFailed
 from weight_sync.manifest import Manifest
-from weight_sync.publish.staged_publisher import Publisher
+from weight_sync.publish.staged_publisher import StagedPublisher
 from weight_sync.receive.receiver import Receiver
 from weight_sync.transports.filesystem import FilesystemTransport, newest
 from weight_sync.transports.shared_memory import SharedMemoryTransport
@@ -29,7 +29,7 @@ RECOVERY_SECONDS = 60.0
 PUBLISHER = """
 import sys, time, torch
 from pathlib import Path
-from weight_sync.publish.staged_publisher import Publisher
+from weight_sync.publish.staged_publisher import StagedPublisher
 from weight_sync.transports.filesystem import FilesystemTransport
 
 class Slow(FilesystemTransport):
@@ -41,7 +41,7 @@ class Slow(FilesystemTransport):
             time.sleep(600)
         return super().write(version, nbytes, pieces)
 
-publisher = Publisher(Slow(Path(sys.argv[1])), lambda manifest: None, 4096)
+publisher = StagedPublisher(Slow(Path(sys.argv[1])), lambda manifest: None, 4096)
 for version in ({versions}):
     generator = torch.Generator().manual_seed(version)
     tensors = [(f"t{{i}}", torch.randn(1024, generator=generator)) for i in range(4)]
@@ -56,7 +56,7 @@ def make_version(seed: int) -> list[tuple[str, torch.Tensor]]:
 
 
 def publish(folder: Path, version: int) -> None:
-    with Publisher(FilesystemTransport(folder), lambda manifest: None, 4096) as publisher:
+    with StagedPublisher(FilesystemTransport(folder), lambda manifest: None, 4096) as publisher:
         publisher.publish(version, make_version(version))
         publisher.flush(30)
 
@@ -195,7 +195,7 @@ def test_a_broadcaster_that_never_answers_is_an_error_of_the_next_publish(weight
         release.wait(30)
         raise ConnectionError("gone meanwhile")
 
-    publisher = Publisher(SharedMemoryTransport(), announce, timeout=0.1)
+    publisher = StagedPublisher(SharedMemoryTransport(), announce, timeout=0.1)
     publisher.publish(0, weights(0).items())
     with pytest.raises(DeadlineExceeded, match="version 0 was not announced within"):
         publisher.flush(0.2)
@@ -214,7 +214,7 @@ def test_a_version_with_a_fault_is_skipped_and_the_next_one_taken(
 ) -> None:
     """The old version is served until then, by an engine that was not touched."""
     transport, manifests = FilesystemTransport(tmp_path / "weights"), []
-    publisher = Publisher(transport, manifests.append, 1024, codec=codec)
+    publisher = StagedPublisher(transport, manifests.append, 1024, codec=codec)
 
     def send(version: int, seed: int) -> Manifest:
         publisher.publish(version, weights(seed).items())

@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 
 from weight_sync.errors import InputError, ManifestError, StagingError
 from weight_sync.manifest import Manifest
-from weight_sync.publish.staged_publisher import Publisher
+from weight_sync.publish.staged_publisher import StagedPublisher
 from weight_sync.receive.staging import stage
 from weight_sync.transports.filesystem import MANIFEST, FilesystemTransport, claim, newest
 
@@ -22,7 +22,7 @@ def folder(tmp_path):
 
 def publish(folder, weights, *versions: int) -> Manifest:
     manifests: list[Manifest] = []
-    with Publisher(FilesystemTransport(folder), manifests.append, 1024) as publisher:
+    with StagedPublisher(FilesystemTransport(folder), manifests.append, 1024) as publisher:
         for version in versions:
             publisher.publish(version, weights(version).items())
             publisher.flush(30)

@@ -14,7 +14,7 @@ from weight_families import FAMILIES, VOCABULARY, build
 
 from actors.engines.protocol import SamplingParameters
 from weight_sync.manifest import Manifest
-from weight_sync.publish.staged_publisher import Publisher
+from weight_sync.publish.staged_publisher import StagedPublisher
 from weight_sync.receive.staging import stage
 from weight_sync.transports.shared_memory import SharedMemoryTransport
 
@@ -49,7 +49,7 @@ def expected(model, token_ids: list[int]) -> torch.Tensor:
 def staged(version: int, weights):
     manifests: list[Manifest] = []
     transport = SharedMemoryTransport()
-    with Publisher(transport, manifests.append, bucket_bytes=65536) as publisher:
+    with StagedPublisher(transport, manifests.append, bucket_bytes=65536) as publisher:
         publisher.publish(version, weights.items())
         publisher.flush(60)
         held = stage(manifests[0], transport)
@@ -65,16 +65,19 @@ def test_the_engine_serves_exactly_what_was_published_last(
 ) -> None:
     """By one worker, and by two that hold half of every projection."""
     from actors.engines.vllm import VllmEngine
+    from actors.engines.vllm_settings import VllmSettings
 
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     model = build(family, tmp_path)
     engine = VllmEngine(
-        str(tmp_path),
-        dtype="float32",
-        max_model_len=128,
-        kv_cache_gib=1,
-        cores="0" if workers == 1 else "0|1",
-        tensor_parallel_size=workers,
+        VllmSettings(
+            str(tmp_path),
+            dtype="float32",
+            max_model_len=128,
+            kv_cache_gib=1,
+            cores="0" if workers == 1 else "0|1",
+            tensor_parallel_size=workers,
+        )
     )
     prepared = "moe" not in family
 

@@ -12,7 +12,7 @@ from actors.engines.protocol import SamplingParameters
 from actors.engines.vllm import VllmEngine
 from weight_sync.broadcaster import Broadcaster
 from weight_sync.checksum import checksum
-from weight_sync.publish.staged_publisher import Publisher
+from weight_sync.publish.staged_publisher import StagedPublisher
 from weight_sync.receive.receiver import Receiver
 from weight_sync.transports.shared_memory import SharedMemoryTransport
 
@@ -65,7 +65,7 @@ class Fleet:
         def announce(manifest) -> None:
             asyncio.run_coroutine_threadsafe(self.broadcaster.announce(manifest), loop).result(60)
 
-        self.publisher = Publisher(transport, announce, bucket_bytes=2**18)
+        self.publisher = StagedPublisher(transport, announce, bucket_bytes=2**18)
         self.receivers = [
             Receiver(f"e{number}", engine, self.broadcaster, transport)
             for number, engine in enumerate(self.engines)

@@ -46,9 +46,9 @@ def make_publisher(
 
         return make_direct_publisher(config, broadcaster)
     from weight_sync.publish.snapshot import wire_dtype
-    from weight_sync.publish.staged_publisher import Publisher
+    from weight_sync.publish.staged_publisher import StagedPublisher
 
-    return Publisher(
+    return StagedPublisher(
         make_transport(config),
         broadcaster.announce,
         config.bucket_bytes,

@@ -1,0 +1,42 @@
+"""Atomic replacement of one file: write to a temporary sibling, then rename."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO
+
+
+@contextmanager
+def atomic_file(path: Path, *, durable: bool = False) -> Iterator[BinaryIO]:
+    """Open a file for writing that takes the place of `path` when the block ends.
+
+    If the block raises, `path` stays as it was. The temporary file `.NAME.partial` in the same
+    folder is removed then; one that a killed process left is overwritten.
+
+    Args:
+        path: File to create or to replace; its folder exists.
+        durable: Sync the file and its folder, so that the result survives the loss of power.
+    """
+    temporary = path.with_name(f".{path.name}.partial")
+    try:
+        with temporary.open("wb") as file:
+            yield file
+            file.flush()
+            if durable:
+                os.fsync(file.fileno())
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    if durable:
+        sync_folder(path.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Make the creation and renaming of files in a folder durable."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,50 @@
+"""Lists of CPU cores as recipes write them, and the binding of a process to such cores."""
+
+import os
+from contextlib import suppress
+from typing import Annotated
+
+from pydantic import AfterValidator, Field
+
+from queues.errors import InputError
+
+
+def parse_cores(text: str) -> list[int]:
+    """Return the core numbers of a list such as "0,2-5", ascending and without duplicates.
+
+    A descending range such as "5-2" names no cores.
+    """
+    cores: set[int] = set()
+    for part in text.split(","):
+        first, _, last = part.partition("-")
+        cores.update(range(int(first), int(last or first) + 1))
+    return sorted(cores)
+
+
+def bind_process(cores: list[int], setting: str) -> None:
+    """Restrict every thread of this process, and threads started later, to some cores.
+
+    Args:
+        cores: Core numbers.
+        setting: Name of the setting that asks for them, for the error message.
+
+    Raises:
+        InputError: This machine does not have all of the cores.
+    """
+    available = os.sched_getaffinity(0)
+    if not available.issuperset(cores):
+        raise InputError(f"{setting} names {cores}, but there are only {sorted(available)}")
+    for thread in os.listdir("/proc/self/task"):
+        with suppress(ProcessLookupError):  # the thread has ended in the meantime
+            os.sched_setaffinity(int(thread), cores)
+
+
+def _check_ranges(text: str) -> str:
+    for part in text.split(","):
+        if not parse_cores(part):
+            raise ValueError(f"{part!r} is empty; a range begins with its first core")
+    return text
+
+
+Cores = Annotated[str, Field(pattern=r"^\d+(-\d+)?(,\d+(-\d+)?)*$"), AfterValidator(_check_ranges)]
+"""CPU cores, as "0", "2-5" or "2-5,8"."""

@@ -1,0 +1,32 @@
+"""A file is replaced whole or stays as it was."""
+
+import pytest
+
+from queues.runtime.atomic_file import atomic_file
+
+
+@pytest.mark.parametrize("durable", [False, True])
+def test_a_file_is_replaced_at_the_end_of_the_block(tmp_path, durable):
+    path = tmp_path / "figures.json"
+    path.write_bytes(b"old")
+    with atomic_file(path, durable=durable) as file:
+        file.write(b"new")
+        file.flush()
+        assert path.read_bytes() == b"old"
+    assert path.read_bytes() == b"new"
+    assert [*tmp_path.iterdir()] == [path]
+
+
+def test_a_block_that_raises_leaves_the_file_as_it_was(tmp_path):
+    path = tmp_path / "figures.json"
+    path.write_bytes(b"old")
+
+    def write_half() -> None:
+        with atomic_file(path) as file:
+            file.write(b"new")
+            raise OSError("full")
+
+    with pytest.raises(OSError, match="full"):
+        write_half()
+    assert path.read_bytes() == b"old"
+    assert [*tmp_path.iterdir()] == [path]
