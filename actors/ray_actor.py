@@ -30,7 +30,7 @@ from queues.runtime.ray_process_title import keep_title
 from weight_sync.direct.receiver import DirectReceiver
 from weight_sync.factory import make_transport
 from weight_sync.ray_broadcaster import BroadcasterClient
-from weight_sync.receive.receiver import Receiver
+from weight_sync.receive.receiver import Receiver, ReceiverOptions
 
 MAX_CONCURRENCY = 16
 """Concurrent calls: start, run, stop, and several of statistics."""
@@ -235,10 +235,12 @@ class RolloutActor:
                 engine,
                 broadcaster,
                 make_transport(config),
-                expected=engine.inventory(),
-                on_version=worker.on_version,
-                timeout=config.timeout_seconds,
-                keep_base=config.codec == "delta",
+                worker.on_version,
+                ReceiverOptions(
+                    expected=engine.inventory(),
+                    timeout=config.timeout_seconds,
+                    keep_base=config.codec == "delta",
+                ),
             )
 
         async def join() -> None:
@@ -253,6 +255,6 @@ class RolloutActor:
             join,
             expected=engine.inventory(),
             on_version=worker.on_version,
-            timeout=2
-            * config.timeout_seconds,  # longer than the learner's own, whose error has the cause
+            # Longer than the learner's own timeout, whose error names the cause.
+            timeout=2 * config.timeout_seconds,
         )

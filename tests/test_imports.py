@@ -42,8 +42,8 @@ ORDER = {
         "ray_broker"
     ),
     "weight_sync": (
-        "errors manifest announcements permits broadcaster buckets checksum config ray_broadcaster "
-        "transports codecs publish receive vllm direct factory"
+        "errors manifest announcements permits broadcaster buckets checksum config ray_calls "
+        "ray_broadcaster transports codecs publish receive vllm direct factory"
     ),
     "learner": (
         "errors registry config full_disk advantages losses corrections batch diagnostics model "
@@ -55,7 +55,7 @@ ORDER = {
     ),
     "deploy": (
         "errors runtime config storage observability report preflight cluster planner driver run "
-        "session offline monitoring cli"
+        "session offline cli"
     ),
     "benchmarks": "harness loop broker weights training rollouts reliability observability gpu",
 }

@@ -41,7 +41,7 @@ from weight_sync.broadcaster import Broadcaster
 from weight_sync.errors import StagingError, WeightSyncError
 from weight_sync.manifest import Manifest
 from weight_sync.publish.staged_publisher import StagedPublisher
-from weight_sync.receive.receiver import Receiver
+from weight_sync.receive.receiver import Receiver, ReceiverOptions
 from weight_sync.transports.filesystem import FilesystemTransport
 
 ENGINES = 2
@@ -138,7 +138,11 @@ class Actor:
         self._processes = set(psutil.Process().children(recursive=True)) - before
         transport = FilesystemTransport(folder)
         self.receiver = Receiver(
-            self.name, self.engine, broadcaster, transport, keep_base=True, retry_seconds=0.2
+            self.name,
+            self.engine,
+            broadcaster,
+            transport,
+            options=ReceiverOptions(keep_base=True, retry_seconds=0.2),
         )
         _before(transport, "open", lambda: self._reached("staging"))
         _before(self.engine, "load", lambda: self._reached("swap"))
