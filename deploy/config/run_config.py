@@ -9,7 +9,8 @@ from typing import Self
 
 from pydantic import BaseModel, Field, model_validator
 
-from actors.config import REWARDS, ActorsConfig, HeldoutConfig, PromptsConfig
+from actors.config import ActorsConfig, HeldoutConfig, PromptsConfig
+from actors.registry import REWARDS
 from deploy.config.deploy_config import SECTION, DeployConfig
 from deploy.config.objective_rules import check_against_objective
 from deploy.config.weight_transport_rules import refusal
@@ -150,7 +151,7 @@ class RunConfig(BaseModel):
     def _reward_fits_the_source(self) -> Self:
         kind = self.prompts.source.partition(":")[0]
         if "reasoning_gym" in self.actors.reward and kind in ("files", "lettered_chain_sum"):
-            fitting = ", ".join(name for name in REWARDS if name != "reasoning_gym")
+            fitting = ", ".join(name for name in REWARDS.names if name != "reasoning_gym")
             raise ValueError(
                 f'actors.reward = ["reasoning_gym"] scores problems of reasoning_gym:TASK alone, '
                 f"and prompts.source = {self.prompts.source!r}; set actors.reward to one or more "

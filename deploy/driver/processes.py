@@ -4,13 +4,14 @@
 """
 
 import os
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from actors.ray_actor import create_actor
+from actors.ray_actor import ActorSpec, create_actor
 from actors.ray_reward_model import create_reward_model
 from deploy.cluster.cpu_affinity import actors_on_cores
 from deploy.cluster.placement import options, resource_requests
@@ -104,8 +105,8 @@ class Processes:
         """Create the supervisors of the actors; each creates its process when it starts."""
         config = self._context.config
         count = config.actors.count
-        create = partial(
-            create_actor,
+        spec = ActorSpec(
+            index=0,
             config=actors_on_cores(
                 config.actors,
                 os.sched_getaffinity(0),
@@ -118,7 +119,7 @@ class Processes:
             heartbeat_seconds=config.queues.heartbeat_seconds,
             broker=self.broker,
             broadcaster=self.broadcaster,
-            judge=self.reward_models[0].client if self.reward_models else None,
+            reward_model_client=self.reward_models[0].client if self.reward_models else None,
             metrics_host=self._metrics_host,
             engine_metrics=config.deploy.engine_metrics,
             pinned_seconds=config.heldout.pinned_seconds if config.heldout else 0.0,
@@ -132,9 +133,12 @@ class Processes:
                 self._context,
                 index,
                 partial(
-                    create,
-                    index,
-                    purpose=evaluation_schedule.purpose(config.heldout, index, count),
+                    create_actor,
+                    replace(
+                        spec,
+                        index=index,
+                        purpose=evaluation_schedule.purpose(config.heldout, index, count),
+                    ),
                     **self._options("actors", index, unreserved),
                 ),
                 broker=self.broker,

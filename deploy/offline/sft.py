@@ -8,7 +8,7 @@ from typing import Any
 
 from actors.engines.model_folder import check_model, context_length, load_tokenizer
 from actors.rollout.chat_rendering import unknown_character
-from actors.sources.demonstrations import TURN, load_demonstrations
+from actors.sources.examples import TURN, load_demonstrations
 from deploy.config.run_config import RunConfig
 from deploy.errors import InputError
 from deploy.preflight.disk_space import check_runs_dir

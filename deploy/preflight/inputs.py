@@ -13,8 +13,7 @@ from actors.errors import SourceFailed
 from actors.reward_models.folder import check_reward_model
 from actors.rewards import check_scorable, load_rewards
 from actors.rollout.prompt_checks import check_fit
-from actors.sources.heldout_filter import WithoutHeldout
-from actors.sources.length_filter import WithinTokens, shorter
+from actors.sources.filters import shorter, within_tokens, without_heldout
 from actors.sources.mixture import Mixture
 from actors.sources.protocol import PromptSource
 from actors.sources.registry import load_source
@@ -74,12 +73,12 @@ def load_inputs(config: RunConfig, *, resumed: Path | None = None) -> Inputs:
         split="train",
         heldout_size=len(problems) if own else 0,
     )
-    source: PromptSource = WithoutHeldout(
+    source: PromptSource = without_heldout(
         all_prompts, frozenset(problem.text for problem in problems)
     )
     if prompts.max_tokens is not None:
         fits = shorter(load_tokenizer(path), config.actors.chat_template, prompts.max_tokens)
-        source = WithinTokens(source, fits)
+        source = within_tokens(source, fits)
         kept = [problem for problem in problems if fits(problem)]
         if problems and not kept:
             raise InputError(
@@ -218,7 +217,7 @@ def load_heldout(config: RunConfig) -> tuple[list[PlannedEvaluation], list[Promp
         source_name, options=options, seed=config.seed, split="heldout", heldout_size=size
     )
     try:
-        problems = WithoutHeldout(source, frozenset()).next(size)
+        problems = without_heldout(source, frozenset()).next(size)
     except SourceFailed as error:
         raise InputError(f"held-out problems: {error}") from error
     name, times = Counter(problem.prompt_id for problem in problems).most_common(1)[0]

@@ -66,10 +66,9 @@ def test_a_run_whose_disk_has_room_but_not_for_a_checkpoint_waits_for_longer_tha
     tmp_path: Path, mount_disk: Callable[[str], Path]
 ) -> None:
     disk = mount_disk("128m")
-    from broken import sets
-
     from learner.config.learner import TinyModelConfig
     from learner.model.policy import build_tiny
+    from tests.deploy.broken import sets
 
     watchdog, deadline = 5.0, time.monotonic() + 400
     sizes = {"hidden_size": 96, "layers": 3, "intermediate_size": 256, "heads": 2, "kv_heads": 1}

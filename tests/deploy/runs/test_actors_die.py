@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 import signal
 import time
 from contextlib import contextmanager
@@ -21,7 +20,6 @@ ACTOR, ENGINE = "ray::RolloutActor", "VLLM::EngineCore"
 def going(headway, name, *settings):
     """A run of the small recipe with two actors on cores that it finds itself; and its folder."""
     runs, recipe = headway.folder / "runs", headway.folder / "several.toml"
-    shutil.copytree(runs / "small-sft", runs / f"{name}-sft", dirs_exist_ok=True)
     text = RECIPE.read_text()
     assert 'cores = ["0"]' in text
     recipe.write_text(text.replace('cores = ["0"]', "count = 2\ncpus = 0.5"))
