@@ -19,7 +19,7 @@ import subprocess
 subprocess.Popen([{sys.executable!r}, "-c", {CHILD!r}]).wait()
 """
 DRIVER = f"""
-import json, subprocess, sys, time
+import json, subprocess, sys
 import psutil
 from deploy.cluster.cleanup import ending_workers
 worker = subprocess.Popen(
@@ -28,13 +28,10 @@ worker = subprocess.Popen(
 agent = subprocess.Popen(["ray::DashboardAgent", "-c", "input()"], executable=sys.executable,
                          stdin=subprocess.PIPE)
 name = worker.stdout.readline().strip()
-trackers = []
-while not trackers:  # until it has replaced its parent's program by its own
-    time.sleep(0.01)
-    family = [psutil.Process(worker.pid), *psutil.Process(worker.pid).children(recursive=True)]
-    trackers = [p for p in family if "multiprocessing.resource_tracker" in str(p.cmdline())]
+family = [psutil.Process(worker.pid), *psutil.Process(worker.pid).children(recursive=True)]
+is_tracker = lambda process: "multiprocessing.resource_tracker" in str(process.cmdline())
 with ending_workers():
-    halted = [process.status() for process in family if process not in trackers]
+    halted = [process.status() for process in family if not is_tracker(process)]
 worker.wait(10)
 alive = [p.pid for p in family if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
 print(json.dumps({{"name": name, "halted": halted, "alive": alive, "agent": agent.poll()}}))
