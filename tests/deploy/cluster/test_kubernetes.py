@@ -8,9 +8,9 @@ from pathlib import Path
 import jsonschema
 import pytest
 import yaml
-from kubernetes_schema import KUSTOMIZATION, manifest
 
-from deploy.config.run_config import load_recipe
+from deploy.config.loader import load_recipe
+from tests.deploy.kubernetes_schema import KUSTOMIZATION, manifest
 
 ROOT = Path(__file__).parents[3]
 SHIPPED = ROOT / "deploy" / "kubernetes"
