@@ -21,7 +21,7 @@ ALLOWED = {
 }
 HEAVY = {
     "vllm": [
-        "actors/engines/vllm.py",
+        "actors/engines/vllm*.py",
         "weight_sync/vllm/*.py",
         "weight_sync/direct/vllm_sender.py",
     ],
@@ -50,8 +50,8 @@ ORDER = {
         "engine objective update learner metrics ranks supervised"
     ),
     "actors": (
-        "errors user_code engines config sandbox environments rewards rollout reward_models "
-        "sources metrics ray_actor ray_reward_model"
+        "errors user_code registry config engines sandbox environments rewards rollout "
+        "reward_models sources metrics assembly ray_actor ray_reward_model"
     ),
     "deploy": (
         "errors runtime config storage observability report preflight cluster planner driver run "

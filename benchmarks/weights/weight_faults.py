@@ -34,6 +34,7 @@ import torch
 from safetensors.torch import load_file
 
 from actors.engines.vllm import VllmEngine
+from actors.engines.vllm_settings import VllmSettings
 from actors.errors import ActorsError
 from weight_sync.announcements import WeightUpdateReport
 from weight_sync.broadcaster import Broadcaster
@@ -131,7 +132,7 @@ class Actor:
         model, folder, broadcaster = self._parts
         before = set(psutil.Process().children(recursive=True))
         self.engine = VllmEngine(
-            str(model), dtype="float32", max_model_len=512, cores=None, kv_cache_gib=1
+            VllmSettings(str(model), dtype="float32", max_model_len=512, cores=None, kv_cache_gib=1)
         )
         await self.engine.start()
         self._processes = set(psutil.Process().children(recursive=True)) - before

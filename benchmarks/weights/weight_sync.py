@@ -43,6 +43,7 @@ import torch
 from safetensors.torch import load_file
 
 from actors.engines.vllm import VllmEngine
+from actors.engines.vllm_settings import VllmSettings
 from benchmarks.harness.provenance import RESULTS, environment, reserve, store
 from benchmarks.weights.update_pause import Load, build_model, empty_pause
 from benchmarks.weights.weight_faults import measure_faults
@@ -274,13 +275,15 @@ async def measure(
     arguments: argparse.Namespace, folder: Path, nodes: tuple[str | None, str | None]
 ) -> dict[str, Any]:
     engine = VllmEngine(
-        str(folder / "model"),
-        dtype="float32",
-        max_model_len=512,
-        max_num_seqs=64,
-        cores=None,
-        kv_cache_gib=1,
-        initial_version=0,
+        VllmSettings(
+            str(folder / "model"),
+            dtype="float32",
+            max_model_len=512,
+            max_num_seqs=64,
+            cores=None,
+            kv_cache_gib=1,
+            initial_version=0,
+        )
     )
     await engine.start()
     nbytes = (folder / "model" / "model.safetensors").stat().st_size

@@ -10,7 +10,7 @@ import pytest
 
 from actors import ray_actor
 from actors.config import ActorsConfig
-from actors.ray_actor import RolloutActor, _Parts
+from actors.ray_actor import ActorSpec, RolloutActor, _Parts
 from tests.weight_sync.conftest import until
 from weight_sync.broadcaster import Broadcaster
 from weight_sync.checksum import checksum
@@ -61,7 +61,7 @@ class FakeRollout(RolloutActor):
     """A rollout actor whose engine and worker are fakes; the rest is its own."""
 
     def __init__(self, shapes: dict, fails_at: int | None, **arguments: Any) -> None:
-        super().__init__(0, **arguments)
+        super().__init__(ActorSpec(index=0, **arguments))
         self.engine, self.worker = FakeVllm(shapes, fails_at), FakeWorker()
 
     def _build(self) -> _Parts:
