@@ -87,7 +87,7 @@ def payload_of(lease: Lease, template: bytes) -> bytes:
 
 def manifest(version: int) -> Manifest:
     """Return a version of one small tensor, made now."""
-    spec = TensorSpec(name="w", dtype="float32", shape=(16,), bucket=0, offset=0, nbytes=64)
+    spec = TensorSpec(name="w", dtype="float32", shape=(16,), bucket=0, offset=0)
     return Manifest(
         version=version,
         tensors=(spec,),

@@ -25,6 +25,7 @@ from deploy.config.run_config import RunConfig
 from deploy.errors import DeployError, RunFailed
 from deploy.preflight.inputs import Inputs, load_inputs
 from queues.ray_broker import BrokerClient
+from queues.records import Prompt
 
 SCORES = "scores.json"
 INITIAL = "initial_score.json"
@@ -119,7 +120,7 @@ async def write_scores(
         (run / SCORES).write_text(json.dumps(scores) + "\n")
 
 
-async def _score(broker: BrokerClient, version: int, problems: Sequence[object]) -> float:
+async def _score(broker: BrokerClient, version: int, problems: Sequence[Prompt]) -> float:
     """Return the greedy score of a published version."""
     name = f"greedy@{version}"
     await broker.evaluate(name, problems, temperature=0.0, min_version=version)

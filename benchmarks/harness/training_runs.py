@@ -18,12 +18,14 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from benchmarks.harness.provenance import environment, reserve
 from benchmarks.harness.study import Options, Record, option
 from benchmarks.harness.subprocesses import CLI, child, raise_failure
-from deploy.config.run_config import ModelConfig, RunConfig, load_recipe
+from deploy.config.loader import load_recipe
+from deploy.config.run_config import RunConfig
 from deploy.errors import InputError, RunFailed
-from deploy.preflight.inputs import model_path
+from deploy.preflight.models import model_path
 from deploy.preflight.provenance import ORIGIN_FILE, refuse_another_origin, warm_start_origin
 from deploy.report.summary import WARM_UP
 from deploy.storage.run_directory import RunDirectory
+from learner.config.learner import ModelConfig
 
 RECIPE = (
     option("recipe", "demo", "a TOML file or a shipped recipe", nargs="?"),

@@ -31,13 +31,15 @@ from benchmarks.harness.training_runs import (
     vary,
 )
 from benchmarks.loop import async_figures
-from deploy.config.run_config import ModelConfig, RunConfig, load_recipe
+from deploy.config.loader import load_recipe
+from deploy.config.run_config import RunConfig
 from deploy.errors import InputError
 from deploy.report.report import read_record
 from deploy.report.summary import WARM_UP
 from deploy.report.timeline import Timeline, idle_share, read_timeline, running_rollouts
 from deploy.report.timeline_plot import draw_timeline, height
 from deploy.storage.run_directory import RunDirectory
+from learner.config.learner import ModelConfig
 from queues.readers.accounting import newest_checkpoint
 from queues.readers.group_history import read_history
 

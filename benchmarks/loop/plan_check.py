@@ -23,7 +23,8 @@ from typing import Any
 from benchmarks.harness.provenance import RESULTS
 from benchmarks.harness.study import Options, Record, Study, option
 from benchmarks.loop.async_figures import token_seconds
-from deploy.config.run_config import RunConfig, load_recipe
+from deploy.config.loader import load_recipe
+from deploy.config.run_config import RunConfig
 from deploy.errors import InputError
 from deploy.planner.calibration import Measured, read_rates
 from deploy.planner.predict import setting_of, setting_of_run

@@ -33,12 +33,12 @@ import yaml
 
 from benchmarks.harness.study import Options, Record, Study, option
 from benchmarks.harness.subprocesses import CLI
-from deploy import monitoring, session
-from deploy.config.run_config import load_recipe
+from deploy import session
+from deploy.config.loader import load_recipe
 from deploy.observability.watchdog import LOOK_SECONDS
 from deploy.preflight.inputs import load_inputs
 from deploy.run import Run
-from deploy.runtime.console import Screen
+from deploy.runtime.console import Terminal
 from deploy.storage.run_directory import RunDirectory
 from learner.metrics import LearnerMetrics
 
@@ -47,7 +47,7 @@ REST_SECONDS = 6.0
 WARM_UP = 5
 """Steps that are left out."""
 AIM = 0.01
-PROMETHEUS = Path(monitoring.__file__).parent / "prometheus.yml"
+PROMETHEUS = Path(session.__file__).parent / "monitoring" / "prometheus.yml"
 
 
 class MeasuredRun(Run):
@@ -58,18 +58,18 @@ class MeasuredRun(Run):
     async def train(self) -> None:
         """See `Run.train`; then measures."""
         await super().train()
-        assert self.targets is not None
-        watchdog = self.watch()
-        await watchdog.look()  # finds the processes, which is done once
+        assert self.exporter is not None
+        batches = self.context.record.batches
+        await self.watchdog.look()  # finds the processes, which is done once
         idle = await cores(asyncio.sleep(REST_SECONDS))
-        addresses = [target["targets"][0] for target in self.targets.exporter.targets()]
+        addresses = [target["targets"][0] for target in self.exporter.targets()]
         MeasuredRun.figures = {
             "processes": len(addresses),
             "idle_cores": idle,
             "scrape": await cost(lambda: asyncio.to_thread(scrape, addresses), idle),
-            "look": await cost(watchdog.look, idle),
-            "note_seconds": note(self.record.batches[-1]),
-            "step_seconds": step_seconds(self.record.batches),
+            "look": await cost(self.watchdog.look, idle),
+            "note_seconds": note(batches[-1]),
+            "step_seconds": step_seconds(batches),
         }
 
 
@@ -155,7 +155,7 @@ def measure(options: Options) -> Iterator[Record]:
         directory = RunDirectory.of(config)
         directory.create(config, replace=False)
         session.Run = MeasuredRun
-        session.run(config, load_inputs(config), directory, Screen())
+        session.run(config, load_inputs(config), directory, Terminal())
     interval = float(prometheus["scrape_interval"].rstrip("s"))
     yield {"interval_seconds": interval, **MeasuredRun.figures}
 

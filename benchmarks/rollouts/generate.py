@@ -173,7 +173,7 @@ class Loop:
         import ray
         from safetensors.torch import load_file
 
-        from actors.ray_actor import MAX_CONCURRENCY
+        from actors.ray_actor import MAX_CONCURRENCY, ActorSpec
         from benchmarks.rollouts.generate_engines import SEED, MeasuredActor
         from queues.config import QueuesConfig
         from queues.ray_broker import create_broker
@@ -195,15 +195,17 @@ class Loop:
             ray.remote(MeasuredActor)
             .options(num_cpus=0, max_concurrency=MAX_CONCURRENCY)
             .remote(
-                0,
-                config=actors_config(options),
-                weight_sync=WeightSyncConfig(),
-                model_path=model_path,
-                seed=SEED,
-                group_size=GROUP_SIZE,
-                heartbeat_seconds=5.0,
-                broker=self.broker,
-                broadcaster=broadcaster,
+                ActorSpec(
+                    index=0,
+                    config=actors_config(options),
+                    weight_sync=WeightSyncConfig(),
+                    model_path=model_path,
+                    seed=SEED,
+                    group_size=GROUP_SIZE,
+                    heartbeat_seconds=5.0,
+                    broker=self.broker,
+                    broadcaster=broadcaster,
+                )
             )
         )
         ray.get(self.actor.start.remote(), timeout=START_SECONDS)

@@ -11,6 +11,7 @@ import torch
 
 from actors.engines.protocol import SamplingParameters
 from actors.engines.vllm import VllmEngine
+from actors.engines.vllm_settings import VllmSettings
 from benchmarks.harness.synthetic_load import Size, build
 from weight_sync.manifest import Manifest
 from weight_sync.receive.staging import stage
@@ -44,10 +45,10 @@ def build_model(folder: Path, size: Size, dtype: str = "float32") -> int:
 
 
 async def start_engine(folder: Path, **options: Any) -> VllmEngine:
-    """Start vLLM with a model folder; `options` are those of `VllmEngine`."""
+    """Start vLLM with a model folder; `options` are those of `VllmSettings`."""
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     defaults = {"dtype": "float32", "max_model_len": MAX_MODEL_LEN, "cores": None}
-    engine = VllmEngine(str(folder), kv_cache_gib=1, **(defaults | options))
+    engine = VllmEngine(VllmSettings(str(folder), kv_cache_gib=1, **(defaults | options)))
     await engine.start()
     return engine
 

@@ -37,7 +37,7 @@ from deploy.errors import RunFailed
 from weight_sync.broadcaster import Broadcaster
 from weight_sync.errors import StagingError, WeightSyncError
 from weight_sync.manifest import Manifest
-from weight_sync.receive.receiver import Receiver
+from weight_sync.receive.receiver import Receiver, ReceiverOptions
 from weight_sync.transports.filesystem import FilesystemTransport
 
 ENGINES = 2
@@ -68,8 +68,7 @@ class FaultyEngine:
             self.engine,
             self._broadcaster,
             transport,
-            keep_base=True,
-            retry_seconds=0.2,
+            options=ReceiverOptions(keep_base=True, retry_seconds=0.2),
         )
         self._loop = asyncio.get_running_loop()
         _call_before(transport, "open", partial(self._enter, "staging"))

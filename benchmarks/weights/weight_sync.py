@@ -50,7 +50,7 @@ from deploy.errors import RunFailed
 from weight_sync.announcements import WeightUpdateReport
 from weight_sync.broadcaster import Broadcaster
 from weight_sync.manifest import Manifest
-from weight_sync.receive.receiver import Receiver
+from weight_sync.receive.receiver import Receiver, ReceiverOptions
 from weight_sync.transports.protocol import Transport
 
 SHAPES = {3: (128, 3), 100: (512, 8), 1000: (1024, 20)}
@@ -115,9 +115,8 @@ class Updates:
         self, engine: VllmEngine, learner: LearnerProcess, transport: Transport, *, delta: bool
     ) -> None:
         self._learner, self.transport = learner, transport
-        self.receiver = Receiver(
-            "e0", engine, Broadcaster(1.0, 1), transport, keep_base=delta, timeout=120
-        )
+        options = ReceiverOptions(keep_base=delta, timeout=120)
+        self.receiver = Receiver("e0", engine, Broadcaster(1.0, 1), transport, options=options)
 
     async def update(self) -> tuple[Manifest, WeightUpdateReport, float]:
         """Publish and load the next version; returns the seconds of `publish` too.

@@ -16,7 +16,7 @@ from benchmarks.harness.training_runs import (
     initial_model,
     make_base,
 )
-from deploy.config.run_config import load_recipe
+from deploy.config.loader import load_recipe
 from deploy.errors import InputError
 from deploy.preflight.provenance import ORIGIN_FILE, warm_start_origin
 from deploy.storage.run_directory import RunDirectory

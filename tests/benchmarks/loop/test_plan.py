@@ -12,7 +12,7 @@ from benchmarks.loop.plan_check import (
     gain_rates,
     stored_runs,
 )
-from deploy.config.run_config import load_recipe
+from deploy.config.loader import load_recipe
 from deploy.errors import InputError
 
 LIMITS = {
