@@ -40,7 +40,7 @@ test-fast: setup  ## Pure logic only: no Ray, no vLLM, no DeepSpeed
 	$(PYTEST) --dist worksteal -m "not slow and not gpu and not ($(HEAVY))"
 
 test-heavy: setup  ## Ray, vLLM and DeepSpeed: whole runs in one process, their parts in another
-	$(PYTEST) --dist loadgroup -m "not slow and not gpu and ($(HEAVY))"
+	$(PYTEST) --dist loadscope -m "not slow and not gpu and ($(HEAVY))"
 
 test-slow: setup  ## What takes minutes each, and properties with many examples; says how long
 	$(BIN)/python -m pytest --hypothesis-profile full -m "slow or hypothesis"

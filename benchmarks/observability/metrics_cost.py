@@ -47,7 +47,7 @@ REST_SECONDS = 6.0
 WARM_UP = 5
 """Steps that are left out."""
 AIM = 0.01
-PROMETHEUS = Path(__file__).parents[2] / "deploy" / "monitoring" / "prometheus.yml"
+PROMETHEUS = Path(session.__file__).parent / "monitoring" / "prometheus.yml"
 
 
 class Measured(Run):
