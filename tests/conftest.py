@@ -87,7 +87,12 @@ class DurationRecorder:
         self.seconds[report.nodeid] += report.duration
 
     def pytest_sessionfinish(self) -> None:
-        seconds = {**read_durations(), **self.seconds}
+        root = DURATIONS.parents[2]
+        seconds = {
+            name: taken
+            for name, taken in {**read_durations(), **self.seconds}.items()
+            if (root / name.split("::", 1)[0]).exists()
+        }
         rows = sorted(seconds.items(), key=lambda row: -row[1])
         lines = [f"{taken:9.2f}  {name}" for name, taken in rows if taken >= RECORDED_FROM]
         DURATIONS.write_text("\n".join(lines) + "\n")
