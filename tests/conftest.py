@@ -67,7 +67,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def read_durations() -> dict[str, float]:
     """Return the recorded seconds of each test; tests that take next to nothing have none."""
-    lines = (line.split(maxsplit=1) for line in DURATIONS.read_text().splitlines())
+    lines = (line.split(maxsplit=1) for line in DURATIONS.read_text().splitlines() if line)
     return {name: float(seconds) for seconds, name in lines if name.startswith("tests/")}
 
 
