@@ -1,4 +1,4 @@
-"""Takes the pictures of docs/watching.md: of a real run on a real cluster of this machine.
+"""Takes the pictures of deploy/README.md: of a real run on a real cluster of this machine.
 
     headway bench screenshots [--steps 60]
 
@@ -32,7 +32,7 @@ from deploy.errors import InputError
 from deploy.observability.run_client import RunClient
 from deploy.observability.top_view import screen
 
-PICTURES = Path(__file__).parents[2] / "docs" / "pictures"
+PICTURES = Path(__file__).parents[2] / "deploy" / "pictures"
 HEADWAY = Path(sys.executable).parent / "headway"
 RAY = HEADWAY.parent / "ray"
 NAME = "pictures"
