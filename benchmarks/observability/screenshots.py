@@ -1,4 +1,4 @@
-"""Screenshots of a real run on a cluster of this machine, for the documentation.
+"""Screenshots of a real run on a cluster of this machine, for deploy/README.md.
 
     headway bench screenshots [--steps 60]
 
@@ -32,7 +32,7 @@ from deploy.errors import InputError
 from deploy.observability.run_client import RunClient
 from deploy.observability.top_view import screen
 
-PICTURES = Path(__file__).parents[2] / "docs" / "pictures"
+PICTURES = Path(__file__).parents[2] / "deploy" / "pictures"
 HEADWAY = Path(sys.executable).parent / "headway"
 RAY = HEADWAY.parent / "ray"
 NAME = "pictures"
