@@ -54,9 +54,7 @@ def test_a_run_without_resources_names_what_is_free_and_leaves_nothing_behind(mo
     monkeypatch.setattr(module, "REPORT_SECONDS", 0.5)
     output, shown = screen()
     more = ray.cluster_resources()["CPU"] + 1
-    with pytest.raises(
-        RunFailed, match=r"no free resources .* = 1.5; free now are [\d.]+: .*2 CPU"
-    ):
+    with pytest.raises(RunFailed, match=r"no free resources .* = 1.5; free now .*: .*2 CPU"):
         Reservation([want("actors", 2, more / 2)], 1.5, shown)
     waiting = "waiting for free resources on the cluster for 1 s; free now are"
     assert waiting in output.getvalue()
