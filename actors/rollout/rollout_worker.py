@@ -199,9 +199,9 @@ class RolloutWorker:
         return 0 if self._tally.version is None else self._slots - self._occupancy.running
 
     def _begin(self, lease: Lease, tasks: asyncio.TaskGroup) -> None:
-        self._occupancy.change(lease.room)
+        self._occupancy.change(lease.capacity)
         key = (lease.group_id, lease.attempt)
-        self._places[key] = lease.room
+        self._places[key] = lease.capacity
         self._held[key] = task = tasks.create_task(self._complete(lease))
         task.add_done_callback(lambda _: self._end(lease))
 
@@ -273,7 +273,7 @@ class RolloutWorker:
                     episodes.create_task(
                         self._episode(lease if index < lease.group_size else greedy, index, draft)
                     )
-                    for index in range(lease.room)
+                    for index in range(lease.capacity)
                 ]
         except BaseExceptionGroup as errors:
             raise root_error(errors) from errors

@@ -105,7 +105,7 @@ def compare(tokens: int, actors: int, options: argparse.Namespace, folder: Path)
     client = start_empty(tokens)
     with driven(**shape, drive={"client": client}, at_once=at_once) as (_, consumer):
         empty = measure(consumer, options.warm_up, options.seconds)
-    ray.kill(client._actor)
+    ray.kill(client.handle)
     queue = Queue(maxsize=WINDOW, actor_options={"num_cpus": 0})
     with driven(**shape, drive={"queue": queue}, at_once=at_once) as (_, consumer):
         ray_queue = measure(consumer, options.warm_up, options.seconds)

@@ -21,8 +21,8 @@ from typing import Any
 import ray
 from ray.util.queue import Queue
 
-from queues.config import QueuesConfig
-from queues.ray_broker import MAX_CONCURRENCY, BrokerClient, _BrokerActor
+from queues.config import QueuesConfig, RunSpec
+from queues.ray_broker import MAX_CONCURRENCY, BrokerActor, BrokerClient
 from queues.records import (
     Batch,
     FinishReason,
@@ -89,18 +89,19 @@ def payload_of(lease: Lease, made_from: bytes) -> bytes:
     return renamed.replace(prompt_id(0).encode(), lease.prompt.prompt_id.encode())
 
 
-class CountedBroker(_BrokerActor):
+class CountedBroker(BrokerActor):
     """The broker, and how often its journal was synced."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
-        self._syncs, commit = 0, self._journal.commit
+        journal = self.commits.journal
+        self._syncs, commit = 0, journal.commit
 
         def counted() -> None:
-            self._syncs += self._journal._dirty
+            self._syncs += journal.has_changes
             commit()
 
-        self._journal.commit = counted
+        journal.commit = counted
 
     async def vitals(self) -> tuple[int, int]:
         """Syncs so far, and the process."""
@@ -306,9 +307,7 @@ def start_broker(directory: Path) -> tuple[Any, BrokerClient]:
         .remote(
             directory,
             config=config,
-            groups_per_batch=BATCH,
-            group_size=GROUP_SIZE,
-            steps=FOREVER,
+            spec=RunSpec(groups_per_batch=BATCH, group_size=GROUP_SIZE, steps=FOREVER),
         )
     )
     ray.get(actor.opened.remote(), timeout=120)

@@ -36,7 +36,7 @@ from benchmarks.broker.queue_arms import GROUP_SIZE
 from benchmarks.broker.scale_arms import FOREVER, Crowd, Learner
 from benchmarks.broker.scale_verdict import lines, missed, quantiles, verdict
 from benchmarks.harness.provenance import RESULTS, environment, reserve
-from queues.config import QueuesConfig
+from queues.config import QueuesConfig, RunSpec
 from queues.ray_broker import BrokerClient, create_broker
 from weight_sync.ray_broadcaster import BroadcasterClient, create_broadcaster
 
@@ -76,9 +76,7 @@ def cluster_of(
     broker = create_broker(
         folder,
         config=QueuesConfig(max_staleness=2, window=2 * batch + batch // 4),
-        groups_per_batch=batch,
-        group_size=GROUP_SIZE,
-        steps=FOREVER,
+        spec=RunSpec(groups_per_batch=batch, group_size=GROUP_SIZE, steps=FOREVER),
     )
     broadcaster = create_broadcaster(options.update_fraction, actors)
     crowds = [

@@ -296,12 +296,12 @@ class Simulation:
             self._plan_end(engine)
 
     def _begin(self, engine: SimulatedEngine, lease: Lease) -> None:
-        engine.free_slots -= lease.room
-        self._unfinished[lease.group_id] = lease.room
+        engine.free_slots -= lease.capacity
+        self._unfinished[lease.group_id] = lease.capacity
         self._sampled[lease.group_id] = Counter()
-        lengths = list(islice(self._lengths, lease.room))
+        lengths = list(islice(self._lengths, lease.capacity))
         self._tokens[lease.group_id] = sum(lengths[: lease.group_size])
-        engine.stalled += lease.room * self._rates.engine.turnover_seconds / 2
+        engine.stalled += lease.capacity * self._rates.engine.turnover_seconds / 2
         for length in lengths:
             rollout = (engine.token + length, next(self._order), engine.token, lease)
             heapq.heappush(engine.running, rollout)

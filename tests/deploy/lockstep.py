@@ -37,13 +37,13 @@ from actors.rollout.episode import EpisodeRunner
 from actors.rollout.rollout_worker import RolloutWorker
 from learner.learner import Learner
 from queues.broker.broker import Broker
-from queues.config import QueuesConfig
+from queues.config import QueuesConfig, RunSpec
 from queues.errors import QueueClosed
 from queues.readers.accounting import newest_checkpoint
 from queues.readers.recorded_batches import read_batch
 from queues.records import Prompt
 from queues.schema import decode
-from queues.storage.group_commit import Writer
+from queues.storage.group_commit import GroupCommit
 from tests.actors.characters import CHARACTERS, character_tokenizer
 from weight_sync.checksum import checksum
 from weight_sync.manifest import Bucket, Manifest, TensorSpec
@@ -127,7 +127,7 @@ class Crashes:
 def lockstep_writer(crashes):
     """The writer, each change of which is durable, and its caller's next, before anything else."""
 
-    class LockstepWriter(Writer):
+    class LockstepWriter(GroupCommit):
         def submit(self, change):
             told = asyncio.get_running_loop().told
             told.clear()
@@ -211,7 +211,7 @@ class World:
                 max_staleness=STALENESS, filter_tied=True, synchronous="normal",
                 commit_interval_seconds=0.0, on_overdue="wait",
             ),
-            groups_per_batch=GROUPS, group_size=SIZE, steps=STEPS,
+            spec=RunSpec(groups_per_batch=GROUPS, group_size=SIZE, steps=STEPS),
         )  # fmt: skip
         self.workers = [self.make_worker(index) for index in range(2)]
         self.trainer = Bandit(folder, self.serve_if_newest)
@@ -324,7 +324,7 @@ def lockstep(monkeypatch, crashes):
     with monkeypatch.context() as patch:
         patch.setattr(time, "monotonic", clock.monotonic)
         patch.setattr(time, "time", clock.epoch)
-        patch.setattr("queues.broker.commit_pipeline.Writer", lockstep_writer(crashes))
+        patch.setattr("queues.broker.commit_pipeline.GroupCommit", lockstep_writer(crashes))
         yield lambda: VirtualLoop(clock)
 
 

@@ -18,8 +18,8 @@ from queues.policy.dynamic_sampling import TieFilter
 from queues.policy.prompt_retirement import split
 from queues.policy.staleness_controller import StalenessController, WindowController, WindowState
 from queues.records import BatchRecord, Lease, Prompt, Purpose, Summary
-from queues.state.broker_state import ENGINE_LOST, BrokerState
-from queues.state.groups import FILTERED, OVERDUE, Group, State
+from queues.state.broker_state import BrokerState
+from queues.state.groups import ENGINE_LOST, FILTERED, OVERDUE, Group, State
 
 GROUP_SIZE = 2
 HEARTBEAT = 0.3
@@ -96,7 +96,7 @@ class Run:
         self.tied: set[str] = set()
         if self.changes_window:
             most = self.book.bounds.max_staleness
-            self.book.steering = StalenessController(
+            self.book.controller = StalenessController(
                 WindowController(target=0.5, most=most, batches=1)
             )
         self.held: dict[str, tuple[str, Lease, float]] = {}
@@ -135,7 +135,7 @@ class Run:
                 wanted = self.prompts - len(self.issued)
             drawn = [next(self.source) for _ in range(wanted)]
             kept, exhausted = self.book.retirement.select(drawn)
-            gone = self.book.retirement.names | self.book.retirement.poisonous
+            gone = self.book.retirement.names | self.book.retirement.failed
             assert not {split(prompt.prompt_id)[0] for prompt in kept} & gone
             self.book.issue(kept)
             self.issued += [prompt.prompt_id for prompt in kept]
@@ -146,7 +146,7 @@ class Run:
             if self.book.over or room < 1:
                 continue
             leases = self.book.lease(engine, room, now=self.now, expires=0.0)
-            assert sum(lease.room for lease in leases) <= room
+            assert sum(lease.capacity for lease in leases) <= room
             for lease in leases:
                 self.begin(engine, lease)
 
@@ -155,7 +155,7 @@ class Run:
         assert lease.deadline_version >= self.book.version + bool(self.book.taken)
         if lease.attempt == 1 and lease.group_id not in self.reissued.values():
             self.first_leases.append(int(lease.group_id[1:]))
-        self.room[engine] -= lease.room
+        self.room[engine] -= lease.capacity
         self.held[lease.group_id] = engine, lease, self.now
         luck = self.chance.random()
         what = "die" if luck < self.death_rate else "finish"
@@ -215,7 +215,7 @@ class Run:
             )
             if self.changes_window:
                 window = self.chance.randint(0, self.book.bounds.max_staleness)
-                self.book.steering.state = WindowState(window=window)
+                self.book.controller.state = WindowState(window=window)
             for engine, delay in self.delay.items():
                 self.after(delay, "update", engine, self.book.version)
         elif what == "update":
@@ -304,7 +304,7 @@ class Run:
         book, bounds = self.book, self.book.bounds
         on_their_way = book.groups.live + len(book.prompts)
         enough = on_their_way >= (bounds.steps - book.version) * bounds.groups_per_batch
-        assert book.prompts.in_line or book.ended or enough, "the line is empty"
+        assert book.prompts.available or book.ended or enough, "the line is empty"
 
     def check_engines(self) -> None:
         """Nor is there ever less than a batch on its way, while an engine could generate more."""
@@ -316,7 +316,7 @@ class Run:
             for engine, room in self.room.items()
             if room >= self.needed and book.engines[engine] >= book.version
         ]
-        starves = book.groups.live < size and book.prompts.in_line and idle
+        starves = book.groups.live < size and book.prompts.available and idle
         assert not starves, "a batch short of groups, and nobody generates them"
 
     def account(self) -> None:
@@ -359,7 +359,7 @@ class Run:
         assert said == len(self.late) + len(self.reissued)
 
 
-def make_book(
+def make_state(
     max_staleness: int,
     size: int,
     steps: int,

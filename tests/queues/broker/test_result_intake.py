@@ -50,7 +50,7 @@ def test_every_put_of_a_message_has_its_own_answer(connect: Any) -> None:
         await broker.serving("a", 0)
         first, second, third = await broker.lease("a", 8, 10.0)
         payload = answer(first)
-        answers = await broker.put_many(
+        answers = await broker.intake.put_many(
             [
                 ("a", payload),
                 ("a", payload),
@@ -84,7 +84,7 @@ def test_the_puts_of_a_message_share_one_commit(
         await broker.serving("a", 0)
         leases = await broker.lease("a", 16, 10.0)
         monkeypatch.setattr(Journal, "commit", lambda self: syncs.append(1))
-        await broker.put_many([("a", answer(lease)) for lease in leases])
+        await broker.intake.put_many([("a", answer(lease)) for lease in leases])
         assert syncs == [1]
         monkeypatch.undo()
         await broker.close()

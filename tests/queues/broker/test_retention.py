@@ -131,31 +131,31 @@ def test_a_result_whose_row_is_still_on_its_way_stays_where_its_segment_looks_fi
         leases = await broker.lease("a", 4, 0.0)
         payloads = [answer(lease) for lease in leases]
         committing, may_commit = threading.Event(), threading.Event()
-        commit = broker._ledger.commit
+        commit = broker.commits.ledger.commit
 
         def slow_commit() -> None:
             committing.set()
             assert may_commit.wait(SECONDS)
             commit()
 
-        monkeypatch.setattr(broker._ledger, "commit", slow_commit)
-        put = asyncio.create_task(broker.put_many([("a", payload) for payload in payloads]))
+        monkeypatch.setattr(broker.commits.ledger, "commit", slow_commit)
+        put = asyncio.create_task(broker.intake.put_many([("a", payload) for payload in payloads]))
         assert await asyncio.to_thread(committing.wait, SECONDS)
         assert segments(tmp_path / "journal") == [1, 2]
         submits = asyncio.Event()  # having decided, or waiting to decide
-        submit = broker._commits._rows.submit
+        submit = broker.commits._rows.submit
 
         def noted(change: Any) -> Any:
             submits.set()
             return submit(change)
 
-        monkeypatch.setattr(broker._commits._rows, "submit", noted)
-        removal = asyncio.create_task(broker._retention.apply())
+        monkeypatch.setattr(broker.commits._rows, "submit", noted)
+        removal = asyncio.create_task(broker.retention.apply())
         await asyncio.wait_for(submits.wait(), SECONDS)
         may_commit.set()
         assert await put == [PutStatus.ACCEPTED] * 2
         await removal
-        await broker._retention.apply()
+        await broker.retention.apply()
         batch = await broker.take(1, 0.0)
         assert batch is not None
         assert batch.payloads == payloads

@@ -21,7 +21,7 @@ from queues.policy.staleness_controller import (
 )
 from tests.queues.broker.test_broker import WAIT, play
 from tests.queues.conftest import answer, make_broker, make_prompts
-from tests.queues.simulated_run import Run, make_book
+from tests.queues.simulated_run import Run, make_state
 
 BATCHES = 4
 
@@ -124,8 +124,8 @@ def test_in_a_run_whose_engines_outrun_the_learner_the_target_is_held(
         mean = statistics.fmean(lags) if lags else 0.0
         return math.exp(chance.gauss(-0.2 * mean, 0.03))
 
-    book = make_book(4, 4, 400, 1, policy=policy)
-    book.steering = StalenessController(WindowController(target=target, most=4, batches=BATCHES))
+    book = make_state(4, 4, 400, 1, policy=policy)
+    book.controller = StalenessController(WindowController(target=target, most=4, batches=BATCHES))
     run = Run(book, seed, 0.1, ess=ess)
     run.room, run.delay = {"engine-0": 80}, {"engine-0": 0.05}
     run.run()

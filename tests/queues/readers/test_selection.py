@@ -316,12 +316,12 @@ def test_a_train_group_with_a_baseline_takes_room_for_one_more(connect: Connect)
         await broker.issue(make_prompts(4), cursor="4")
         await broker.evaluate("e", make_prompts(1, 9), temperature=0.0, min_version=0)
         leases = await broker.lease("a", 6, WAIT)
-        assert [(x.group_size, x.greedy_baseline, x.room) for x in leases] == [
+        assert [(x.group_size, x.greedy_baseline, x.capacity) for x in leases] == [
             (1, False, 1),
             (2, True, 3),
         ]
         assert await broker.lease("a", 2, 0.05) == []
-        assert [lease.room for lease in await broker.lease("a", 6, WAIT)] == [3, 3]
+        assert [lease.capacity for lease in await broker.lease("a", 6, WAIT)] == [3, 3]
         assert await broker.put("a", answer(leases[1])) is PutStatus.ACCEPTED
 
     play(connect(greedy_baseline=True), scenario)

@@ -18,7 +18,7 @@ from queues.state.results_queue import ResultsQueue
 from tests.queues.conftest import make_prompts
 
 
-def make_book(
+def make_state(
     tie_filter: TieFilter | None = None,
     max_attempts: int = 2,
     retry_seconds: float = 0.0,
@@ -91,7 +91,7 @@ def test_every_group_is_in_one_state_whatever_happens(
     limit: int | None,
     policy: OnOverdue,
 ) -> None:
-    book = make_book(
+    book = make_state(
         policy=policy,
         tie_filter=None if limit is None else TieFilter(limit=limit),
         max_staleness=max_staleness,
@@ -162,7 +162,7 @@ def test_results_leave_by_deadline_and_then_in_the_order_of_issue_whoever_came_f
 
 @pytest.mark.parametrize("reason", ["engine_lost", "reward_model_lost"])
 def test_what_a_group_cannot_help_is_not_held_against_it(reason: str) -> None:
-    book = make_book()
+    book = make_state()
     (group,) = book.issue(make_prompts(1))
     book.serving("a", 0)
     for _ in range(5):
@@ -180,7 +180,7 @@ def leased(book: BrokerState, now: float, room: int = 2) -> list[int]:
 
 
 def test_a_failed_group_waits_twice_as_long_after_every_failure_and_then_is_first_in_line() -> None:
-    book = make_book(max_attempts=9, retry_seconds=1.0, max_staleness=4, groups_per_batch=4)
+    book = make_state(max_attempts=9, retry_seconds=1.0, max_staleness=4, groups_per_batch=4)
     first, *_ = book.issue(make_prompts(9))
     book.serving("a", 0)
     now, others = 100.0, iter(range(1, 9))
@@ -194,13 +194,13 @@ def test_a_failed_group_waits_twice_as_long_after_every_failure_and_then_is_firs
 
 
 def test_groups_that_are_set_back_are_replaced_in_the_line_and_never_exceed_the_last_step() -> None:
-    book = make_book(max_attempts=2, retry_seconds=1.0, steps=3)
+    book = make_state(max_attempts=2, retry_seconds=1.0, steps=3)
     groups = book.issue(make_prompts(4))
     book.serving("a", 0)
     assert leased(book, 0.0, room=8) == [0, 1, 2, 3]
     for group in groups:
         book.give_back(group, "reward", now=0.0)
-    assert (len(book.prompts), book.prompts.in_line) == (4, 0)
+    assert (len(book.prompts), book.prompts.available) == (4, 0)
     assert book.wanted() == 2, "6 groups are all that 3 steps can train"
     book.issue(make_prompts(2, 4))
     assert leased(book, 0.5, room=4) == [4, 5]
@@ -209,7 +209,7 @@ def test_groups_that_are_set_back_are_replaced_in_the_line_and_never_exceed_the_
 
 
 def test_a_lost_engine_costs_its_groups_no_wait() -> None:
-    book = make_book(retry_seconds=1.0)
+    book = make_state(retry_seconds=1.0)
     (group,) = book.issue(make_prompts(1))
     book.serving("a", 0)
     for _ in range(3):
@@ -218,7 +218,7 @@ def test_a_lost_engine_costs_its_groups_no_wait() -> None:
 
 
 def test_evaluations_cost_no_wait_and_none_is_forgotten_when_its_version_cannot_come() -> None:
-    book = make_book(max_attempts=3, retry_seconds=1.0, steps=1)
+    book = make_state(max_attempts=3, retry_seconds=1.0, steps=1)
     run = EvaluationRun(name="e", count=2, temperature=0.0, min_version=1)
     first, second = book.evaluate(run, make_prompts(2))
     book.serving("a", 1)
@@ -234,7 +234,7 @@ def test_evaluations_cost_no_wait_and_none_is_forgotten_when_its_version_cannot_
 
 
 def test_an_evaluation_without_a_single_result_has_no_score() -> None:
-    book = make_book()
+    book = make_state()
     run = EvaluationRun(name="e", count=1, temperature=0.0, min_version=0)
     (group,) = book.evaluate(run, make_prompts(1))
     book.serving("a", 0)
@@ -247,7 +247,7 @@ def test_an_evaluation_without_a_single_result_has_no_score() -> None:
 
 
 def test_a_finite_source_whose_groups_all_fail_ends_the_run() -> None:
-    book = make_book()
+    book = make_state()
     (group,) = book.issue(make_prompts(1))
     book.ended = True
     book.serving("a", 0)

@@ -76,10 +76,10 @@ def test_the_next_lease_carries_what_was_saved_and_starts_at_its_oldest_token(tm
         assert [x.saved for x in (second, third)] == [None, None]
         assert [x.deadline_version for x in (second, third)] == [3, 3]
         await broker.put("b", answer(first, version=0))
-        assert broker._book.groups.in_flight[first.group_id].due == 2
+        assert broker.commits.state.groups.in_flight[first.group_id].due == 2
         await broker.close()
         again = make_broker(tmp_path, steps=5, max_staleness=2)
-        assert again._ledger.partials.oldest() == {}, "forgotten with the result"
+        assert again.commits.ledger.partials.oldest() == {}, "forgotten with the result"
         await again.close()
 
     asyncio.run(before())
@@ -125,7 +125,7 @@ def test_what_is_not_the_holders_or_not_for_training_is_not_saved(tmp_path: Path
         await broker.save("b", partial_of(lease, 0))
         with pytest.raises(SchemaError, match="nothing of group"):
             await broker.save("a", partial_of(lease))
-        assert await broker._commits.submit(broker._ledger.partials.oldest) == {}
+        assert await broker.commits.submit(broker.commits.ledger.partials.oldest) == {}
         await broker.close()
 
     asyncio.run(scenario())
