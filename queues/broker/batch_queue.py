@@ -80,7 +80,7 @@ class BrokerBatchQueue(BatchQueue):
             await self._compare(version, statistics)
             return
         try:
-            text = json.dumps({**statistics, **_broker_statistics(state, statistics)})
+            text = json.dumps({**statistics, **broker_statistics(state, statistics)})
         except (TypeError, ValueError) as error:
             raise InputError(f"statistics of batch {version} are not JSON: {error}") from error
         state.ack(BatchRecord(version=version, acked_at=time.time(), statistics=json.loads(text)))
@@ -127,7 +127,7 @@ class BrokerBatchQueue(BatchQueue):
         return [read_group(directory, x.segment, x.offset) for x in locations]
 
 
-def _broker_statistics(state: BrokerState, statistics: Mapping[str, Any]) -> dict[str, Any]:
+def broker_statistics(state: BrokerState, statistics: Mapping[str, Any]) -> dict[str, Any]:
     """Return what the broker adds to the learner's statistics of the taken batch.
 
     As far as configured: the groups filtered, overdue and let through and the prompts retired so

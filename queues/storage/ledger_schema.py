@@ -45,7 +45,7 @@ CREATE INDEX groups_by_state ON groups (purpose, state, reason);
 CREATE TABLE results (                      -- at most one accepted result for each group
     group_id TEXT PRIMARY KEY REFERENCES groups (group_id),
     attempt INTEGER NOT NULL,
-    segment INTEGER,                        -- journal; NULL for evaluations
+    segment INTEGER,                        -- of the journal, NULL for evaluations
     offset INTEGER,
     length INTEGER,
     rollouts INTEGER NOT NULL,

@@ -143,13 +143,13 @@ def test_a_result_whose_row_is_still_on_its_way_stays_where_its_segment_looks_fi
         assert await asyncio.to_thread(committing.wait, SECONDS)
         assert segments(tmp_path / "journal") == [1, 2]
         submits = asyncio.Event()  # having decided, or waiting to decide
-        submit = broker.commits._rows.submit
+        submit = broker.commits.submit
 
         def noted(change: Any) -> Any:
             submits.set()
             return submit(change)
 
-        monkeypatch.setattr(broker.commits._rows, "submit", noted)
+        monkeypatch.setattr(broker.commits, "submit", noted)
         removal = asyncio.create_task(broker.retention.apply())
         await asyncio.wait_for(submits.wait(), SECONDS)
         may_commit.set()
@@ -210,7 +210,7 @@ def test_segments_without_any_group_go_once_no_put_that_began_before_them_is_on_
         await broker.close()
         left = [stray(), stray()]
         again = make_broker(tmp_path, keep_rollouts="needed", **OPTIONS)
-        with again._retention.put():
+        with again.retention.put():
             await train(again, tmp_path, 2, 5, keep=1)
             assert segments(tmp_path / "journal")[:2] == [left[1], left[1] + 1]
         await train(again, tmp_path, 5, 6, keep=1)

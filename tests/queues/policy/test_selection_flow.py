@@ -39,11 +39,11 @@ def test_a_finite_source_ends_with_every_prompt_trained_filtered_or_failed(
     run = Run(make_state(staleness, size, 100, limit), seed, tie_rate, prompts=prompts)
     run.run()
     assert len(run.issued) == prompts
-    assert run.book.groups.train(State.QUEUED) == 0
+    assert run.state.groups.train(State.QUEUED) == 0
     sizes = [len(batch) for batch in run.batches]
     assert all(found == size for found in sizes[:-1])
-    failed = run.book.groups.train(State.FAILED)
-    assert sum(sizes) + run.book.groups.dropped(FILTERED) + failed == prompts
+    failed = run.state.groups.train(State.FAILED)
+    assert sum(sizes) + run.state.groups.dropped(FILTERED) + failed == prompts
 
 
 @given(
@@ -54,15 +54,15 @@ def test_a_finite_source_ends_with_every_prompt_trained_filtered_or_failed(
 def test_a_source_of_epochs_ends_when_all_its_prompts_are_mastered(
     seed: int, tie_rate: float, staleness: int, size: int, distinct: int, cap: float
 ) -> None:
-    book = make_state(staleness, size, 60, 2)
-    book.retirement = Retirement(cap=cap, threshold=1.0)
-    run = Run(book, seed, tie_rate, distinct=distinct)
+    state = make_state(staleness, size, 60, 2)
+    state.retirement = Retirement(cap=cap, threshold=1.0)
+    run = Run(state, seed, tie_rate, distinct=distinct)
     run.run()
     sizes = [len(batch) for batch in run.batches]
     assert all(found == size for found in sizes[:-1])
-    gone = len(book.retirement.names | book.retirement.failed)
-    if book.version < 60:
-        assert book.ended
+    gone = len(state.retirement.names | state.retirement.failed)
+    if state.version < 60:
+        assert state.ended
         assert gone == distinct
     if cap == 0.5:  # half of every group passes, or more, or none
         assert gone == distinct or sum(sizes) >= 60 * size

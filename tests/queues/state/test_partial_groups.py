@@ -9,10 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from queues.errors import SchemaError
-from queues.policy.admission import Bounds, feasible, leases_allowed
+from queues.policy.admission import Bounds, feasible, fits, leases_allowed
 from queues.records import FinishReason
 from queues.schema import decode, encode
-from queues.state.partial_groups import fits
 from tests.queues.conftest import answer, make_broker, make_group, make_prompts, make_rollout
 
 WAIT = 5.0
@@ -42,7 +41,7 @@ def test_a_group_that_goes_on_leaves_room_for_those_that_are_leased_with_it(
 ):
     bounds = Bounds(max_staleness=staleness, groups_per_batch=2, steps=9)
     rules = {"version": 3, "bounds": bounds}
-    if not fits(due, saved_version=saved, others=others, engine_version=engine, **rules):
+    if not fits(due, [min(saved, engine)] + [engine] * others, **rules):
         return
     start = min(saved, engine)
     after = Counter(due)

@@ -109,7 +109,7 @@ def test_a_disk_that_is_really_full_pauses_the_broker_until_there_is_room(tmp_pa
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("paused") >= 4
-    assert "there is room again" in done.stderr
+    assert "there is space again" in done.stderr
 
 
 class Full:
