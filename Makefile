@@ -3,12 +3,15 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 SEED ?= 0
+# OPTIONS goes to pytest, as in `make test OPTIONS=--record-durations`.
+PYTEST := $(BIN)/python -m pytest $(OPTIONS)
+HEAVY := ray or vllm or deepspeed
 STAMP := $(VENV)/.installed
 LOCK := deploy/locks/cpu.txt
 TORCH := $(shell grep '^torch==' $(LOCK))
 UV := uv==0.13.9
 
-.PHONY: help setup demo test test-fast test-slow trl test-trl test-verifiers test-trackers test-prometheus test-browser check format bench clean
+.PHONY: help setup demo test test-fast test-heavy test-slow trl test-trl test-verifiers test-trackers test-prometheus test-browser check format bench clean
 
 help:  ## Show what there is
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -32,14 +35,16 @@ demo: setup  ## Train the demo: warm start, then reinforcement (SEED=0)
 	$(BIN)/headway sft demo --replace --set seed=$(SEED) --set name=demo-$(SEED)
 	$(BIN)/headway run demo --replace --set seed=$(SEED) --set name=demo-$(SEED)
 
-test: setup  ## Fast and normal tests: Ray, vLLM and DeepSpeed included
-	$(BIN)/python -m pytest -m "not slow and not gpu"
+test: test-fast test-heavy  ## Fast and normal tests: Ray, vLLM and DeepSpeed included
 
 test-fast: setup  ## Pure logic only: no Ray, no vLLM, no DeepSpeed
-	$(BIN)/python -m pytest -m "not slow and not gpu and not ray and not vllm and not deepspeed"
+	$(PYTEST) -n 2 --dist worksteal -m "not slow and not gpu and not ($(HEAVY))"
 
-test-slow: setup  ## What takes minutes
-	$(BIN)/python -m pytest -m slow
+test-heavy: setup  ## Ray, vLLM and DeepSpeed: whole runs in one process, their parts in another
+	$(PYTEST) -n 2 --dist loadscope -m "not slow and not gpu and ($(HEAVY))"
+
+test-slow: setup  ## What takes minutes each, and properties with many examples; says how long
+	$(PYTEST) --hypothesis-profile full -m "slow or hypothesis"
 
 trl: setup  ## Install TRL beside the environment, for `make test-trl` and `headway bench versus-trl`
 	$(BIN)/pip install --quiet --no-deps --upgrade --target .trl -r deploy/locks/trl.txt

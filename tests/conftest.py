@@ -1,16 +1,114 @@
-"""One Ray cluster for a session of tests, a whole machine for each module, disks that fill up."""
+"""Fixtures of all packages, how tests are shared out among workers, and how long they take."""
 
+import atexit
 import os
 import subprocess
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
+from hypothesis import settings
+from xdist.scheduler import LoadScopeScheduling
+
+DURATIONS = Path(__file__).parent / "assets" / "durations.txt"
+RECORDED_FROM = 0.5
+"""Tests that take less than this many seconds are not recorded."""
+
+settings.register_profile("ci", max_examples=50, deadline=None)
+settings.register_profile("full", max_examples=500, deadline=None)
+settings.load_profile("ci")
+
+
+def silence_errors() -> None:
+    """Drop what is written to stderr from now on.
+
+    Triton's native library reports every object that outlives the interpreter as a leak: pages of
+    text after pytest's summary. Triton offers no switch and silences its own workers like this.
+    """
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, 2)
+    os.close(null)
+
+
+atexit.register(silence_errors)  # registered before the libraries', so that it runs after theirs
+
+
+# --- what goes to which worker
+
+
+class WholeRunsTogether(LoadScopeScheduling):
+    """Scheduler that gives one worker all tests of whole runs, which share their runs.
+
+    Of the other tests each file goes to the worker that is free.
+    """
+
+    def _split_scope(self, nodeid: str) -> str:
+        shares_runs = nodeid.startswith(("tests/deploy/runs/", "tests/deploy/offline/"))
+        return "whole runs" if shares_runs else nodeid.split("::", 1)[0]
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeScheduling | None:
+    return WholeRunsTogether(config, log) if config.getvalue("dist") == "loadscope" else None
+
+
+# --- durations
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--record-durations",
+        action="store_true",
+        help=f"update {DURATIONS.name} with the durations of the tests that run",
+    )
+
+
+def read_durations() -> dict[str, float]:
+    """Return the recorded seconds of each test; tests that take next to nothing have none."""
+    lines = (line.split(maxsplit=1) for line in DURATIONS.read_text().splitlines() if line)
+    return {name: float(seconds) for seconds, name in lines}
+
+
+def pytest_report_collectionfinish(items: list[pytest.Item]) -> list[str]:
+    recorded = read_durations()
+    minutes = sum(recorded.get(item.nodeid, 0.0) for item in items) / 60
+    return [f"expected: {minutes:.0f} minutes, by {DURATIONS.name}"] if minutes >= 1 else []
+
+
+class DurationRecorder:
+    """Plugin that adds up setup, call and teardown of each test and writes them down."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = defaultdict(float)
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        self.seconds[report.nodeid] += report.duration
+
+    def pytest_sessionfinish(self) -> None:
+        root = DURATIONS.parents[2]
+        seconds = {
+            name: taken
+            for name, taken in {**read_durations(), **self.seconds}.items()
+            if (root / name.split("::", 1)[0]).exists()
+        }
+        rows = sorted(seconds.items(), key=lambda row: -row[1])
+        lines = [f"{taken:9.2f}  {name}" for name, taken in rows if taken >= RECORDED_FROM]
+        DURATIONS.write_text("".join(f"{line}\n" for line in lines))
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.option.record_durations and not hasattr(config, "workerinput"):
+        config.pluginmanager.register(DurationRecorder())
+
+
+# --- fixtures
 
 
 @pytest.fixture(scope="session")
 def ray_cluster() -> Iterator[None]:
+    """A Ray cluster in this process, shared by all tests that need one."""
     import ray
 
     ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
@@ -20,7 +118,7 @@ def ray_cluster() -> Iterator[None]:
 
 @pytest.fixture(scope="module", autouse=True)
 def whole_machine() -> Iterator[None]:
-    """Gives back the cores and the environment that an engine in this process has taken."""
+    """Restore the cores and the environment that an engine in this process has changed."""
     cores, environment = os.sched_getaffinity(0), dict(os.environ)
     yield
     for thread in os.listdir("/proc/self/task"):
@@ -32,7 +130,7 @@ def whole_machine() -> Iterator[None]:
 
 @pytest.fixture
 def mount_disk(tmp_path: Path) -> Iterator[Callable[[str], Path]]:
-    """Mounts a file system in memory, of a size such as "2m"; skips the test where nobody may."""
+    """Mount a file system in memory of a size such as "2m"; without root the test is skipped."""
     disk = tmp_path / "disk"
 
     def mount(size: str) -> Path:

@@ -1,7 +1,6 @@
-"""What processes are doing right now: their state and the stacks of their threads, children too.
+"""State and thread stacks of a running process and its children, on any node of the cluster.
 
-Asked of a process that may hang, be stopped, or be on another node; `py-spy` reads its memory
-without its help.
+The process may hang or be stopped: `py-spy` reads its memory without its help.
 """
 
 import shutil
@@ -17,79 +16,80 @@ from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 DUMP_SECONDS = 5.0
-"""Deadline of one process' stacks."""
+"""Deadline for the stacks of one process."""
 CHILDREN = 4
-"""Of a process that are looked at too, such as an engine's."""
+"""Children of a process that are dumped too, such as an engine's."""
 NODE_SECONDS = 45.0
-"""Deadline of another node's answer."""
+"""Deadline for the answer of another node."""
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """Where a process is."""
+class ProcessLocation:
+    """The node and the pid of a process."""
 
     node_id: str
     pid: int
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    """A process and its children."""
+class ProcessDump:
+    """State and stacks of a process and its children."""
 
     states: str
-    """As "pid 7 is stopped, its child 9 (VLLM::EngineCore) is sleeping"."""
+    """As "pid 7 is stopped, its child (VLLM::EngineCore) pid 9 is sleeping"."""
     stacks: str
 
 
-def place_of_actor(_: object) -> Place:
-    """Where a Ray actor is; to be called in it, by `__ray_call__`."""
-    return Place(ray.get_runtime_context().get_node_id(), psutil.Process().pid)
+def locate(_: object) -> ProcessLocation:
+    """Return where the calling Ray actor runs; for `__ray_call__`."""
+    return ProcessLocation(ray.get_runtime_context().get_node_id(), psutil.Process().pid)
 
 
 def is_placed(handle: Any) -> bool:
-    """Whether Ray has found room for an actor and made its process."""
-    known = ray._private.state.actors(handle._actor_id.hex())
-    return bool(known.get("State") == "ALIVE")
+    """Return whether Ray has placed an actor and started its process."""
+    actor = ray._private.state.actors(handle._actor_id.hex())
+    return bool(actor.get("State") == "ALIVE")
 
 
-def look(place: Place) -> Found:
-    """State and stacks of a process on any node of the cluster that this one is connected to."""
-    if place.node_id == ray.get_runtime_context().get_node_id():
-        return look_here(place.pid)
-    strategy = NodeAffinitySchedulingStrategy(place.node_id, soft=False)
-    asked = ray.remote(look_here).options(num_cpus=0, scheduling_strategy=strategy)
+def dump(location: ProcessLocation) -> ProcessDump:
+    """Dump a process on any node of the cluster that this process is connected to."""
+    if location.node_id == ray.get_runtime_context().get_node_id():
+        return dump_local(location.pid)
+    strategy = NodeAffinitySchedulingStrategy(location.node_id, soft=False)
+    remote = ray.remote(dump_local).options(num_cpus=0, scheduling_strategy=strategy)
     try:
-        found: Found = ray.get(asked.remote(place.pid), timeout=NODE_SECONDS)
+        answer: ProcessDump = ray.get(remote.remote(location.pid), timeout=NODE_SECONDS)
     except (RayError, TimeoutError) as error:
-        return Found(f"pid {place.pid}: its node does not say ({type(error).__name__})", "")
-    return found
+        state = f"pid {location.pid}: its node does not answer ({type(error).__name__})"
+        return ProcessDump(state, "")
+    return answer
 
 
-def look_here(pid: int) -> Found:
-    """State and stacks of a process of this machine."""
+def dump_local(pid: int) -> ProcessDump:
+    """Dump a process of this machine."""
     try:
         process = psutil.Process(pid)
         family = [process, *process.children(recursive=True)[:CHILDREN]]
     except psutil.Error:
-        return Found(f"pid {pid} is gone", "")
+        return ProcessDump(f"pid {pid} is gone", "")
     states, stacks = [], []
-    for each in family:
+    for member in family:
         try:
-            name = "" if each is process else f"its child ({each.name()}) "
-            states.append(f"{name}pid {each.pid} is {each.status()}")
+            name = "" if member is process else f"its child ({member.name()}) "
+            states.append(f"{name}pid {member.pid} is {member.status()}")
         except psutil.Error:
             continue
-        stacks.append(_stacks(each.pid))
-    return Found(", ".join(states), "\n".join(stacks))
+        stacks.append(_stacks(member.pid))
+    return ProcessDump(", ".join(states), "\n".join(stacks))
 
 
 def _stacks(pid: int) -> str:
-    beside = Path(sys.executable).parent / "py-spy"
-    program = str(beside) if beside.exists() else shutil.which("py-spy")
+    beside_python = Path(sys.executable).parent / "py-spy"
+    program = str(beside_python) if beside_python.exists() else shutil.which("py-spy")
     if program is None:
         return f"pid {pid}: py-spy is not installed, so there are no stacks"
     try:
-        said = subprocess.run(
+        done = subprocess.run(
             [program, "dump", "--nonblocking", "--pid", str(pid)],
             capture_output=True,
             text=True,
@@ -97,4 +97,4 @@ def _stacks(pid: int) -> str:
         )
     except subprocess.TimeoutExpired:
         return f"pid {pid}: py-spy did not answer within {DUMP_SECONDS:g} s"
-    return said.stdout or f"pid {pid}: py-spy sees nothing: {said.stderr.strip()}"
+    return done.stdout or f"pid {pid}: py-spy sees nothing: {done.stderr.strip()}"

@@ -1,10 +1,10 @@
-"""Who waits on whom for what, and since when: pure, from what a run shows of itself.
+"""Waits between the processes of a run: who waits on whom, for what, and for how long.
 
-    signs (one look at a run) ─▶ waits ─▶ Waits: how long each lasts without anything changing
+    Health (one look at a run) ─▶ waits ─▶ Waits: how long each lasts without anything changing
 
-Every wait has an owner, a thing that is waited for, and a token that changes when it moves; a wait
-whose token stays for longer than the deadline is overdue. Leaves out how signs are gathered and
-what follows (`deploy.observability.watchdog`).
+Every wait has an owner, a thing that is waited for, and a token that changes when it moves. A wait
+whose token stays the same for longer than the deadline is overdue. Pure: `watchdog` gathers the
+health and acts on overdue waits.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -13,23 +13,23 @@ from typing import Any
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ActorSigns:
-    """One rollout actor that works."""
+class ActorHealth:
+    """State of a rollout actor that has started."""
 
     engine_id: str
     answers: bool
-    """Whether it answered when it was asked last."""
+    """Whether it answered the last request."""
     running: int = 0
     """Rollouts that it generates or has scored."""
     finished: int = 0
-    """Rollouts that came to their end."""
+    """Rollouts that have ended."""
     pinned_seconds: float = 0.0
-    """How long it may keep a version to evaluate it."""
+    """Seconds for which it may keep a version in order to evaluate it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BrokerSigns:
-    """What a broker says."""
+class BrokerHealth:
+    """State of the broker."""
 
     version: int
     steps: int
@@ -40,27 +40,27 @@ class BrokerSigns:
     live: int
     window: int
     waits_for: Mapping[str, str | None]
-    """Leased groups that the learner waits for, and who holds each."""
+    """Leased groups that the learner waits for, each with the engine that holds it."""
     engines: Mapping[str, int]
     """The version that each engine serves."""
     accepted: int = 0
     """Results, evaluations included."""
     scores_first: bool = False
-    """The initial policy is not scored yet, and no prompt comes before it is."""
+    """The initial policy is not scored yet, and no prompt is issued before it is."""
     paused: bool
-    """It waits for room on its disk, and says so itself."""
+    """It, or the learner, waits for space on a disk."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Health:
-    """One look at a run."""
+    """State of a run at one moment."""
 
-    broker: BrokerSigns | None
+    broker: BrokerHealth | None
     """None: it does not answer."""
-    actors: Mapping[str, ActorSigns]
-    """By name, as "actor-0"; those that work."""
+    actors: Mapping[str, ActorHealth]
+    """Actors that have started, by name, as "actor-0"."""
     silent: Collection[str] = ()
-    """Of the others, as "learner-1", those that do not answer."""
+    """Other processes, as "learner-1", that do not answer."""
     disk: bool
     """Whether the last small file became durable."""
     groups_per_batch: int
@@ -80,7 +80,7 @@ class Wait:
 
 @dataclass(frozen=True, slots=True)
 class Overdue:
-    """A wait that lasts."""
+    """A wait that has lasted longer than its deadline."""
 
     wait: Wait
     seconds: float
@@ -90,44 +90,45 @@ class Overdue:
 DISK = "the disk of the run's folder"
 
 
-def waits(signs: Health) -> Iterator[tuple[Wait, Any]]:
-    """Everything that somebody waits for, and its token."""
-    if not signs.disk:
+def waits(health: Health) -> Iterator[tuple[Wait, Any]]:
+    """Yield every wait with its token."""
+    if not health.disk:
         yield Wait("driver", DISK, "a small file to become durable"), None
-    for name, actor in signs.actors.items():
+    for name, actor in health.actors.items():
         if not actor.answers:
             yield Wait("driver", name, "an answer"), None
         if actor.running:
-            serves = signs.broker.engines.get(actor.engine_id) if signs.broker else None
-            token = (actor.finished, serves)
+            version = health.broker.engines.get(actor.engine_id) if health.broker else None
+            token = (actor.finished, version)
             yield Wait("results queue", name, f"one of {actor.running} rollouts to end"), token
-    for name in signs.silent:
+    for name in health.silent:
         yield Wait("driver", name, "an answer"), None
-    if signs.broker is None:
+    if health.broker is None:
         yield Wait("driver", "broker", "an answer"), None
-    elif not signs.broker.paused and signs.broker.version < signs.broker.steps:
-        yield from _around_broker(signs, signs.broker)
+    elif not health.broker.paused and health.broker.version < health.broker.steps:
+        yield from _around_broker(health, health.broker)
 
 
-def _around_broker(signs: Health, broker: BrokerSigns) -> Iterator[tuple[Wait, Any]]:
+def _around_broker(health: Health, broker: BrokerHealth) -> Iterator[tuple[Wait, Any]]:
     version = broker.version
-    names = {actor.engine_id: name for name, actor in signs.actors.items()}
+    names = {actor.engine_id: name for name, actor in health.actors.items()}
     if broker.taken:
         yield Wait("broker", "learner", f"batch {version} to be trained"), version
-    elif broker.ready >= signs.groups_per_batch and not broker.waits_for:
+    elif broker.ready >= health.groups_per_batch and not broker.waits_for:
         yield Wait("results queue", "learner", f"batch {version} to be taken"), version
-    held: dict[str, list[str]] = {}
+    groups_by_holder: dict[str, list[str]] = {}
     for group, engine in broker.waits_for.items():
-        held.setdefault(names.get(engine or "", engine or "nobody"), []).append(group)
-    for holder, groups in held.items():
+        holder = names.get(engine or "", engine or "nobody")
+        groups_by_holder.setdefault(holder, []).append(group)
+    for holder, groups in groups_by_holder.items():
         what = f"{len(groups)} due group(s) of batch {version}"
         yield Wait("learner", holder, what), (version, len(groups))
-    for engine, serves in broker.engines.items():
-        if serves < version and engine in names:
+    for engine, served in broker.engines.items():
+        if served < version and engine in names:
             name = names[engine]
-            pinned = signs.actors[name].pinned_seconds
-            yield Wait(name, "weight update", f"a version above {serves}", pinned), serves
-    if not signs.actors:
+            pinned = health.actors[name].pinned_seconds
+            yield Wait(name, "weight update", f"a version above {served}", pinned), served
+    if not health.actors:
         return  # they start: nobody waits for prompts yet
     if broker.scores_first:
         yield Wait("feeder", "actors", "scores of the initial policy"), broker.accepted
@@ -136,24 +137,24 @@ def _around_broker(signs: Health, broker: BrokerSigns) -> Iterator[tuple[Wait, A
 
 
 class Waits:
-    """How long waits last.
+    """Durations of waits over successive looks at a run.
 
     Args:
-        deadline: Seconds after which one is overdue.
+        deadline: Seconds after which a wait is overdue.
     """
 
     def __init__(self, deadline: float) -> None:
         self._deadline = deadline
         self._since: dict[tuple[str, str], tuple[Any, float]] = {}
 
-    def overdue(self, signs: Health, now: float) -> Sequence[Overdue]:
-        """The waits that have lasted too long by `now` (monotonic seconds), longest first.
+    def overdue(self, health: Health, now: float) -> Sequence[Overdue]:
+        """Return the waits that are overdue at `now` (monotonic seconds), longest first.
 
-        To be called at every look: a wait that is over once begins anew.
+        To be called at every look: a wait that is missing once begins anew.
         """
         since: dict[tuple[str, str], tuple[Any, float]] = {}
         late = []
-        for wait, token in waits(signs):
+        for wait, token in waits(health):
             key = (wait.who, wait.on)
             known, began = self._since.get(key, (token, now))
             if known != token:
@@ -162,4 +163,30 @@ class Waits:
             if now - began > self._deadline + wait.allowed:
                 late.append(Overdue(wait, now - began))
         self._since = since
-        return sorted(late, key=lambda each: -each.seconds)
+        return sorted(late, key=lambda overdue: -overdue.seconds)
+
+
+class Movement:
+    """Measures how long nothing in a run has moved.
+
+    A run moves when a version is trained, a result is accepted, or an engine takes other weights.
+    """
+
+    def __init__(self) -> None:
+        self._newest: Any = None
+        self._moved_at: float | None = None
+
+    def idle_seconds(self, health: Health, now: float) -> float:
+        """Return the seconds without movement by `now` (monotonic seconds).
+
+        The time does not count while all actors start, which has a deadline of its own, and while
+        the run waits for space on a disk. A broker that does not answer does not move.
+        """
+        broker = health.broker
+        newest = self._newest
+        if broker is not None:
+            newest = (broker.version, broker.accepted, dict(broker.engines))
+        excused = not health.actors or (broker is not None and broker.paused)
+        if self._moved_at is None or excused or newest != self._newest:
+            self._newest, self._moved_at = newest, now
+        return now - self._moved_at

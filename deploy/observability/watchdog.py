@@ -1,8 +1,10 @@
-"""Names who waits on whom for what since when, once it lasts too long, with stacks.
+"""The watchdog: reports who waits on whom, for what, since when, once a wait is overdue.
 
-Looks at a run beside everything else, so that nothing which hangs can keep it from speaking. What
-is overdue goes to the screen, to `waits.jsonl`, to a metric and, where the recipe says so, ends the
-run. What a wait is, is `deploy.observability.waits`.
+It looks at a run independently of everything else, so that nothing which hangs can silence it.
+Overdue waits go to the screen, to `waits.jsonl` with stacks in the logs, to a metric and, where
+the recipe sets `deploy.watchdog_aborts`, end the run. A run in which nothing at all moves for three
+times `deploy.watchdog_seconds` is ended in any case, unless it waits for space on a disk.
+`deploy.observability.waits` defines waits and movement.
 """
 
 import asyncio
@@ -11,214 +13,313 @@ import threading
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from rich.markup import escape
 
-from deploy.config import evaluation_schedule as heldout
+from deploy.config import evaluation_schedule
+from deploy.config.deploy_config import STALL_FACTOR
 from deploy.config.run_config import RunConfig
 from deploy.errors import RunFailed
-from deploy.observability.stack_dumps import Found, Place, look, place_of_actor
-from deploy.observability.waits import ActorSigns, BrokerSigns, Health, Overdue, Wait, Waits
-from deploy.runtime.console import Screen
-from deploy.runtime.daemon_thread import run_in_daemon_thread
+from deploy.observability.stack_dumps import ProcessDump, ProcessLocation, dump, locate
+from deploy.observability.waits import (
+    ActorHealth,
+    BrokerHealth,
+    Health,
+    Movement,
+    Overdue,
+    Wait,
+    Waits,
+)
+from deploy.runtime.console import Terminal
 from deploy.storage.run_directory import RunDirectory
+from deploy.storage.run_record import Record
 from queues.broker.status import BrokerStatus
 from queues.errors import QueuesError
+from queues.runtime.daemon_thread import run_in_daemon_thread
 
 LOOK_SECONDS = 4.0
-"""Between two looks, or less where the deadline is short."""
-ANSWER_SECONDS = 2.5
-"""Deadline of an answer, after which the process is said not to answer."""
-WRITE_SECONDS = 5.0
-"""Deadline of writing down what was said."""
-NOTE_SECONDS = 60.0
-"""How long a run that is to end waits for stacks before."""
+"""Seconds between two looks, or less where the deadline is short."""
 FILE = "waits.jsonl"
 PROBE = ".durable"
 """File by which the disk is tried."""
+
+
+def write_durably(file: Path) -> None:
+    """Write a few bytes, wait until the disk has them, and delete the file."""
+    with file.open("wb") as opened:
+        opened.write(b"durable")
+        opened.flush()
+        os.fsync(opened.fileno())
+    file.unlink()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Probes:
+    """The watchdog's access to processes and disk, and its deadlines in seconds."""
+
+    dump: Callable[[ProcessLocation], ProcessDump] = dump
+    write: Callable[[Path], None] = write_durably
+    look_seconds: float = LOOK_SECONDS
+    answer_seconds: float = 2.5
+    """After which a process counts as silent."""
+    report_seconds: float = 5.0
+    """For writing stacks and `waits.jsonl`."""
+    abort_seconds: float = 60.0
+    """For which a run that is to end waits for stacks first."""
+    stall_factor: float = STALL_FACTOR
+    """Times deploy.watchdog_seconds: how long nothing may move."""
 
 
 class Watchdog:
     """Watches one run.
 
     Args:
-        config: Its recipe: deploy.watchdog_seconds and deploy.watchdog_aborts.
+        config: The recipe, with deploy.watchdog_seconds and deploy.watchdog_aborts.
         directory: Gets `waits.jsonl`, and stacks in its logs.
-        screen: Says what is overdue.
-        status: Asks the broker.
-        actors: What each rollout actor that works shows of itself.
-        handles: Ray handles of the processes by name, as they are now.
+        screen: Shows overdue waits.
+        record: Has the last weight update that failed.
+        status: Asks the broker for its status.
+        learner_paused: Asks the learner why it waits for space on a disk, if it does.
+        actors: Returns the health of each rollout actor that has started.
+        handles: Returns the present Ray handles of the processes by name.
         save: Has the learner save a checkpoint; returns in time, whether it did or not.
+        probes: Access to processes and disk, and deadlines.
     """
 
     def __init__(
         self,
         config: RunConfig,
         directory: RunDirectory,
-        screen: Screen,
+        screen: Terminal,
+        record: Record,
         *,
         status: Callable[[], Awaitable[BrokerStatus]],
-        actors: Callable[[], Mapping[str, ActorSigns]],
+        learner_paused: Callable[[], Awaitable[str | None]],
+        actors: Callable[[], Mapping[str, ActorHealth]],
         handles: Callable[[], Mapping[str, Any]],
         save: Callable[[], Awaitable[None]],
+        probes: Probes = Probes(),
     ) -> None:
-        self._config, self._directory, self._screen = config, directory, screen
-        self._status, self._actors, self._handles, self._save = status, actors, handles, save
+        self._config, self._directory = config, directory
+        self._screen, self._record = screen, record
+        self._status, self._learner_paused = status, learner_paused
+        self._actors, self._handles, self._save = actors, handles, save
+        self._probes = probes
         self._waits = Waits(config.deploy.watchdog_seconds)
+        self._movement = Movement()
+        self._paused: str | None = None
+        """Why the run waits for space on a disk, as announced."""
+        self._newest: BrokerStatus | None = None
+        """The broker's last answer; None if it did not give one in time."""
         self._durable = threading.Event()
         self._durable.set()
-        self._places: dict[str, tuple[Any, Place]] = {}
-        self._asked: dict[str, tuple[Any, asyncio.Task[Place]]] = {}
-        """Of every process: where it is."""
+        self._locations: dict[str, tuple[Any, ProcessLocation]] = {}
+        """The handle and the location of each process that has answered, by name."""
+        self._asked: dict[str, tuple[Any, asyncio.Task[ProcessLocation]]] = {}
+        """The handle and the last request to each process, by name."""
         self._silent: Sequence[str] = ()
-        self._told: set[tuple[str, str]] = set()
-        self._noting: set[asyncio.Task[None]] = set()
-        """What was said is written down with stacks, while the next looks go on."""
+        self._announced: set[tuple[str, str]] = set()
+        self._reports: set[asyncio.Task[None]] = set()
+        """Reports with stacks that are being written while the next looks go on."""
         self.overdue: Sequence[Overdue] = ()
         """As of the last look; read by the thread of a scrape."""
 
     async def follow(self) -> None:
-        """Looks until it is cancelled.
+        """Look until cancelled.
 
         Raises:
-            RunFailed: Something is overdue, and the recipe ends a run then.
+            RunFailed: A wait is overdue and the recipe ends a run then, or nothing moves.
         """
+        pause = min(self._probes.look_seconds, self._config.deploy.watchdog_seconds / 8)
         try:
             while True:
                 await self.look()
-                await asyncio.sleep(min(LOOK_SECONDS, self._config.deploy.watchdog_seconds / 8))
+                await asyncio.sleep(pause)
         finally:
-            for task in [*self._noting, *(task for _, task in self._asked.values())]:
+            for task in [*self._reports, *(task for _, task in self._asked.values())]:
                 task.cancel()
 
     async def look(self) -> None:
-        """Looks once, and says what is new.
+        """Look once, and announce waits that are newly overdue or over.
 
         Raises:
             RunFailed: As `follow`.
         """
-        await self._find_places()
-        signs = await self._signs()
-        self.overdue = self._waits.overdue(signs, time.monotonic())
-        now = {(late.wait.who, late.wait.on) for late in self.overdue}
-        new = [late for late in self.overdue if (late.wait.who, late.wait.on) not in self._told]
-        for who, on in self._told - now:
+        await self._ask_processes()
+        health = await self._health()
+        now = time.monotonic()
+        self.overdue = self._waits.overdue(health, now)
+        late = {(overdue.wait.who, overdue.wait.on): overdue for overdue in self.overdue}
+        new = [late[key] for key in late if key not in self._announced]
+        for who, on in self._announced - late.keys():
             self._screen.say(f"{who} waits on {on} no more")
-        self._told = now
+        self._announced = set(late)
         if new:
-            await self._tell(new)
+            await self._announce(new)
+        idle = self._movement.idle_seconds(health, now)
+        if idle > self._probes.stall_factor * self._config.deploy.watchdog_seconds:
+            await self._save()
+            raise RunFailed(self._explain_stall(idle))
 
-    async def _signs(self) -> Health:
-        broker = None
-        with suppress(TimeoutError, QueuesError):
-            async with asyncio.timeout(ANSWER_SECONDS):
-                broker = broker_signs(await self._status())
+    def node_of(self, name: str) -> str | None:
+        """Return Ray's id of the node where a process is; None while that is not known."""
+        known = self._locations.get(name)
+        return known[1].node_id if known else None
+
+    async def _health(self) -> Health:
+        actors = self._actors()
+        self._newest, paused = await asyncio.gather(
+            self._ask_broker(), self._ask_learner(working=bool(actors))
+        )
+        if self._newest is not None:
+            paused = self._newest.paused or paused
+        if (paused is None) != (self._paused is None):
+            self._screen.say(f"paused: {paused}" if paused else "there is room again: goes on")
+        self._paused = paused
+        broker = broker_health(self._newest, paused=paused is not None) if self._newest else None
         return Health(
             broker=broker,
-            actors=self._actors(),
+            actors=actors,
             silent=self._silent,
             disk=self._try_disk(),
             groups_per_batch=self._config.prompts.groups_per_batch,
         )
 
+    async def _ask_broker(self) -> BrokerStatus | None:
+        with suppress(TimeoutError, QueuesError):
+            async with asyncio.timeout(self._probes.answer_seconds):
+                return await self._status()
+        return None
+
+    async def _ask_learner(self, *, working: bool) -> str | None:
+        """Return why the learner waits for space on a disk; None where it does not, or starts."""
+        return await self._learner_paused() if working else None
+
+    def _explain_stall(self, idle: float) -> str:
+        """Describe a run in which nothing moves: its state, every wait, and the last failures."""
+        parts = [
+            f"nothing moved for {idle:.0f} s, more than {self._probes.stall_factor:g} times "
+            f"deploy.watchdog_seconds = {self._config.deploy.watchdog_seconds:g}"
+        ]
+        if (status := self._newest) is None:
+            parts.append("the broker does not answer")
+        else:
+            parts += [
+                f"version {status.version}, groups {dict(status.depth)}, engines serve "
+                f"{dict(status.engines)}",
+                f"unfinished evaluations: {', '.join(status.evaluations) or 'none'}",
+                f"last failure: {status.last_error or 'none'}",
+            ]
+        failed = [swap["error"] for swap in self._record.swaps if swap["error"]]
+        parts.append(f"last failed weight update: {failed[-1] if failed else 'none'}")
+        waits = [f"{w.who} waits on {w.on} for {w.what}" for w in (o.wait for o in self.overdue)]
+        parts.append(f"overdue waits: {', '.join(waits) or 'none'}")
+        parts.append(f"go on with: headway resume {self._directory.path}")
+        return "; ".join(parts)
+
     def _try_disk(self) -> bool:
-        """Whether the last small file is durable; begins with the next one if so."""
+        """Return whether the last small file is durable, and begin the next one if so."""
         if not self._durable.is_set():
             return False
         self._durable.clear()
         file = self._directory.path / PROBE
-        threading.Thread(target=self._write, args=(file,), name="disk", daemon=True).start()
+        threading.Thread(target=self._write_probe, args=(file,), name="disk", daemon=True).start()
         return True
 
-    def _write(self, file: Path) -> None:
-        """In a thread that nobody waits for: it may hang as long as the disk does."""
-        with suppress(OSError):  # a disk that is full is told elsewhere
-            write_durably(file)
+    def _write_probe(self, file: Path) -> None:
+        """Write in a thread that nobody waits for: it may hang as long as the disk does."""
+        with suppress(OSError):  # a full disk is reported elsewhere
+            self._probes.write(file)
         self._durable.set()
 
-    async def _find_places(self) -> None:
-        """Asks every process where it is, and so whether it answers; one that does not, once."""
+    async def _ask_processes(self) -> None:
+        """Ask every process for its location; a process that does not answer is asked once."""
         handles = self._handles()
         for name, handle in handles.items():
             known = self._asked.get(name)
             if known is None or known[0] is not handle or known[1].done():
-                asked = asyncio.create_task(_place(handle))
-                asked.add_done_callback(lambda task: task.cancelled() or task.exception())
-                self._asked[name] = (handle, asked)
-        tasks = {name: self._asked[name][1] for name in handles}
-        if tasks:
-            await asyncio.wait(tasks.values(), timeout=ANSWER_SECONDS)
-        for name, task in tasks.items():
-            if task.done() and task.exception() is None:
-                self._places[name] = (handles[name], task.result())
-        own = {"broker", *self._actors()}  # those have signs of their own
-        self._silent = [name for name, task in tasks.items() if not (task.done() or name in own)]
+                request = asyncio.create_task(_locate(handle))
+                request.add_done_callback(lambda task: task.cancelled() or task.exception())
+                self._asked[name] = (handle, request)
+        requests = {name: self._asked[name][1] for name in handles}
+        if requests:
+            await asyncio.wait(requests.values(), timeout=self._probes.answer_seconds)
+        for name, request in requests.items():
+            if request.done() and request.exception() is None:
+                self._locations[name] = (handles[name], request.result())
+        reported = {"broker", *self._actors()}  # their health shows whether they answer
+        self._silent = [
+            name for name, task in requests.items() if not (task.done() or name in reported)
+        ]
 
-    def node_of(self, name: str) -> str | None:
-        """Ray's id of the node where a process is; None while that is not known."""
-        found = self._places.get(name)
-        return found[1].node_id if found else None
-
-    async def _tell(self, late: Sequence[Overdue]) -> None:
-        """Says what is overdue, has it written down, and ends the run where it is to end."""
+    async def _announce(self, late: Sequence[Overdue]) -> None:
+        """Show overdue waits, begin their report, and end the run if the recipe wants it."""
         at = time.time()
         deadline = self._config.deploy.watchdog_seconds
-        texts = [sentence(each, {}, at=at, deadline=deadline) for each in late]
+        texts = [sentence(overdue, {}, at=at, deadline=deadline) for overdue in late]
         for text in texts:
             self._screen.say(escape(text))
-        noting = asyncio.create_task(self._note(late, at))
-        self._noting.add(noting)
-        noting.add_done_callback(self._noting.discard)
+        report = asyncio.create_task(self._report(late, at))
+        self._reports.add(report)
+        report.add_done_callback(self._reports.discard)
         if self._config.deploy.watchdog_aborts:
-            await asyncio.wait({noting}, timeout=NOTE_SECONDS)
+            await asyncio.wait({report}, timeout=self._probes.abort_seconds)
             await self._save()
             raise RunFailed(
                 f"{texts[0]}; ended by deploy.watchdog_aborts, go on with: headway resume "
                 f"{self._directory.path}"
             )
 
-    async def _note(self, late: Sequence[Overdue], at: float) -> None:
-        """Writes down what is overdue, with stacks; says where, or that the disk hangs."""
-        names = concerned([each.wait for each in late], list(self._places))
-        looks = (run_in_daemon_thread(partial(look, self._places[name][1])) for name in names)
-        found = dict(zip(names, await asyncio.gather(*looks), strict=True))
-        states = "; ".join(f"{name}: {each.states}" for name, each in found.items())
+    async def _report(self, late: Sequence[Overdue], at: float) -> None:
+        """Write overdue waits with stacks; show the file, or that the disk hangs."""
+        names = concerned([overdue.wait for overdue in late], list(self._locations))
+        pending = (
+            run_in_daemon_thread(partial(self._probes.dump, self._locations[name][1]))
+            for name in names
+        )
+        dumps = dict(zip(names, await asyncio.gather(*pending), strict=True))
+        states = [f"{name}: {dumped.states}" for name, dumped in dumps.items()]
+        limit = self._probes.report_seconds
         try:
-            async with asyncio.timeout(WRITE_SECONDS):
-                stacks = await run_in_daemon_thread(lambda: self._write_down(late, found, at))
+            async with asyncio.timeout(limit):
+                stacks = await run_in_daemon_thread(lambda: self._write_report(late, dumps, at))
         except TimeoutError:
-            stacks = f"no file yet: its disk did not answer within {WRITE_SECONDS:g} s"
-        self._screen.say(escape("; ".join([*([states] if states else []), f"stacks in {stacks}"])))
+            stacks = f"no file yet: its disk did not answer within {limit:g} s"
+        self._screen.say(escape("; ".join([*states, f"stacks in {stacks}"])))
 
-    def _write_down(self, late: Sequence[Overdue], found: Mapping[str, Found], at: float) -> str:
-        """A row for each in FILE, and their stacks; in a thread that may hang with the disk."""
-        stacks, deadline = self._write_stacks(found), self._config.deploy.watchdog_seconds
+    def _write_report(
+        self, late: Sequence[Overdue], dumps: Mapping[str, ProcessDump], at: float
+    ) -> str:
+        """Append a record of each wait to FILE, and write a file of stacks; return its name."""
+        stacks, deadline = self._write_stacks(dumps), self._config.deploy.watchdog_seconds
         with suppress(OSError):
             self._directory.append(
                 FILE,
                 [
                     {
                         "at": at,
-                        "who": each.wait.who,
-                        "on": each.wait.on,
-                        "what": each.wait.what,
-                        "seconds": each.seconds,
-                        "text": sentence(each, found, at=at, deadline=deadline),
+                        "who": overdue.wait.who,
+                        "on": overdue.wait.on,
+                        "what": overdue.wait.what,
+                        "seconds": overdue.seconds,
+                        "text": sentence(overdue, dumps, at=at, deadline=deadline),
                         "stacks": stacks,
                     }
-                    for each in late
+                    for overdue in late
                 ],
             )
         return stacks
 
-    def _write_stacks(self, found: Mapping[str, Found]) -> str:
-        """A file in the logs; its name."""
+    def _write_stacks(self, dumps: Mapping[str, ProcessDump]) -> str:
         number = sum(1 for _ in self._directory.logs.glob("stacks-*.txt"))
         file = self._directory.logs / f"stacks-{number}.txt"
-        text = "\n".join(f"== {name}: {each.states}\n{each.stacks}" for name, each in found.items())
+        text = "\n".join(
+            f"== {name}: {dumped.states}\n{dumped.stacks}" for name, dumped in dumps.items()
+        )
         try:
             file.write_text(text)
         except OSError as error:
@@ -226,15 +327,15 @@ class Watchdog:
         return str(file.relative_to(self._directory.path))
 
 
-async def _place(handle: Any) -> Place:
-    place: Place = await handle.__ray_call__.remote(place_of_actor)
-    return place
+async def _locate(handle: Any) -> ProcessLocation:
+    location: ProcessLocation = await handle.__ray_call__.remote(locate)
+    return location
 
 
-def broker_signs(status: BrokerStatus) -> BrokerSigns:
-    """What waits are found in."""
+def broker_health(status: BrokerStatus, *, paused: bool) -> BrokerHealth:
+    """Return the part of a broker's status from which waits follow."""
     depth = status.depth
-    return BrokerSigns(
+    return BrokerHealth(
         version=status.version,
         steps=status.steps,
         queued=depth["queued"],
@@ -246,13 +347,13 @@ def broker_signs(status: BrokerStatus) -> BrokerSigns:
         waits_for=status.waits_for,
         engines=status.engines,
         accepted=status.accepted,
-        scores_first=heldout.scores_first(status.evaluations),
-        paused=status.paused is not None,
+        scores_first=evaluation_schedule.scores_first(status.evaluations),
+        paused=paused,
     )
 
 
 def concerned(waits: Sequence[Wait], known: Sequence[str]) -> list[str]:
-    """Processes whose stacks tell why: who is waited for; of the learner every rank.
+    """Return the known processes whose stacks explain waits; for the learner, every rank.
 
     Example:
         >>> concerned([Wait("broker", "learner", "")], ["broker", "learner-0", "learner-1"])
@@ -262,24 +363,15 @@ def concerned(waits: Sequence[Wait], known: Sequence[str]) -> list[str]:
     return [name for name in known if name in on or name.rpartition("-")[0] in on]
 
 
-def sentence(late: Overdue, found: Mapping[str, Found], *, at: float, deadline: float) -> str:
-    """One wait in words, with the states of who is waited for."""
-    wait = late.wait
-    since = time.strftime("%H:%M:%S", time.localtime(at - late.seconds))
+def sentence(
+    overdue: Overdue, dumps: Mapping[str, ProcessDump], *, at: float, deadline: float
+) -> str:
+    """Describe an overdue wait in words, with the states of the processes that it concerns."""
+    wait = overdue.wait
+    since = time.strftime("%H:%M:%S", time.localtime(at - overdue.seconds))
     text = (
-        f"{wait.who} waits on {wait.on} for {wait.what} since {since}, {late.seconds:.0f} s "
+        f"{wait.who} waits on {wait.on} for {wait.what} since {since}, {overdue.seconds:.0f} s "
         f"(deploy.watchdog_seconds = {deadline:g})"
     )
-    states = [
-        f"{name}: {found[name].states}" for name in concerned([wait], list(found)) if name in found
-    ]
+    states = [f"{name}: {dumps[name].states}" for name in concerned([wait], list(dumps))]
     return "; ".join([text, *states])
-
-
-def write_durably(file: Path) -> None:
-    """Writes a few bytes and waits until the disk has them."""
-    with file.open("wb") as opened:
-        opened.write(b"durable")
-        opened.flush()
-        os.fsync(opened.fileno())
-    file.unlink()

@@ -3,10 +3,10 @@
 from torch import Tensor
 
 from learner.advantages.grouped import GroupedRewards
-from learner.advantages.registry import advantage
+from learner.advantages.registry import built_in_advantage
 
 
-@advantage("batch_norm", relative=True)
+@built_in_advantage("batch_norm")
 def batch_norm(batch: GroupedRewards, *, epsilon: float = 1e-6) -> Tensor:
     """A_i = (R_i − μ_g) / (σ + ε), σ the deviation of the centred rewards over the batch.
 

@@ -3,11 +3,11 @@
 import torch
 
 from learner.advantages.grouped import GroupedRewards
-from learner.advantages.registry import Estimate, advantage
+from learner.advantages.registry import Estimate, built_in_advantage
 from learner.errors import InputError
 
 
-@advantage("best_of_n", relative=True)
+@built_in_advantage("best_of_n")
 def best_of_n(batch: GroupedRewards, *, top: int = 1, min_reward: float | None = None) -> Estimate:
     """A_i = 1 for the `top` rollouts of a group by reward; the others do not train.
 

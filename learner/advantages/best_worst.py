@@ -4,10 +4,10 @@ from dataclasses import replace
 
 from learner.advantages.best_of_n import ranks
 from learner.advantages.grouped import GroupedRewards
-from learner.advantages.registry import Estimate, advantage
+from learner.advantages.registry import Estimate, built_in_advantage
 
 
-@advantage("best_worst", relative=True)
+@built_in_advantage("best_worst")
 def best_worst(batch: GroupedRewards) -> Estimate:
     """A_i = +1 for the best rollout of a group, −1 for the worst; the others do not train.
 

@@ -5,13 +5,13 @@ from torch import Tensor
 
 from learner.advantages import whitening
 from learner.advantages.grouped import GroupedRewards, RolloutTokens
-from learner.advantages.registry import Estimate, advantage
+from learner.advantages.registry import Estimate, built_in_advantage
 from learner.advantages.returns import gae as estimate_advantages
 from learner.advantages.returns import length_adaptive_lambda
 from learner.errors import InputError
 
 
-@advantage("gae", needs={"values"}, takes_token_rewards=True)
+@built_in_advantage("gae")
 def gae(
     batch: GroupedRewards,
     *,

@@ -5,11 +5,11 @@ from collections.abc import Mapping
 import torch
 
 from learner.advantages.grouped import GroupedRewards
-from learner.advantages.registry import Estimate, advantage
+from learner.advantages.registry import Estimate, built_in_advantage
 from learner.errors import InputError
 
 
-@advantage("gdpo", needs={"reward_parts"}, relative=True, takes_token_rewards=True)
+@built_in_advantage("gdpo")
 def gdpo(
     batch: GroupedRewards,
     *,

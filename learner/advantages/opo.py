@@ -4,11 +4,11 @@ import torch
 from torch import Tensor
 
 from learner.advantages.grouped import GroupedRewards
-from learner.advantages.registry import advantage
+from learner.advantages.registry import built_in_advantage
 from learner.errors import InputError
 
 
-@advantage("opo", needs={"lengths"}, relative=True)
+@built_in_advantage("opo")
 def opo(batch: GroupedRewards) -> Tensor:
     """A_i = R_i − Σ_g n_j·R_j / Σ_g n_j, n the sampled tokens; not scaled.
 

@@ -14,11 +14,9 @@ from torch import Tensor
 
 from learner.advantages.advantage_inputs import AdvantageInputs
 from learner.advantages.grouped import GroupedRewards
+from learner.config.traits import ADVANTAGE_NEEDS, ADVANTAGE_TRAITS, AdvantageTraits
 from learner.errors import InputError
 from learner.registry import Registry, options_of, refuse_unknown_options
-
-NEEDS = frozenset({"lengths", "baseline_rewards", "reward_parts", "values"})
-"""What an estimator may say that it cannot do without."""
 
 
 @dataclass(frozen=True)
@@ -61,19 +59,19 @@ class Estimator:
 
     name: str
     function: Callable[..., Tensor | Estimate]
-    needs: frozenset[str] = frozenset()
-    """Those of `NEEDS` without which it refuses."""
-    relative: bool = False
-    """Whether it compares the rollouts of a group, so that a group of one teaches nothing."""
-    takes_token_rewards: bool = False
-    """Whether it places token rewards itself; else they are added to the rollout's reward."""
+    traits: AdvantageTraits
 
     def __call__(self, batch: GroupedRewards, **options: Any) -> Tensor | Estimate:
-        """Advantages of `batch`, float64."""
+        """Return the advantages of `batch`, float64."""
         return self.function(batch, **options)
 
 
 ESTIMATORS = Registry("advantage", Estimator)
+
+
+def built_in_advantage(name: str) -> Callable[[Callable[..., Tensor | Estimate]], Estimator]:
+    """Register an estimator with its traits from `ADVANTAGE_TRAITS`."""
+    return _registered(name, ADVANTAGE_TRAITS[name])
 
 
 def advantage(
@@ -83,28 +81,35 @@ def advantage(
     relative: bool = False,
     takes_token_rewards: bool = False,
 ) -> Callable[[Callable[..., Tensor | Estimate]], Estimator]:
-    """Registers `(batch: GroupedRewards, *, options) -> Tensor [R]` as an advantage estimator.
+    """Register `(batch: GroupedRewards, *, options) -> Tensor [R]` as an advantage estimator.
 
-    It may return an `Estimate` instead. The rest is as in `Estimator`.
+    It may return an `Estimate` instead. The keywords are described in `AdvantageTraits`.
 
     Raises:
-        InputError: The name is taken, or a need is none of `NEEDS`.
+        InputError: The name is taken, or a need is none of `ADVANTAGE_NEEDS`.
 
     Example:
         >>> @advantage("raw")
         ... def raw(batch):
         ...     return batch.rewards
     """
-    asked = frozenset(needs)
-    unknown = sorted(asked - NEEDS)
+    unknown = sorted({*needs} - ADVANTAGE_NEEDS)
     if unknown:
         raise InputError(
             f"advantage {name!r} cannot need {', '.join(unknown)}: "
-            f"only {', '.join(sorted(NEEDS))} can be asked for"
+            f"only {', '.join(sorted(ADVANTAGE_NEEDS))} can be asked for"
         )
+    traits = AdvantageTraits(
+        needs=frozenset(needs), relative=relative, takes_token_rewards=takes_token_rewards
+    )
+    return _registered(name, traits)
 
+
+def _registered(
+    name: str, traits: AdvantageTraits
+) -> Callable[[Callable[..., Tensor | Estimate]], Estimator]:
     def register(function: Callable[..., Tensor | Estimate]) -> Estimator:
-        estimator = Estimator(name, function, asked, relative, takes_token_rewards)
+        estimator = Estimator(name, function, traits)
         ESTIMATORS.add(name, estimator)
         return estimator
 
@@ -170,12 +175,12 @@ def compute_advantages(
         token_rewards=token_rewards,
         values=values,
     )
-    missing = [need for need in sorted(estimator.needs) if not given.has(need)]
+    missing = [need for need in sorted(estimator.traits.needs) if not given.has(need)]
     if missing:
         raise InputError(f"advantage {name!r} needs {', '.join(missing)}, which was not given")
-    scored = given.scored(estimator.needs)
+    scored = given.scored(estimator.traits.needs)
     batch = given.batch(scored, state={} if state is None else state)
-    whole = batch if estimator.takes_token_rewards else batch.with_token_rewards()
+    whole = batch if estimator.traits.takes_token_rewards else batch.with_token_rewards()
     result = estimator(whole, **options)
     estimate = result if isinstance(result, Estimate) else Estimate(result)
     keep = scored if estimate.keep is None else scored.masked_scatter(scored, estimate.keep)

@@ -4,12 +4,12 @@ No group is needed: one rollout a prompt will do.
 """
 
 from learner.advantages.grouped import GroupedRewards
-from learner.advantages.registry import Estimate, advantage
+from learner.advantages.registry import Estimate, built_in_advantage
 from learner.advantages.returns import returns_to_go
 from learner.advantages.whitening import whiten
 
 
-@advantage("reinforce_pp", takes_token_rewards=True)
+@built_in_advantage("reinforce_pp")
 def reinforce_pp(batch: GroupedRewards, *, gamma: float = 1.0) -> Estimate:
     """A_t = whiten(Q_t), Q_t = Σ_{s ≥ t} γ^(s − t)·r_s over the sampled tokens of a rollout.
 

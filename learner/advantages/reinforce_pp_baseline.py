@@ -1,12 +1,12 @@
 """REINFORCE++-baseline: centred in the group, whitened over all tokens (arXiv 2501.03262)."""
 
 from learner.advantages.grouped import GroupedRewards
-from learner.advantages.registry import Estimate, advantage
+from learner.advantages.registry import Estimate, built_in_advantage
 from learner.advantages.returns import returns_to_go
 from learner.advantages.whitening import whiten
 
 
-@advantage("reinforce_pp_baseline", relative=True, takes_token_rewards=True)
+@built_in_advantage("reinforce_pp_baseline")
 def reinforce_pp_baseline(batch: GroupedRewards, *, gamma: float = 1.0) -> Estimate:
     """A_t = whiten(Q_t), Q_t as in `reinforce_pp`, of the final reward R_i − μ_g.
 

@@ -4,12 +4,12 @@ import torch
 from torch import Tensor
 
 from learner.advantages.grouped import GroupedRewards
-from learner.advantages.registry import Estimate, advantage
+from learner.advantages.registry import Estimate, built_in_advantage
 from learner.advantages.returns import returns_to_go
 from learner.errors import InputError
 
 
-@advantage("remax", needs={"baseline_rewards"}, takes_token_rewards=True)
+@built_in_advantage("remax")
 def remax(batch: GroupedRewards) -> Tensor | Estimate:
     """A_i = R_i − R(greedy rollout of the same prompt). Unbiased, by an older policy's greedy too.
 

@@ -3,10 +3,10 @@
 from torch import Tensor
 
 from learner.advantages.grouped import GroupedRewards
-from learner.advantages.registry import advantage
+from learner.advantages.registry import built_in_advantage
 
 
-@advantage("rloo", relative=True)
+@built_in_advantage("rloo")
 def rloo(batch: GroupedRewards) -> Tensor:
     """A_i = R_i − mean of the others = G / (G − 1) · (R_i − μ_g). Unbiased.
 

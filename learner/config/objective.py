@@ -1,7 +1,6 @@
 """Settings of what is optimised: advantage, policy loss, corrections, KL, entropy, critic.
 
-The traits of built-in functions stand here too, so that a recipe is judged without importing torch;
-a test holds them against the registries.
+Checked without importing torch (`learner.config.objective_rules`).
 """
 
 import difflib
@@ -9,43 +8,14 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
+from learner.config.objective_rules import check_traits
 from learner.config.optimizer import OptimizerConfig, Section
-
-GROUP_ADVANTAGES = (
-    "rloo",
-    "grpo",
-    "dr_grpo",
-    "batch_norm",
-    "reinforce_pp_baseline",
-    "opo",
-    "gdpo",
-    "maxrl",
-    "pass_at_k",
-    "best_of_n",
-    "best_worst",
+from learner.config.traits import (
+    ADVANTAGE_TRAITS,
+    CORRECTION_TRAITS,
+    LOSS_TRAITS,
+    ObjectiveTraits,
 )
-"""Estimators that compare the rollouts of a group."""
-RAW_REWARD_ADVANTAGES = ("gdpo", "maxrl", "pass_at_k")
-"""Estimators of parts, counts or thresholds, for which a penalty in the reward is meaningless: they
-judge by the reward that the task itself gives, without shaping, and with what turns earned."""
-ADVANTAGES = ("reinforce", *GROUP_ADVANTAGES, "reinforce_pp", "remax", "gae")
-
-RATIO_LOSSES = ("ppo", "grpo", "dapo", "cispo", "gspo", "gspo_token", "sapo")
-"""Losses with a ratio of their own: to the proximal policy where one is recomputed, else to the
-behaviour policy."""
-BEHAVIOR_LOSSES = ("topr", "decoupled_ppo")
-"""Losses that always weigh by the behaviour policy themselves."""
-OFF_POLICY_LOSSES = ("kimi", "raft", "dpo")
-"""Losses that are meant for rollouts of any policy, without weights."""
-LOSSES = ("reinforce", *RATIO_LOSSES, *BEHAVIOR_LOSSES, *OFF_POLICY_LOSSES)
-SEQUENCE_LOSSES = ("gspo", "gspo_token", "kimi", "dpo")
-"""Losses of whole sequences, which only `sequence_mean` averages as they are meant."""
-
-WEIGHTS = ("tis", "mis", "icepop", "sequence_tis", "sequence_mis")
-"""Corrections that weigh tokens by proximal / behaviour policy."""
-REJECTIONS = ("geometric_mis", "kl_mask", "veto", "opsm", "lag_mask")
-"""Corrections that only reject, and so go with every loss."""
-CORRECTIONS = ("none", *WEIGHTS, *REJECTIONS)
 
 
 class KlConfig(Section):
@@ -174,111 +144,35 @@ class ObjectiveConfig(Section):
     @field_validator("advantage", "loss")
     @classmethod
     def _known_or_dotted(cls, value: str, info: Any) -> str:
-        return _known(value, {"advantage": ADVANTAGES, "loss": LOSSES}[info.field_name])
+        tables = {"advantage": ADVANTAGE_TRAITS, "loss": LOSS_TRAITS}
+        return _known(value, [*tables[info.field_name]])
 
     @field_validator("correction")
     @classmethod
     def _known_corrections(cls, value: str | tuple[str, ...]) -> str | tuple[str, ...]:
-        for name in (value,) if isinstance(value, str) else value:
-            _known(name, CORRECTIONS)
-        if not value:
+        names = (value,) if isinstance(value, str) else value
+        for name in names:
+            _known(name, [*CORRECTION_TRAITS])
+        if not names:
             raise ValueError('an empty list; write "none"')
-        if not isinstance(value, str):
-            _refuse_counting_twice(value)
+        repeated = sorted({name for name in names if names.count(name) > 1})
+        if repeated:
+            raise ValueError(f"{', '.join(repeated)} more than once; name each correction once")
         return value
 
     @model_validator(mode="after")
-    def _counts_importance_once(self) -> Self:
-        if self.loss == "dpo" and self.corrections:
-            raise ValueError(
-                f'loss "dpo" is one of pairs, and correction {self.corrections[0]!r} would weigh '
-                'the tokens of one rollout apart from the other\'s; use correction = "none"'
-            )
-        weighing = [name for name in self.corrections if name not in REJECTIONS]
-        if not weighing:
-            return self
-        if self.loss in OFF_POLICY_LOSSES:
-            raise ValueError(
-                f"loss {self.loss!r} is meant for rollouts of any policy, unweighed; use "
-                f'correction = "none" instead of {weighing[0]!r}, or one of '
-                f"{', '.join(REJECTIONS)}, which weigh nothing"
-            )
-        if self.loss in BEHAVIOR_LOSSES:
-            raise ValueError(
-                f"loss {self.loss!r} already weighs by the behaviour policy, so correction "
-                f'{weighing[0]!r} would count it twice; use correction = "none", or one of '
-                f"{', '.join(REJECTIONS)}, which weigh nothing"
-            )
-        if self.loss in RATIO_LOSSES and not self.uses_proximal:
-            raise ValueError(
-                f"loss {self.loss!r} already weighs by current/behaviour policy, so correction "
-                f'{weighing[0]!r} would count it twice; use correction = "none", or loss = '
-                '"reinforce", or recompute_proximal = true'
-            )
+    def _goes_together(self) -> Self:
+        check_traits(self, self.traits)
         return self
 
-    @model_validator(mode="after")
-    def _detaches_once(self) -> Self:
-        detached = self.loss_options.get("proximal") == "detach"
-        if self.loss == "decoupled_ppo" and detached and self.steps_per_batch > 1:
-            raise ValueError(
-                'loss_options.proximal = "detach" takes the current policy for that at the start '
-                f"of the batch, but {self.steps_per_batch} steps (minibatches · epochs) move it; "
-                'use "recompute", or one step'
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _averages_sequences(self) -> Self:
-        by_token = self.loss_options.get("variant") == "token_sq"
-        if by_token or self.loss not in SEQUENCE_LOSSES:
-            return self
-        if self.aggregation != "sequence_mean":
-            raise ValueError(
-                f"loss {self.loss!r} is one of whole sequences, so aggregation = "
-                f"{self.aggregation!r} would weigh long ones more; use aggregation = "
-                '"sequence_mean"'
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _critic_and_gae_go_together(self) -> Self:
-        of_the_users = ":" in self.advantage  # which says what it needs where it is loaded
-        if not of_the_users and (self.advantage == "gae") != (self.critic is not None):
-            if self.critic is None:
-                raise ValueError('advantage = "gae" needs a [learner.critic] section')
-            raise ValueError(
-                f'[learner.critic] needs advantage = "gae", not {self.advantage!r}: only GAE uses '
-                "values"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _the_reward_can_hold_the_kl(self) -> Self:
-        if self.advantage in RAW_REWARD_ADVANTAGES and self.kl and self.kl.placement == "reward":
-            raise ValueError(
-                f'kl.placement = "reward" with advantage = {self.advantage!r}, which takes rewards '
-                'as the task gives them; use placement = "loss"'
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _parts_hold_no_turns(self) -> Self:
-        if self.advantage == "gdpo" and self.process_rewards:
-            raise ValueError(
-                'process_rewards = true with advantage = "gdpo", which normalises the parts of the '
-                "reward, and what a turn earned is no part; use process_rewards = false"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _pairs_are_chosen(self) -> Self:
-        if self.loss == "dpo" and self.advantage != "best_worst" and ":" not in self.advantage:
-            raise ValueError(
-                'loss "dpo" trains pairs; use advantage = "best_worst", which chooses them, not '
-                f"{self.advantage!r}"
-            )
-        return self
+    @property
+    def traits(self) -> ObjectiveTraits:
+        """Traits of the built-in functions that are named; None for the user's."""
+        return ObjectiveTraits(
+            advantage=ADVANTAGE_TRAITS.get(self.advantage),
+            loss=loss.under(self.loss_options) if (loss := LOSS_TRAITS.get(self.loss)) else None,
+            corrections={name: CORRECTION_TRAITS.get(name) for name in self.corrections},
+        )
 
     @property
     def corrections(self) -> tuple[str, ...]:
@@ -293,66 +187,27 @@ class ObjectiveConfig(Section):
 
     @property
     def uses_proximal(self) -> bool:
-        """Whether the proximal policy is computed at the start of each batch."""
-        if self.loss == "decoupled_ppo":
-            return bool(self.loss_options.get("proximal", "recompute") == "recompute")
-        if self.recompute_proximal is None:
-            return self.steps_per_batch > 1 and self._may_own_a_ratio
-        return self.recompute_proximal
+        """Whether the proximal policy is computed at the start of each batch.
+
+        By default where the loss may own a ratio to it, and a batch takes several steps. A loss of
+        the user's is taken to own one.
+        """
+        loss = self.traits.loss
+        if loss is not None and loss.recomputes_proximal is not None:
+            return loss.recomputes_proximal
+        if self.recompute_proximal is not None:
+            return self.recompute_proximal
+        owns_ratio = loss is None or (loss.owns_is and loss.anchor == "proximal")
+        return self.steps_per_batch > 1 and owns_ratio
 
     @property
     def uses_reference(self) -> bool:
         """Whether a reference policy is loaded."""
-        return self.kl is not None or self.loss == "dpo"
-
-    @property
-    def corrects_off_policyness(self) -> bool:
-        """Whether the objective may account for rollouts sampled by another policy.
-
-        A loss of the user's is believed to own a ratio;
-        `objective_check.corrects_off_policyness` loads it and knows.
-        """
-        return (
-            any(name != "lag_mask" for name in self.corrections)
-            or self.loss in (*BEHAVIOR_LOSSES, *OFF_POLICY_LOSSES)
-            or (self._may_own_a_ratio and not self.uses_proximal)
-        )
-
-    @property
-    def needs_behavior_logprobs(self) -> bool:
-        """Whether the objective may compare with the probabilities that tokens were sampled with.
-
-        A loss of the user's is believed to own a ratio like PPO's;
-        `objective_check.needs_behavior_logprobs` loads it and knows.
-        """
-        ratio = self._may_own_a_ratio and not self.uses_proximal
-        return self.compares_beside_the_loss or self.loss in (*BEHAVIOR_LOSSES, "kimi") or ratio
-
-    @property
-    def compares_beside_the_loss(self) -> bool:
-        """Whether a correction or the KL term compares with the behaviour policy."""
-        kl = self.kl is not None and (self.kl.placement == "reward" or "_" in self.kl.form)
-        return bool(self.corrections) or kl
-
-    @property
-    def _may_own_a_ratio(self) -> bool:
-        return self.loss in RATIO_LOSSES or ":" in self.loss
+        loss = self.traits.loss
+        return self.kl is not None or (loss is not None and "reference_logprobs" in loss.needs)
 
 
-def _refuse_counting_twice(corrections: tuple[str, ...]) -> None:
-    repeated = sorted({name for name in corrections if corrections.count(name) > 1})
-    if repeated:
-        raise ValueError(f"{', '.join(repeated)} more than once; name each correction once")
-    weighing = [name for name in corrections if name in WEIGHTS]
-    if len(weighing) > 1:
-        raise ValueError(
-            f"{' and '.join(weighing)} each weigh by proximal / behaviour policy, so together they "
-            f"would count it twice; use one of {', '.join(WEIGHTS)}, with any of "
-            f"{', '.join(REJECTIONS)}"
-        )
-
-
-def _known(value: str, known: tuple[str, ...]) -> str:
+def _known(value: str, known: list[str]) -> str:
     if value not in known and not all(value.partition(":")):
         close = difflib.get_close_matches(value, known, n=1)
         hint = f"; did you mean {close[0]!r}?" if close else ""

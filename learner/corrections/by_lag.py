@@ -3,12 +3,12 @@
 Caps by lag: `tis` with `lag_caps`.
 """
 
-from learner.corrections.registry import Correction, correction, unweighted
+from learner.corrections.registry import Correction, built_in_correction, unweighted
 from learner.errors import InputError
 from learner.losses.loss_inputs import LossInputs
 
 
-@correction("lag_mask", weighs=False, needs={"versions", "version"})
+@built_in_correction("lag_mask")
 def lag_mask(inputs: LossInputs, *, max_lag: int) -> Correction:
     """Rejects tokens whose lag is larger than `max_lag`; of one rollout perhaps only the oldest.
 

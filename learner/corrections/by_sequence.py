@@ -7,12 +7,12 @@ explodes with their length; the geometric mean is neither, and only used to reje
 import torch
 from torch import Tensor
 
-from learner.corrections.registry import Correction, correction, kept, unweighted
+from learner.corrections.registry import Correction, built_in_correction, kept, unweighted
 from learner.losses.checks import require_bounds, require_positive
 from learner.losses.loss_inputs import LossInputs, bounded, count_outside
 
 
-@correction("sequence_tis", unit="sequence")
+@built_in_correction("sequence_tis")
 def sequence_tis(inputs: LossInputs, *, cap: float = 2.0) -> Correction:
     """min(ρ, cap) on every token of a sequence, ρ = Π_t proximal / behaviour.
 
@@ -32,7 +32,7 @@ def sequence_tis(inputs: LossInputs, *, cap: float = 2.0) -> Correction:
     return Correction(weights, kept(inputs), stats)
 
 
-@correction("sequence_mis", unit="sequence")
+@built_in_correction("sequence_mis")
 def sequence_mis(inputs: LossInputs, *, low: float = 0.0, high: float = 3.0) -> Correction:
     """ρ on every token of a sequence where low ≤ ρ ≤ high, else 0; ρ = Π_t proximal / behaviour.
 
@@ -52,7 +52,7 @@ def sequence_mis(inputs: LossInputs, *, low: float = 0.0, high: float = 3.0) -> 
     return Correction(weights, ~rejected, stats)
 
 
-@correction("geometric_mis", weighs=False, unit="sequence")
+@built_in_correction("geometric_mis")
 def geometric_mis(inputs: LossInputs, *, low: float = 0.999, high: float = 1.002) -> Correction:
     """Rejects a sequence unless low ≤ exp(mean_t log ρ_t) ≤ high; weighs by 1.
 

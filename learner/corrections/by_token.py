@@ -8,19 +8,19 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from learner.corrections.registry import Correction, correction, kept, unweighted
+from learner.corrections.registry import Correction, built_in_correction, kept, unweighted
 from learner.errors import InputError
 from learner.losses.checks import require_bounds
 from learner.losses.loss_inputs import LossInputs
 
 
-@correction("none", weighs=False)
+@built_in_correction("none")
 def none(inputs: LossInputs) -> Correction:
     """Every token counts once."""
     return Correction(unweighted(inputs), kept(inputs), {})
 
 
-@correction("tis")
+@built_in_correction("tis")
 def tis(
     inputs: LossInputs, *, cap: float = 2.0, lag_caps: Sequence[float] | None = None
 ) -> Correction:
@@ -51,7 +51,7 @@ def tis(
     return Correction(weights, kept(inputs), {"truncated": truncated})
 
 
-@correction("mis")
+@built_in_correction("mis")
 def mis(inputs: LossInputs, *, low: float = 0.0, high: float = 2.0) -> Correction:
     """Masked importance sampling: ρ_t where low ≤ ρ_t ≤ high, else 0.
 
@@ -67,7 +67,7 @@ def mis(inputs: LossInputs, *, low: float = 0.0, high: float = 2.0) -> Correctio
     return _banded(inputs, "mis", low, high, "masked")
 
 
-@correction("icepop")
+@built_in_correction("icepop")
 def icepop(inputs: LossInputs, *, low: float = 0.5, high: float = 5.0) -> Correction:
     """IcePop: ρ_t where low ≤ ρ_t ≤ high, else 0; bounded on both sides.
 

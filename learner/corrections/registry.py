@@ -2,11 +2,12 @@
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from learner.config.traits import CORRECTION_TRAITS, CorrectionTraits
 from learner.errors import InputError
 from learner.losses.loss_inputs import LossInputs, count_outside
 from learner.registry import Registry, options_of, refuse_unknown_options
@@ -30,28 +31,33 @@ class ImportanceWeights:
 
     name: str
     function: Callable[..., Correction]
-    weighs: bool = True
-    """It multiplies by a ratio; false: it only rejects, which counts nothing twice."""
-    unit: Literal["token", "sequence"] = "token"
-    """What must lie whole in one row."""
-    needs: frozenset[str] = frozenset()
-    """Optional fields of `LossInputs` that it cannot do without."""
+    traits: CorrectionTraits
 
 
 CORRECTIONS = Registry("correction", ImportanceWeights)
 
 
-def correction(
-    name: str,
-    *,
-    weighs: bool = True,
-    unit: Literal["token", "sequence"] = "token",
-    needs: Collection[str] = (),
-) -> Callable[[Callable[..., Correction]], ImportanceWeights]:
-    """Registers `(inputs: LossInputs, *, options) -> Correction`; see `ImportanceWeights`."""
+def built_in_correction(name: str) -> Callable[[Callable[..., Correction]], ImportanceWeights]:
+    """Register a correction with its traits from `CORRECTION_TRAITS`."""
+    return _registered(name, CORRECTION_TRAITS[name])
 
+
+def correction(
+    name: str, *, weighs: bool = True, needs: Collection[str] = ()
+) -> Callable[[Callable[..., Correction]], ImportanceWeights]:
+    """Register `(inputs: LossInputs, *, options) -> Correction`; see `CorrectionTraits`.
+
+    Raises:
+        InputError: The name is taken.
+    """
+    return _registered(name, CorrectionTraits(weighs=weighs, needs=frozenset(needs)))
+
+
+def _registered(
+    name: str, traits: CorrectionTraits
+) -> Callable[[Callable[..., Correction]], ImportanceWeights]:
     def register(function: Callable[..., Correction]) -> ImportanceWeights:
-        entry = ImportanceWeights(name, function, weighs, unit, frozenset(needs))
+        entry = ImportanceWeights(name, function, traits)
         CORRECTIONS.add(name, entry)
         return entry
 

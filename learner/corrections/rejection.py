@@ -2,13 +2,13 @@
 
 import torch
 
-from learner.corrections.registry import Correction, correction, unweighted
+from learner.corrections.registry import Correction, built_in_correction, unweighted
 from learner.losses.checks import require_finite, require_one_of, require_positive
 from learner.losses.kl import kl_penalty
 from learner.losses.loss_inputs import LossInputs
 
 
-@correction("kl_mask", weighs=False, unit="sequence")
+@built_in_correction("kl_mask")
 def kl_mask(
     inputs: LossInputs, *, threshold: float, estimator: str = "k3", level: str = "token"
 ) -> Correction:
@@ -45,7 +45,7 @@ def kl_mask(
     return Correction(unweighted(inputs), ~rejected, {"kl_rejected": rejected.sum()})
 
 
-@correction("veto", weighs=False, unit="sequence")
+@built_in_correction("veto")
 def veto(inputs: LossInputs, *, threshold: float = 1e-4) -> Correction:
     """Rejects a sequence that holds a token with proximal / behaviour below `threshold`.
 
@@ -63,7 +63,7 @@ def veto(inputs: LossInputs, *, threshold: float = 1e-4) -> Correction:
     return Correction(unweighted(inputs), ~rejected, {"vetoed": rejected.sum()})
 
 
-@correction("opsm", weighs=False, unit="sequence")
+@built_in_correction("opsm")
 def opsm(inputs: LossInputs, *, threshold: float = 0.5) -> Correction:
     """Off-policy sequence masking: rejects tokens with A < 0 of a sequence far behind the policy.
 

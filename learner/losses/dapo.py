@@ -6,10 +6,10 @@ sampling, overlong shaping.
 
 from learner.losses.loss_inputs import LossInputs, TokenLoss
 from learner.losses.ppo import ppo
-from learner.losses.registry import policy_loss_function
+from learner.losses.registry import built_in_loss
 
 
-@policy_loss_function("dapo", owns_is=True)
+@built_in_loss("dapo")
 def dapo(
     inputs: LossInputs,
     *,

@@ -12,25 +12,10 @@ from torch import Tensor
 from learner.losses.checks import require_one_of, require_positive
 from learner.losses.loss_inputs import LossInputs, TokenLoss, count_outside
 from learner.losses.ppo import clipped
-from learner.losses.registry import policy_loss_function
-
-_VERSIONED = {"needs": frozenset({"versions", "version"})}
+from learner.losses.registry import built_in_loss
 
 
-@policy_loss_function(
-    "decoupled_ppo",
-    owns_is=True,
-    anchor="behavior",
-    off_policy=True,
-    needs={"proximal_logprobs"},
-    by_option={
-        "proximal": {
-            "detach": {"needs": frozenset()},
-            "loglinear": _VERSIONED,
-            "linear": _VERSIONED,
-        }
-    },
-)
+@built_in_loss("decoupled_ppo")
 def decoupled_ppo(
     inputs: LossInputs,
     *,

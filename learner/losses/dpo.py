@@ -11,18 +11,11 @@ from torch.nn.functional import softplus
 from learner.errors import InputError
 from learner.losses.checks import require_finite, require_one_of, require_positive
 from learner.losses.loss_inputs import LossInputs, TokenLoss
-from learner.losses.registry import policy_loss_function
+from learner.losses.registry import built_in_loss
 from learner.losses.segments import Segments
 
 
-@policy_loss_function(
-    "dpo",
-    owns_is=False,
-    off_policy=True,
-    unit="group",
-    aggregations=("sequence_mean",),
-    needs={"reference_logprobs", "group_ids"},
-)
+@built_in_loss("dpo")
 def dpo(
     inputs: LossInputs,
     *,

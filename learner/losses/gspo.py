@@ -7,10 +7,10 @@ from torch import Tensor
 
 from learner.losses.loss_inputs import LossInputs, TokenLoss, bounded, count_outside
 from learner.losses.ppo import clipped
-from learner.losses.registry import policy_loss_function
+from learner.losses.registry import built_in_loss
 
 
-@policy_loss_function("gspo", owns_is=True, unit="sequence", aggregations=("sequence_mean",))
+@built_in_loss("gspo")
 def gspo(inputs: LossInputs, *, clip_low: float = 3e-4, clip_high: float = 4e-4) -> TokenLoss:
     """ℓ_t = max(−A·s, −A·clip(s, 1 − clip_low, 1 + clip_high)), s = exp(mean_t log r_t).
 
@@ -32,7 +32,7 @@ def gspo(inputs: LossInputs, *, clip_low: float = 3e-4, clip_high: float = 4e-4)
     return _clipped(inputs, _sequence_log_ratio(inputs), clip_low, clip_high)
 
 
-@policy_loss_function("gspo_token", owns_is=True, unit="sequence", aggregations=("sequence_mean",))
+@built_in_loss("gspo_token")
 def gspo_token(inputs: LossInputs, *, clip_low: float = 3e-4, clip_high: float = 4e-4) -> TokenLoss:
     """GSPO for advantages that differ between tokens: s_t = sg(s) · π(y_t) / sg(π(y_t)).
 

@@ -8,20 +8,12 @@ import torch
 
 from learner.losses.checks import require_finite, require_one_of
 from learner.losses.loss_inputs import LossInputs, TokenLoss
-from learner.losses.registry import policy_loss_function
+from learner.losses.registry import built_in_loss
 
 VARIANTS = ("k1.5", "k2", "token_sq")
 
 
-@policy_loss_function(
-    "kimi",
-    owns_is=False,
-    anchor="behavior",
-    off_policy=True,
-    unit="sequence",
-    aggregations=("sequence_mean",),
-    by_option={"variant": {"token_sq": {"unit": "token", "aggregations": None}}},
-)
+@built_in_loss("kimi")
 def kimi(inputs: LossInputs, *, tau: float = 0.1, variant: str = "k1.5") -> TokenLoss:
     """L = −Σ_t A·log π(y_t) + τ/2·D² for a sequence, D = Σ_t (log current − log behaviour).
 

@@ -8,10 +8,10 @@ from torch import Tensor
 
 from learner.errors import InputError
 from learner.losses.loss_inputs import LossInputs, TokenLoss, count_outside
-from learner.losses.registry import policy_loss_function
+from learner.losses.registry import built_in_loss
 
 
-@policy_loss_function("ppo", "grpo", owns_is=True)
+@built_in_loss("ppo", "grpo")
 def ppo(
     inputs: LossInputs,
     *,

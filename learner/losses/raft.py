@@ -8,16 +8,11 @@ from torch import Tensor
 
 from learner.losses.checks import require_one_of
 from learner.losses.loss_inputs import LossInputs, TokenLoss
-from learner.losses.registry import policy_loss_function
+from learner.losses.registry import built_in_loss
 from learner.losses.segments import Segments
 
 
-@policy_loss_function(
-    "raft",
-    owns_is=False,
-    off_policy=True,
-    by_option={"keep": {"best": {"unit": "group", "needs": frozenset({"group_ids"})}}},
-)
+@built_in_loss("raft")
 def raft(inputs: LossInputs, *, keep: str = "positive") -> TokenLoss:
     """ℓ_t = −log π(y_t) on rollouts that are kept, 0 on the others. No importance weights.
 

@@ -13,9 +13,9 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from learner.advantages import Advantages, compute_advantages
+from learner.advantages import ESTIMATORS, Advantages, compute_advantages
 from learner.batch.batch import MicroBatch, Sequences, TrainBatch
-from learner.config.objective import RAW_REWARD_ADVANTAGES, EntropyConfig, ObjectiveConfig
+from learner.config.objective import EntropyConfig, ObjectiveConfig
 from learner.corrections import importance_weights
 from learner.engine.protocol import Forward
 from learner.losses import LOSSES, LossInputs, policy_loss
@@ -47,7 +47,7 @@ class Objective:
     @property
     def unit(self) -> str:
         """What must lie whole in one row: `token` (nothing), `sequence` or `group`."""
-        return LOSSES[self._config.loss].under(self._config.loss_options).unit
+        return LOSSES[self._config.loss].traits.under(self._config.loss_options).unit
 
     @property
     def kl_coefficient(self) -> float:
@@ -100,7 +100,7 @@ class Objective:
     def weighed(self, batch: TrainBatch) -> TrainBatch:
         """The batch with its advantages, after models have scored it."""
         config = self._config
-        raw = config.advantage in RAW_REWARD_ADVANTAGES
+        raw = ESTIMATORS[config.advantage].traits.takes_task_rewards
         advantages = compute_advantages(
             config.advantage,
             batch.task_rewards if raw else batch.rewards,

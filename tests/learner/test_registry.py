@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from learner.advantages.registry import Estimator, compute_advantages
+from learner.config.traits import AdvantageTraits
 from learner.errors import InputError
 from learner.registry import Registry
 
@@ -14,7 +15,7 @@ from learner.registry import Registry
 @pytest.fixture
 def user_module(monkeypatch):
     module = ModuleType("a_users_module")
-    module.raw = Estimator("raw", lambda batch: batch.rewards * 2)
+    module.raw = Estimator("raw", lambda batch: batch.rewards * 2, AdvantageTraits())
     module.plain = lambda batch: batch.rewards
     monkeypatch.setitem(sys.modules, "a_users_module", module)
 

@@ -6,16 +6,17 @@ import pytest
 
 from deploy.observability.waits import (
     DISK,
-    ActorSigns,
-    BrokerSigns,
+    ActorHealth,
+    BrokerHealth,
     Health,
+    Movement,
     Overdue,
     Wait,
     Waits,
     waits,
 )
 
-BROKER = BrokerSigns(
+BROKER = BrokerHealth(
     version=4,
     steps=9,
     queued=2,
@@ -28,26 +29,26 @@ BROKER = BrokerSigns(
     engines={"engine-0": 4, "engine-1": 4},
     paused=False,
 )
-IDLE = {name: ActorSigns(engine_id=f"engine-{name[-1]}", answers=True) for name in ("actor-0",)}
-SIGNS = Health(broker=BROKER, actors=IDLE, disk=True, groups_per_batch=2)
+IDLE = {name: ActorHealth(engine_id=f"engine-{name[-1]}", answers=True) for name in ("actor-0",)}
+HEALTH = Health(broker=BROKER, actors=IDLE, disk=True, groups_per_batch=2)
 
 
 def broker(**changes):
-    return replace(SIGNS, broker=replace(BROKER, **changes))
+    return replace(HEALTH, broker=replace(BROKER, **changes))
 
 
 def actor(**changes):
-    return replace(SIGNS, actors={"actor-0": replace(IDLE["actor-0"], **changes)})
+    return replace(HEALTH, actors={"actor-0": replace(IDLE["actor-0"], **changes)})
 
 
 @pytest.mark.parametrize(
-    ("signs", "who", "on", "what"),
+    ("health", "who", "on", "what"),
     [
-        (replace(SIGNS, disk=False), "driver", DISK, "a small file to become durable"),
-        (replace(SIGNS, broker=None), "driver", "broker", "an answer"),
+        (replace(HEALTH, disk=False), "driver", DISK, "a small file to become durable"),
+        (replace(HEALTH, broker=None), "driver", "broker", "an answer"),
         (actor(answers=False), "driver", "actor-0", "an answer"),
         (actor(running=3), "results queue", "actor-0", "one of 3 rollouts to end"),
-        (replace(SIGNS, silent=["reward-model"]), "driver", "reward-model", "an answer"),
+        (replace(HEALTH, silent=["reward-model"]), "driver", "reward-model", "an answer"),
         (broker(taken=2), "broker", "learner", "batch 4 to be trained"),
         (broker(ready=2), "results queue", "learner", "batch 4 to be taken"),
         (
@@ -62,14 +63,14 @@ def actor(**changes):
         (broker(queued=0, leased=0), "actors", "feeder", "prompts"),
     ],
 )
-def test_each_wait_has_its_owner(signs, who, on, what):
-    assert [wait for wait, _ in waits(signs)] == [Wait(who, on, what)]
+def test_each_wait_has_its_owner(health, who, on, what):
+    assert [wait for wait, _ in waits(health)] == [Wait(who, on, what)]
 
 
 @pytest.mark.parametrize(
-    "signs",
+    "health",
     [
-        SIGNS,
+        HEALTH,
         broker(version=9, taken=2),
         broker(paused=True, queued=0, leased=0),
         replace(broker(queued=0, leased=0), actors={}),
@@ -77,8 +78,8 @@ def test_each_wait_has_its_owner(signs, who, on, what):
     ],
     ids=["all work", "the last batch", "a full disk says so itself", "all start", "a full window"],
 )
-def test_nobody_waits(signs):
-    assert list(waits(signs)) == []
+def test_nobody_waits(health):
+    assert list(waits(health)) == []
 
 
 def test_a_wait_is_overdue_after_its_deadline_and_not_before():
@@ -115,7 +116,7 @@ def test_what_moves_begins_anew_and_so_does_what_was_over():
     later = broker(taken=2, version=5, engines={"engine-0": 5})
     watched.overdue(broker(taken=2), 0.0)
     assert watched.overdue(later, 11.0) == []
-    assert watched.overdue(SIGNS, 20.0) == []
+    assert watched.overdue(HEALTH, 20.0) == []
     assert watched.overdue(later, 30.0) == []
     assert [late.seconds for late in watched.overdue(later, 41.0)] == [11.0]
 
@@ -131,7 +132,31 @@ def test_an_actor_moves_by_rollouts_that_end_and_by_versions():
 
 def test_the_longest_comes_first():
     watched = Waits(deadline=1.0)
-    watched.overdue(replace(SIGNS, disk=False), 0.0)
+    watched.overdue(replace(HEALTH, disk=False), 0.0)
     both = replace(broker(taken=2), disk=False)
     watched.overdue(both, 5.0)
     assert [late.wait.on for late in watched.overdue(both, 9.0)] == [DISK, "learner"]
+
+
+MOVES = [broker(version=5), broker(accepted=1), broker(engines={"engine-0": 4, "engine-1": 5})]
+
+
+@pytest.mark.parametrize("moved", MOVES)
+def test_a_run_moves_by_a_version_a_result_or_an_engine_that_takes_weights(moved):
+    movement = Movement()
+    assert [movement.idle_seconds(HEALTH, now) for now in (10.0, 15.0)] == [0.0, 5.0]
+    assert [movement.idle_seconds(moved, now) for now in (16.0, 18.0)] == [0.0, 2.0]
+
+
+@pytest.mark.parametrize("excused", [broker(paused=True), replace(HEALTH, actors={})])
+def test_while_a_disk_is_full_or_all_actors_start_no_idle_time_counts(excused):
+    movement = Movement()
+    movement.idle_seconds(HEALTH, 0.0)
+    assert movement.idle_seconds(excused, 100.0) == 0.0
+    assert movement.idle_seconds(HEALTH, 101.0) == 1.0
+
+
+def test_a_broker_that_does_not_answer_does_not_move():
+    movement = Movement()
+    movement.idle_seconds(HEALTH, 0.0)
+    assert movement.idle_seconds(replace(HEALTH, broker=None), 7.0) == 7.0

@@ -1,4 +1,4 @@
-"""What the watchdog says, writes and ends, with a broker and processes of a few lines."""
+"""The watchdog with a broker and processes of a few lines: what it shows, writes and ends."""
 
 import asyncio
 import io
@@ -14,14 +14,14 @@ import psutil
 import pytest
 from rich.console import Console
 
-from deploy.config.run_config import load_recipe
+from deploy.config.loader import load_recipe
 from deploy.errors import RunFailed
-from deploy.observability import watchdog as module
-from deploy.observability.stack_dumps import Found, Place, look_here
-from deploy.observability.waits import ActorSigns, Wait
-from deploy.observability.watchdog import Watchdog, concerned, write_durably
-from deploy.runtime.console import Screen
+from deploy.observability.stack_dumps import ProcessDump, ProcessLocation, dump_local
+from deploy.observability.waits import ActorHealth, Wait
+from deploy.observability.watchdog import Probes, Watchdog, concerned, write_durably
+from deploy.runtime.console import Terminal
 from deploy.storage.run_directory import RunDirectory
+from deploy.storage.run_record import Record
 
 STATES = ("queued", "leased", "ready", "taken", "trained", "dropped", "failed")
 STATUS = SimpleNamespace(
@@ -34,6 +34,7 @@ STATUS = SimpleNamespace(
     engines={"engine-0": 1},
     accepted=1,
     evaluations=("greedy@4",),
+    last_error=None,
     paused=None,
 )
 
@@ -45,29 +46,32 @@ class Process:
         self.__ray_call__ = SimpleNamespace(remote=lambda _: self.answer(pid))
 
     async def answer(self, pid):
-        return Place("here", pid)
+        return ProcessLocation("here", pid)
 
 
 class Stage:
     """A run in which the learner has a batch and does not come back with it."""
 
-    def __init__(self, tmp_path, monkeypatch, *, aborts=False, deadline=0.05):
-        monkeypatch.setattr(module, "LOOK_SECONDS", 0.01)
-        monkeypatch.setattr(module, "ANSWER_SECONDS", 0.05)
-        monkeypatch.setattr(module, "look", self.look)
+    def __init__(self, tmp_path, *, aborts=False, deadline=0.05, **probes):
+        intervals = {"look_seconds": 0.01, "answer_seconds": 0.05, "stall_factor": 1000.0}
         settings = [f"deploy.watchdog_seconds={deadline}"]
         settings.append(f"deploy.watchdog_aborts={str(aborts).lower()}")
         self.events, self.status, self.output = [], STATUS, io.StringIO()
+        self.learner_waits = None
+        self.record = Record(name="x", steps=5, max_staleness=2, started_at=0.0)
         self.directory = RunDirectory(tmp_path)
         self.directory.logs.mkdir()
         self.watchdog = Watchdog(
             load_recipe("demo", settings),
             self.directory,
-            Screen(Console(file=self.output, width=400)),
+            Terminal(Console(file=self.output, width=400)),
+            self.record,
             status=self.ask,
-            actors=lambda: {"actor-0": ActorSigns(engine_id="engine-0", answers=True)},
+            learner_paused=self.ask_learner,
+            actors=lambda: {"actor-0": ActorHealth(engine_id="engine-0", answers=True)},
             handles=lambda: self.handles,
             save=self.save,
+            probes=Probes(**{**intervals, "dump": self.dump, **probes}),
         )
         self.handles = {"broker": Process(1), "learner-0": Process(2), "learner-1": Process(3)}
 
@@ -76,11 +80,14 @@ class Stage:
             await asyncio.Event().wait()
         return self.status
 
+    async def ask_learner(self):
+        return self.learner_waits
+
     async def save(self):
         self.events.append("saved")
 
-    def look(self, place):
-        return Found(f"pid {place.pid} is stopped", f"stack of {place.pid}")
+    def dump(self, location):
+        return ProcessDump(f"pid {location.pid} is stopped", f"stack of {location.pid}")
 
     async def until(self, condition):
         following = asyncio.create_task(self.watchdog.follow())
@@ -98,8 +105,8 @@ class Stage:
         return lambda: text in self.output.getvalue()
 
 
-def test_a_wait_that_lasts_is_said_written_and_kept_for_metrics_with_stacks(tmp_path, monkeypatch):
-    stage = Stage(tmp_path, monkeypatch)
+def test_a_wait_that_lasts_is_said_written_and_kept_for_metrics_with_stacks(tmp_path):
+    stage = Stage(tmp_path)
     asyncio.run(stage.until(stage.said("stacks in")))
     assert "broker waits on learner for batch 1 to be trained since" in stage.output.getvalue()
     [row] = stage.directory.rows("waits.jsonl")
@@ -113,8 +120,8 @@ def test_a_wait_that_lasts_is_said_written_and_kept_for_metrics_with_stacks(tmp_
     assert [late.wait.on for late in stage.watchdog.overdue] == ["learner"]
 
 
-def test_a_wait_is_said_once_and_its_end_too(tmp_path, monkeypatch):
-    stage = Stage(tmp_path, monkeypatch)
+def test_a_wait_is_said_once_and_its_end_too(tmp_path):
+    stage = Stage(tmp_path)
 
     async def play():
         following = asyncio.create_task(stage.until(stage.said("waits on learner no more")))
@@ -129,15 +136,15 @@ def test_a_wait_is_said_once_and_its_end_too(tmp_path, monkeypatch):
     assert stage.output.getvalue().count("broker waits on learner for batch 1") == 1
 
 
-def test_a_broker_that_does_not_answer_is_named(tmp_path, monkeypatch):
-    stage = Stage(tmp_path, monkeypatch)
+def test_a_broker_that_does_not_answer_is_named(tmp_path):
+    stage = Stage(tmp_path)
     stage.status = None
     asyncio.run(stage.until(stage.said("stacks in")))
     assert "driver waits on broker for an answer" in stage.output.getvalue()
 
 
-def test_one_rank_that_does_not_answer_is_named_and_asked_once(tmp_path, monkeypatch):
-    stage = Stage(tmp_path, monkeypatch)
+def test_one_rank_that_does_not_answer_is_named_and_asked_once(tmp_path):
+    stage = Stage(tmp_path)
     asked = []
 
     async def hang():
@@ -159,10 +166,9 @@ def test_one_rank_that_does_not_answer_is_named_and_asked_once(tmp_path, monkeyp
     )
 
 
-def test_a_disk_that_does_not_come_back_is_named_and_keeps_nobody(tmp_path, monkeypatch):
+def test_a_disk_that_does_not_come_back_is_named_and_keeps_nobody(tmp_path):
     hung = threading.Event()
-    monkeypatch.setattr(module, "write_durably", lambda file: hung.wait(30))
-    stage = Stage(tmp_path, monkeypatch)
+    stage = Stage(tmp_path, write=lambda file: hung.wait(30))
     said = stage.said("waits on the disk of the run's folder")
     asyncio.run(stage.until(said))
     assert said()
@@ -170,29 +176,84 @@ def test_a_disk_that_does_not_come_back_is_named_and_keeps_nobody(tmp_path, monk
     hung.set()
 
 
-def test_a_wait_is_said_before_stacks_are_looked_at_and_though_no_file_opens(tmp_path, monkeypatch):
-    stage = Stage(tmp_path, monkeypatch)
-    os.mkfifo(stage.directory.logs / "stacks-1.txt")
-    monkeypatch.setattr(module, "WRITE_SECONDS", 0.1)
-    looked = threading.Event()
-    monkeypatch.setattr(module, "look", lambda _: looked.wait(30) and Found("is stopped", ""))
-    try:
-        asyncio.run(stage.until(stage.said("broker waits on learner for batch 1")))
+def test_a_wait_is_shown_before_its_stacks_are_dumped(tmp_path):
+    release = threading.Event()
+    stage = Stage(tmp_path, dump=lambda _: release.wait(30) and ProcessDump("is stopped", ""))
+
+    async def play():
+        following = asyncio.create_task(stage.until(stage.said("stacks in")))
+        while not stage.said("broker waits on learner for batch 1")():  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
         assert "stacks" not in stage.output.getvalue()
-        looked.set()
-        stage.watchdog._told.clear()
-        asyncio.run(stage.until(stage.said("its disk did not answer within 0.1 s")))
+        release.set()
+        await following
+
+    try:
+        asyncio.run(play())
     finally:
-        looked.set()
-        reader = os.open(stage.directory.logs / "stacks-1.txt", os.O_RDONLY | os.O_NONBLOCK)
-        os.close(reader)
+        release.set()
 
 
-def test_where_the_recipe_says_so_the_run_ends_after_a_checkpoint(tmp_path, monkeypatch):
-    stage = Stage(tmp_path, monkeypatch, aborts=True)
+def test_a_report_whose_file_does_not_open_is_given_up(tmp_path):
+    stage = Stage(tmp_path, report_seconds=0.1)
+    stacks = stage.directory.logs / "stacks-1.txt"
+    os.mkfifo(stacks)
+    try:
+        asyncio.run(stage.until(stage.said("its disk did not answer within 0.1 s")))
+        assert stage.said("its disk did not answer within 0.1 s")()
+    finally:
+        os.close(os.open(stacks, os.O_RDONLY | os.O_NONBLOCK))
+
+
+def test_where_the_recipe_says_so_the_run_ends_after_a_checkpoint(tmp_path):
+    stage = Stage(tmp_path, aborts=True)
     with pytest.raises(RunFailed, match=r"waits on learner .* headway resume"):
         asyncio.run(stage.until(lambda: False))
     assert stage.events == ["saved"]
+
+
+def test_a_run_in_which_nothing_moves_ends_after_a_checkpoint_and_names_every_wait(tmp_path):
+    stage = Stage(tmp_path, stall_factor=3.0)
+    stage.record.swaps.append({"error": "LoadFailed: a cable"})
+    said = (
+        r"^nothing moved for .* more than 3 times deploy.watchdog_seconds = 0.05; version 1, .*"
+        r"unfinished evaluations: greedy@4; .* weight update: LoadFailed: a cable; "
+        r"overdue waits: broker waits on learner for batch 1 to be trained; .* headway resume"
+    )
+    with pytest.raises(RunFailed, match=said):
+        asyncio.run(stage.until(lambda: False))
+    assert stage.events == ["saved"]
+
+
+def test_a_run_whose_broker_never_answers_ends_as_well(tmp_path):
+    stage = Stage(tmp_path, stall_factor=3.0)
+    stage.status = None
+    with pytest.raises(RunFailed, match="the broker does not answer"):
+        asyncio.run(stage.until(lambda: False))
+
+
+@pytest.mark.parametrize("learner", [False, True])
+def test_a_wait_for_space_on_a_disk_is_announced_and_is_no_stall(tmp_path, learner):
+    stage = Stage(tmp_path, stall_factor=3.0)
+    reason = "no space is left on the disk of X"
+
+    async def play():
+        if learner:
+            stage.learner_waits = reason
+        else:
+            stage.status = SimpleNamespace(**{**vars(STATUS), "paused": reason})
+        following = asyncio.create_task(stage.until(lambda: False))
+        while not stage.said(f"paused: {reason}")():  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(0.5)  # longer than a stall
+        assert not following.done()
+        stage.learner_waits, stage.status = None, STATUS
+        with pytest.raises(RunFailed, match="nothing moved"):
+            await following
+
+    asyncio.run(play())
+    assert stage.output.getvalue().count("paused: ") == 1
+    assert stage.output.getvalue().count("there is room again") == 1
 
 
 def test_of_a_weight_update_its_engine_is_looked_at():
@@ -214,11 +275,11 @@ def test_a_stopped_process_is_seen_with_its_state_and_its_stack():
         deadline = time.monotonic() + 10
         while psutil.Process(process.pid).status() != "stopped":
             assert time.monotonic() < deadline
-        found = look_here(process.pid)
+        found = dump_local(process.pid)
     finally:
         process.kill()
         process.wait(10)
         process.stdout.close()
     assert found.states == f"pid {process.pid} is stopped"
     assert "lost (<string>:2)" in found.stacks
-    assert look_here(process.pid).states == f"pid {process.pid} is gone"
+    assert dump_local(process.pid).states == f"pid {process.pid} is gone"

@@ -2,10 +2,10 @@
 
 import pytest
 
-from deploy.config.run_config import load_recipe
+from deploy.config.loader import load_recipe
 from deploy.errors import InputError
 from deploy.offline import sft as warm_start
-from deploy.storage.atomic_folder import made_whole
+from deploy.storage.atomic_folder import atomic_folder
 
 
 @pytest.fixture
@@ -19,14 +19,14 @@ def trains(monkeypatch):
     """Stands in for training: writes a model whose text is the next of a list, or raises it."""
     results = []
 
-    def train(config, sft, pairs, screen, partial, path):
+    def train(config, sft, pairs, terminal, partial, path):
         (partial / "config.json").write_text("half")
         result = results.pop(0)
         if isinstance(result, BaseException):
             raise result
         (partial / "config.json").write_text(result)
 
-    monkeypatch.setattr(warm_start, "_train", train)
+    monkeypatch.setattr(warm_start, "train_model", train)
     return results
 
 
@@ -78,7 +78,7 @@ def test_two_at_once_are_refused(config, trains):
     trains += ["first"]
     with (
         pytest.raises(InputError, match="another command is making"),
-        made_whole(config.warm_start, replace=False),
+        atomic_folder(config.warm_start, replace=False),
     ):
         make(config)
     make(config)

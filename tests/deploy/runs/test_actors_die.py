@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 import signal
 import time
 from contextlib import contextmanager
@@ -19,9 +18,8 @@ ACTOR, ENGINE = "ray::RolloutActor", "VLLM::EngineCore"
 
 @contextmanager
 def going(headway, name, *settings):
-    """A run of the small recipe with two actors on cores that it finds itself; and its folder."""
+    """Start the small recipe with two actors on cores that it chooses; yields process and folder."""
     runs, recipe = headway.folder / "runs", headway.folder / "several.toml"
-    shutil.copytree(runs / "small-sft", runs / f"{name}-sft", dirs_exist_ok=True)
     text = RECIPE.read_text()
     assert 'cores = ["0"]' in text
     recipe.write_text(text.replace('cores = ["0"]', "count = 2\ncpus = 0.5"))
@@ -35,7 +33,7 @@ def going(headway, name, *settings):
 
 
 def until(happened, process):
-    """What `happened` returns once it is true; the run has to be alive until then."""
+    """Wait until `happened` returns something true, and return it; the run has to stay alive."""
     deadline = time.monotonic() + WAIT_SECONDS
     while not (found := happened()):
         assert process.poll() is None, process.stdout.read()
@@ -50,7 +48,7 @@ def rows(path):
 
 
 def living(folder, title):
-    """Parent and id of the processes of runs in a folder whose title begins so, oldest first."""
+    """Return parent and id of the runs' processes with such a title, oldest first."""
     found = []
     for path in Path("/proc").glob("[0-9]*"):
         try:
@@ -64,7 +62,7 @@ def living(folder, title):
 
 
 def served(folder, engine, after=0.0):
-    """Versions that an engine began to serve after a time."""
+    """Return the versions that an engine began to serve after a time."""
     return [
         row["version"]
         for row in rows(folder / "swaps.jsonl")
@@ -73,7 +71,7 @@ def served(folder, engine, after=0.0):
 
 
 def serves_again(folder, restarts):
-    """The engine of the newest of so many restarts, once it has new weights."""
+    """Return the engine of the newest of `restarts` restarts, once it has new weights."""
     found = rows(folder / "restarts.jsonl")
     if len(found) < restarts:
         return None
@@ -82,7 +80,7 @@ def serves_again(folder, restarts):
 
 
 def ended(process, headway, name):
-    """Summary and accounts of a run that has to end well, and what it said."""
+    """Wait for a run to end well; returns its summary, accounts and output."""
     output, _ = process.communicate(timeout=WAIT_SECONDS)
     assert process.returncode == 0, output
     inspected = headway("inspect", name, "--json")
@@ -92,7 +90,7 @@ def ended(process, headway, name):
 
 
 def check_kills(summary, accounts, steps):
-    """Two actors were made again, and nothing was lost or doubled by it."""
+    """Check that two actors were restarted, and that nothing was lost or trained twice."""
     assert summary["restarts"] == {"actors": 2, "reward_models": 0}
     assert (summary["status"], summary["version"]) == ("done", steps)
     assert summary["rollouts_trained"] == steps * 2 * 2
@@ -117,7 +115,7 @@ def test_a_run_whose_actors_are_killed_loses_and_doubles_nothing(headway):
         assert {engine, other} == {"engine-0", "engine-1"}
         summary, accounts, output = ended(process, headway, "killed")
     check_kills(summary, accounts, steps)
-    assert output.count("is made again (1 of 5 in a row)") == 2
+    assert output.count("is restarted (1 of 5 in a row)") == 2
     assert output.count("is ready again") == 2
     assert summary["tokens_generated"] >= summary["tokens_trained"] > 0
 
@@ -163,12 +161,12 @@ def test_an_error_of_the_users_in_one_actor_ends_the_run_and_restarts_nothing(he
     assert process.returncode == 2, output
     assert "a reward that does not import" in output
     assert "Traceback" not in output
-    assert "made again" not in output
+    assert "is restarted" not in output
     assert not folder.exists(), "bad input leaves nothing behind"
 
 
 def narrowest_binding(pid):
-    """The fewest cores that a thread of a process is bound to."""
+    """Return the smallest number of cores that a thread of a process is bound to."""
     tasks = Path(f"/proc/{pid}/task").iterdir()
     return min((os.sched_getaffinity(int(task.name)) for task in tasks), key=len)
 

@@ -1,8 +1,7 @@
-"""Stalls of a real run, injected one by one: each is named within its deadline + 10 s."""
+"""Stalls of a real run, injected one by one; each is reported within its deadline + 10 s."""
 
 import json
 import os
-import shutil
 import signal
 import subprocess
 import time
@@ -10,7 +9,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from processes import processes_of
+from tests.deploy.processes import processes_of
 
 pytestmark = [
     pytest.mark.slow,
@@ -21,7 +20,6 @@ pytestmark = [
 
 DEADLINE = 8.0
 MORE = 10.0
-WARM = "small-sft"
 
 
 def rows(file):
@@ -38,11 +36,10 @@ def wait_for(what, deadline=180):
 
 
 class Stalled:
-    """A run that has trained some batches; `with` ends it."""
+    """A run in a process, ended at the end of the `with` block."""
 
     def __init__(self, headway, name, *settings, environment=None):
         self.folder = headway.folder / "runs" / name
-        shutil.copytree(headway.folder / "runs" / WARM, headway.folder / "runs" / f"{name}-sft")
         self.name = name
         self.headway = headway
         self.arguments = headway.arguments(
@@ -90,7 +87,7 @@ class Stalled:
         wait_for(trained)
 
     def stop(self, title):
-        """Stops the process of the run with this title, as SIGSTOP does.
+        """Send SIGSTOP to the process of the run with this title and return its id.
 
         Ray puts its own title in the place of ours for up to half a second after each call.
         """
@@ -107,7 +104,7 @@ class Stalled:
         return found.pid
 
     def named(self, on):
-        """The row that says so since the stop, whoever waits; and that it came in time."""
+        """Return the first record since the stop that waits on `on`; it has to come in time."""
         began = time.monotonic()
 
         def found():

@@ -7,10 +7,11 @@ from types import ModuleType
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from learner.advantages import ESTIMATORS, Estimate, Estimator, advantage, compute_advantages
+from learner.config.traits import AdvantageTraits
 from learner.errors import InputError
 
 GROUP_OF_FOUR = torch.tensor([1.0, 0.0, 0.0, 0.0])
@@ -99,13 +100,12 @@ def test_groups_are_told_apart_whatever_their_order():
 def test_what_is_relative_has_nothing_to_say_where_no_group_varies():
     rewards, groups = torch.tensor([1.0, 1.0, 0.0, 0.0]), torch.tensor([0, 0, 1, 1])
     assert values("reinforce", rewards, groups).tolist() == [0.5, 0.5, -0.5, -0.5]
-    for name in (name for name in ESTIMATORS if ESTIMATORS[name].relative):
+    for name in (name for name in ESTIMATORS if ESTIMATORS[name].traits.relative):
         result = with_everything(name, rewards, groups)
         assert by_rollout(result, 4).tolist() == [[0.0] * 3] * 4
 
 
 @pytest.mark.parametrize("name", list(ESTIMATORS))
-@settings(max_examples=25, deadline=None)
 @given(data=st.data())
 def test_permuting_rollouts_and_groups_permutes_advantages(name, data):
     # Different rewards: of equal ones, best_of_n and best_worst take the first.
@@ -135,7 +135,6 @@ def test_a_rollout_without_a_reward_is_as_if_it_were_not_there(name, bad):
 
 
 @pytest.mark.parametrize("name", sorted(set(ESTIMATORS) - {"maxrl", "remax", "pass_at_k", "gae"}))
-@settings(deadline=None)
 @given(rewards=st.lists(st.integers(-4, 4), min_size=6, max_size=6), shift=st.integers(-1000, 1000))
 def test_a_constant_on_every_reward_changes_nothing(name, rewards, shift):
     rewards, groups = torch.tensor(rewards).double(), torch.tensor([0, 0, 0, 1, 1, 1])
@@ -145,7 +144,6 @@ def test_a_constant_on_every_reward_changes_nothing(name, rewards, shift):
     torch.testing.assert_close(shifted.values, plain.values)
 
 
-@settings(deadline=None)
 @given(rewards=st.lists(st.floats(-100, 100), min_size=2, max_size=9))
 def test_group_methods_sum_to_zero_and_differ_by_a_factor(rewards):
     rewards = torch.tensor(rewards, dtype=torch.float64)
@@ -211,14 +209,16 @@ def test_values_are_float32_and_carry_no_gradient():
 
 
 def test_estimators_say_what_they_need_and_whether_they_compare_rollouts():
-    needs = {name: set(ESTIMATORS[name].needs) for name in ESTIMATORS if ESTIMATORS[name].needs}
+    needs = {
+        name: set(traits.needs) for name in ESTIMATORS if (traits := ESTIMATORS[name].traits).needs
+    }
     assert needs == {
         "opo": {"lengths"},
         "remax": {"baseline_rewards"},
         "gdpo": {"reward_parts"},
         "gae": {"values"},
     }
-    alone = {name for name in ESTIMATORS if not ESTIMATORS[name].relative}
+    alone = {name for name in ESTIMATORS if not ESTIMATORS[name].traits.relative}
     assert alone == {"reinforce", "reinforce_pp", "remax", "gae"}
 
 
@@ -309,7 +309,6 @@ def test_pass_at_k_has_the_published_values():
     )
 
 
-@settings(deadline=None)
 @given(correct=st.lists(st.booleans(), min_size=1, max_size=7), k=st.integers(1, 7))
 def test_pass_at_k_is_the_mean_over_all_sets_that_hold_the_rollout(correct, k):
     n, k = len(correct), min(k, len(correct))
@@ -440,7 +439,7 @@ def test_a_weight_of_a_part_that_the_batch_lacks_adds_nothing():
 def of_the_users(monkeypatch):
     def register(function):
         module = ModuleType("advantages_of_a_user")
-        module.own = Estimator("own", function)
+        module.own = Estimator("own", function, AdvantageTraits())
         monkeypatch.setitem(sys.modules, module.__name__, module)
         return "advantages_of_a_user:own"
 

@@ -57,10 +57,3 @@ def test_a_loss_without_a_ratio_keeps_the_behaviour_policy_as_its_anchor():
     several = {"loss": "reinforce", "epochs": 2}
     assert not LearnerConfig(**several, correction="tis").uses_proximal
     assert LearnerConfig(**several, recompute_proximal=True).uses_proximal
-    assert not LearnerConfig(**several).corrects_off_policyness
-
-
-def test_a_loss_of_the_users_is_believed_to_own_a_ratio():
-    assert LearnerConfig(loss="mine:loss").corrects_off_policyness
-    assert LearnerConfig(loss="mine:loss", epochs=2).uses_proximal
-    assert not LearnerConfig(loss="mine:loss", epochs=2).corrects_off_policyness

@@ -219,14 +219,7 @@ def test_what_only_rejects_says_so_and_weighs_by_one(name):
     settings = {"kl_mask": {"threshold": 0.5}, "lag_mask": {"max_lag": 1}}.get(name, {})
     row = aged([0.7, 1.2], [0, 1])
     weights = importance_weights(name, row, **settings).weights.tolist()
-    assert CORRECTIONS[name].weighs == (weights != [1.0, 1.0])
-
-
-def test_corrections_say_what_must_lie_whole_in_a_row():
-    whole = {name for name in CORRECTIONS if CORRECTIONS[name].unit == "sequence"}
-    by_sequence = {"sequence_tis", "sequence_mis", "geometric_mis"}
-    assert whole == by_sequence | {"kl_mask", "veto", "opsm"}
-    assert CORRECTIONS["lag_mask"].needs == {"versions", "version"}
+    assert CORRECTIONS[name].traits.weighs == (weights != [1.0, 1.0])
 
 
 @pytest.mark.parametrize(

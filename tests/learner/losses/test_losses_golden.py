@@ -6,8 +6,9 @@ from dataclasses import replace
 import pytest
 import torch
 
+from learner.config.traits import LossTraits
 from learner.errors import InputError
-from learner.losses import LOSSES, LossInputs, PolicyLoss, TokenLoss, policy_loss
+from learner.losses import LOSSES, LossInputs, TokenLoss, policy_loss
 from learner.losses.registry import policy_loss_function
 
 
@@ -322,7 +323,7 @@ def test_the_best_of_a_group_needs_groups():
     ],
 )
 def test_losses_say_what_they_need_under_their_options(name, options, expected):
-    loss = LOSSES[name].under(options)
+    loss = LOSSES[name].traits.under(options)
     assert expected == (
         loss.owns_is,
         loss.anchor,
@@ -339,7 +340,7 @@ def test_a_loss_of_the_users_needs_to_say_only_whether_it_owns_a_ratio():
         return TokenLoss(-inputs.current, {})
 
     try:
-        assert push == PolicyLoss("pushes_for_the_test", push.function, owns_is=False)
-        assert push.under({}) == push
+        assert push.traits == LossTraits(owns_is=False)
+        assert push.traits.under({"any": 1}) == push.traits
     finally:
         LOSSES._entries.pop("pushes_for_the_test")

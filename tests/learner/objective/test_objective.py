@@ -11,19 +11,23 @@ import torch
 from rollouts import PlainEngine, TinyPolicy, group, only, random_groups, rollout
 
 from learner.advantages import ESTIMATORS, Estimate, Estimator
-from learner.config import objective as objective_config
 from learner.config.learner import LearnerConfig
+from learner.config.objective_rules import corrects_off_policyness, needs_behavior_logprobs
+from learner.config.traits import (
+    ADVANTAGE_TRAITS,
+    CORRECTION_TRAITS,
+    LOSS_TRAITS,
+    REJECTIONS,
+    AdvantageTraits,
+    CorrectionTraits,
+    LossTraits,
+)
 from learner.corrections import CORRECTIONS, ImportanceWeights
 from learner.engine.protocol import Forward
 from learner.errors import InputError
 from learner.losses import LOSSES, PolicyLoss, TokenLoss
 from learner.losses.kl import kl_loss
-from learner.objective.checks import (
-    check_objective,
-    corrects_off_policyness,
-    needs,
-    needs_behavior_logprobs,
-)
+from learner.objective.checks import check_objective, load_traits
 from learner.objective.objective import Objective
 from learner.update import Updater
 from queues.records import FinishReason
@@ -397,38 +401,16 @@ def test_every_algorithm_has_one_gradient_for_every_micro_batching_and_order(set
     torch.testing.assert_close(turned.gradient, whole.gradient, atol=1e-6, rtol=1e-6)
 
 
-def test_what_recipes_know_of_the_algorithms_is_what_these_say():
-    assert set(objective_config.ADVANTAGES) == set(ESTIMATORS)
-    assert set(objective_config.LOSSES) == set(LOSSES)
-    assert set(objective_config.CORRECTIONS) == set(CORRECTIONS)
-    relative = {name for name in ESTIMATORS if ESTIMATORS[name].relative}
-    assert set(objective_config.GROUP_ADVANTAGES) == relative
-    own = {name for name in LOSSES if LOSSES[name].owns_is}
-    proximal = {name for name in own if LOSSES[name].under({}).anchor == "proximal"}
-    assert set(objective_config.RATIO_LOSSES) == proximal
-    assert set(objective_config.BEHAVIOR_LOSSES) == own - proximal
-    meant = {name for name in LOSSES if LOSSES[name].off_policy} - own
-    assert set(objective_config.OFF_POLICY_LOSSES) == meant
-    whole = {name for name in LOSSES if LOSSES[name].aggregations == ("sequence_mean",)}
-    assert set(objective_config.SEQUENCE_LOSSES) == whole
-    weighing = {name for name in CORRECTIONS if CORRECTIONS[name].weighs}
-    assert set(objective_config.WEIGHTS) == weighing
-
-
-@pytest.mark.parametrize("loss", objective_config.LOSSES)
-@pytest.mark.parametrize("steps", [1, 2])
-def test_what_a_recipe_says_of_staleness_is_what_the_loss_says(loss, steps):
-    aggregation = "sequence_mean" if loss in objective_config.SEQUENCE_LOSSES else "token_mean"
-    advantage = "best_worst" if loss == "dpo" else "grpo"
-    config = LearnerConfig(loss=loss, epochs=steps, aggregation=aggregation, advantage=advantage)
-    assert corrects_off_policyness(config) == config.corrects_off_policyness
-    assert needs_behavior_logprobs(config) == config.needs_behavior_logprobs
+def test_every_registered_function_has_traits_and_every_trait_a_function():
+    assert set(ADVANTAGE_TRAITS) == set(ESTIMATORS)
+    assert set(LOSS_TRAITS) == set(LOSSES)
+    assert set(CORRECTION_TRAITS) == set(CORRECTIONS)
 
 
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"loss": "topr", "correction": "tis"}, "already weighs by the behaviour policy"),
+        ({"loss": "topr", "correction": "tis"}, "already weighs by current / behaviour policy"),
         ({"loss": "cispo", "correction": ["veto", "mis"]}, "would count it twice"),
         ({"loss": "kimi", "correction": "tis", "aggregation": "sequence_mean"}, "unweighed"),
         (
@@ -438,18 +420,18 @@ def test_what_a_recipe_says_of_staleness_is_what_the_loss_says(loss, steps):
                 "aggregation": "sequence_mean",
                 "correction": "veto",
             },
-            "one of pairs",
+            "compares the rollouts of a group",
         ),
         (
             {"loss": "decoupled_ppo", "loss_options": {"proximal": "detach"}, "epochs": 2},
             'use "recompute", or one step',
         ),
         ({"loss": "gspo"}, 'use aggregation = "sequence_mean"'),
-        ({"advantage": "gae"}, r"needs a \[learner.critic\] section"),
+        ({"advantage": "gae"}, r"needs values.*\[learner.critic\] section"),
         ({"critic": {}}, 'needs advantage = "gae"'),
         ({"loss": "dpo", "aggregation": "sequence_mean"}, 'use advantage = "best_worst"'),
         ({"correction": []}, 'an empty list; write "none"'),
-        ({"advantage": "gdpo", "process_rewards": True}, "what a turn earned is no part"),
+        ({"advantage": "gdpo", "process_rewards": True}, "the reward of a turn belongs to none"),
         ({"correction": ["tsi"]}, "did you mean 'tis'"),
         ({"correction": ["tis", "veto", "mis"], "loss": "reinforce"}, "tis and mis each weigh"),
         ({"correction": ["veto", "veto"]}, "veto more than once"),
@@ -489,7 +471,7 @@ def test_an_option_that_does_not_fit_is_named_with_its_setting(settings, said):
         check_objective(LearnerConfig(**settings))
 
 
-@pytest.mark.parametrize("correction", objective_config.REJECTIONS)
+@pytest.mark.parametrize("correction", REJECTIONS)
 def test_a_rejection_goes_with_a_loss_that_owns_its_ratio(correction):
     options = {"lag_mask": {"max_lag": 1}, "kl_mask": {"threshold": 1.0}}.get(correction, {})
     config = LearnerConfig(loss="cispo", correction=correction, correction_options=options)
@@ -498,10 +480,10 @@ def test_a_rejection_goes_with_a_loss_that_owns_its_ratio(correction):
 
 def test_a_weight_of_the_users_beside_another_is_refused(monkeypatch):
     module = ModuleType("weights_of_a_user")
-    module.own = ImportanceWeights("own", CORRECTIONS["tis"].function)
+    module.own = ImportanceWeights("own", CORRECTIONS["tis"].function, CorrectionTraits())
     monkeypatch.setitem(sys.modules, module.__name__, module)
     both = LearnerConfig(loss="reinforce", correction=["mis", "weights_of_a_user:own"])
-    with pytest.raises(InputError, match="mis, weights_of_a_user:own each weigh"):
+    with pytest.raises(InputError, match="mis and weights_of_a_user:own each weigh"):
         Objective(both)
     Objective(LearnerConfig(loss="reinforce", correction=["weights_of_a_user:own", "veto"]))
 
@@ -531,13 +513,17 @@ def push(inputs):
     ],
 )
 def test_what_a_loss_of_the_users_needs_is_asked_for(of_the_users, need, remedy, settings):
-    needy = PolicyLoss("needy", push, owns_is=False, needs=frozenset({need}))
+    needy = PolicyLoss("needy", push, LossTraits(owns_is=False, needs=frozenset({need})))
     loss = of_the_users(needy)
     with pytest.raises(InputError, match=f"needs {need}, which nothing computes; .*{remedy}"):
         Objective(LearnerConfig(loss=loss))
     Objective(LearnerConfig(loss=loss, **settings))
     correction = of_the_users(
-        ImportanceWeights("own", CORRECTIONS["none"].function, weighs=False, needs={need})
+        ImportanceWeights(
+            "own",
+            CORRECTIONS["none"].function,
+            CorrectionTraits(weighs=False, needs=frozenset({need})),
+        )
     )
     with pytest.raises(InputError, match=f"needs {need}"):
         Objective(LearnerConfig(correction=correction, loss="reinforce"))
@@ -548,36 +534,63 @@ def test_an_advantage_of_the_users_may_have_a_critic_which_learns_what_it_return
         values = batch.the_tokens("own").values
         return Estimate(values, token_level=True, returns=values)
 
-    own = Estimator("own", with_returns, needs=frozenset({"values"}))
+    own = Estimator("own", with_returns, AdvantageTraits(needs=frozenset({"values"})))
     advantage = of_the_users(own)
     with pytest.raises(InputError, match=r"needs values.*\[learner.critic\] section"):
         Objective(LearnerConfig(advantage=advantage))
     config = LearnerConfig(advantage=advantage, critic={})
     critic = PlainCritic()
     assert Updater(PlainEngine(), config, critic=critic).update(random_groups(), 0)["value_loss"]
-    silent = of_the_users(Estimator("silent", lambda batch: batch.rewards))
+    silent = of_the_users(Estimator("silent", lambda batch: batch.rewards, AdvantageTraits()))
     with pytest.raises(InputError, match="a critic learns returns, and"):
         Objective(LearnerConfig(advantage=silent, critic={}))
 
 
 def test_what_an_objective_needs_of_others_is_told():
-    assert needs(LearnerConfig(advantage="remax", loss="reinforce")) == {"baseline_rewards"}
-    assert needs(LearnerConfig()) == {"group_size"}
+    assert LearnerConfig(advantage="remax", loss="reinforce").traits.needs == {"baseline_rewards"}
+    assert LearnerConfig().traits.needs == {"group_size"}
     lagged = LearnerConfig(correction="lag_mask", correction_options={"max_lag": 1})
-    assert needs(lagged) == {"group_size", "versions", "version"}
+    assert lagged.traits.needs == {"group_size", "versions", "version"}
 
 
-def test_a_loss_of_the_users_says_whether_it_compares_with_the_behaviour_policy(of_the_users):
-    anchored = of_the_users(PolicyLoss("anchored", push, owns_is=True, anchor="behavior"))
-    proximal = of_the_users(PolicyLoss("proximal", push, owns_is=True))
-    plain = of_the_users(PolicyLoss("plain", push, owns_is=False))
-    twice = {"epochs": 2}
-    assert LearnerConfig(loss=anchored, **twice).uses_proximal
-    assert needs_behavior_logprobs(LearnerConfig(loss=anchored, **twice))
-    assert not needs_behavior_logprobs(LearnerConfig(loss=proximal, **twice))
-    assert needs_behavior_logprobs(LearnerConfig(loss=proximal))
-    assert not needs_behavior_logprobs(LearnerConfig(loss=plain))
-    assert needs_behavior_logprobs(LearnerConfig(loss=plain, correction="tis"))
+def test_rules_of_staleness_follow_the_traits_of_a_loss_of_the_users(of_the_users):
+    anchored = of_the_users(
+        PolicyLoss("anchored", push, LossTraits(owns_is=True, anchor="behavior"))
+    )
+    proximal = of_the_users(PolicyLoss("proximal", push, LossTraits(owns_is=True)))
+    plain = of_the_users(PolicyLoss("plain", push, LossTraits(owns_is=False)))
+
+    def compares_and_corrects(**settings):
+        config = LearnerConfig(**settings)
+        traits = load_traits(config)
+        return needs_behavior_logprobs(config, traits), corrects_off_policyness(config, traits)
+
+    assert LearnerConfig(loss=anchored, epochs=2).uses_proximal
+    assert compares_and_corrects(loss=anchored, epochs=2) == (True, True)
+    assert compares_and_corrects(loss=proximal) == (True, True)
+    assert compares_and_corrects(loss=proximal, epochs=2) == (False, False)
+    assert compares_and_corrects(loss=plain) == (False, False)
+    assert compares_and_corrects(loss=plain, correction="tis") == (True, True)
+
+
+@pytest.mark.parametrize(
+    ("settings", "corrects"),
+    [
+        ({"loss": "cispo"}, True),
+        ({"loss": "cispo", "epochs": 2}, False),
+        ({"loss": "cispo", "epochs": 2, "correction": "tis"}, True),
+        ({"loss": "cispo", "epochs": 2, "recompute_proximal": False}, True),
+        ({"loss": "reinforce"}, False),
+        ({"loss": "reinforce", "correction": "lag_mask"}, False),
+        ({"loss": "decoupled_ppo", "epochs": 2}, True),
+        ({"loss": "raft"}, True),
+        ({"loss": "mine:loss"}, True),
+        ({"loss": "mine:loss", "epochs": 2}, False),
+    ],
+)
+def test_what_corrects_off_policyness_without_loading_anything(settings, corrects):
+    config = LearnerConfig(**settings)
+    assert corrects_off_policyness(config, config.traits) == corrects
 
 
 def test_weights_of_the_parts_of_a_reward_are_accepted():

@@ -10,9 +10,10 @@ from rollouts import PlainEngine, random_groups
 import learner
 from learner.advantages import ESTIMATORS
 from learner.config.learner import LearnerConfig
+from learner.config.objective_rules import corrects_off_policyness
 from learner.errors import InputError
 from learner.losses import LOSSES
-from learner.objective.checks import corrects_off_policyness
+from learner.objective.checks import load_traits
 from learner.update import Updater
 
 README = (Path(learner.__file__).parent / "README.md").read_text()
@@ -42,9 +43,10 @@ def test_it_trains_with_its_options_and_figures():
 def test_it_is_held_to_the_checks_of_built_in_ones():
     with pytest.raises(InputError, match="no option wide; its options: width"):
         Updater(PlainEngine(), LearnerConfig(**OWN, loss_options={"wide": 1}))
-    with pytest.raises(InputError, match="would count that twice"):
+    with pytest.raises(InputError, match="would count it twice"):
         Updater(PlainEngine(), LearnerConfig(**OWN, correction="tis"))
-    assert corrects_off_policyness(LearnerConfig(**OWN))
+    own = LearnerConfig(**OWN)
+    assert corrects_off_policyness(own, load_traits(own))
 
 
 def test_what_makes_no_numbers_of_made_up_rollouts_is_refused():

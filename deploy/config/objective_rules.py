@@ -1,0 +1,60 @@
+"""Rules of what an objective asks of queues, actors and prompts, as functions over its traits.
+
+A recipe checks itself with the traits of built-in functions (`RunConfig`), and preflight with those
+of all functions, loaded.
+"""
+
+from typing import TYPE_CHECKING
+
+from deploy.errors import InputError
+from learner.config.objective_rules import corrects_off_policyness, needs_behavior_logprobs
+from learner.config.traits import ObjectiveTraits
+
+if TYPE_CHECKING:
+    from deploy.config.run_config import RunConfig
+
+
+def check_against_objective(config: "RunConfig", traits: ObjectiveTraits) -> None:
+    """Refuse a recipe whose rollouts are not what its objective needs.
+
+    Raises:
+        InputError: Stale rollouts that nothing corrects, a truncated behaviour policy that a ratio
+            compares with, groups of one that are compared, or a baseline that nobody samples.
+    """
+    _check_staleness(config, traits)
+    learner, actors = config.learner, config.actors
+    functions = f"learner.advantage = {learner.advantage!r} or loss = {learner.loss!r}"
+    truncated = actors.top_p < 1 or actors.top_k > 0
+    if truncated and needs_behavior_logprobs(learner, traits):
+        raise InputError(
+            f"actors.top_p = {actors.top_p} and actors.top_k = {actors.top_k} renormalise the "
+            f"behaviour policy, which {functions}, a correction or the KL compares with; use "
+            "top_p = 1.0 and top_k = -1"
+        )
+    if "group_size" in traits.needs and config.prompts.group_size < 2:
+        raise InputError(
+            f"{functions} compares the rollouts of a group, so prompts.group_size must be at least "
+            f"2, not {config.prompts.group_size}"
+        )
+    if "baseline_rewards" in traits.needs and not actors.greedy_baseline:
+        raise InputError(
+            f"{functions} needs baseline_rewards, those of greedy rollouts of the same prompts; "
+            "set actors.greedy_baseline = true"
+        )
+
+
+def _check_staleness(config: "RunConfig", traits: ObjectiveTraits) -> None:
+    stale, learner = config.queues.max_staleness, config.learner
+    if stale == 0 or config.queues.allow_uncorrected or corrects_off_policyness(learner, traits):
+        return
+    ratio = (
+        "learner.recompute_proximal = false"
+        if learner.uses_proximal and learner.loss != "reinforce"
+        else 'learner.loss = "cispo" or "ppo"'
+    )
+    raise InputError(
+        f"queues.max_staleness = {stale} with learner.loss = {learner.loss!r} and "
+        f"learner.correction = {learner.correction!r} trains off-policy rollouts as if they were "
+        f'on-policy; set learner.correction = "tis", or {ratio}, or queues.max_staleness = 0, or '
+        "queues.allow_uncorrected = true"
+    )

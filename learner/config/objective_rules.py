@@ -1,0 +1,156 @@
+"""Rules of what goes together in an objective, as functions over its settings and traits.
+
+The settings check themselves with the traits of built-in functions (`ObjectiveConfig`); a run
+checks them again with those of all functions, loaded (`learner.objective.checks`). No torch.
+"""
+
+from typing import TYPE_CHECKING
+
+from learner.config.traits import (
+    REJECTIONS,
+    WEIGHTS,
+    AdvantageTraits,
+    LossTraits,
+    ObjectiveTraits,
+)
+from learner.errors import InputError
+
+if TYPE_CHECKING:
+    from learner.config.objective import ObjectiveConfig
+
+
+def check_traits(config: "ObjectiveConfig", traits: ObjectiveTraits) -> None:
+    """Refuse settings that contradict the traits of the functions they name.
+
+    Raises:
+        InputError: A ratio would count twice, something needed is not computed, or a function is
+            not defined for another setting.
+    """
+    _check_corrections(config, traits)
+    _check_needs(config, traits)
+    if traits.loss is not None:
+        _check_loss(config, traits.loss)
+    if traits.advantage is not None:
+        _check_advantage(config, traits.advantage)
+
+
+def corrects_off_policyness(config: "ObjectiveConfig", traits: ObjectiveTraits) -> bool:
+    """Return whether the objective accounts for rollouts sampled by another policy.
+
+    A loss that is not loaded is taken to own a ratio.
+    """
+    corrections = traits.corrections.values()
+    corrected = any(correction is None or correction.corrects for correction in corrections)
+    off_policy = traits.loss is not None and traits.loss.off_policy
+    return corrected or off_policy or _weighs_by_behavior(config, traits.loss)
+
+
+def needs_behavior_logprobs(config: "ObjectiveConfig", traits: ObjectiveTraits) -> bool:
+    """Return whether the objective compares with the probabilities that tokens were sampled with.
+
+    A loss that is not loaded is taken to own a ratio.
+    """
+    kl, loss = config.kl, traits.loss
+    in_kl = kl is not None and (kl.placement == "reward" or "_" in kl.form)
+    anchored = loss is not None and loss.anchor == "behavior"
+    return bool(config.corrections) or in_kl or anchored or _weighs_by_behavior(config, loss)
+
+
+def _weighs_by_behavior(config: "ObjectiveConfig", loss: LossTraits | None) -> bool:
+    """Return whether the loss itself weighs tokens by current / behaviour policy."""
+    if loss is None:
+        return not config.uses_proximal
+    return loss.owns_is and (loss.anchor == "behavior" or not config.uses_proximal)
+
+
+def _check_corrections(config: "ObjectiveConfig", traits: ObjectiveTraits) -> None:
+    weighing = [name for name, item in traits.corrections.items() if item and item.weighs]
+    if len(weighing) > 1:
+        raise InputError(
+            f"corrections {' and '.join(weighing)} each weigh by proximal / behaviour policy, so "
+            f"together they would count it twice; use one of {', '.join(WEIGHTS)}, with any of "
+            f"{', '.join(REJECTIONS)}"
+        )
+    loss = traits.loss
+    if loss is None or not config.corrections:
+        return
+    if loss.unit == "group":
+        raise InputError(
+            f"loss {config.loss!r} compares the rollouts of a group, and correction "
+            f"{config.corrections[0]!r} would weigh the tokens of one apart from those of the "
+            'others; use correction = "none"'
+        )
+    if not weighing:
+        return
+    only_rejects = f"or one of {', '.join(REJECTIONS)}, which weigh nothing"
+    if _weighs_by_behavior(config, loss):
+        other = '; or loss = "reinforce", or recompute_proximal = true'
+        raise InputError(
+            f"loss {config.loss!r} already weighs by current / behaviour policy, so correction "
+            f'{weighing[0]!r} would count it twice; use correction = "none", {only_rejects}'
+            f"{other if loss.anchor == 'proximal' else ''}"
+        )
+    if loss.off_policy:
+        raise InputError(
+            f"loss {config.loss!r} is defined for rollouts of any policy, unweighed; use "
+            f'correction = "none" instead of {weighing[0]!r}, {only_rejects}'
+        )
+
+
+def _check_needs(config: "ObjectiveConfig", traits: ObjectiveTraits) -> None:
+    supplies = {
+        "reference_logprobs": (config.uses_reference, "give a [learner.kl] section"),
+        "proximal_logprobs": (config.uses_proximal, "set learner.recompute_proximal = true"),
+        "values": (config.critic is not None, "give a [learner.critic] section"),
+    }
+    for name, (supplied, remedy) in supplies.items():
+        if name in traits.needs and not supplied:
+            raise InputError(
+                f"advantage {config.advantage!r}, loss {config.loss!r} or correction "
+                f"{config.correction!r} needs {name}, which nothing computes; {remedy}"
+            )
+
+
+def _check_loss(config: "ObjectiveConfig", loss: LossTraits) -> None:
+    if loss.single_step and config.steps_per_batch > 1:
+        raise InputError(
+            f"loss {config.loss!r} with loss_options = {config.loss_options} takes the current "
+            "policy for that at the start of the batch, but "
+            f"{config.steps_per_batch} steps (minibatches · epochs) move it; use "
+            '"recompute", or one step'
+        )
+    if loss.aggregations is not None and config.aggregation not in loss.aggregations:
+        allowed = " or ".join(f'"{mode}"' for mode in loss.aggregations)
+        raise InputError(
+            f"loss {config.loss!r} is not defined for aggregation = {config.aggregation!r}; use "
+            f"aggregation = {allowed}"
+        )
+    of_the_users = ":" in config.advantage
+    if loss.advantages is not None and not of_the_users and config.advantage not in loss.advantages:
+        allowed = " or ".join(f'"{name}"' for name in loss.advantages)
+        raise InputError(
+            f"loss {config.loss!r} is not defined for advantage = {config.advantage!r}; use "
+            f"advantage = {allowed}"
+        )
+
+
+def _check_advantage(config: "ObjectiveConfig", advantage: AdvantageTraits) -> None:
+    built_in = ":" not in config.advantage  # a user's may give returns without needing values
+    if config.critic is not None and built_in and "values" not in advantage.needs:
+        raise InputError(
+            f'[learner.critic] needs advantage = "gae", not {config.advantage!r}: only GAE uses '
+            "values"
+        )
+    if not advantage.takes_task_rewards:
+        return
+    if config.kl is not None and config.kl.placement == "reward":
+        raise InputError(
+            f'kl.placement = "reward" with advantage = {config.advantage!r}, which takes rewards '
+            'as the task gives them; use placement = "loss"'
+        )
+    if config.process_rewards and "reward_parts" in advantage.needs:
+        raise InputError(
+            f"process_rewards = true with advantage = {config.advantage!r}, which normalises the "
+            "parts of the reward, and the reward of a turn belongs to none; use process_rewards = "
+            "false"
+        )

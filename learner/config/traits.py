@@ -1,0 +1,219 @@
+"""Traits of losses, advantages and corrections: what each is and needs. Imports no torch.
+
+The built-in functions take their traits from the tables below; a function of the user's passes its
+own to the decorator. `learner.config.objective_rules` checks objectives by traits alone.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+Anchor = Literal["proximal", "behavior"]
+Unit = Literal["token", "sequence", "group"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LossTraits:
+    """What a policy loss is and needs."""
+
+    owns_is: bool
+    """It weighs tokens by current / anchor itself. Where the anchor is the behaviour policy, an
+    importance weight on top would count the ratio twice."""
+    anchor: Anchor = "proximal"
+    """`proximal`: the proximal policy where one is computed, else the behaviour policy.
+    `behavior`: the behaviour policy always."""
+    off_policy: bool = False
+    """Right, or meant, for stale rollouts without any correction, whatever the anchor."""
+    unit: Unit = "token"
+    """What must lie whole in one microbatch."""
+    aggregations: tuple[str, ...] | None = None
+    """Modes of `learner.batch.token_weights` that the loss is defined for; None: all."""
+    advantages: tuple[str, ...] | None = None
+    """Built-in advantages that the loss is defined for; None: all."""
+    needs: frozenset[str] = frozenset()
+    """Optional fields of `LossInputs` that it cannot do without."""
+    recomputes_proximal: bool | None = None
+    """Whether the proximal policy is computed for it; None: as the recipe has it."""
+    single_step: bool = False
+    """Right only where a batch takes one optimizer step."""
+    by_option: Mapping[str, Mapping[Any, Mapping[str, Any]]] = field(default_factory=dict)
+    """Option → value → the traits that differ from the above under this value."""
+
+    def under(self, options: Mapping[str, Any]) -> "LossTraits":
+        """Return the traits of the loss when it is used with these options."""
+        changes: dict[str, Any] = {}
+        for option, values in self.by_option.items():
+            for value, changed in values.items():
+                if options.get(option) == value:
+                    changes |= changed
+        return replace(self, **changes)
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdvantageTraits:
+    """What an advantage estimator is and needs."""
+
+    needs: frozenset[str] = frozenset()
+    """Those of `ADVANTAGE_NEEDS` that it cannot do without."""
+    relative: bool = False
+    """It compares the rollouts of a group, so that a group of one teaches nothing."""
+    takes_token_rewards: bool = False
+    """It places token rewards itself; else they are added to the rollout's reward."""
+    takes_task_rewards: bool = False
+    """It is given the reward of the task itself, without shaping and with what turns earned: parts,
+    counts and thresholds of a reward do not survive a penalty in it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CorrectionTraits:
+    """What a correction is and needs."""
+
+    weighs: bool = True
+    """It multiplies by a ratio; false: it only rejects, which counts no ratio twice."""
+    corrects: bool = True
+    """It accounts for the difference between behaviour and proximal policy."""
+    needs: frozenset[str] = frozenset()
+    """Optional fields of `LossInputs` that it cannot do without."""
+
+
+ADVANTAGE_NEEDS = frozenset({"lengths", "baseline_rewards", "reward_parts", "values"})
+"""Optional arguments of `compute_advantages` that an estimator may declare a need for."""
+
+_GROUP = AdvantageTraits(relative=True)
+
+ADVANTAGE_TRAITS: Mapping[str, AdvantageTraits] = {
+    "reinforce": AdvantageTraits(),
+    "rloo": _GROUP,
+    "grpo": replace(_GROUP, takes_token_rewards=True),
+    "dr_grpo": _GROUP,
+    "batch_norm": _GROUP,
+    "reinforce_pp_baseline": replace(_GROUP, takes_token_rewards=True),
+    "opo": replace(_GROUP, needs=frozenset({"lengths"})),
+    "gdpo": AdvantageTraits(
+        needs=frozenset({"reward_parts"}),
+        relative=True,
+        takes_token_rewards=True,
+        takes_task_rewards=True,
+    ),
+    "maxrl": replace(_GROUP, takes_task_rewards=True),
+    "pass_at_k": replace(_GROUP, takes_task_rewards=True),
+    "best_of_n": _GROUP,
+    "best_worst": _GROUP,
+    "reinforce_pp": AdvantageTraits(takes_token_rewards=True),
+    "remax": AdvantageTraits(needs=frozenset({"baseline_rewards"}), takes_token_rewards=True),
+    "gae": AdvantageTraits(needs=frozenset({"values"}), takes_token_rewards=True),
+}
+
+_RATIO = LossTraits(owns_is=True)
+_OF_SEQUENCES = ("sequence_mean",)
+_BY_VERSION = {
+    "recomputes_proximal": False,
+    "needs": frozenset({"versions", "version"}),
+}
+
+LOSS_TRAITS: Mapping[str, LossTraits] = {
+    "reinforce": LossTraits(owns_is=False),
+    "ppo": _RATIO,
+    "grpo": _RATIO,
+    "dapo": _RATIO,
+    "cispo": _RATIO,
+    "gspo": replace(_RATIO, unit="sequence", aggregations=_OF_SEQUENCES),
+    "gspo_token": replace(_RATIO, unit="sequence", aggregations=_OF_SEQUENCES),
+    "sapo": _RATIO,
+    "topr": LossTraits(
+        owns_is=True,
+        anchor="behavior",
+        off_policy=True,
+        unit="sequence",
+        by_option={"level": {"token": {"unit": "token"}}},
+    ),
+    "decoupled_ppo": LossTraits(
+        owns_is=True,
+        anchor="behavior",
+        off_policy=True,
+        needs=frozenset({"proximal_logprobs"}),
+        recomputes_proximal=True,
+        by_option={
+            "proximal": {
+                "detach": {
+                    "recomputes_proximal": False,
+                    "needs": frozenset(),
+                    "single_step": True,
+                },
+                "loglinear": _BY_VERSION,
+                "linear": _BY_VERSION,
+            }
+        },
+    ),
+    "kimi": LossTraits(
+        owns_is=False,
+        anchor="behavior",
+        off_policy=True,
+        unit="sequence",
+        aggregations=_OF_SEQUENCES,
+        by_option={"variant": {"token_sq": {"unit": "token", "aggregations": None}}},
+    ),
+    "raft": LossTraits(
+        owns_is=False,
+        off_policy=True,
+        by_option={"keep": {"best": {"unit": "group", "needs": frozenset({"group_ids"})}}},
+    ),
+    "dpo": LossTraits(
+        owns_is=False,
+        off_policy=True,
+        unit="group",
+        aggregations=_OF_SEQUENCES,
+        advantages=("best_worst",),
+        needs=frozenset({"reference_logprobs", "group_ids"}),
+    ),
+}
+
+_WEIGHT, _REJECTION = CorrectionTraits(), CorrectionTraits(weighs=False)
+
+CORRECTION_TRAITS: Mapping[str, CorrectionTraits] = {
+    "none": replace(_REJECTION, corrects=False),
+    "tis": _WEIGHT,
+    "mis": _WEIGHT,
+    "icepop": _WEIGHT,
+    "sequence_tis": _WEIGHT,
+    "sequence_mis": _WEIGHT,
+    "geometric_mis": _REJECTION,
+    "kl_mask": _REJECTION,
+    "veto": _REJECTION,
+    "opsm": _REJECTION,
+    "lag_mask": CorrectionTraits(
+        weighs=False, corrects=False, needs=frozenset({"versions", "version"})
+    ),
+}
+
+WEIGHTS = tuple(name for name, traits in CORRECTION_TRAITS.items() if traits.weighs)
+"""Corrections that weigh tokens by proximal / behaviour policy."""
+REJECTIONS = tuple(name for name in CORRECTION_TRAITS if name not in (*WEIGHTS, "none"))
+"""Corrections that only reject, and so go with every loss."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ObjectiveTraits:
+    """Traits of the functions that an objective names, under its options.
+
+    None stands for a function of the user's that is not loaded: rules about it are left to the
+    check that loads it (`learner.objective.checks`).
+    """
+
+    advantage: AdvantageTraits | None
+    loss: LossTraits | None
+    corrections: Mapping[str, CorrectionTraits | None]
+    """By name, without "none"."""
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """What the loaded functions cannot do without.
+
+        Fields of `LossInputs` and arguments of `compute_advantages`; and `group_size`, where
+        rollouts of one prompt are compared.
+        """
+        functions = [self.advantage, self.loss, *self.corrections.values()]
+        needs = frozenset[str]().union(*(traits.needs for traits in functions if traits))
+        relative = self.advantage is not None and self.advantage.relative
+        of_groups = self.loss is not None and self.loss.unit == "group"
+        return needs | {"group_size"} if relative or of_groups else needs
