@@ -15,18 +15,9 @@ from queues.policy.dynamic_sampling import TieFilter, Verdict
 from queues.policy.prompt_retirement import Retirement
 from queues.policy.staleness_controller import StalenessController
 from queues.records import BatchRecord, Lease, Prompt, Purpose, PutStatus, Summary
+from queues.state import groups as reasons
 from queues.state.evaluations import EvaluationRun
-from queues.state.groups import (
-    EXCUSED,
-    FILTERED,
-    OVERDUE,
-    UNREACHABLE,
-    Acceptance,
-    Group,
-    Groups,
-    Reissue,
-    State,
-)
+from queues.state.groups import Acceptance, Group, Groups, Reissue, State
 from queues.state.prompt_queue import PromptQueue
 from queues.state.results_queue import ResultsQueue
 
@@ -97,9 +88,8 @@ class BrokerState:
     @property
     def staleness(self) -> int:
         """The window of staleness w: new groups are due so many versions after their start."""
-        if self.controller is None:
-            return self.bounds.max_staleness
-        return self.controller.state.window
+        controller = self.controller
+        return self.bounds.max_staleness if controller is None else controller.state.window
 
     # --- prompts
 
@@ -193,8 +183,8 @@ class BrokerState:
         if self.tie_filter is not None:
             verdict = self.tie_filter.judge(rewards)
         if verdict is Verdict.DROPPED:
-            self.groups.move(group, State.DROPPED, reason=FILTERED)
-            return Acceptance(State.DROPPED, FILTERED, retires=retires)
+            self.groups.move(group, State.DROPPED, reason=reasons.FILTERED)
+            return Acceptance(State.DROPPED, reasons.FILTERED, retires=retires)
         group.ready_at = now
         self.groups.move(group, State.READY, due=group.due)
         self.results.add(group)
@@ -210,7 +200,7 @@ class BrokerState:
         again.
         """
         self.given_back[reason] += 1
-        excused = reason in EXCUSED
+        excused = reason in reasons.EXCUSED
         if not excused:
             group.failures += 1
         if group.failures >= self.max_attempts:
@@ -234,7 +224,7 @@ class BrokerState:
         """
         groups = self.prompts.pop_unreachable(self.version) if self.training_over else []
         for group in groups:
-            self._fail(group, UNREACHABLE)
+            self._fail(group, reasons.UNREACHABLE)
         return groups
 
     # --- batches
@@ -280,7 +270,7 @@ class BrokerState:
         for dropped, new in reversed(reissues):
             if dropped.state is State.READY:
                 self.results.remove(dropped)
-            self.groups.move(dropped, State.DROPPED, reason=OVERDUE)
+            self.groups.move(dropped, State.DROPPED, reason=reasons.OVERDUE)
             new.failures = dropped.failures
             self.prompts.redeliver(new)
         return reissues
