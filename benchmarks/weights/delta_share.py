@@ -17,27 +17,28 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.harness.provenance import RESULTS, environment, reserve, store
+from weight_sync.announcements import WeightUpdateReport
 
 
-def shares(swaps: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def shares(swaps: Sequence[WeightUpdateReport]) -> dict[str, Any]:
     """What updates of a run changed and cost.
 
     Args:
-        swaps: Rows of `swaps.jsonl`.
+        swaps: The reports in `swaps.jsonl`.
 
     Returns:
         Updates and how many came by delta; of those the share of elements changed and of bytes
         fetched; bytes of all updates beside those of whole versions.
     """
-    taken = [swap for swap in swaps if not swap["error"] and not swap["seeding"]]
-    deltas = [swap for swap in taken if swap["codec"] == "delta"]
+    taken = [swap for swap in swaps if not swap.error and not swap.seeding]
+    deltas = [swap for swap in taken if swap.codec == "delta"]
     return {
         "updates": len(taken),
         "by_delta": len(deltas),
-        "changed": [swap["changed"] for swap in deltas],
-        "bytes_share": [swap["bytes"] / swap["full_bytes"] for swap in deltas],
-        "bytes": sum(swap["bytes"] for swap in taken),
-        "full_bytes": sum(swap["full_bytes"] for swap in taken),
+        "changed": [swap.changed for swap in deltas],
+        "bytes_share": [swap.bytes / swap.full_bytes for swap in deltas],
+        "bytes": sum(swap.bytes for swap in taken),
+        "full_bytes": sum(swap.full_bytes for swap in taken),
     }
 
 
@@ -48,7 +49,8 @@ def main() -> None:
     run = parser.parse_args().run
     file = RESULTS / "delta_share.json"
     reserve(file)
-    found = shares([json.loads(line) for line in (run / "swaps.jsonl").read_text().splitlines()])
+    lines = (run / "swaps.jsonl").read_text().splitlines()
+    found = shares([WeightUpdateReport(**json.loads(line)) for line in lines])
     if not found["by_delta"]:
         raise SystemExit(f"{run}: none of {found['updates']} updates came by delta")
     print(f"{found['by_delta']} of {found['updates']} updates came by delta")
