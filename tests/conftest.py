@@ -67,8 +67,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def read_durations() -> dict[str, float]:
     """Return the recorded seconds of each test; tests that take next to nothing have none."""
-    lines = (line.split(maxsplit=1) for line in DURATIONS.read_text().splitlines())
-    return {name: float(seconds) for seconds, name in lines if name.startswith("tests/")}
+    lines = (line.split(maxsplit=1) for line in DURATIONS.read_text().splitlines() if line)
+    return {name: float(seconds) for seconds, name in lines}
 
 
 def pytest_report_collectionfinish(items: list[pytest.Item]) -> list[str]:
@@ -87,10 +87,15 @@ class DurationRecorder:
         self.seconds[report.nodeid] += report.duration
 
     def pytest_sessionfinish(self) -> None:
-        seconds = {**read_durations(), **self.seconds}
+        root = DURATIONS.parents[2]
+        seconds = {
+            name: taken
+            for name, taken in {**read_durations(), **self.seconds}.items()
+            if (root / name.split("::", 1)[0]).exists()
+        }
         rows = sorted(seconds.items(), key=lambda row: -row[1])
         lines = [f"{taken:9.2f}  {name}" for name, taken in rows if taken >= RECORDED_FROM]
-        DURATIONS.write_text("\n".join(lines) + "\n")
+        DURATIONS.write_text("".join(f"{line}\n" for line in lines))
 
 
 def pytest_configure(config: pytest.Config) -> None:
