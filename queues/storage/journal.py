@@ -43,7 +43,7 @@ class Journal:
         self.directory = directory
         self._segment_bytes = segment_bytes
         self._file: BinaryIO | None = None
-        self.has_changes = False
+        self._dirty = False
         """True while there are frames that `commit` has not made durable."""
         self._synced = 0
         """Bytes of the segment that `commit` has made durable."""
@@ -71,15 +71,15 @@ class Journal:
         offset = self._file.tell()
         self._file.write(_HEADER.pack(len(payload), xxhash.xxh3_64_intdigest(payload)))
         self._file.write(payload)
-        self.has_changes = True
+        self._dirty = True
         return Location(self._segment, offset, len(payload))
 
     def commit(self) -> None:
         """Make every frame so far survive the loss of power (fdatasync)."""
-        if self._file is not None and self.has_changes:
+        if self._file is not None and self._dirty:
             self._file.flush()
             os.fdatasync(self._file.fileno())
-            self.has_changes = False
+            self._dirty = False
             self._synced = self._file.tell()
 
     def rollback(self) -> None:
@@ -93,7 +93,7 @@ class Journal:
         path = _path(self.directory, self._segment)
         with suppress(OSError):  # closing flushes the buffer
             self._file.close()
-        self._file, self.has_changes = None, False
+        self._file, self._dirty = None, False
         with suppress(OSError):
             if self._synced:
                 os.truncate(path, self._synced)
