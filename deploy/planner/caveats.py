@@ -93,8 +93,8 @@ def differences(config: RunConfig, recorded: RunConfig) -> list[str]:
     wanted, measured = config.actors.max_new_tokens, recorded.actors.max_new_tokens
     if wanted > measured:
         notes.append(
-            f"actors.max_new_tokens = {wanted}, in the run {measured}: no rollout is taken to be longer "
-            "than the run's"
+            f"actors.max_new_tokens = {wanted}, in the run {measured}: no rollout is taken to be "
+            "longer than the run's"
         )
     return notes
 
