@@ -67,7 +67,9 @@ class Run:
         self.rows = JsonlWriter(directory)
         self.checkpoint = newest_checkpoint(directory.path) if directory.ledger.exists() else None
         self.learning: asyncio.Task[None] | None = None
-        self.processes = Processes(config, inputs, directory, record, self.rows, screen)
+        self.processes = Processes(
+            config, inputs, directory, record, self.rows, screen, checkpoint=self.checkpoint
+        )
         self.broker, self.broadcaster = self.processes.broker, self.processes.broadcaster
         self.learner, self.actors = self.processes.learner, self.processes.actors
         self.watchdog = self.watch()
@@ -174,13 +176,7 @@ class Run:
             f"the learner and {config.actors.count} actor(s) load {self.inputs.model_path}"
         )
         loading = {
-            "learner": self.learner.start(
-                self.inputs.model_path,
-                checkpoint=str(self.checkpoint[1]) if self.checkpoint else None,
-                seed=config.seed,
-                steps=config.steps,
-                temperature=config.actors.temperature,
-            ),
+            "learner": self.learner.start(),
             **{judge.name: judge.start() for judge in self.processes.judges},
             **{actor.name: actor.start() for actor in self.actors},
         }
@@ -207,15 +203,8 @@ class Run:
         self.screen.say(f"{name} is ready")
 
     async def learn(self) -> None:
-        """The learner, from its first publication to its last."""
-        await self.learner.run(
-            self.broker,
-            self.broadcaster,
-            version=self.checkpoint[0] if self.checkpoint else 0,
-            steps=self.config.steps,
-            checkpoints=str(self.directory.checkpoints),
-            weight_sync=self.config.weight_sync,
-        )
+        """Run the learner from its first publication to its last."""
+        await self.learner.run(self.broker, self.broadcaster)
 
     async def feed(self) -> None:
         """Issues prompts as the broker wants them, once the initial policy is scored or kept."""

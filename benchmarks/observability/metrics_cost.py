@@ -25,7 +25,7 @@ import tempfile
 import time
 import timeit
 import urllib.request
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +41,7 @@ from deploy.preflight.inputs import load_inputs
 from deploy.run import Run
 from deploy.runtime.console import Screen
 from deploy.storage.run_directory import RunDirectory
+from learner.diagnostics.batch_report import TrainedBatch
 from learner.metrics import LearnerMetrics
 
 REST_SECONDS = 6.0
@@ -118,10 +119,10 @@ def scrape(addresses: list[str]) -> float:
     return time.thread_time() - began
 
 
-def note(row: dict[str, Any]) -> float:
+def note(row: Mapping[str, Any]) -> float:
     """Seconds that the learner takes to note a batch."""
-    metrics = LearnerMetrics()
-    return min(timeit.repeat(lambda: metrics.observe(row), number=1000, repeat=5)) / 1000
+    metrics, batch = LearnerMetrics(), TrainedBatch.from_dict(row)
+    return min(timeit.repeat(lambda: metrics.observe(batch), number=1000, repeat=5)) / 1000
 
 
 def step_seconds(batches: list[dict[str, Any]]) -> float:

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.harness.provenance import RESULTS, environment, reserve, store
-from learner.ranks.heap import KEEP_FREED_MEMORY
+from learner.ranks.spec import KEEP_FREED_MEMORY, LearnerSpec
 
 AIM = {"utilisation": 0.6, "gap": 0.03}
 """At least and at most; the first where arithmetic dominates."""
@@ -120,9 +120,7 @@ def measure(name: str, *, rounds: int | None) -> dict[str, Any]:
     config = LearnerConfig(microbatch_tokens=size.row_tokens, dtype=size.dtype)
     with tempfile.TemporaryDirectory() as folder:
         write(size, Path(folder))
-        rank = Rank(
-            config, model_path=folder, checkpoint_path=None, seed=0, steps=1000, temperature=1.0
-        )
+        rank = Rank(LearnerSpec(config=config, model_path=folder, seed=0, steps=1000))
     engine = ClockedEngine(rank.engine, rank.engine.device)
     updater = rank.updater = Updater(engine, config)
     with torch.device("meta"):

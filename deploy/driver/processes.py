@@ -5,6 +5,7 @@ Where they are placed is `placement`'s and `cores`' to say; what they do for eac
 
 import os
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import ray
@@ -25,6 +26,7 @@ from deploy.storage.jsonl import JsonlWriter
 from deploy.storage.run_directory import RunDirectory
 from deploy.storage.run_record import Record
 from learner.ranks.ray_group import create_learner
+from learner.ranks.spec import LearnerSpec
 from queues.ray_broker import create_broker
 from queues.runtime.cpu_affinity import parse_cores
 from weight_sync.ray_broadcaster import create_broadcaster
@@ -41,6 +43,8 @@ class Processes:
         record: Record,
         rows: JsonlWriter,
         screen: Screen,
+        *,
+        checkpoint: tuple[int, Path] | None,
     ) -> None:
         self._config, self._inputs = config, inputs
         self._record, self._rows, self._screen = record, rows, screen
@@ -72,8 +76,19 @@ class Processes:
         self.judges = self._make_judges()
         """One, where a reward asks reward models."""
         learners = config.deploy.placement.learner
+        version, folder = checkpoint or (0, None)
         self.learner = create_learner(
-            config.objective,
+            LearnerSpec(
+                config=config.objective,
+                model_path=inputs.model_path,
+                seed=config.seed,
+                steps=config.steps,
+                temperature=config.actors.temperature,
+                checkpoint=str(folder) if folder else None,
+                version=version,
+                checkpoints=str(directory.checkpoints),
+                weight_sync=config.weight_sync,
+            ),
             lambda rank: self._place("learner", rank, options(learners, self._here)),
         )
         self.actors = self._make_actors()

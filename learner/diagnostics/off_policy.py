@@ -12,6 +12,7 @@ from enum import IntEnum
 import torch
 from torch import Tensor
 
+from learner.diagnostics.batch_report import OffPolicyFigures, OriginFigures
 from learner.losses.kl import k3
 from learner.losses.loss_inputs import LOG_RATIO_BOUND
 
@@ -154,16 +155,8 @@ def measure(
     return {name: value.double() for name, value in sums.items()}
 
 
-def figures(sums: Mapping[str, float], *, passes: int = 1) -> dict[str, float | None]:
-    """What is reported of a batch; None where there is nothing to measure.
-
-    `ess` and `ess_sequence`: effective sample size of tokens and of whole rollouts (product of the
-    ratios), as fractions of their numbers; `sequence_clamped`: fraction of rollouts whose product
-    was bounded for it. Of ρ = current / behaviour over tokens: `ratio_mean` (1 in expectation),
-    `ratio_min`, `ratio_p1`, `ratio_p99`, `ratio_max` (from the histogram: of the extremes, the
-    outer edge of the bin), `chi2` (mean ρ² − 1, the χ²-divergence), `mismatch` (mean |log ρ|) and
-    `kl` (k3, of behaviour from current). For rollouts of each origin `mismatch_<origin>`,
-    `kl_<origin>` and `tokens_<origin>`.
+def figures(sums: Mapping[str, float], *, passes: int = 1) -> OffPolicyFigures:
+    """Return what is reported of a batch.
 
     Args:
         sums: As from `measure`, added up; bin i of the histogram is `log_ratio_bins/<i>`.
@@ -173,27 +166,27 @@ def figures(sums: Mapping[str, float], *, passes: int = 1) -> dict[str, float | 
     tokens, rollouts = sum(sums[f"{name}_tokens"] for name in names), sums["sequences"]
     bins = [sums[f"log_ratio_bins/{index}"] for index in range(len(BIN_EDGES) - 1)]
     low, high = _extremes(bins)
-    found: dict[str, float | None] = {
-        "ess": share(sums["ratio"] ** 2, sums["ratio_squared"] * tokens),
-        "ess_sequence": share(
-            sums["sequence_ratio"] ** 2, sums["sequence_ratio_squared"] * rollouts
-        ),
-        "sequence_clamped": share(sums["sequence_clamped"], rollouts),
-        "ratio_mean": share(sums["ratio"], tokens),
-        "ratio_min": low,
-        "ratio_p1": quantile(bins, 0.01),
-        "ratio_p99": quantile(bins, 0.99),
-        "ratio_max": high,
-        "chi2": sums["ratio_squared"] / tokens - 1 if tokens else None,
-        "mismatch": share(sum(sums[f"{name}_difference"] for name in names), tokens),
-        "kl": share(sum(sums[f"{name}_k3"] for name in names), tokens),
-    }
-    for name in names:
-        count = sums[f"{name}_tokens"]
-        found[f"mismatch_{name}"] = share(sums[f"{name}_difference"], count)
-        found[f"kl_{name}"] = share(sums[f"{name}_k3"], count)
-        found[f"tokens_{name}"] = int(count / passes)
-    return found
+    return OffPolicyFigures(
+        ess=share(sums["ratio"] ** 2, sums["ratio_squared"] * tokens),
+        ess_sequence=share(sums["sequence_ratio"] ** 2, sums["sequence_ratio_squared"] * rollouts),
+        sequence_clamped=share(sums["sequence_clamped"], rollouts),
+        ratio_mean=share(sums["ratio"], tokens),
+        ratio_min=low,
+        ratio_p1=quantile(bins, 0.01),
+        ratio_p99=quantile(bins, 0.99),
+        ratio_max=high,
+        chi2=sums["ratio_squared"] / tokens - 1 if tokens else None,
+        mismatch=share(sum(sums[f"{name}_difference"] for name in names), tokens),
+        kl=share(sum(sums[f"{name}_k3"] for name in names), tokens),
+        origins={
+            name: OriginFigures(
+                mismatch=share(sums[f"{name}_difference"], sums[f"{name}_tokens"]),
+                kl=share(sums[f"{name}_k3"], sums[f"{name}_tokens"]),
+                tokens=int(sums[f"{name}_tokens"] / passes),
+            )
+            for name in names
+        },
+    )
 
 
 def quantile(log_ratio_bins: Sequence[float], q: float) -> float | None:

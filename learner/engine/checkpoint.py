@@ -22,9 +22,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from learner.disk_wait import write_file, write_whole
 from learner.engine.protocol import TrainEngine, ValueEngine
 from learner.errors import InputError
-from learner.full_disk import write_file, write_whole
 from learner.model.reference import Reference
 
 log = logging.getLogger(__name__)

@@ -16,12 +16,12 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from learner.config.optimizer import OptimizerConfig
+from learner.disk_wait import write_file, write_whole
 from learner.engine.checkpoint import check_whole
 from learner.engine.lr_schedule import rate_factor
 from learner.engine.process_group import join_alone
 from learner.engine.protocol import Forward
 from learner.errors import InputError, TrainingDiverged
-from learner.full_disk import write_file, write_whole
 from learner.model.policy import Policy, before_each, check_packing, load_tokenizer
 
 OPTIMIZER_FOLDER = "optimizer"

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from learner.full_disk import write_whole
+from learner.disk_wait import write_whole
 from learner.model.policy import Policy
 
 REFERENCE_FOLDER = "reference"

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from learner.advantages import ESTIMATORS, Advantages, compute_advantages
-from learner.batch.batch import MicroBatch, Sequences, TrainBatch
+from learner.batch.batch import Microbatch, Sequences, TrainBatch
 from learner.config.objective import EntropyConfig, ObjectiveConfig
 from learner.corrections import importance_weights
 from learner.engine.protocol import Forward
@@ -138,7 +138,7 @@ class Objective:
         return unused | batch.tied if self._config.drop_tied else unused
 
     def loss(
-        self, micro: MicroBatch, out: Forward, *, version: int, positive_tokens: int
+        self, micro: Microbatch, out: Forward, *, version: int, positive_tokens: int
     ) -> tuple[Tensor, dict[str, Tensor], tuple[Tensor, ...]]:
         """The loss of a row, sums over its tokens, and how far they are from the sampler.
 
@@ -194,7 +194,7 @@ class Objective:
         return loss, sums, compared
 
     def _penalties(
-        self, micro: MicroBatch, inputs: LossInputs, out: Forward, positive: int
+        self, micro: Microbatch, inputs: LossInputs, out: Forward, positive: int
     ) -> Iterator[tuple[Tensor, dict[str, Tensor]]]:
         """What is added to the policy loss, with sums over tokens."""
         config, weights = self._config, micro.token_weights
@@ -226,7 +226,7 @@ class Objective:
             loss, sums = self.value_loss(micro, out.values)
             yield config.critic.coefficient * loss, sums
 
-    def value_loss(self, micro: MicroBatch, values: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+    def value_loss(self, micro: Microbatch, values: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         """The critic's loss of a row, averaged like the policy loss, and sums over its tokens."""
         assert self._config.critic is not None
         assert micro.values is not None
