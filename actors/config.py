@@ -4,45 +4,22 @@ Imports no torch, vLLM, Ray, transformers or task library: `headway validate` lo
 the model, a file or a task is checked when the run starts.
 """
 
-import difflib
 from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from actors.registry import ENVIRONMENTS, REWARDS, SOURCES
 from queues.runtime.cpu_affinity import Cores
 
-REWARDS = (
-    "exact_match",
-    "last_answer",
-    "numeric_match",
-    "tags",
-    "regex",
-    "json_schema",
-    "similarity",
-    "math_verify",
-    "reasoning_gym",
-    "code",
-    "reward_model",
-    "llm_judge",
-)
-ENVIRONMENTS = ("single_turn", "tools", "verifiers:ID")
-SOURCES = (
-    "files",
-    "datasets:NAME",
-    "mixture",
-    "lettered_chain_sum",
-    "tiny:TASK",
-    "reasoning_gym:TASK",
-    "verifiers:ID",
-)
 
-
-class RewardModelConfig(BaseModel):
-    """Reward models behind the reward `reward_model`: all in one process, asked in batches."""
-
+class _Section(BaseModel):
     model_config = ConfigDict(
         frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False
     )
+
+
+class RewardModelConfig(_Section):
+    """Reward models behind the reward `reward_model`: all in one process, asked in batches."""
 
     paths: tuple[str, ...] = ()
     """Model folders or hub names of sequence classifiers with one label; empty takes what `headway
@@ -65,12 +42,6 @@ class RewardModelConfig(BaseModel):
     """CPU cores, as "1" or "2-5,8"; torch uses as many threads. None: one thread anywhere."""
     gpus: float = Field(default=0.0, ge=0)
     """GPUs that Ray reserves; 0 computes on the CPU."""
-
-
-class _Section(BaseModel):
-    model_config = ConfigDict(
-        frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False
-    )
 
 
 class OverlongConfig(_Section):
@@ -197,7 +168,7 @@ class ActorsConfig(_Section):
         if value is None:
             return None
         for name in value:
-            _known_or_dotted(name, REWARDS, "module:function")
+            REWARDS.check(name)
         if len(set(value)) != len(value):
             raise ValueError(f"{list(value)} must name no reward twice")
         return value
@@ -205,7 +176,7 @@ class ActorsConfig(_Section):
     @field_validator("environment")
     @classmethod
     def _environment_is_known(cls, value: str) -> str:
-        return _known_or_dotted(value, ENVIRONMENTS, "module:Class")
+        return ENVIRONMENTS.check(value)
 
     @field_validator("top_k")
     @classmethod
@@ -303,7 +274,7 @@ class PromptsConfig(_Section):
     @field_validator("source")
     @classmethod
     def _source_is_known(cls, value: str) -> str:
-        return _known_or_dotted(value, SOURCES, "module:Class")
+        return SOURCES.check(value)
 
 
 class HeldoutConfig(_Section):
@@ -345,14 +316,4 @@ class HeldoutConfig(_Section):
     @field_validator("source")
     @classmethod
     def _source_is_known(cls, value: str | None) -> str | None:
-        return None if value is None else _known_or_dotted(value, SOURCES, "module:Class")
-
-
-def _known_or_dotted(name: str, known: tuple[str, ...], dotted: str) -> str:
-    if name not in known and not all(name.partition(":")):
-        close = difflib.get_close_matches(name, known, n=1)
-        hint = f"; did you mean {close[0]!r}?" if close else ""
-        raise ValueError(
-            f'{name!r} is not one of {", ".join(known)}, nor a dotted path "{dotted}"{hint}'
-        )
-    return name
+        return None if value is None else SOURCES.check(value)

@@ -1,4 +1,4 @@
-"""Errors of the actors.
+"""Errors of this package, and which of several to report.
 
 ActorsError                  exit code 1
 ├── InputError               exit code 2: a setting, model, source or reward the user gave is wrong
@@ -15,6 +15,7 @@ ActorsError                  exit code 1
 
 from typing import ClassVar
 
+from queues.errors import QueueClosed
 from queues.records import REWARD_MODEL_LOST
 
 
@@ -25,7 +26,7 @@ class ActorsError(Exception):
 
 
 class InputError(ActorsError, ValueError):
-    """A setting, model, source or reward that cannot be used; says what would be."""
+    """A setting, model, source or reward that cannot be used; names what is allowed."""
 
     exit_code: ClassVar[int] = 2
 
@@ -43,14 +44,14 @@ class EngineDied(ActorsError):
 
 
 class RolloutFailed(ActorsError):
-    """The engine gave one rollout no result; it lives, and other rollouts go on."""
+    """One rollout has no result; the engine lives, and other rollouts go on."""
 
     reason: ClassVar[str] = "engine"
-    """What the group is counted under if no further attempt succeeds."""
+    """Reason under which the group counts as failed if no further attempt succeeds."""
 
 
 class PromptRefused(RolloutFailed):
-    """The prompt has no token, or leaves no room for an answer; names it and the limit."""
+    """The prompt has no token, or leaves no space for an answer; names it and the limit."""
 
     reason: ClassVar[str] = "prompt"
 
@@ -68,7 +69,7 @@ class RewardFailed(RolloutFailed):
 
 
 class RewardModelLost(RolloutFailed):
-    """The reward models are gone or too slow; not held against the group."""
+    """The reward models are gone or too slow; does not count as an attempt of the group."""
 
     reason: ClassVar[str] = REWARD_MODEL_LOST
 
@@ -77,3 +78,21 @@ class RolloutTimeout(RolloutFailed):
     """The rollout did not end within `actors.rollout_timeout_seconds`."""
 
     reason: ClassVar[str] = "timeout"
+
+
+def root_error(errors: BaseExceptionGroup[BaseException]) -> BaseException:
+    """Return the first error that is neither a failed rollout nor the end of the run.
+
+    Where there is none, return the first error.
+    """
+    leaves = _leaves(errors)
+    return next(
+        (error for error in leaves if not isinstance(error, (RolloutFailed, QueueClosed))),
+        leaves[0],
+    )
+
+
+def _leaves(error: BaseException) -> list[BaseException]:
+    if isinstance(error, BaseExceptionGroup):
+        return [leaf for inner in error.exceptions for leaf in _leaves(inner)]
+    return [error]

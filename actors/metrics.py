@@ -1,4 +1,4 @@
-"""Metrics of one rollout actor: its tally, and what is shown of its engine's own."""
+"""Metrics of one rollout actor: its statistics, and some of vLLM's own metrics."""
 
 from collections.abc import Iterator
 
@@ -9,59 +9,65 @@ from prometheus_client.registry import Collector
 from actors.rollout.actor_statistics import ActorStatistics
 
 ENGINE = ("vllm:num_requests_waiting", "vllm:kv_cache_usage_perc", "vllm:num_preemptions")
-"""What is shown of vLLM's own metrics: of some hundred series what ours do not say."""
+"""The metrics of vLLM that are shown: those without an equivalent here."""
 
 
 class EngineMetrics(Collector):
-    """Those of vLLM in this process, without its labels, which say nothing of a run."""
+    """Metrics of vLLM in this process, without its labels, which are the same in every run."""
 
     def describe(self) -> list[Metric]:
-        """Nothing: there are none before the engine has started."""
+        """Return nothing: the metrics appear when the engine has started."""
         return []
 
     def collect(self) -> Iterator[Metric]:
-        """One scrape."""
-        for found in REGISTRY.collect():
-            if found.name in ENGINE:
-                shown = Metric(found.name, found.documentation, found.type)
-                for sample in found.samples:
+        """Yield the metrics of one scrape."""
+        for metric in REGISTRY.collect():
+            if metric.name in ENGINE:
+                copy = Metric(metric.name, metric.documentation, metric.type)
+                for sample in metric.samples:
                     if not sample.name.endswith("_created"):
-                        shown.add_sample(sample.name, {}, sample.value)
-                yield shown
+                        copy.add_sample(sample.name, {}, sample.value)
+                yield copy
 
 
 class ActorMetrics(Collector):
-    """What an actor has done so far; from 0 again in each of its lives."""
+    """Counters of an actor, from 0 after each restart."""
 
-    def __init__(self, tally: ActorStatistics) -> None:
-        self._tally = tally
+    def __init__(self, statistics: ActorStatistics) -> None:
+        self._statistics = statistics
 
     def collect(self) -> Iterator[Metric]:
-        """One scrape."""
-        said = self._tally.statistics()
+        """Yield the metrics of one scrape."""
+        values = self._statistics.statistics()
         yield CounterMetricFamily(
             "headway_tokens_generated",
-            "Sampled in rollouts that came to their end.",
-            value=said["tokens_generated"],
+            "Tokens sampled in rollouts that ended.",
+            value=values["tokens_generated"],
         )
         yield CounterMetricFamily(
-            "headway_rollouts_generated", "That came to their end.", value=said["rollouts"]
+            "headway_rollouts_generated", "Rollouts that ended.", value=values["rollouts"]
         )
         groups = CounterMetricFamily(
-            "headway_actor_groups", "Groups by what became of them.", labels=["result"]
+            "headway_actor_groups", "Groups by their result.", labels=["result"]
         )
-        for result, count in said["groups"].items():
+        for result, count in values["groups"].items():
             groups.add_metric([result], count)
         yield groups
         yield GaugeMetricFamily(
-            "headway_running_rollouts", "That are being generated.", value=said["running_rollouts"]
+            "headway_running_rollouts",
+            "Rollouts being generated now.",
+            value=values["running_rollouts"],
         )
         idle = CounterMetricFamily(
-            "headway_idle_seconds", "Without anything to do, by what is waited for.", labels=["on"]
+            "headway_idle_seconds",
+            "Seconds without a rollout, by the reason of the wait.",
+            labels=["on"],
         )
-        for reason, seconds in said["idle_seconds"].items():
+        for reason, seconds in values["idle_seconds"].items():
             idle.add_metric([reason], seconds)
         yield idle
         yield CounterMetricFamily(
-            "headway_serving_seconds", "Since the first weights.", value=said["serving_seconds"]
+            "headway_serving_seconds",
+            "Seconds since the first weights.",
+            value=values["serving_seconds"],
         )

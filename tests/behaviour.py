@@ -4,9 +4,7 @@
 The files `metric_help.json` and `command_help.json` are for reference and are not compared.
 """
 
-import contextlib
 import hashlib
-import io
 import json
 import os
 import shutil
@@ -28,7 +26,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from actors.metrics import ENGINE, ActorMetrics, EngineMetrics
 from actors.rollout.actor_statistics import ActorStatistics
-from deploy.cli.app import app, main
+from deploy.cli.app import app
 from deploy.cli.bench import BENCHMARKS
 from deploy.config.run_config import RunConfig
 from deploy.driver.run_metrics import RunMetrics
@@ -39,6 +37,7 @@ from learner.diagnostics.batch_report import TrainedBatch
 from learner.metrics import FIGURES, LearnerMetrics
 from queues.broker.metrics import BrokerMetrics
 from queues.runtime.prometheus import ProcessMetrics
+from tests.deploy.conftest import call_main, read_rows
 
 ASSETS = Path(__file__).parent / "assets"
 RECIPE = ASSETS / "locked_run.toml"
@@ -96,13 +95,6 @@ def finish(process, code):
     return output
 
 
-def rows(run):
-    """Return the statistics of the trained batches; a line being written is left out."""
-    file = run / "metrics.jsonl"
-    text = file.read_text() if file.exists() else ""
-    return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
-
-
 def scrape(run):
     """Return the metrics that each process of a run exports now, by role."""
     shown = {}
@@ -125,8 +117,8 @@ def play(folder):
     """Train the locked run until `VERSIONS` versions exist, then interrupt it.
 
     Returns:
-        The weights and figures of each version, the metrics by role, and the key paths of
-        `summary.json` and of `headway inspect --json`.
+        The weights and figures of each version, the metrics by role, the lags of the trained
+        tokens, and the key paths of `summary.json` and of `headway inspect --json`.
     """
     (folder / "locked_reward.py").write_text(REWARD)
     finish(start(folder, "sft", RECIPE), 0)
@@ -135,7 +127,9 @@ def play(folder):
     process = start(folder, "run", RECIPE)
     try:
         deadline = time.monotonic() + DEADLINE_SECONDS
-        while len(rows(run)) < VERSIONS or not complete(shown := scrape(run)):
+        while len(read_rows(run / "metrics.jsonl")) < VERSIONS or not complete(
+            shown := scrape(run)
+        ):
             assert process.poll() is None, process.stdout.read()
             assert time.monotonic() < deadline, f"{VERSIONS} batches were not trained in time"
             time.sleep(0.1)
@@ -148,8 +142,9 @@ def play(folder):
     versions = [
         {"version": row["version"] + 1, "checksum": row["weights_checksum"]}
         | {name: row[name] for name in FIGURES_LOCKED}
-        for row in rows(run)[:VERSIONS]
+        for row in read_rows(run / "metrics.jsonl")[:VERSIONS]
     ]
+    summary = json.loads((run / "summary.json").read_text())
     return {
         "weights": {
             "recorded_on": cpu(),
@@ -157,7 +152,8 @@ def play(folder):
             "versions": versions,
         },
         "metrics": shown,
-        "summary": paths(json.loads((run / "summary.json").read_text())),
+        "lags": list(summary["lag_histogram"]),
+        "summary": paths(summary),
         "inspect": paths(json.loads(finish(start(folder, "inspect", "locked", "--json"), 0))),
     }
 
@@ -281,8 +277,8 @@ def commands():
     return {"commands": parameters, "benchmarks": sorted(BENCHMARKS)}, texts
 
 
-def exit_code(arguments, folder):
-    """Call `headway` in this process, in a folder with some files, and return its exit code."""
+def call(arguments, folder):
+    """Call `headway` in this process, in a folder with some files."""
     shutil.copy(ASSETS / "untrained.toml", folder)
     (folder / "broken.toml").write_text("steps = = 1")
     for name in ("empty", "folder", "corrupt"):
@@ -290,20 +286,7 @@ def exit_code(arguments, folder):
     for name in ("folder", "corrupt"):
         (folder / name / "recipe.json").write_text("{}")
     (folder / "corrupt" / "ledger.sqlite").write_text("no database")
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        with (
-            contextlib.chdir(folder),
-            mock.patch.object(sys, "argv", ["headway", *arguments]),
-            mock.patch.object(sys, "path", list(sys.path)),
-        ):
-            main()
-    except SystemExit as ended:
-        return ended.code or 0
-    finally:
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
-    return 0
+    return call_main(arguments, folder)
 
 
 # --- recipe keys
@@ -357,13 +340,9 @@ def record_all():
     record("command_help.json", texts)
     record("recipe_keys.json", recipe_keys())
     calls = recorded("exit_codes.json")
-    for call in calls.values():
-        with (
-            tempfile.TemporaryDirectory() as name,
-            contextlib.redirect_stdout(io.StringIO()),
-            contextlib.redirect_stderr(io.StringIO()),
-        ):
-            call["code"] = exit_code(call["arguments"], Path(name))
+    for recorded_call in calls.values():
+        with tempfile.TemporaryDirectory() as name:
+            recorded_call["code"] = call(recorded_call["arguments"], Path(name)).returncode
     record("exit_codes.json", calls)
     with tempfile.TemporaryDirectory() as name:
         locked = play(Path(name))

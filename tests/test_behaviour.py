@@ -2,9 +2,9 @@
 
 Covers the weights of a run without lag, the keys of `summary.json` and `headway inspect --json`,
 metrics, commands, exit codes and recipe keys. Other tests already cover the names exported by the
-packages (`learner/test_public.py`, `queues/test_public.py`), the keys of a failed prompt
-(`deploy/test_inspect.py`), refused recipes (`deploy/test_bad_input.py`) and the exit codes of runs
-that fail (`deploy/test_actors_die.py`) or are resumed (`deploy/test_resume.py`).
+packages (`learner/test_public.py`, `queues/test_public.py`) and, in `tests/deploy`, the keys of a
+failed prompt (`runs/test_inspect.py`), refused recipes (`cli/test_bad_input.py`) and the exit codes
+of runs that fail (`runs/test_actors_die.py`) or are resumed (`runs/test_resume.py`).
 """
 
 import pytest
@@ -30,6 +30,12 @@ def test_a_run_without_lag_trains_the_same_weights(locked):
         assert {name: version[name] for name in figures} == pytest.approx(figures, **BETWEEN_CPUS)
     if current["recorded_on"] == expected["recorded_on"]:
         assert current == expected, "the figures agree, the bits of the weights do not"
+
+
+@pytest.mark.ray
+@pytest.mark.deepspeed
+def test_a_run_without_lag_trains_only_tokens_of_the_newest_version(locked):
+    assert locked["lags"] == ["0"]
 
 
 @pytest.mark.ray
@@ -67,10 +73,10 @@ def test_commands_take_the_same_arguments_and_options():
 
 
 @pytest.mark.parametrize("cause", recorded("exit_codes.json"))
-def test_exit_codes_are_the_same(cause, tmp_path, capfd):
-    call = recorded("exit_codes.json")[cause]
-    code = behaviour.exit_code(call["arguments"], tmp_path)
-    assert code == call["code"], capfd.readouterr()
+def test_exit_codes_are_the_same(cause, tmp_path):
+    expected = recorded("exit_codes.json")[cause]
+    result = behaviour.call(expected["arguments"], tmp_path)
+    assert result.returncode == expected["code"], result
 
 
 def test_recipes_have_the_same_keys_and_defaults():

@@ -21,7 +21,7 @@ ALLOWED = {
 }
 HEAVY = {
     "vllm": [
-        "actors/engines/vllm.py",
+        "actors/engines/vllm*.py",
         "weight_sync/vllm/*.py",
         "weight_sync/direct/vllm_sender.py",
     ],
@@ -42,20 +42,20 @@ ORDER = {
         "ray_broker"
     ),
     "weight_sync": (
-        "errors manifest announcements permits broadcaster buckets checksum config ray_broadcaster "
-        "transports codecs publish receive vllm direct factory"
+        "errors manifest announcements permits broadcaster buckets checksum config ray_calls "
+        "ray_broadcaster transports codecs publish receive vllm direct factory"
     ),
     "learner": (
         "errors registry config disk_wait advantages losses corrections batch diagnostics model "
         "engine objective update learner metrics ranks supervised"
     ),
     "actors": (
-        "errors user_code engines config sandbox environments rewards rollout reward_models "
-        "sources metrics ray_actor ray_reward_model"
+        "errors user_code registry config engines sandbox environments rewards rollout "
+        "reward_models sources metrics assembly ray_actor ray_reward_model"
     ),
     "deploy": (
         "errors runtime config storage observability report preflight cluster planner driver run "
-        "session offline monitoring cli"
+        "session offline cli"
     ),
     "benchmarks": "harness loop broker weights training rollouts reliability observability gpu",
 }

@@ -1,4 +1,4 @@
-"""What passes between publisher, broadcaster and receivers: swap reports and the seam itself."""
+"""The interface between publisher, broadcaster and receivers, and the report of an update."""
 
 from dataclasses import dataclass
 from typing import Protocol
@@ -14,31 +14,31 @@ class WeightUpdateReport:
     version: int
     published_at: float
     """When `publish` was called."""
-    staged_at: float | None
+    bytes: int
+    """Bytes fetched for this attempt; those of the whole version if nothing was fetched."""
+    full_bytes: int = 0
+    """Bytes of the whole version."""
+    codec: str = "full"
+    """How the version was fetched: "full" or "delta"."""
+    changed: float | None = None
+    """Share of elements that differ from the previous version; None if not compared."""
+    seeding: bool = False
+    """True for the first version of a new engine, which served nothing before."""
+    staged_at: float | None = None
     """When every bucket was verified, or, without staging, when the engine was asked to pause;
     None if staging failed."""
-    pause_seconds: float
-    """Until the engine stood still; 0 if it never was asked to, or stood already."""
-    load_seconds: float
-    resume_seconds: float
-    swap_started_at: float | None
-    """When the engine was asked to pause; None if it was not touched."""
-    swap_finished_at: float | None
-    """When it generated again; None if it did not."""
-    bytes: int
-    """What was fetched for this attempt; of the whole version where nothing was."""
     prepare_seconds: float = 0.0
-    """What the engine did of the load beforehand, while it generated."""
-    seeding: bool = False
-    """Whether the engine served nothing before: the first version of a new engine."""
-    codec: str = "full"
-    """How the version came: "full" or "delta"."""
-    full_bytes: int = 0
-    """Of the whole version; what `bytes` is to be held against."""
-    changed: float | None = None
-    """Share of elements that differ from the version before; None where nobody compared."""
+    """Loading done in advance, while the engine generated."""
+    swap_started_at: float | None = None
+    """When the engine was asked to pause; None if it was not touched."""
+    swap_finished_at: float | None = None
+    """When the engine generated again; None if it did not."""
+    pause_seconds: float = 0.0
+    """Time until the engine stood still; 0 if it was not paused or stood still already."""
+    load_seconds: float = 0.0
+    resume_seconds: float = 0.0
     error: str | None = None
-    """None: the engine serves the version."""
+    """None if the engine serves the version."""
 
     @property
     def stalled_seconds(self) -> float:
@@ -47,16 +47,16 @@ class WeightUpdateReport:
 
 
 class Announcements(Protocol):
-    """What a receiver asks of the broadcaster, in-process or over Ray."""
+    """The methods of the broadcaster that a receiver calls, in-process or over Ray."""
 
     async def newest(self, after: int, timeout: float) -> Manifest | None:
-        """The newest manifest with a version above `after`; None if none came in time."""
+        """Wait for a version above `after`; None if there is none within `timeout` seconds."""
         ...
 
     async def acquire_swap(self, engine_id: str, timeout: float) -> bool:
-        """Whether the engine may swap now; a permit expires if no report gives it back."""
+        """Wait for a permit to swap; it expires if no report returns it."""
         ...
 
     async def report(self, report: WeightUpdateReport) -> None:
-        """Records an attempt and gives its permit back."""
+        """Record an attempt and return its permit."""
         ...

@@ -1,8 +1,8 @@
-"""Tells receivers of new versions and decides how many of them swap at once.
+"""The broadcaster announces versions to receivers and limits how many engines swap at once.
 
-A plain asyncio object that belongs to one event loop; `ray_broadcaster` puts it into a Ray actor.
-It carries manifests, never weights. At most max(1, floor(update_fraction · engines)) permits are
-out at a time, and one whose holder says nothing for `permit_seconds` is void.
+An asyncio object that belongs to one event loop; `ray_broadcaster` makes it a Ray actor. It
+carries manifests, never weights. At most max(1, floor(update_fraction · engines)) permits are held
+at a time; a permit whose holder is silent for `permit_seconds` expires.
 """
 
 import asyncio
@@ -16,14 +16,10 @@ from weight_sync.permits import SwapPermits
 
 
 class Broadcaster:
-    """The newest manifest, the swap permits and the reports of a run (`Announcements`)."""
+    """The newest manifest, the swap permits and the update reports of a run (`Announcements`)."""
 
     def __init__(
-        self,
-        update_fraction: float,
-        engines: int,
-        *,
-        permit_seconds: float = 60.0,
+        self, update_fraction: float, engines: int, *, permit_seconds: float = 60.0
     ) -> None:
         if not 0 < update_fraction <= 1 or engines < 1:
             raise InputError(
@@ -41,10 +37,10 @@ class Broadcaster:
         return "broadcaster"
 
     async def announce(self, manifest: Manifest) -> None:
-        """Makes a version known. The newest one again replaces where its bytes are.
+        """Announce a version; the newest one may be announced again with new locations.
 
         Raises:
-            VersionOrderError: A newer version is known already.
+            VersionOrderError: A newer version was announced before.
         """
         if self._manifest is not None and manifest.version < self._manifest.version:
             raise VersionOrderError(
@@ -57,12 +53,12 @@ class Broadcaster:
     async def newest(self, after: int, timeout: float) -> Manifest | None:
         """See `Announcements.newest`."""
 
-        def known() -> bool:
+        def is_newer() -> bool:
             return self._manifest is not None and self._manifest.version > after
 
         try:
             async with asyncio.timeout(timeout), self._announced:
-                await self._announced.wait_for(known)
+                await self._announced.wait_for(is_newer)
                 return self._manifest
         except TimeoutError:
             return None
@@ -77,24 +73,24 @@ class Broadcaster:
         self._swaps.give_back(report.engine_id)
 
     async def release(self, engine_id: str) -> None:
-        """Forgets an engine that is gone, and gives its permit back, if it holds one."""
+        """Forget an engine that has ended, and return its permit if it holds one."""
         self._engines.pop(engine_id, None)
         self._swaps.give_back(engine_id)
 
     async def join(self, engine_id: str, engine: Any, workers: int) -> None:
-        """Makes an engine known to a learner that sends to it directly.
+        """Register an engine with a learner that sends weights to it directly.
 
         Args:
-            engine_id: Its name; another engine under it takes its place.
-            engine: How it is called; means nothing here.
+            engine_id: Its name; an earlier engine of this name is replaced.
+            engine: Its handle, in which `engines` returns it.
             workers: Processes that hold a part of its weights.
         """
         self._engines[engine_id] = engine, workers
 
     async def engines(self) -> dict[str, tuple[Any, int]]:
-        """Who has joined and was not released: what each was made known as."""
+        """Return handle and workers of every engine that has joined and was not released."""
         return self._engines
 
     async def reports(self, since: int) -> list[WeightUpdateReport]:
-        """The reports from the `since`-th on, in the order they came."""
+        """Return all reports but the first `since`, in order of arrival."""
         return self._reports[since:]

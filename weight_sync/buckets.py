@@ -1,7 +1,8 @@
-"""Plans which tensor lies where in which bucket. Pure: no bytes move here."""
+"""Buckets of tensors: the plan of which tensor lies where, and the bytes to be stored. No I/O."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from weight_sync.errors import ManifestError
 from weight_sync.manifest import TensorSpec, tensor_bytes
@@ -10,9 +11,20 @@ ALIGNMENT = 64
 """Tensors start at multiples of this many bytes: a cache line, and every dtype's own alignment."""
 
 
+class Piece(NamedTuple):
+    """A contiguous part of a bucket."""
+
+    offset: int
+    """First byte inside the bucket."""
+    memory: memoryview
+    """One-dimensional bytes, which must not change until they are written."""
+    tensor: TensorSpec | None = None
+    """The tensor that the bytes hold; None for the output of a codec."""
+
+
 @dataclass(frozen=True, slots=True)
 class BucketPlan:
-    """Where every tensor goes."""
+    """The bucket and offset of every tensor."""
 
     tensors: tuple[TensorSpec, ...]
     sizes: tuple[int, ...]
@@ -22,17 +34,18 @@ class BucketPlan:
 def plan_buckets(
     tensors: Iterable[tuple[str, str, tuple[int, ...]]], bucket_bytes: int
 ) -> BucketPlan:
-    """Fills buckets greedily and in order, so that a layer's tensors stay together.
+    """Fill buckets greedily and in order, so that the tensors of a layer stay together.
 
     Args:
         tensors: Name, dtype and shape of each tensor.
-        bucket_bytes: Largest bucket; a tensor that is larger gets one of its own.
+        bucket_bytes: Largest bucket; a larger tensor gets a bucket of its own.
 
     Returns:
         A plan that names every tensor once, in the order given.
 
     Raises:
-        ManifestError: No tensors, a name twice, an unknown dtype, or a tensor without elements.
+        ManifestError: There are no tensors, a name occurs twice, a dtype is unknown, or a tensor
+            has no elements.
 
     Example:
         >>> plan_buckets([("a", "float32", (3,)), ("b", "float32", (2,))], 4096).sizes

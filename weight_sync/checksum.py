@@ -1,8 +1,7 @@
-"""One number for the weights of a version: equal where every bit of every tensor is.
+"""The checksum of a version's weights, equal if and only if every bit of every tensor is equal.
 
-Over the bytes as they travel and in the order in which they are published, so it is the same for
-any number of ranks and any division into buckets. Leaves out the checksums that receivers verify,
-which are of buckets (`manifest`).
+It covers the bytes as they are sent, in the order of publication, so it depends neither on the
+number of ranks nor on the division into buckets.
 """
 
 from collections.abc import Iterable
@@ -13,13 +12,10 @@ from torch import Tensor
 
 
 def checksum(tensors: Iterable[tuple[str, Tensor]]) -> str:
-    """The checksum of weights.
+    """Return xxh3_64 over each tensor's name and row-major bytes, as 16 hexadecimal digits.
 
     Args:
-        tensors: Names and tensors in their order, of any device and layout.
-
-    Returns:
-        xxh3_64 of each tensor's name and row-major bytes in turn, as 16 hexadecimal digits.
+        tensors: Names and tensors in order, of any device and layout.
     """
     digest = xxhash.xxh3_64()
     for name, tensor in tensors:
@@ -29,6 +25,6 @@ def checksum(tensors: Iterable[tuple[str, Tensor]]) -> str:
 
 
 def bytes_of(tensor: Tensor) -> memoryview:
-    """The memory of a contiguous tensor on the host; nothing is copied."""
-    found: memoryview = tensor.detach().view(-1).view(torch.uint8).numpy().data
-    return found
+    """Return the memory of a contiguous tensor on the host; nothing is copied."""
+    data: memoryview = tensor.detach().view(-1).view(torch.uint8).numpy().data
+    return data

@@ -1,60 +1,60 @@
 """Errors of weight synchronisation.
 
 WeightSyncError                  exit code 1
-├── InputError                   exit code 2: a setting the user gave is wrong
-├── ManifestError                a manifest contradicts itself, or cannot be read
-├── IncompatibleWeights          names, shapes or dtypes are not those of the engine
-├── VersionOrderError            a version that is not newer than the last one
-├── StagingError                 a bucket is missing, truncated, unsealed or fails its checksum
-│   └── WrongBase                a delta was made for other weights than those that are here
-├── LoadFailed                   the engine was touched and lives: a full re-send repairs it
-├── NotNow                       an engine takes no weights at present; it was not touched
-├── PublishFailed                the background part of an earlier `publish` failed
-├── BroadcasterDied              the broadcaster's process is gone, or does not answer
-└── DeadlineExceeded             a wait of a swap or of a publish took too long
+├── InputError                   exit code 2
+├── ManifestError
+├── IncompatibleWeights
+├── VersionOrderError
+├── StagingError
+│   └── WrongBase
+├── LoadFailed
+├── UpdateRefused
+├── PublishFailed
+├── BroadcasterDied
+└── DeadlineExceeded
 """
 
 from typing import ClassVar
 
 
 class WeightSyncError(Exception):
-    """Root of every error that leaves this package."""
+    """Base class of all errors that this package raises."""
 
     exit_code: ClassVar[int] = 1
 
 
 class InputError(WeightSyncError, ValueError):
-    """A setting that cannot be used; says what would be."""
+    """A setting of the user cannot be used."""
 
     exit_code: ClassVar[int] = 2
 
 
 class ManifestError(WeightSyncError):
-    """A manifest, or the list of tensors it is planned from, contradicts itself."""
+    """A manifest, or the list of tensors it is planned from, is inconsistent or unreadable."""
 
 
 class IncompatibleWeights(WeightSyncError):
-    """Tensors that are not the ones the engine serves; the engine was not touched."""
+    """The names, shapes or dtypes of the tensors differ from those of the engine."""
 
 
 class VersionOrderError(WeightSyncError):
-    """A policy version that does not follow the last one."""
+    """A policy version is not newer than the previous one."""
 
 
 class StagingError(WeightSyncError):
-    """A bucket could not be opened or verified; the engine was not touched."""
+    """A bucket is missing, damaged or unsealed; the engine was not touched."""
 
 
 class WrongBase(StagingError):
-    """A delta that does not apply to the weights at hand; the engine was not touched."""
+    """A delta was made for a different base version; the engine was not touched."""
 
 
 class LoadFailed(WeightSyncError):
-    """The engine refused weights half-way; it must not go on before a full load succeeds."""
+    """Loading failed half-way; the engine must not generate before a full load succeeds."""
 
 
-class NotNow(WeightSyncError):
-    """An engine that takes no weights at present; this call has not touched it."""
+class UpdateRefused(WeightSyncError):
+    """An engine accepts no update now; this call has not changed it."""
 
 
 class PublishFailed(WeightSyncError):
@@ -62,8 +62,8 @@ class PublishFailed(WeightSyncError):
 
 
 class BroadcasterDied(WeightSyncError):
-    """Nobody announces versions or grants permits any more."""
+    """The broadcaster's process is gone or does not answer."""
 
 
 class DeadlineExceeded(WeightSyncError, TimeoutError):
-    """A step took longer than its deadline; says which one, for whom and how long."""
+    """A step of an update or of a publication took longer than its deadline."""

@@ -1,7 +1,4 @@
-"""Makes the transport and the publisher that a recipe names.
-
-What they cost to import is paid by who uses them.
-"""
+"""Builds the transport and the publisher that a recipe names; heavy imports happen on use."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,10 +12,10 @@ if TYPE_CHECKING:
 
 
 def make_transport(config: WeightSyncConfig) -> Transport:
-    """The transport of this process, publisher's or receiver's, where it is a staged one.
+    """Build the staged transport of this process, for a publisher or a receiver.
 
     Raises:
-        InputError: The folder cannot be made.
+        InputError: The folder cannot be created.
     """
     if config.transport == "object_store":
         from weight_sync.transports.ray_object_store import ObjectStoreTransport
@@ -36,10 +33,10 @@ def make_transport(config: WeightSyncConfig) -> Transport:
 def make_publisher(
     config: WeightSyncConfig, broadcaster: "BroadcasterClient"
 ) -> "BackgroundPublisher":
-    """The learner's publisher, by whichever transport.
+    """Build the learner's publisher for any transport.
 
     Raises:
-        InputError: The folder cannot be made.
+        InputError: The folder cannot be created.
     """
     if not config.staged:
         from weight_sync.direct.ray_links import make_direct_publisher

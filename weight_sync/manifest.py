@@ -1,30 +1,32 @@
-"""What one version of the weights consists of: the record that makes a version exist.
+"""The manifest of one version of the weights: its tensors, buckets and checksums.
 
-A manifest is written last, when every bucket is stored and checksummed; who holds one can check
-all bytes before touching an engine. Pure and without torch. How tensors are laid out is decided
-in `buckets`, how bytes are stored and found in `transports`.
+The publisher writes it last, once every bucket is stored and checksummed, so its holder can verify
+all bytes before touching an engine. Imports no torch. `buckets` plans the layout of the tensors,
+`transports` store and find the bytes.
 """
 
-import json
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
+
+from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from weight_sync.errors import IncompatibleWeights, ManifestError
 
 ITEM_BYTES: Mapping[str, int] = {"float32": 4, "float16": 2, "bfloat16": 2, "float64": 8}
-"""Bytes of one element, by the name that torch gives the dtype. Nothing else may travel."""
-
-FORMAT = 2
+"""Bytes per element of every dtype that can be sent, by torch's name of the dtype."""
 
 Signature = Mapping[str, tuple[str | None, tuple[int, ...]]]
 """Dtype (None: any) and shape of every tensor of a model, by name."""
 
+_STRICT = ConfigDict(extra="forbid")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorSpec:
-    """One tensor inside a bucket, in row-major order."""
+    """The location of one row-major tensor inside a bucket."""
+
+    __pydantic_config__ = _STRICT
 
     name: str
     """As in the model folder that transformers loads."""
@@ -40,32 +42,38 @@ class TensorSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bucket:
-    """A piece of memory that holds whole tensors."""
+    """A block of memory that holds whole tensors."""
+
+    __pydantic_config__ = _STRICT
 
     nbytes: int
     checksum: str
-    """xxh3_128 of all its bytes, padding included, as 32 hexadecimal digits."""
+    """xxh3_128 of all bytes, padding included, as 32 hexadecimal digits."""
     location: str
-    """Where the transport finds it; means nothing to anyone else."""
+    """Address in the format of the transport that stored the bucket."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Delta:
-    """How a receiver that holds an earlier version may get this one."""
+    """Patches that turn an earlier version into this one."""
+
+    __pydantic_config__ = _STRICT
 
     base_version: int
-    """The version whose buckets the patches apply to; they name its checksums themselves."""
+    """The version whose buckets are patched; each patch names the checksum of its base."""
     buckets: tuple[Bucket, ...]
-    """A patch (`codecs.delta`) for each bucket of the version, in their order."""
+    """One patch (`codecs.delta`) per bucket of the version, in the same order."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
-    """All tensors of one policy version and where their bytes lie.
+    """All tensors of one policy version and the locations of their bytes.
 
     Raises:
-        ManifestError: At construction, where the fields contradict each other.
+        ManifestError: At construction, if the fields contradict each other.
     """
+
+    __pydantic_config__ = _STRICT
 
     version: int
     """Policy version, from 0."""
@@ -74,9 +82,9 @@ class Manifest:
     created_at: float
     """Epoch seconds of the call of `publish`."""
     delta: Delta | None = None
-    """None: there is only the whole version, by codec `full`, or because no delta would pay."""
+    """None with codec `full`, for a first version, or if a delta would not be smaller."""
     changed: float | None = None
-    """Share of elements that differ from the base's, in [0, 1]; None where nobody compared."""
+    """Share of elements that differ from the previous version, in [0, 1]; None if not compared."""
 
     def __post_init__(self) -> None:
         if self.version < 0:
@@ -90,7 +98,7 @@ class Manifest:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all buckets, padding included; of the whole version, whatever travels."""
+        """Bytes of all buckets of the whole version, padding included."""
         return sum(bucket.nbytes for bucket in self.buckets)
 
     @property
@@ -99,33 +107,23 @@ class Manifest:
         return {spec.name: (spec.dtype, spec.shape) for spec in self.tensors}
 
     def to_json(self) -> str:
-        """The manifest as one line of JSON."""
-        return json.dumps({"format": FORMAT, **asdict(self)}, separators=(",", ":"))
+        """Return the manifest as one line of JSON."""
+        return _ADAPTER.dump_json(self).decode()
 
     @classmethod
     def from_json(cls, text: str) -> "Manifest":
-        """Reads what `to_json` wrote.
+        """Parse the output of `to_json`.
 
         Raises:
-            ManifestError: Not JSON, of another format, or with wrong, missing or unknown fields.
+            ManifestError: The text is not JSON, or fields are wrong, missing or unknown.
         """
         try:
-            fields: dict[str, Any] = json.loads(text)
-            found = fields.pop("format")
-            if found != FORMAT:
-                raise ManifestError(f"manifest has format {found}; this build reads {FORMAT}")
-            tensors = tuple(
-                TensorSpec(**{**spec, "shape": tuple(spec["shape"])})
-                for spec in fields.pop("tensors")
-            )
-            buckets = tuple(Bucket(**bucket) for bucket in fields.pop("buckets"))
-            delta = fields.pop("delta")
-            if delta is not None:
-                patches = tuple(Bucket(**bucket) for bucket in delta.pop("buckets"))
-                delta = Delta(buckets=patches, **delta)
-            return cls(tensors=tensors, buckets=buckets, delta=delta, **fields)
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
-            raise ManifestError(f"not a manifest: {error!r} in {text[:80]!r}") from error
+            return _ADAPTER.validate_json(text)
+        except ValidationError as error:
+            raise ManifestError(f"not a manifest: {text[:80]!r}: {error}") from error
+
+
+_ADAPTER = TypeAdapter(Manifest)
 
 
 def _check_buckets(buckets: Iterable[Bucket]) -> None:
@@ -177,10 +175,10 @@ def _check_tensors(tensors: Iterable[TensorSpec], buckets: tuple[Bucket, ...]) -
 
 
 def tensor_bytes(name: str, dtype: str, shape: tuple[int, ...]) -> int:
-    """Bytes of a dense tensor.
+    """Return the bytes of a dense tensor.
 
     Raises:
-        ManifestError: A dtype that may not travel, or a tensor without elements.
+        ManifestError: The dtype cannot be sent, or the tensor has no elements.
     """
     if dtype not in ITEM_BYTES:
         allowed = ", ".join(ITEM_BYTES)
@@ -191,26 +189,24 @@ def tensor_bytes(name: str, dtype: str, shape: tuple[int, ...]) -> int:
 
 
 def check_signature(manifest: Manifest, expected: Signature) -> None:
-    """Refuses weights of another model.
+    """Refuse the weights of another model.
 
     Raises:
-        IncompatibleWeights: A foreign or missing name, another shape, or another dtype.
+        IncompatibleWeights: A name is unknown or missing, or a shape or dtype differs.
     """
-    found = manifest.signature
-    foreign, missing = (
-        sorted(found.keys() - expected.keys()),
-        sorted(expected.keys() - found.keys()),
-    )
-    if foreign or missing:
+    signature = manifest.signature
+    unknown = sorted(signature.keys() - expected.keys())
+    missing = sorted(expected.keys() - signature.keys())
+    if unknown or missing:
         raise IncompatibleWeights(
-            f"version {manifest.version} has {len(foreign)} tensors that the engine does not know "
-            f"({', '.join(foreign[:3]) or 'none'}) and lacks {len(missing)} that it needs "
+            f"version {manifest.version} has {len(unknown)} tensors that the engine does not know "
+            f"({', '.join(unknown[:3]) or 'none'}) and lacks {len(missing)} that it needs "
             f"({', '.join(missing[:3]) or 'none'})"
         )
-    for name, (dtype, shape) in found.items():
-        wanted_dtype, wanted_shape = expected[name]
-        if shape != wanted_shape or wanted_dtype not in (None, dtype):
+    for name, (dtype, shape) in signature.items():
+        expected_dtype, expected_shape = expected[name]
+        if shape != expected_shape or expected_dtype not in (None, dtype):
             raise IncompatibleWeights(
                 f"tensor {name!r} of version {manifest.version} is {dtype} {shape}; the engine "
-                f"expects {wanted_dtype or 'any dtype'} {wanted_shape}"
+                f"expects {expected_dtype or 'any dtype'} {expected_shape}"
             )

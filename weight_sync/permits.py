@@ -1,19 +1,17 @@
-"""Who may swap: so many engines at a time, in the order in which their present waits began.
-
-A plain object that belongs to one event loop. A permit that its holder does not give back in
-time is void, so that a dead engine holds nobody up.
-"""
+"""Swap permits: a limited number of engines may swap at a time, in the order of their requests."""
 
 import asyncio
 from collections import deque
 
 
 class SwapPermits:
-    """So many permits, and who waits for one.
+    """A counting semaphore whose permits expire, so that a dead engine delays nobody.
+
+    Belongs to one event loop.
 
     Args:
-        count: Permits that may be out at a time.
-        seconds: How long one outlives a silent holder.
+        count: Permits that may be held at a time.
+        seconds: Lifetime of a permit that its holder neither renews nor returns.
     """
 
     def __init__(self, count: int, seconds: float) -> None:
@@ -23,48 +21,43 @@ class SwapPermits:
         self._waiting: deque[tuple[str, asyncio.Future[None]]] = deque()
 
     async def acquire(self, holder: str, timeout: float) -> bool:
-        """Waits for a permit; a holder that asks again keeps its own, for the full time again.
+        """Wait at most `timeout` seconds for a permit; True if it was granted.
 
-        Args:
-            holder: Who asks.
-            timeout: Seconds to wait for at most.
-
-        Returns:
-            Whether the permit was given.
+        A holder that asks again keeps its permit, for the full lifetime.
         """
         if holder in self._held or (len(self._held) < self._count and not self._waiting):
-            self._give(holder)
+            self._grant(holder)
             return True
-        place = (holder, asyncio.get_running_loop().create_future())
-        self._waiting.append(place)
-        given = place[1]
+        granted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        request = (holder, granted)
+        self._waiting.append(request)
         try:
             async with asyncio.timeout(timeout):
-                await given
+                await granted
         except TimeoutError:
             pass
         except asyncio.CancelledError:
-            if given.done() and not given.cancelled():
+            if granted.done() and not granted.cancelled():
                 self.give_back(holder)
             raise
         finally:
-            if place in self._waiting:
-                self._waiting.remove(place)
-        return not given.cancelled()
+            if request in self._waiting:
+                self._waiting.remove(request)
+        return not granted.cancelled()
 
     def give_back(self, holder: str) -> None:
-        """Ends a permit, if there is one; the next who waits gets it."""
+        """End a permit, if the holder has one, and grant it to the next in the queue."""
         timer = self._held.pop(holder, None)
         if timer is None:
             return
         timer.cancel()
         while self._waiting and len(self._held) < self._count:
-            next_holder, given = self._waiting.popleft()
-            if not given.done():
-                self._give(next_holder)
-                given.set_result(None)
+            next_holder, granted = self._waiting.popleft()
+            if not granted.done():
+                self._grant(next_holder)
+                granted.set_result(None)
 
-    def _give(self, holder: str) -> None:
+    def _grant(self, holder: str) -> None:
         if earlier := self._held.get(holder):
             earlier.cancel()
         loop = asyncio.get_running_loop()

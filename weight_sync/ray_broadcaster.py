@@ -1,33 +1,32 @@
 """The broadcaster as a Ray actor, and its client."""
 
 import asyncio
-from typing import Any
+from collections.abc import Awaitable
+from typing import Any, TypeVar
 
 import ray
-import ray.exceptions
 
 from weight_sync.announcements import WeightUpdateReport
 from weight_sync.broadcaster import Broadcaster
 from weight_sync.errors import BroadcasterDied
 from weight_sync.manifest import Manifest
+from weight_sync.ray_calls import remote_errors
+
+Answer = TypeVar("Answer")
 
 ANSWER_SECONDS = 30.0
-"""How long a call may take beyond the wait that it asks for."""
+"""Deadline of a call, beyond the wait that it asks for."""
 
 
 def create_broadcaster(
-    update_fraction: float,
-    engines: int,
-    *,
-    permit_seconds: float = 60.0,
-    **options: Any,
+    update_fraction: float, engines: int, *, permit_seconds: float = 60.0, **options: Any
 ) -> "BroadcasterClient":
-    """Starts a broadcaster on the cluster.
+    """Start a broadcaster on the cluster.
 
     Args:
         update_fraction: Largest share of engines that swaps at once.
-        engines: How many engines receive.
-        permit_seconds: How long a permit outlives a silent holder.
+        engines: Number of engines that receive weights.
+        permit_seconds: Lifetime of a permit whose holder is silent.
         **options: Ray actor options such as `name` or `scheduling_strategy`.
     """
     waiting_calls = 4 * engines + 64
@@ -40,7 +39,7 @@ def create_broadcaster(
 class BroadcasterClient:
     """The methods of `Broadcaster` from any process of the cluster; can be sent to others.
 
-    Every method raises BroadcasterDied when the actor is gone or does not answer in time.
+    Every method raises BroadcasterDied if the actor is gone or does not answer in time.
     """
 
     def __init__(self, actor: Any) -> None:
@@ -53,12 +52,11 @@ class BroadcasterClient:
 
     async def newest(self, after: int, timeout: float) -> Manifest | None:
         """See `Announcements.newest`."""
-        found: Manifest | None = await _answer(self.actor.newest.remote(after, timeout), timeout)
-        return found
+        return await _answer(self.actor.newest.remote(after, timeout), timeout)
 
     async def acquire_swap(self, engine_id: str, timeout: float) -> bool:
         """See `Announcements.acquire_swap`."""
-        return bool(await _answer(self.actor.acquire_swap.remote(engine_id, timeout), timeout))
+        return await _answer(self.actor.acquire_swap.remote(engine_id, timeout), timeout)
 
     async def report(self, report: WeightUpdateReport) -> None:
         """See `Announcements.report`."""
@@ -74,25 +72,16 @@ class BroadcasterClient:
 
     async def engines(self) -> dict[str, tuple[Any, int]]:
         """See `Broadcaster.engines`."""
-        engines: dict[str, tuple[Any, int]] = await _answer(self.actor.engines.remote())
-        return engines
+        return await _answer(self.actor.engines.remote())
 
     async def reports(self, since: int) -> list[WeightUpdateReport]:
         """See `Broadcaster.reports`."""
-        reports: list[WeightUpdateReport] = await _answer(self.actor.reports.remote(since))
-        return reports
+        return await _answer(self.actor.reports.remote(since))
 
 
-async def _answer(call: Any, timeout: float = 0.0) -> Any:
-    """What a call returns, or raises in terms of this package."""
-    try:
-        async with asyncio.timeout(timeout + ANSWER_SECONDS):
+async def _answer(call: Awaitable[Answer], wait: float = 0.0) -> Answer:
+    """Await a call that may wait `wait` seconds before it answers."""
+    seconds = wait + ANSWER_SECONDS
+    with remote_errors("the broadcaster", seconds, gone=BroadcasterDied, late=BroadcasterDied):
+        async with asyncio.timeout(seconds):
             return await call
-    except ray.exceptions.RayTaskError as error:
-        raise error.cause from error
-    except ray.exceptions.RayError as error:
-        raise BroadcasterDied(f"the broadcaster is gone: {error}") from error
-    except TimeoutError as error:
-        raise BroadcasterDied(
-            f"the broadcaster did not answer within {timeout + ANSWER_SECONDS} s"
-        ) from error

@@ -1,8 +1,7 @@
-"""What generates tokens: the seam between rollouts and an inference engine.
+"""The interface of an inference engine. Prompts and answers are token ids.
 
-Implementations are `vllm_engine`, and `scripted_engine` for tests and load without a model; both
-pass `tests/actors/engines/test_engine_contract.py`. Leaves out text: prompts and answers are token
-ids.
+Implementations are `vllm`, and `scripted` for tests and load without a model; both pass
+`tests/actors/engines/test_engine_contract.py`.
 """
 
 from collections.abc import Sequence
@@ -16,7 +15,7 @@ from weight_sync.receive.engine import UpdatableEngine
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParameters:
-    """How one continuation is sampled."""
+    """Sampling parameters of one continuation."""
 
     temperature: float
     """0 is greedy."""
@@ -25,7 +24,7 @@ class SamplingParameters:
     top_k: int = -1
     """−1: no limit."""
     seed: int | None = None
-    """None: the engine's own stream of random numbers."""
+    """None takes the engine's own stream of random numbers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,24 +33,23 @@ class Generation:
 
     token_ids: list[int]
     logprobs: list[float]
-    """Natural log-probability under what was sampled from: after temperature, top-p and top-k."""
+    """Natural log-probability after temperature, top-p and top-k."""
     versions: list[int]
     """Policy version that sampled the token, as stamped by the engine; never decreases."""
     finish_reason: FinishReason
     cache_salt: str
-    """The one that was given; else it names the version that the engine prefilled the prompt with.
-    """
+    """The salt of the request; without one, the version that prefilled the prompt."""
 
 
 class RolloutEngine(UpdatableEngine, Protocol):
     """Generates many requests at once while its weights are replaced under them."""
 
     async def start(self) -> None:
-        """Loads the model; the engine is STALE until its first version unless it was given one."""
+        """Load the model; without an initial version the engine is STALE until its first."""
         ...
 
     def inventory(self) -> Signature:
-        """Names, shapes and (where it matters) dtypes of the weights that it takes."""
+        """Return names, shapes and (where it matters) dtypes of the weights that it takes."""
         ...
 
     async def generate(
@@ -62,18 +60,18 @@ class RolloutEngine(UpdatableEngine, Protocol):
         *,
         cache_salt: str | None = None,
     ) -> Generation:
-        """Samples one continuation; cancelling the call aborts the request.
+        """Sample one continuation; cancelling the call aborts the request.
 
-        Nothing begins while the engine is paused: a request that comes during a pause, or whose
-        first token was not sampled before it, is sampled wholly by the version that resumes.
+        Nothing begins while the engine is paused: a request that has no token by then is sampled
+        wholly by the version that resumes.
 
         Args:
             request_id: Unique among the running requests.
             prompt_ids: Token ids, at least one.
-            sampling: How to sample.
-            cache_salt: Requests with different salts share no cached state. A continuation is
-                given the salt of the rollout's first request, which has None: the version that
-                prefills it.
+            sampling: Sampling parameters.
+            cache_salt: Requests with different salts share no cached state. None, for the first
+                request of a rollout, takes the version that prefills it; later requests repeat
+                the salt of the first.
 
         Raises:
             EngineStale: No version was loaded yet.
@@ -82,7 +80,7 @@ class RolloutEngine(UpdatableEngine, Protocol):
         ...
 
     async def interrupt(self) -> None:
-        """Ends every request, running or to come, as ABORTED with the tokens that it has; for good.
+        """End every request, running or to come, as ABORTED with its tokens; for good.
 
         Raises:
             EngineDied: The engine is gone, and with it every request.
@@ -90,5 +88,5 @@ class RolloutEngine(UpdatableEngine, Protocol):
         ...
 
     async def close(self) -> None:
-        """Ends every process of the engine; running requests fail."""
+        """End every process of the engine; running requests fail."""
         ...

@@ -1,14 +1,14 @@
 """A deterministic engine without a model, for tests and for load on everything around engines.
 
 Tokens, log-probabilities and lengths are hashes of (prompt, seed, position), so that a run can be
-repeated token by token; time passes as `tokens_per_second` says. Versions, pausing, updates and
-their failures behave as with vLLM: the same contract tests pass. Leaves out learning: weights
-change the version stamp and nothing else.
+repeated token by token. Versions, pausing, updates and their failures behave as with vLLM: the same
+contract tests pass. Weights change the version stamp and nothing else.
 """
 
 import asyncio
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass
 
 import xxhash
 
@@ -20,43 +20,33 @@ from weight_sync.manifest import Signature, check_signature
 from weight_sync.receive.staging import StagedWeights
 
 TICK_SECONDS = 0.005
-"""Tokens come in bursts of at least this long, so that many requests stay cheap."""
+"""Shortest time between two bursts of tokens, so that many requests stay cheap."""
 
 
+@dataclass(eq=False)
 class ScriptedEngine:
-    """Samples from hashes (a `RolloutEngine`).
+    """Samples from hashes (a `RolloutEngine`)."""
 
-    Args:
-        shapes: Names and shapes of the weights it takes; others fail to load.
-        vocabulary: Token ids are below this.
-        eos_token_id: Ends a continuation that is shorter than its limit.
-        tokens_per_second: Of each request; None is as fast as the machine goes.
-        median_length: Median number of tokens until the end-of-sequence token.
-        length_sigma: Spread of the logarithm of the length; 0 makes all lengths equal.
-        load_seconds: What a load takes.
-        initial_version: Version before any update; None starts STALE.
-    """
+    shapes: Mapping[str, tuple[int, ...]]
+    """Names and shapes of the weights that it takes; others fail to load."""
+    _: KW_ONLY
+    vocabulary: int = 64
+    """Token ids are below this."""
+    eos_token_id: int = 1
+    """Ends a continuation that is shorter than its limit."""
+    tokens_per_second: float | None = None
+    """Speed of each request; None is as fast as possible."""
+    median_length: float = 32.0
+    """Median number of tokens, the end-of-sequence token included."""
+    length_sigma: float = 0.0
+    """Standard deviation of the logarithm of the length; 0 makes all lengths equal."""
+    load_seconds: float = 0.0
+    """Duration of a load."""
+    initial_version: int | None = None
+    """Version before any update; None starts STALE."""
 
-    def __init__(
-        self,
-        shapes: Mapping[str, tuple[int, ...]],
-        *,
-        vocabulary: int = 64,
-        eos_token_id: int = 1,
-        tokens_per_second: float | None = None,
-        median_length: float = 32.0,
-        length_sigma: float = 0.0,
-        load_seconds: float = 0.0,
-        initial_version: int | None = None,
-    ) -> None:
-        self._shapes = dict(shapes)
-        self._vocabulary = vocabulary
-        self._eos = eos_token_id
-        self._tokens_per_second = tokens_per_second
-        self._median_length = median_length
-        self._length_sigma = length_sigma
-        self._load_seconds = load_seconds
-        self._version = initial_version
+    def __post_init__(self) -> None:
+        self._version = self.initial_version
         self._runs = asyncio.Event()
         self._interrupted = False
         self._closed = False
@@ -67,7 +57,7 @@ class ScriptedEngine:
 
     def inventory(self) -> Signature:
         """See `RolloutEngine.inventory`."""
-        return {name: (None, shape) for name, shape in self._shapes.items()}
+        return {name: (None, shape) for name, shape in self.shapes.items()}
 
     async def generate(
         self,
@@ -77,14 +67,14 @@ class ScriptedEngine:
         *,
         cache_salt: str | None = None,
     ) -> Generation:
-        """See `RolloutEngine.generate`; without a seed the request id stands for one."""
+        """See `RolloutEngine.generate`; without a seed the request id decides the tokens."""
         self._check_open()
         if self._version is None:
             raise EngineStale(f"{request_id}: no policy version has been loaded yet")
         origin = f"{list(prompt_ids)}|{request_id if sampling.seed is None else sampling.seed}"
         length = self._length(origin)
         count = min(length, sampling.max_new_tokens)
-        rate = self._tokens_per_second
+        rate = self.tokens_per_second
         burst = 1 if rate is None else max(1, round(rate * TICK_SECONDS))
         token_ids: list[int] = []
         versions: list[int] = []
@@ -121,7 +111,7 @@ class ScriptedEngine:
 
     async def load(self, weights: StagedWeights, version: int) -> None:
         """See `UpdatableEngine.load`; reads the first byte of every tensor."""
-        await asyncio.sleep(self._load_seconds)
+        await asyncio.sleep(self.load_seconds)
         try:
             check_signature(weights.manifest, self.inventory())
         except IncompatibleWeights as error:
@@ -144,26 +134,26 @@ class ScriptedEngine:
             raise EngineDied("the engine was closed")
 
     def _length(self, origin: str) -> int:
-        """Lognormal, by Box and Muller from two hashes; the end-of-sequence token included."""
+        """Return a lognormal length (Box and Muller), the end-of-sequence token included."""
         radius = math.sqrt(-2 * math.log(1 - _unit(f"{origin}|radius")))
         normal = radius * math.cos(2 * math.pi * _unit(f"{origin}|angle"))
-        return max(1, round(self._median_length * math.exp(self._length_sigma * normal)))
+        return max(1, round(self.median_length * math.exp(self.length_sigma * normal)))
 
     def _token(self, origin: str, position: int, length: int) -> int:
-        """Never the end-of-sequence token before the end."""
+        """Return a token id; the end-of-sequence token comes only at the end."""
         if position == length - 1:
-            return self._eos
-        token = int(_unit(f"{origin}|{position}") * (self._vocabulary - 1))
-        return token + (token >= self._eos)
+            return self.eos_token_id
+        token = int(_unit(f"{origin}|{position}") * (self.vocabulary - 1))
+        return token + (token >= self.eos_token_id)
 
 
 def _reason(sampled: int, count: int, length: int) -> FinishReason:
-    """Why a request ends that was to have `count` tokens of the `length` until its end."""
+    """Return why a request of at most `count` tokens ends; `length` is its natural length."""
     if sampled < count:
         return FinishReason.ABORTED
     return FinishReason.STOP if length == count else FinishReason.LENGTH
 
 
 def _unit(text: str) -> float:
-    """A number in [0, 1) that depends on nothing but the text."""
+    """Hash a text to a number in [0, 1)."""
     return xxhash.xxh3_64_intdigest(text.encode()) / 2**64

@@ -1,4 +1,4 @@
-"""The tool `calculator`: arithmetic on numbers, and nothing that takes long or runs code."""
+"""The tool `calculator`: arithmetic on numbers of bounded size; it runs no code."""
 
 import ast
 import math
@@ -8,7 +8,7 @@ from collections.abc import Callable
 LONGEST = 200
 """Characters of an expression."""
 LARGEST = 10**30
-"""Beyond this, either way, no number goes on."""
+"""Bound of every intermediate result, positive or negative."""
 
 _BINARY: dict[type[ast.operator], Callable[[float, float], float]] = {
     ast.Add: operator.add,
@@ -21,7 +21,7 @@ _BINARY: dict[type[ast.operator], Callable[[float, float], float]] = {
 
 
 def calculator(expression: str) -> str:
-    """Evaluates an arithmetic expression of numbers, + - * / // % ** and parentheses.
+    """Evaluate an arithmetic expression of numbers, + - * / // % ** and parentheses.
 
     Example:
         >>> [calculator(text) for text in ("37*82", "7/2", "6/2", "-2**2")]
@@ -61,7 +61,7 @@ def _value(node: ast.expr) -> float:
 
 
 def _power(base: float, exponent: float) -> float:
-    """Small enough at once: the bound comes too late for what takes long."""
+    """Compute a power, bounding the exponent first: a huge power would take long to compute."""
     if abs(exponent) > 100 or (base < 0 and exponent != int(exponent)):
         raise ValueError(f"the exponent {exponent:g} of {base:g} is out of range")
     power: float = base**exponent

@@ -1,4 +1,4 @@
-"""The interface of an environment: what the policy talks to in an episode."""
+"""The interface of an environment, the partner of the policy in a conversation."""
 
 from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass
@@ -18,25 +18,25 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """What an environment answers to a message of the policy."""
+    """The answer of an environment to a message of the policy."""
 
     messages: Sequence[Message]
-    """What the policy sees next; ignored where `done`."""
+    """Messages that the policy sees next; ignored where `done`."""
     reward: float
-    """Added to what the rewards of the recipe say."""
+    """Added to the rewards of the recipe."""
     done: bool
 
 
 class Environment(Protocol):
-    """One conversation; built for every rollout, with actors.environment_options as keywords.
+    """One conversation; every rollout builds one, with actors.environment_options as keywords.
 
     Both methods may be coroutines. Plain ones run in a thread, so they may block.
     """
 
     def reset(self, prompt: Prompt) -> Sequence[Message] | Awaitable[Sequence[Message]]:
-        """The messages that begin the conversation."""
+        """Return the messages that begin the conversation."""
         ...
 
     def step(self, message: Message) -> Turn | Awaitable[Turn]:
-        """The answer to a message of the policy."""
+        """Answer a message of the policy."""
         ...

@@ -1,4 +1,4 @@
-"""The tool `python`: programs that the policy writes, run in the sandbox of `actors.sandbox`."""
+"""The tool `python`, which runs programs of the policy in the sandbox of `actors.sandbox`."""
 
 import os
 import threading
@@ -6,12 +6,12 @@ from collections.abc import Callable
 
 from actors.sandbox import Sandbox
 
-_AT_ONCE = threading.BoundedSemaphore(2 * (os.cpu_count() or 1))
-"""Sandboxes of an actor; more would only share the same cores."""
+_CONCURRENT = threading.BoundedSemaphore(2 * (os.cpu_count() or 1))
+"""Sandboxes that one actor runs at once; more would only share the same cores."""
 
 
 def python_tool(seconds: float) -> Callable[[str], str]:
-    """The tool; the policy gives it a program, and has no say in the limit of `seconds`."""
+    """Return the tool, whose time limit of `seconds` the policy cannot change."""
 
     def python(program: str) -> str:
         return run_python(program, seconds=seconds)
@@ -21,19 +21,19 @@ def python_tool(seconds: float) -> Callable[[str], str]:
 
 
 def run_python(program: str, *, seconds: float) -> str:
-    """What a program of Python's standard library prints, and how it failed where it did.
+    """Run a program of Python's standard library; return its output, and its error if it failed.
 
     Args:
         program: Source text.
-        seconds: Its limit.
+        seconds: Time limit.
 
     Raises:
         InputError: There is no sandbox on this machine; nothing was run.
     """
-    with _AT_ONCE:
+    with _CONCURRENT:
         outcome = Sandbox(seconds=seconds).run(program)
     if (outcome.ended, outcome.code) == ("exit", 0):
         return outcome.stdout
-    said = outcome.stderr.strip().rpartition("\n")[2]
-    how = {"timeout": f"stopped after {seconds:g} s", "output": "stopped: it printed too much"}
-    return f"{outcome.stdout}error: {how.get(outcome.ended) or said or outcome.ended}"
+    last_line = outcome.stderr.strip().rpartition("\n")[2]
+    limits = {"timeout": f"stopped after {seconds:g} s", "output": "stopped: it printed too much"}
+    return f"{outcome.stdout}error: {limits.get(outcome.ended) or last_line or outcome.ended}"

@@ -1,18 +1,18 @@
-"""A question and an answer: the prompt says everything, and the policy speaks once."""
+"""The environment `single_turn`: one prompt, one answer of the policy."""
 
 from actors.environments.protocol import Message, Turn
 from queues.records import Prompt
 
 CONVERSATION = "headway:messages"
-"""What a prompt's metadata has its messages under; no name of a column."""
+"""Key of a prompt's messages in its metadata; chosen so that no column has this name."""
 
 
 def opening(prompt: Prompt) -> list[Message]:
-    """The messages of a prompt: those that its source gave, else its text as one of the user's."""
-    given = prompt.metadata.get(CONVERSATION)
-    if given is None:
+    """Return the messages of a prompt: its source's, or else its text as a user message."""
+    messages = prompt.metadata.get(CONVERSATION)
+    if messages is None:
         return [Message("user", prompt.text)]
-    return [Message(message["role"], message["content"]) for message in given]
+    return [Message(message["role"], message["content"]) for message in messages]
 
 
 class SingleTurn:

@@ -1,9 +1,9 @@
-"""Finds the tool calls in a message of the policy. Plain searching: it takes time in proportion.
+"""Finds the tool calls in a message of the policy, in time proportional to its length.
 
     json    <tool_call>{"name": "calculator", "arguments": {"expression": "37*82"}}</tool_call>
     plain   [37*82]      where there is one tool, of one argument, and the markers are "[" and "]"
 
-The first is what Hermes and Qwen models write, and what their chat templates tell them to.
+Hermes and Qwen models write the first, and their chat templates ask for it.
 """
 
 import json
@@ -16,7 +16,7 @@ Style = Literal["json", "plain"]
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A call as it was written; nobody has compared it with the tools."""
+    """A call as it was written, not yet compared with the tools."""
 
     name: str | None
     """None: the only tool."""
@@ -26,21 +26,21 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Unreadable:
-    """Something between markers that is no call."""
+    """Text between markers that is no call."""
 
     why: str
 
 
 def find_calls(text: str, style: Style, markers: tuple[str, str]) -> list[Call | Unreadable]:
-    """The calls of a message in their order; one that was begun and not ended is none.
+    """Return the calls of a message in their order; a call without an end marker is none.
 
     Args:
-        text: Of the message, without special tokens.
-        style: How a call is written.
-        markers: What begins and what ends it.
+        text: The message, without special tokens.
+        style: Format of a call.
+        markers: Texts that begin and end it.
     """
     read = _read_json if style == "json" else _read_plain
-    return [read(found) for found in _between(text, *markers)]
+    return [read(inner) for inner in _between(text, *markers)]
 
 
 def _between(text: str, begin: str, end: str) -> Iterator[str]:
@@ -59,12 +59,12 @@ def _read_plain(text: str) -> Call | Unreadable:
 
 def _read_json(text: str) -> Call | Unreadable:
     try:
-        found = json.loads(text)
+        value = json.loads(text)
     except (ValueError, RecursionError) as error:
         return Unreadable(f"a call must be JSON: {error}")
-    if not isinstance(found, dict) or not isinstance(found.get("name"), str):
+    if not isinstance(value, dict) or not isinstance(value.get("name"), str):
         return Unreadable('a call must be an object with "name" and "arguments"')
-    arguments = found.get("arguments", {})
+    arguments = value.get("arguments", {})
     if not isinstance(arguments, dict):
         return Unreadable('"arguments" must be an object')
-    return Call(found["name"], arguments)
+    return Call(value["name"], arguments)

@@ -1,13 +1,13 @@
-"""The environment `tools`: as long as the policy calls tools it is given what they say.
+"""The environment `tools`: the policy may call tools until it answers without a call.
 
     [actors]
     environment = "tools"
     environment_options = { tools = ["calculator", "my_module:lookup"] }
 
-A message without a call is the answer, which the rewards of the recipe judge. A tool is a function
-of texts or numbers, plain or a coroutine; one that raises is told to the policy, which may try
-again. `python` runs programs that the policy writes, in the sandbox, and only where
-actors.code_execution allows it. Limits on turns, tokens and time are those of `[actors]`.
+A message without a call is the answer, which the rewards of the recipe score. A tool is a function
+of texts or numbers, plain or a coroutine; the policy is shown its error and may try again. `python`
+runs programs of the policy in the sandbox, only with `code_execution = "sandbox"`. Limits on turns,
+tokens and time are those of `[actors]`.
 """
 
 import inspect
@@ -23,11 +23,10 @@ from actors.environments.protocol import Message, Turn
 from actors.environments.single_turn import opening
 from actors.environments.tool_calls import Call, Style, Unreadable, find_calls
 from actors.errors import InputError
+from actors.registry import TOOLS
 from actors.user_code.calls import call
-from actors.user_code.dotted_path import load_dotted
 from queues.records import Prompt
 
-SHIPPED = ("calculator", "python")
 TYPES = {
     int: "integer", float: "number", bool: "boolean", list: "array", dict: "object",
     NoneType: "null",
@@ -45,21 +44,21 @@ class ToolOptions(BaseModel):
     tools: tuple[str, ...] = Field(default=("calculator",), min_length=1)
     """`calculator`, `python`, or dotted paths "module:function"."""
     style: Style = "json"
-    """How calls are written: see `actors.environments.tool_calls`."""
+    """Format of calls: see `actors.environments.tool_calls`."""
     markers: tuple[str, str] = ("<tool_call>", "</tool_call>")
-    """What begins and what ends a call."""
+    """Texts that begin and end a call."""
     instruct: bool | None = None
-    """Describe the tools in the system message; None: where the style is json."""
+    """Describe the tools in the system message; None: only with style "json"."""
     reply_role: Literal["tool", "user"] = "tool"
-    """Whose messages a chat template takes replies for; some know no tools."""
+    """Role of the replies; some chat templates have no role `tool`."""
     reply_characters: int = Field(default=4000, ge=1)
-    """What is beyond them is cut off from the reply of a tool."""
+    """Characters after which the reply of a tool is cut off."""
     error_reply: str | None = None
-    """What the policy is told in place of what was wrong with a call; None tells it."""
+    """Reply to every call that fails; None shows the policy the error."""
     call_reward: float = 0.0
-    """Of every turn that calls tools, all of them without an error."""
+    """Reward of a turn whose calls all succeed, at least one."""
     python_seconds: float = Field(default=10.0, gt=0)
-    """Limit of a program."""
+    """Time limit of a program."""
 
     @model_validator(mode="after")
     def _plain_has_one_tool(self) -> Self:
@@ -71,19 +70,19 @@ class ToolOptions(BaseModel):
 
 
 class Tool(NamedTuple):
-    """What a call may name."""
+    """A function that calls may name."""
 
     function: Callable[..., Any]
-    described: dict[str, Any]
-    """As JSON schema; a call has no argument but those it names."""
+    description: dict[str, Any]
+    """As JSON schema; a call may have only the arguments in it."""
 
 
 class ToolBox:
-    """Tools by name; the same for all conversations of an actor.
+    """The tools of all conversations of an actor, by name.
 
     Args:
-        options: As `ToolOptions`.
-        code_execution: Whether the policy's programs may be run.
+        options: Keys of `ToolOptions`.
+        code_execution: "sandbox" allows the tool `python`.
 
     Raises:
         InputError: An option or tool that cannot be used, or no sandbox for `python`.
@@ -102,48 +101,44 @@ class ToolBox:
             self._tools[name] = tool
 
     def opening(self, prompt: Prompt) -> list[Message]:
-        """The messages of a prompt, which say what tools there are where that is asked for."""
+        """Return the messages of a prompt, with a description of the tools where it is wanted."""
         messages = opening(prompt)
-        told = self.options.instruct
-        if not (self.options.style == "json" if told is None else told):
+        instruct = self.options.instruct
+        if not (self.options.style == "json" if instruct is None else instruct):
             return messages
-        said = messages[0].content + "\n\n" if messages[0].role == "system" else ""
-        rest = messages[1:] if said else messages
-        return [Message("system", said + self._instruction()), *rest]
+        description = instruction(
+            [tool.description for tool in self._tools.values()], self.options.markers
+        )
+        return with_instruction(messages, description)
 
-    async def reply(self, found: Call | Unreadable) -> tuple[str, bool]:
-        """What the policy is told, and whether the call went well."""
+    async def reply(self, written: Call | Unreadable) -> tuple[str, bool]:
+        """Run a call; return the reply, and True if it succeeded."""
         try:
-            said = str(await self._run(found))
+            text, succeeded = str(await self._run(written)), True
         except InputError:
             raise
-        except Exception as error:  # noqa: BLE001  (told to the policy, which may try again)
-            said, well = f"error: {error}", False
+        except Exception as error:  # noqa: BLE001  (shown to the policy, which may try again)
+            text, succeeded = f"error: {error}", False
             if self.options.error_reply is not None:
-                said = self.options.error_reply
-        else:
-            well = True
-        return said[: self.options.reply_characters], well
+                text = self.options.error_reply
+        return text[: self.options.reply_characters], succeeded
 
-    async def _run(self, found: Call | Unreadable) -> Any:
-        if isinstance(found, Unreadable):
-            raise ValueError(found.why)
-        name = next(iter(self._tools)) if found.name is None else found.name
+    async def _run(self, written: Call | Unreadable) -> Any:
+        if isinstance(written, Unreadable):
+            raise ValueError(written.why)
+        name = next(iter(self._tools)) if written.name is None else written.name
         if name not in self._tools:
             raise ValueError(f"no tool {name!r}; there are {', '.join(self._tools)}")
         tool = self._tools[name]
-        if isinstance(found.arguments, str):
-            return await call(tool.function, found.arguments)
-        inspect.signature(tool.function).bind(**found.arguments)
-        known = tool.described["function"]["parameters"]["properties"]
-        if unknown := sorted(found.arguments.keys() - known.keys()):
+        if isinstance(written.arguments, str):
+            return await call(tool.function, written.arguments)
+        inspect.signature(tool.function).bind(**written.arguments)
+        known = tool.description["function"]["parameters"]["properties"]
+        if unknown := sorted(written.arguments.keys() - known.keys()):
             raise ValueError(
                 f"{name} has no argument {', '.join(unknown)}; it has {', '.join(known) or 'none'}"
             )
-        return await call(partial(tool.function, **found.arguments))
-
-    def _instruction(self) -> str:
-        return instruction([tool.described for tool in self._tools.values()], self.options.markers)
+        return await call(partial(tool.function, **written.arguments))
 
 
 class Tools:
@@ -160,17 +155,29 @@ class Tools:
         """See `Environment.step`; tools are called one after the other, as written."""
         options = self._box.options
         calls = find_calls(message.content, options.style, options.markers)
-        replies = [await self._box.reply(found) for found in calls]
-        well = bool(replies) and all(good for _, good in replies)
+        replies = [await self._box.reply(written) for written in calls]
+        succeeded = bool(replies) and all(success for _, success in replies)
         return Turn(
             [Message(options.reply_role, text) for text, _ in replies],
-            options.call_reward if well else 0.0,
+            options.call_reward if succeeded else 0.0,
             done=not replies,
         )
 
 
+def load_tools(name: str, options: dict[str, Any], code_execution: str) -> Callable[[], Tools]:
+    """Return a function that makes conversations with tools; arguments as `load_environment`."""
+    return partial(Tools, ToolBox(options, code_execution))
+
+
+def with_instruction(messages: list[Message], text: str) -> list[Message]:
+    """Append a text to the system message; begin with one where there is none."""
+    if messages[0].role == "system":
+        return [Message("system", f"{messages[0].content}\n\n{text}"), *messages[1:]]
+    return [Message("system", text), *messages]
+
+
 def instruction(tools: Sequence[dict[str, Any]], markers: tuple[str, str]) -> str:
-    """What tells of tools, as JSON schemas, in the words of Hermes' and Qwen's chat templates."""
+    """Describe tools, given as JSON schemas, as the chat templates of Hermes and Qwen do."""
     begin, end = markers
     form = '{"name": <function-name>, "arguments": <args-json-object>}'
     listed = "\n".join(json.dumps(tool) for tool in tools)
@@ -194,12 +201,8 @@ def _load(path: str, options: ToolOptions, code_execution: str) -> tuple[str, To
 
 
 def _function(path: str, options: ToolOptions, code_execution: str) -> Callable[..., Any]:
-    if path == "calculator":
-        from actors.environments.calculator import calculator
-
-        return calculator
+    loaded = TOOLS.load(path)
     if path == "python":
-        from actors.environments.python_tool import python_tool
         from actors.sandbox import check_sandbox
 
         if code_execution == "off":
@@ -208,18 +211,17 @@ def _function(path: str, options: ToolOptions, code_execution: str) -> Callable[
                 'which is off; set actors.code_execution = "sandbox" to allow it'
             )
         check_sandbox()
-        return python_tool(options.python_seconds)
-    found = load_dotted(path, setting="actors.environment_options.tools", known=SHIPPED)
-    if not callable(found):
+        return loaded(options.python_seconds)  # type: ignore[no-any-return]
+    if not callable(loaded):
         raise InputError(
-            f"actors.environment_options.tools: {path!r} is a {type(found).__name__}, not a "
+            f"actors.environment_options.tools: {path!r} is a {type(loaded).__name__}, not a "
             "function"
         )
-    return found  # type: ignore[no-any-return]
+    return loaded  # type: ignore[no-any-return]
 
 
 def _describe(name: str, tool: Callable[..., Any]) -> dict[str, Any]:
-    """A tool as JSON schema, from its signature and the first line of its docstring.
+    """Describe a tool as JSON schema, from its signature and the first line of its docstring.
 
     Raises:
         Exception: It has no signature, or annotations that cannot be evaluated.
@@ -246,10 +248,10 @@ def _describe(name: str, tool: Callable[..., Any]) -> dict[str, Any]:
 
 
 def _schema(annotation: Any) -> dict[str, Any]:
-    """A type of Python's as JSON schema."""
+    """Return a type of Python's as JSON schema."""
     origin, arguments = get_origin(annotation), get_args(annotation)
     if origin in (Union, UnionType):
-        return {"anyOf": [_schema(each) for each in arguments]}
+        return {"anyOf": [_schema(argument) for argument in arguments]}
     if origin is list:
         return {"type": "array", "items": _schema(arguments[0])}
     return {"type": TYPES.get(origin or annotation, "string")}

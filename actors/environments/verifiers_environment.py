@@ -4,16 +4,15 @@
     step  ─▶ the client answers with the policy's        ─▶ it asks again, or ends ─▶ its rubric
                  (on the left the actor's event loop, on the right the library's, a thread's own)
 
-The client is the seam: the environment's set-up, stop conditions, tools, limits and clean-up run as
-the library runs them, and what it would send to a model is what the policy is given next. A
-conversation only grows: an environment that rewrites what was said before fails its rollout, since
-what was sampled is never tokenised again. The rubric's reward is that of the last turn; what the
-recipe's own rewards say is added. A function of the rubric that raises, which the library counts as
-0, fails its rollout. Code of the library's that blocks holds up its other conversations, and never
-the engine: all of them share one loop, as the library's clients and locks expect. A conversation
-that is cut off by actors.max_turns or max_new_tokens before the environment ends it earns nothing
-from the rubric. Leaves out rewards of whole groups, pictures, and what the library became with 0.2.
-It is not installed with Headway.
+The library's set-up, stop conditions, tools, limits and clean-up run unchanged; only its client,
+the connection to a model, is replaced by the policy. A conversation can only grow: an environment
+that rewrites earlier messages fails its rollout, since sampled tokens are never tokenised again.
+The rubric's reward belongs to the last turn, and the rewards of the recipe are added to it. A
+function of the rubric that raises, which the library counts as 0, fails its rollout. All
+conversations share one event loop in a thread, as the library's clients and locks expect, so
+blocking code of the library delays other conversations but never the engine. A conversation that
+actors.max_turns or max_new_tokens cuts off earns nothing from the rubric. Not supported: rewards of
+whole groups, images, and versions from 0.2 on. The library is not installed with Headway.
 """
 
 import asyncio
@@ -24,34 +23,34 @@ from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from contextvars import ContextVar
-from functools import cache, wraps
+from functools import cache, partial, wraps
 from typing import Any
 
 from actors.environments.protocol import Message, Turn
 from actors.environments.single_turn import opening
 from actors.environments.tool_calls import Unreadable, find_calls
-from actors.environments.tools import instruction
+from actors.environments.tools import instruction, with_instruction
 from actors.errors import InputError
 from queues.records import Prompt
 
 MARKERS = ("<tool_call>", "</tool_call>")
 PREFIX = "verifiers:"
 ROW = "verifiers"
-"""What a prompt's metadata has the row of the data set under, less its prompt."""
+"""Key of the data set's row, without its prompt, in a prompt's metadata."""
 _RAISED: ContextVar[list[tuple[str, Exception]]] = ContextVar("raised by a rubric")
-"""Functions of the rubric that raised in the rollout of this task."""
+"""Names and errors of the rubric's functions that raised in the rollout of this task."""
 
 
 def load_verifiers(name: str, options: dict[str, Any], *, setting: str) -> Any:
-    """The library's environment of this id.
+    """Load an environment of the library.
 
     Args:
-        name: "verifiers:ID"; a module of that name, with - as _, has `load_environment`.
-        options: Its keywords.
-        setting: Key of the recipe, or what takes the place of it, for the message.
+        name: "verifiers:ID"; the module ID, with - as _, has `load_environment`.
+        options: Keywords of `load_environment`.
+        setting: Key of the recipe, for the message.
 
     Raises:
-        InputError: The library is not installed or another one, or it cannot load the environment.
+        InputError: The library is missing or too new, or it cannot load the environment.
     """
     try:
         import verifiers
@@ -66,22 +65,29 @@ def load_verifiers(name: str, options: dict[str, Any], *, setting: str) -> Any:
             f"{verifiers.__version__} is installed; install it with: pip install 'verifiers<0.2'"
         )
     try:
-        found = verifiers.load_environment(name.removeprefix(PREFIX), **options)
+        environment = verifiers.load_environment(name.removeprefix(PREFIX), **options)
     except Exception as error:
         raise InputError(f"{setting} = {name!r} with options {options}: {error}") from error
-    if not isinstance(found, verifiers.MultiTurnEnv):
+    if not isinstance(environment, verifiers.MultiTurnEnv):
         raise InputError(
-            f"{setting} = {name!r} is a {type(found).__name__}, must be a SingleTurnEnv, a ToolEnv "
-            "or another MultiTurnEnv"
+            f"{setting} = {name!r} is a {type(environment).__name__}, must be a SingleTurnEnv, a "
+            "ToolEnv or another MultiTurnEnv"
         )
-    if found.requires_group_rollouts:
+    if environment.requires_group_rollouts:
         raise InputError(f"{setting} = {name!r} scores whole groups, which cannot be played here")
-    _keep_errors(found.rubric)
-    return found
+    _keep_errors(environment.rubric)
+    return environment
+
+
+def load_conversations(
+    name: str, options: dict[str, Any], code_execution: str
+) -> "Callable[[], Conversation]":
+    """Return a function that makes conversations; arguments as `load_environment`."""
+    return partial(Conversation, load_verifiers(name, options, setting="actors.environment"))
 
 
 def _keep_errors(rubric: Any) -> None:
-    """Has the functions of a rubric, or of a group of them, tell `_play` what they raise."""
+    """Wrap the functions of a rubric, or of a group of them, to record errors for `_play`."""
     rubric.funcs = [_keeping(function) for function in rubric.funcs]
     for member in getattr(rubric, "rubrics", ()):
         _keep_errors(member)
@@ -95,8 +101,8 @@ def _keeping(function: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(function)
     async def kept(*arguments: Any, **keywords: Any) -> float:
         try:
-            found = function(*arguments, **keywords)
-            return float(await found if inspect.isawaitable(found) else found)
+            value = function(*arguments, **keywords)
+            return float(await value if inspect.isawaitable(value) else value)
         except Exception as error:
             _RAISED.get([]).append((name, error))
             raise
@@ -108,7 +114,7 @@ def _keeping(function: Callable[..., Any]) -> Callable[..., Any]:
 
 @cache
 def _loop() -> asyncio.AbstractEventLoop:
-    """Where everything of the library runs, whatever blocks there."""
+    """Start the event loop that all code of the library runs in, in a thread of its own."""
     loop = asyncio.new_event_loop()
     threading.Thread(target=loop.run_forever, name="verifiers", daemon=True).start()
     return loop
@@ -118,13 +124,13 @@ class Conversation:
     """One rollout of an environment of the library (an `Environment`).
 
     Args:
-        environment: Of the library; the same for all conversations of an actor.
+        environment: An environment of the library, shared by all conversations of an actor.
     """
 
     def __init__(self, environment: Any) -> None:
         self._environment = environment
         self._client = _client()
-        self._heard: list[dict[str, Any]] = []
+        self._messages: list[dict[str, Any]] = []
         """All messages so far, the policy's included."""
         self._tools = False
         self._task: Future[Any] | None = None
@@ -136,23 +142,17 @@ class Conversation:
     async def reset(self, prompt: Prompt) -> list[Message]:
         """See `Environment.reset`."""
         row = prompt.metadata.get(ROW) or {"example_id": 0, "answer": prompt.answer or ""}
-        said = [{"role": message.role, "content": message.content} for message in opening(prompt)]
-        self._begin(_play(self._environment, {**row, "prompt": said}, self._client))
-        if not await self._asks():
+        first = [{"role": message.role, "content": message.content} for message in opening(prompt)]
+        self._begin(_play(self._environment, {**row, "prompt": first}, self._client))
+        if not await self._wants_message():
             raise ValueError("the environment ended before the policy said anything")
-        self._heard = said = _said(self._client.prompt)
-        messages = [_message(each) for each in said]
+        self._messages = _plain(self._client.prompt)
+        messages = [_message(plain) for plain in self._messages]
         if not self._client.tools:
             return messages
         self._tools = True
-        described = instruction(
-            [{"type": "function", "function": _described(tool)} for tool in self._client.tools],
-            MARKERS,
-        )
-        first = messages[0]
-        if first.role == "system":
-            return [Message("system", f"{first.content}\n\n{described}"), *messages[1:]]
-        return [Message("system", described), *messages]
+        tools = [{"type": "function", "function": _schema(tool)} for tool in self._client.tools]
+        return with_instruction(messages, instruction(tools, MARKERS))
 
     async def step(self, message: Message) -> Turn:
         """See `Environment.step`."""
@@ -166,27 +166,30 @@ class Conversation:
                 + (f"; then came {error!r}" if error is not None else "")
             ) from error
         answer = _assistant(message.content, calls=self._tools)
-        self._heard += _said([answer])
+        self._messages += _plain([answer])
         self._client.answer(answer)
-        if not await self._asks():
+        if not await self._wants_message():
             return Turn([], float(self._end()["reward"]), done=True)
-        said = _said(self._client.prompt)
-        known = len(self._heard)
-        if said[:known] != self._heard:
+        messages, known = _plain(self._client.prompt), len(self._messages)
+        if messages[:known] != self._messages:
             raise ValueError(
-                "the environment has rewritten the conversation; only ones that go on from what "
-                "was said can be trained token by token"
+                "the environment has rewritten the conversation; only conversations that keep "
+                "earlier messages can be trained token by token"
             )
-        self._heard = said
-        return Turn([_message(each) for each in said[known:]], 0.0, done=False)
+        self._messages = messages
+        return Turn([_message(plain) for plain in messages[known:]], 0.0, done=False)
 
     def _begin(self, played: Coroutine[Any, Any, Any]) -> None:
-        client = self._client  # not this conversation, whose end is to end what is played
+        client = self._client  # not `self`: deleting this conversation has to cancel the task
         self._task = asyncio.run_coroutine_threadsafe(played, _loop())
         self._task.add_done_callback(lambda _: client.wake())
 
-    async def _asks(self) -> bool:
-        """Whether the environment wants another message; else it has ended, perhaps by an error."""
+    async def _wants_message(self) -> bool:
+        """Return True once the environment wants a message, and False if it has ended.
+
+        Raises:
+            Exception: It ended with this error.
+        """
         assert self._task is not None
         try:
             if not self._task.done():
@@ -200,7 +203,7 @@ class Conversation:
         return False
 
     def _end(self) -> Any:
-        """The state in which the environment ended."""
+        """Return the state in which the environment ended, or raise its error."""
         assert self._task is not None
         state = self._task.result()
         if (error := state.get("error")) is not None:
@@ -209,10 +212,10 @@ class Conversation:
 
 
 async def _play(environment: Any, row: dict[str, Any], client: Any) -> Any:
-    """A rollout of the library and its score; the state.
+    """Run and score a rollout of the library; return its state.
 
     Raises:
-        ValueError: A function of the rubric raised, and which.
+        ValueError: A function of the rubric raised; names it.
     """
     raised: list[tuple[str, Exception]] = []
     _RAISED.set(raised)
@@ -232,28 +235,25 @@ async def _play(environment: Any, row: dict[str, Any], client: Any) -> Any:
 
 
 def _client() -> Any:
-    """What an environment takes for the address of a model.
-
-    A class of the library's is wanted, which is imported only here.
-    """
+    """Return the client that stands for a model; its class derives from one of the library."""
     from verifiers.clients import Client
     from verifiers.types import Response, ResponseMessage
 
     class Policy(Client):
-        """Asks, and waits to be answered."""
+        """Passes the library's requests on to a `Conversation`, and its answers back."""
 
         def __init__(self) -> None:
             super().__init__(None)
             self.turn: Future[None] = Future()
-            """Done when the environment asks, or has ended."""
+            """Done when the environment wants a message, or has ended."""
             self.state: Any = None
-            """Of the rollout; None before it first asks."""
+            """State of the rollout; None before the first request."""
             self.prompt: Sequence[Any] = ()
             self.tools: Sequence[Any] = ()
             self._answered: asyncio.Future[Any] | None = None
 
         def wake(self) -> None:
-            with suppress(InvalidStateError):  # it was asked before, or nobody waits any more
+            with suppress(InvalidStateError):  # already done, or cancelled
                 self.turn.set_result(None)
 
         async def get_response(
@@ -262,25 +262,23 @@ def _client() -> Any:
             self.prompt, self.tools, self.state = prompt, tools or (), rest.get("state")
             self._answered = asyncio.get_running_loop().create_future()
             self.wake()
-            said = await self._answered
+            message = await self._answered
             return Response(
                 id="headway",
                 created=0,
                 model=model,
                 message=ResponseMessage(
-                    **said.model_dump(), finish_reason="stop", is_truncated=False
+                    **message.model_dump(), finish_reason="stop", is_truncated=False
                 ),
             )
 
         def answer(self, message: Any) -> None:
-            """The environment goes on with this message of the policy."""
+            """Pass a message of the policy to the environment."""
             self.turn = Future()
             _loop().call_soon_threadsafe(self._settle, self._answered, message)
 
         def _settle(self, answered: asyncio.Future[Any] | None, message: Any) -> None:
-            if (
-                answered is not None and not answered.done()
-            ):  # else it has stopped waiting meanwhile
+            if answered is not None and not answered.done():
                 answered.set_result(message)
 
         def setup_client(self, config: Any) -> None:
@@ -299,16 +297,15 @@ def _client() -> Any:
 
 
 def _assistant(text: str, *, calls: bool) -> Any:
-    """A message of the policy as the library has it, with the calls of tools that it holds."""
+    """Convert a message of the policy, with its tool calls, to the library's type."""
     from verifiers.types import AssistantMessage, ToolCall
 
-    found = find_calls(text, "json", MARKERS) if calls else []
-    if not found:
-        return AssistantMessage(content=text)
     written = [
         ("", call.why) if isinstance(call, Unreadable) else (call.name, json.dumps(call.arguments))
-        for call in found
+        for call in (find_calls(text, "json", MARKERS) if calls else [])
     ]
+    if not written:
+        return AssistantMessage(content=text)
     return AssistantMessage(
         content=text.partition(MARKERS[0])[0],
         tool_calls=[
@@ -318,8 +315,8 @@ def _assistant(text: str, *, calls: bool) -> Any:
     )
 
 
-def _said(messages: Sequence[Any]) -> list[dict[str, Any]]:
-    """What is compared of messages, and shown."""
+def _plain(messages: Sequence[Any]) -> list[dict[str, Any]]:
+    """Reduce messages of the library to what is compared and shown of them."""
     return [
         {
             "role": message.role,
@@ -341,9 +338,9 @@ def _text(content: Any) -> str:
     return "".join(part["text"] for part in parts)
 
 
-def _message(said: dict[str, Any]) -> Message:
-    return Message(said["role"], said["content"])
+def _message(plain: dict[str, Any]) -> Message:
+    return Message(plain["role"], plain["content"])
 
 
-def _described(tool: Any) -> dict[str, Any]:
+def _schema(tool: Any) -> dict[str, Any]:
     return {"name": tool.name, "description": tool.description, "parameters": tool.parameters}

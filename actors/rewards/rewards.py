@@ -1,9 +1,9 @@
 """Calls the rewards of a recipe within their deadlines, and adds them up by their weights.
 
-A reward that raises, takes too long or returns anything but finite numbers has failed, and with it
-the rollout: nothing is ever scored 0 because something went wrong. Rewards run in processes of
-their own (`pool`), except those that take no longer than comparing two texts: a hop to another
-process would cost them many times their own work, and they cannot hang.
+A reward that raises, takes too long or returns anything but finite numbers fails its rollout:
+nothing is ever scored 0 because of an error. Rewards run in processes of their own (`pool`), except
+those that only compare two texts: they cannot hang, and sending the texts to another process would
+cost many times their own work.
 """
 
 import asyncio
@@ -11,11 +11,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, Protocol
 
 from actors.errors import InputError, RewardFailed, RewardModelLost
+from actors.registry import REWARDS
 from actors.rewards.code import read_tests
-from actors.rewards.learned import Judge, LearnedReward
+from actors.rewards.learned import LearnedReward, TextScorer
 from actors.rewards.parts import NoNumber, parts_of
 from actors.rewards.pool import RewardPool
-from actors.rewards.registry import SHIPPED, find_reward, is_coroutine, load_llm_judge
+from actors.rewards.registry import check_options, find_reward, is_coroutine
 from actors.sandbox import check_sandbox
 from queues.records import FinishReason, Prompt
 
@@ -23,24 +24,25 @@ Arguments = tuple[str, str, str | None, Mapping[str, Any]]
 
 
 class Score(NamedTuple):
-    """What a rollout is worth."""
+    """The score of a completion."""
 
     total: float
     """The sum of `parts`, each times the weight of its reward."""
     parts: dict[str, float]
-    """By the reward's name, or "name/key" for each key of a reward that returns several; as the
-    reward gave them, without weights."""
+    """By the reward's name, or "name/key" for each key of a reward that returns several; without
+    weights."""
 
 
 class Reward(Protocol):
-    """One reward, wherever it runs."""
+    """One reward, in this process or another."""
 
     async def parts(self, arguments: Arguments) -> dict[str, float]:
-        """What it says of one completion.
+        """Score one completion.
 
         Raises:
-            RewardFailed: It gave no finite numbers; says why, in words that follow its name.
-            RewardModelLost: The reward models gave none, by no fault of the completion.
+            RewardFailed: It gave no finite numbers; the message continues a sentence that begins
+                with the reward's name.
+            RewardModelLost: The reward models did not answer, by no fault of the completion.
         """
         ...
 
@@ -49,10 +51,10 @@ class Inline:
     """A coroutine function that is called in this process.
 
     Args:
-        name: Of its part.
-        function: Nothing that could block.
+        name: Name of its part.
+        function: A coroutine function that never blocks.
         timeout: Deadline in seconds.
-        late: The error of one that takes longer.
+        late: Error of a call that takes longer.
     """
 
     def __init__(
@@ -86,10 +88,10 @@ class Isolated:
 
     Args:
         name: As in the recipe.
-        options: Of the reward.
-        pool: Whose processes.
+        options: Its keyword-only arguments.
+        pool: Processes to call it in.
         timeout: Deadline in seconds.
-        coroutine: Whether many calls may wait side by side.
+        coroutine: True if many calls may wait in one process.
     """
 
     def __init__(
@@ -112,29 +114,35 @@ class Isolated:
 
 
 class Rewards:
-    """Several rewards as one.
+    """Several rewards as one, their weighted sum.
 
     Args:
         rewards: By name.
-        weights: By name; 1 where there is none.
+        weights: Factors by name; 1 where there is none.
     """
 
-    def __init__(self, rewards: Mapping[str, Reward], weights: Mapping[str, float]) -> None:
+    def __init__(
+        self, rewards: Mapping[str, Reward], weights: Mapping[str, float] | None = None
+    ) -> None:
         self._rewards = dict(rewards)
-        self._weights = dict(weights)
+        self._weights = dict(weights or {})
 
     def only(self, names: Iterable[str]) -> "Rewards":
-        """Those with these names; a budget or a process they share with the rest."""
+        """Return the rewards with these names; they share budgets and processes with the rest."""
         return Rewards({name: self._rewards[name] for name in names}, self._weights)
+
+    def weighted(self, weights: Mapping[str, float]) -> "Rewards":
+        """Return the same rewards with these factors."""
+        return Rewards(self._rewards, weights)
 
     async def score(
         self, prompt: Prompt, completion: str, finish_reason: FinishReason = FinishReason.STOP
     ) -> Score:
-        """Scores one completion with every reward.
+        """Score one completion with every reward.
 
         Raises:
             RewardFailed: One of them gave no finite number; names it and the prompt.
-            RewardModelLost: The reward models gave none in time, by no fault of the completion.
+            RewardModelLost: The reward models did not answer, by no fault of the completion.
         """
         metadata = {**prompt.metadata, "finish_reason": str(finish_reason)}
         arguments = (prompt.text, completion, prompt.answer, metadata)
@@ -142,12 +150,12 @@ class Rewards:
         parts: dict[str, float] = {}
         for name, reward in self._rewards.items():
             try:
-                found = await reward.parts(arguments)
+                own_parts = await reward.parts(arguments)
             except (RewardFailed, RewardModelLost) as error:
-                place = f"reward {name!r} of prompt {prompt.prompt_id!r}"
-                raise type(error)(f"{place} {error}") from error.__cause__
-            total += self._weights.get(name, 1.0) * sum(found.values())
-            parts |= found
+                subject = f"reward {name!r} of prompt {prompt.prompt_id!r}"
+                raise type(error)(f"{subject} {error}") from error.__cause__
+            total += self._weights.get(name, 1.0) * sum(own_parts.values())
+            parts |= own_parts
         return Score(total, parts)
 
 
@@ -156,21 +164,19 @@ def load_rewards(
     *,
     timeout: float = 30.0,
     options: Mapping[str, Mapping[str, Any]] | None = None,
-    weights: Mapping[str, float] | None = None,
-    judge: Judge | None = None,
+    reward_model_client: TextScorer | None = None,
     pool: RewardPool | None = None,
     code_execution: Literal["off", "sandbox"] = "off",
 ) -> Rewards:
-    """The rewards with these names.
+    """Load rewards by name.
 
     Args:
-        names: Of `registry.SHIPPED`, `reward_model`, or "module:function".
-        timeout: Deadline of each one in seconds.
+        names: Names of `REWARDS`, or "module:function".
+        timeout: Deadline of each reward in seconds.
         options: Keyword-only arguments of rewards, by name.
-        weights: Factors of rewards in the total, by name; 1 where there is none.
-        judge: What `reward_model` asks; without one it fails every rollout.
-        pool: Where rewards run that need processes; without one they get their own.
-        code_execution: Whether the reward `code` may run what the policy writes.
+        reward_model_client: The models of the reward `reward_model`; None fails every rollout.
+        pool: Processes for rewards; None makes a pool.
+        code_execution: "sandbox" lets the reward `code` run programs of the policy.
 
     Raises:
         InputError: No such reward, or options that it does not have, or `code` is not allowed or
@@ -182,16 +188,18 @@ def load_rewards(
 
     def load(name: str) -> Reward:
         if name == "reward_model":
-            return Inline(name, LearnedReward(judge), timeout, RewardModelLost)
+            return Inline(name, LearnedReward(reward_model_client), timeout, RewardModelLost)
         chosen = options.get(name, {})
         if name == "llm_judge":
-            return Inline(name, load_llm_judge(chosen), timeout, RewardModelLost)
-        function = find_reward(name, chosen)
-        if name in SHIPPED and SHIPPED[name].inline:
+            judge = REWARDS.load(name)
+            check_options(name, judge, chosen)
+            return Inline(name, judge(**chosen), timeout, RewardModelLost)
+        function, entry = find_reward(name, chosen), REWARDS.find(name)
+        if entry is not None and entry.inline:
             return Inline(name, function, timeout)
         return Isolated(name, chosen, pool, timeout, coroutine=is_coroutine(function))
 
-    return Rewards({name: load(name) for name in dict.fromkeys(names)}, weights or {})
+    return Rewards({name: load(name) for name in dict.fromkeys(names)})
 
 
 def _check_code_execution(code_execution: Literal["off", "sandbox"]) -> None:
@@ -204,13 +212,13 @@ def _check_code_execution(code_execution: Literal["off", "sandbox"]) -> None:
 
 
 def check_scorable(names: Sequence[str], prompts: Iterable[Prompt]) -> None:
-    """Compares what the rewards that ship with Headway need with what prompts have.
+    """Check that prompts have what the shipped rewards need.
 
     Raises:
         InputError: A prompt without an answer, without the entry of its reasoning-gym task, or
             without tests.
     """
-    compare = [name for name in names if name in SHIPPED and SHIPPED[name].answer]
+    compare = [entry.name for entry in REWARDS if entry.needs_answer and entry.name in names]
     for prompt in prompts:
         if compare and prompt.answer is None:
             raise InputError(
@@ -226,5 +234,6 @@ def check_scorable(names: Sequence[str], prompts: Iterable[Prompt]) -> None:
             try:
                 read_tests(prompt.metadata.get("tests"))
             except ValueError as error:
-                place = f"actors.reward = 'code': prompt {prompt.prompt_id!r}"
-                raise InputError(f"{place}: {error}") from None
+                raise InputError(
+                    f"actors.reward = 'code': prompt {prompt.prompt_id!r}: {error}"
+                ) from None

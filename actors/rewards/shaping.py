@@ -1,7 +1,7 @@
-"""Reward parts that punish length rather than judge the task, added after the task's rewards.
+"""Penalties on the length of training rollouts, added to the rewards of the task.
 
-They shape training alone: held-out scores stay what the task says. Their names are those that
-`queues.records.SHAPING` lists, so that whoever needs the task's own reward can take them off.
+Held-out rollouts have none. `queues.records.SHAPING` lists their names, so that the task's own
+reward can be computed without them.
 """
 
 from dataclasses import dataclass
@@ -12,24 +12,24 @@ from queues.records import FinishReason
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shaping:
-    """What is added to the reward of a training rollout."""
+    """Penalties that are added to the reward of a training rollout."""
 
     limit: int
-    """Most tokens that may be sampled where the context has room for them."""
+    """Most tokens that may be sampled where the context has space for them."""
     overlong: OverlongConfig | None = None
     missing_eos_penalty: float = 0.0
 
-    def parts(self, length: int, finish_reason: FinishReason, *, room: int) -> dict[str, float]:
-        """Reward parts by name; only those that are configured.
+    def parts(self, length: int, finish_reason: FinishReason, *, space: int) -> dict[str, float]:
+        """Return the configured penalties by name.
 
         Args:
             length: Sampled tokens.
             finish_reason: How the rollout ended.
-            room: Tokens of the context after the prompt; where they are fewer, they are the limit.
+            space: Tokens of the context after the prompt; a limit where it is below `limit`.
         """
         parts = {}
         if self.overlong is not None:
-            limit = min(self.limit, room)
+            limit = min(self.limit, space)
             parts["overlong"] = overlong_penalty(
                 length,
                 limit=limit,
@@ -43,7 +43,7 @@ class Shaping:
 
 
 def load_shaping(config: ActorsConfig) -> Shaping:
-    """The shaping that a recipe asks for."""
+    """Return the penalties that a recipe asks for."""
     return Shaping(
         limit=config.max_new_tokens,
         overlong=config.overlong,
@@ -52,7 +52,7 @@ def load_shaping(config: ActorsConfig) -> Shaping:
 
 
 def overlong_penalty(length: int, *, limit: int, buffer: int, factor: float = 1.0) -> float:
-    """The soft overlong punishment of DAPO (arXiv 2503.14476 eq. 13), with its floor.
+    """Compute the soft overlong penalty of DAPO (arXiv 2503.14476 eq. 13), with its floor.
 
     0 up to `limit − buffer` tokens, from there linear down to −factor at `limit`, and no lower.
 
@@ -60,7 +60,7 @@ def overlong_penalty(length: int, *, limit: int, buffer: int, factor: float = 1.
         length: Sampled tokens.
         limit: L_max.
         buffer: L_cache, at least 1.
-        factor: Of the whole; the paper's is 1.
+        factor: Largest penalty; 1 in the paper.
 
     Example:
         >>> [overlong_penalty(n, limit=20480, buffer=4096) for n in (16384, 18432, 20480, 30000)]

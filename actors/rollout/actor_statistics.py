@@ -1,6 +1,6 @@
-"""What one engine did so far: counted from before its model is loaded until after it left.
+"""Counters of one actor, from before its model is loaded until after it has left.
 
-An engine that was made again after it died has a tally for each life; `merge` adds them up.
+An actor that is restarted counts from 0; `merge` adds up the statistics of its lives.
 """
 
 import os
@@ -12,27 +12,23 @@ from actors.rollout.occupancy import Occupancy
 
 
 class ActorStatistics:
-    """Counters of one actor.
-
-    Args:
-        engine_id: Holder of the leases.
-    """
+    """Counters of one actor, whose leases are held under `engine_id`."""
 
     def __init__(self, engine_id: str) -> None:
         self.engine_id = engine_id
         self.version: int | None = None
-        """What the engine serves; None before the first weights."""
+        """Version that the engine serves; None before the first weights."""
         self.tokens = 0
-        """Sampled in rollouts that came to their end."""
+        """Tokens sampled in rollouts that ended."""
         self.rollouts = 0
         self.groups: Counter[str] = Counter()
-        """By what became of them."""
+        """Groups by their result."""
         self.occupancy = Occupancy()
         self.metrics: str | None = None
-        """Where Prometheus finds the metrics of this life, as host:port."""
+        """Address of the metrics of this process, as host:port."""
 
     def statistics(self) -> dict[str, Any]:
-        """All of it, as JSON."""
+        """Return all counters, as JSON."""
         occupancy = self.occupancy
         occupancy.settle()
         return {
@@ -52,19 +48,18 @@ class ActorStatistics:
 
 
 def engine_id_of(index: int) -> str:
-    """Holder of the leases of the actor with this number, from 0."""
+    """Return the id under which actor `index`, from 0, holds leases."""
     return f"engine-{index}"
 
 
 def merge(lives: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The statistics of one engine over its lives.
+    """Merge the statistics of one actor over its lives.
 
-    Seconds that a later life waited for its first weights count as idle: the engine was missed.
+    Seconds that a restarted actor waited for its first weights count as idle.
 
     Args:
-        lives: What `ActorStatistics.statistics` said of each, oldest first, at least one; what is
-        true of a
-            moment, such as the version, is the newest's.
+        lives: `ActorStatistics.statistics` of each life, oldest first, at least one. Momentary
+            values, such as the version, are taken from the newest.
     """
     newest, *earlier = reversed(lives)
     if not earlier:

@@ -1,7 +1,7 @@
 """Messages to token ids, and sampled token ids to text.
 
-What the policy sampled is never rendered again: a conversation grows by the ids of new messages,
-which are appended to the ids that are there. Leaves out tools and images.
+Sampled tokens are never rendered again: a conversation grows by the ids of new messages, which are
+appended. Tools and images of chat templates are not supported.
 """
 
 from collections.abc import Sequence
@@ -10,20 +10,20 @@ from typing import Any, Literal
 from actors.environments.protocol import Message
 from actors.errors import InputError, PromptRefused
 
-SPOKEN = "\ue000"
-"""Stands for what the policy said where the template is asked what follows it."""
+PLACEHOLDER = "\ue000"
+"""Stands for a message of the policy when the template renders what follows it."""
 
 
 class Renderer:
-    """A tokenizer and a way to write conversations with it.
+    """Renders conversations with a tokenizer.
 
     Args:
-        tokenizer: Of transformers.
-        chat_template: Whether to use the tokenizer's; "auto": if it has one. Without, messages are
-            the plain text of their contents, and nothing is added to it.
+        tokenizer: A tokenizer of transformers.
+        chat_template: Use the tokenizer's chat template; "auto": if it has one. Without it, the
+            contents of the messages are concatenated.
 
     Raises:
-        InputError: A chat template is asked for and the tokenizer has none.
+        InputError: `chat_template` is True and the tokenizer has none.
     """
 
     def __init__(self, tokenizer: Any, chat_template: bool | Literal["auto"] = "auto") -> None:
@@ -36,62 +36,62 @@ class Renderer:
         self._tokenizer = tokenizer
         self._templated = has_template and chat_template is not False
         self._last: tuple[tuple[Message, ...], list[int]] = ((), [])
-        """The prompt that was asked for last, and its ids: each rollout of a group asks for it."""
+        """Prompt and ids of the last call: every rollout of a group renders the same prompt."""
 
     def prompt(self, messages: Sequence[Message]) -> list[int]:
-        """Ids of the messages that begin a conversation, up to where the policy speaks.
+        """Return the ids of the messages that begin a conversation, up to the policy's turn.
 
         Raises:
             PromptRefused: A character that the tokenizer does not know.
         """
-        asked = tuple(messages)
-        if asked != self._last[0]:
-            self._last = asked, self._prompt(asked)
+        key = tuple(messages)
+        if key != self._last[0]:
+            self._last = key, self._prompt(key)
         return [*self._last[1]]
 
     def _prompt(self, messages: Sequence[Message]) -> list[int]:
         if self._templated:
-            return self._encode(self._template(messages, speaks=True))
+            return self._encode(self._template(messages))
         return self._encode("".join(message.content for message in messages))
 
     def continuation(self, messages: Sequence[Message], last: int) -> list[int]:
-        """Ids to append after a message of the policy.
+        """Return the ids to append after a message of the policy.
 
         Args:
-            messages: What is said after it.
-            last: Its last token. Where that is how the template ends a message, it is not repeated.
+            messages: The messages that follow it.
+            last: Its last token, which is not repeated where the template ends messages with it.
 
         Raises:
-            InputError: The chat template writes earlier messages differently once later ones
-                follow, so that nothing can be appended.
+            InputError: The chat template changes earlier messages once later ones follow, so that
+                nothing can be appended.
             PromptRefused: A character that the tokenizer does not know, or a role that the template
-                does not.
+                refuses.
         """
         if not self._templated:
             return self._encode("".join(message.content for message in messages))
-        asked = [Message("user", "-")]
-        before = self._template(asked, speaks=True)
-        whole = self._template([*asked, Message("assistant", SPOKEN), *messages], speaks=True)
-        if not whole.startswith(before) or whole.count(SPOKEN) != 1:
+        user, policy = Message("user", "-"), Message("assistant", PLACEHOLDER)
+        before = self._template([user])
+        whole = self._template([user, policy, *messages])
+        if not whole.startswith(before) or whole.count(PLACEHOLDER) != 1:
             raise InputError(
                 "the chat template rewrites earlier messages, so that a conversation of several "
                 "turns cannot be continued; use actors.chat_template = false"
             )
-        ids = self._encode(whole.partition(SPOKEN)[2])
+        ids = self._encode(whole.partition(PLACEHOLDER)[2])
         return ids[1:] if ids[:1] == [last] else ids
 
     def text(self, token_ids: Sequence[int]) -> str:
-        """What the policy wrote, without end-of-sequence and other special tokens."""
+        """Decode a message of the policy, without end-of-sequence and other special tokens."""
         text: str = self._tokenizer.decode(
             list(token_ids), skip_special_tokens=True, clean_up_tokenization_spaces=False
         )
         return text
 
-    def _template(self, messages: Sequence[Message], *, speaks: bool) -> str:
-        said = [{"role": message.role, "content": message.content} for message in messages]
+    def _template(self, messages: Sequence[Message]) -> str:
+        plain = [{"role": message.role, "content": message.content} for message in messages]
         try:
             text: str = self._tokenizer.apply_chat_template(
-                said, tokenize=False, add_generation_prompt=speaks
+                plain, tokenize=False, add_generation_prompt=True
             )
         except Exception as error:
             roles = ", ".join(message.role for message in messages)
@@ -102,23 +102,23 @@ class Renderer:
 
     def _encode(self, text: str) -> list[int]:
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False)
-        foreign = unknown_character(self._tokenizer, text, ids)
-        if foreign is not None:
+        unknown = unknown_character(self._tokenizer, text, ids)
+        if unknown is not None:
             raise PromptRefused(
-                f"the tokenizer has no token for {foreign!r} in {text[:80]!r}, and would write it "
+                f"the tokenizer has no token for {unknown!r} in {text[:80]!r}, and would write it "
                 f"as padding; leave it out, or add it to the model's characters"
             )
         return ids
 
 
 def unknown_character(tokenizer: Any, text: str, ids: Sequence[int]) -> str | None:
-    """The first character that a tokenizer would write as padding; None if there is none.
+    """Return the first character that a tokenizer would encode as padding, or None.
 
-    A token of its own for what is unknown is the tokenizer's way, and counts as known.
+    A tokenizer with a separate token for unknown characters knows every character.
 
     Args:
-        tokenizer: Of transformers.
-        text: What was encoded.
+        tokenizer: A tokenizer of transformers.
+        text: The text that was encoded.
         ids: Its token ids.
     """
     unknown = tokenizer.unk_token_id

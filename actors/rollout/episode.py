@@ -1,16 +1,16 @@
-"""One rollout: the policy and its environment take turns, and rewards judge the end.
+"""One rollout: the policy and its environment take turns, and rewards score the end.
 
     environment.reset ─▶ ids of the prompt ─▶ engine.generate ─▶ environment.step ─▶ rewards
                                                     ▲                   │ not done
                                                     └── injected ids ◀──┘
 
-What the environment says is in the context and out of the loss: mask false, version −1,
-log-probability 0. All that was sampled keeps the engine's ids, log-probabilities and versions.
-What the policy cannot answer any more, for want of turns or tokens, is left out.
+Messages of the environment are in the context and out of the loss: mask false, version −1,
+log-probability 0. Sampled tokens keep the engine's ids, log-probabilities and versions. Messages
+that the policy cannot answer any more, for lack of turns or tokens, are left out.
 
-A rollout whose engine is interrupted ends as `aborted`, with what was sampled. One that was
-interrupted while the policy spoke for the first time can be gone on with, by any engine: nothing
-but its tokens made it what it is. Later turns depend on an environment that is gone.
+A rollout whose engine is interrupted ends as `aborted`, with the tokens that it has. If that was in
+the first turn, any engine can continue it from its tokens; later turns depend on the state of an
+environment that is gone.
 """
 
 import asyncio
@@ -19,7 +19,6 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any
 
-from actors.config import ENVIRONMENTS
 from actors.engines.protocol import Generation, RolloutEngine, SamplingParameters
 from actors.environments.protocol import Environment, Message, Turn
 from actors.errors import (
@@ -31,8 +30,9 @@ from actors.errors import (
     RolloutFailed,
     RolloutTimeout,
 )
+from actors.registry import ENVIRONMENTS
 from actors.rewards import Rewards, Shaping
-from actors.rewards.finite import is_finite
+from actors.rewards.parts import is_finite
 from actors.rollout.chat_rendering import Renderer
 from actors.user_code.calls import call
 from queues.records import FinishReason, Lease, Purpose, Rollout
@@ -47,11 +47,11 @@ class Transcript:
     behavior_logprobs: list[float] = field(default_factory=list)
     versions: list[int] = field(default_factory=list)
     cache_salt: str | None = None
-    """Of the first request, and so of all; its cached state is this rollout's own past."""
+    """Salt of the first request, and so of all: their cached state is this rollout's own past."""
 
     @classmethod
     def of(cls, saved: Rollout) -> "Transcript":
-        """That of a rollout that was interrupted."""
+        """Return the transcript of an interrupted rollout."""
         return cls(
             token_ids=[*saved.token_ids],
             loss_mask=[*saved.loss_mask],
@@ -61,11 +61,11 @@ class Transcript:
 
     @property
     def sampled(self) -> int:
-        """Tokens that the policy sampled."""
+        """Number of tokens that the policy sampled."""
         return sum(self.loss_mask)
 
     def inject(self, token_ids: Sequence[int]) -> None:
-        """Appends tokens that the policy did not sample."""
+        """Append tokens that the policy did not sample."""
         count = len(token_ids)
         self.token_ids += token_ids
         self.loss_mask += [False] * count
@@ -73,7 +73,7 @@ class Transcript:
         self.versions += [-1] * count
 
     def sample(self, generation: Generation) -> None:
-        """Appends tokens that the policy sampled."""
+        """Append tokens that the policy sampled."""
         self.token_ids += generation.token_ids
         self.loss_mask += [True] * len(generation.token_ids)
         self.behavior_logprobs += generation.logprobs
@@ -83,45 +83,46 @@ class Transcript:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpisodeRunner:
-    """Turns leases into rollouts; the same for all rollouts of an actor."""
+    """Turns leases into rollouts; one runner serves all rollouts of an actor."""
 
     engine_id: str
     engine: RolloutEngine
     renderer: Renderer
     environment: str
-    """Name in the records."""
+    """Name of the environment in the records."""
     new_environment: Callable[[], Environment]
     environment_timeout: float
-    """Deadline in seconds for it to be built, and for each of its answers."""
+    """Deadline in seconds for an environment to be built, and for each of its answers."""
     max_turns: int
     """Most messages of the policy in a rollout."""
     rewards: Rewards
+    """Rewards of training rollouts."""
     heldout_rewards: Rewards
-    """Of evaluations."""
+    """Rewards of evaluations."""
     shaping: Shaping
-    """Of training rollouts; evaluations are worth what the task says."""
+    """Penalties of training rollouts; evaluations have none."""
     sampling: SamplingParameters
-    """Temperature where the lease gives none; `max_new_tokens` is for all turns of a rollout."""
+    """Its temperature is for leases that give none, `max_new_tokens` for all turns together."""
     max_model_len: int
     """Longest rollout in tokens."""
     timeout: float
     """Deadline of a rollout in seconds."""
 
     async def run(self, lease: Lease, sample_index: int, saved: Rollout | None = None) -> Rollout:
-        """Samples and scores one rollout of a group.
+        """Sample and score one rollout of a group.
 
         Args:
-            lease: Of the group.
-            sample_index: Of the rollout in it.
-            saved: What there is of the rollout, interrupted in its first turn; the rest is sampled.
+            lease: Lease of the group.
+            sample_index: Index of the rollout in the group.
+            saved: The rollout so far, interrupted in its first turn; the rest is sampled.
 
         Returns:
             The rollout; `aborted` and without a reward where the engine was interrupted in the
             first turn.
 
         Raises:
-            RolloutFailed: There is no result; its class says why.
-            EngineDied: Nor will there be one for any other rollout.
+            RolloutFailed: There is no result; the subclass gives the reason.
+            EngineDied: The engine is gone, and with it every other rollout.
         """
         try:
             async with asyncio.timeout(self.timeout) as deadline:
@@ -140,8 +141,8 @@ class EpisodeRunner:
         opening = Turn(await self._ask(lease, environment.reset, lease.prompt), 0.0, done=False)
         self._check_turn(lease, opening)
         transcript, prompt_length = self._opening(lease, opening, saved)
-        given, turns, began = 0.0, 0, prompt_length
-        of_turns: list[tuple[int, float]] = []
+        environment_reward, turns, began = 0.0, 0, prompt_length
+        turn_rewards: list[tuple[int, float]] = []
         while True:
             turns += 1
             request_id = f"{lease.group_id}/{lease.attempt}/{sample_index}/{turns}"
@@ -152,38 +153,42 @@ class EpisodeRunner:
             reply = self.renderer.text(transcript.token_ids[began:])
             turn = await self._ask(lease, environment.step, Message("assistant", reply))
             self._check_turn(lease, turn)
-            given += float(turn.reward)
-            of_turns.append((len(transcript.token_ids) - 1, float(turn.reward)))
+            environment_reward += float(turn.reward)
+            turn_rewards.append((len(transcript.token_ids) - 1, float(turn.reward)))
             if turn.done or generation.finish_reason is FinishReason.LENGTH:
                 finish_reason = generation.finish_reason
                 break
-            said = self.renderer.continuation(turn.messages, transcript.token_ids[-1])
-            if turns == self.max_turns or self._room(transcript, len(said)) < 1:
+            reply_ids = self.renderer.continuation(turn.messages, transcript.token_ids[-1])
+            if turns == self.max_turns or self._space(transcript, len(reply_ids)) < 1:
                 finish_reason = FinishReason.LENGTH
                 break
-            transcript.inject(said)
+            transcript.inject(reply_ids)
             began = len(transcript.token_ids)
         train = lease.purpose is Purpose.TRAIN
         rewards = self.rewards if train else self.heldout_rewards
         score = await rewards.score(lease.prompt, reply, finish_reason)
         parts = score.parts
         if self.environment != "single_turn":
-            parts = {"environment": given, **parts}
-        room = self.max_model_len - prompt_length
-        shaping = self.shaping.parts(transcript.sampled, finish_reason, room=room) if train else {}
+            parts = {"environment": environment_reward, **parts}
+        shaping = {}
+        if train:
+            space = self.max_model_len - prompt_length
+            shaping = self.shaping.parts(transcript.sampled, finish_reason, space=space)
         return replace(
             self._unscored(transcript, sample_index, prompt_length, created_at),
-            reward=score.total + given + sum(shaping.values()),
+            reward=score.total + environment_reward + sum(shaping.values()),
             reward_parts={**parts, **shaping},
             finish_reason=finish_reason,
             turns=turns,
-            metadata={"turn_rewards": of_turns} if any(paid for _, paid in of_turns) else {},
+            metadata={"turn_rewards": turn_rewards}
+            if any(paid for _, paid in turn_rewards)
+            else {},
         )
 
     def _opening(
         self, lease: Lease, opening: Turn, saved: Rollout | None
     ) -> tuple[Transcript, int]:
-        """What the policy goes on from, and the length of the prompt in it."""
+        """Return the tokens that the policy continues, and the length of the prompt in them."""
         if saved is not None:
             return Transcript.of(saved), saved.prompt_length
         transcript = Transcript()
@@ -194,7 +199,7 @@ class EpisodeRunner:
     def _unscored(
         self, transcript: Transcript, sample_index: int, prompt_length: int, created_at: datetime
     ) -> Rollout:
-        """What was said so far, as it is saved where it is interrupted in the first turn."""
+        """Return the rollout so far as one that was interrupted in its first turn."""
         return Rollout(
             sample_index=sample_index,
             token_ids=transcript.token_ids,
@@ -213,11 +218,11 @@ class EpisodeRunner:
         )
 
     async def _environment(self, lease: Lease) -> Environment:
-        """A new one; a user's may take its time to be built."""
-        if self.environment in ENVIRONMENTS:
+        """Build an environment; one in user code may take long."""
+        if self.environment in ENVIRONMENTS.names:
             return self.new_environment()
-        built: Environment = await self._ask(lease, self.new_environment)
-        return built
+        environment: Environment = await self._ask(lease, self.new_environment)
+        return environment
 
     def _check_prompt(self, lease: Lease, length: int) -> None:
         if not 1 <= length < self.max_model_len:
@@ -227,7 +232,7 @@ class EpisodeRunner:
             )
 
     def _check_turn(self, lease: Lease, turn: Any) -> None:
-        sound = (
+        valid = (
             isinstance(turn, Turn)
             and is_finite(turn.reward)
             and isinstance(turn.messages, Sequence)
@@ -236,30 +241,26 @@ class EpisodeRunner:
                 for message in turn.messages
             )
         )
-        if not sound:
+        if not valid:
             raise EnvironmentFailed(
                 f"environment {self.environment!r} answered {turn!r} on prompt "
                 f"{lease.prompt.prompt_id!r}, must be a Turn of messages and a finite reward"
             )
 
-    def _room(self, transcript: Transcript, said: int = 0) -> int:
-        """Tokens that may still be sampled after so many more of the environment's."""
+    def _space(self, transcript: Transcript, reply_length: int = 0) -> int:
+        """Return how many tokens may still be sampled after a reply of the environment."""
         return min(
             self.sampling.max_new_tokens - transcript.sampled,
-            self.max_model_len - len(transcript.token_ids) - said,
+            self.max_model_len - len(transcript.token_ids) - reply_length,
         )
 
     async def _generate(
         self, lease: Lease, request_id: str, transcript: Transcript, *, first: bool
     ) -> Generation:
-        """What the policy says next; it may be interrupted in the first turn alone."""
-        heat = self.sampling.temperature if lease.temperature is None else lease.temperature
-        sampling = SamplingParameters(
-            temperature=heat,
-            max_new_tokens=self._room(transcript),
-            top_p=self.sampling.top_p,
-            top_k=self.sampling.top_k,
-        )
+        """Sample the next message of the policy; only the first one may end as interrupted."""
+        sampling = replace(self.sampling, max_new_tokens=self._space(transcript))
+        if lease.temperature is not None:
+            sampling = replace(sampling, temperature=lease.temperature)
         try:
             generation = await self.engine.generate(
                 request_id, transcript.token_ids, sampling, cache_salt=transcript.cache_salt

@@ -1,4 +1,4 @@
-"""How busy an engine is kept: seconds in which it had nothing to do, and why; rollouts at once."""
+"""Occupancy of an engine: mean number of concurrent rollouts, and idle seconds by reason."""
 
 import time
 from collections.abc import Callable
@@ -8,7 +8,7 @@ class Occupancy:
     """Integrates the number of running rollouts over time.
 
     Args:
-        clock: Seconds that never go backwards.
+        clock: Returns seconds that never decrease.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -17,30 +17,30 @@ class Occupancy:
         self._serving = False
         self._frozen = False
         self.running = 0
-        """Rollouts that are running."""
+        """Rollouts running now."""
         self.idle_seconds = {"first_weights": 0.0, "leases": 0.0}
-        """Seconds without any running rollout, by what was waited for."""
+        """Seconds without any running rollout, by the reason of the wait."""
         self.serving_seconds = 0.0
         """Seconds since the first weights."""
         self._rollout_seconds = 0.0
 
     def serve(self) -> None:
-        """The engine has weights from now on."""
+        """Count the engine as serving from now on."""
         self.settle()
         self._serving = True
 
     def change(self, rollouts: int) -> None:
-        """Rollouts begin (above 0) or end (below 0)."""
+        """Count rollouts that begin (above 0) or end (below 0)."""
         self.settle()
         self.running += rollouts
 
     def freeze(self) -> None:
-        """Nothing that happens from now on counts: the work is over."""
+        """Stop counting: the work is over."""
         self.settle()
         self._frozen = True
 
     def settle(self) -> None:
-        """Counts the time since the last call."""
+        """Count the time since the last call."""
         if self._frozen:
             return
         now = self._clock()
@@ -58,5 +58,5 @@ class Occupancy:
 
     @property
     def mean_running(self) -> float | None:
-        """Rollouts that were running at once, on average since the first weights."""
+        """Mean number of concurrent rollouts since the first weights."""
         return self._rollout_seconds / self.serving_seconds if self.serving_seconds else None

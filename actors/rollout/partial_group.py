@@ -1,8 +1,8 @@
-"""What of a group is generated and not yet put: worth keeping when its worker ends, or dies.
+"""The rollouts of a group before it is put, saved so that another worker can continue it.
 
-Finished rollouts that wait for the others of their group, and interrupted ones, with the versions
-and log-probabilities of their tokens. Where it is kept is `queues.state.partial_groups`; what an
-interrupted rollout goes on from, `actors.rollout.episode`.
+It holds finished rollouts that wait for the others of their group, and interrupted ones, with the
+versions and log-probabilities of their tokens. `queues` stores it; `actors.rollout.episode`
+continues interrupted rollouts.
 """
 
 from queues.records import Lease, Rollout, RolloutGroup
@@ -24,12 +24,12 @@ class PartialGroup:
 
     @property
     def changed(self) -> bool:
-        """Whether there are tokens that `encode` has not been asked for."""
+        """True if there are tokens that no call of `encode` has returned."""
         return self._tokens > self._saved
 
     @property
     def due(self) -> bool:
-        """Whether they are half of all, so that what is written in all stays below twice that."""
+        """True if at least half of all tokens are new: the total written stays below twice that."""
         return self.changed and self._tokens >= 2 * self._saved
 
     @property
@@ -37,16 +37,16 @@ class PartialGroup:
         return sum(sum(rollout.loss_mask) for rollout in self._rollouts.values())
 
     def get(self, index: int) -> Rollout | None:
-        """What there is of a rollout, by its index in the group."""
+        """Return the rollout with this index in the group, as far as there is one."""
         return self._rollouts.get(index)
 
     def keep(self, rollout: Rollout) -> None:
-        """Takes in a rollout, finished or interrupted, unless nothing of it was sampled."""
+        """Keep a rollout, finished or interrupted, unless nothing of it was sampled."""
         if any(rollout.loss_mask):
             self._rollouts[rollout.sample_index] = rollout
 
     def encode(self) -> bytes:
-        """All of it, as `WorkQueue.save` takes it."""
+        """Return all rollouts, encoded for `WorkQueue.save`."""
         self._saved = self._tokens
         return encode(
             RolloutGroup(

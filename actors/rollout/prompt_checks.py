@@ -1,6 +1,6 @@
-"""Whether prompts fit a model: its vocabulary and its context, before any engine is started.
+"""Checks that prompts fit the vocabulary and the context of a model, before an engine is started.
 
-What only a conversation can show is left to each rollout, which fails where something does not fit.
+Later turns of a conversation are checked by each rollout, which fails where they do not fit.
 """
 
 from collections.abc import Iterable
@@ -14,30 +14,30 @@ from queues.records import Prompt
 
 
 def check_fit(model_path: str, config: ActorsConfig, prompts: Iterable[Prompt]) -> None:
-    """Loads the tokenizer and writes prompts with it.
+    """Load the tokenizer and render prompts with it.
 
     Args:
         model_path: Local folder or hub name.
-        config: How prompts are written, and how long a rollout may be.
-        prompts: Those to try; of an environment of the user's only it knows what it will say.
+        config: Decides how prompts are rendered, and how long a rollout may be.
+        prompts: Prompts to try; only those of `single_turn`, whose first messages they are.
 
     Raises:
         InputError: The tokenizer is missing, has no end-of-sequence token or more tokens than the
             model, or a prompt holds an unknown character or is too long.
     """
     tokenizer = load_tokenizer(model_path)
-    rows = vocabulary_size(model_path)
+    size = vocabulary_size(model_path)
     largest = max(tokenizer.get_vocab().values())
-    if rows is not None and largest >= rows:
+    if size is not None and largest >= size:
         raise InputError(
             f"the tokenizer of {model_path!r} has token ids up to {largest}, and the model an "
-            f"embedding of {rows} rows (vocab_size in config.json); they do not belong together"
+            f"embedding of {size} rows (vocab_size in config.json); they do not belong together"
         )
     context = config.max_model_len or context_length(model_path)
     if context <= config.max_new_tokens:
         raise InputError(
             f"actors.max_new_tokens = {config.max_new_tokens} must be below the context of "
-            f"{model_path!r}, {context} tokens: the prompt needs room too"
+            f"{model_path!r}, {context} tokens: the prompt needs space too"
         )
     renderer = Renderer(tokenizer, config.chat_template)
     if config.environment != "single_turn":
@@ -48,12 +48,10 @@ def check_fit(model_path: str, config: ActorsConfig, prompts: Iterable[Prompt]) 
         except PromptRefused as error:
             raise InputError(f"prompt {prompt.prompt_id!r}: {error}") from None
         if not 1 <= length < context:
+            limit = (
+                "actors.max_model_len" if config.max_model_len else f"the context of {model_path!r}"
+            )
             raise InputError(
                 f"prompt {prompt.prompt_id!r} has {length} tokens, must have from 1 to "
-                f"{context - 1}, one less than "
-                + (
-                    "actors.max_model_len"
-                    if config.max_model_len
-                    else f"the context of {model_path!r}"
-                )
+                f"{context - 1}, one less than {limit}"
             )

@@ -1,29 +1,28 @@
-"""The loop of an actor: leases groups, has their rollouts run, and puts the results.
+"""The loop of an actor: leases groups, runs their rollouts, and puts the results.
 
-    first weights ─▶ lease for as many rollouts as have room ─▶ one task a group:
+    first weights ─▶ lease for as many rollouts as there is capacity ─▶ one task a group:
                                                                   its rollouts at once ─▶ put
                                                                         └─ one failed ──▶ fail
     (a greedy rollout that a lease asks for beside its group runs with them, and is not put)
     every few seconds: heartbeat of all groups held ─▶ abort those that are no longer ours
                        rollouts that have finished before the others of their group ─▶ save
 
-Who waits on whom: the loop on the first version (`on_version`), then on room (a rollout's end),
-then on the broker, which grants what admission allows. A worker that only evaluates makes
-`on_version` wait, and so the next version, until nothing is left to evaluate at this one. It ends
-when the run is over (QueueClosed), which aborts what is running, or at `stop`, which interrupts it
-and saves what it has sampled: the broker gives that to whoever leases the group next. An engine
-that died, or a broker that is lost, ends it with that error.
+The loop waits for the first version (`on_version`), then for capacity (a rollout's end), then for
+the broker, which grants what admission allows. A worker that only evaluates makes `on_version`
+wait, and so the next version, until nothing is left to evaluate at this one. The loop ends when the
+run is over (QueueClosed), which aborts what is running, or at `stop`, which interrupts it and saves
+the sampled tokens: the broker passes them on with the group's next lease. An engine that died, or a
+lost broker, ends it with that error.
 """
 
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import KW_ONLY, dataclass, replace
 
-from actors.errors import ActorsError, InputError, RolloutFailed
+from actors.errors import ActorsError, InputError, RolloutFailed, root_error
 from actors.rollout.actor_statistics import ActorStatistics
-from actors.rollout.failures import root_error
 from actors.rollout.partial_group import PartialGroup
 from queues.errors import QueueClosed, SchemaError
 from queues.protocols import WorkQueue
@@ -41,98 +40,88 @@ from queues.schema import encode
 logger = logging.getLogger(__name__)
 
 POLL_SECONDS = 1.0
-"""Longest wait for a lease before `stop` and the room are looked at again."""
+"""Longest wait for a lease before `stop` and the capacity are checked again."""
 HAND_OVER_SECONDS = 5.0
-"""How long interrupted rollouts may take to be saved, and those that just end to be put."""
+"""Time for interrupted rollouts to be saved, and for rollouts that just end to be put."""
 
 
+@dataclass(eq=False)
 class RolloutWorker:
     """Keeps one engine full of rollouts.
 
-    Args:
-        tally: Counts what is done; its engine holds the leases.
-        work: The broker.
-        run_episode: Makes one rollout of a lease, given the sample's index, and what an earlier
-            attempt has sampled of it.
-        interrupt: Ends every rollout as it is (`RolloutEngine.interrupt`).
-        max_concurrent_rollouts: Room, in rollouts; a group begins as a whole, and each of its
-            rollouts gives its place back when it ends.
-        largest_group: Most rollouts that a lease may be for, a baseline included.
-        heartbeat_seconds: How often leases are renewed.
-        purpose: Of what it leases; None leases for either.
-        pinned_seconds: Longest that a version is kept from a worker that only evaluates.
-
     Raises:
-        InputError: Not even one group has room.
+        InputError: Not even one group fits into `max_concurrent_rollouts`.
     """
 
-    def __init__(
-        self,
-        tally: ActorStatistics,
-        work: WorkQueue,
-        run_episode: Callable[[Lease, int, Rollout | None], Awaitable[Rollout]],
-        *,
-        interrupt: Callable[[], Awaitable[None]],
-        max_concurrent_rollouts: int,
-        largest_group: int,
-        heartbeat_seconds: float,
-        purpose: Purpose | None = None,
-        pinned_seconds: float = 600.0,
-    ) -> None:
-        if max_concurrent_rollouts < largest_group:
+    statistics: ActorStatistics
+    """Counts what is done; its engine holds the leases."""
+    work: WorkQueue
+    """The broker."""
+    run_episode: Callable[[Lease, int, Rollout | None], Awaitable[Rollout]]
+    """Makes one rollout of a lease, given the sample's index and the tokens that an earlier attempt
+    sampled of it."""
+    _: KW_ONLY
+    interrupt: Callable[[], Awaitable[None]]
+    """Ends every rollout as it is (`RolloutEngine.interrupt`)."""
+    max_concurrent_rollouts: int
+    """Capacity. A group begins as a whole; each of its rollouts frees its share when it ends."""
+    largest_group: int
+    """Most rollouts of a lease, a baseline included."""
+    heartbeat_seconds: float
+    """Interval between renewals of the leases."""
+    purpose: Purpose | None = None
+    """Purpose of its leases; None leases for either."""
+    pinned_seconds: float = 600.0
+    """Longest time that a worker that only evaluates makes a new version wait."""
+
+    def __post_init__(self) -> None:
+        if self.max_concurrent_rollouts < self.largest_group:
             raise InputError(
-                f"actors.max_concurrent_rollouts = {max_concurrent_rollouts} must be at least "
-                f"{largest_group}, the rollouts of a group: none could ever be leased"
+                f"actors.max_concurrent_rollouts = {self.max_concurrent_rollouts} must be at least "
+                f"{self.largest_group}, the rollouts of a group: none could ever be leased"
             )
-        self._tally = tally
-        self._engine_id = tally.engine_id
-        self._occupancy = tally.occupancy
-        self._work = work
-        self._run_episode, self._interrupt = run_episode, interrupt
-        self._slots = max_concurrent_rollouts
-        self._largest_group = largest_group
-        self._heartbeat_seconds = heartbeat_seconds
-        self._purpose = purpose
-        self._pinned_seconds = pinned_seconds
+        self._engine_id = self.statistics.engine_id
+        self._occupancy = self.statistics.occupancy
         self._evaluated: asyncio.Future[None] | None = None
         """Done when nothing is left to evaluate at the version; `on_version` waits for it."""
         self._held: dict[tuple[str, int], asyncio.Task[None]] = {}
-        self._places: dict[tuple[str, int], int] = {}
+        """Tasks of the groups with a lease, by group id and attempt."""
+        self._running: dict[tuple[str, int], int] = {}
         """Rollouts of each held group that have not ended."""
-        self._drafts: dict[tuple[str, int], PartialGroup] = {}
-        """Of the training groups that are held."""
+        self._partial_groups: dict[tuple[str, int], PartialGroup] = {}
+        """Rollouts so far of the training groups that are held."""
         self._leaving = False
         self._changed = asyncio.Event()
         self.left = asyncio.Event()
         """Set when `run` has ended."""
 
     async def on_version(self, version: int) -> None:
-        """The engine serves this version from now on.
+        """Take note that the engine serves this version from now on.
 
-        Returns when it may be given another, for a worker that only evaluates.
+        For a worker that only evaluates, return when the engine may take another version.
         """
-        await self._work.serving(self._engine_id, version)
-        self._tally.version = version
+        await self.work.serving(self._engine_id, version)
+        self.statistics.version = version
         self._occupancy.serve()
-        if self._purpose is not Purpose.EVALUATE or self.left.is_set():
+        if self.purpose is not Purpose.EVALUATE or self.left.is_set():
             self._changed.set()
             return
         self._evaluated = asyncio.get_running_loop().create_future()
         self._changed.set()
-        await asyncio.wait([self._evaluated], timeout=self._pinned_seconds)
+        await asyncio.wait([self._evaluated], timeout=self.pinned_seconds)
         if not self._evaluated.done():
             logger.warning(
                 "%s has evaluated version %d for heldout.pinned_seconds = %g: it takes newer "
                 "weights, and the rest is evaluated with those",
-                self._engine_id, version, self._pinned_seconds,
+                self._engine_id, version, self.pinned_seconds,
             )  # fmt: skip
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Works until `stop` is set or the run is over.
+        """Work until `stop` is set or the run is over.
 
         Raises:
             EngineDied: The engine is gone.
-            QueuesError: The broker is.
+            QueuesError: The broker is gone.
         """
         try:
             async with asyncio.TaskGroup() as tasks:
@@ -140,15 +129,15 @@ class RolloutWorker:
                     tasks.create_task(self._heartbeat()),
                     tasks.create_task(self._watch(stop)),
                 ]
-                if self._purpose is Purpose.EVALUATE:
+                if self.purpose is Purpose.EVALUATE:
                     await self._evaluate(stop, tasks)
                 while not stop.is_set():
-                    room = self._room()
-                    if room < self._largest_group:
+                    capacity = self._capacity()
+                    if capacity < self.largest_group:
                         self._changed.clear()
                         await self._changed.wait()
                         continue
-                    for lease in await self._lease(room, POLL_SECONDS):
+                    for lease in await self._lease(capacity, POLL_SECONDS):
                         self._begin(lease, tasks)
                 await self._hand_over()
                 for task in (*background, *self._held.values()):
@@ -162,16 +151,16 @@ class RolloutWorker:
             self.left.set()
             self._release()
 
-    async def _lease(self, room: int, timeout: float) -> list[Lease]:
-        return await self._work.lease(self._engine_id, room, timeout, self._purpose)
+    async def _lease(self, rollouts: int, timeout: float) -> list[Lease]:
+        return await self.work.lease(self._engine_id, rollouts, timeout, self.purpose)
 
     async def _evaluate(self, stop: asyncio.Event, tasks: asyncio.TaskGroup) -> None:
-        """Evaluates until `stop`, and says when there is nothing to do at a version."""
+        """Evaluate until `stop`; release the version when nothing is left to do at it."""
         while not stop.is_set():
             self._changed.clear()
-            pinned, room = self._evaluated, self._room()
-            idle = not self._held  # before asking: what fails meanwhile is leased again
-            leases = await self._lease(room, 0.0) if room > 0 else []
+            pinned, capacity = self._evaluated, self._capacity()
+            idle = not self._held  # before asking: a group that fails meanwhile is leased again
+            leases = await self._lease(capacity, 0.0) if capacity > 0 else []
             for lease in leases:
                 self._begin(lease, tasks)
             if not leases:
@@ -182,50 +171,54 @@ class RolloutWorker:
                         await self._changed.wait()
 
     def _release(self) -> None:
-        """Another version may come."""
+        """Let `on_version` return, so that another version may come."""
         if self._evaluated is not None and not self._evaluated.done():
             self._evaluated.set_result(None)
 
     async def _hand_over(self) -> None:
-        """Interrupts what is running, and waits until it is saved or put."""
+        """Interrupt the running groups, and wait until they are saved or put."""
         self._leaving = True
         with suppress(ActorsError):  # an engine that is gone has nothing to save
-            await self._interrupt()
+            await self.interrupt()
             if self._held:
                 await asyncio.wait([*self._held.values()], timeout=HAND_OVER_SECONDS)
 
-    def _room(self) -> int:
-        """Rollouts that may begin now."""
-        return 0 if self._tally.version is None else self._slots - self._occupancy.running
+    def _capacity(self) -> int:
+        """Return how many rollouts may begin now."""
+        return (
+            0
+            if self.statistics.version is None
+            else self.max_concurrent_rollouts - self._occupancy.running
+        )
 
     def _begin(self, lease: Lease, tasks: asyncio.TaskGroup) -> None:
         self._occupancy.change(lease.room)
         key = (lease.group_id, lease.attempt)
-        self._places[key] = lease.room
+        self._running[key] = lease.room
         self._held[key] = task = tasks.create_task(self._complete(lease))
         task.add_done_callback(lambda _: self._end(lease))
 
     def _vacate(self, lease: Lease) -> None:
-        """One of a group's rollouts has ended: the engine has room, whatever the others do."""
-        self._places[lease.group_id, lease.attempt] -= 1
+        """Count one rollout of a group as ended; its share of the engine is free."""
+        self._running[lease.group_id, lease.attempt] -= 1
         self._occupancy.change(-1)
         self._changed.set()
 
     def _end(self, lease: Lease) -> None:
-        self._occupancy.change(-self._places.pop((lease.group_id, lease.attempt)))
+        self._occupancy.change(-self._running.pop((lease.group_id, lease.attempt)))
         del self._held[lease.group_id, lease.attempt]
-        self._drafts.pop((lease.group_id, lease.attempt), None)
+        self._partial_groups.pop((lease.group_id, lease.attempt), None)
         self._changed.set()
 
     async def _complete(self, lease: Lease) -> None:
-        """One group from its lease to the broker's answer."""
-        draft = PartialGroup(lease)
+        """Run one group from its lease to the broker's answer."""
+        partial = PartialGroup(lease)
         try:
             if lease.purpose is Purpose.TRAIN:
-                self._drafts[lease.group_id, lease.attempt] = draft
-            rollouts = await self._sample(lease, draft)
+                self._partial_groups[lease.group_id, lease.attempt] = partial
+            rollouts = await self._sample(lease, partial)
             if any(rollout.finish_reason is FinishReason.ABORTED for rollout in rollouts):
-                await self._save_interrupted(lease, draft)
+                await self._save_interrupted(lease, partial)
                 return
             group = RolloutGroup(
                 group_id=lease.group_id,
@@ -233,45 +226,45 @@ class RolloutWorker:
                 attempt=lease.attempt,
                 rollouts=rollouts,
             )
-            status = await self._work.put(self._engine_id, encode(group))
+            status = await self.work.put(self._engine_id, encode(group))
         except (RolloutFailed, SchemaError) as error:
-            if self._leaving:  # as a conversation that was interrupted in a later turn
-                await self._save_interrupted(lease, draft)
+            if self._leaving:  # a conversation that was interrupted in a later turn, say
+                await self._save_interrupted(lease, partial)
                 return
             reason = error.reason if isinstance(error, RolloutFailed) else "schema"
-            self._tally.groups["failed"] += 1
-            await self._work.fail(
+            self.statistics.groups["failed"] += 1
+            await self.work.fail(
                 self._engine_id, lease.group_id, lease.attempt, reason=reason, error=str(error)
             )
         except asyncio.CancelledError:
-            self._tally.groups["aborted"] += 1
+            self.statistics.groups["aborted"] += 1
             raise
         else:
-            self._tally.groups[PutStatus(status).value] += 1
+            self.statistics.groups[PutStatus(status).value] += 1
 
-    async def _save_interrupted(self, lease: Lease, draft: PartialGroup) -> None:
-        """A group that the end of this worker has interrupted.
+    async def _save_interrupted(self, lease: Lease, partial: PartialGroup) -> None:
+        """Save a group that the end of this worker has interrupted.
 
         Raises:
-            RolloutFailed: Nobody was to interrupt it.
+            RolloutFailed: The worker is not ending: the engine aborted rollouts by itself.
         """
         if not self._leaving:
             raise RolloutFailed(f"rollouts of group {lease.group_id} were aborted by the engine")
-        self._tally.groups["aborted"] += 1
-        if draft.changed and lease.purpose is Purpose.TRAIN:
-            await self._work.save(self._engine_id, draft.encode())
+        self.statistics.groups["aborted"] += 1
+        if partial.changed and lease.purpose is Purpose.TRAIN:
+            await self.work.save(self._engine_id, partial.encode())
 
-    async def _sample(self, lease: Lease, draft: PartialGroup) -> list[Rollout]:
-        """All rollouts of a group; the first that fails, the baseline too, aborts the others.
+    async def _sample(self, lease: Lease, partial: PartialGroup) -> list[Rollout]:
+        """Return all rollouts of a group; the first failure, the baseline's too, aborts the others.
 
-        Where some are interrupted the baseline, which may be one of them, is the last.
+        If any rollout was interrupted, the baseline is included, as the last.
         """
         greedy = replace(lease, temperature=0.0)
         try:
             async with asyncio.TaskGroup() as episodes:
                 tasks = [
                     episodes.create_task(
-                        self._episode(lease if index < lease.group_size else greedy, index, draft)
+                        self._episode(lease if index < lease.group_size else greedy, index, partial)
                     )
                     for index in range(lease.room)
                 ]
@@ -282,40 +275,41 @@ class RolloutWorker:
         if interrupted or not lease.greedy_baseline:
             return rollouts
         *group, baseline = rollouts
-        found = {BASELINE_REWARD: baseline.reward}
-        return [replace(rollout, metadata={**rollout.metadata, **found}) for rollout in group]
+        metadata = {BASELINE_REWARD: baseline.reward}
+        return [replace(rollout, metadata={**rollout.metadata, **metadata}) for rollout in group]
 
-    async def _episode(self, lease: Lease, index: int, draft: PartialGroup) -> Rollout:
+    async def _episode(self, lease: Lease, index: int, partial: PartialGroup) -> Rollout:
         try:
-            return await self._rollout(lease, index, draft)
+            return await self._rollout(lease, index, partial)
         finally:
             self._vacate(lease)
 
-    async def _rollout(self, lease: Lease, index: int, draft: PartialGroup) -> Rollout:
-        saved = draft.get(index)
+    async def _rollout(self, lease: Lease, index: int, partial: PartialGroup) -> Rollout:
+        saved = partial.get(index)
         if saved is not None and saved.finish_reason is not FinishReason.ABORTED:
             return saved
-        rollout = await self._run_episode(lease, index, saved)
-        self._tally.tokens += sum(rollout.loss_mask) - (sum(saved.loss_mask) if saved else 0)
-        self._tally.rollouts += rollout.finish_reason is not FinishReason.ABORTED
+        rollout = await self.run_episode(lease, index, saved)
+        self.statistics.tokens += sum(rollout.loss_mask) - (sum(saved.loss_mask) if saved else 0)
+        if rollout.finish_reason is not FinishReason.ABORTED:
+            self.statistics.rollouts += 1
         if index < lease.group_size:
-            draft.keep(rollout)
+            partial.keep(rollout)
         return rollout
 
     async def _heartbeat(self) -> None:
-        """Renews the leases, saves what has finished, and aborts the groups that are lost."""
+        """Renew the leases, save finished rollouts, and abort the groups whose lease is lost."""
         while True:
-            await asyncio.sleep(self._heartbeat_seconds)
+            await asyncio.sleep(self.heartbeat_seconds)
             if not self._held:
                 continue
-            for lost in await self._work.heartbeat(self._engine_id, list(self._held)):
+            for lost in await self.work.heartbeat(self._engine_id, list(self._held)):
                 if (task := self._held.get(lost)) is not None:
                     task.cancel()
-            for draft in [*self._drafts.values()]:
-                if draft.due:
-                    await self._work.save(self._engine_id, draft.encode())
+            for partial in [*self._partial_groups.values()]:
+                if partial.due:
+                    await self.work.save(self._engine_id, partial.encode())
 
     async def _watch(self, stop: asyncio.Event) -> None:
-        """Wakes the loop for `stop`."""
+        """Wake the loop for `stop`."""
         await stop.wait()
         self._changed.set()

@@ -1,7 +1,8 @@
-"""Examples to learn from: tuples of texts that begin with a prompt, from a JSONL file or a source.
+"""Examples for supervised training: tuples of texts that begin with a prompt.
 
-Whatever they are of, they come endlessly, in an order of their own for every seed, and none has a
-held-out prompt. Leaves out what kinds there are (`demonstrations`, `preferences`).
+They come from a JSONL file or from a method of a prompt source, without end, in an order that
+depends on the seed; none has a held-out prompt. Demonstrations are (prompt, completion) pairs;
+`preferences` has the other kind. Tokenising and training them is up to `learner.supervised`.
 """
 
 import inspect
@@ -13,33 +14,48 @@ from pathlib import Path
 from typing import Any
 
 from actors.errors import InputError
-from actors.sources.heldout_filter import PATIENCE
+from actors.sources.filters import PATIENCE
 from actors.sources.registry import load_source
 
 Example = tuple[str, ...]
+TURN = "\x1e"
+"""In a prompt: the policy ended an earlier message here. It becomes the end-of-sequence token."""
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class ExampleKind:
     """One kind of examples."""
 
     setting: str
     """Key of the recipe that names their origin, such as `sft.demonstrations`."""
     method: str
-    """Of a source that has them."""
+    """Method of a source that yields them."""
     fields: tuple[str, ...]
-    """Of a line of a file: the prompt first. Only the prompt may be empty."""
-    called: str
-    """What a source without them has none of."""
+    """Fields of a line of a file: the prompt first. Only the prompt may be empty."""
+    description: str
+    """Their name in error messages."""
 
     @property
     def options(self) -> str:
-        """Key of the recipe with the keywords of `method`."""
+        """Return the key of the recipe with the keywords of `method`."""
         return f"{self.setting.partition('.')[0]}.options"
 
 
+DEMONSTRATIONS = ExampleKind(
+    "sft.demonstrations", "demonstrations", ("prompt", "completion"), "worked examples"
+)
+
+
+def load_demonstrations(
+    name: str, *, options: dict[str, Any], seed: int, heldout: frozenset[str]
+) -> Iterator[tuple[str, str]]:
+    """Return endless (prompt, completion) pairs; arguments and errors as in `load_examples`."""
+    examples = load_examples(DEMONSTRATIONS, name, options=options, seed=seed, heldout=heldout)
+    return ((prompt, completion) for prompt, completion in examples)
+
+
 def load_examples(
-    kind: Kind,
+    kind: ExampleKind,
     name: str,
     *,
     options: dict[str, Any],
@@ -47,19 +63,19 @@ def load_examples(
     heldout: frozenset[str],
     problem: Callable[[Example], str | None] = lambda _: None,
 ) -> Iterator[Example]:
-    """Endless examples.
+    """Return endless examples.
 
     Args:
-        kind: What is looked for.
+        kind: Kind of the examples.
         name: Path of a `.jsonl` file, or a prompt source by name or dotted path.
         options: Keywords of the source's method; a file has none.
-        seed: Of the order, or of the source.
+        seed: Decides the order of a file, and the problems of a source.
         heldout: Texts of the held-out prompts; examples with one of them are left out.
-        problem: What is wrong with a line of a file whose fields are sound; None if nothing is.
+        problem: Describes what is wrong with an example of a file; None if nothing is.
 
     Raises:
         InputError: The file is missing or malformed, the source has no such examples or options, or
-            every prompt is held out; of a source this may come with a later example.
+            every prompt is held out; a source may raise it with a later example.
     """
     if name.endswith(".jsonl"):
         _check_options(kind, name, options, known=())
@@ -68,42 +84,42 @@ def load_examples(
             raise InputError(f"{name}: every prompt is held out; give other {kind.method}")
         return _shuffled(examples, seed)
     options = dict(options)
-    of_source = options.pop("source_options", {})
+    source_options = options.pop("source_options", {})
     source = load_source(
-        name, options=of_source, seed=seed, split="train", heldout_size=len(heldout)
+        name, options=source_options, seed=seed, split="train", heldout_size=len(heldout)
     )
     method = getattr(source, kind.method, None)
     if not callable(method):
         raise InputError(
-            f"{kind.setting} = {name!r}: this source has no {kind.called}; give a .jsonl file with "
-            f"the fields {_listed(kind.fields)}, or a source with {kind.method}()"
+            f"{kind.setting} = {name!r}: this source has no {kind.description}; give a .jsonl file "
+            f"with the fields {_listed(kind.fields)}, or a source with {kind.method}()"
         )
     parameters = inspect.signature(method).parameters.values()
     if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
         known = tuple(parameter.name for parameter in parameters)
         _check_options(kind, name, options, known=known)
     try:
-        found = method(**options)
+        examples = method(**options)
     except InputError:
         raise
     except (TypeError, ValueError) as error:
         raise InputError(f"{kind.setting} = {name!r} with {options}: {error}") from error
-    return without(found, heldout, f"{kind.setting} = {name!r}")
+    return without(examples, heldout, f"{kind.setting} = {name!r}")
 
 
 def without(
-    examples: Iterator[Example], texts: frozenset[str], place: str, *, advice: str = ""
+    examples: Iterator[Example], texts: frozenset[str], origin: str, *, advice: str = ""
 ) -> Iterator[Example]:
-    """The examples whose prompt is none of some texts.
+    """Yield the examples whose prompt is none of some texts.
 
     Args:
         examples: Endless.
-        texts: What no prompt may say.
-        place: Where they come from, for the message.
-        advice: What to do about it, the end of the message.
+        texts: Prompts to leave out.
+        origin: Where the examples come from, for the message.
+        advice: Appended to the message.
 
     Raises:
-        InputError: Next to every prompt is one of them; comes with a later example.
+        InputError: `PATIENCE` prompts in a row were left out.
     """
     in_a_row = 0
     for example in examples:
@@ -111,11 +127,11 @@ def without(
         if not in_a_row:
             yield example
         elif in_a_row == PATIENCE:
-            raise InputError(f"{place}: {PATIENCE} prompts in a row were held out{advice}")
+            raise InputError(f"{origin}: {PATIENCE} prompts in a row were held out{advice}")
 
 
 def _check_options(
-    kind: Kind, name: str, options: dict[str, Any], *, known: tuple[str, ...]
+    kind: ExampleKind, name: str, options: dict[str, Any], *, known: tuple[str, ...]
 ) -> None:
     unknown = sorted(options.keys() - set(known))
     if unknown:
@@ -125,8 +141,7 @@ def _check_options(
         )
 
 
-def _read(kind: Kind, path: Path, problem: Callable[[Example], str | None]) -> list[Example]:
-    """All examples of a file."""
+def _read(kind: ExampleKind, path: Path, problem: Callable[[Example], str | None]) -> list[Example]:
     try:
         lines = path.read_text(encoding="utf-8").split("\n")
     except (OSError, UnicodeDecodeError) as error:
@@ -142,28 +157,30 @@ def _read(kind: Kind, path: Path, problem: Callable[[Example], str | None]) -> l
     return examples
 
 
-def _example(kind: Kind, place: str, line: str) -> Example:
+def _example(kind: ExampleKind, position: str, line: str) -> Example:
     listed = _listed(kind.fields)
     try:
         row = json.loads(line)
         example = tuple(row[field] for field in kind.fields)
     except (ValueError, KeyError, TypeError) as error:
         raise InputError(
-            f"{place}: expected an object with the strings {listed}: {error!r}"
+            f"{position}: expected an object with the strings {listed}: {error!r}"
         ) from None
     if not (all(isinstance(text, str) for text in example) and all(example[1:])):
-        raise InputError(f"{place}: {listed} must be strings, {_listed(kind.fields[1:])} not empty")
+        raise InputError(
+            f"{position}: {listed} must be strings, {_listed(kind.fields[1:])} not empty"
+        )
     return example
 
 
 def _listed(names: tuple[str, ...]) -> str:
-    """Names as a sentence has them."""
+    """Join names as in a sentence: "a, b and c"."""
     *most, last = names
     return f"{', '.join(most)} and {last}" if most else last
 
 
 def _shuffled(examples: list[Example], seed: int) -> Iterator[Example]:
-    """Every epoch in an order of its own."""
+    """Yield the examples without end, every epoch in an order of its own."""
     epoch = 0
     while True:
         yield from random.Random(f"{seed}/{epoch}").sample(examples, len(examples))

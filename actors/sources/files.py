@@ -1,7 +1,7 @@
-"""Prompts from a file: JSONL, Parquet or Arrow, a row with `prompt`, and perhaps `answer` and more.
+"""Prompts from a JSONL, Parquet or Arrow file whose rows have a `prompt` and perhaps an `answer`.
 
-`rows.RowOptions` lists the options besides the paths. Leaves out folders of Hugging Face's
-`datasets` (`hub_dataset`).
+`rows.RowOptions` lists the options besides the paths. `hub_dataset` reads folders of Hugging Face's
+library `datasets`.
 """
 
 from collections.abc import Callable
@@ -11,7 +11,7 @@ from typing import Any
 from actors.errors import InputError
 from actors.sources.protocol import Split
 from actors.sources.row_source import RowSource
-from actors.sources.rows import Read, RowOptions, read_rows, row_options
+from actors.sources.rows import ParsedRows, RowOptions, read_rows, row_options
 from actors.sources.tables import read_table
 
 PATHS = ("path", "heldout_path")
@@ -23,9 +23,7 @@ class FileSource(RowSource):
     Args:
         options: `path` of the file, `heldout_path` of a second one to hold out from, and those of
             `RowOptions`.
-        seed: Of the shuffling.
-        split: Which rows to draw.
-        heldout_size: Distinct held-out prompts.
+        seed, split, heldout_size: As in `RowSource`.
 
     Raises:
         InputError: A file that cannot be read, rows that are malformed, or too few of them.
@@ -57,14 +55,14 @@ class FileSource(RowSource):
         )
 
 
-def _table(path: Path, options: RowOptions) -> tuple[str, Callable[[], Read]]:
+def _table(path: Path, options: RowOptions) -> tuple[str, Callable[[], ParsedRows]]:
     return path.stem, lambda: read_rows(str(path), read_table(path), options)
 
 
 def _path(options: dict[str, Any], name: str) -> Path | None:
-    found = options.get(name)
-    if found is None:
+    path = options.get(name)
+    if path is None:
         return None
-    if not isinstance(found, str):
-        raise InputError(f"source 'files': {name} = {found!r}, must be a path")
-    return Path(found).expanduser()
+    if not isinstance(path, str):
+        raise InputError(f"source 'files': {name} = {path!r}, must be a path")
+    return Path(path).expanduser()

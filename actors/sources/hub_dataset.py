@@ -10,7 +10,7 @@ from typing import Any
 from actors.errors import InputError
 from actors.sources.protocol import Split
 from actors.sources.row_source import RowSource
-from actors.sources.rows import Read, read_rows, row_options
+from actors.sources.rows import ParsedRows, read_rows, row_options
 
 OWN_OPTIONS = ("split", "config", "heldout_split", "revision")
 
@@ -22,9 +22,7 @@ class DatasetSource(RowSource):
         name: On the hub, as "openai/gsm8k", or a folder, written by `save_to_disk` or of files.
         options: `split` ("train" if not given), `config`, `revision`, `heldout_split` to hold out
             from, and those of `RowOptions`.
-        seed: Of the shuffling.
-        split: Which rows to draw.
-        heldout_size: Distinct held-out prompts.
+        seed, split, heldout_size: As in `RowSource`.
 
     Raises:
         InputError: The library is not installed, no such data set, or rows that are malformed.
@@ -45,9 +43,9 @@ class DatasetSource(RowSource):
         part, heldout_part = own.get("split", "train"), own.get("heldout_split")
         label = Path(name).name
 
-        def read(part: str) -> Read:
-            place = f"datasets:{name}[{part}]"
-            return read_rows(place, enumerate(_rows(name, part, own), 1), chosen)
+        def read(part: str) -> ParsedRows:
+            table = f"datasets:{name}[{part}]"
+            return read_rows(table, enumerate(_rows(name, part, own), 1), chosen)
 
         super().__init__(
             (label, lambda: read(part)),
@@ -71,8 +69,10 @@ def _rows(name: str, part: str, options: dict[str, Any]) -> Iterable[dict[str, A
     saved = any((path / mark).exists() for mark in ("dataset_dict.json", "state.json"))
     try:
         if saved:
-            found = datasets.load_from_disk(str(path))
-            rows = found[part] if isinstance(found, datasets.DatasetDict) else found
+            loaded = datasets.load_from_disk(str(path))
+            rows: Iterable[dict[str, Any]] = (
+                loaded[part] if isinstance(loaded, datasets.DatasetDict) else loaded
+            )
         else:
             rows = datasets.load_dataset(
                 str(path) if path.exists() else name,
@@ -82,5 +82,4 @@ def _rows(name: str, part: str, options: dict[str, Any]) -> Iterable[dict[str, A
             )
     except Exception as error:
         raise InputError(f"datasets:{name}, split {part!r}: {error!r}") from error
-    of_split: Iterable[dict[str, Any]] = rows
-    return of_split
+    return rows

@@ -1,17 +1,17 @@
-"""Preferences for reward models: of two completions of a prompt, the better and the worse one.
+"""Preference pairs for reward models: a prompt with a better and a worse completion.
 
-A JSONL file has the fields `prompt`, `chosen` and `rejected`; a prompt source has them if it offers
-`preferences(**options)`. No pair has a held-out prompt. Leaves out how they are tokenised and
-trained (`learner.supervised.reward_model`).
+A JSONL file has the fields `prompt`, `chosen` and `rejected`; a prompt source yields such tuples
+from `preferences(**options)`. No pair has a held-out prompt. `learner.supervised.reward_model`
+trains on them.
 """
 
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from actors.errors import InputError
-from actors.sources.examples import Example, Kind, load_examples
+from actors.sources.examples import Example, ExampleKind, load_examples
 
-KIND = Kind(
+PREFERENCES = ExampleKind(
     "reward_model.pairs", "preferences", ("prompt", "chosen", "rejected"), "preference pairs"
 )
 
@@ -27,36 +27,36 @@ class Preference(NamedTuple):
 def load_preferences(
     name: str, *, options: dict[str, Any], seed: int, heldout: frozenset[str]
 ) -> Iterator[Preference]:
-    """Endless preference pairs; arguments as `load_examples`.
+    """Return endless preference pairs; arguments as in `load_examples`.
 
     Raises:
-        InputError: As `load_examples`, or completions that are equal, or a source that raised or
-            gave something else than pairs; of a source all but the first come with a later pair.
+        InputError: As in `load_examples`, or completions that are equal, or a source that raised or
+            gave something else than pairs. A source may raise it with a later pair.
     """
     examples = load_examples(
-        KIND, name, options=options, seed=seed, heldout=heldout, problem=_problem
+        PREFERENCES, name, options=options, seed=seed, heldout=heldout, problem=_problem
     )
-    return _checked(examples, f"{KIND.setting} = {name!r}")
+    return _checked(examples, f"{PREFERENCES.setting} = {name!r}")
 
 
-def _checked(examples: Iterator[Any], place: str) -> Iterator[Preference]:
-    """The pairs, each looked at when it is drawn: a source of the user's gives what it likes."""
+def _checked(examples: Iterator[Any], origin: str) -> Iterator[Preference]:
+    """Yield the pairs after checking each: the source may be user code."""
     while True:
         try:
             example = next(examples)
         except StopIteration:
-            raise InputError(f"{place} came to an end; preferences() must be endless") from None
+            raise InputError(f"{origin} came to an end; preferences() must be endless") from None
         except InputError:
             raise
         except Exception as error:
-            raise InputError(f"{place} raised {error!r}") from error
+            raise InputError(f"{origin} raised {error!r}") from error
         texts = isinstance(example, tuple) and all(isinstance(text, str) for text in example)
-        if not texts or len(example) != len(KIND.fields):
+        if not texts or len(example) != len(PREFERENCES.fields):
             raise InputError(
-                f"{place} gave {example!r}, must give tuples of the texts prompt, chosen, rejected"
+                f"{origin} gave {example!r}, must give tuples of the texts prompt, chosen, rejected"
             )
         if (wrong := _problem(example)) is not None:
-            raise InputError(f"{place}, prompt {example[0][:40]!r}: {wrong}")
+            raise InputError(f"{origin}, prompt {example[0][:40]!r}: {wrong}")
         yield Preference(*example)
 
 

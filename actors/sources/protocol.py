@@ -12,19 +12,19 @@ Split = Literal["train", "heldout"]
 
 
 class PromptSource(Protocol):
-    """Prompts in an order that depends on nothing but the arguments of the source.
+    """Prompts in an order that depends only on the arguments of the source.
 
-    A class of the user's is built with the keywords `options`, `seed`, `split` and `heldout_size`.
+    A class in user code is built with the keywords `options`, `seed`, `split` and `heldout_size`.
     """
 
     def next(self, count: int) -> list[Prompt]:
-        """The next `count` prompts; there are always more."""
+        """Return the next `count` prompts; there are always more."""
         ...
 
     def cursor(self) -> str:
-        """Where the source stands, as JSON."""
+        """Return the position of the source, as JSON."""
         ...
 
     def restore(self, cursor: str) -> None:
-        """Goes on where `cursor` was taken from a source with the same arguments."""
+        """Go to a position that a source with the same arguments returned from `cursor`."""
         ...

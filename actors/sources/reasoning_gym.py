@@ -2,12 +2,11 @@
 
 reasoning-gym seeds item i of a data set with `seed + i`, so two data sets whose seeds are closer
 than their sizes share problems. Here every split of every run has 10^8 seeds of its own, and an
-epoch is the data set of the next `EPOCH` of them. A problem may still come up under two seeds, so
-the training split also leaves out every prompt whose text is held out.
+epoch is the data set of the next `EPOCH` of them. Two seeds may still give the same problem, so the
+training split also leaves out every prompt whose text is held out.
 """
 
 import difflib
-import json
 from typing import Any
 
 import reasoning_gym
@@ -15,25 +14,26 @@ from reasoning_gym.factory import DATASETS, create_curriculum, has_curriculum
 
 from actors.errors import InputError
 from actors.sources.protocol import Split
+from actors.sources.resumable import ResumableSource
 from queues.records import Prompt
 
 SPACING = 10**8
-"""Seeds of one split of one run; the held-out problems have the first of them."""
+"""Seeds of one split of one run; the held-out problems have the first range."""
 EPOCH = 10_000
 """Items of one data set; a few tasks build all of them at once."""
 PATIENCE = 1000
 """Known problems in a row after which the task counts as exhausted."""
 
 
-class ReasoningGymSource:
+class ReasoningGymSource(ResumableSource):
     """Problems of one task (a `PromptSource`).
 
     Args:
         task: Name in reasoning-gym, as "chain_sum".
         options: Keywords of the task's configuration, without size and seed, and `level`, the level
             of its curriculum.
-        seed: Of the run.
-        split: Which problems to draw.
+        seed: Decides the training problems.
+        split: Problems to draw.
         heldout_size: Distinct held-out problems.
 
     Raises:
@@ -49,15 +49,13 @@ class ReasoningGymSource:
         split: Split = "train",
         heldout_size: int = 0,
     ) -> None:
+        super().__init__()
         if task not in DATASETS:
             close = difflib.get_close_matches(task, DATASETS, n=1)
+            hint = f"; did you mean {close[0]!r}?" if close else f", such as {next(iter(DATASETS))}"
             raise InputError(
                 f"reasoning_gym:{task}: no such task among the {len(DATASETS)} of reasoning-gym"
-                + (
-                    f"; did you mean {close[0]!r}?"
-                    if close
-                    else f", such as {next(iter(DATASETS))}"
-                )
+                + hint
             )
         reserved = {"size", "seed"} & options.keys()
         if reserved:
@@ -69,61 +67,53 @@ class ReasoningGymSource:
         self._options = _at_level(task, options) if "level" in options else options
         self._train = split == "train"
         self._opened: tuple[int, Any] | None = None
-        self._place = 0
         self._heldout: list[Prompt] = []
         self._first_seed, self._label = 0, f"{task}_heldout"
         self._hold_out(heldout_size)
         if self._train:
             self._first_seed, self._label = SPACING * (seed + 1), task
             self._data(self._first_seed)
-        self._known = {prompt.text for prompt in self._heldout}
-        self._place = 0
+        self._texts = {prompt.text for prompt in self._heldout}
+        self.position = 0
 
-    def next(self, count: int) -> list[Prompt]:
-        """See `PromptSource.next`; the held-out split starts over when it is used up.
+    def draw(self) -> Prompt:
+        """See `ResumableSource.draw`.
 
         Raises:
-            InputError: Next to every problem of the task is held out.
+            InputError: `PATIENCE` problems in a row are held out.
         """
         if self._train:
-            return [self._unknown(self._known) for _ in range(count)]
-        start, self._place = self._place, self._place + count
-        return [self._heldout[place % len(self._heldout)] for place in range(start, start + count)]
-
-    def cursor(self) -> str:
-        """See `PromptSource.cursor`."""
-        return json.dumps({"place": self._place})
-
-    def restore(self, cursor: str) -> None:
-        """See `PromptSource.restore`."""
-        self._place = json.loads(cursor)["place"]
+            return self._draw_unless(self._texts)
+        number = self.position % len(self._heldout)
+        self.position += 1
+        return self._heldout[number]
 
     def _hold_out(self, size: int) -> None:
-        """Draws the first `size` distinct problems of the held-out seeds."""
+        """Draw the first `size` distinct problems of the held-out seeds."""
         texts: set[str] = set()
         for _ in range(size):
-            prompt = self._unknown(texts)
+            prompt = self._draw_unless(texts)
             texts.add(prompt.text)
             self._heldout.append(prompt)
         if not self._train and not size:
             raise InputError(f"reasoning_gym:{self._task}: the held-out split needs a size above 0")
 
-    def _unknown(self, known: set[str]) -> Prompt:
-        """The next problem with a text that is not among `known`."""
+    def _draw_unless(self, texts: set[str]) -> Prompt:
+        """Return the next problem with none of these texts, and move past it."""
         for _ in range(PATIENCE):
-            epoch, index = divmod(self._place, EPOCH)
-            self._place += 1
+            epoch, index = divmod(self.position, EPOCH)
+            self.position += 1
             entry = self._data(self._first_seed + epoch * EPOCH)[index]
-            if entry["question"] not in known:
+            if entry["question"] not in texts:
                 return self._prompt(entry, f"{self._label}/{epoch}/{index}")
         raise InputError(
             f"reasoning_gym:{self._task} with options {self._options} has too few different "
-            f"problems: {len(known)} are held out, and the last {PATIENCE} were all among them; "
+            f"problems: {len(texts)} are held out, and the last {PATIENCE} were all among them; "
             "hold out fewer, or make the task larger"
         )
 
     def _data(self, seed: int) -> Any:
-        """The data set of an epoch, whose first item has this seed."""
+        """Return the data set of an epoch, whose first item has this seed."""
         if self._opened is None or self._opened[0] != seed:
             try:
                 data = reasoning_gym.create_dataset(
@@ -147,7 +137,7 @@ class ReasoningGymSource:
 
 
 def _at_level(task: str, options: dict[str, Any]) -> dict[str, Any]:
-    """Options of a task with those that its curriculum has at a level; what is given goes first."""
+    """Add the options of a curriculum's level to explicit ones, which take precedence."""
     given = dict(options)
     level = given.pop("level")
     if not has_curriculum(task):
@@ -167,7 +157,7 @@ def _at_level(task: str, options: dict[str, Any]) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """The same value of Python's own types only, so that `ast.literal_eval` reads its repr back.
+    """Convert to Python's own types, so that `ast.literal_eval` reads the repr back.
 
     JSON would turn the tuples that verifiers compare into lists.
     """

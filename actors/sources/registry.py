@@ -1,12 +1,11 @@
-"""Loads prompt sources by name."""
+"""Loads prompt sources by name; `actors.registry.SOURCES` lists them."""
 
-from collections.abc import Callable
+from functools import partial
 from typing import Any
 
-from actors.config import SOURCES
 from actors.errors import InputError
+from actors.registry import SOURCES
 from actors.sources.protocol import PromptSource, Split
-from actors.user_code.dotted_path import load_dotted
 
 
 def load_source(
@@ -17,20 +16,23 @@ def load_source(
     split: Split = "train",
     heldout_size: int = 0,
 ) -> PromptSource:
-    """Builds a prompt source.
+    """Build a prompt source.
 
     Args:
-        name: `files`, `datasets:NAME`, `mixture`, `lettered_chain_sum`, `tiny:TASK`,
-            `reasoning_gym:TASK`, `verifiers:ID`, or "module:Class".
+        name: A name of `SOURCES`, or "module:Class".
         options: Keywords of the source.
-        seed: Of the training prompts. The held-out ones are the same for every seed.
-        split: Which problems to draw.
-        heldout_size: Problems that are held out; the same number must be given for both splits.
+        seed: Decides the training prompts. The held-out prompts are the same for every seed.
+        split: Problems to draw.
+        heldout_size: Number of held-out problems; must be the same for both splits.
 
     Raises:
         InputError: No such source, or one that refuses its options.
     """
-    build = _builder(name)
+    build = SOURCES.load(name)
+    if not callable(build):
+        raise InputError(f"prompts.source = {name!r} is a {type(build).__name__}, not a class")
+    if SOURCES.find(name) is not None and ":" in name:
+        build = partial(build, name.partition(":")[2])
     try:
         source: PromptSource = build(
             options=options, seed=seed, split=split, heldout_size=heldout_size
@@ -38,46 +40,9 @@ def load_source(
     except InputError:
         raise
     except Exception as error:
-        what = f"{error}" if isinstance(error, (TypeError, ValueError)) else f"{error!r}"
-        raise InputError(f"source {name!r} with options {options}: {what}") from error
+        reason = f"{error}" if isinstance(error, (TypeError, ValueError)) else f"{error!r}"
+        raise InputError(f"source {name!r} with options {options}: {reason}") from error
     missing = [method for method in ("next", "cursor", "restore") if not hasattr(source, method)]
     if missing:
         raise InputError(f"source {name!r} has no method {', '.join(missing)}")
     return source
-
-
-def _builder(name: str) -> Callable[..., Any]:
-    if name == "files":
-        from actors.sources.files import FileSource
-
-        return FileSource
-    if name == "lettered_chain_sum":
-        from actors.sources.lettered_chain_sum import LetteredChainSum
-
-        return LetteredChainSum
-    if name == "mixture":
-        from actors.sources.mixture import Mixture
-
-        return Mixture
-    kind, _, task = name.partition(":")
-    if kind == "datasets" and task:
-        from actors.sources.hub_dataset import DatasetSource
-
-        return lambda **keywords: DatasetSource(task, **keywords)
-    if kind == "reasoning_gym" and task:
-        from actors.sources.reasoning_gym import ReasoningGymSource
-
-        return lambda **keywords: ReasoningGymSource(task, **keywords)
-    if kind == "verifiers" and task:
-        from actors.sources.verifiers_source import VerifiersSource
-
-        return lambda **keywords: VerifiersSource(name, **keywords)
-    if kind == "tiny" and task:
-        from actors.sources.tiny_task import TinyTask
-
-        return lambda **keywords: TinyTask(task, **keywords)
-    found = load_dotted(name, setting="prompts.source", known=SOURCES)
-    if not callable(found):
-        raise InputError(f"prompts.source = {name!r} is a {type(found).__name__}, not a class")
-    builder: Callable[..., Any] = found
-    return builder

@@ -1,30 +1,31 @@
 """The order of prompts that come from rows: shuffled by epoch, resumable, some of them held out.
 
-Every epoch is shuffled by a seed of its own. What is held out is decided by the text alone: the
-prompts with the smallest hashes, the same for every seed and every order of the rows, or those of a
-second table. Training leaves out every row with a held-out text.
+Every epoch is shuffled with a seed of its own. Held-out prompts are those with the smallest hashes
+of their text, the same for every seed and every order of the rows, or those of a second table.
+Training leaves out every row with a held-out text.
 """
 
-import json
 import random
 from collections.abc import Callable
+from dataclasses import replace
 
 import xxhash
 
 from actors.errors import InputError
 from actors.sources.protocol import Split
-from actors.sources.rows import LOG, Read
+from actors.sources.resumable import ResumableSource
+from actors.sources.rows import LOG, ParsedRows
 from queues.records import Prompt
 
 
-class RowSource:
+class RowSource(ResumableSource):
     """Rows of a table (a `PromptSource`).
 
     Args:
         table: Its name, and a function that reads it.
-        heldout: Likewise of the table to hold out from, where that is another one.
-        seed: Of the shuffling.
-        split: Which rows to draw.
+        heldout: The same of the table to hold out from; None holds out from the first.
+        seed: Decides the order.
+        split: Rows to draw.
         heldout_size: Distinct held-out prompts.
         shard: [i, n]: of the training rows, every n-th from the i-th on.
 
@@ -34,18 +35,19 @@ class RowSource:
 
     def __init__(
         self,
-        table: tuple[str, Callable[[], Read]],
-        heldout: tuple[str, Callable[[], Read]] | None,
+        table: tuple[str, Callable[[], ParsedRows]],
+        heldout: tuple[str, Callable[[], ParsedRows]] | None,
         *,
         seed: int,
         split: Split,
         heldout_size: int,
         shard: tuple[int, int],
     ) -> None:
+        super().__init__()
         name, read = table
         rows, notes = read()
-        others = heldout[1]().prompts if heldout else rows
-        held_out = _hold_out(others, heldout_size)
+        candidates = heldout[1]().prompts if heldout else rows
+        held_out = _hold_out(candidates, heldout_size)
         self._split = split
         if split == "heldout":
             self._rows = held_out
@@ -63,34 +65,17 @@ class RowSource:
                 f"{heldout_size} held out" + (f", shard {list(shard)}" if shard != (0, 1) else "")
             )
         self._seed = seed
-        self._place = 0
         self._order: tuple[int, list[int]] | None = None
 
-    def next(self, count: int) -> list[Prompt]:
-        """See `PromptSource.next`."""
-        start, self._place = self._place, self._place + count
-        return [self._at(place) for place in range(start, start + count)]
-
-    def cursor(self) -> str:
-        """See `PromptSource.cursor`."""
-        return json.dumps({"place": self._place})
-
-    def restore(self, cursor: str) -> None:
-        """See `PromptSource.restore`."""
-        self._place = json.loads(cursor)["place"]
-
-    def _at(self, place: int) -> Prompt:
-        epoch, position = divmod(place, len(self._rows))
-        row = self._rows[self._shuffled(epoch)[position]]
-        return Prompt(
-            prompt_id=f"{self._label}/{epoch}/{row.prompt_id}",
-            text=row.text,
-            answer=row.answer,
-            metadata=row.metadata,
-        )
+    def draw(self) -> Prompt:
+        """See `ResumableSource.draw`."""
+        epoch, index = divmod(self.position, len(self._rows))
+        self.position += 1
+        row = self._rows[self._shuffled(epoch)[index]]
+        return replace(row, prompt_id=f"{self._label}/{epoch}/{row.prompt_id}")
 
     def _shuffled(self, epoch: int) -> list[int]:
-        """The order of an epoch; held-out rows stay in theirs."""
+        """Return the order of an epoch; held-out rows keep their order."""
         if self._order is None or self._order[0] != epoch:
             order = list(range(len(self._rows)))
             if self._split == "train":
@@ -100,7 +85,7 @@ class RowSource:
 
 
 def _hold_out(rows: list[Prompt], size: int) -> list[Prompt]:
-    """The first row of each of the `size` texts with the smallest hashes."""
+    """Return the first row of each of the `size` texts with the smallest hashes."""
     distinct = {row.text: row for row in reversed(rows)}
     if size > len(distinct):
         raise InputError(

@@ -1,8 +1,8 @@
 """Prompts from rows of a table, whatever the table is stored as.
 
-A row has a prompt (a text, or a conversation of messages), and perhaps an answer and metadata. What
-is wrong with rows is told by their numbers, all of it in one message. Leaves out where rows come
-from (`tables`) and their order (`row_source`).
+A row has a prompt (a text, or a conversation of messages), and perhaps an answer and metadata. One
+message lists everything that is wrong, by the numbers of the rows. `tables` reads the rows, and
+`row_source` orders them.
 """
 
 import json
@@ -19,7 +19,7 @@ from queues.records import Prompt
 
 LOG = logging.getLogger("headway.sources")
 SHOWN = 10
-"""Rows that a message names; it counts the others."""
+"""Rows that a message lists; it counts the others."""
 ROLES = ("system", "user", "assistant", "tool")
 
 
@@ -33,11 +33,11 @@ class RowOptions(BaseModel):
     answer_field: str = "answer"
     """A text or a number; a row may have none."""
     other_fields: Literal["refuse", "ignore", "metadata"] = "refuse"
-    """What becomes of fields that are neither of the two nor `metadata`."""
+    """Treatment of fields that are neither of the two nor `metadata`."""
     bad_rows: Literal["refuse", "skip"] = "refuse"
-    """Whether rows that cannot be read end the run before it begins, or are told and left out."""
+    """Refuse the run for a row that cannot be read, or log it and leave it out."""
     duplicates: Literal["keep", "drop", "refuse"] = "keep"
-    """What becomes of rows whose prompt an earlier row has; they are told in any case."""
+    """Treatment of rows whose prompt an earlier row has; they are logged in any case."""
     min_characters: int = Field(default=0, ge=0)
     """Prompts that are shorter are left out."""
     max_characters: int | None = Field(default=None, ge=1)
@@ -46,13 +46,13 @@ class RowOptions(BaseModel):
     """[i, n]: of the training rows, every n-th from the i-th on, counted from 0."""
 
 
-class Read(NamedTuple):
-    """What a table gave."""
+class ParsedRows(NamedTuple):
+    """The prompts of a table."""
 
     prompts: list[Prompt]
     """The id of each is the number of its row, from 1."""
     notes: list[str]
-    """What was left out, for the log."""
+    """Descriptions of the rows that were left out, for the log."""
 
 
 Row = Mapping[str, Any] | ValueError
@@ -60,7 +60,7 @@ Row = Mapping[str, Any] | ValueError
 
 
 def row_options(source: str, options: Mapping[str, Any]) -> RowOptions:
-    """Options of rows, checked.
+    """Check the options of rows.
 
     Raises:
         InputError: An unknown option, or a value that is not allowed.
@@ -84,16 +84,16 @@ def row_options(source: str, options: Mapping[str, Any]) -> RowOptions:
     return chosen
 
 
-def read_rows(place: str, rows: Iterable[tuple[int, Row]], options: RowOptions) -> Read:
-    """All prompts of a table.
+def read_rows(table: str, rows: Iterable[tuple[int, Row]], options: RowOptions) -> ParsedRows:
+    """Parse all prompts of a table.
 
     Args:
-        place: Name of the table, for messages.
-        rows: With their numbers.
-        options: How they are read.
+        table: Its name, for messages.
+        rows: Numbers and rows.
+        options: How to read them.
 
     Raises:
-        InputError: Rows that cannot be read or that repeat others, where that is refused; none.
+        InputError: No prompt, or rows that cannot be read or repeat others where that is refused.
     """
     prompts: list[Prompt] = []
     bad: list[str] = []
@@ -103,12 +103,12 @@ def read_rows(place: str, rows: Iterable[tuple[int, Row]], options: RowOptions) 
     for number, row in rows:
         problem = str(row) if isinstance(row, ValueError) else _problem(row, options)
         if problem or isinstance(row, ValueError):
-            bad.append(f"{place}:{number}: {problem}")
+            bad.append(f"{table}:{number}: {problem}")
             continue
         prompt = _prompt(number, row, options)
         earlier = first.setdefault(prompt.text, number)
         if earlier != number:
-            repeated.append(f"{place}:{number}: the prompt of row {earlier} again")
+            repeated.append(f"{table}:{number}: the prompt of row {earlier} again")
             if options.duplicates == "drop":
                 continue
         short += (too_short := len(prompt.text) < options.min_characters)
@@ -123,12 +123,12 @@ def read_rows(place: str, rows: Iterable[tuple[int, Row]], options: RowOptions) 
     notes = [
         *([f"{len(bad)} rows were left out: {_some(bad)}"] if bad else []),
         *([f"{len(repeated)} rows were {dropped}: {_some(repeated)}"] if repeated else []),
-        *([f"{place}: {short} prompts shorter than min_characters left out"] if short else []),
-        *([f"{place}: {long} prompts longer than max_characters left out"] if long else []),
+        *([f"{table}: {short} prompts shorter than min_characters left out"] if short else []),
+        *([f"{table}: {long} prompts longer than max_characters left out"] if long else []),
     ]
     if not prompts:
-        raise InputError("; ".join([f"{place}: no prompts", *notes]))
-    return Read(prompts, notes)
+        raise InputError("; ".join([f"{table}: no prompts", *notes]))
+    return ParsedRows(prompts, notes)
 
 
 def _some(problems: list[str]) -> str:
@@ -137,7 +137,7 @@ def _some(problems: list[str]) -> str:
 
 
 def _problem(row: Any, options: RowOptions) -> str | None:
-    """What is wrong with a row; None if nothing is."""
+    """Describe what is wrong with a row; return None if nothing is."""
     if not isinstance(row, Mapping):
         return (
             f"found {type(row).__name__}, must be an object with the field {options.prompt_field}"
@@ -174,31 +174,26 @@ def _problem(row: Any, options: RowOptions) -> str | None:
     return None
 
 
-def _is_message(found: Any) -> bool:
+def _is_message(value: Any) -> bool:
     return (
-        isinstance(found, Mapping)
-        and found.keys() == {"role", "content"}
-        and found["role"] in ROLES
-        and isinstance(found["content"], str)
+        isinstance(value, Mapping)
+        and value.keys() == {"role", "content"}
+        and value["role"] in ROLES
+        and isinstance(value["content"], str)
     )
 
 
 def _prompt(number: int, row: Mapping[str, Any], options: RowOptions) -> Prompt:
-    said, answer = row[options.prompt_field], row.get(options.answer_field)
+    prompt, answer = row[options.prompt_field], row.get(options.answer_field)
     metadata = _metadata(row, options)
-    if isinstance(said, list):
-        metadata[CONVERSATION] = [dict(message) for message in said]
-        said = "\n\n".join(message["content"] for message in said)
-    return Prompt(
-        prompt_id=str(number),
-        text=said,
-        answer=_text(answer),
-        metadata=metadata,
-    )
+    if isinstance(prompt, list):
+        metadata[CONVERSATION] = [dict(message) for message in prompt]
+        prompt = "\n\n".join(message["content"] for message in prompt)
+    return Prompt(prompt_id=str(number), text=prompt, answer=_text(answer), metadata=metadata)
 
 
 def _text(answer: str | float | None) -> str | None:
-    """As a policy would write it: a whole number has no point, however a column keeps it."""
+    """Format an answer as a policy would write it: a whole number has no point."""
     whole = isinstance(answer, float) and answer.is_integer()
     return None if answer is None else str(int(answer) if whole else answer)
 

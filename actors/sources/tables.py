@@ -1,7 +1,6 @@
-"""Rows of files: JSONL, Parquet, and Arrow IPC as a file or a stream.
+"""Reads the rows of JSONL, Parquet and Arrow IPC files; the suffix decides the format.
 
-The suffix says which. Rows are numbered from 1, those of JSONL by their lines. Leaves out what a
-row has to be (`rows`).
+Rows are numbered from 1, those of JSONL by their lines. `rows` turns them into prompts.
 """
 
 import json
@@ -16,7 +15,7 @@ SUFFIXES = (".jsonl", ".parquet", ".arrow", ".feather", ".ipc")
 
 
 def read_table(path: Path) -> Iterable[tuple[int, Row]]:
-    """The rows of a file with their numbers; what cannot be parsed as the reason.
+    """Yield the rows of a file with their numbers; for a row that cannot be parsed, the reason.
 
     Raises:
         InputError: The file as a whole cannot be read.

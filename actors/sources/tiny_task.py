@@ -1,71 +1,55 @@
-"""Tasks that a model of half a million parameters can learn in a minute: `tiny:TASK`.
+"""Tasks that a model of half a million parameters learns in a minute: `tiny:TASK`.
 
     product   37*82=     worked: [37*82], which the calculator of environment `tools` answers, =3034
     distance  Da7b3c9=   worked: b4,c5=5     |7 - 3| = 4, |4 - 9| = 5
     twice     Ta7b3c9=   worked: b7,c3=3     2·7 + 3 = 17, 2·7 + 9 = 23: the last digits
 
-A terse answer is what a worked one ends with, from the last `=` on. Both are right; a product that
-was not asked of the calculator is guessed. Problems are drawn by their place, so that a run can be
-resumed; the held-out ones are the same for every seed and never drawn for training.
+A terse answer is the end of a worked one, from its last `=` on. Both are right; a policy that does
+not ask the calculator for a product has to guess it. Held-out problems are the same for every seed.
 """
 
-import json
 import random
 from collections.abc import Iterator
-from functools import cache
-from typing import Any, Literal, NamedTuple
+from typing import Any
 
 from actors.errors import InputError
-from actors.sources.demonstrations import TURN
-from queues.records import Prompt
+from actors.sources.examples import TURN
+from actors.sources.protocol import Split
+from actors.sources.resumable import Problem, ProceduralSource
 
 LETTERS = "abcdefghijklmnopqr"
 TASKS = ("product", "distance", "twice")
 
 
-class Problem(NamedTuple):
-    """A problem and how it is solved."""
-
-    text: str
-    answer: str
-    worked: str
-    """What the policy says before the answer, or asks the calculator."""
-
-
-def draw(task: str, split: int | str, place: int) -> Problem:
-    """The problem at a place of a split, which is a run's seed or a name."""
-    lot = random.Random(f"{task}/{split}/{place}")
+def problem_at(task: str, split: int | str, position: int) -> Problem:
+    """Return the problem at a position of a split, which is the seed of a run or a name."""
+    generator = random.Random(f"{task}/{split}/{position}")
     if task == "product":
-        left, right = lot.randint(10, 999), lot.randint(10, 999)
+        left, right = generator.randint(10, 999), generator.randint(10, 999)
         return Problem(f"{left}*{right}=", f"{left * right}", f"[{left}*{right}]")
-    return _chain(task, lot)
+    return _chain(task, generator)
 
 
-def _chain(task: str, lot: random.Random) -> Problem:
-    """Digits by letters, each of which changes what was reached before it."""
-    digits = [lot.randint(0, 9) for _ in range(lot.randint(3, 8))]
-    reached, steps = digits[0], []
+def _chain(task: str, generator: random.Random) -> Problem:
+    """Return digits named by letters, each of which changes the result so far."""
+    digits = [generator.randint(0, 9) for _ in range(generator.randint(3, 8))]
+    result, steps = digits[0], []
     for name, digit in zip(LETTERS[1:], digits[1:], strict=False):
-        reached = abs(reached - digit) if task == "distance" else (2 * reached + digit) % 10
-        steps.append(f"{name}{reached}")
+        result = abs(result - digit) if task == "distance" else (2 * result + digit) % 10
+        steps.append(f"{name}{result}")
     named = "".join(f"{name}{digit}" for name, digit in zip(LETTERS, digits, strict=False))
-    return Problem(f"{task[0].upper()}{named}=", str(reached), ",".join(steps))
+    return Problem(f"{task[0].upper()}{named}=", str(result), ",".join(steps))
 
 
-@cache
-def _heldout(task: str, size: int) -> tuple[Problem, ...]:
-    """The first `size` distinct held-out problems."""
-    found: dict[str, Problem] = {}
-    place = 0
-    while len(found) < size:
-        problem = draw(task, "heldout", place)
-        found.setdefault(problem.text, problem)
-        place += 1
-    return tuple(found.values())
+class TinyTask(ProceduralSource):
+    """Problems of one task (a `PromptSource`).
 
-
-class TinyTask:
-    """A prompt source (see `actors.sources.registry`).
+    Args:
+        task: One of `TASKS`.
+        options: None exist.
+        seed: Decides the training problems.
+        split: Problems to draw.
+        heldout_size: Distinct held-out problems.
 
     Raises:
         InputError: No such task, or options.
@@ -75,44 +59,33 @@ class TinyTask:
         self,
         task: str,
         *,
+        options: dict[str, Any],
         seed: int,
-        split: Literal["train", "heldout"] = "train",
+        split: Split = "train",
         heldout_size: int = 0,
-        options: dict[str, Any] | None = None,
     ) -> None:
         if task not in TASKS or options:
             raise InputError(
-                f"source 'tiny:{task}' with options {options or {}}: the tasks are "
+                f"source 'tiny:{task}' with options {options}: the tasks are "
                 f"{', '.join(TASKS)}, and have no options"
             )
-        self._task, self._seed, self._split = task, seed, split
-        self._heldout = _heldout(task, heldout_size)
-        self._texts = frozenset(problem.text for problem in self._heldout)
-        self._place = 0
-
-    def next(self, count: int) -> list[Prompt]:
-        """The next `count` prompts; the held-out split starts over when it is used up."""
-        return [self._next() for _ in range(count)]
-
-    def cursor(self) -> str:
-        """Where the source stands, as JSON."""
-        return json.dumps({"place": self._place})
-
-    def restore(self, cursor: str) -> None:
-        """Goes on where `cursor` was taken."""
-        self._place = json.loads(cursor)["place"]
+        self._task, self._seed = task, seed
+        super().__init__(
+            f"tiny_{task}",
+            lambda position: problem_at(task, seed, position),
+            lambda position: problem_at(task, "heldout", position),
+            split=split,
+            heldout_size=heldout_size,
+        )
 
     def demonstrations(self, *, worked_share: float = 0.3) -> Iterator[tuple[str, str]]:
-        """Endless (prompt, right answer) pairs, a share of them worked and the rest terse.
+        """Yield (prompt, right answer) pairs, a share of them worked and the rest terse.
 
-        A conversation with the calculator is two pairs. They are drawn apart from training prompts.
+        A conversation with the calculator is two pairs. No pair is a training problem by design:
+        they are drawn with a seed of their own.
         """
-        style, place = random.Random(self._seed), 0
-        while True:
-            problem = draw(self._task, f"{self._seed} to imitate", place)
-            place += 1
-            if problem.text in self._texts:
-                continue
+        style, split = random.Random(self._seed), f"{self._seed} to imitate"
+        for _, problem in self.unseen(lambda place: problem_at(self._task, split, place), 0):
             terse = f"={problem.answer}"
             if style.random() >= worked_share:
                 yield problem.text, terse
@@ -121,18 +94,3 @@ class TinyTask:
                 yield f"{problem.text}{problem.worked}{TURN}{problem.answer}", terse
             else:
                 yield problem.text, f"{problem.worked}{terse}"
-
-    def _next(self) -> Prompt:
-        if self._split == "heldout":
-            number = self._place % len(self._heldout)
-            self._place += 1
-            return self._prompt(f"tiny_{self._task}_heldout/0/{number}", self._heldout[number])
-        while True:
-            place, self._place = self._place, self._place + 1
-            problem = draw(self._task, self._seed, place)
-            if problem.text not in self._texts:
-                return self._prompt(f"tiny_{self._task}/0/{place}", problem)
-
-    @staticmethod
-    def _prompt(prompt_id: str, problem: Problem) -> Prompt:
-        return Prompt(prompt_id=prompt_id, text=problem.text, answer=problem.answer)

@@ -1,7 +1,7 @@
 """Prompts from the data set of an environment of the library verifiers: `verifiers:ID`.
 
-A whole row travels in the prompt's metadata to the environment of the same id. Held-out prompts are
-those of its evaluation data set, where it has one.
+The prompt's metadata carries the whole row to the environment of the same id. Held-out prompts come
+from its evaluation data set, where it has one.
 """
 
 from collections.abc import Iterable, Mapping
@@ -11,18 +11,16 @@ from actors.environments.verifiers_environment import ROW, load_verifiers
 from actors.errors import InputError
 from actors.sources.protocol import Split
 from actors.sources.row_source import RowSource
-from actors.sources.rows import Read, read_rows, row_options
+from actors.sources.rows import ParsedRows, read_rows, row_options
 
 
 class VerifiersSource(RowSource):
     """Rows of an environment's data sets (a `PromptSource`).
 
     Args:
-        name: "verifiers:ID".
+        identifier: Id of the environment.
         options: Keywords of the environment.
-        seed: Of the shuffling.
-        split: Which rows to draw.
-        heldout_size: Distinct held-out prompts.
+        seed, split, heldout_size: As in `RowSource`.
 
     Raises:
         InputError: The environment cannot be loaded, has no data, or rows that cannot be read.
@@ -30,13 +28,14 @@ class VerifiersSource(RowSource):
 
     def __init__(
         self,
-        name: str,
+        identifier: str,
         *,
         options: dict[str, Any],
         seed: int,
         split: Split = "train",
         heldout_size: int = 0,
     ) -> None:
+        name = f"verifiers:{identifier}"
         environment = load_verifiers(name, options, setting="source")
         try:
             training = environment.get_dataset()
@@ -54,20 +53,21 @@ class VerifiersSource(RowSource):
         )
 
 
-def _read(place: str, rows: Iterable[Mapping[str, Any]]) -> Read:
+def _read(table: str, rows: Iterable[Mapping[str, Any]]) -> ParsedRows:
     kept = (
         {
             "prompt": [
-                {"role": said["role"], "content": said["content"]} for said in row["prompt"]
+                {"role": message["role"], "content": message["content"]}
+                for message in row["prompt"]
             ],
             "answer": _text(row.get("answer")),
             "metadata": {ROW: {key: value for key, value in row.items() if key != "prompt"}},
         }
         for row in rows
     )
-    return read_rows(place, enumerate(kept, 1), row_options(place, {}))
+    return read_rows(table, enumerate(kept, 1), row_options(table, {}))
 
 
 def _text(answer: Any) -> Any:
-    """What the recipe's own rewards are given; the rubric's has the type that it has."""
+    """Return the answer as rewards of the recipe take it; the rubric reads the row itself."""
     return answer if isinstance(answer, str | int | float | None) else str(answer)

@@ -1,4 +1,4 @@
-"""Finds what a user names as "module:attribute" in a recipe."""
+"""Imports of the "module:attribute" paths of a recipe, and checks of what they stand for."""
 
 import difflib
 import inspect
@@ -9,23 +9,17 @@ from typing import Any
 from actors.errors import InputError
 
 
-def load_dotted(path: str, *, setting: str, known: tuple[str, ...]) -> Any:
-    """The attribute of a module that can be imported from where the command runs.
+def load_dotted(path: str, *, setting: str) -> Any:
+    """Import the attribute of a module that is on the path of this process.
 
     Args:
         path: "module:attribute".
         setting: Key of the recipe, for the message.
-        known: Names that would not have needed a dotted path, for the message.
 
     Raises:
         InputError: No such module or attribute, or the module fails to import.
     """
     module_name, _, attribute = path.partition(":")
-    if not module_name or not attribute:
-        raise InputError(
-            f"{setting} = {path!r} is not one of {', '.join(known)}, nor a dotted path "
-            '"module:attribute"'
-        )
     try:
         module = import_module(module_name)
     except (Exception, SystemExit) as error:
@@ -48,7 +42,7 @@ def check_arguments(
     setting: str,
     options: Mapping[str, Any] | None = None,
 ) -> None:
-    """Compares how user code is called with what it takes.
+    """Check that user code can be called with some arguments.
 
     Args:
         function: A function or a class.
@@ -57,11 +51,11 @@ def check_arguments(
         options: Keyword arguments that it is called with.
 
     Raises:
-        InputError: It takes other arguments.
+        InputError: Its signature does not allow them.
     """
     try:
         signature = inspect.signature(function)
-    except (ValueError, TypeError):  # code in C does not say
+    except (ValueError, TypeError):  # a builtin without a signature
         return
     try:
         signature.bind(*names, **(options or {}))

@@ -11,7 +11,7 @@ from typing import Any
 
 from safetensors.torch import load_file
 
-from actors.ray_actor import create_actor
+from actors.ray_actor import ActorSpec, create_actor
 from deploy.config.run_config import RunConfig
 from deploy.driver.named_tasks import all_or_first_error, named
 from deploy.preflight.inputs import Inputs
@@ -73,15 +73,17 @@ async def start_fleet(
     broadcaster = create_broadcaster(config.weight_sync.update_fraction, config.actors.count)
     actors = [
         create_actor(
-            index,
-            config=config.actors,
-            weight_sync=config.weight_sync,
-            model_path=inputs.model_path,
-            seed=config.seed,
-            group_size=config.prompts.group_size,
-            heartbeat_seconds=config.queues.heartbeat_seconds,
-            broker=broker,
-            broadcaster=broadcaster,
+            ActorSpec(
+                index=index,
+                config=config.actors,
+                weight_sync=config.weight_sync,
+                model_path=inputs.model_path,
+                seed=config.seed,
+                group_size=config.prompts.group_size,
+                heartbeat_seconds=config.queues.heartbeat_seconds,
+                broker=broker,
+                broadcaster=broadcaster,
+            )
         )
         for index in range(config.actors.count)
     ]

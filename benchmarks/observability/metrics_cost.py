@@ -35,11 +35,11 @@ import yaml
 from benchmarks.harness.provenance import RESULTS, environment, reserve, store
 from deploy import monitoring
 from deploy import session as session
-from deploy.config.run_config import load_recipe
+from deploy.config.loader import load_recipe
 from deploy.observability.watchdog import LOOK_SECONDS
 from deploy.preflight.inputs import load_inputs
 from deploy.run import Run
-from deploy.runtime.console import Screen
+from deploy.runtime.console import Terminal
 from deploy.storage.run_directory import RunDirectory
 from learner.diagnostics.batch_report import TrainedBatch
 from learner.metrics import LearnerMetrics
@@ -170,7 +170,7 @@ def main() -> None:
         directory = RunDirectory.of(config)
         directory.create(config, replace=False)
         session.Run = Measured
-        session.run(config, load_inputs(config), directory, Screen())
+        session.run(config, load_inputs(config), directory, Terminal())
     found = Measured.found
     parts = shares(found, interval)
     total = sum(parts.values())

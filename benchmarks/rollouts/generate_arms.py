@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any
 
 from actors import ray_actor
+from actors.assembly import EngineSpec, build_engine
 from actors.config import ActorsConfig
 from actors.engines.protocol import Generation, SamplingParameters
 from actors.engines.vllm import VllmEngine
@@ -37,12 +38,7 @@ class MeasuredActor(ray_actor.RolloutActor):
         import vllm
 
         vllm.SamplingParams = partial(vllm.SamplingParams, ignore_eos=True)
-        build_engine = ray_actor.build_engine
-
-        def build(*arguments: Any, **options: Any) -> Any:
-            return fix_lengths(build_engine(*arguments, **options))
-
-        ray_actor.build_engine = build
+        ray_actor.build_engine = lambda *arguments: fix_lengths(build_engine(*arguments))
         return super()._build()
 
 
@@ -75,11 +71,16 @@ class Offline:
 
     def start(self, model_path: str, config: ActorsConfig, max_model_len: int) -> None:
         """Loads the model with the arguments that the actor's engine has."""
-        engine = ray_actor.build_engine(
-            0, config, WeightSyncConfig(), model_path, SEED, max_model_len, None
+        spec = EngineSpec(
+            index=0,
+            config=config,
+            weight_sync=WeightSyncConfig(),
+            model_path=model_path,
+            seed=SEED,
         )
+        engine = build_engine(spec, None, max_model_len)
         assert isinstance(engine, VllmEngine)
-        arguments = engine.engine_arguments()
+        arguments = engine.settings.engine_arguments()
         from vllm import LLM
 
         self._llm = LLM(**arguments)

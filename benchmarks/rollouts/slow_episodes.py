@@ -304,15 +304,18 @@ async def paced(rate: float, tokenizer: Any, seconds: float) -> dict[str, float]
 async def real(folder: Path, tokenizer: Any, seconds: float) -> dict[str, float]:
     """The comparison on vLLM, bound to the first core."""
     from actors.engines.vllm import VllmEngine
+    from actors.engines.vllm_settings import VllmSettings
 
     engine = VllmEngine(
-        str(folder),
-        dtype="float32",
-        max_model_len=LONGEST,
-        max_num_seqs=EPISODES,
-        cores=str(min(os.sched_getaffinity(0))),
-        kv_cache_gib=2,
-        initial_version=0,
+        VllmSettings(
+            str(folder),
+            dtype="float32",
+            max_model_len=LONGEST,
+            max_num_seqs=EPISODES,
+            cores=str(min(os.sched_getaffinity(0))),
+            kv_cache_gib=2,
+            initial_version=0,
+        )
     )
     await engine.start()
     try:

@@ -29,6 +29,7 @@ from safetensors.torch import load_file
 
 from actors.engines.protocol import SamplingParameters
 from actors.engines.vllm import VllmEngine
+from actors.engines.vllm_settings import VllmSettings
 from benchmarks.harness.options import cores_option
 from benchmarks.harness.provenance import RESULTS, environment, reserve, store
 from benchmarks.harness.synthetic_load import SIZES, Size, build
@@ -177,12 +178,14 @@ async def bare_load(engine: VllmEngine, updates: Updates, version: int) -> float
 
 async def measure(arguments: argparse.Namespace, folder: Path) -> dict:
     engine = VllmEngine(
-        str(folder),
-        dtype=arguments.dtype,
-        max_model_len=MAX_MODEL_LEN,
-        max_num_seqs=max(64, arguments.requests),
-        cores=arguments.cores,
-        kv_cache_gib=1,
+        VllmSettings(
+            str(folder),
+            dtype=arguments.dtype,
+            max_model_len=MAX_MODEL_LEN,
+            max_num_seqs=max(64, arguments.requests),
+            cores=arguments.cores,
+            kv_cache_gib=1,
+        )
     )
     await engine.start()
     raw: dict[str, list[float]] = {

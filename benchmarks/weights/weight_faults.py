@@ -34,13 +34,14 @@ import torch
 from safetensors.torch import load_file
 
 from actors.engines.vllm import VllmEngine
+from actors.engines.vllm_settings import VllmSettings
 from actors.errors import ActorsError
 from weight_sync.announcements import WeightUpdateReport
 from weight_sync.broadcaster import Broadcaster
 from weight_sync.errors import StagingError, WeightSyncError
 from weight_sync.manifest import Manifest
 from weight_sync.publish.staged_publisher import StagedPublisher
-from weight_sync.receive.receiver import Receiver
+from weight_sync.receive.receiver import Receiver, ReceiverOptions
 from weight_sync.transports.filesystem import FilesystemTransport
 
 ENGINES = 2
@@ -131,13 +132,17 @@ class Actor:
         model, folder, broadcaster = self._parts
         before = set(psutil.Process().children(recursive=True))
         self.engine = VllmEngine(
-            str(model), dtype="float32", max_model_len=512, cores=None, kv_cache_gib=1
+            VllmSettings(str(model), dtype="float32", max_model_len=512, cores=None, kv_cache_gib=1)
         )
         await self.engine.start()
         self._processes = set(psutil.Process().children(recursive=True)) - before
         transport = FilesystemTransport(folder)
         self.receiver = Receiver(
-            self.name, self.engine, broadcaster, transport, keep_base=True, retry_seconds=0.2
+            self.name,
+            self.engine,
+            broadcaster,
+            transport,
+            options=ReceiverOptions(keep_base=True, retry_seconds=0.2),
         )
         _before(transport, "open", lambda: self._reached("staging"))
         _before(self.engine, "load", lambda: self._reached("swap"))

@@ -43,13 +43,14 @@ import torch
 from safetensors.torch import load_file
 
 from actors.engines.vllm import VllmEngine
+from actors.engines.vllm_settings import VllmSettings
 from benchmarks.harness.provenance import RESULTS, environment, reserve, store
 from benchmarks.weights.update_pause import Load, build_model, empty_pause
 from benchmarks.weights.weight_faults import measure_faults
 from weight_sync.broadcaster import Broadcaster
 from weight_sync.manifest import Manifest
 from weight_sync.publish.staged_publisher import StagedPublisher
-from weight_sync.receive.receiver import Receiver
+from weight_sync.receive.receiver import Receiver, ReceiverOptions
 from weight_sync.receive.staging import stage
 from weight_sync.transports.filesystem import FilesystemTransport
 from weight_sync.transports.protocol import Transport
@@ -193,9 +194,8 @@ async def measure_way(
     memcpy: Memcpy,
 ) -> dict[str, list[Any]]:
     """Some updates from another process to the engine; the first two are not counted."""
-    receiver = Receiver(
-        "e0", engine, Broadcaster(1.0, 1), receiving, keep_base=way.codec == "delta", timeout=120
-    )
+    options = ReceiverOptions(keep_base=way.codec == "delta", timeout=120)
+    receiver = Receiver("e0", engine, Broadcaster(1.0, 1), receiving, options=options)
     raw: dict[str, list[Any]] = {
         key: []
         for key in (
@@ -237,7 +237,8 @@ async def measure_loss(
     receiving: Transport,
 ) -> dict[str, list[float]]:
     """Tokens a second in windows without and with updates, and the share of the latter stalled."""
-    receiver = Receiver("e0", engine, Broadcaster(1.0, 1), receiving, timeout=120)
+    options = ReceiverOptions(timeout=120)
+    receiver = Receiver("e0", engine, Broadcaster(1.0, 1), receiving, options=options)
 
     async def update() -> float:
         pipe.send(next(versions))
@@ -274,13 +275,15 @@ async def measure(
     arguments: argparse.Namespace, folder: Path, nodes: tuple[str | None, str | None]
 ) -> dict[str, Any]:
     engine = VllmEngine(
-        str(folder / "model"),
-        dtype="float32",
-        max_model_len=512,
-        max_num_seqs=64,
-        cores=None,
-        kv_cache_gib=1,
-        initial_version=0,
+        VllmSettings(
+            str(folder / "model"),
+            dtype="float32",
+            max_model_len=512,
+            max_num_seqs=64,
+            cores=None,
+            kv_cache_gib=1,
+            initial_version=0,
+        )
     )
     await engine.start()
     nbytes = (folder / "model" / "model.safetensors").stat().st_size

@@ -1,1 +1,1 @@
-"""Metrics, traces of stalls, trackers, and views of a live run."""
+"""Metrics, the watchdog, trackers, and live views of a run."""

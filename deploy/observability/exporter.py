@@ -1,8 +1,8 @@
-"""The run's address for Prometheus: its own metrics, and where those of its processes are.
+"""The address of a run for Prometheus: the driver's metrics, and the targets of all processes.
 
-/metrics    of the driver
-/targets    every process with its labels, for `http_sd_configs`
-targets.json in the run's folder, the same for `file_sd_configs`
+/metrics        metrics of the driver
+/targets        every process with its labels, for `http_sd_configs`
+targets.json    in the run's folder, the same for `file_sd_configs`
 """
 
 import asyncio
@@ -20,34 +20,34 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.registry import Collector
 
 from deploy.errors import InputError
-from deploy.runtime.daemon_thread import run_in_daemon_thread
 from queues.runtime.atomic_file import atomic_file
+from queues.runtime.daemon_thread import run_in_daemon_thread
 from queues.runtime.prometheus import ProcessMetrics, public_address, serve
 
 FILE = "targets.json"
 WRITE_SECONDS = 0.5
-"""Between two looks at whether it is up to date."""
+"""Seconds between two checks whether `targets.json` is up to date."""
 Addresses = Sequence[tuple[str, str]]
 """Process and address, as "actor-0", "127.0.0.1:9000"."""
 
 
 class Exporter:
-    """Serves until `close`.
+    """HTTP server for Prometheus that answers until `close`.
 
     Args:
-        run: Name of the run, a label of all.
-        folder: Of the run; gets `targets.json`.
+        run: Name of the run, a label of every target.
+        folder: The run's folder; gets `targets.json`.
         collectors: Metrics of this process.
-        targets: Names and addresses of the other processes that show metrics now; asked by
-            another thread.
+        targets: Returns names and addresses of the other processes that serve metrics now; called
+            in another thread.
         host: Address to bind to.
-        port: 0 takes a free one.
-        node: Address of this node as Ray knows it, under which others find what is bound to all
-            of them; a label, also of what is bound to the loopback.
-        evaluators: Processes that only evaluate; idle and behind others as they may be.
+        port: Port to bind to; 0 takes a free one.
+        node: Address of this node as Ray knows it: a label, and the host under which others reach
+            what is bound to all interfaces.
+        evaluators: Processes that only evaluate, and may therefore idle and lag.
 
     Raises:
-        InputError: Somebody else has the port, or the host is not of this machine.
+        InputError: The port is in use, or the host is not of this machine.
     """
 
     def __init__(
@@ -63,14 +63,13 @@ class Exporter:
         evaluators: Collection[str] = (),
     ) -> None:
         self._run, self._file, self._targets = run, folder / FILE, targets
-        self._node = node
-        self._written, self._evaluators = "", evaluators
-        self._turn, self._closed = threading.Lock(), False
-        """What `follow` began may still be writing when all is closed."""
+        self._node, self._evaluators = node, evaluators
+        self._written = ""
+        self._lock, self._closed = threading.Lock(), False
+        """A thread of `follow` may still be writing when the exporter is closed."""
         registry = CollectorRegistry()
-        for collector in collectors:
+        for collector in [*collectors, ProcessMetrics()]:
             registry.register(collector)
-        registry.register(ProcessMetrics())
         answers: dict[str, tuple[str, Callable[[], bytes]]] = {
             "/metrics": (CONTENT_TYPE_LATEST, lambda: generate_latest(registry)),
             "/targets": ("application/json", lambda: json.dumps(self.targets()).encode()),
@@ -81,50 +80,50 @@ class Exporter:
                 if self.path not in answers:
                     self.send_error(404, f"there are {', '.join(answers)}")
                     return
-                kind, answer = answers[self.path]
+                content_type, answer = answers[self.path]
                 body = answer()
                 self.send_response(200)
-                self.send_header("Content-Type", kind)
+                self.send_header("Content-Type", content_type)
                 self.end_headers()
                 self.wfile.write(body)
 
             def log_message(self, *_: Any) -> None:
-                """Scrapes are not told."""
+                """Keep scrapes out of the log."""
 
         with _explained(host, port):
             self._server = ThreadingHTTPServer((host, port), Handler)
         self.address = public_address(host, self._server.server_port, node)
-        """Where to find it, as host:port."""
+        """Where it answers, as host:port."""
         self._thread = threading.Thread(
             target=self._server.serve_forever, name="exporter", daemon=True
         )
         self._thread.start()
 
     def targets(self) -> list[dict[str, Any]]:
-        """Every process of the run that shows metrics, as Prometheus wants them."""
+        """Return every process of the run that serves metrics, in Prometheus' format."""
         return [
             {
-                "targets": [found],
+                "targets": [where],
                 "labels": {
                     "run": self._run,
                     "process": name,
                     "role": role(name),
-                    "node": self._node if is_loopback(found) else found.rpartition(":")[0],
+                    "node": self._node if is_loopback(where) else where.rpartition(":")[0],
                 }
                 | ({"purpose": "evaluate"} if name in self._evaluators else {}),
             }
-            for name, found in [("driver", self.address), *self._targets()]
+            for name, where in [("driver", self.address), *self._targets()]
         ]
 
     async def follow(self) -> None:
-        """Keeps `targets.json` up to date until it is cancelled, as far as its disk answers."""
+        """Keep `targets.json` up to date until cancelled, as far as its disk answers."""
         while True:
             await run_in_daemon_thread(self.write)
             await asyncio.sleep(WRITE_SECONDS)
 
     def write(self) -> None:
-        """Brings `targets.json` up to date, where it is not and the disk has room."""
-        with self._turn, suppress(OSError):
+        """Bring `targets.json` up to date, unless the disk is full."""
+        with self._lock, suppress(OSError):
             text = json.dumps(self.targets(), indent=1)
             if text == self._written or self._closed:
                 return
@@ -133,17 +132,17 @@ class Exporter:
             self._written = text
 
     def close(self) -> None:
-        """Ends serving; `targets.json` goes."""
+        """Stop serving and delete `targets.json`."""
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
-        with self._turn:
+        with self._lock:
             self._closed = True
             self._file.unlink(missing_ok=True)
 
 
 def is_loopback(where: str) -> bool:
-    """Whether a host, or host:port, is reached from its own node alone.
+    """Return whether a host, or host:port, is reached from its own node alone.
 
     Example:
         >>> is_loopback("127.0.0.1:9000"), is_loopback("localhost"), is_loopback("10.0.0.7:9000")
@@ -153,9 +152,9 @@ def is_loopback(where: str) -> bool:
 
 
 async def show_process(handle: Any, host: str) -> str:
-    """Has any process of Ray show what it uses, until it ends; host:port."""
-    found: str = await handle.__ray_call__.remote(_serve_process, host)
-    return found
+    """Have a Ray actor serve its process metrics until it ends; return host:port."""
+    where: str = await handle.__ray_call__.remote(_serve_process, host)
+    return where
 
 
 def _serve_process(_: object, host: str) -> str:
@@ -165,7 +164,7 @@ def _serve_process(_: object, host: str) -> str:
 
 
 def role(process: str) -> str:
-    """What a process does: its name without a number.
+    """Return the role of a process: its name without a number.
 
     Example:
         >>> role("actor-3"), role("broker")
@@ -176,10 +175,10 @@ def role(process: str) -> str:
 
 
 def check_address(host: str, port: int) -> None:
-    """Tries to bind, for an instant.
+    """Check that an address can be bound.
 
     Raises:
-        InputError: Somebody else has the port, or the host is not of this machine.
+        InputError: The port is in use, or the host is not of this machine.
     """
     with _explained(host, port), socket.create_server((host, port)):
         pass

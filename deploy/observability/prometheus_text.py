@@ -1,7 +1,6 @@
-"""What the processes of a run say of themselves at one moment, as Prometheus would read it.
+"""Metrics of all processes of a run at one moment, parsed from Prometheus' text format.
 
-Pure: text to numbers. Leaves out asking (`deploy.observability.run_client`) and what they mean
-(`deploy.observability.top_model`).
+Pure: `run_client` fetches the text, `top_model` interprets the numbers.
 """
 
 from collections.abc import Iterable, Mapping
@@ -17,55 +16,55 @@ Samples = Mapping[tuple[str, frozenset[tuple[str, str]]], float]
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """One look at a run."""
+    """Metrics of a run at one moment."""
 
     at: float
-    """Epoch seconds on the machine that looks."""
+    """Epoch seconds on the machine that asks."""
     run: str
     processes: Mapping[str, Samples | None]
     """By name, as "actor-0", in the run's order; None where a process does not answer."""
 
     def value(self, name: str, process: str | None = None, **labels: str) -> float | None:
-        """The sum of what carries the name and these labels; None where nothing does.
+        """Return the sum of the samples with a name and labels; None where there is none.
 
         Args:
             name: Of the sample, `_total` included.
-            process: Only of this one.
-            labels: Only with these.
+            process: Only samples of this process.
+            labels: Only samples with these labels.
         """
         wanted = frozenset(labels.items())
-        found = [
+        values = [
             value
-            for samples in self._of(process)
-            for (each, has), value in samples.items()
-            if each == name and wanted <= has
+            for samples in self._samples(process)
+            for (sample, known), value in samples.items()
+            if sample == name and wanted <= known
         ]
-        return sum(found) if found else None
+        return sum(values) if values else None
 
-    def by(self, name: str, label: str, process: str | None = None) -> dict[str, float]:
-        """Sums of a sample by the values of a label, in the order of the text."""
+    def by(self, name: str, label: str) -> dict[str, float]:
+        """Return the sums of a sample by the values of a label, in the order of the text."""
         sums: dict[str, float] = {}
-        for samples in self._of(process):
-            for (each, has), value in samples.items():
-                key = dict(has).get(label)
-                if each == name and key is not None:
+        for samples in self._samples(None):
+            for (sample, known), value in samples.items():
+                key = dict(known).get(label)
+                if sample == name and key is not None:
                     sums[key] = sums.get(key, 0.0) + value
         return sums
 
-    def _of(self, process: str | None) -> Iterable[Samples]:
-        named = self.processes.values() if process is None else [self.processes.get(process)]
-        return [samples for samples in named if samples is not None]
+    def _samples(self, process: str | None) -> Iterable[Samples]:
+        asked = self.processes.values() if process is None else [self.processes.get(process)]
+        return [samples for samples in asked if samples is not None]
 
 
 def parse(text: str, *, source: str) -> Samples:
-    """The samples of one scrape.
+    """Parse the samples of one scrape.
 
     Args:
         text: In Prometheus' format.
-        source: Who said it, for the error.
+        source: Address of the process, for the error.
 
     Raises:
-        InputError: It is not in that format.
+        InputError: The text is not in that format.
     """
     try:
         return {

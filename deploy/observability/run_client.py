@@ -1,8 +1,7 @@
-"""Follows a run from outside: finds its metrics, asks its processes, reads its events.
+"""Client of a live run: finds its metrics, asks its processes, reads its events.
 
 Works on a run's folder, and on the address that `headway run` prints, from any machine that
-reaches it. Nothing is asked of the run but what Prometheus asks. What the figures mean is
-`deploy.observability.top_model`.
+reaches it. It asks a run for nothing but what Prometheus asks for.
 """
 
 import json
@@ -29,19 +28,19 @@ ANSWER_SECONDS = 3.0
 """Deadline of one process."""
 ASKED_AT_ONCE = 16
 RATE_SECONDS = 10.0
-"""Rates are over so long."""
+"""Interval that rates are averaged over."""
 TAIL_BYTES = 65_536
-"""Of a file of rows, where its newest events are looked for."""
+"""Size of the end of a JSON-lines file that is searched for its newest events."""
 MISSED_LOOKS = 3
-"""In a row, after which a live view ends."""
+"""Failed looks in a row after which a live view ends."""
 MAX_BYTES = 4_000_000
-"""Of one answer; a run's are some thousand."""
+"""Limit of one answer; those of a run have some thousand bytes."""
 DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-"""Asks without a proxy, as Prometheus does."""
+"""Opener without a proxy, as Prometheus asks."""
 
 
 class RunClient:
-    """Looks at a run again and again.
+    """Client that looks at a run again and again.
 
     Args:
         run: A run's folder, its name in `runs_dir`, or host:port of its metrics.
@@ -63,7 +62,7 @@ class RunClient:
         self._pool = ThreadPoolExecutor(ASKED_AT_ONCE)
 
     def look(self) -> View:
-        """Asks every process now.
+        """Ask every process now.
 
         Raises:
             InputError: The run's own address does not answer: it has ended, or cannot be reached.
@@ -76,53 +75,47 @@ class RunClient:
         return view(now, before, events(self._directory) if self._directory else ())
 
     def _moment(self) -> Moment:
+        url = f"http://{self._address}/targets"
         try:
-            targets = json.loads(_get(f"{self._address}/targets"))
-            named = [(t["labels"]["process"], t["labels"]["run"], t["targets"][0]) for t in targets]
+            targets = json.loads(_get(url))
+            runs = [target["labels"]["run"] for target in targets]
+            addresses = {t["labels"]["process"]: t["targets"][0] for t in targets}
         except OSError as error:
             raise InputError(
-                f"nothing answers at http://{self._address}/targets, the metrics of the run "
-                f"({error}): it has ended, or this machine does not reach it; a run on another "
-                'machine shows its metrics with deploy.metrics_host = "0.0.0.0"'
+                f"nothing answers at {url}, the metrics of the run ({error}): it has ended, or "
+                "this machine does not reach it; a run on another machine shows its metrics with "
+                'deploy.metrics_host = "0.0.0.0"'
             ) from None
         except HTTPException as error:
-            raise InputError(
-                f"what answers at http://{self._address}/targets does not speak HTTP: {error!r}"
-            ) from None
+            raise InputError(f"what answers at {url} does not speak HTTP: {error!r}") from None
         except (ValueError, KeyError, IndexError, TypeError) as error:
-            raise InputError(
-                f"http://{self._address}/targets is not the address of a run: {error!r}"
-            ) from None
-        if not named:
-            raise InputError(f"the run at http://{self._address}/targets has ended")
-        said = self._pool.map(_samples, [address for _, _, address in named])
-        return Moment(
-            time.time(),
-            named[0][1],
-            dict(zip((name for name, _, _ in named), said, strict=True)),
-        )
+            raise InputError(f"{url} is not the address of a run: {error!r}") from None
+        if not addresses:
+            raise InputError(f"the run at {url} has ended")
+        samples = self._pool.map(_samples, addresses.values())
+        return Moment(time.time(), runs[0], dict(zip(addresses, samples, strict=True)))
 
 
 def show(run: str, runs_dir: Path, *, interval: float, once: bool, console: Console) -> None:
-    """`headway top`: frames until the run has ended or the user has seen enough.
+    """Show frames (`headway top`) until the run has ended or the user stops.
 
-    A look that fails leaves the last frame standing; MISSED_LOOKS in a row are the end of the run.
+    A look that fails leaves the last frame; MISSED_LOOKS failures in a row are the end of the run.
 
     Args:
         run: See `RunClient`.
         runs_dir: See `RunClient`.
         interval: Seconds between two looks.
         once: Print a single frame, with rates over one interval, and end.
-        console: Where to.
+        console: Gets the frames.
 
     Raises:
         InputError: As `RunClient` and `RunClient.look`.
     """
-    watch = RunClient(run, runs_dir)
-    frame = watch.look()
+    client = RunClient(run, runs_dir)
+    frame = client.look()
     if once:
         time.sleep(interval)
-        console.print(screen(watch.look()))
+        console.print(screen(client.look()))
         return
     try:
         with Live(console=console, screen=console.is_terminal, auto_refresh=False) as live:
@@ -131,7 +124,7 @@ def show(run: str, runs_dir: Path, *, interval: float, once: bool, console: Cons
                 live.update(screen(frame), refresh=True)
                 time.sleep(interval)
                 try:
-                    frame, missed = watch.look(), 0
+                    frame, missed = client.look(), 0
                 except InputError:
                     missed += 1
                     if missed == MISSED_LOOKS:
@@ -144,13 +137,13 @@ def show(run: str, runs_dir: Path, *, interval: float, once: bool, console: Cons
 
 
 def events(directory: RunDirectory) -> list[Event]:
-    """The newest things that happened in a run, as far as its folder tells, oldest first."""
+    """Return the newest events in a run's folder, oldest first."""
     return sorted(_events(directory), key=lambda event: event.at)[-EVENTS:]
 
 
 def _events(directory: RunDirectory) -> Iterator[Event]:
     for row in _newest(directory.path / "restarts.jsonl"):
-        yield Event(row["at"], f"{row['actor']} was made again: {row['reason']}")
+        yield Event(row["at"], f"{row['actor']} was restarted: {row['reason']}")
     for row in _newest(directory.path / "waits.jsonl"):
         yield Event(row["at"], row["text"])
     for row in _newest(directory.path / "swaps.jsonl"):
@@ -162,7 +155,7 @@ def _events(directory: RunDirectory) -> Iterator[Event]:
 
 
 def _newest(file: Path) -> list[Row]:
-    """The whole lines among the last TAIL_BYTES of a file of rows."""
+    """Read the complete records in the last TAIL_BYTES of a JSON-lines file."""
     if not file.exists():
         return []
     with file.open("rb") as opened:
@@ -191,13 +184,13 @@ def _address_of(directory: RunDirectory) -> str:
     return str(driver)
 
 
-def _get(address: str) -> str:
-    with DIRECT.open(f"http://{address}", timeout=ANSWER_SECONDS) as answer:
+def _get(url: str) -> str:
+    with DIRECT.open(url, timeout=ANSWER_SECONDS) as answer:
         return str(answer.read(MAX_BYTES).decode())
 
 
 def _samples(address: str) -> Samples | None:
     try:
-        return parse(_get(f"{address}/metrics"), source=address)
+        return parse(_get(f"http://{address}/metrics"), source=address)
     except (OSError, HTTPException, UnicodeDecodeError, InputError):
         return None

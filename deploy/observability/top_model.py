@@ -1,17 +1,16 @@
-"""What `headway top` shows of a run, from two moments of its metrics: pure, no figure is stored.
+"""Model of `headway top`: the figures of a run, from two moments of its metrics.
 
-Rates are taken between the moments; a process that was made again in between counts from 0.
-Leaves out asking (`deploy.observability.run_client`) and how it looks
-(`deploy.observability.top_view`).
+Pure; no figure is stored. Rates are taken between the moments; a process that was restarted in
+between counts from 0.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from deploy.observability.prometheus_text import Moment
 
 PHASES = ("wait", "step", "publish")
-"""Of the learner."""
+"""Phases of the learner."""
 LAST_BATCH = "headway_last_batch_timestamp_seconds"
 LEARNING = {
     "reward": "headway_reward_mean",
@@ -20,7 +19,7 @@ LEARNING = {
     "entropy": "headway_entropy_mean",
     "grad norm": "headway_grad_norm",
 }
-"""Figures of the newest batch."""
+"""Figures of the newest batch, by label."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,12 +33,12 @@ class Event:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ActorView:
-    """One rollout actor."""
+    """Figures of one rollout actor."""
 
     name: str
     state: str
     version: int | None
-    """What its engine serves."""
+    """The version that its engine serves."""
     running: int
     """Rollouts being generated."""
     tokens_per_second: float | None
@@ -49,7 +48,7 @@ class ActorView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rates:
-    """Per second, between two moments; None where there is only one, or nobody says."""
+    """Rates per second between two moments; None where there is only one, or no process answers."""
 
     issued: float | None
     """Groups."""
@@ -70,7 +69,7 @@ class Rates:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class View:
-    """One frame."""
+    """Figures of one frame."""
 
     run: str
     at: float
@@ -98,37 +97,36 @@ class View:
     since_batch: float | None
     """Seconds since the newest batch."""
     troubles: Sequence[str]
-    """What somebody should look at."""
+    """Problems that need attention."""
     events: Sequence[Event]
 
 
 def view(now: Moment, before: Moment | None, events: Sequence[Event]) -> View:
-    """One frame.
+    """Compute one frame.
 
     Args:
         now: The newest moment.
-        before: An earlier one, of the same run; None at the beginning.
-        events: The newest ones, oldest first.
+        before: An earlier moment of the same run; None at the beginning.
+        events: The newest events, oldest first.
     """
-    states = {state: int(count) for state, count in now.by("headway_groups", "state").items()}
-    ready, ended = now.value("headway_ready_oldest_seconds"), now.value(LAST_BATCH)
+    interval, ended = Interval(now, before), now.value(LAST_BATCH)
     return View(
         run=now.run,
         at=now.at,
         version=_whole(now.value("headway_version")),
         steps=_whole(now.value("headway_steps")),
         max_staleness=_whole(now.value("headway_max_staleness")),
-        groups=states,
+        groups={state: int(count) for state, count in now.by("headway_groups", "state").items()},
         live=_whole(now.value("headway_live_groups")),
         window=_whole(now.value("headway_window_groups")),
-        oldest_ready_seconds=ready,
+        oldest_ready_seconds=now.value("headway_ready_oldest_seconds"),
         oldest_queued_seconds=now.value("headway_queued_oldest_seconds"),
         waits_for=_whole(now.value("headway_learner_waits_for_groups")),
-        rates=_rates(now, before),
-        actors=[_actor(name, now, before) for name in now.processes if name.startswith("actor-")],
-        lags=_lags(now, before),
-        phases=_phases(now, before),
-        update_seconds=_update_seconds(now, before),
+        rates=_rates(interval),
+        actors=[_actor(name, interval) for name in now.processes if name.startswith("actor-")],
+        lags=_lags(interval),
+        phases=_phases(interval),
+        update_seconds=_update_seconds(interval),
         learning=_learning(now),
         since_batch=None if ended is None else max(0.0, now.at - ended),
         troubles=_troubles(now),
@@ -136,35 +134,64 @@ def view(now: Moment, before: Moment | None, events: Sequence[Event]) -> View:
     )
 
 
-def _rates(now: Moment, before: Moment | None) -> Rates:
-    def groups(moment: Moment, *, without: tuple[str, ...]) -> float | None:
-        counts = moment.by("headway_groups", "state")
-        return sum(n for state, n in counts.items() if state not in without) if counts else None
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """The time between two moments of a run, or only the newest moment."""
 
-    def of_groups(*without: str) -> float | None:
-        earlier = None if before is None else groups(before, without=without)
-        return _per_second(groups(now, without=without), earlier, now, before)
+    now: Moment
+    before: Moment | None
 
+    def per_second(self, value: float | None, earlier: float | None) -> float | None:
+        """Return the rate at which a counter rose; None where one of its values is missing."""
+        if value is None or earlier is None or self.before is None or self.now.at <= self.before.at:
+            return None
+        start = earlier if earlier <= value else 0.0
+        return (value - start) / (self.now.at - self.before.at)
+
+    def rate(self, name: str, process: str | None = None) -> float | None:
+        """Return the rate of a sample, of one process or summed over all."""
+        earlier = None if self.before is None else self.before.value(name, process)
+        return self.per_second(self.now.value(name, process), earlier)
+
+    def gained(self, name: str, **labels: str) -> float:
+        """Return what a counter gained, or its whole value where it gained nothing."""
+        newest = self.now.value(name, **labels) or 0.0
+        gained = newest - (self.before.value(name, **labels) or 0.0 if self.before else 0.0)
+        return gained if gained > 0 else newest
+
+
+def _rates(interval: Interval) -> Rates:
+    def groups(moment: Moment | None, excluded: tuple[str, ...]) -> float | None:
+        counts = moment.by("headway_groups", "state") if moment else {}
+        return sum(n for state, n in counts.items() if state not in excluded) if counts else None
+
+    def rate_of_groups(*excluded: str) -> float | None:
+        newest, earlier = (groups(m, excluded) for m in (interval.now, interval.before))
+        return interval.per_second(newest, earlier)
+
+    generated = [
+        rate
+        for name in interval.now.processes
+        if (rate := interval.rate("headway_tokens_generated_total", name)) is not None
+    ]
     return Rates(
-        issued=of_groups(),
-        leased=of_groups("queued"),
-        accepted=_rate("headway_results_accepted_total", now, before),
-        taken=of_groups("queued", "leased", "ready", "dropped", "failed"),
-        trained=_rate("headway_version", now, before),
-        tokens_generated=_sum(
-            _rate("headway_tokens_generated_total", now, before, name) for name in now.processes
-        ),
-        tokens_trained=_rate("headway_tokens_trained_total", now, before),
-        updates=_rate("headway_weight_updates_total", now, before),
-        update_bytes=_rate("headway_weight_update_bytes_total", now, before),
+        issued=rate_of_groups(),
+        leased=rate_of_groups("queued"),
+        accepted=interval.rate("headway_results_accepted_total"),
+        taken=rate_of_groups("queued", "leased", "ready", "dropped", "failed"),
+        trained=interval.rate("headway_version"),
+        tokens_generated=sum(generated) if generated else None,
+        tokens_trained=interval.rate("headway_tokens_trained_total"),
+        updates=interval.rate("headway_weight_updates_total"),
+        update_bytes=interval.rate("headway_weight_update_bytes_total"),
     )
 
 
-def _actor(name: str, now: Moment, before: Moment | None) -> ActorView:
+def _actor(name: str, interval: Interval) -> ActorView:
+    now = interval.now
     engine = name.replace("actor", "engine")
     running = _whole(now.value("headway_running_rollouts", name)) or 0
-    idle = _rate("headway_idle_seconds_total", now, before, name)
-    version = _whole(now.value("headway_engine_version", engine=engine))
+    idle = interval.rate("headway_idle_seconds_total", name)
     if now.processes[name] is None:
         state = "does not answer"
     elif not now.value("headway_serving_seconds_total", name):
@@ -174,9 +201,9 @@ def _actor(name: str, now: Moment, before: Moment | None) -> ActorView:
     return ActorView(
         name=name,
         state=state,
-        version=version,
+        version=_whole(now.value("headway_engine_version", engine=engine)),
         running=running,
-        tokens_per_second=_rate("headway_tokens_generated_total", now, before, name),
+        tokens_per_second=interval.rate("headway_tokens_generated_total", name),
         idle=None if idle is None else min(1.0, idle),
     )
 
@@ -187,86 +214,57 @@ def _learning(now: Moment) -> dict[str, float]:
     return {label: value for label, value in figures.items() if value is not None}
 
 
-def _lags(now: Moment, before: Moment | None) -> dict[str, float]:
-    newest = now.by("headway_token_lag_bucket", "le")
-    counts = newest
-    if before is not None:
-        earlier = before.by("headway_token_lag_bucket", "le")
-        since = {top: count - earlier.get(top, 0.0) for top, count in newest.items()}
+def _lags(interval: Interval) -> dict[str, float]:
+    counts = interval.now.by("headway_token_lag_bucket", "le")
+    if interval.before is not None:
+        earlier = interval.before.by("headway_token_lag_bucket", "le")
+        since = {bound: count - earlier.get(bound, 0.0) for bound, count in counts.items()}
         if any(since.values()) and min(since.values()) >= 0:
             counts = since
     shares, below, lowest = {}, 0.0, 0
     total = counts.get("+Inf") or 0.0
-    for top, count in counts.items():
+    for bound, count in counts.items():
         if count > below:
-            last = "" if top == "+Inf" else str(int(float(top)))
+            last = "" if bound == "+Inf" else str(int(float(bound)))
             label = last if last == str(lowest) else f"{lowest}–{last}"
             shares[label] = (count - below) / total
         below = count
-        lowest = lowest if top == "+Inf" else int(float(top)) + 1
+        lowest = lowest if bound == "+Inf" else int(float(bound)) + 1
     return shares
 
 
-def _phases(now: Moment, before: Moment | None) -> dict[str, float]:
-    """The learner's time counts when a batch ends; shares are of what ended in between."""
+def _phases(interval: Interval) -> dict[str, float]:
+    """Return shares of the learner's time, which is counted when a batch ends."""
     spent = {
-        phase: _since("headway_learner_seconds_total", now, before, phase=phase) for phase in PHASES
+        phase: interval.gained("headway_learner_seconds_total", phase=phase) for phase in PHASES
     }
     total = sum(spent.values())
     return {phase: seconds / total for phase, seconds in spent.items()} if total else {}
 
 
-def _update_seconds(now: Moment, before: Moment | None) -> float | None:
-    seconds = _since("headway_weight_update_seconds_total", now, before, phase="serve")
-    count = _since("headway_weight_updates_total", now, before)
+def _update_seconds(interval: Interval) -> float | None:
+    seconds = interval.gained("headway_weight_update_seconds_total", phase="serve")
+    count = interval.gained("headway_weight_updates_total")
     return seconds / count if count else None
 
 
 def _troubles(now: Moment) -> list[str]:
-    found = [f"{name} does not answer" for name, said in now.processes.items() if said is None]
+    troubles = [f"{name} does not answer" for name, seen in now.processes.items() if seen is None]
     if now.value("headway_paused"):
-        found.append("paused: the broker's disk is full")
+        troubles.append("paused: the broker's disk is full")
     lag, bound = now.value("headway_max_lag"), now.value("headway_max_staleness")
     if lag is not None and bound is not None and lag > bound:
-        found.append(f"a token of lag {lag:g} was trained, above max_staleness = {bound:g}")
+        troubles.append(f"a token of lag {lag:g} was trained, above max_staleness = {bound:g}")
     if failed := now.value("headway_groups", state="failed"):
-        found.append(f"groups that failed for good: {failed:g}")
-    if late := now.value("headway_overdue_groups"):
-        found.append(f"groups that are overdue: {late:g}")
-    for process in now.processes.values():
-        for (name, labels), seconds in (process or {}).items():
+        troubles.append(f"groups that failed permanently: {failed:g}")
+    if overdue := now.value("headway_overdue_groups"):
+        troubles.append(f"groups that are overdue: {overdue:g}")
+    for samples in now.processes.values():
+        for (name, labels), seconds in (samples or {}).items():
             if name == "headway_overdue_wait_seconds":
                 wait = dict(labels)
-                found.append(f"{wait['who']} waits on {wait['on']} for {seconds:.0f} s")
-    return found
-
-
-def _since(name: str, now: Moment, before: Moment | None, **labels: str) -> float:
-    """What a counter gained since, or all of it where that is nothing or less."""
-    newest = now.value(name, **labels) or 0.0
-    gained = newest - (before.value(name, **labels) or 0.0 if before else 0.0)
-    return gained if gained > 0 else newest
-
-
-def _rate(
-    name: str, now: Moment, before: Moment | None, process: str | None = None, **labels: str
-) -> float | None:
-    earlier = None if before is None else before.value(name, process, **labels)
-    return _per_second(now.value(name, process, **labels), earlier, now, before)
-
-
-def _per_second(
-    value: float | None, earlier: float | None, now: Moment, before: Moment | None
-) -> float | None:
-    if value is None or earlier is None or before is None or now.at <= before.at:
-        return None
-    start = earlier if earlier <= value else 0.0
-    return (value - start) / (now.at - before.at)
-
-
-def _sum(values: Iterable[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return sum(known) if known else None
+                troubles.append(f"{wait['who']} waits on {wait['on']} for {seconds:.0f} s")
+    return troubles
 
 
 def _whole(value: float | None) -> int | None:

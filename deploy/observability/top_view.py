@@ -1,6 +1,6 @@
 """A frame of `headway top`: the loop with rates on its arrows, actors, learner, events.
 
-Pure: a view to something that rich prints.
+Pure: `top_model.View` to a renderable of rich.
 """
 
 import time
@@ -16,14 +16,14 @@ from deploy.observability.top_model import View
 BAR = 20
 """Width of the longest bar."""
 ACTORS = 16
-"""Actors in the table; of more, those that generate least."""
+"""Most actors in the table; of more actors, those that generate least are shown."""
 EVENTS = 8
 COLOURS = {"generates": "green", "does not answer": "bold red"}
 DAY = 86_400.0
 
 
 def screen(view: View) -> RenderableType:
-    """One frame, for a terminal of at least 100 columns; narrower ones cut it."""
+    """Render one frame, for a terminal of at least 100 columns; narrower terminals cut it."""
     parts: list[RenderableType] = [
         _title(view),
         Text(loop(view), no_wrap=True),
@@ -38,9 +38,9 @@ def screen(view: View) -> RenderableType:
 
 
 def loop(view: View) -> str:
-    """The loop as text: places with what is in them, arrows with what passes in a second."""
+    """Draw the loop as text: boxes with their groups, arrows with their rates."""
     rates, groups = view.rates, view.groups
-    places = (
+    boxes = (
         ("queued", f"{groups.get('queued', 0)} groups"),
         ("actors", f"{groups.get('leased', 0)} groups"),
         ("ready", f"{groups.get('ready', 0)} groups"),
@@ -53,24 +53,24 @@ def loop(view: View) -> str:
     )
     lines = ["", "", "", ""]
     middles = []
-    for index, place in enumerate(places):
-        width = max(len(text) for text in place) + 2
+    for index, texts in enumerate(boxes):
+        width = max(len(text) for text in texts) + 2
         middles.append(len(lines[0]) + width // 2)
-        box = (f"┌{'─' * width}┐", *(f"│{text:^{width}}│" for text in place), f"└{'─' * width}┘")
+        box = (f"┌{'─' * width}┐", *(f"│{text:^{width}}│" for text in texts), f"└{'─' * width}┘")
         lines = [line + part for line, part in zip(lines, box, strict=True)]
         if index < len(arrows):
             above, below = arrows[index]
             width = max(len(above), len(below)) + 2
             parts = (f"{above:^{width}}", "─" * (width - 1) + "▶", f"{below:^{width}}", " " * width)
             lines = [line + part for line, part in zip(lines, parts, strict=True)]
-    back = f" weights {_rate(rates.updates)} updates/s, {_bytes(rates.update_bytes)}/s"
-    back += f", {_seconds(view.update_seconds)} to serve "
-    room = f" ack {_rate(rates.trained)} batches/s: {_or_dash(view.live)} of"
-    room += f" {_or_dash(view.window)} groups live, issued {_rate(rates.issued)}/s "
+    weights = f" weights {_rate(rates.updates)} updates/s, {_bytes(rates.update_bytes)}/s"
+    weights += f", {_seconds(view.update_seconds)} to serve "
+    ack = f" ack {_rate(rates.trained)} batches/s: {_or_dash(view.live)} of"
+    ack += f" {_or_dash(view.window)} groups live, issued {_rate(rates.issued)}/s "
     first, actor, _, learner = middles
     lines.append(_marks({first: "▲", actor: "▲", learner: "│"}))
-    lines.append(_marks({first: "│"}) + _elbow(first + 1, actor, learner, back, "┤"))
-    lines.append(_elbow(0, first, learner, room, "┘"))
+    lines.append(_marks({first: "│"}) + _elbow(first + 1, actor, learner, weights, "┤"))
+    lines.append(_elbow(0, first, learner, ack, "┘"))
     return "\n".join(lines)
 
 
@@ -79,7 +79,7 @@ def _marks(marks: Mapping[int, str]) -> str:
 
 
 def _elbow(start: int, left: int, right: int, text: str, end: str) -> str:
-    """A line from `left` to `right` with a text in it, after blanks from `start` on."""
+    """Draw a line from `left` to `right` with a text in it, after blanks from `start` on."""
     return " " * (left - start) + "└" + f"{text:─^{right - left - 1}}" + end
 
 

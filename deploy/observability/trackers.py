@@ -1,8 +1,7 @@
-"""Sends the figures of a run to TensorBoard or Weights & Biases; both are optional extras.
+"""Trackers: the figures of a run for TensorBoard or Weights & Biases, both optional extras.
 
-One small seam: `Tracker.log` gets numbers by name at a version. A tracker that fails is left out
-from then on and said once: it is never a reason for a run to end. Leaves out what the figures mean
-(`deploy.report.summary`); everything is in the run's folder as well.
+A tracker implements `Tracker.log`, which gets numbers by name at a version. A tracker that fails is
+reported and left out from then on; it never ends a run. All figures are in the run's folder too.
 """
 
 import os
@@ -15,23 +14,22 @@ from uuid import uuid4
 from deploy.errors import InputError
 
 SKIPPED = ("version",)
-"""Of a batch's row: what is the axis. Moments, `…_at`, are left out too."""
-
+"""Keys of a batch's statistics that are not logged; moments, `…_at`, are not either."""
 AXIS = "policy_version"
 """Name of the version among W&B's figures."""
 ID_FILE = "wandb-id.txt"
-"""In the run's folder."""
+"""File in the run's folder that keeps the id of a W&B run."""
 
 
 class Tracker(Protocol):
-    """Where figures go."""
+    """A destination of figures."""
 
     def log(self, version: int, figures: Mapping[str, float]) -> None:
-        """Takes the figures of one version."""
+        """Log the figures of one version."""
         ...
 
     def close(self) -> None:
-        """Writes what is left."""
+        """Write everything that is still buffered."""
         ...
 
 
@@ -56,10 +54,10 @@ class TensorBoard:
 
 
 class WeightsAndBiases:
-    """A run of W&B, below `wandb/` of the run's folder; offline unless WANDB_MODE says so.
+    """A run of W&B below `wandb/` in the run's folder; offline unless WANDB_MODE is set.
 
-    W&B ignores what is logged at an earlier step than before, and held-out scores come late: the
-    version is a figure that serves as the axis. A resumed run goes on under its id.
+    W&B ignores what is logged at an earlier step than before, and held-out scores come late:
+    therefore the version is logged as a figure that serves as the axis. A resumed run keeps its id.
     """
 
     def __init__(self, folder: Path, name: str, config: Mapping[str, Any]) -> None:
@@ -87,23 +85,25 @@ class WeightsAndBiases:
 
 
 def _kept_id(file: Path) -> str:
-    """The id that was kept in a file, else a new one, kept from now on."""
+    """Return the id in a file; a new one is written to it if it does not exist."""
     if not file.exists():
         file.write_text(uuid4().hex)
     return file.read_text()
 
 
-KINDS: dict[str, Callable[[Path, str, Mapping[str, Any]], Tracker]] = {
+Factory = Callable[[Path, str, Mapping[str, Any]], Tracker]
+"""Makes a tracker of the run's folder, its name and the resolved recipe."""
+KINDS: dict[str, Factory] = {
     "tensorboard": TensorBoard,
     "wandb": WeightsAndBiases,
 }
 
 
 def check(kinds: Sequence[str]) -> None:
-    """Whether what trackers need is installed.
+    """Check that the packages of trackers are installed.
 
     Raises:
-        InputError: It is not; says how to install it.
+        InputError: One is not; says how to install it.
     """
     for kind in kinds:
         if find_spec(kind) is None:
@@ -117,12 +117,12 @@ class Trackers:
     """The trackers of a run.
 
     Args:
-        kinds: Names of KINDS.
-        folder: Of the run.
-        name: Of the run.
+        kinds: Keys of `factories`.
+        folder: The run's folder.
+        name: Name of the run.
         config: The resolved recipe, as JSON values.
-        say: Tells the user.
-        made: Makes a tracker by its kind.
+        say: Shows a message to the user.
+        factories: Make a tracker, by its kind.
     """
 
     def __init__(
@@ -132,27 +132,27 @@ class Trackers:
         name: str,
         config: Mapping[str, Any],
         say: Callable[[str], None],
-        made: Mapping[str, Callable[[Path, str, Mapping[str, Any]], Tracker]] = KINDS,
+        factories: Mapping[str, Factory] = KINDS,
     ) -> None:
         self._say = say
         self._trackers: dict[str, Tracker] = {}
         for kind in kinds:
             try:
-                self._trackers[kind] = made[kind](folder, name, config)
-            except Exception as error:  # noqa: BLE001  (of another project's code)
+                self._trackers[kind] = factories[kind](folder, name, config)
+            except Exception as error:  # noqa: BLE001  (another project's code)
                 self._leave_out(kind, error)
 
     def batch(self, row: Mapping[str, Any]) -> None:
-        """Figures of a trained batch, at the version that it made."""
+        """Log the figures of a trained batch at the version that it produced."""
         self._log(row["version"] + 1, {f"batch/{key}": n for key, n in numbers(row).items()})
 
     def scores(self, version: int, scores: Mapping[str, float | None]) -> None:
-        """Held-out scores of a version, by kind."""
-        found = {f"heldout/{kind}": score for kind, score in scores.items() if score is not None}
-        self._log(version, found)
+        """Log the held-out scores of a version, by kind."""
+        known = {f"heldout/{kind}": score for kind, score in scores.items() if score is not None}
+        self._log(version, known)
 
     def close(self) -> None:
-        """Writes what is left."""
+        """Close every tracker."""
         self._each(lambda tracker: tracker.close())
         self._trackers.clear()
 
@@ -160,11 +160,11 @@ class Trackers:
         if figures:
             self._each(lambda tracker: tracker.log(version, figures))
 
-    def _each(self, what: Callable[[Tracker], None]) -> None:
+    def _each(self, call: Callable[[Tracker], None]) -> None:
         for kind, tracker in list(self._trackers.items()):
             try:
-                what(tracker)
-            except Exception as error:  # noqa: BLE001  (of another project's code)
+                call(tracker)
+            except Exception as error:  # noqa: BLE001  (another project's code)
                 self._leave_out(kind, error)
 
     def _leave_out(self, kind: str, error: Exception) -> None:
@@ -173,18 +173,18 @@ class Trackers:
 
 
 def numbers(row: Mapping[str, Any], prefix: str = "") -> dict[str, float]:
-    """The numbers of a row, those of tables by `table/key`.
+    """Return the numbers of a record, nested ones by `outer/inner`.
 
     Example:
         >>> numbers({"version": 3, "loss": 0.5, "fractions": {"capped": 0.1}, "max_lag": None})
         {'loss': 0.5, 'fractions/capped': 0.1}
     """
-    found: dict[str, float] = {}
+    figures: dict[str, float] = {}
     for key, value in row.items():
         if key in SKIPPED or key.endswith("_at"):
             continue
         if isinstance(value, Mapping):
-            found |= numbers(value, f"{prefix}{key}/")
+            figures |= numbers(value, f"{prefix}{key}/")
         elif isinstance(value, (int, float)) and not isinstance(value, bool):
-            found[f"{prefix}{key}"] = float(value)
-    return found
+            figures[f"{prefix}{key}"] = float(value)
+    return figures

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from actors.errors import PromptRefused
 from actors.reward_models.folder import TextReader
 from actors.sources.examples import without
-from actors.sources.preferences import KIND, Preference, load_preferences
+from actors.sources.preferences import PREFERENCES, Preference, load_preferences
 from deploy.config.run_config import RunConfig
 from deploy.errors import InputError
 from deploy.preflight.inputs import load_heldout
@@ -48,7 +48,7 @@ class PreferencePairs:
         Raises:
             InputError: With the pair that cannot be read.
         """
-        place = f"{KIND.setting} = {self._section.pairs!r}"
+        place = f"{PREFERENCES.setting} = {self._section.pairs!r}"
         kept = frozenset(preference.prompt for preference in self._kept)
         drawn = without(
             self._load(self._seed + member),
@@ -70,4 +70,4 @@ class PreferencePairs:
         try:
             return Pair(self._read(prompt, chosen), self._read(prompt, rejected))
         except PromptRefused as error:
-            raise InputError(f"{KIND.setting} = {self._section.pairs!r}: {error}") from None
+            raise InputError(f"{PREFERENCES.setting} = {self._section.pairs!r}: {error}") from None

@@ -9,11 +9,11 @@ from collections.abc import Callable, Sequence
 from itertools import groupby
 from typing import Any
 
+from actors.assembly import EngineSpec, build_engine, build_episodes, build_rewards
 from actors.engines.model_folder import context_length, load_tokenizer
 from actors.errors import RolloutFailed
-from actors.ray_actor import build_engine, build_episodes
-from actors.rewards import RewardPool, load_rewards
-from actors.rewards.learned import Judge
+from actors.rewards import RewardPool
+from actors.rewards.learned import TextScorer
 from deploy.config.run_config import RunConfig
 from deploy.errors import RunFailed
 from deploy.preflight.inputs import Inputs
@@ -54,36 +54,21 @@ async def _play(
     pool = RewardPool(actors.reward_processes, actors.reward_memory_gib)
     tokenizer = load_tokenizer(model_path)
     longest = actors.max_model_len or context_length(model_path)
-    engine = build_engine(
-        0,
-        actors,
-        config.weight_sync,
-        model_path,
-        config.seed,
-        longest,
-        tokenizer,
+    spec = EngineSpec(
+        index=0,
+        config=actors,
+        weight_sync=config.weight_sync,
+        model_path=model_path,
+        seed=config.seed,
         initial_version=0,
     )
+    engine = build_engine(spec, tokenizer, longest)
     await engine.start()
     try:
-        rewards = load_rewards(
-            actors.reward,
-            timeout=actors.reward_timeout_seconds,
-            options=actors.reward_options,
-            weights=actors.reward_weights,
-            judge=_judge(config, inputs),
-            pool=pool,
-            code_execution=actors.code_execution,
+        rewards = build_rewards(
+            actors, pool=pool, reward_model_client=_load_reward_models(config, inputs)
         )
-        episodes = build_episodes(
-            "engine-0",
-            actors,
-            engine,
-            tokenizer,
-            longest,
-            rewards=rewards,
-            heldout_rewards=rewards,
-        )
+        episodes = build_episodes("engine-0", actors, engine, tokenizer, longest, rewards)
 
         async def play(place: int, prompt: Prompt) -> Rollout | RolloutFailed:
             try:
@@ -97,8 +82,8 @@ async def _play(
         await engine.close()
 
 
-def _judge(config: RunConfig, inputs: Inputs) -> Judge | None:
-    """The reward models, where the recipe asks them; they stay on this process's cores."""
+def _load_reward_models(config: RunConfig, inputs: Inputs) -> TextScorer | None:
+    """Load the reward models that the recipe uses, onto the cores of this process."""
     if "reward_model" not in config.actors.reward:
         return None
     from actors.reward_models.scoring import load_reward_models

@@ -8,7 +8,7 @@ import pytest
 from pydantic import ValidationError
 
 from actors.config import ActorsConfig, HeldoutConfig, OverlongConfig, PromptsConfig
-from actors.engines.vllm import VllmEngine
+from actors.engines.vllm_settings import VllmSettings
 from actors.environments.registry import load_environment
 from actors.errors import InputError
 from actors.sources.registry import load_source
@@ -96,7 +96,7 @@ def test_the_settings_load_no_heavy_library():
 
 def test_the_workers_of_an_engine_are_its_own_processes_also_in_a_placement_group():
     alone, two = (
-        VllmEngine("model", max_model_len=8, tensor_parallel_size=workers)._arguments
+        VllmSettings("model", max_model_len=8, tensor_parallel_size=workers).plain_arguments()
         for workers in (1, 2)
     )
     assert "distributed_executor_backend" not in alone

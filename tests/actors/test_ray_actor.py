@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 from actors.config import ActorsConfig
 from actors.engines.model_folder import context_length, load_tokenizer, weight_shapes
 from actors.errors import ActorsError, EngineDied, InputError
-from actors.ray_actor import RolloutActor, create_actor
+from actors.ray_actor import ActorSpec, RolloutActor, create_actor
 from queues.config import QueuesConfig
 from queues.errors import QueueClosed
 from queues.records import Prompt
@@ -59,15 +59,17 @@ def build(folder, work, broadcaster, *, changes=None, **scripted):
     """An actor in this process, that is, its class without Ray."""
     settings = {"engine": "scripted", "reward": ["user_module:length"], **(changes or {})}
     return RolloutActor(
-        0,
-        config=ActorsConfig(scripted_options=scripted, **settings),
-        weight_sync=WeightSyncConfig(),
-        model_path=folder,
-        seed=0,
-        group_size=2,
-        heartbeat_seconds=60.0,
-        broker=work,
-        broadcaster=broadcaster,
+        ActorSpec(
+            index=0,
+            config=ActorsConfig(scripted_options=scripted, **settings),
+            weight_sync=WeightSyncConfig(),
+            model_path=folder,
+            seed=0,
+            group_size=2,
+            heartbeat_seconds=60.0,
+            broker=work,
+            broadcaster=broadcaster,
+        )
     )
 
 
@@ -174,15 +176,17 @@ def test_an_actor_can_be_asked_and_stopped_before_it_has_started(folder):
 @pytest.mark.usefixtures("ray_cluster")
 def test_an_input_error_crosses_the_process_boundary_as_such(tmp_path):
     actor = create_actor(
-        0,
-        config=ActorsConfig(engine="scripted", cpus=0),
-        weight_sync=WeightSyncConfig(),
-        model_path=str(tmp_path),
-        seed=0,
-        group_size=2,
-        heartbeat_seconds=1.0,
-        broker=None,
-        broadcaster=None,
+        ActorSpec(
+            index=0,
+            config=ActorsConfig(engine="scripted", cpus=0),
+            weight_sync=WeightSyncConfig(),
+            model_path=str(tmp_path),
+            seed=0,
+            group_size=2,
+            heartbeat_seconds=1.0,
+            broker=None,
+            broadcaster=None,
+        ),
         runtime_env={"env_vars": {"HF_HUB_OFFLINE": "1"}},
     )
 
@@ -213,21 +217,23 @@ def test_an_actor_generates_what_the_broker_leases_with_the_weights_it_was_sent(
     )
     broadcaster = create_broadcaster(1.0, 1)
     actor = create_actor(
-        0,
-        config=ActorsConfig(
-            engine="scripted",
-            reward=["user_module:length"],
-            max_new_tokens=20,
-            cpus=0,
-            scripted_options={"median_length": 8.0, "vocabulary": 30},
+        ActorSpec(
+            index=0,
+            config=ActorsConfig(
+                engine="scripted",
+                reward=["user_module:length"],
+                max_new_tokens=20,
+                cpus=0,
+                scripted_options={"median_length": 8.0, "vocabulary": 30},
+            ),
+            weight_sync=WeightSyncConfig(),
+            model_path=folder,
+            seed=0,
+            group_size=size,
+            heartbeat_seconds=1.0,
+            broker=broker,
+            broadcaster=broadcaster,
         ),
-        weight_sync=WeightSyncConfig(),
-        model_path=folder,
-        seed=0,
-        group_size=size,
-        heartbeat_seconds=1.0,
-        broker=broker,
-        broadcaster=broadcaster,
         runtime_env={"env_vars": {"PYTHONPATH": str(user_module.HERE)}},
     )
     transport = SharedMemoryTransport()

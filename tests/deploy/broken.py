@@ -51,7 +51,7 @@ def writes(name: str, text: str) -> Callable[[Path], None]:
 
 
 def code(text: str) -> Callable[[Path], None]:
-    """Puts a module of the user's there."""
+    """Put a module of the user's there; names that it registers stay taken in this process."""
     return writes("mine.py", text)
 
 

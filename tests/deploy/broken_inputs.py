@@ -2,7 +2,7 @@
 
 import json
 
-from broken import (
+from tests.deploy.broken import (
     FILES,
     MINE,
     SFT,
@@ -202,8 +202,9 @@ INPUTS = [
         "'mine:loss'",
         "raised KeyError('lost')",
         prepare=code(
+            "from uuid import uuid4\n"
             "from learner.losses import policy_loss_function\n"
-            "@policy_loss_function('mine', owns_is=True)\n"
+            "@policy_loss_function(str(uuid4()), owns_is=True)\n"
             "def loss(inputs): raise KeyError('lost')"
         ),
     ),
@@ -212,8 +213,9 @@ INPUTS = [
         "learner.loss=mine:loss",
         "returned 3, must be a TokenLoss",
         prepare=code(
+            "from uuid import uuid4\n"
             "from learner.losses import policy_loss_function\n"
-            "@policy_loss_function('mine', owns_is=True)\n"
+            "@policy_loss_function(str(uuid4()), owns_is=True)\n"
             "def loss(inputs): return 3"
         ),
     ),
@@ -224,8 +226,9 @@ INPUTS = [
         "needs baseline_rewards",
         "actors.greedy_baseline = true",
         prepare=code(
+            "from uuid import uuid4\n"
             "from learner.advantages import advantage\n"
-            "@advantage('mine', needs={'baseline_rewards'})\n"
+            "@advantage(str(uuid4()), needs={'baseline_rewards'})\n"
             "def mine(batch): return batch.rewards"
         ),
     ),
@@ -235,8 +238,9 @@ INPUTS = [
         "compares the rollouts of a group",
         "group_size must be at least 2",
         prepare=code(
+            "from uuid import uuid4\n"
             "from learner.advantages import advantage\n"
-            "@advantage('mine', relative=True)\n"
+            "@advantage(str(uuid4()), relative=True)\n"
             "def mine(batch): return batch.rewards"
         ),
     ),
@@ -252,8 +256,9 @@ INPUTS = [
         "actors.top_p = 0.9",
         "renormalise",
         prepare=code(
+            "from uuid import uuid4\n"
             "from learner.losses import TokenLoss, policy_loss_function\n"
-            "@policy_loss_function('mine', owns_is=True, anchor='behavior')\n"
+            "@policy_loss_function(str(uuid4()), owns_is=True, anchor='behavior')\n"
             "def loss(inputs): return TokenLoss(-inputs.current, {})"
         ),
     ),

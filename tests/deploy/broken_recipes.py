@@ -1,6 +1,6 @@
 """Recipes that say what cannot be: refused by `headway validate` alone."""
 
-from broken import Case, sets
+from tests.deploy.broken import Case, sets
 
 RECIPES = [
     sets("unknown key", "learner.lerning_rate=1", "learner.lerning_rate", "'learning_rate'"),

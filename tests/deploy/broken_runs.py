@@ -1,21 +1,19 @@
 """What only a run can show: it ends with exit code 1, or 2 where the input is to blame."""
 
-from broken import GIVES, MINE, code, sets, source
+from tests.deploy.broken import GIVES, MINE, code, sets, source
 
 SCORE = "def score(prompt, completion, answer, metadata): "
 REWARD = "actors.reward=['mine:score']"
 
-RUNS = [
-    sets("too few resources", "actors.cpus=640", "each with 640 CPU", "actors.cpus"),
-    sets(
-        "reward raises",
-        REWARD,
-        "'mine:score'",
-        "raised KeyError('lost')",
-        prepare=code(SCORE + "raise KeyError('lost')"),
-        code=1,
-    ),
-]
+TOO_FEW_RESOURCES = sets("too few resources", "actors.cpus=640", "each with 640 CPU", "actors.cpus")
+REWARD_RAISES = sets(
+    "reward raises",
+    REWARD,
+    "'mine:score'",
+    "raised KeyError('lost')",
+    prepare=code(SCORE + "raise KeyError('lost')"),
+    code=1,
+)
 SLOW_RUNS = [
     sets(
         "reward hangs",

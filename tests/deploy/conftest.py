@@ -1,33 +1,71 @@
-"""The command `headway` as users run it: in a process of its own."""
+"""The command `headway` as users call it, and finished runs that many tests read."""
 
+import contextlib
+import io
+import json
 import os
+import shutil
+import signal
 import subprocess
 import sys
+import time
+from dataclasses import dataclass
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))
-"""Makes the tables of this folder importable under pytest's importlib mode."""
+from deploy.cli import main
 
 RECIPE = Path(__file__).parent / "recipe.toml"
 HEADWAY = Path(sys.executable).parent / "headway"
 MARK = "HEADWAY_TEST_FOLDER"
-"""In the environment of every process that a command starts."""
+"""Environment variable of every process that a command starts."""
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "COLUMNS": "120"}
+REWARD = """
+def score(prompt, completion, answer, metadata):
+    return sum(map(ord, completion)) % 7 / 7  # no answer of the scripted engine is right
+"""
+
+
+def call_main(arguments, folder):
+    """Call `headway` in this process, with `folder` as its working directory."""
+    output, errors = io.StringIO(), io.StringIO()
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    code = 0
+    try:
+        with (
+            contextlib.chdir(folder),
+            contextlib.redirect_stdout(output),
+            contextlib.redirect_stderr(errors),
+            mock.patch.object(sys, "argv", ["headway", *map(str, arguments)]),
+            mock.patch.object(sys, "path", list(sys.path)),
+            mock.patch.dict(os.environ, {"COLUMNS": "120"}),
+        ):
+            main()
+    except SystemExit as ended:
+        code = ended.code or 0
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+    return subprocess.CompletedProcess(arguments, code, output.getvalue(), errors.getvalue())
 
 
 class Headway:
-    """Runs commands in a folder of their own, which also holds the runs."""
+    """Commands that share a working directory, which also holds the runs."""
 
     def __init__(self, folder):
         self.folder = folder
         self.environment = {**ENVIRONMENT, MARK: str(folder)}
 
+    def run_folder(self, name):
+        return self.folder / "runs" / name
+
     def arguments(self, command, *settings):
         return [HEADWAY, command, RECIPE, *(part for s in settings for part in ("--set", s))]
 
     def __call__(self, *arguments, timeout=600):
+        """Run a command in a process of its own."""
         return subprocess.run(
             [HEADWAY, *arguments],
             cwd=self.folder,
@@ -37,6 +75,10 @@ class Headway:
             timeout=timeout,
         )
 
+    def call(self, *arguments):
+        """Run a command in this process: faster, for commands that start no process."""
+        return call_main(arguments, self.folder)
+
     def recipe(self, command, *settings, timeout=600):
         return self(*self.arguments(command, *settings)[1:], timeout=timeout)
 
@@ -44,7 +86,7 @@ class Headway:
         return self.start_plain(*self.arguments(command, *settings)[1:])
 
     def start_plain(self, *arguments):
-        """In a process group of its own, as a terminal starts a command."""
+        """Start a command in a process group of its own, as a terminal does."""
         return subprocess.Popen(
             [HEADWAY, *arguments],
             start_new_session=True,
@@ -55,14 +97,88 @@ class Headway:
             text=True,
         )
 
+    def finish(self, name, *settings):
+        """Run the small recipe under a name to its end."""
+        result = self.recipe("run", f"name={name}", *settings)
+        assert result.returncode == 0, result.stdout + result.stderr
+        return FinishedRun(self.run_folder(name), result.stdout)
+
+    def wait_for_batches(self, name, count, process, seconds=300):
+        """Wait until a run has trained so many batches."""
+        deadline = time.monotonic() + seconds
+        while len(read_rows(self.run_folder(name) / "metrics.jsonl")) < count:
+            assert process.poll() is None, process.stdout.read()
+            assert time.monotonic() < deadline, f"{count} batches were not trained in time"
+            time.sleep(0.05)
+
+    def accounting(self, name):
+        result = self.call("inspect", name, "--json")
+        assert result.returncode == 0, result.stderr
+        return json.loads(result.stdout)
+
+    def rollouts(self, name):
+        """Return the rollouts of a run as `headway inspect --parquet` exports them."""
+        import pyarrow.parquet
+
+        file = self.folder / f"{name}.parquet"
+        result = self.call("inspect", name, "--parquet", file)
+        assert result.returncode == 0, result.stderr
+        return pyarrow.parquet.read_table(file).to_pylist()
+
+
+def read_rows(file):
+    """Return the records of a JSON-lines file; a line that is being written is left out."""
+    text = file.read_text() if file.exists() else ""
+    return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
+
+
+@dataclass(frozen=True)
+class FinishedRun:
+    """A run that has ended: its folder, and what it printed."""
+
+    folder: Path
+    output: str
+
+    @property
+    def summary(self):
+        return json.loads((self.folder / "summary.json").read_text())
+
+    def rows(self, name):
+        return read_rows(self.folder / name)
+
 
 @pytest.fixture(scope="session")
 def headway(tmp_path_factory):
-    """Commands in a folder where the warm start of the small recipe is made."""
+    """Commands in a folder with the warm start that all runs of the small recipe share."""
     command = Headway(tmp_path_factory.mktemp("headway"))
     made = command.recipe("sft")
     assert made.returncode == 0, made.stderr
+    (command.folder / "varied.py").write_text(REWARD)
     return command
+
+
+@pytest.fixture(scope="session")
+def finished(headway):
+    """A run of six batches that tests read, and copy where they change something.
+
+    It has checkpoints at versions 2, 4 and 6, and sends weights as deltas over a shared folder.
+    """
+    return headway.finish(
+        "small", "steps=6", "learner.keep_checkpoints=3", 'actors.reward=["varied:score"]',
+        "weight_sync.transport=filesystem", f"weight_sync.folder={headway.folder / 'weights'}",
+        "weight_sync.codec=delta", "weight_sync.wire_dtype=bfloat16", "learner.learning_rate=1e-6",
+    )  # fmt: skip
+
+
+@pytest.fixture
+def copied_run(headway, finished):
+    """A copy of the finished run that a test may change."""
+    folder = headway.run_folder("copied")
+    shutil.copytree(finished.folder, folder)
+    recipe = json.loads((folder / "recipe.json").read_text())
+    (folder / "recipe.json").write_text(json.dumps({**recipe, "name": "copied"}))
+    yield folder
+    shutil.rmtree(folder)
 
 
 @pytest.fixture(scope="session")

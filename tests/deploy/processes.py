@@ -6,12 +6,9 @@ from deploy.cluster.cleanup import AGENTS
 from tests.deploy.conftest import MARK
 
 
-def processes_of(folder):
-    """Command lines of living processes that were started for a run in this folder.
-
-    Ray's own agents are left out: after the driver's SIGKILL they take a minute to notice.
-    """
-    found = []
+def started_for(folder):
+    """Return the /proc folders of living processes that commands in this folder started."""
+    living = []
     for path in Path("/proc").glob("[0-9]*"):
         try:
             environment = (path / "environ").read_bytes()
@@ -19,18 +16,33 @@ def processes_of(folder):
         except OSError:
             continue
         if status != "Z" and f"{MARK}={folder}".encode() in environment.split(b"\0"):
-            found.append((path / "cmdline").read_text())
-    return [title for title in found if not title.startswith(AGENTS)]
+            living.append(path)
+    return living
 
 
-def open_shared_memory():
-    """Anonymous shared memory of weights that some process still holds."""
-    held = set()
-    for link in Path("/proc").glob("[0-9]*/fd/*"):
+def processes_of(folder):
+    """Return the command lines of the processes of runs in this folder.
+
+    Ray's own agents are left out: after the driver's SIGKILL they take a minute to notice.
+    """
+    titles = []
+    for path in started_for(folder):
         try:
-            target = str(link.readlink())
+            titles.append((path / "cmdline").read_text())
         except OSError:
             continue
-        if "memfd:headway" in target:
-            held.add((link.parts[2], target))
+    return [title for title in titles if not title.startswith(AGENTS)]
+
+
+def open_shared_memory(folder):
+    """Return the anonymous shared memory of weights that processes of these runs hold."""
+    held = set()
+    for path in started_for(folder):
+        for link in path.glob("fd/*"):
+            try:
+                target = str(link.readlink())
+            except OSError:
+                continue
+            if "memfd:headway" in target:
+                held.add((path.name, target))
     return held

@@ -1,14 +1,15 @@
-"""A receiver in a process of its own that writes down what its engine serves, for tests that kill.
+"""A receiver in a process of its own whose engine logs every call, for tests that kill it.
 
-    python tests/weight_sync/serving.py FOLDER STATE [slow-open | slow-load]
+    python tests/weight_sync/serving.py FOLDER LOG [slow-open | slow-load]
 
-Follows the newest manifest of FOLDER, loads it into an engine that is a file, STATE: one line for
-each thing that happens. `slow-open` and `slow-load` hang there, so that a kill meets that moment.
+Follows the newest manifest of FOLDER and appends one line per event to LOG. `slow-open` and
+`slow-load` hang at that step, so that the test can kill the process there.
 """
 
 import asyncio
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 from weight_sync.announcements import WeightUpdateReport
@@ -16,39 +17,48 @@ from weight_sync.checksum import checksum
 from weight_sync.manifest import Manifest
 from weight_sync.receive.receiver import Receiver
 from weight_sync.receive.staging import StagedWeights
-from weight_sync.transports.filesystem import FilesystemTransport, newest
+from weight_sync.transports.filesystem import MANIFEST, FilesystemTransport
 
 HANG_SECONDS = 600
 
 
 class FileEngine:
-    """Writes down what is done to it."""
+    """An engine that logs every call to a file."""
 
-    def __init__(self, state: Path, slow: bool) -> None:
-        self._state, self._slow = state, slow
+    def __init__(self, log: Path, slow: bool) -> None:
+        self._log, self._slow = log, slow
 
-    def say(self, line: str) -> None:
-        with self._state.open("a") as file:
+    def write(self, line: str) -> None:
+        with self._log.open("a") as file:
             print(line, file=file, flush=True)
 
     async def prepare(self, weights: StagedWeights) -> None:
         pass
 
     async def pause(self) -> None:
-        self.say("pause")
+        self.write("pause")
 
     async def load(self, weights: StagedWeights, version: int) -> None:
-        self.say(f"loading {version}")
+        self.write(f"loading {version}")
         if self._slow:
             await asyncio.sleep(HANG_SECONDS)
-        self.say(f"loaded {version} {checksum(weights.tensors())}")
+        self.write(f"loaded {version} {checksum(weights.tensors())}")
 
     async def resume(self) -> None:
-        self.say("resume")
+        self.write("resume")
+
+
+def newest_version(folder: Path) -> Manifest | None:
+    """Return the complete version that was published last, as a reader of the folder finds it."""
+    manifests = []
+    for file in folder.glob(f"*/{MANIFEST}"):
+        with suppress(FileNotFoundError):  # replaced by a newer version meanwhile
+            manifests.append(Manifest.from_json(file.read_text()))
+    return max(manifests, key=lambda manifest: manifest.created_at, default=None)
 
 
 class FolderAnnouncements:
-    """What a folder says (`Announcements`)."""
+    """Announces the versions of a folder (`Announcements`)."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -56,9 +66,9 @@ class FolderAnnouncements:
     async def newest(self, after: int, timeout: float) -> Manifest | None:
         deadline = time.monotonic() + timeout
         while True:
-            found = newest(self._folder)
-            if found is not None and found.version > after:
-                return found
+            manifest = newest_version(self._folder)
+            if manifest is not None and manifest.version > after:
+                return manifest
             if time.monotonic() > deadline:
                 return None
             await asyncio.sleep(0.01)
@@ -74,21 +84,21 @@ class SlowTransport(FilesystemTransport):
     """Hangs in the second bucket."""
 
     opened = 0
-    state: Path
+    log: Path
 
     def open(self, bucket):
         self.opened += 1
         if self.opened == 2:
-            with self.state.open("a") as file:
+            with self.log.open("a") as file:
                 print("staging", file=file, flush=True)
             time.sleep(HANG_SECONDS)
         return super().open(bucket)
 
 
-def main(folder: Path, state: Path, fault: str = "") -> None:
+def main(folder: Path, log: Path, fault: str = "") -> None:
     transport = (SlowTransport if fault == "slow-open" else FilesystemTransport)(folder)
-    transport.state = state
-    engine = FileEngine(state, slow=fault == "slow-load")
+    transport.log = log
+    engine = FileEngine(log, slow=fault == "slow-load")
     receiver = Receiver("e0", engine, FolderAnnouncements(folder), transport)
     asyncio.run(receiver.run(asyncio.Event()))
 

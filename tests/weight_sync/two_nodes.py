@@ -1,4 +1,4 @@
-"""A learner's node and another one with two engines, on one machine; prints what it found as JSON.
+"""A cluster of two nodes on one machine, for `test_object_store`; prints its results as JSON.
 
 A program of its own: a process can be connected to one cluster only.
 """
@@ -9,6 +9,7 @@ import time
 
 import ray
 from ray.cluster_utils import Cluster
+from ray.util import list_named_actors
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from weight_sync.errors import StagingError
@@ -21,14 +22,14 @@ BUCKETS = 3
 
 
 class Engine:
-    """What a receiver does, without an engine behind it."""
+    """Stages versions as a receiver does."""
 
     def __init__(self) -> None:
         self.transport = ObjectStoreTransport(timeout=30)
         self.staged = None
 
     def stage(self, manifest: Manifest) -> dict[str, float] | str:
-        """Sums of the tensors; the error where it is refused."""
+        """Return the sums of the tensors, or the error if the version is refused."""
         try:
             self.staged = stage(manifest, self.transport)
         except StagingError as error:
@@ -38,18 +39,16 @@ class Engine:
     def sums(self) -> dict[str, float]:
         return {name: float(tensor.sum()) for name, tensor in self.staged.tensors()}
 
-    def bytes_are_private(self) -> bool:
-        """Whether the staged memory is that of another process of this node."""
-        return all("/proc/" in bucket.location for bucket in self.staged.manifest.buckets)
-
     def pulled(self) -> int:
-        """Buckets that the depot of this node has pulled."""
-        (depot,) = self.transport._depots.values()
-        return ray.get(depot._find().pulled.remote())
+        """Return the number of buckets that the downloader of this node has pulled."""
+        return ray.get(self.downloader().pulled.remote())
 
-    def kill_depot(self) -> None:
-        (depot,) = self.transport._depots.values()
-        ray.kill(depot._find())
+    def kill_downloader(self) -> None:
+        ray.kill(self.downloader())
+
+    def downloader(self) -> ray.actor.ActorHandle:
+        (name,) = (n for n in list_named_actors() if n.startswith("headway-downloader-"))
+        return ray.get_actor(name)
 
 
 class Learner:
@@ -81,33 +80,33 @@ def main() -> None:
     learner = on(here, Learner)
     neighbour = on(here, Engine)
     engines = [on(other.node_id, Engine) for _ in range(2)]
-    found: dict[str, object] = {}
+    results: dict[str, object] = {}
 
     first = ray.get(learner.publish.remote(1))
-    found["sums"] = ray.get([e.stage.remote(first) for e in [neighbour, *engines]])
-    found["pulled_by_two_engines"] = ray.get(engines[0].pulled.remote())
+    results["sums"] = ray.get([e.stage.remote(first) for e in [neighbour, *engines]])
+    results["pulled_by_two_engines"] = ray.get(engines[0].pulled.remote())
 
     second = ray.get(learner.publish.remote(2))
-    found["second"] = ray.get([e.stage.remote(second) for e in engines])
-    found["pulled_after_two_versions"] = ray.get(engines[1].pulled.remote())
-    found["superseded"] = ray.get(engines[0].stage.remote(first))
+    results["second"] = ray.get([e.stage.remote(second) for e in engines])
+    results["pulled_after_two_versions"] = ray.get(engines[1].pulled.remote())
+    results["superseded"] = ray.get(engines[0].stage.remote(first))
 
     broken = json.loads(second.to_json())
     broken["buckets"][1]["checksum"] = "0" * 32
-    found["corrupted"] = ray.get(engines[0].stage.remote(Manifest.from_json(json.dumps(broken))))
+    results["corrupted"] = ray.get(engines[0].stage.remote(Manifest.from_json(json.dumps(broken))))
 
     ray.get(engines[0].stage.remote(second))
-    ray.get(engines[0].kill_depot.remote())
-    found["held_without_depot"] = ray.get(engines[1].sums.remote())
+    ray.get(engines[0].kill_downloader.remote())
+    results["held_without_downloader"] = ray.get(engines[1].sums.remote())
     begin = time.monotonic()
-    found["after_depot_died"] = ray.get(engines[1].stage.remote(second))
-    found["depot_recovery_seconds"] = time.monotonic() - begin
+    results["after_downloader_died"] = ray.get(engines[1].stage.remote(second))
+    results["downloader_recovery_seconds"] = time.monotonic() - begin
 
     third = ray.get(learner.publish.remote(3))
     ray.kill(learner)
-    found["after_learner_died"] = ray.get(engines[1].stage.remote(third))
-    found["held_after_learner_died"] = ray.get(engines[1].sums.remote())
-    print(json.dumps(found))
+    results["after_learner_died"] = ray.get(engines[1].stage.remote(third))
+    results["held_after_learner_died"] = ray.get(engines[1].sums.remote())
+    print(json.dumps(results))
     ray.shutdown()
     cluster.shutdown()
 

@@ -1,1 +1,1 @@
-"""What is sent of a version: pure functions over bytes. Nothing is moved here."""
+"""Codecs: pure functions that encode a version relative to another one."""

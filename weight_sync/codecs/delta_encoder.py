@@ -1,31 +1,27 @@
-"""What the publisher keeps for deltas: the bytes of its last version, beside those of the next.
-
-Costs one more copy of the weights in host memory. Leaves out how a bucket is compared (`delta`).
-"""
+"""The delta encoder compares every version with the previous one, of which it keeps a copy."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 
-from weight_sync.buckets import BucketPlan
+from weight_sync.buckets import BucketPlan, Piece
 from weight_sync.codecs.delta import Bytes, diff
 from weight_sync.manifest import ITEM_BYTES, Bucket
-from weight_sync.transports.protocol import Piece
 
 
 class Encoded(NamedTuple):
-    """A version against the one before it."""
+    """A version relative to the previous one."""
 
     base_version: int
     patches: list[bytes] | None
-    """One for each bucket; None where they would be no smaller than the version itself."""
+    """One per bucket; None if they would be no smaller than the version itself."""
     changed: float
     """Share of elements that differ."""
 
 
 class DeltaEncoder:
-    """Compares every version with the one given before it."""
+    """Compares every version with the previous call's; holds one copy of the weights."""
 
     def __init__(self) -> None:
         self._version = -1
@@ -40,16 +36,16 @@ class DeltaEncoder:
         pieces: Sequence[Sequence[Piece]],
         buckets: Sequence[Bucket],
     ) -> Encoded | None:
-        """The version against the last one, whose place it takes.
+        """Encode a version relative to the previous one and keep it as the next base.
 
         Args:
             version: Its number.
-            plan: Where its tensors lie.
+            plan: Layout of its tensors.
             pieces: The bytes of each bucket.
-            buckets: The same as they were stored, for their checksums.
+            buckets: The stored buckets, for their checksums.
 
         Returns:
-            None where there is no last one, or its tensors were others.
+            None for the first version, or if the layout has changed.
         """
         encoded = self._compare(plan, pieces) if plan == self._plan else None
         if encoded is None:
@@ -63,16 +59,16 @@ class DeltaEncoder:
         return encoded
 
     def _compare(self, plan: BucketPlan, pieces: Sequence[Sequence[Piece]]) -> Encoded:
-        items = [8] * len(plan.sizes)
+        item_bytes = [8] * len(plan.sizes)
         for spec in plan.tensors:
-            items[spec.bucket] = min(items[spec.bucket], ITEM_BYTES[spec.dtype])
-        found = [
+            item_bytes[spec.bucket] = min(item_bytes[spec.bucket], ITEM_BYTES[spec.dtype])
+        patches = [
             diff(base, parts, item, base_checksum=checksum)
             for base, parts, item, checksum in zip(
-                self._base, pieces, items, self._checksums, strict=True
+                self._base, pieces, item_bytes, self._checksums, strict=True
             )
         ]
-        patches = [patch.payload for patch in found if patch.payload is not None]
-        pays = len(patches) == len(found) and sum(map(len, patches)) < sum(plan.sizes)
-        changed = sum(p.changed for p in found) / sum(p.elements for p in found)
-        return Encoded(self._version, patches if pays else None, changed)
+        payloads = [patch.payload for patch in patches if patch.payload is not None]
+        pays = len(payloads) == len(patches) and sum(map(len, payloads)) < sum(plan.sizes)
+        changed = sum(p.changed for p in patches) / sum(p.elements for p in patches)
+        return Encoded(self._version, payloads if pays else None, changed)

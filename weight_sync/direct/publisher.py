@@ -1,12 +1,12 @@
-"""Sends the weights of a policy version straight to the engines, while the learner goes on.
+"""The direct publisher sends each version straight to the engines.
 
-    publish(v, tensors)     caller's thread      copies to host memory, then returns (`publishing`)
-        └─▶ background      every engine in turn: pause ─▶ send ─▶ resume at v        (`direct`)
-    between versions        engines that do not serve the newest one get it: made again, or joined
+    publish(v, tensors)     caller's thread      copies to host memory, then returns
+        └─▶ background      every engine in turn: pause ─▶ send ─▶ resume at v  (`DirectEngines`)
+    between versions        engines without the newest one get it: replaced, or newly joined
 
-The copy in host memory is what is sent, whatever the learner's weights are by then, and how a
-restarted engine gets them. It stays until the next version is to be sent, so that two sets of host
-memory suffice. Not for every engine together but for each one there is a deadline.
+The copy in host memory is sent, also to engines that join later, so the learner's weights may
+change meanwhile. It stays until the next version is to be sent; two sets of host memory suffice.
+The deadline applies to each engine, not to all together.
 """
 
 import time
@@ -17,21 +17,16 @@ from weight_sync.direct.engines import DirectEngines
 from weight_sync.publish.background_publisher import BackgroundPublisher, PendingVersion
 from weight_sync.publish.snapshot import Snapshot
 
-SEED_SECONDS = 1.0
-"""How often it is looked for engines without the newest version."""
-
 
 class DirectPublisher(BackgroundPublisher):
     """Sends every version to every engine. Calls come from one thread at a time.
 
     Args:
-        engines: Who is served, and how; closed with the publisher.
-        timeout: Seconds that one engine may take; twice as many without an end, and the next
-            `publish` fails.
-        wire_dtype: What every tensor is cast to before it travels; None: to nothing.
+        engines: The engines and the way to reach them; closed with the publisher.
+        timeout: Seconds that one engine may take; after twice as many the next `publish` fails.
+        wire_dtype: Dtype that every tensor is cast to before it is sent; None casts nothing.
+        seed_seconds: Interval at which engines without the newest version are looked for.
     """
-
-    idle_seconds = SEED_SECONDS
 
     def __init__(
         self,
@@ -39,17 +34,18 @@ class DirectPublisher(BackgroundPublisher):
         *,
         timeout: float = 60.0,
         wire_dtype: torch.dtype | None = None,
+        seed_seconds: float = 1.0,
     ) -> None:
-        super().__init__(timeout=timeout, wire_dtype=wire_dtype)
+        super().__init__(timeout=timeout, wire_dtype=wire_dtype, idle_seconds=seed_seconds)
         self._engines = engines
         self._newest: Snapshot | None = None
 
-    def _send(self, handed: PendingVersion) -> None:
-        before, self._newest = self._newest, None  # what fails now is not to be sent again
-        if before is not None:
-            self._give_back(before)
-        self._engines.send(handed.version, handed.snapshot.tensors, handed.created_at)
-        self._newest = handed.snapshot
+    def _send(self, pending: PendingVersion) -> None:
+        previous, self._newest = self._newest, None  # a failed version is not to be sent again
+        if previous is not None:
+            self._give_back(previous)
+        self._engines.send(pending.version, pending.snapshot.tensors, pending.created_at)
+        self._newest = pending.snapshot
 
     def _late(self, sending: PendingVersion) -> str | None:
         serving = self._engines.serving

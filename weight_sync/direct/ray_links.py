@@ -1,8 +1,6 @@
-"""Transports without staging on a cluster: how the learner finds engines and calls them.
+"""Calls from the learner to the engines of a cluster, for transports without staging.
 
-    actor ─join─▶ broadcaster ◀─engines─ learner ─pause, transfer, resume, give_up─▶ actor
-
-Leaves out what is sent when (`direct_publisher`) and how bytes travel (`vllm_sender`).
+actor ─join─▶ broadcaster ◀─engines─ learner ─pause, transfer, resume, give_up─▶ actor
 """
 
 import asyncio
@@ -10,26 +8,26 @@ from collections.abc import Sequence
 from typing import Any
 
 import ray
-import ray.exceptions
 
 from weight_sync.announcements import WeightUpdateReport
 from weight_sync.config import WeightSyncConfig
-from weight_sync.direct.engines import DirectEngines, EngineLink, Sender, Transfer, Weights
+from weight_sync.direct.engines import Call, DirectEngines, EngineLink, Sender, Transfer, Weights
 from weight_sync.direct.publisher import DirectPublisher
 from weight_sync.errors import DeadlineExceeded, LoadFailed
 from weight_sync.publish.snapshot import wire_dtype
 from weight_sync.ray_broadcaster import BroadcasterClient
+from weight_sync.ray_calls import remote_errors
 
 GIVE_UP_SECONDS = 10.0
-"""How long an engine that is given up may take to answer."""
+"""Longest wait for the answer of an engine that is given up."""
 
 
 class RayEngineLink:
-    """A rollout actor as the learner reaches it (a `direct.EngineLink`).
+    """The connection to the `DirectReceiver` of a rollout actor (an `EngineLink`).
 
     Args:
         engine_id: Its name in reports.
-        actor: Its handle; what `DirectReceiver` does, its method `weights` does.
+        actor: Its handle, whose method `weights` forwards each call to its `DirectReceiver`.
         workers: Processes that hold a part of its weights.
         timeout: Deadline of a call in seconds.
     """
@@ -38,42 +36,24 @@ class RayEngineLink:
         self.engine_id, self.actor, self.workers = engine_id, actor, workers
         self._timeout = timeout
 
-    def pause(self, version: int, attempt: str) -> int | None:
-        """See `EngineLink.pause`."""
-        served: int | None = self._call("pause", version, attempt)
-        return served
+    def call(self, method: Call, *arguments: Any) -> Any:
+        """See `EngineLink.call`.
 
-    def transfer(self, attempt: str, method: str, payload: dict[str, Any] | None) -> None:
-        """See `EngineLink.transfer`."""
-        self._call("transfer", attempt, method, payload)
-
-    def resume(self, attempt: str) -> None:
-        """See `EngineLink.resume`."""
-        self._call("resume", attempt)
-
-    def give_up(self, why: str) -> None:
-        """See `EngineLink.give_up`."""
-        self._call("give_up", why, timeout=min(self._timeout, GIVE_UP_SECONDS))
-
-    def _call(self, method: str, *arguments: Any, timeout: float | None = None) -> Any:
-        timeout = timeout or self._timeout
-        try:
+        Raises:
+            DeadlineExceeded: The actor did not answer in time.
+            LoadFailed: The actor is gone.
+        """
+        timeout = min(self._timeout, GIVE_UP_SECONDS) if method == "give_up" else self._timeout
+        name = f"{self.engine_id}, asked to {method},"
+        with remote_errors(name, timeout, gone=LoadFailed, late=DeadlineExceeded):
             return ray.get(self.actor.weights.remote(method, *arguments), timeout=timeout)
-        except ray.exceptions.RayTaskError as error:
-            raise error.cause from error
-        except ray.exceptions.GetTimeoutError as error:
-            raise DeadlineExceeded(
-                f"{self.engine_id} did not answer {method!r} within {timeout:g} s"
-            ) from error
-        except ray.exceptions.RayError as error:
-            raise LoadFailed(f"{self.engine_id} is gone: {error}") from error
 
 
 class JoinedEngines:
-    """The engines that have joined, one link for each life of an actor.
+    """The engines that have joined, with one link for each life of an actor.
 
     Args:
-        broadcaster: Where they join.
+        broadcaster: The broadcaster that they join.
         timeout: Deadline of a call in seconds.
     """
 
@@ -82,7 +62,7 @@ class JoinedEngines:
         self._links: dict[Any, RayEngineLink] = {}
 
     def __call__(self) -> Sequence[EngineLink]:
-        """Links in the order in which the engines joined."""
+        """Return links in the order in which the engines joined."""
         joined = asyncio.run(self._broadcaster.engines())
         self._links = {
             actor: self._links.get(actor) or RayEngineLink(name, actor, workers, self._timeout)
@@ -92,9 +72,9 @@ class JoinedEngines:
 
 
 def make_direct_publisher(
-    config: WeightSyncConfig, broadcaster: BroadcasterClient
+    config: WeightSyncConfig, broadcaster: BroadcasterClient, *, seed_seconds: float = 1.0
 ) -> DirectPublisher:
-    """The publisher of a learner whose engines vLLM's own transfer engines serve."""
+    """Build the publisher that sends by vLLM's own transfer engines."""
     backend, timeout = config.transport, config.timeout_seconds
 
     def connect(link: EngineLink, weights: Weights, transfer: Transfer) -> Sender:
@@ -107,4 +87,6 @@ def make_direct_publisher(
         asyncio.run(broadcaster.report(report))
 
     engines = DirectEngines(JoinedEngines(broadcaster, timeout), connect, report, timeout=timeout)
-    return DirectPublisher(engines, timeout=timeout, wire_dtype=wire_dtype(config))
+    return DirectPublisher(
+        engines, timeout=timeout, wire_dtype=wire_dtype(config), seed_seconds=seed_seconds
+    )

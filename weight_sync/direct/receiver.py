@@ -1,11 +1,10 @@
-"""The engine's side of transports without staging: does what the learner's `EngineLink` says.
+"""The engine's side of transports without staging: executes the calls of the learner.
 
-    pause(v) ─▶ transfer(…) ─▶ … ─▶ resume ─▶ on_version(v), which `run` awaits
+    pause(v) ─▶ transfer(…) ─▶ … ─▶ resume ─▶ on_version(v)
 
-All calls of one attempt carry its token. What was written before an attempt that fails is a
-mixture, and vLLM's state of loading with it, so there is no second one: `run` ends with the error,
-and whoever supervises makes the engine again, which joins again and is sent the newest version.
-Leaves out how calls come here.
+All calls of one attempt carry its token. A failed attempt leaves a mixture of weights, and vLLM's
+loading in an unknown state, so there is no second one: `run` ends with the error, and the
+supervisor replaces the engine, which joins again and is sent the newest version.
 """
 
 import asyncio
@@ -16,42 +15,42 @@ from weight_sync.errors import (
     DeadlineExceeded,
     IncompatibleWeights,
     LoadFailed,
-    NotNow,
+    UpdateRefused,
     WeightSyncError,
 )
 from weight_sync.manifest import Signature
-from weight_sync.vllm.transfer import FINISH, START, UPDATE, announced
+from weight_sync.vllm.transfer import FINISH, START, UPDATE, tensor_shapes
 
 
 class DirectEngine(Protocol):
-    """An engine that somebody else writes weights into. What it raises is the end of it."""
+    """An engine that the learner writes weights into; any error of a method ends it."""
 
     async def pause(self) -> None:
-        """Returns when no token is sampled any more."""
+        """Return once no token is sampled any more."""
         ...
 
     async def transfer(self, method: str, payload: dict[str, Any] | None) -> None:
-        """Calls `method` of its weight-transfer endpoint, under vLLM's name for it."""
+        """Call a method of its weight-transfer endpoint, by vLLM's name."""
         ...
 
     async def serve(self, version: int) -> None:
-        """What was transferred is this version; tokens sampled after `resume` carry it."""
+        """Set the version of the transferred weights; tokens sampled after `resume` carry it."""
         ...
 
     async def resume(self) -> None:
-        """Continues every request where it was frozen."""
+        """Continue every request where it was frozen."""
         ...
 
 
 class DirectReceiver:
-    """Keeps an engine paused while it is written to.
+    """Keeps an engine paused while the learner writes to it.
 
     Args:
-        engine: Nobody else may pause it.
-        join: Makes the engine known to the learner.
+        engine: The engine; nobody else may pause it.
+        join: Registers the engine with the learner.
         expected: Shapes of the tensors that every version must have.
         on_version: Awaited with each version once the engine serves it; no other begins before.
-        timeout: Seconds that the engine stands still for at most, should the learner be gone.
+        timeout: Longest pause in seconds, in case the learner is gone.
     """
 
     def __init__(
@@ -64,7 +63,9 @@ class DirectReceiver:
         timeout: float = 120.0,
     ) -> None:
         self.version: int | None = None
-        """What the engine serves. None: STALE, it has not been given any version yet."""
+        """The version that the engine serves; None until its first update (STALE)."""
+        self.handled_version: int | None = None
+        """The version whose `on_version` has returned."""
         self._engine = engine
         self._join = join
         self._expected = {name: shape for name, (_, shape) in expected.items()}
@@ -72,147 +73,139 @@ class DirectReceiver:
         self._timeout = timeout
         self._attempt: str | None = None
         self._next = -1
-        """The version that the open attempt brings."""
-        self._came: set[str] = set()
-        """Tensors of it so far."""
+        """The version of the open attempt."""
+        self._received: set[str] = set()
+        """Names of its tensors so far."""
         self._error: Exception | None = None
+        self._failed = asyncio.Event()
         self._closed = False
         self._deadline: asyncio.TimerHandle | None = None
-        self._changed = asyncio.Event()
-        self._told: int | None = None
-        """The version that `on_version` was told of."""
+        self._handling: asyncio.Task[None] | None = None
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Makes the engine known, and returns when `stop` is set.
+        """Register the engine, and return when `stop` is set.
 
         Raises:
-            LoadFailed: A transfer failed after it had begun; the engine must be made again.
-            DeadlineExceeded: One was not ended in time; likewise.
+            LoadFailed: A transfer failed after it had begun; the engine must be replaced.
+            DeadlineExceeded: A transfer did not end in time; the engine must be replaced.
             IncompatibleWeights: The learner's tensors are not those of the engine.
-            Exception: Whatever the engine or `on_version` raised.
+            Exception: Any error of the engine or of `on_version`.
         """
         await self._join()
-        stopped = asyncio.create_task(stop.wait())
-        followed = asyncio.create_task(self._follow())
+        waits = [asyncio.create_task(event.wait()) for event in (stop, self._failed)]
         try:
-            await asyncio.wait([stopped, followed], return_when=asyncio.FIRST_COMPLETED)
-            if followed.done():
-                await followed
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+            if self._error is not None:
+                raise self._error
         finally:
-            stopped.cancel()
-            followed.cancel()
-            await asyncio.wait([followed])
+            for task in (*waits, self._handling):
+                if task is not None:
+                    task.cancel()
             self.close()
 
     def close(self) -> None:
-        """Refuses every later call."""
+        """Refuse every later call."""
         self._closed = True
         self._end_attempt()
 
     async def pause(self, version: int, attempt: str) -> int | None:
-        """See `direct.EngineLink.pause`.
+        """Pause sampling and return the version served before, None if there was none.
+
+        Args:
+            version: The version to be sent.
+            attempt: A unique token, which all later calls of the attempt must carry.
 
         Raises:
-            NotNow: It serves this version or a newer one, is not done with `on_version`, or ends.
-            LoadFailed: Another attempt is open: what the engine holds is a mixture.
+            UpdateRefused: The engine serves this version or a newer one, waits for `on_version`,
+                or ends. It goes on as it is.
+            LoadFailed: Another attempt is open: the engine holds a mixture.
         """
         if self._closed or self._error is not None:
-            raise NotNow(f"version {version} was refused: the engine is about to end")
+            raise UpdateRefused(f"version {version} was refused: the engine is about to end")
         if self._attempt is not None:
             error = LoadFailed(f"version {version} came while version {self._next} was not whole")
             self._fail(error)
             raise error
         if self.version is not None and version <= self.version:
-            raise NotNow(f"version {version} was refused: the engine serves {self.version}")
-        if self._told != self.version:
-            raise NotNow(f"version {version} was refused: version {self.version} is still in use")
+            raise UpdateRefused(f"version {version} was refused: the engine serves {self.version}")
+        if self.handled_version != self.version:
+            raise UpdateRefused(
+                f"version {version} was refused: version {self.version} is still in use"
+            )
         self._attempt, self._next = attempt, version
         self._deadline = asyncio.get_running_loop().call_later(self._timeout, self._late)
-        await self._ask(attempt, self._engine.pause)
+        await self._run_step(attempt, self._engine.pause)
         return self.version
 
     async def transfer(self, attempt: str, method: str, payload: dict[str, Any] | None) -> None:
-        """See `direct.EngineLink.transfer`.
+        """Call a method of the engine's weight-transfer endpoint.
 
         Raises:
-            NotNow: The attempt is over, or never was.
-            IncompatibleWeights: A tensor that the engine does not have, or too few at the end.
+            UpdateRefused: The attempt is over; nothing was written.
+            IncompatibleWeights: The engine does not have a tensor, or tensors are missing at the
+                end.
         """
-        self._check(attempt)
+        self._check_open(attempt)
         try:
-            self._note(method, payload)
+            self._check_tensors(method, payload)
         except WeightSyncError as error:
             self._fail(error)
             raise
-        await self._ask(attempt, lambda: self._engine.transfer(method, payload))
+        await self._run_step(attempt, lambda: self._engine.transfer(method, payload))
 
     async def resume(self, attempt: str) -> None:
-        """See `direct.EngineLink.resume`.
+        """Resume sampling; tokens carry the version of the attempt from here.
 
         Raises:
-            NotNow: The attempt is over, or never was.
+            UpdateRefused: The attempt is over; the engine does not resume.
         """
-        self._check(attempt)
-        await self._ask(attempt, lambda: self._engine.serve(self._next))
-        await self._ask(attempt, self._engine.resume)
+        self._check_open(attempt)
+        await self._run_step(attempt, lambda: self._engine.serve(self._next))
+        await self._run_step(attempt, self._engine.resume)
         self.version = self._next
         self._end_attempt()
-        self._changed.set()
+        self._handling = asyncio.create_task(self._handle(self.version))
 
-    async def give_up(self, why: str) -> None:
-        """See `direct.EngineLink.give_up`: `run` raises, also before the attempt has begun."""
-        self._fail(LoadFailed(why))
+    async def give_up(self, reason: str) -> None:
+        """End the engine, which holds a mixture or did not answer in time: `run` raises."""
+        self._fail(LoadFailed(reason))
 
-    async def _follow(self) -> None:
-        """Tells of versions as they come; raises what made the engine unusable."""
-        while True:
-            await self._changed.wait()
-            self._changed.clear()
-            if self._error is not None:
-                raise self._error
-            if self._told == self.version or self.version is None:
-                continue
-            version = self.version
-            if self._on_version is not None:
-                told = asyncio.ensure_future(self._on_version(version))
-                failed = asyncio.create_task(self._changed.wait())
-                try:
-                    await asyncio.wait([told, failed], return_when=asyncio.FIRST_COMPLETED)
-                    if self._error is not None:
-                        raise self._error
-                    await told
-                finally:
-                    told.cancel()
-                    failed.cancel()
-            self._told = version
-
-    async def _ask(self, attempt: str, call: Callable[[], Awaitable[None]]) -> None:
-        """Has the engine do something; the attempt may have ended meanwhile."""
+    async def _handle(self, version: int) -> None:
         try:
-            await call()
+            if self._on_version is not None:
+                await self._on_version(version)
+        except Exception as error:  # noqa: BLE001  (raised by `run`)
+            self._fail(error)
+        else:
+            self.handled_version = version
+
+    async def _run_step(self, attempt: str, step: Callable[[], Awaitable[None]]) -> None:
+        """Run a step of the engine; the attempt may end meanwhile."""
+        try:
+            await step()
         except Exception as error:
             self._fail(error)
             raise
-        self._check(attempt)
+        self._check_open(attempt)
 
-    def _check(self, attempt: str) -> None:
+    def _check_open(self, attempt: str) -> None:
         if self._attempt != attempt:
-            raise NotNow("this attempt to bring weights is over")
+            raise UpdateRefused("this attempt to send weights is over")
 
-    def _note(self, method: str, payload: dict[str, Any] | None) -> None:
-        """Refuses tensors of another model before vLLM loads them, or takes too few for all."""
+    def _check_tensors(self, method: str, payload: dict[str, Any] | None) -> None:
+        """Refuse tensors of another model before vLLM loads them, and too few at the end."""
         if method == START:
-            self._came = set()
+            self._received = set()
         elif method == UPDATE:
-            for name, shape in announced(payload).items():
-                wanted = self._expected.get(name, "no such tensor")
-                if shape != wanted:
+            for name, shape in tensor_shapes(payload).items():
+                expected = self._expected.get(name, "no such tensor")
+                if shape != expected:
                     raise IncompatibleWeights(
                         f"tensor {name!r} of version {self._next} is {shape}; the engine expects "
-                        f"{wanted}"
+                        f"{expected}"
                     )
-                self._came.add(name)
-        elif method == FINISH and (missing := sorted(self._expected.keys() - self._came)):
+                self._received.add(name)
+        elif method == FINISH and (missing := sorted(self._expected.keys() - self._received)):
             raise IncompatibleWeights(
                 f"version {self._next} lacks {len(missing)} tensors that the engine needs "
                 f"({', '.join(missing[:3])})"
@@ -224,11 +217,11 @@ class DirectReceiver:
         )
 
     def _fail(self, error: Exception) -> None:
-        """The engine is not to be used any more; `run` says why, if it was not said before."""
+        """Make the engine unusable: `run` raises the first error."""
         if self._error is None and not self._closed:
             self._error = error
         self._end_attempt()
-        self._changed.set()
+        self._failed.set()
 
     def _end_attempt(self) -> None:
         self._attempt = None

@@ -1,8 +1,8 @@
-"""The learner's side of vLLM's own transfer engines: `nccl` between GPUs, `ipc` on the same one.
+"""Sends weights by vLLM's own trainer engines: `nccl` between GPUs, `ipc` on the same GPU.
 
-A `direct.Sender` around vLLM's trainer engine, with one process group for each engine: rank 0 is
-the learner, the engine's workers are the others. Written against vLLM 0.32. Leaves out the engine's
-side, which is vLLM's alone (`weight_transfer_config` with the same backend).
+Each engine has a process group of its own: rank 0 is the learner, the engine's workers are the
+others. On the engine's side vLLM needs a `weight_transfer_config` with the same backend. Written
+against vLLM 0.32.
 """
 
 import socket
@@ -16,20 +16,20 @@ from vllm.distributed.weight_transfer.ipc_engine import IPCTrainerInitInfo
 from vllm.distributed.weight_transfer.nccl_engine import NCCLTrainerInitInfo
 
 from weight_sync.direct.engines import Transfer, Weights
-from weight_sync.errors import NotNow
+from weight_sync.errors import UpdateRefused
 from weight_sync.vllm.transfer import FINISH, INIT, START, UPDATE
 
 
 class VllmSender:
-    """A connection to one engine (a `direct.Sender`).
+    """A connection to one engine (a `Sender`).
 
     Args:
         backend: vLLM's name of the transport: "nccl" or "ipc".
         workers: Processes of the engine; its endpoint must have been made for the same backend.
         weights: Names, dtypes and shapes of every later `send`.
-        transfer: How the endpoint is reached to connect.
-        address: Of this node, as the engine's node sees it.
-        device: Where tensors must be to be sent; each is copied there in its turn.
+        transfer: Calls the endpoint while connecting.
+        address: Address of this node, as seen from the engine's node.
+        device: Device that each tensor is copied to before it is sent.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class VllmSender:
         )
 
     def send(self, weights: Weights, transfer: Transfer) -> None:
-        """See `direct.Sender.send`."""
+        """See `Sender.send`."""
         self._source.weights, self._client.transfer = weights, transfer
         try:
             self._engine.send_weights()
@@ -63,13 +63,13 @@ class VllmSender:
             self._source.weights = []
 
     def close(self) -> None:
-        """See `direct.Sender.close`; the next tensor is not sent any more."""
+        """See `Sender.close`; the next tensor is not sent."""
         self._source.closed = True
         self._engine.shutdown()
 
 
 class _Source(WeightSource):
-    """The tensors of the version that is being sent."""
+    """The tensors of the version being sent."""
 
     def __init__(self, weights: Weights, device: str) -> None:
         self.weights, self._device = weights, device
@@ -81,12 +81,12 @@ class _Source(WeightSource):
     def __iter__(self) -> Iterator[tuple[str, Tensor]]:
         for name, tensor in self.weights:
             if self.closed:
-                raise NotNow("the connection was given up")
+                raise UpdateRefused("the connection was given up")
             yield name, tensor.detach().to(self._device)
 
 
 class _Client:
-    """What vLLM's trainer engines ask of an inference engine (a `VLLMWeightSyncClient`)."""
+    """The calls of vLLM's trainer engines to an inference engine (a `VLLMWeightSyncClient`)."""
 
     def __init__(self, transfer: Transfer) -> None:
         self.transfer = transfer
@@ -101,7 +101,7 @@ class _Client:
         self.transfer(UPDATE, {"update_info": update_info})
 
     def finish_weight_update(self, weight_version: str | None = None) -> None:
-        del weight_version  # the engine is told by `resume`, which can still be refused
+        del weight_version  # set by `resume`, which can still be refused
         self.transfer(FINISH, None)
 
 

@@ -1,9 +1,9 @@
-"""Takes weights from the learner and has a thread send them: what all ways of sending share.
+"""Base class of publishers: copies weights for the learner and sends them from a thread.
 
 publish(v, tensors)     caller's thread      copies to host memory, then returns
-    └─▶ background      sends v, as a subclass knows how
+    └─▶ background      sends v, by the method of the subclass
 publish(v+1, …)         never waits for v: two sets of host memory take turns
-publish(v+2, …)         takes the place of v+1 if that one still waits: the newest wins
+publish(v+2, …)         replaces v+1 if that is still waiting: the newest wins
 """
 
 import logging
@@ -12,7 +12,6 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Self
 
 import torch
@@ -26,7 +25,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class PendingVersion:
-    """A version between `publish` and its end."""
+    """A version that was published and not yet sent."""
 
     version: int
     snapshot: Snapshot
@@ -34,80 +33,72 @@ class PendingVersion:
     """Epoch seconds of the call of `publish`."""
 
 
-def check_follows(version: int, last: int | None) -> None:
-    """Refuses a version that is not above the last one.
-
-    Raises:
-        VersionOrderError: It is not.
-    """
-    if last is not None and version <= last:
-        raise VersionOrderError(
-            f"version {version} cannot follow version {last}: versions only grow"
-        )
-
-
 class BackgroundPublisher(ABC):
     """Sends versions in the background. Calls come from one thread at a time.
 
     Args:
-        timeout: Seconds from a `publish` to its end after which the next one fails, and that
-            `close` waits.
-        wire_dtype: What every tensor is cast to before it travels; None: to nothing.
+        timeout: Seconds from a `publish` to its end after which the next one fails; also the
+            deadline of `close`.
+        wire_dtype: Dtype that every tensor is cast to before it is sent; None casts nothing.
+        idle_seconds: Interval of `_between` while no version waits; None never calls it.
     """
 
-    idle_seconds: float | None = None
-    """How often `_between` is called while no version waits; None: never."""
-
-    def __init__(self, *, timeout: float, wire_dtype: torch.dtype | None) -> None:
+    def __init__(
+        self, *, timeout: float, wire_dtype: torch.dtype | None, idle_seconds: float | None = None
+    ) -> None:
         self._timeout = timeout
         self._wire_dtype = wire_dtype
+        self._idle_seconds = idle_seconds
         self._changed = threading.Condition()
-        self._idle: list[Snapshot] = []
+        self._free: list[Snapshot] = []
         self._waiting: PendingVersion | None = None
         self._sending: PendingVersion | None = None
         self._sending_since = 0.0
-        self._failed: tuple[int, BaseException] | None = None
+        self._failure: tuple[int, BaseException] | None = None
         self._closing = False
         self._thread: threading.Thread | None = None
         self.version: int | None = None
-        """The version handed over last."""
+        """The version published last."""
         self.skipped = 0
-        """Versions that a newer one overtook before they were sent; nobody was told of them."""
+        """Versions that a newer one replaced before they were sent."""
 
     @abstractmethod
-    def _send(self, handed: PendingVersion) -> Snapshot | None:
-        """Background: sends a version; the snapshot that nobody reads any more, if there is one."""
+    def _send(self, pending: PendingVersion) -> Snapshot | None:
+        """Send a version, in the background; return the snapshot that is free again, if any."""
 
-    def _between(self) -> None:  # noqa: B027  (most have nothing to do)
-        """Background: what is done every `idle_seconds`."""
+    def _between(self) -> None:  # noqa: B027  (most publishers have nothing to do)
+        """Do the periodic work of a publisher without a waiting version, in the background."""
 
     def _late(self, sending: PendingVersion) -> str | None:
-        """What to say of a version that is being sent for too long; None while it is not."""
+        """Return an error message if the version is being sent for too long, else None."""
         if time.monotonic() - self._sending_since <= self._timeout:
             return None
         return f"version {sending.version} was not announced within {self._timeout} s"
 
     @abstractmethod
     def _close(self) -> None:
-        """Gives back what sending holds, when the thread has ended or did not end in time."""
+        """Release resources; called when the thread has ended or did not end in time."""
 
     def publish(self, version: int, tensors: Iterable[tuple[str, Tensor]]) -> str:
-        """Takes a copy of all tensors and lets them change again when it returns.
+        """Copy all tensors and send them in the background; they may change again on return.
 
         Args:
-            version: Above the last one.
+            version: Above the previous one.
             tensors: Names and tensors of any device and layout, as in the model folder.
 
         Returns:
-            The `checksum` of what travels.
+            The `checksum` of the tensors as sent.
 
         Raises:
-            VersionOrderError: The version is not above the last one.
+            VersionOrderError: The version is not above the previous one.
             PublishFailed: An earlier version could not be stored or announced.
-            DeadlineExceeded: An earlier version still is not announced.
+            DeadlineExceeded: An earlier version is still not announced.
         """
         created_at = time.time()
-        check_follows(version, self.version)
+        if self.version is not None and version <= self.version:
+            raise VersionOrderError(
+                f"version {version} cannot follow version {self.version}: versions only grow"
+            )
         snapshot = self._free_snapshot(version)
         digest = snapshot.take(tensors, self._wire_dtype)
         with self._changed:
@@ -120,15 +111,15 @@ class BackgroundPublisher(ABC):
         return digest
 
     def flush(self, timeout: float) -> None:
-        """Waits until the last version is announced.
+        """Wait until the last version is announced.
 
         Raises:
             PublishFailed: A version could not be stored or announced.
-            DeadlineExceeded: It was not announced in `timeout` seconds.
+            DeadlineExceeded: It was not announced within `timeout` seconds.
         """
         with self._changed:
             announced = self._changed.wait_for(
-                lambda: self._failed or not (self._waiting or self._sending), timeout
+                lambda: self._failure or not (self._waiting or self._sending), timeout
             )
             self._raise_failure()
             if not announced:
@@ -138,72 +129,67 @@ class BackgroundPublisher(ABC):
                 )
 
     def close(self) -> None:
-        """Ends after the version that is being sent, and gives the memory of all versions back."""
+        """Finish the version that is being sent, then release the memory of all versions."""
         with self._changed:
             self._closing, self._waiting = True, None
             self._changed.notify_all()
         if self._thread is not None:
             self._thread.join(self._timeout)
         self._close()
-        self._idle.clear()
+        self._free.clear()
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def _free_snapshot(self, version: int) -> Snapshot:
-        """Host memory that nobody reads; that of a version which waits in vain, if need be."""
+        """Return host memory that nobody reads, if need be that of a version not yet sent."""
         with self._changed:
             self._raise_failure()
-            if self._sending and (late := self._late(self._sending)):
-                raise DeadlineExceeded(late)
-            overtaken, self._waiting = self._waiting, None
-            if overtaken is None:
-                return self._idle.pop() if self._idle else Snapshot()
+            if self._sending and (message := self._late(self._sending)):
+                raise DeadlineExceeded(message)
+            replaced, self._waiting = self._waiting, None
+            if replaced is None:
+                return self._free.pop() if self._free else Snapshot()
             self.skipped += 1
-            log.warning("version %d was overtaken by %d, not sent", overtaken.version, version)
-            return overtaken.snapshot
+            log.warning("version %d was overtaken by %d, not sent", replaced.version, version)
+            return replaced.snapshot
 
     def _give_back(self, snapshot: Snapshot) -> None:
-        """Background: the next version may be copied to this memory."""
+        """Allow the next version to be copied to this memory; called in the background."""
         with self._changed:
-            self._idle.append(snapshot)
+            self._free.append(snapshot)
 
     def _raise_failure(self) -> None:
-        failed, self._failed = self._failed, None
-        if failed is not None:
-            version, error = failed
+        failure, self._failure = self._failure, None
+        if failure is not None:
+            version, error = failure
             raise PublishFailed(f"publishing version {version} failed: {error}") from error
 
     def _run(self) -> None:
-        """Background: sends what waits, one version after the other."""
+        """Send one version after the other, in the background."""
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._waiting or self._closing, self.idle_seconds)
+                self._changed.wait_for(lambda: self._waiting or self._closing, self._idle_seconds)
                 if self._closing:
                     return
-                handed = self._sending = self._waiting
+                pending = self._sending = self._waiting
                 self._waiting, self._sending_since = None, time.monotonic()
-            failed, free = None, None
+            failure, free = None, None
             try:
-                if handed is None:
+                if pending is None:
                     self._between()
                 else:
-                    free = self._send(handed)
+                    free = self._send(pending)
             except BaseException as error:  # noqa: BLE001  (raised, typed, by the next call)
-                failed = (-1 if self.version is None else self.version), error
-                if handed is not None:
-                    failed, free = (handed.version, error), handed.snapshot
+                failure = (-1 if self.version is None else self.version), error
+                if pending is not None:
+                    failure, free = (pending.version, error), pending.snapshot
             with self._changed:
-                self._failed = self._failed or failed
+                self._failure = self._failure or failure
                 self._sending = None
                 if free is not None:
-                    self._idle.append(free)
+                    self._free.append(free)
                 self._changed.notify_all()

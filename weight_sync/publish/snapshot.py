@@ -1,9 +1,9 @@
-"""A copy of all weights in host memory that is used again and again.
+"""A reusable copy of all weights in host memory.
 
-Fresh memory costs several times the copy itself; memory that a GPU copies to is pinned. On a CPU
-the caller's thread copies piece by piece, and another one checksums what was copied: torch's own
-threads would wait for each other wherever an engine has one of their cores, ten times as long as
-the copy takes. Leaves out when a snapshot may be overwritten (`publisher`).
+The memory is reused because fresh memory costs several times the copy itself; memory that a GPU
+copies to is pinned. On a CPU the caller's thread copies piece by piece while another thread
+checksums the copied pieces. Torch's own threads are not used: where an engine occupies one of their
+cores they wait for each other, ten times as long as the copy takes.
 """
 
 import threading
@@ -20,13 +20,13 @@ from weight_sync.checksum import bytes_of, checksum
 from weight_sync.config import WeightSyncConfig
 
 PIECE_ELEMENTS = 2**22
-"""Copied at a time: 16 MiB of float32, so much that the copy does not fetch what it overwrites."""
+"""Copied at a time: 16 MiB of float32, enough for stores that bypass the cache."""
 CAST_ELEMENTS = 2**14
-"""Cast at a time; torch casts twice as many with all its threads."""
+"""Cast at a time; torch would use all its threads for twice as many."""
 
 
 def wire_dtype(config: WeightSyncConfig) -> torch.dtype | None:
-    """What a recipe has tensors cast to; None: to nothing."""
+    """Return the dtype that a recipe has tensors cast to; None casts nothing."""
     return torch.bfloat16 if config.wire_dtype == "bfloat16" else None
 
 
@@ -35,27 +35,27 @@ class Snapshot:
 
     def __init__(self) -> None:
         self.tensors: list[tuple[str, Tensor]] = []
-        """What was taken last: contiguous, in the order given."""
+        """The tensors taken last: contiguous, in the order given."""
         self._memory: dict[str, Tensor] = {}
 
     @torch.no_grad()
     def take(self, tensors: Iterable[tuple[str, Tensor]], wire_dtype: torch.dtype | None) -> str:
-        """Copies tensors, cast to `wire_dtype` where there is one; their `checksum`."""
+        """Copy tensors, cast to `wire_dtype` if given, and return their `checksum`."""
         self.tensors = []
-        with _Checksum() as taken:
+        with _Checksum() as digest:
             for name, tensor in tensors:
                 host = self._host(name, tensor, wire_dtype or tensor.dtype)
                 self.tensors.append((name, host))
                 if tensor.is_cuda:
                     host.copy_(tensor, non_blocking=True)
                     continue
-                taken.add(name.encode())
+                digest.add(name.encode())
                 for copied in _copy(tensor, host):
-                    taken.add(copied)
+                    digest.add(copied)
         if any(host.is_pinned() for _, host in self.tensors):
             torch.cuda.synchronize(device=None)
             return checksum(self.tensors)
-        return taken.hexdigest()
+        return digest.hexdigest()
 
     def _host(self, name: str, tensor: Tensor, dtype: torch.dtype) -> Tensor:
         host = self._memory.get(name)
@@ -66,11 +66,11 @@ class Snapshot:
 
 
 class _Checksum:
-    """A thread that digests what it is given, in order."""
+    """Computes xxh3_64 of a sequence of byte strings, in a thread."""
 
     def __init__(self) -> None:
         self._digest = xxhash.xxh3_64()
-        self._given: SimpleQueue[bytes | memoryview | None] = SimpleQueue()
+        self._queue: SimpleQueue[bytes | memoryview | None] = SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="checksum", daemon=True)
 
     def __enter__(self) -> Self:
@@ -78,24 +78,24 @@ class _Checksum:
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._given.put(None)
+        self._queue.put(None)
         self._thread.join()
 
     def add(self, data: bytes | memoryview) -> None:
-        """Takes bytes that must not change before the end."""
-        self._given.put(data)
+        """Append bytes, which must not change before the context ends."""
+        self._queue.put(data)
 
     def hexdigest(self) -> str:
-        """The checksum, after the end."""
+        """Return the checksum, once the context has ended."""
         return self._digest.hexdigest()
 
     def _run(self) -> None:
-        while (data := self._given.get()) is not None:
+        while (data := self._queue.get()) is not None:
             self._digest.update(data)
 
 
 def _copy(tensor: Tensor, host: Tensor) -> Iterator[memoryview]:
-    """Copies a tensor of host memory; yields its bytes as they are there."""
+    """Copy a tensor of host memory; yield its bytes as they are copied."""
     data = bytes_of(host)
     if not tensor.is_contiguous():
         host.copy_(tensor)

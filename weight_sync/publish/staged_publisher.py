@@ -1,42 +1,41 @@
-"""Publishes the weights of a policy version through a transport, while the learner goes on.
+"""The staged publisher stores each version in a transport and announces it.
 
-    publish(v, tensors)     caller's thread      copies to host memory, then returns (`publishing`)
+    publish(v, tensors)     caller's thread      copies to host memory, then returns
         └─▶ background      plan ─▶ write and checksum ─▶ compare with v−1 ─▶ announce ─▶ commit
 
-Nothing is announced before every byte of it can be read. Receivers that have staged a version
-hold its memory themselves, so the publisher keeps only the newest one.
+A version is announced once all its bytes can be read. Receivers hold the memory of the versions
+that they have staged, so the publisher keeps only the newest one.
 """
 
 import asyncio
-import inspect
-from collections.abc import Awaitable, Callable
-from typing import Literal
+from collections.abc import Callable, Coroutine
+from typing import Any, Literal
 
 import torch
 
-from weight_sync.buckets import BucketPlan, plan_buckets
+from weight_sync.buckets import BucketPlan, Piece, plan_buckets
 from weight_sync.checksum import bytes_of
 from weight_sync.codecs.delta_encoder import DeltaEncoder, Encoded
 from weight_sync.manifest import Delta, Manifest
 from weight_sync.publish.background_publisher import BackgroundPublisher, PendingVersion
 from weight_sync.publish.snapshot import Snapshot
-from weight_sync.transports.protocol import Piece, Transport
+from weight_sync.transports.protocol import Transport
 
-Announce = Callable[[Manifest], Awaitable[None] | None]
+Announce = Callable[[Manifest], Coroutine[Any, Any, None] | None]
 
 
 class StagedPublisher(BackgroundPublisher):
     """Stores versions in a transport and announces them. Calls come from one thread at a time.
 
     Args:
-        transport: Where buckets are kept; closed with the publisher.
-        announce: Told of each complete version, from the background thread. What it returns is
-            awaited there, in an event loop of its own.
+        transport: Stores the buckets; closed with the publisher.
+        announce: Called with each complete version, in the background thread. A coroutine that it
+            returns is run there, in an event loop of its own.
         bucket_bytes: Size of one bucket.
-        timeout: Seconds from a `publish` to its announcement after which the next one fails, and
-            that `close` waits.
-        codec: Whether a delta is offered beside the whole version.
-        wire_dtype: What every tensor is cast to before it travels; None: to nothing.
+        timeout: Seconds from a `publish` to its announcement after which the next one fails; also
+            the deadline of `close`.
+        codec: "delta" offers a delta beside the whole version.
+        wire_dtype: Dtype that every tensor is cast to before it is sent; None casts nothing.
     """
 
     def __init__(
@@ -58,10 +57,9 @@ class StagedPublisher(BackgroundPublisher):
     def _close(self) -> None:
         self._transport.close()
 
-    def _send(self, handed: PendingVersion) -> Snapshot:
-        """Everything between the snapshot and the announcement."""
-        version = handed.version
-        plan, pieces = _cut(handed.snapshot, self._bucket_bytes)
+    def _send(self, pending: PendingVersion) -> Snapshot:
+        version = pending.version
+        plan, pieces = _cut(pending.snapshot, self._bucket_bytes)
         buckets = tuple(
             self._transport.write(version, nbytes, parts)
             for nbytes, parts in zip(plan.sizes, pieces, strict=True)
@@ -71,17 +69,17 @@ class StagedPublisher(BackgroundPublisher):
             version=version,
             tensors=plan.tensors,
             buckets=buckets,
-            created_at=handed.created_at,
-            delta=self._stored(version, encoded) if encoded else None,
+            created_at=pending.created_at,
+            delta=self._store(version, encoded) if encoded else None,
             changed=encoded.changed if encoded else None,
         )
-        answer = self._announce(manifest)
-        if inspect.isawaitable(answer):
-            asyncio.run(_settle(answer))
+        announcing = self._announce(manifest)
+        if announcing is not None:
+            asyncio.run(announcing)
         self._transport.commit(manifest)
-        return handed.snapshot
+        return pending.snapshot
 
-    def _stored(self, version: int, encoded: Encoded) -> Delta | None:
+    def _store(self, version: int, encoded: Encoded) -> Delta | None:
         if encoded.patches is None:
             return None
         return Delta(
@@ -93,12 +91,8 @@ class StagedPublisher(BackgroundPublisher):
         )
 
 
-async def _settle(answer: Awaitable[None]) -> None:
-    await answer
-
-
 def _cut(snapshot: Snapshot, bucket_bytes: int) -> tuple[BucketPlan, list[list[Piece]]]:
-    """Where every tensor of a snapshot goes, and the bytes of each bucket; nothing is copied."""
+    """Return the plan of a snapshot and the bytes of each bucket; nothing is copied."""
     plan = plan_buckets(
         (
             (name, str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape))

@@ -1,4 +1,4 @@
-"""What the receiver needs of an engine: the seam that the engines of `actors` implement."""
+"""The interface of an engine whose weights a `Receiver` replaces; `actors.engines` implement it."""
 
 from typing import TYPE_CHECKING, Protocol
 
@@ -10,28 +10,28 @@ class UpdatableEngine(Protocol):
     """An engine whose weights can be replaced while it has requests."""
 
     async def prepare(self, weights: "StagedWeights") -> None:
-        """Does beforehand what it can of `load`, while tokens are sampled by the old weights.
+        """Do as much of `load` as possible in advance, while the old weights are served.
 
-        Called before `pause`, and not followed by a `load` if a newer version comes. Weights that
-        cannot be prepared are no error here: `load` refuses them.
+        Called before `pause`; no `load` follows if a newer version comes. Weights that cannot be
+        prepared are no error here: `load` refuses them.
         """
         ...
 
     async def pause(self) -> None:
-        """Returns when no token is sampled any more; calling it again while paused is harmless."""
+        """Return once no token is sampled any more; harmless while paused."""
         ...
 
     async def load(self, weights: "StagedWeights", version: int) -> None:
-        """Replaces every weight; tokens sampled after `resume` carry `version`.
+        """Replace every weight; tokens sampled after `resume` carry `version`.
 
-        Called only while paused. What an earlier failed load left behind has no effect.
+        Called only while paused. Remains of an earlier failed load must have no effect.
 
         Raises:
-            LoadFailed: The weights may be a mixture; the engine lives and waits, paused, for a
-                full load. Any other error means that the engine is beyond repair.
+            LoadFailed: The weights may be a mixture; the engine waits, paused, for a full load. Any
+                other error means that the engine cannot be repaired.
         """
         ...
 
     async def resume(self) -> None:
-        """Continues every request where it was frozen."""
+        """Continue every request where it was frozen."""
         ...

@@ -1,23 +1,24 @@
-"""Brings every new version into one engine.
+"""The receiver brings every new version into one engine.
 
     newest ─▶ check against the engine's tensors ─▶ stage: open and verify    engine generates
-           ─▶ prepare: what the engine can load beside the old weights        engine generates
+           ─▶ prepare: load as much as possible beside the old weights        engine generates
            ─▶ permit                                                          engine generates
            ─▶ pause ─▶ load ─▶ resume                                         engine stands still
-           ─▶ report, which gives the permit back ─▶ on_version               engine generates
+           ─▶ report, which returns the permit ─▶ on_version                  engine generates
 
-Who waits on whom: `newest` on the publisher; the permit on other engines' reports, or on the
-expiry of a dead one's. The newest version wins, those in between are skipped. What fails before
-the pause leaves the engine serving what it served; if that is nothing and the weights are those of
-another model, the loop ends. A load that fails leaves it paused, and the loop loads again, the same
-version or a newer one, until one succeeds.
+`newest` waits for the publisher; the permit waits for other engines' reports, or for the expiry of
+a dead engine's permit. The newest version wins, those in between are skipped. A failure before the
+pause leaves the engine serving its old version; an engine without one whose first version belongs
+to another model ends the loop. A failed load leaves the engine paused, and the loop loads the same
+version or a newer one until a load succeeds.
 """
 
 import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 from weight_sync.announcements import Announcements, WeightUpdateReport
 from weight_sync.errors import (
@@ -37,23 +38,23 @@ logger = logging.getLogger(__name__)
 NEWEST_SECONDS = 10.0
 """Longest wait for a version before it is asked for again; `stop` ends it."""
 POLL_SECONDS = 1.0
-"""Longest wait for a permit before `stop` is looked at again."""
+"""Longest wait for a permit before `stop` is checked again."""
 
 
-@dataclass(slots=True)
-class _Attempt:
-    """One attempt, filled as it proceeds."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReceiverOptions:
+    """Options of a receiver."""
 
-    seeding: bool
-    codec: str = "full"
-    moved: int | None = None
-    staged_at: float | None = None
-    prepare: float = 0.0
-    started_at: float | None = None
-    finished_at: float | None = None
-    pause: float = 0.0
-    load: float = 0.0
-    resume: float = 0.0
+    expected: Signature | None = None
+    """Dtypes and shapes that the engine takes; None adopts those of the first version that loads.
+    Dtypes are adopted from it in any case."""
+    timeout: float = 60.0
+    """Deadline in seconds of staging, of preparing, and of pause, load and resume together."""
+    keep_base: bool = False
+    """Keep the newest staged version in host memory, as the base of the next delta."""
+    retry_seconds: float = 1.0
+    """Wait before a failed version is tried again, doubled up to 32 times as long while it keeps
+    failing; a newer version ends the wait."""
 
 
 class Receiver:
@@ -61,18 +62,11 @@ class Receiver:
 
     Args:
         engine_id: Name in permits and reports.
-        engine: What is updated; nobody else may pause it.
+        engine: The engine to update; nobody else may pause it.
         announcements: Versions, permits, reports.
         transport: Opens buckets.
-        expected: Dtypes and shapes that the engine takes; None learns them from the first version
-            that loads. Dtypes are learned from it in any case.
         on_version: Awaited with each version once the engine serves it.
-        timeout: Deadline in seconds of staging, of preparing, and of pause, load and resume
-            together.
-        keep_base: Whether the newest staged version stays in host memory, so that the next one can
-            come as a delta.
-        retry_seconds: Wait before a version that failed is tried again, doubled up to 32 times as
-            long while it keeps failing; a newer version ends the wait.
+        options: Deadlines and the like.
     """
 
     def __init__(
@@ -81,35 +75,31 @@ class Receiver:
         engine: UpdatableEngine,
         announcements: Announcements,
         transport: Transport,
-        *,
-        expected: Signature | None = None,
         on_version: Callable[[int], Awaitable[None]] | None = None,
-        timeout: float = 60.0,
-        keep_base: bool = False,
-        retry_seconds: float = 1.0,
+        options: ReceiverOptions = ReceiverOptions(),
     ) -> None:
         self.engine_id = engine_id
         self.version: int | None = None
-        """What the engine serves. None: STALE, it has not been given any version yet."""
+        """The version that the engine serves; None until its first update (STALE)."""
         self.paused = False
-        """Whether a failed load keeps the engine paused."""
+        """True while a failed load keeps the engine paused."""
         self._engine = engine
         self._announcements = announcements
         self._transport = transport
-        self._expected = expected
         self._on_version = on_version
-        self._timeout = timeout
-        self._keep_base = keep_base
+        self._options = options
+        self._expected = options.expected
         self._base: StagedWeights | None = None
-        self._retry_seconds = retry_seconds
+        self._attempt: WeightUpdateReport
+        """The report of the current attempt, as far as it is known."""
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Follows the announcements until `stop` is set; a swap that has begun is finished.
+        """Follow the announcements until `stop` is set; a swap that has begun is finished.
 
         Raises:
-            IncompatibleWeights: The first version is of another model; no later one would fit.
+            IncompatibleWeights: The first version belongs to another model; no later one would fit.
             DeadlineExceeded: The engine hung; its state is unknown.
-            Exception: Whatever the engine raised other than `LoadFailed`; it is beyond repair.
+            Exception: Any error of the engine other than `LoadFailed`; it cannot be repaired.
         """
         failed, failures, retry_at = -1, 0, 0.0
         while not stop.is_set():
@@ -125,7 +115,7 @@ class Receiver:
                 continue
             report = await self.update(manifest, stop)
             if report is not None and report.error:
-                retry_at = time.monotonic() + self._retry_seconds * 2 ** min(failures, 5)
+                retry_at = time.monotonic() + self._options.retry_seconds * 2 ** min(failures, 5)
                 failed, failures = manifest.version, failures + 1
             elif report is not None:
                 failures, retry_at = 0, 0.0
@@ -133,60 +123,67 @@ class Receiver:
     async def update(
         self, manifest: Manifest, stop: asyncio.Event | None = None
     ) -> WeightUpdateReport | None:
-        """Verifies one version, then swaps it in; what failed and may be retried is reported.
+        """Verify one version, then swap it in; a failure that may be retried is reported.
 
         Returns:
             The report, or None if a newer version or `stop` came before the permit.
 
         Raises:
-            IncompatibleWeights: The engine serves nothing yet, and cannot take these.
+            IncompatibleWeights: The engine serves nothing yet and cannot take these weights.
         """
-        attempt = _Attempt(seeding=self.version is None)
+        self._attempt = WeightUpdateReport(
+            engine_id=self.engine_id,
+            version=manifest.version,
+            published_at=manifest.created_at,
+            bytes=manifest.nbytes,
+            full_bytes=manifest.nbytes,
+            changed=manifest.changed,
+            seeding=self.version is None,
+        )
         try:
             staged = await self._stage(manifest)
         except (StagingError, IncompatibleWeights, VersionOrderError) as error:
-            report = await self._report(manifest, attempt, error)
+            report = await self._report(error)
             if self.version is None and isinstance(error, IncompatibleWeights):
                 raise
             return report
-        attempt.staged_at = time.time()
-        attempt.codec, attempt.moved = staged.codec, staged.moved
+        self._note(staged_at=time.time(), codec=staged.codec, bytes=staged.fetched)
         try:
-            await self._prepare(staged, attempt)
+            await self._prepare(staged)
             if not await self._permitted(manifest.version, stop):
                 return None
             try:
-                await self._swap(staged, attempt)
+                await self._swap(staged)
             except LoadFailed as error:
-                return await self._report(manifest, attempt, error)
+                return await self._report(error)
             except BaseException as error:
-                await self._report(manifest, attempt, error)
+                await self._report(error)
                 raise
         finally:
-            self._done_with(staged)
+            self._keep_or_close(staged)
         self.version = manifest.version
         self._expected = manifest.signature
-        report = await self._report(manifest, attempt, None)
+        report = await self._report(None)
         if self._on_version is not None:
             await self._on_version(manifest.version)
         return report
 
     def close(self) -> None:
-        """Gives back what is kept for the next delta."""
+        """Release the base of the next delta."""
         if self._base is not None:
             self._base.close()
             self._base = None
 
-    def _done_with(self, staged: StagedWeights) -> None:
-        """Closes a version, or keeps it in the place of the one kept before."""
-        if self._keep_base:
+    def _keep_or_close(self, staged: StagedWeights) -> None:
+        """Keep a version as the new base, or close it."""
+        if self._options.keep_base:
             self.close()
             self._base = staged
         else:
             staged.close()
 
     async def _stage(self, manifest: Manifest) -> StagedWeights:
-        """Everything that can be refused without touching the engine."""
+        """Run every check that does not touch the engine."""
         if self.version is not None and manifest.version <= self.version:
             raise VersionOrderError(
                 f"version {manifest.version} was offered to {self.engine_id}, which serves "
@@ -198,34 +195,33 @@ class Receiver:
             None, stage, manifest, self._transport, self._base
         )
         try:
-            async with asyncio.timeout(self._timeout):
+            async with asyncio.timeout(self._options.timeout):
                 try:
                     return await asyncio.shield(staging)
-                except asyncio.CancelledError:  # the deadline's own too: the thread goes on
-                    staging.add_done_callback(_give_back)
+                except asyncio.CancelledError:  # also the deadline's: the thread goes on
+                    staging.add_done_callback(_close_staged)
                     raise
         except TimeoutError:
             raise StagingError(
-                f"version {manifest.version} was not verified within {self._timeout} s"
+                f"version {manifest.version} was not verified within {self._options.timeout} s"
             ) from None
         finally:
             del staging  # its error would refer to this frame, and so keep the buckets open
 
-    async def _prepare(self, staged: StagedWeights, attempt: _Attempt) -> None:
-        """Has the engine do beforehand what it can, under a deadline of its own."""
+    async def _prepare(self, staged: StagedWeights) -> None:
         begin = time.perf_counter()
         try:
-            async with asyncio.timeout(self._timeout):
+            async with asyncio.timeout(self._options.timeout):
                 await self._engine.prepare(staged)
         except TimeoutError as error:
             raise DeadlineExceeded(
                 f"{self.engine_id} did not prepare version {staged.manifest.version} within "
-                f"{self._timeout} s"
+                f"{self._options.timeout} s"
             ) from error
-        attempt.prepare = time.perf_counter() - begin
+        self._note(prepare_seconds=time.perf_counter() - begin)
 
     async def _permitted(self, version: int, stop: asyncio.Event | None) -> bool:
-        """Waits for a permit; False if a newer version or `stop` came first."""
+        """Wait for a permit; False if a newer version or `stop` came first."""
         while not await self._announcements.acquire_swap(self.engine_id, POLL_SECONDS):
             if stop is not None and stop.is_set():
                 return False
@@ -233,69 +229,57 @@ class Receiver:
                 return False
         return True
 
-    async def _swap(self, staged: StagedWeights, attempt: _Attempt) -> None:
-        """Pause, load, resume; timed, under one deadline."""
-        attempt.started_at = time.time()
+    async def _swap(self, staged: StagedWeights) -> None:
+        """Pause, load and resume under one deadline, and measure each."""
         version = staged.manifest.version
+        self._note(swap_started_at=time.time())
         try:
-            async with asyncio.timeout(self._timeout):
+            async with asyncio.timeout(self._options.timeout):
                 begin = time.perf_counter()
                 if not self.paused:
                     await self._engine.pause()
                     self.paused = True
                 paused = time.perf_counter()
-                attempt.pause = paused - begin
+                self._note(pause_seconds=paused - begin)
                 try:
                     await self._engine.load(staged, version)
                 finally:
                     loaded = time.perf_counter()
-                    attempt.load = loaded - paused
+                    self._note(load_seconds=loaded - paused)
                 await self._engine.resume()
                 self.paused = False
-                attempt.resume = time.perf_counter() - loaded
+                self._note(resume_seconds=time.perf_counter() - loaded)
         except TimeoutError as error:
             if isinstance(error, DeadlineExceeded):
                 raise
             raise DeadlineExceeded(
-                f"{self.engine_id} did not take version {version} within {self._timeout} s "
-                f"(paused after {attempt.pause:.3f} s, loading took {attempt.load:.3f} s)"
+                f"{self.engine_id} did not take version {version} within "
+                f"{self._options.timeout} s (paused after {self._attempt.pause_seconds:.3f} s, "
+                f"loading took {self._attempt.load_seconds:.3f} s)"
             ) from error
-        attempt.finished_at = time.time()
+        self._note(swap_finished_at=time.time())
 
-    async def _report(
-        self, manifest: Manifest, attempt: _Attempt, error: BaseException | None
-    ) -> WeightUpdateReport:
-        """Records an attempt and gives its permit back."""
-        report = WeightUpdateReport(
-            engine_id=self.engine_id,
-            version=manifest.version,
-            published_at=manifest.created_at,
-            staged_at=attempt.staged_at,
-            prepare_seconds=attempt.prepare,
-            pause_seconds=attempt.pause,
-            load_seconds=attempt.load,
-            resume_seconds=attempt.resume,
-            swap_started_at=attempt.started_at,
-            swap_finished_at=attempt.finished_at,
-            bytes=manifest.nbytes if attempt.moved is None else attempt.moved,
-            seeding=attempt.seeding,
-            codec=attempt.codec,
-            full_bytes=manifest.nbytes,
-            changed=manifest.changed,
-            error=None if error is None else f"{type(error).__name__}: {error}",
-        )
-        if report.error:
+    def _note(self, **changes: Any) -> None:
+        self._attempt = replace(self._attempt, **changes)
+
+    async def _report(self, error: BaseException | None) -> WeightUpdateReport:
+        """Report the current attempt, which returns its permit."""
+        if error is not None:
+            self._note(error=f"{type(error).__name__}: {error}")
             logger.warning(
-                "%s did not take version %d: %s", self.engine_id, report.version, report.error
+                "%s did not take version %d: %s",
+                self.engine_id,
+                self._attempt.version,
+                self._attempt.error,
             )
-        await self._announcements.report(report)
-        return report
+        await self._announcements.report(self._attempt)
+        return self._attempt
 
 
 async def newer(
     announcements: Announcements, after: int, timeout: float, stop: asyncio.Event
 ) -> Manifest | None:
-    """See `Announcements.newest`; None once `stop` is set."""
+    """Wait as `Announcements.newest` does; None as soon as `stop` is set."""
     asked = asyncio.ensure_future(announcements.newest(after, timeout))
     stopped = asyncio.create_task(stop.wait())
     try:
@@ -306,7 +290,7 @@ async def newer(
         stopped.cancel()
 
 
-def _give_back(staging: asyncio.Future[StagedWeights]) -> None:
-    """Closes what a thread staged after nobody waited for it any more."""
+def _close_staged(staging: asyncio.Future[StagedWeights]) -> None:
+    """Close a version that was staged after its deadline."""
     if not staging.cancelled() and staging.exception() is None:
         staging.result().close()

@@ -1,4 +1,4 @@
-"""Verified weights of one version on this node, ready to be loaded. No engine is touched here."""
+"""Staging: fetch and verify a version on this node, without touching an engine."""
 
 import logging
 from collections.abc import Iterable, Iterator, Mapping
@@ -8,56 +8,57 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from weight_sync.buckets import Piece
 from weight_sync.codecs.delta import patched
 from weight_sync.errors import StagingError, WrongBase
 from weight_sync.manifest import ITEM_BYTES, Bucket, Manifest, TensorSpec
-from weight_sync.transports.protocol import Piece, StagedBucket, Transport
-from weight_sync.transports.shared_memory import check_checksum, seal
+from weight_sync.transports.protocol import Transport
+from weight_sync.transports.sealed_memory import SealedBucket, seal_verified
 
 logger = logging.getLogger(__name__)
 
 DTYPES: Mapping[str, torch.dtype] = {name: getattr(torch, name) for name in ITEM_BYTES}
-"""Torch's dtype for every name that a manifest may carry."""
+"""Torch's dtype for every dtype name of a manifest."""
 
 
 class StagedWeights:
     """All buckets of a version, verified and held open by this process."""
 
     def __init__(
-        self, manifest: Manifest, buckets: Iterable[StagedBucket], *, codec: str, moved: int
+        self, manifest: Manifest, buckets: Iterable[SealedBucket], *, codec: str, fetched: int
     ) -> None:
         self._buckets = tuple(buckets)
         self.manifest = replace(
-            manifest, buckets=tuple(held.bucket for held in self._buckets), delta=None
+            manifest, buckets=tuple(sealed.bucket for sealed in self._buckets), delta=None
         )
-        """Its locations point to what this process holds, valid until `close`."""
+        """The manifest with locations of this process, valid until `close`."""
         self.codec = codec
-        """How it came: "full" or "delta"."""
-        self.moved = moved
-        """Bytes that were fetched for it."""
+        """How the version was fetched: "full" or "delta"."""
+        self.fetched = fetched
+        """Bytes that were fetched."""
 
     @property
     def memories(self) -> list[memoryview]:
         """The bytes of every bucket."""
-        return [held.memory for held in self._buckets]
+        return [sealed.memory for sealed in self._buckets]
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """Names and tensors in the order of the manifest; views, not copies."""
+        """Yield names and tensors in the order of the manifest; views, not copies."""
         return tensor_views(self.manifest.tensors, self.memories)
 
     def close(self) -> None:
-        """Gives the buckets back; tensors that still exist stay valid."""
-        for held in self._buckets:
-            held.close()
+        """Release the buckets; tensors that still exist stay valid."""
+        for sealed in self._buckets:
+            sealed.close()
 
 
 def stage(
     manifest: Manifest, transport: Transport, base: StagedWeights | None = None
 ) -> StagedWeights:
-    """Fetches and verifies a version; blocks.
+    """Fetch and verify a version; blocks.
 
-    By its delta where `base` is the version that it was made for, and the whole version otherwise,
-    or when the delta cannot be had or gives anything but the bytes that the manifest promises.
+    Uses the delta if `base` is the version it was made for. Fetches the whole version otherwise, or
+    if the delta is unavailable or yields other bytes than the manifest promises.
 
     Args:
         manifest: The version.
@@ -65,7 +66,7 @@ def stage(
         base: Another version, still open; it is not changed.
 
     Raises:
-        StagingError: One bucket cannot be had or verified; none is held then.
+        StagingError: A bucket is unavailable or fails verification; none is kept open.
     """
     delta = manifest.delta
     if delta and base is not None and base.manifest.version == delta.base_version:
@@ -74,56 +75,50 @@ def stage(
         except StagingError as error:
             logger.warning("version %d comes whole: %s", manifest.version, error)
     buckets = _all_or_none(transport.open(bucket) for bucket in manifest.buckets)
-    return StagedWeights(manifest, buckets, codec="full", moved=manifest.nbytes)
+    return StagedWeights(manifest, buckets, codec="full", fetched=manifest.nbytes)
 
 
 def stage_delta(manifest: Manifest, transport: Transport, base: StagedWeights) -> StagedWeights:
-    """Makes a version out of another one and the delta; blocks.
+    """Build a version from another one and the delta; blocks.
 
     Raises:
-        WrongBase: The delta was made for other weights than `base`, or there is none.
-        StagingError: A patch cannot be had or verified, or the result is not what it should be.
+        WrongBase: There is no delta, or it was made for other weights than `base`.
+        StagingError: A patch is unavailable or fails verification, or the result does.
     """
     delta = manifest.delta
     if delta is None or len(delta.buckets) != len(base.manifest.buckets):
         raise WrongBase(f"version {manifest.version} has no delta for these weights")
 
-    def result(number: int, patch: Bucket) -> StagedBucket:
-        fetched = transport.open(patch)
+    def apply(number: int, patch: Bucket) -> SealedBucket:
+        opened = transport.open(patch)
         try:
             old = np.frombuffer(base.memories[number], dtype=np.uint8)
-            new = patched(old, base.manifest.buckets[number].checksum, fetched.memory)
+            new = patched(old, base.manifest.buckets[number].checksum, opened.memory)
         finally:
-            fetched.close()
-        held = seal(new.size, [Piece(0, new.data)])
-        try:
-            check_checksum(manifest.buckets[number], held.bucket.checksum)
-        except StagingError:
-            held.close()
-            raise
-        return held
+            opened.close()
+        return seal_verified(manifest.buckets[number], new.size, [Piece(0, new.data)])
 
-    buckets = _all_or_none(result(number, patch) for number, patch in enumerate(delta.buckets))
-    moved = sum(patch.nbytes for patch in delta.buckets)
-    return StagedWeights(manifest, buckets, codec="delta", moved=moved)
+    buckets = _all_or_none(apply(number, patch) for number, patch in enumerate(delta.buckets))
+    fetched = sum(patch.nbytes for patch in delta.buckets)
+    return StagedWeights(manifest, buckets, codec="delta", fetched=fetched)
 
 
-def _all_or_none(opening: Iterable[StagedBucket]) -> list[StagedBucket]:
-    held: list[StagedBucket] = []
+def _all_or_none(opening: Iterable[SealedBucket]) -> list[SealedBucket]:
+    opened: list[SealedBucket] = []
     try:
         for bucket in opening:
-            held.append(bucket)  # noqa: PERF402  (a failure must find the others)
+            opened.append(bucket)  # noqa: PERF402  (on failure, the others must be closed)
     except BaseException:
-        for bucket in held:
+        for bucket in opened:
             bucket.close()
         raise
-    return held
+    return opened
 
 
 def tensor_views(
     specs: Iterable[TensorSpec], memories: list[memoryview]
 ) -> Iterator[tuple[str, Tensor]]:
-    """Names and zero-copy tensors over the memory of the buckets."""
+    """Yield names and zero-copy tensors over the memory of the buckets."""
     for spec in specs:
         dtype = DTYPES[spec.dtype]
         flat = torch.frombuffer(

@@ -1,74 +1,47 @@
-"""The seam between a version's bytes and the way they travel.
+"""The interface of transports, which move the bytes of a version between processes.
 
-A transport keeps buckets readable for other processes and verifies what it reads. It knows
-nothing of tensors, versions' meaning or engines.
-`tests/weight_sync/transports/test_transport_contract.py` is run against every implementation.
+A transport keeps buckets readable for other processes and verifies what it reads. It handles
+neither tensors nor engines. `tests/weight_sync/transports/test_transport_contract.py` runs against
+every implementation.
 """
 
 from collections.abc import Iterable
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
-from weight_sync.manifest import Bucket, Manifest, TensorSpec
-
-
-class Piece(NamedTuple):
-    """A part of a bucket."""
-
-    offset: int
-    """First byte inside the bucket."""
-    memory: memoryview
-    """One-dimensional bytes; must not change before `Transport.write` returns."""
-    tensor: TensorSpec | None = None
-    """What it is, for transports whose files say so; None: bytes that only a codec can read."""
-
-
-class StagedBucket(Protocol):
-    """A verified bucket that stays readable, whatever its publisher does, until closed."""
-
-    @property
-    def bucket(self) -> Bucket:
-        """The bucket with a location that is valid as long as this object is open."""
-        ...
-
-    @property
-    def memory(self) -> memoryview:
-        """All bytes of the bucket, not copied; writing to it changes nobody else's."""
-        ...
-
-    def close(self) -> None:
-        """Gives the bytes back; views of `memory` that still exist stay valid."""
-        ...
+from weight_sync.buckets import Piece
+from weight_sync.manifest import Bucket, Manifest
+from weight_sync.transports.sealed_memory import SealedBucket
 
 
 class Transport(Protocol):
     """Moves buckets from one publisher to many receivers."""
 
     def write(self, version: int, nbytes: int, pieces: Iterable[Piece]) -> Bucket:
-        """Publisher: stores one bucket of a version; it can be opened as soon as this returns.
+        """Store one bucket of a version, as publisher; it can be opened once this returns.
 
         Args:
-            version: What `commit` groups by.
+            version: The version that `commit` names.
             nbytes: Size of the bucket, above 0; bytes that no piece covers are 0.
             pieces: Ascending and without overlap.
         """
         ...
 
     def commit(self, manifest: Manifest) -> None:
-        """Publisher: this version was announced; gives back what all older ones occupy.
+        """Remove all older versions, as publisher, once this version was announced.
 
-        Opening an older bucket fails from now on, or still yields exactly its bytes. What is
-        staged already is not affected.
+        Opening an older bucket fails from now on, or still yields exactly its bytes. Buckets that a
+        receiver has open stay valid.
         """
         ...
 
-    def open(self, bucket: Bucket) -> StagedBucket:
-        """Receiver: fetches and verifies one bucket.
+    def open(self, bucket: Bucket) -> SealedBucket:
+        """Fetch and verify one bucket, as receiver; it stays readable until closed.
 
         Raises:
-            StagingError: It is gone, of another size, could still change, or its checksum differs.
+            StagingError: It is gone, has another size, could still change, or its checksum differs.
         """
         ...
 
     def close(self) -> None:
-        """Gives back what this process holds; harmless to call twice."""
+        """Release everything that this process holds; may be called twice."""
         ...

@@ -1,12 +1,13 @@
-"""Buckets over Ray's object store, for engines on any node of a cluster.
+"""Transport `object_store`: Ray's object store, for engines on any node of a cluster.
 
-    learner's node    publisher ─▶ sealed memory ─▶ Shelf ─ray.put─▶ object store
-    another node      object store ─one pull─▶ Depot ─▶ sealed memory ─▶ every engine of the node
+    learner's node    publisher ─▶ sealed memory ─▶ Uploader ─ray.put─▶ object store
+    another node      object store ─one pull─▶ Downloader ─▶ sealed memory ─▶ every engine there
 
-Engines on the learner's node open its memory directly. On every other node one process, the depot,
-pulls each bucket once and seals it into memory of that node, whatever the number of its engines.
-Shelf and depots are made by whoever asks first and end with it; the next one makes another. Both
-keep the newest version that they were asked for. Nothing is pulled before an engine asks.
+Engines on the learner's node open its memory directly. On every other node one actor, the
+downloader, pulls each bucket once and seals it into memory of that node, for all its engines.
+Uploader and downloaders are created by their first caller and end with it; the next caller creates
+another one. Both keep only the newest version that they were asked for. Nothing is pulled before an
+engine asks.
 """
 
 import re
@@ -21,31 +22,32 @@ import ray
 import ray.exceptions
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from weight_sync.buckets import Piece
 from weight_sync.errors import StagingError
 from weight_sync.manifest import Bucket, Manifest
-from weight_sync.transports.protocol import Piece
-from weight_sync.transports.shared_memory import (
-    SharedMemoryBucket,
-    SharedMemoryTransport,
-    check_checksum,
-    is_staged,
-    seal,
+from weight_sync.ray_calls import remote_errors
+from weight_sync.transports.sealed_memory import (
+    SealedBucket,
+    is_sealed,
+    open_verified,
+    seal_verified,
 )
+from weight_sync.transports.shared_memory import SharedMemoryTransport
 
 RETRY_SECONDS = 0.1
-"""How soon a shelf or depot that died is asked for again."""
+"""Wait before an uploader or downloader that died is created again."""
 _LOCATION = re.compile(r"ray/([0-9a-f]+)/([0-9a-f]{8})/(\d+)(/proc/\d+/fd/\d+)")
 
 
-class _Place(NamedTuple):
-    """What a location says."""
+class _Location(NamedTuple):
+    """The parsed location of a bucket."""
 
     node: str
-    """Ray's name of the publisher's node."""
+    """Ray's id of the publisher's node."""
     publisher: str
     version: int
     local: str
-    """Where the bucket is on that node."""
+    """Location of the bucket on that node."""
 
 
 class ObjectStoreTransport:
@@ -57,170 +59,164 @@ class ObjectStoreTransport:
 
     def __init__(self, *, timeout: float = 60.0) -> None:
         self.node: str = ray.get_runtime_context().get_node_id()
-        """Where this process runs."""
+        """Ray's id of the node of this process."""
         self._publisher = uuid.uuid4().hex[:8]
         self._local = SharedMemoryTransport()
         self._timeout = timeout
-        self._depots: dict[str, _Helper] = {}
+        self._downloaders: dict[str, _NodeActor] = {}
 
     def write(self, version: int, nbytes: int, pieces: Iterable[Piece]) -> Bucket:
         """See `Transport.write`."""
         bucket = self._local.write(version, nbytes, pieces)
-        place = f"ray/{self.node}/{self._publisher}/{version}{bucket.location}"
-        return replace(bucket, location=place)
+        location = f"ray/{self.node}/{self._publisher}/{version}{bucket.location}"
+        return replace(bucket, location=location)
 
     def commit(self, manifest: Manifest) -> None:
-        """See `Transport.commit`; shelf and depots follow when they are asked for it."""
+        """See `Transport.commit`; uploader and downloaders follow at their next call."""
         self._local.commit(manifest)
 
-    def open(self, bucket: Bucket) -> SharedMemoryBucket:
+    def open(self, bucket: Bucket) -> SealedBucket:
         """See `Transport.open`."""
-        if is_staged(bucket):
-            return self._local.open(bucket)
-        found = _LOCATION.fullmatch(bucket.location)
-        if not found:
+        if is_sealed(bucket):
+            return open_verified(bucket)
+        match = _LOCATION.fullmatch(bucket.location)
+        if not match:
             raise StagingError(
                 f"location is {bucket.location!r}; expected ray/<node>/<publisher>/<version>/…"
             )
-        place = _Place(found[1], found[2], int(found[3]), found[4])
-        if place.node == self.node:
-            return self._local.open(replace(bucket, location=place.local))
-        depot = self._depots.get(place.publisher)
-        if depot is None:
-            depot = _Helper(Depot, self.node, place.publisher, self._timeout)
-            self._depots = {place.publisher: depot}
-        return self._local.open(depot.ask("fetch", bucket, place))
+        location = _Location(match[1], match[2], int(match[3]), match[4])
+        if location.node == self.node:
+            return open_verified(replace(bucket, location=location.local))
+        downloader = self._downloaders.get(location.publisher)
+        if downloader is None:
+            downloader = _NodeActor(Downloader, self.node, location.publisher, self._timeout)
+            self._downloaders = {location.publisher: downloader}
+        return open_verified(downloader.call("fetch", bucket, location))
 
     def close(self) -> None:
         """See `Transport.close`."""
         self._local.close()
 
 
-class Shelf:
-    """On the publisher's node: puts buckets into the object store, each once."""
+class Uploader:
+    """On the publisher's node: puts each bucket into the object store once."""
 
-    def __init__(self, timeout: float) -> None:
-        del timeout  # it waits for nobody
+    def __init__(self) -> None:
         self._version = -1
         self._objects: dict[Bucket, Any] = {}
 
-    def put(self, bucket: Bucket, place: _Place) -> list[Any]:
-        """The object with the bytes of a bucket, in a list so that Ray does not fetch it.
+    def put(self, bucket: Bucket, location: _Location) -> list[Any]:
+        """Return the object with the bytes of a bucket, in a list so that Ray does not fetch it.
 
         Raises:
-            StagingError: The publisher has given the bucket back, or is gone.
+            StagingError: The publisher has removed the bucket, or is gone.
         """
-        if place.version > self._version:
-            self._version, self._objects = place.version, {}
-        found = self._objects.get(bucket)
-        if found is None:
-            held = SharedMemoryTransport().open(replace(bucket, location=place.local))
+        if location.version > self._version:
+            self._version, self._objects = location.version, {}
+        stored = self._objects.get(bucket)
+        if stored is None:
+            opened = open_verified(replace(bucket, location=location.local))
             try:
-                found = ray.put(np.frombuffer(held.memory, dtype=np.uint8))
+                stored = ray.put(np.frombuffer(opened.memory, dtype=np.uint8))
             finally:
-                held.close()
-            if place.version == self._version:
-                self._objects[bucket] = found
-        return [found]
+                opened.close()
+            if location.version == self._version:
+                self._objects[bucket] = stored
+        return [stored]
 
 
-class Depot:
-    """On a node with engines: pulls buckets, each once, into sealed memory."""
+class Downloader:
+    """On a node with engines: pulls each bucket once, into sealed memory.
+
+    Args:
+        timeout: Seconds that one pull may take.
+    """
 
     def __init__(self, timeout: float) -> None:
         self._timeout = timeout
         self._version = -1
-        self._held: dict[Bucket, SharedMemoryBucket] = {}
-        self._shelves: dict[str, _Helper] = {}
+        self._fetched: dict[Bucket, SealedBucket] = {}
+        self._uploaders: dict[str, _NodeActor] = {}
         self._pulled = 0
 
-    def fetch(self, bucket: Bucket, place: _Place) -> Bucket:
-        """A bucket with a location of this node, valid until a newer version is asked for.
+    def fetch(self, bucket: Bucket, location: _Location) -> Bucket:
+        """Return the bucket with a location of this node, valid until a newer version is fetched.
 
         Raises:
-            StagingError: It cannot be had any more, or not in time, or is not what it should be.
+            StagingError: It is no longer available, not in time, or fails its checksum.
         """
-        if place.version < self._version:
+        if location.version < self._version:
             raise StagingError(
-                f"version {place.version} was superseded by {self._version} on this node"
+                f"version {location.version} was superseded by {self._version} on this node"
             )
-        if place.version > self._version:
-            self._version = place.version
-            for old in self._held.values():
+        if location.version > self._version:
+            self._version = location.version
+            for old in self._fetched.values():
                 old.close()
-            self._held = {}
-        if bucket not in self._held:
-            held = self._pull(bucket, place)
-            try:
-                check_checksum(bucket, held.bucket.checksum)
-            except StagingError:
-                held.close()
-                raise
-            self._held[bucket] = held
-        return self._held[bucket].bucket
+            self._fetched = {}
+        if bucket not in self._fetched:
+            self._fetched[bucket] = self._pull(bucket, location)
+        return self._fetched[bucket].bucket
 
     def pulled(self) -> int:
-        """How many buckets crossed from another node."""
+        """Return the number of buckets that were copied from another node."""
         return self._pulled
 
-    def _pull(self, bucket: Bucket, place: _Place) -> SharedMemoryBucket:
-        shelf = self._shelves.get(place.publisher)
-        if shelf is None:
-            shelf = _Helper(Shelf, place.node, place.publisher, self._timeout)
-            self._shelves = {place.publisher: shelf}
-        (found,) = shelf.ask("put", bucket, place)
-        try:
-            content = ray.get(found, timeout=self._timeout)
-        except ray.exceptions.RayError as error:
-            raise StagingError(f"bucket at {bucket.location} cannot be pulled: {error}") from error
+    def _pull(self, bucket: Bucket, location: _Location) -> SealedBucket:
+        uploader = self._uploaders.get(location.publisher)
+        if uploader is None:
+            uploader = _NodeActor(Uploader, location.node, location.publisher, self._timeout)
+            self._uploaders = {location.publisher: uploader}
+        (stored,) = uploader.call("put", bucket, location)
+        name = f"the object of the bucket at {bucket.location}"
+        with remote_errors(name, self._timeout, gone=StagingError, late=StagingError):
+            content = ray.get(stored, timeout=self._timeout)
         self._pulled += 1
-        return seal(content.nbytes, [Piece(0, memoryview(content))])
+        return seal_verified(bucket, content.nbytes, [Piece(0, memoryview(content))])
 
 
-class _Helper:
-    """A shelf or a depot as one who needs it sees it: made when first asked, and when it died."""
+class _NodeActor:
+    """A named actor of one node, shared by all callers, created when needed."""
 
     def __init__(
-        self, kind: type[Shelf | Depot], node: str, publisher: str, timeout: float
+        self, kind: type[Uploader | Downloader], node: str, publisher: str, timeout: float
     ) -> None:
-        self._kind, self._node, self._timeout = kind, node, timeout
+        self._node, self._timeout = node, timeout
+        self._kind, self._arguments = kind, [timeout] if kind is Downloader else []
         self._name = f"headway-{kind.__name__.lower()}-{publisher}-{node}"
         self._actor: Any = None
 
-    def ask(self, method: str, bucket: Bucket, place: _Place) -> Any:
-        """What a method answers.
+    def call(self, method: str, bucket: Bucket, location: _Location) -> Any:
+        """Call a method, again if the actor dies meanwhile.
 
         Raises:
-            StagingError: What it raised, or that it did not answer in time.
+            StagingError: The method raised it, or gave no answer in time.
         """
         deadline = time.monotonic() + self._timeout
         while True:
             try:
                 if self._actor is None:
-                    self._actor = self._find()
-                call = getattr(self._actor, method).remote(bucket, place)
-                return ray.get(call, timeout=max(0.0, deadline - time.monotonic()))
+                    self._actor = self._get_or_create()
+                answer = getattr(self._actor, method).remote(bucket, location)
+                return ray.get(answer, timeout=max(0.0, deadline - time.monotonic()))
             except ray.exceptions.RayTaskError as error:
                 raise error.cause from error
-            except ray.exceptions.RayActorError as error:  # its maker has ended: make another
-                self._actor = None
-                if time.monotonic() > deadline:
-                    raise self._failure(bucket, error) from error
-                time.sleep(RETRY_SECONDS)
             except (ray.exceptions.RayError, ValueError) as error:
-                raise self._failure(bucket, error) from error
+                if not isinstance(error, ray.exceptions.RayActorError) or (
+                    time.monotonic() > deadline
+                ):
+                    raise StagingError(
+                        f"bucket at {bucket.location} cannot be fetched: {self._name} did not "
+                        f"answer within {self._timeout:g} s ({type(error).__name__}: {error})"
+                    ) from error
+            self._actor = None  # it died with its creator
+            time.sleep(RETRY_SECONDS)
 
-    def _find(self) -> Any:
+    def _get_or_create(self) -> Any:
         options = {
             "name": self._name,
             "get_if_exists": True,
             "num_cpus": 0,
             "scheduling_strategy": NodeAffinitySchedulingStrategy(self._node, soft=False),
         }
-        return ray.remote(self._kind).options(**options).remote(self._timeout)
-
-    def _failure(self, bucket: Bucket, error: Exception) -> StagingError:
-        return StagingError(
-            f"bucket at {bucket.location} cannot be had: {self._name} did not answer within "
-            f"{self._timeout:g} s ({type(error).__name__}: {error})"
-        )
+        return ray.remote(self._kind).options(**options).remote(*self._arguments)

@@ -2,9 +2,9 @@
 
 vLLM finds `register` through the entry point group `vllm.general_plugins`. The worker maps the
 memory that the receiver has verified and hands zero-copy tensors to the model's own loader, fused
-projections included. Where a `Shadow` can be had, a thread does so while the engine generates, and
-the pause covers only the exchange; else the pause covers vLLM's layerwise reload. Checks here are
-the last line: names, shapes and checksums were compared before the engine was paused.
+projections included. For models that allow a `Shadow`, a thread does so while the engine generates,
+and the pause covers only the exchange; otherwise it covers vLLM's layerwise reload. Names, shapes
+and checksums were checked before the engine was paused.
 """
 
 import logging
@@ -24,7 +24,7 @@ from vllm.model_executor.model_loader.reload import layerwise
 from weight_sync.errors import LoadFailed
 from weight_sync.manifest import Manifest
 from weight_sync.receive.staging import tensor_views
-from weight_sync.transports.shared_memory import map_verified
+from weight_sync.transports.sealed_memory import map_verified
 from weight_sync.vllm.shadow import Shadow, applies, incomplete
 from weight_sync.vllm.transfer import BACKEND
 
@@ -33,12 +33,12 @@ logger = logging.getLogger(__name__)
 
 @dataclass
 class NoInitInfo(WeightTransferInitInfo):
-    """Nothing needs to be agreed on beforehand."""
+    """The empty payload of a connection: there is nothing to agree on."""
 
 
 @dataclass
 class ManifestInfo(WeightTransferUpdateInfo):
-    """One version, as JSON with locations that are valid on this node."""
+    """The manifest of one version, as JSON with locations that are valid on this node."""
 
     manifest: str = ""
 
@@ -51,22 +51,22 @@ class StagedWeightsEngine(WeightTransferEngine[NoInitInfo, ManifestInfo]):
     _preparation: "Preparation | None" = None
 
     def init_transfer_engine(self, init_info: NoInitInfo) -> None:
-        """Nothing to connect to."""
+        """Do nothing: there is no connection."""
         self._tied: list[Any] = []
 
     def prepare(self, manifest: Manifest) -> bool:
-        """Begins to make the weights of a version; False where only the pause can load them."""
+        """Begin to load a version beside the served one; False if only a pause can load it."""
         if self.device.type != "cpu" or not applies(self.model):
             return False
         self._preparation = Preparation(self.model, manifest, self._preparation)
         return True
 
     def prepared(self) -> bool:
-        """Whether `exchange` would not have to wait."""
+        """Return True if `exchange` would not have to wait."""
         return self._preparation is None or self._preparation.done
 
     def exchange(self, version: int) -> bool:
-        """Puts a prepared version in the place of the one that is served; False if it cannot."""
+        """Replace the served version by the prepared one; False if it was not prepared."""
         preparation = self._preparation
         if preparation is None or preparation.version != version or not preparation.shadow:
             return False
@@ -75,13 +75,13 @@ class StagedWeightsEngine(WeightTransferEngine[NoInitInfo, ManifestInfo]):
         return True
 
     def _discard(self) -> None:
-        """Frees what was prepared, or what it has replaced, beside whatever comes next."""
+        """Free the prepared or the replaced weights, in a thread."""
         if self._preparation is not None:
             threading.Thread(target=self._preparation.close, name="free-weights").start()
             self._preparation = None
 
     def start_weight_update(self) -> None:
-        """Makes every layer ready for loading, and forgets what a failed update left behind."""
+        """Make every layer ready for loading and discard the remains of a failed update."""
         self._discard()
         for layer in self.model.modules():
             info = layerwise.get_layerwise_info(layer)
@@ -91,17 +91,17 @@ class StagedWeightsEngine(WeightTransferEngine[NoInitInfo, ManifestInfo]):
         layerwise.initialize_layerwise_reload(self.model)
 
     def update_weights(self, update_info: dict[str, Any]) -> None:
-        """Loads a version; unlike the base class, waits for an accelerator only if there is one."""
+        """Load a version; unlike the base class, wait for an accelerator only if there is one."""
         self.receive_weights(self.parse_update_info(update_info))
         if self.device.type != "cpu":
             torch.accelerator.synchronize()
 
     def receive_weights(self, update_info: ManifestInfo) -> None:
-        """Maps the buckets and loads every tensor.
+        """Map the buckets and load every tensor.
 
         Raises:
             StagingError: A bucket is gone; nothing was loaded.
-            LoadFailed: A layer got no weights, and would have kept the old ones, or a part of them.
+            LoadFailed: A layer got no weights or only a part of them.
         """
         manifest = Manifest.from_json(update_info.manifest)
         memories = [map_verified(bucket) for bucket in manifest.buckets]
@@ -116,7 +116,7 @@ class StagedWeightsEngine(WeightTransferEngine[NoInitInfo, ManifestInfo]):
             )
 
     def finish_weight_update(self) -> None:
-        """Processes the layers that wait for the end of the update."""
+        """Process the layers that wait for the end of the update."""
         before = layerwise.logger.level
         layerwise.logger.setLevel(logging.ERROR)  # it warns of every tied or weightless layer
         try:
@@ -129,52 +129,52 @@ class StagedWeightsEngine(WeightTransferEngine[NoInitInfo, ManifestInfo]):
             _pack_experts(self.model)
 
     def shutdown(self) -> None:
-        """Frees what was prepared; nothing else is held between updates."""
+        """Free the prepared weights; nothing else is held between updates."""
         self._discard()
 
 
 class Preparation:
-    """A version that a thread makes beside the one that is served.
+    """A version that a thread loads beside the served one.
 
     Args:
-        model: vLLM's.
+        model: vLLM's model.
         manifest: The version; its buckets must stay open until it is `done`.
-        before: What was prepared and not exchanged; closed first.
+        previous: An earlier preparation that was not exchanged; closed first.
     """
 
     def __init__(
-        self, model: torch.nn.Module, manifest: Manifest, before: "Preparation | None"
+        self, model: torch.nn.Module, manifest: Manifest, previous: "Preparation | None"
     ) -> None:
         self.version = manifest.version
         self.shadow: Shadow | None = None
-        """Loaded; None until then, and if it could not be."""
+        """The loaded weights; None before, or if loading failed."""
         self._thread = threading.Thread(
-            target=self._run, args=(model, manifest, before), name="prepare-weights", daemon=True
+            target=self._run, args=(model, manifest, previous), name="prepare-weights", daemon=True
         )
         self._thread.start()
 
     @property
     def done(self) -> bool:
-        """Whether it has succeeded or failed."""
+        """True once loading has succeeded or failed."""
         return not self._thread.is_alive()
 
     def close(self) -> None:
-        """Frees it, once it is done."""
+        """Wait until it is done, then free it."""
         self._thread.join()
         if self.shadow is not None:
             self.shadow.close()
             self.shadow = None
 
     def _run(
-        self, model: torch.nn.Module, manifest: Manifest, before: "Preparation | None"
+        self, model: torch.nn.Module, manifest: Manifest, previous: "Preparation | None"
     ) -> None:
-        if before is not None:
-            before.close()
+        if previous is not None:
+            previous.close()
         shadow = Shadow(model)
         try:
             memories = [map_verified(bucket) for bucket in manifest.buckets]
             shadow.load(tensor_views(manifest.tensors, memories))
-        except Exception as error:  # noqa: BLE001  (the load in the pause will say it, typed)
+        except Exception as error:  # noqa: BLE001  (the load in the pause raises it, typed)
             logger.warning("version %d cannot be prepared: %s", manifest.version, error)
             shadow.close()
         else:
@@ -200,7 +200,7 @@ class PreparesWeights:
 
 
 def _layers_without_weights(model: torch.nn.Module) -> tuple[list[Any], list[str]]:
-    """Layers of which not one element was loaded: the tied ones, and the names of the others."""
+    """Return the layers of which nothing was loaded: the tied ones, and names of the others."""
     updated = {id(parameter) for parameter in model.parameters()}
     untouched: list[tuple[str, torch.nn.Module, set[int]]] = []
     for name, layer in model.named_modules():
@@ -217,7 +217,7 @@ def _layers_without_weights(model: torch.nn.Module) -> tuple[list[Any], list[str
 
 
 def _pack_experts(model: torch.nn.Module) -> None:
-    """Packs the weights of experts, which vLLM does on CPUs for the first load alone."""
+    """Pack the weights of experts, which vLLM does on CPUs only for the first load."""
     for layer in model.modules():
         kernel = getattr(getattr(layer, "quant_method", None), "moe_kernel", None)
         if kernel is not None:
@@ -225,7 +225,7 @@ def _pack_experts(model: torch.nn.Module) -> None:
 
 
 def register() -> None:
-    """Makes the backend known to vLLM in this process; harmless to call twice."""
+    """Register the backend with vLLM in this process; harmless to call twice."""
     if BACKEND not in WeightTransferEngineFactory._registry:
         WeightTransferEngineFactory.register_engine(BACKEND, __name__, StagedWeightsEngine.__name__)
     if torch.cpu._is_amx_tile_supported():

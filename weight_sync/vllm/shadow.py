@@ -1,13 +1,13 @@
-"""A second set of weights beside those that vLLM computes with, made while it generates.
+"""A second set of a model's weights, loaded while vLLM generates with the first.
 
     Shadow(model)  ─▶  load(tensors)    any thread: new tensors, packed as the kernels want them
-                   ─▶  exchange()       engine paused: references change hands, nothing is copied
+                   ─▶  exchange()       engine paused: references are swapped, nothing is copied
 
 A shadow has layers of its own that share everything with the model's but their tensors, so that
 vLLM's loaders and vLLM's packing do the work, fused projections included. The engine keeps its
-weights until `exchange`, whatever happens before. It costs the memory of the weights once more.
-Leaves out GPUs, where that memory is not to be had, and layers of other kinds than those it knows:
-`layerwise` reloading does them (`vllm_plugin`). Written against vLLM 0.32.
+weights until `exchange`. A shadow needs the memory of the weights once more, so it is not used on
+GPUs; nor for layers of unknown kinds, which vLLM's layerwise reloading updates (`vllm.plugin`).
+Written against vLLM 0.32.
 """
 
 from collections.abc import Iterable
@@ -25,13 +25,13 @@ from vllm.model_executor.model_loader.reload import layerwise, meta, sanitize
 from weight_sync.errors import LoadFailed
 
 PACKED = "cpu_linear"
-"""The attribute that vLLM's packing sets: the product with the packed weight."""
+"""The attribute that vLLM's packing sets: the multiplication by the packed weight."""
 
 
 def incomplete(layer: nn.Module) -> bool:
-    """Whether a projection got a part of its weights: one of those that are fused is missing.
+    """Return True if only a part of a fused projection was loaded.
 
-    Of an embedding a part is padding, which nothing is loaded into.
+    Embeddings are exempt: a part of them is padding, which nothing is loaded into.
     """
     info = layerwise.get_layerwise_info(layer)
     linear = type(getattr(layer, "quant_method", None)) is UnquantizedLinearMethod
@@ -39,15 +39,15 @@ def incomplete(layer: nn.Module) -> bool:
 
 
 def applies(model: nn.Module) -> bool:
-    """Whether every layer is of a kind whose weights can change hands."""
+    """Return True if the weights of every layer can be exchanged."""
     return all(_known(layer) for layer in model.modules())
 
 
 class Shadow:
-    """All weights of a model once more.
+    """A second copy of all weights of a model.
 
     Args:
-        model: vLLM's, for which `applies`; it is only read before `exchange`.
+        model: A model of vLLM for which `applies` is True; only read before `exchange`.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -59,11 +59,11 @@ class Shadow:
 
     @torch.no_grad()
     def load(self, tensors: Iterable[tuple[str, Tensor]]) -> None:
-        """Fills and packs every layer; nothing of the model changes.
+        """Load and pack every layer; the model does not change.
 
         Raises:
-            LoadFailed: A layer got no weights, or a part of them.
-            Exception: Whatever vLLM's loaders raise for weights that they cannot take.
+            LoadFailed: A layer got no weights or only a part of them.
+            Exception: Any error of vLLM's loaders.
         """
         for live, twin in self._twins.items():
             for name, parameter in _to_be_loaded(live).items():
@@ -92,7 +92,7 @@ class Shadow:
             )
 
     def exchange(self) -> None:
-        """Gives the new weights to the model and takes the old ones, which `close` frees."""
+        """Swap the weights with the model's; `close` frees the old ones."""
         for live, twin in self._loaded:
             for name, parameter in _parameters(live).items():
                 if parameter.numel():
@@ -103,7 +103,7 @@ class Shadow:
                 live.__dict__[PACKED] = twin.__dict__[PACKED]
 
     def close(self) -> None:
-        """Frees what the model does not use: a matter of tenths of a second for a gigabyte."""
+        """Free the weights that the model does not use; takes tenths of a second per gigabyte."""
         for twin in self._twins.values():  # vLLM's loaders and their layers refer to each other
             twin._parameters.clear()
             twin.__dict__.pop(PACKED, None)
@@ -112,7 +112,7 @@ class Shadow:
         self._old.clear()
 
     def _twin_of(self, live: nn.Module) -> nn.Module:
-        """A layer with tables of its own and no tensors; one for each layer of the model."""
+        """Return the twin of a layer: tables of its own, no tensors, children twins as well."""
         if live not in self._twins:
             twin = object.__new__(type(live))
             twin.__dict__ = live.__dict__ | {
@@ -129,7 +129,7 @@ class Shadow:
         return self._twins[live]
 
     def _packed(self) -> list[tuple[nn.Module, nn.Module]]:
-        """Packs layers of which a part is padding; those that should have got weights."""
+        """Pack layers of which a part is padding; return those that should have got weights."""
         waiting = []
         for live, twin in self._twins.items():
             info = layerwise.get_layerwise_info(twin)
@@ -156,18 +156,18 @@ def _parameters(layer: nn.Module) -> dict[str, Tensor]:
 
 
 def _to_be_loaded(layer: nn.Module) -> dict[str, Tensor]:
-    """Parameters in the form in which weights come, before packing."""
+    """Return parameters in the form in which weights are loaded, before packing."""
     unpacked: dict[str, Tensor] = layerwise.get_layerwise_info(layer).restore_metadata[0]
     return _parameters(layer) | unpacked
 
 
 def _own(name: str, parameter: Tensor, live: nn.Module, twin: nn.Module) -> Any:
-    """An empty parameter like another, whose loader is the twin's."""
+    """Create an empty parameter like another, with a loader bound to the twin."""
     own: Any = meta.to_meta_tensor(parameter)
     loader = layerwise._get_original_loader(own)
     if isinstance(loader, MethodType) and loader.__self__ in (live, sanitize.layer_ref_sentinel):
         loader = MethodType(loader.__func__, twin)
     own.weight_loader = loader
-    if name in meta.SKIP_TENSORS:  # vLLM fills these as they come, without waiting for the layer
+    if name in meta.SKIP_TENSORS:  # vLLM fills these at once, without waiting for the layer
         return meta.materialize_meta_tensor(own)
     return own

@@ -1,4 +1,4 @@
-"""What vLLM calls things: its transfer backends, and the endpoint of an inference engine for them.
+"""vLLM's names for weight transfer, and calls of an engine's transfer endpoint.
 
 Written against vLLM 0.32; imports nothing of it before it is called.
 """
@@ -8,7 +8,7 @@ from typing import Any
 from weight_sync.errors import LoadFailed
 
 BACKEND = "headway"
-"""Loads staged weights (`vllm_plugin`); "nccl" and "ipc" are vLLM's own."""
+"""The backend that loads staged weights (`vllm.plugin`); "nccl" and "ipc" are vLLM's own."""
 
 INIT = "init_weight_transfer_engine"
 START = "start_weight_update"
@@ -18,11 +18,11 @@ FINISH = "finish_weight_update"
 METHODS = (INIT, START, UPDATE, FINISH)
 
 
-def announced(payload: dict[str, Any] | None) -> dict[str, tuple[int, ...]]:
-    """Names and shapes of the tensors in a call of UPDATE, as vLLM's trainer engines say them.
+def tensor_shapes(payload: dict[str, Any] | None) -> dict[str, tuple[int, ...]]:
+    """Return names and shapes of the tensors in a call of UPDATE by vLLM's trainer engines.
 
     Raises:
-        LoadFailed: It does not say.
+        LoadFailed: The payload does not contain them.
     """
     try:
         info = (payload or {})["update_info"]
@@ -33,29 +33,29 @@ def announced(payload: dict[str, Any] | None) -> dict[str, tuple[int, ...]]:
 
 
 async def transfer(engine: Any, method: str, payload: dict[str, Any] | None) -> None:
-    """Calls a method of the endpoint.
+    """Call a method of an engine's weight-transfer endpoint.
 
     Args:
         engine: An AsyncLLM whose `weight_transfer_config` names the learner's backend.
         method: One of `METHODS`.
-        payload: What vLLM's trainer engine sends along.
+        payload: The arguments from vLLM's trainer engine.
 
     Raises:
-        ValueError: A method that it does not have.
-        Exception: Whatever vLLM raises.
+        ValueError: The endpoint has no such method.
+        Exception: Any error of vLLM.
     """
     from vllm.distributed.weight_transfer.base import (
         WeightTransferInitRequest,
         WeightTransferUpdateRequest,
     )
 
-    given = payload or {}
+    arguments = payload or {}
     if method == INIT:
-        await engine.init_weight_transfer_engine(WeightTransferInitRequest(init_info=given))
+        await engine.init_weight_transfer_engine(WeightTransferInitRequest(init_info=arguments))
     elif method == START:
         await engine.start_weight_update()
     elif method == UPDATE:
-        await engine.update_weights(WeightTransferUpdateRequest(**given))
+        await engine.update_weights(WeightTransferUpdateRequest(**arguments))
     elif method == FINISH:
         await engine.finish_weight_update()
     else:

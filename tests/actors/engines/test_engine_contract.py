@@ -38,14 +38,17 @@ def bench(request, model):
     else:
         os.environ["HF_HUB_OFFLINE"] = "1"
         from actors.engines.vllm import VllmEngine
+        from actors.engines.vllm_settings import VllmSettings
 
         engine = VllmEngine(
-            str(folder),
-            dtype="float32",
-            max_model_len=512,
-            max_num_seqs=SLOTS,
-            kv_cache_gib=1,
-            cores="0",
+            VllmSettings(
+                str(folder),
+                dtype="float32",
+                max_model_len=512,
+                max_num_seqs=SLOTS,
+                kv_cache_gib=1,
+                cores="0",
+            )
         )
     made = Bench(engine, torch_model, real=request.param == "vllm")
     yield made

@@ -32,16 +32,19 @@ def narrow_model(tiny_model, tmp_path_factory):
 def sampled(model_path, *, float32_head):
     """Ids and log-probabilities of one rollout of an engine."""
     from actors.engines.vllm import VllmEngine
+    from actors.engines.vllm_settings import VllmSettings
 
     async def generate():
         engine = VllmEngine(
-            model_path,
-            dtype="bfloat16",
-            float32_head=float32_head,
-            max_model_len=128,
-            cores="0",
-            kv_cache_gib=1,
-            initial_version=0,
+            VllmSettings(
+                model_path,
+                dtype="bfloat16",
+                float32_head=float32_head,
+                max_model_len=128,
+                cores="0",
+                kv_cache_gib=1,
+                initial_version=0,
+            )
         )
         await engine.start()
         try:

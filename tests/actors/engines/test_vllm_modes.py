@@ -20,10 +20,18 @@ def start(tmp_path, monkeypatch):
 
     def build(**options) -> Bench:
         from actors.engines.vllm import VllmEngine
+        from actors.engines.vllm_settings import VllmSettings
 
         model = build_model(tmp_path)
         engine = VllmEngine(
-            str(tmp_path), dtype="float32", max_model_len=512, kv_cache_gib=1, cores="0", **options
+            VllmSettings(
+                str(tmp_path),
+                dtype="float32",
+                max_model_len=512,
+                kv_cache_gib=1,
+                cores="0",
+                **options,
+            )
         )
         benches.append(Bench(engine, model, real=True))
         return benches[0]

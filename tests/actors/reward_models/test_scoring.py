@@ -14,6 +14,7 @@ from actors.config import RewardModelConfig
 from actors.errors import InputError, PromptRefused
 from actors.reward_models.folder import Scale
 from actors.reward_models.scoring import Member, combine, load_reward_models
+from queues.errors import InputError as CoresMissing
 
 TEXTS = [("1+2=", "3"), ("a1b+2=", "b1+2=3"), ("5-5=", "0"), ("9+9+9=", "9+9=18,18+9=27")]
 
@@ -143,5 +144,5 @@ def test_a_head_of_two_rows_is_refused(tmp_path):
 
 
 def test_cores_that_are_not_there_are_an_input_error(folders):
-    with pytest.raises(InputError, match=r"actors\.reward_model\.cores"):
+    with pytest.raises(CoresMissing, match=r"actors\.reward_model\.cores"):
         load_reward_models(folders, RewardModelConfig(cores="4096"))

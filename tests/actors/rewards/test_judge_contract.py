@@ -89,7 +89,7 @@ def test_a_text_that_fills_the_context_is_scored_though_it_cannot_be_closed(make
 
 def test_it_is_one_reward_among_others(make):
     async def scenario(judge):
-        rewards = load_rewards(["exact_match", "reward_model"], judge=judge)
+        rewards = load_rewards(["exact_match", "reward_model"], reward_model_client=judge)
         prompt = Prompt(prompt_id="a/0/0", text="1+1=", answer="2")
         score = await rewards.score(prompt, "2")
         learned = await judge.score("1+1=", "2")
@@ -121,7 +121,7 @@ class Silent:
 
 @pytest.mark.parametrize("error", [None, RewardModelLost("it is gone")])
 def test_a_judge_that_does_not_answer_is_no_fault_of_the_group(error):
-    rewards = load_rewards(["reward_model"], timeout=0.05, judge=Silent(error))
+    rewards = load_rewards(["reward_model"], timeout=0.05, reward_model_client=Silent(error))
     with pytest.raises(RolloutFailed, match="'reward_model' of prompt 'a/0/0'") as caught:
         asyncio.run(rewards.score(Prompt(prompt_id="a/0/0", text="1"), "2"))
     assert caught.value.reason == REWARD_MODEL_LOST

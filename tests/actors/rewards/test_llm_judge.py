@@ -14,8 +14,10 @@ from contextlib import contextmanager, suppress
 
 import pytest
 
+from actors.assembly import build_rewards
+from actors.config import ActorsConfig
 from actors.errors import InputError, RewardFailed, RewardModelLost
-from actors.rewards import load_rewards
+from actors.rewards import RewardPool, load_rewards
 from queues.records import Prompt
 
 PROMPT = Prompt(prompt_id="p/0/1", text="What is 3+4?", answer="7")
@@ -199,9 +201,6 @@ def test_attempts_count_against_the_budget():
 
 @pytest.mark.parametrize("heldout", [None, ["llm_judge"]])
 def test_training_and_heldout_rollouts_share_one_budget(heldout):
-    from actors.config import ActorsConfig
-    from actors.ray_actor import RolloutActor
-
     async def go(url):
         options = {"url": url, "model": "m", "max_calls": 2}
         config = ActorsConfig(
@@ -210,11 +209,9 @@ def test_training_and_heldout_rollouts_share_one_budget(heldout):
             heldout_reward=heldout,
             reward_options={"llm_judge": options},
         )
-        actor = RolloutActor(
-            0, config=config, weight_sync=None, model_path="", seed=0, group_size=2,
-            heartbeat_seconds=60.0, broker=None, broadcaster=None,
-        )  # fmt: skip
-        training, heldout_rewards = actor._rewards()
+        training, heldout_rewards = build_rewards(
+            config, pool=RewardPool(), reward_model_client=None
+        )
         expected = {"llm_judge"} if heldout else {"tags", "llm_judge"}
         assert (await training.score(PROMPT, "7")).parts.keys() == {"tags", "llm_judge"}
         assert (await heldout_rewards.score(PROMPT, "7")).parts.keys() == expected

@@ -40,14 +40,14 @@ def test_the_punishment_never_falls_with_length_and_stays_within_the_factor(
 
 
 def test_only_what_is_configured_becomes_a_part() -> None:
-    assert Shaping(limit=10).parts(10, LENGTH, room=99) == {}
+    assert Shaping(limit=10).parts(10, LENGTH, space=99) == {}
     overlong = Shaping(limit=10, overlong=OverlongConfig(buffer=4))
-    assert [overlong.parts(n, STOP, room=99) for n in (6, 8)] == [
+    assert [overlong.parts(n, STOP, space=99) for n in (6, 8)] == [
         {"overlong": 0.0},
         {"overlong": -0.5},
     ]
     eos = Shaping(limit=10, missing_eos_penalty=0.25)
-    assert [eos.parts(9, end, room=99) for end in (STOP, LENGTH)] == [
+    assert [eos.parts(9, end, space=99) for end in (STOP, LENGTH)] == [
         {"missing_eos": 0.0},
         {"missing_eos": -0.25},
     ]
@@ -57,7 +57,7 @@ def test_every_part_is_one_that_the_queues_take_off_for_the_task_reward() -> Non
     config = ActorsConfig(
         max_new_tokens=8, overlong=OverlongConfig(buffer=4, factor=2.0), missing_eos_penalty=0.5
     )
-    assert load_shaping(config).parts(7, LENGTH, room=99).keys() == SHAPING
+    assert load_shaping(config).parts(7, LENGTH, space=99).keys() == SHAPING
 
 
 def shaped(**changes: object) -> Shaping:
@@ -74,11 +74,11 @@ def test_a_long_training_rollout_earns_less_and_its_task_reward_is_what_it_was()
 
 def test_where_the_context_ends_first_its_end_is_the_limit() -> None:
     shaping = Shaping(limit=10, overlong=OverlongConfig(buffer=4))
-    found = [shaping.parts(n, STOP, room=8)["overlong"] for n in (4, 6, 8)]
+    found = [shaping.parts(n, STOP, space=8)["overlong"] for n in (4, 6, 8)]
     assert found == [0.0, -0.5, -1.0]
     half = Shaping(limit=10, overlong=OverlongConfig(share=0.5))
-    assert [half.parts(n, STOP, room=4)["overlong"] for n in (2, 3, 4)] == [0.0, -0.5, -1.0]
-    assert shaping.parts(0, STOP, room=2) == {"overlong": 0.0}
+    assert [half.parts(n, STOP, space=4)["overlong"] for n in (2, 3, 4)] == [0.0, -0.5, -1.0]
+    assert shaping.parts(0, STOP, space=2) == {"overlong": 0.0}
     sampling = SamplingParameters(temperature=1, max_new_tokens=8)
     rollout = play(Recited("bbbb=7"), sampling=sampling, shaping=shaped(), max_model_len=11)
     assert sum(rollout.loss_mask) == 11 - rollout.prompt_length == 7

@@ -6,8 +6,8 @@ import random
 import pytest
 
 from actors.errors import InputError, RewardFailed
+from actors.registry import REWARDS
 from actors.rewards import RewardPool, load_rewards
-from actors.rewards.registry import SHIPPED
 from actors.rewards.similarity import edits
 from actors.sources.registry import load_source
 from queues.records import FinishReason, Prompt
@@ -184,7 +184,7 @@ def gym_prompts():
     return [load_source(f"reasoning_gym:{task}", options={}, seed=3).next(1)[0] for task in tasks]
 
 
-@pytest.mark.parametrize("name", sorted(SHIPPED.keys() - {"code"}))
+@pytest.mark.parametrize("name", sorted({*REWARDS.names} - {"code", "reward_model", "llm_judge"}))
 def test_malformed_completions_are_scored_and_never_right(pool, name):
     prompt = Prompt(prompt_id="sums/0/1", text="3+4=", answer="fourteen halves and 31")
     prompts = gym_prompts() if name == "reasoning_gym" else [prompt]
@@ -201,7 +201,7 @@ def test_malformed_completions_are_scored_and_never_right(pool, name):
 
 
 def test_rewards_weigh_what_is_recorded_without_weights(pool):
-    rewards = load_rewards(["exact_match", "similarity"], pool=pool, weights={"similarity": 0.5})
+    rewards = load_rewards(["exact_match", "similarity"], pool=pool).weighted({"similarity": 0.5})
     found = asyncio.run(rewards.score(Prompt(prompt_id="a/0/0", text="?", answer="1234"), "1235"))
     assert found == (0.375, {"exact_match": 0.0, "similarity": 0.75})
 

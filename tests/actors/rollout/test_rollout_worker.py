@@ -55,18 +55,11 @@ class Stage:
         self.ended.set()
 
 
-class Counted(RolloutWorker):
-    """A worker that can be asked for its tally."""
-
-    def statistics(self):
-        return self._tally.statistics()
-
-
-def build(desk, stage, *, slots=4, size=2, heartbeat=60.0):
-    return Counted(
+def build(desk, stage, *, slots=4, size=2, heartbeat=60.0, run=None):
+    return RolloutWorker(
         ActorStatistics("engine-0"),
         desk,
-        stage.run,
+        run or stage.run,
         interrupt=stage.interrupt,
         max_concurrent_rollouts=slots,
         largest_group=size,
@@ -96,7 +89,7 @@ def test_nothing_is_leased_before_the_first_weights():
             await worker.on_version(0)
             await desk.until(lambda events: ("lease", 4) in events)
         assert desk.events[0] == ("serving", 0)
-        assert worker.statistics()["idle_seconds"]["first_weights"] > 0
+        assert worker.statistics.statistics()["idle_seconds"]["first_weights"] > 0
 
     asyncio.run(scenario())
 
@@ -109,14 +102,14 @@ def test_a_group_runs_all_its_rollouts_at_once_and_is_put_once():
             await worker.on_version(3)
             await desk.until(lambda events: len(events) > 3)
             assert stage.begun == [("g1", 0), ("g1", 1)]
-            assert worker.statistics()["running_rollouts"] == 2
+            assert worker.statistics.statistics()["running_rollouts"] == 2
             stage.ended.set()
             await desk.until(lambda events: desk.of("put"))
         [(payload,)] = desk.of("put")
         group = decode(payload)
         assert (group.group_id, group.prompt_id, group.attempt) == ("g1", "sums/0/1", 3)
         assert [r.sample_index for r in group.rollouts] == [0, 1]
-        statistics = worker.statistics()
+        statistics = worker.statistics.statistics()
         assert statistics["tokens_generated"] == 4
         assert statistics["rollouts"] == 2
         assert statistics["groups"] == {"accepted": 1}
@@ -136,7 +129,7 @@ def test_a_greedy_rollout_runs_beside_the_group_and_only_its_reward_is_put():
             await desk.until(lambda events: len(events) > 3)
             assert stage.begun == [("g1", 0), ("g1", 1), ("g1", 2)]
             assert stage.temperatures == [None, None, 0.0]
-            assert worker.statistics()["running_rollouts"] == 3
+            assert worker.statistics.statistics()["running_rollouts"] == 3
             stage.ended.set()
             await desk.until(lambda events: desk.of("put"))
         group = decode(desk.of("put")[0][0])
@@ -144,8 +137,8 @@ def test_a_greedy_rollout_runs_beside_the_group_and_only_its_reward_is_put():
         assert [r.reward for r in group.rollouts] == [0.0, 1.0]
         assert [r.baseline_reward for r in group.rollouts] == [0.25, 0.25]
         assert [r.metadata["seed"] for r in group.rollouts] == [0, 1], "nothing else is lost"
-        assert worker.statistics()["rollouts"] == 3
-        assert worker.statistics()["running_rollouts"] == 0
+        assert worker.statistics.statistics()["rollouts"] == 3
+        assert worker.statistics.statistics()["running_rollouts"] == 0
 
     asyncio.run(scenario())
 
@@ -198,18 +191,17 @@ def test_a_rollout_that_has_ended_makes_room_before_its_group_has():
                 await straggler.wait()
             return await stage.run(of, index, saved)
 
-        worker = build(desk, stage, slots=4, size=2)
-        worker._run_episode = run
+        worker = build(desk, stage, slots=4, size=2, run=run)
         stage.ended.set()
         async with working(worker):
             await worker.on_version(0)
             # Both groups have a rollout that has ended: there is room for a third.
-            await desk.until(lambda _: worker.statistics()["running_rollouts"] == 2)
+            await desk.until(lambda _: worker.statistics.statistics()["running_rollouts"] == 2)
             await desk.until(lambda events: events.count(("lease", 2)) == 1)
             assert desk.of("put") == []
             straggler.set()
             await desk.until(lambda _: len(desk.of("put")) == 2)
-            assert worker.statistics()["running_rollouts"] == 0
+            assert worker.statistics.statistics()["running_rollouts"] == 0
 
     asyncio.run(scenario())
 
@@ -227,7 +219,7 @@ def test_a_failed_rollout_gives_the_group_back_and_aborts_its_siblings():
         assert desk.of("fail") == [("bad", 1, "reward", "reward 'x' of prompt 'sums/0/1' raised")]
         assert stage.aborted == [("bad", 0)]
         assert decode(desk.of("put")[0][0]).group_id == "good"
-        assert worker.statistics()["groups"] == {"failed": 1, "accepted": 1}
+        assert worker.statistics.statistics()["groups"] == {"failed": 1, "accepted": 1}
 
     asyncio.run(scenario())
 
@@ -264,7 +256,7 @@ def test_a_lost_attempt_spares_a_newer_one_of_its_group():
             await desk.until(lambda events: ("heartbeat", [("again", 2)]) in events)
             stage.ended.set()
             await desk.until(lambda events: desk.of("put"))
-        assert worker.statistics()["groups"] == {"aborted": 1, "accepted": 1}
+        assert worker.statistics.statistics()["groups"] == {"aborted": 1, "accepted": 1}
 
     asyncio.run(scenario())
 
@@ -283,7 +275,7 @@ def test_heartbeats_renew_what_is_held_and_lost_groups_are_aborted():
             stage.ended.set()
             await desk.until(lambda events: desk.of("put"))
         assert desk.of("fail") == []
-        assert worker.statistics()["groups"] == {"aborted": 1, "accepted": 1}
+        assert worker.statistics.statistics()["groups"] == {"aborted": 1, "accepted": 1}
 
     asyncio.run(scenario())
 
@@ -300,8 +292,8 @@ def test_stop_interrupts_what_is_running_and_saves_what_was_sampled():
         assert (group.group_id, group.attempt) == ("g1", 2)
         assert [r.sample_index for r in group.rollouts] == [0, 1]
         assert {r.finish_reason for r in group.rollouts} == {FinishReason.ABORTED}
-        assert worker.statistics()["groups"] == {"aborted": 1}
-        assert worker.statistics()["rollouts"] == 0
+        assert worker.statistics.statistics()["groups"] == {"aborted": 1}
+        assert worker.statistics.statistics()["rollouts"] == 0
 
     asyncio.run(scenario())
 
@@ -321,7 +313,7 @@ def test_a_conversation_that_stop_interrupts_in_a_later_turn_is_no_failed_attemp
             await worker.on_version(0)
             await desk.until(lambda events: len(events) > 3)
         assert desk.of("put") == desk.of("fail") == desk.of("save") == []
-        assert worker.statistics()["groups"] == {"aborted": 1}
+        assert worker.statistics.statistics()["groups"] == {"aborted": 1}
 
     asyncio.run(scenario())
 
@@ -404,7 +396,9 @@ def test_a_lease_that_carries_saved_rollouts_samples_only_what_is_missing():
         group = decode(desk.of("put")[0][0])
         assert group.attempt == 2
         assert [r.reward for r in group.rollouts] == [0.25, 1.0, 1.0]
-        assert worker.statistics()["tokens_generated"] == 2, "of rollout 1; the others had theirs"
+        assert worker.statistics.statistics()["tokens_generated"] == 2, (
+            "of rollout 1; the others had theirs"
+        )
 
     asyncio.run(scenario())
 
@@ -487,9 +481,9 @@ def test_what_comes_after_the_run_does_not_count_as_idle():
         worker = build(Desk(), Stage())
         async with working(worker):
             await worker.on_version(0)
-        after = worker.statistics()
+        after = worker.statistics.statistics()
         await asyncio.sleep(0.02)
-        assert worker.statistics() == after
+        assert worker.statistics.statistics() == after
 
     asyncio.run(scenario())
 
@@ -523,7 +517,7 @@ def test_workers_broker_and_learner_train_every_group_within_the_bound(
                 greedy.append(rollout)
             return rollout
 
-        worker = Counted(
+        worker = RolloutWorker(
             ActorStatistics("engine-0"),
             broker,
             episode,
@@ -554,7 +548,7 @@ def test_workers_broker_and_learner_train_every_group_within_the_bound(
         accounts = await broker.accounting()
         evaluation = await broker.evaluation("greedy", 1.0)
         await broker.close()
-        return accounts, evaluation, worker.statistics()
+        return accounts, evaluation, worker.statistics.statistics()
 
     accounts, evaluation, statistics = asyncio.run(scenario())
     assert accounts.trained == batch * steps
@@ -583,7 +577,7 @@ def test_what_a_worker_has_sampled_when_it_is_stopped_is_gone_on_with_by_another
             {}, vocabulary=40, median_length=50, tokens_per_second=rate, initial_version=version
         )
         runner = episodes(engine, SamplingParameters(temperature=1.0, max_new_tokens=30))
-        worker = Counted(
+        worker = RolloutWorker(
             ActorStatistics(name), broker, runner.run, interrupt=engine.interrupt,
             max_concurrent_rollouts=2, largest_group=2, heartbeat_seconds=60.0,
         )  # fmt: skip
@@ -597,7 +591,7 @@ def test_what_a_worker_has_sampled_when_it_is_stopped_is_gone_on_with_by_another
         async with working(worker):
             await worker.on_version(0)
             await asyncio.sleep(0.15)
-        tokens = worker.statistics()["tokens_generated"]
+        tokens = worker.statistics.statistics()["tokens_generated"]
         await broker.close()
         return tokens
 
@@ -611,7 +605,7 @@ def test_what_a_worker_has_sampled_when_it_is_stopped_is_gone_on_with_by_another
             await worker.on_version(1)
             batch = await broker.take(0, 10.0)
         await broker.close()
-        return decode(batch.payloads[0]), group, worker.statistics()["tokens_generated"]
+        return decode(batch.payloads[0]), group, worker.statistics.statistics()["tokens_generated"]
 
     def open_broker():
         return Broker(

@@ -5,7 +5,7 @@ from itertools import islice
 import pytest
 
 from actors.errors import InputError
-from actors.sources.demonstrations import load_demonstrations
+from actors.sources.examples import load_demonstrations
 from actors.sources.lettered_chain_sum import CHARACTERS, LetteredChainSum
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from actors.environments.calculator import calculator
 from actors.errors import InputError
-from actors.sources.demonstrations import TURN, load_demonstrations
+from actors.sources.examples import TURN, load_demonstrations
 from actors.sources.registry import load_source
 
 PARTS = {"parts": [{"source": "tiny:distance", "weight": 3}, {"source": "tiny:twice"}]}

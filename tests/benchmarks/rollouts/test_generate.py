@@ -10,9 +10,9 @@ from unittest import mock
 
 import pytest
 
+from actors.assembly import EngineSpec, build_engine
 from actors.config import ActorsConfig
 from actors.errors import InputError
-from actors.ray_actor import build_engine
 from benchmarks.rollouts import generate
 from benchmarks.rollouts.generate import (
     CHARACTERS,
@@ -100,7 +100,10 @@ def test_the_engine_alone_has_every_argument_of_the_actors(monkeypatch, tmp_path
     path = str(tmp_path)
     with mock.patch.dict(os.environ):
         Offline().start(path, config, 256)
-        engine = build_engine(0, config, WeightSyncConfig(), path, SEED, 256, None)
+        spec = EngineSpec(
+            index=0, config=config, weight_sync=WeightSyncConfig(), model_path=path, seed=SEED
+        )
+        engine = build_engine(spec, None, 256)
         with pytest.raises(InputError, match="enough is known"):
             asyncio.run(engine.start())
     assert AsyncEngineArgs(**alone[0]) == inside[0]

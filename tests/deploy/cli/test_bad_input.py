@@ -15,14 +15,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from broken import HELD, Case, sets, tokenizer
-from broken_inputs import INPUTS
-from broken_recipes import RECIPES
-from broken_runs import RUNS, SLOW_RUNS
 
 from deploy.cli import app as cli
-from learner.advantages import ESTIMATORS
-from learner.losses import LOSSES
+from tests.deploy.broken import HELD, Case, sets, tokenizer
+from tests.deploy.broken_inputs import INPUTS
+from tests.deploy.broken_recipes import RECIPES
+from tests.deploy.broken_runs import REWARD_RAISES, SLOW_RUNS, TOO_FEW_RESOURCES
 
 HEADWAY = Path(sys.executable).parent / "headway"
 
@@ -64,8 +62,6 @@ def here(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    for registry in (LOSSES, ESTIMATORS):
-        monkeypatch.setattr(registry, "_entries", dict(registry._entries))
     importlib.invalidate_caches()
     yield tmp_path
     sys.modules.pop("mine", None)
@@ -157,7 +153,11 @@ def end(case: Case, folder: Path, tiny_model: Path) -> Path:
 
 @pytest.mark.ray
 @pytest.mark.deepspeed
-@pytest.mark.parametrize("case", RUNS, ids=ids(RUNS))
+@pytest.mark.parametrize(
+    "case",
+    [REWARD_RAISES, pytest.param(TOO_FEW_RESOURCES, marks=pytest.mark.slow)],
+    ids=lambda case: case.name,
+)
 def test_what_a_run_finds_out_ends_it_with_one_message(case, tmp_path, tiny_model):
     end(case, tmp_path, tiny_model)
 

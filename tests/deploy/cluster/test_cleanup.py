@@ -29,9 +29,9 @@ agent = subprocess.Popen(["ray::DashboardAgent", "-c", "input()"], executable=sy
                          stdin=subprocess.PIPE)
 name = worker.stdout.readline().strip()
 family = [psutil.Process(worker.pid), *psutil.Process(worker.pid).children(recursive=True)]
-trackers = [each for each in family if "multiprocessing.resource_tracker" in str(each.cmdline())]
+is_tracker = lambda process: "multiprocessing.resource_tracker" in str(process.cmdline())
 with ending_workers():
-    halted = [process.status() for process in family if process not in trackers]
+    halted = [process.status() for process in family if not is_tracker(process)]
 worker.wait(10)
 alive = [p.pid for p in family if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
 print(json.dumps({{"name": name, "halted": halted, "alive": alive, "agent": agent.poll()}}))

@@ -8,10 +8,9 @@ from pathlib import Path
 import jsonschema
 import pytest
 import yaml
-from kubernetes_schema import KUSTOMIZATION, manifest
 
-from deploy.config.run_config import load_recipe
-from deploy.monitoring import prometheus_rule
+from deploy.config.loader import load_recipe
+from tests.deploy.kubernetes_schema import KUSTOMIZATION, manifest
 
 ROOT = Path(__file__).parents[3]
 SHIPPED = ROOT / "deploy" / "kubernetes"
@@ -156,11 +155,9 @@ def test_all_metrics_have_the_node_by_which_they_are_joined_and_workers_are_aske
 
 
 def test_the_rules_and_the_dashboard_that_ship_are_those_of_the_manifests():
-    said = "renew it: python -m deploy.monitoring.prometheus_rule"
-    assert prometheus_rule.FILE.read_text() == prometheus_rule.text(), said
-    document = read(prometheus_rule.FILE)
-    assert document["spec"] == read(prometheus_rule.RULES)
     folder = ROOT / "deploy" / "monitoring"
+    document = read(SHIPPED / "monitoring" / "prometheusrule.yaml")
+    assert document["spec"] == read(folder / "rules.yml")
     document = read(folder / "kustomization.yaml")
     jsonschema.validate(document, KUSTOMIZATION)
     [maps] = document["configMapGenerator"]

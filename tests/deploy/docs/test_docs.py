@@ -10,7 +10,7 @@ import pytest
 from actors.config import ActorsConfig, HeldoutConfig, PromptsConfig
 from actors.environments.protocol import Message
 from actors.rewards import load_rewards
-from deploy.config.run_config import load_recipe
+from deploy.config.loader import load_recipe
 from queues.records import Prompt
 
 PAGE = (Path(__file__).parents[3] / "docs" / "tasks.md").read_text()

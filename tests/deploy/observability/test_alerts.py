@@ -9,11 +9,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from deploy import monitoring
-
-SHIPPED = Path(monitoring.__file__).parent
+ROOT = Path(__file__).parents[3]
+SHIPPED = ROOT / "deploy" / "monitoring"
 RULES = SHIPPED / "rules.yml"
-PLACES = f"{Path(__file__).parents[3] / '.prometheus' / 'usr' / 'bin'}:{os.environ['PATH']}"
+PLACES = f"{ROOT / '.prometheus' / 'usr' / 'bin'}:{os.environ['PATH']}"
 PROMTOOL = shutil.which("promtool", path=PLACES)
 
 

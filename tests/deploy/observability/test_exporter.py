@@ -12,11 +12,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from deploy.config.run_config import load_recipe
+from deploy.config.loader import load_recipe
 from deploy.driver import run_metrics as module
 from deploy.driver.run_metrics import RunMetrics
 from deploy.errors import InputError
-from deploy.monitoring import dashboard
 from deploy.observability.exporter import Exporter, check_address
 from deploy.observability.waits import Overdue, Wait
 from deploy.preflight.inputs import load_inputs
@@ -182,7 +181,3 @@ def test_a_port_in_use_is_refused_before_anything_starts(tmp_path):
         with pytest.raises(InputError, match=f"metrics_port = {port}: Address already in use"):
             load_inputs(load_recipe("demo", settings))
     check_address("127.0.0.1", port)
-
-
-def test_the_dashboard_that_ships_is_the_one_that_its_table_makes():
-    assert dashboard.FILE.read_text() == dashboard.text()

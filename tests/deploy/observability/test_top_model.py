@@ -180,7 +180,7 @@ def frame():
             actor_1=None,
         )
 
-    happened = [Event(850.0, "checkpoint of version 20"), Event(990.0, "[actor-1] was made again")]
+    happened = [Event(850.0, "checkpoint of version 20"), Event(990.0, "[actor-1] was restarted")]
     return view(at(1000.0, 24, 12_000, 4.0), at(990.0, 22, 2_000, 2.0), happened)
 
 
@@ -321,7 +321,7 @@ def test_events_come_from_restarts_failed_updates_and_checkpoints_in_order(tmp_p
     directory.append("restarts.jsonl", [{"actor": "actor-0", "at": 10.0, "reason": "killed"}])
     (directory.checkpoints / "v000002").mkdir(parents=True)
     assert [event.text for event in events(directory)] == [
-        "actor-0 was made again: killed",
+        "actor-0 was restarted: killed",
         "engine-0 did not take version 3: no",
         "checkpoint of version 2",
     ]

@@ -1,7 +1,5 @@
 """Replaying a run: what is planned, what is compared, and whole replays of small runs."""
 
-import json
-import shutil
 import sqlite3
 from pathlib import Path
 
@@ -64,23 +62,6 @@ def test_the_first_difference_is_said_with_the_figures_that_differ():
     assert str(compare(pairs[2:])).endswith("with the same loss and gradient norm")
 
 
-REWARD = """
-def score(prompt, completion, answer, metadata):
-    return sum(map(ord, completion)) % 7 / 7  # of a scripted engine no answer is ever right
-"""
-
-
-def warm(headway, name, *settings):
-    shutil.copytree(headway.folder / "runs" / "small-sft", headway.folder / "runs" / f"{name}-sft")
-    (headway.folder / "varied.py").write_text(REWARD)
-    done = headway.recipe(
-        "run", f"name={name}", "steps=6", "heldout.every=6", 'actors.reward=["varied:score"]',
-        *settings,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr
-    return headway.folder / "runs" / name
-
-
 def files(folder):
     """Every file of a run with its size and time, less SQLite's index for those who read."""
     return {
@@ -98,59 +79,50 @@ def alter(folder, statement):
     ledger.close()
 
 
-@pytest.fixture(scope="module")
-def trained(headway):
-    """A run of six batches with checkpoints at 2, 4 and 6."""
-    return warm(headway, "replayed", "learner.keep_checkpoints=3")
-
-
 @pytest.mark.ray
 @pytest.mark.deepspeed
-def test_the_weights_of_a_run_are_trained_again_bit_by_bit_and_its_folder_stays(headway, trained):
-    before = files(trained)
-    again = headway("replay", "replayed", "--steps", "3:6")
+def test_the_weights_of_a_run_are_trained_again_bit_by_bit_and_its_folder_stays(headway, finished):
+    before = files(finished.folder)
+    again = headway("replay", "small", "--steps", "3:6")
     assert again.returncode == 0, again.stdout + again.stderr
     words = " ".join(again.stdout.split())
     assert "training batches 3 to 5 again from checkpoint 2, first the 1 before them" in words
     assert "the weights after batches 3 to 5 are those of the run" in words
-    rows = [json.loads(line) for line in (trained / "metrics.jsonl").read_text().splitlines()]
-    checksums = [row["weights_checksum"] for row in rows]
+    checksums = [row["weights_checksum"] for row in finished.rows("metrics.jsonl")]
     assert len(set(checksums)) == 6, "every version has other weights"
     assert [again.stdout.count(text) for text in checksums] == [0, 0, 0, 2, 2, 2]
-    assert files(trained) == before
-    initial = headway("replay", "replayed", "--steps", "0:1")
-    assert initial.returncode == 0, initial.stdout + initial.stderr
-    assert "again from the initial weights" in initial.stdout
+    assert files(finished.folder) == before
 
 
 @pytest.mark.ray
 @pytest.mark.deepspeed
-def test_a_difference_ends_with_1_and_what_cannot_be_replayed_with_2(headway, trained):
-    other = trained.with_name("altered")
-    shutil.copytree(trained, other)
-    shutil.copytree(trained.with_name("replayed-sft"), trained.with_name("altered-sft"))
-    recipe = json.loads((other / "recipe.json").read_text())
-    (other / "recipe.json").write_text(json.dumps({**recipe, "name": "altered"}))
+def test_a_replay_from_the_initial_weights_ends_with_1_at_the_first_difference(headway, copied_run):
     alter(
-        other,
+        copied_run,
         "UPDATE batches SET statistics = json_set(statistics, '$.weights_checksum', 'f00')"
-        " WHERE version = 4",
+        " WHERE version = 1",
     )
-    differs = headway("replay", "altered", "--steps", "4:6")
+    differs = headway("replay", "copied", "--steps", "0:2")
     assert differs.returncode == 1, differs.stdout + differs.stderr
     words = " ".join(differs.stdout.split())
-    assert "the weights differ first after batch 4: checksum f00 recorded and" in words
+    assert "again from the initial weights" in words
+    assert "the weights differ first after batch 1: checksum f00 recorded and" in words
     assert "with the same loss and gradient norm" in words
-    untrained = headway("replay", "altered", "--steps", "4:7")
+
+
+@pytest.mark.ray
+@pytest.mark.deepspeed
+def test_batches_that_cannot_be_replayed_are_refused(headway, copied_run):
+    untrained = headway.call("replay", "copied", "--steps", "4:7")
     assert (untrained.returncode, "trained are 0 to 5" in untrained.stderr) == (2, True)
-    for segment in (other / "journal").iterdir():
+    for segment in (copied_run / "journal").iterdir():
         segment.unlink()
-    gone = headway("replay", "altered", "--steps", "4:6")
-    assert gone.returncode == 2, gone.stdout + gone.stderr
-    assert "batch 4: its group g0" in gone.stderr
-    assert "cannot be read any more" in gone.stderr
-    alter(other, "INSERT INTO meta VALUES ('removed_segment_1', '0')")
-    removed = headway("replay", "altered", "--steps", "4:6")
+    unreadable = headway.call("replay", "copied", "--steps", "4:6")
+    assert unreadable.returncode == 2, unreadable.stdout + unreadable.stderr
+    assert "batch 4: its group g0" in unreadable.stderr
+    assert "cannot be read any more" in unreadable.stderr
+    alter(copied_run, "INSERT INTO meta VALUES ('removed_segment_1', '0')")
+    removed = headway.call("replay", "copied", "--steps", "4:6")
     assert removed.returncode == 2, removed.stdout + removed.stderr
     assert 'queues.keep_rollouts = "all" keeps every group' in removed.stderr
 
@@ -161,7 +133,10 @@ def test_a_difference_ends_with_1_and_what_cannot_be_replayed_with_2(headway, tr
 @pytest.mark.parametrize("stage", [1, 3])
 def test_two_ranks_train_the_weights_of_a_run_again(headway, stage):
     name = f"two-{stage}"
-    warm(headway, name, "learner.ranks=2", f"learner.zero_stage={stage}", "actors.cpus=0.0")
+    headway.finish(
+        name, "steps=6", "heldout.every=6", 'actors.reward=["varied:score"]', "actors.cpus=0.0",
+        "learner.ranks=2", f"learner.zero_stage={stage}",
+    )  # fmt: skip
     again = headway("replay", name, "--steps", "4:6")
     assert again.returncode == 0, again.stdout + again.stderr
     assert "the weights after batches 4 to 5 are those of the run" in " ".join(again.stdout.split())

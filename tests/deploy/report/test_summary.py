@@ -1,14 +1,11 @@
 """Figures of a run from hand-made rows."""
 
-import io
 from dataclasses import replace
 
 import pytest
-from rich.console import Console
 
 from deploy.report.summary import overlap, summarise
 from deploy.report.tables import figures
-from deploy.runtime.console import Screen
 from deploy.storage.run_record import Earlier, Record
 from queues.records import Evaluation
 
@@ -185,18 +182,13 @@ def test_what_was_left_out_of_training_is_counted_and_shown():
     ]
 
 
-def test_a_batch_whose_tokens_were_all_too_old_has_no_lag_and_is_shown():
+def test_a_batch_whose_tokens_were_all_too_old_has_no_lag():
     masked = {
         **BATCHES[-1], "max_lag": None, "lag_mean": None, "response_length_mean": None,
         "lag_histogram": {}, "ess": None,
     }  # fmt: skip
     summary = summarise(record([*BATCHES[:-1], masked]), status="done", now=21.0)
     assert summary["max_lag_trained"] == max(row["max_lag"] for row in BATCHES[:-1])
-    written = io.StringIO()
-    screen = Screen(Console(file=written, width=200))
-    with screen.bar(3, "waiting"):
-        screen.batch({**masked, "version": 0, "reward_mean": 0.5}, tokens_per_second=None)
-    assert "step 1/3 · reward 0.500 · every token masked" in written.getvalue()
 
 
 def test_a_run_that_trained_nothing_has_a_summary_too():

@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 import signal
 import time
 from contextlib import contextmanager
@@ -21,7 +20,6 @@ ACTOR, ENGINE = "ray::RolloutActor", "VLLM::EngineCore"
 def going(headway, name, *settings):
     """A run of the small recipe with two actors on cores that it finds itself; and its folder."""
     runs, recipe = headway.folder / "runs", headway.folder / "several.toml"
-    shutil.copytree(runs / "small-sft", runs / f"{name}-sft", dirs_exist_ok=True)
     text = RECIPE.read_text()
     assert 'cores = ["0"]' in text
     recipe.write_text(text.replace('cores = ["0"]', "count = 2\ncpus = 0.5"))
@@ -117,7 +115,7 @@ def test_a_run_whose_actors_are_killed_loses_and_doubles_nothing(headway):
         assert {engine, other} == {"engine-0", "engine-1"}
         summary, accounts, output = ended(process, headway, "killed")
     check_kills(summary, accounts, steps)
-    assert output.count("is made again (1 of 5 in a row)") == 2
+    assert output.count("is restarted (1 of 5 in a row)") == 2
     assert output.count("is ready again") == 2
     assert summary["tokens_generated"] >= summary["tokens_trained"] > 0
 
@@ -163,7 +161,7 @@ def test_an_error_of_the_users_in_one_actor_ends_the_run_and_restarts_nothing(he
     assert process.returncode == 2, output
     assert "a reward that does not import" in output
     assert "Traceback" not in output
-    assert "made again" not in output
+    assert "is restarted" not in output
     assert not folder.exists(), "bad input leaves nothing behind"
 
 

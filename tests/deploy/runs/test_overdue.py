@@ -1,12 +1,9 @@
 """Whole runs that do not wait for stragglers, from the command line."""
 
-import json
-
 import pytest
 
 from queues.readers.accounting import open_ledger
 from queues.readers.selection_bias import report_bias
-from tests.deploy.runs.test_run import share_warm_start
 
 pytestmark = [pytest.mark.ray, pytest.mark.deepspeed]
 
@@ -26,19 +23,15 @@ STRAGGLERS = (
     ],
 )
 def test_a_run_goes_on_past_its_stragglers_and_tells_what_became_of_them(headway, policy):
-    share_warm_start(headway, policy)
-    settings = (f"name={policy}", f"queues.on_overdue={policy}", "queues.ess_target=0.5")
-    result = headway.recipe("run", *settings, *STRAGGLERS)
-    assert result.returncode == 0, result.stdout + result.stderr
-    folder = headway.folder / "runs" / policy
-    summary = json.loads((folder / "summary.json").read_text())
+    settings = (f"queues.on_overdue={policy}", "queues.ess_target=0.5", *STRAGGLERS)
+    run = headway.finish(policy, *settings)
+    summary, rows = run.summary, run.rows("metrics.jsonl")
     accounts = summary["accounting"]
-    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     assert (summary["version"], accounts["trained"], accounts["balanced"]) == (10, 20, True)
     overdue = rows[-1]["groups_overdue"]
     assert overdue > 0
     assert (summary["max_lag_trained"] > 1) == (policy == "train")
-    with open_ledger(folder) as database:
+    with open_ledger(run.folder) as database:
         report = report_bias(database)
     if policy == "drop":
         assert overdue == accounts["dropped"]["overdue"] == report.groups["dropped"]

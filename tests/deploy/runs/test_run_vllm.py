@@ -1,9 +1,5 @@
 """A whole run on real parts: vLLM generates while DeepSpeed trains."""
 
-import json
-import shutil
-
-import pyarrow.parquet
 import pytest
 
 pytestmark = [pytest.mark.ray, pytest.mark.deepspeed, pytest.mark.vllm]
@@ -11,24 +7,10 @@ pytestmark = [pytest.mark.ray, pytest.mark.deepspeed, pytest.mark.vllm]
 
 @pytest.fixture(scope="module")
 def run(headway):
-    """Summary, journal and weight updates of a run whose rollouts outlast several updates."""
-    runs = headway.folder / "runs"
-    shutil.copytree(runs / "small-sft", runs / "real-sft")
-    result = headway.recipe(
-        "run",
-        "name=real",
-        "steps=8",
-        "heldout.every=8",
-        "actors.engine=vllm",
-        "actors.max_new_tokens=160",
-        timeout=600,
-    )
-    assert result.returncode == 0, result.stdout + result.stderr
-    exported = headway("inspect", "real", "--parquet", "real.parquet")
-    assert exported.returncode == 0, exported.stderr
-    rows = pyarrow.parquet.read_table(headway.folder / "real.parquet").to_pylist()
-    swaps = [json.loads(line) for line in (runs / "real" / "swaps.jsonl").read_text().splitlines()]
-    return json.loads((runs / "real" / "summary.json").read_text()), rows, swaps
+    """Summary, rollouts and weight updates of a run whose rollouts outlast several updates."""
+    settings = ("steps=8", "heldout.every=8", "actors.engine=vllm", "actors.max_new_tokens=160")
+    done = headway.finish("real", *settings)
+    return done.summary, headway.rollouts("real"), done.rows("swaps.jsonl")
 
 
 def sampled_versions(row):

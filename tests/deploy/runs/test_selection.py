@@ -2,38 +2,40 @@
 
 import json
 
-import pyarrow.parquet
 import pytest
-
-from tests.deploy.runs.test_run import accounting, share_warm_start
 
 pytestmark = [pytest.mark.ray, pytest.mark.deepspeed]
 
 
-def run(headway, name, *settings):
-    share_warm_start(headway, name)
-    result = headway.recipe("run", f"name={name}", *settings)
-    assert result.returncode == 0, result.stdout + result.stderr
-    return json.loads((headway.folder / "runs" / name / "summary.json").read_text()), result.stdout
-
-
-def test_a_policy_without_any_success_is_filtered_up_to_the_limit_and_then_trained(headway):
-    # The scripted engine never answers right, so that every group is tied, whatever its lengths.
-    summary, output = run(
-        headway, "tied", "steps=2", "queues.filter_tied=true", "queues.max_filtered_batches=1",
+@pytest.fixture(scope="module")
+def tied(headway):
+    """A run over the object store; no answer of its engine is right, so every group is tied."""
+    return headway.finish(
+        "tied", "steps=2", "queues.filter_tied=true", "queues.max_filtered_batches=1",
         "actors.scripted_options={median_length = 14, length_sigma = 0.3}",
         "actors.overlong.buffer=20", "actors.greedy_baseline=true",
+        "weight_sync.transport=object_store",
     )  # fmt: skip
+
+
+def test_a_run_over_the_object_store_sends_all_weights_of_every_version(tied):
+    assert tied.summary["weight_sync"]["failed"] == 0
+    swaps = tied.rows("swaps.jsonl")
+    assert {swap["codec"] for swap in swaps} == {"full"}
+    assert swaps[-1]["bytes"] == swaps[-1]["full_bytes"] > 0
+
+
+def test_a_policy_without_any_success_is_filtered_up_to_the_limit_and_then_trained(headway, tied):
+    summary = tied.summary
     assert (summary["status"], summary["version"]) == ("done", 2)
     filtered = summary["accounting"]["dropped"]["filtered"]
     assert filtered == summary["selection"]["groups_filtered"]
     assert 2 <= filtered <= 2 * 3, "one batch's worth before each take, and after the last"
     assert summary["selection"]["groups_let_through"] >= summary["accounting"]["trained"] == 4
     assert summary["accounting"]["balanced"]
-    assert f"{filtered} filtered, " in output
+    assert f"{filtered} filtered, " in tied.output
 
-    headway("inspect", "tied", "--parquet", "tied.parquet")
-    rows = pyarrow.parquet.read_table(headway.folder / "tied.parquet").to_pylist()
+    rows = headway.rollouts("tied")
     assert sum(row["state"] == "dropped" for row in rows) == 2 * filtered
     parts = [dict(row["reward_parts"]) for row in rows]
     assert len({row["reward"] for row in rows}) > 1, "lengths differ, and so does their punishment"
@@ -47,11 +49,12 @@ def test_a_policy_without_any_success_is_filtered_up_to_the_limit_and_then_train
 def test_a_run_whose_prompts_are_all_mastered_ends_early_and_well(headway):
     lines = [json.dumps({"prompt": f"{n}+1=", "answer": str(n + 1)}) for n in range(7)]
     (headway.folder / "sums.jsonl").write_text("\n".join(lines))
-    summary, output = run(
-        headway, "mastered", "steps=50", "prompts.source=files",
+    run = headway.finish(
+        "mastered", "steps=50", "prompts.source=files",
         "prompts.source_options.path=sums.jsonl", "heldout.size=2", "heldout.final_size=2",
         "prompts.pass_rate_cap=1.0", "prompts.pass_threshold=0.0",
     )  # fmt: skip
+    summary = run.summary
     trained = summary["accounting"]["trained"]
     assert summary["status"] == "done"
     # Prompts whose first group was still under way when the second epoch was issued come twice.
@@ -59,7 +62,7 @@ def test_a_run_whose_prompts_are_all_mastered_ends_early_and_well(headway):
     assert summary["version"] == (trained + 1) // 2
     assert summary["rollouts_trained"] == 2 * trained, "the last batch may be short"
     assert summary["selection"]["prompts_retired"] == 5
-    assert "prompts mastered" in output
-    assert accounting(headway, "mastered")["balanced"]
+    assert "prompts mastered" in run.output
+    assert headway.accounting("mastered")["balanced"]
     scored = [row["version"] for row in summary["heldout"] if row["score"] is not None]
     assert scored == list(range(0, summary["version"] + 1, 2))

@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 import signal
 import subprocess
 import time
@@ -10,7 +9,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from processes import processes_of
+from tests.deploy.processes import processes_of
 
 pytestmark = [
     pytest.mark.slow,
@@ -21,7 +20,6 @@ pytestmark = [
 
 DEADLINE = 8.0
 MORE = 10.0
-WARM = "small-sft"
 
 
 def rows(file):
@@ -42,7 +40,6 @@ class Stalled:
 
     def __init__(self, headway, name, *settings, environment=None):
         self.folder = headway.folder / "runs" / name
-        shutil.copytree(headway.folder / "runs" / WARM, headway.folder / "runs" / f"{name}-sft")
         self.name = name
         self.headway = headway
         self.arguments = headway.arguments(

@@ -1,7 +1,6 @@
 """Roles of a run on different nodes of a cluster."""
 
 import json
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -17,8 +16,6 @@ pytestmark = [
 
 
 def on_three_nodes(headway, name, *settings):
-    runs = headway.folder / "runs"
-    shutil.copytree(runs / "small-sft", runs / f"{name}-sft")
     command = headway.arguments("run", f"name={name}", *settings)
     program = Path(__file__).parents[1] / "three_nodes.py"
     done = subprocess.run(

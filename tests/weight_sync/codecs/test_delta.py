@@ -9,9 +9,9 @@ import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from weight_sync.buckets import Piece
 from weight_sync.codecs.delta import MOST_CHANGED, Patch, diff, patched
 from weight_sync.errors import StagingError, WrongBase
-from weight_sync.transports.protocol import Piece
 
 
 def checksum(array: np.ndarray) -> str:

@@ -12,10 +12,12 @@ from weight_sync.broadcaster import Broadcaster
 from weight_sync.errors import StagingError, WrongBase
 from weight_sync.manifest import Manifest
 from weight_sync.publish.staged_publisher import StagedPublisher
-from weight_sync.receive.receiver import Receiver
+from weight_sync.receive.receiver import Receiver, ReceiverOptions
 from weight_sync.receive.staging import stage, stage_delta
 from weight_sync.transports.filesystem import FilesystemTransport
 from weight_sync.transports.shared_memory import SharedMemoryTransport
+
+KEEP_BASE = ReceiverOptions(keep_base=True)
 
 
 def steps(count: int, share: float = 0.02, dtype: torch.dtype = torch.bfloat16) -> list[dict]:
@@ -34,9 +36,9 @@ def steps(count: int, share: float = 0.02, dtype: torch.dtype = torch.bfloat16) 
 
 
 def same(staged_or_weights, expected: dict) -> bool:
-    found = dict(staged_or_weights)
-    return found.keys() == expected.keys() and all(
-        torch.equal(found[name], tensor) for name, tensor in expected.items()
+    actual = dict(staged_or_weights)
+    return actual.keys() == expected.keys() and all(
+        torch.equal(actual[name], tensor) for name, tensor in expected.items()
     )
 
 
@@ -51,7 +53,7 @@ def transport(request, tmp_path):
 
 @pytest.fixture
 def send(transport):
-    """Publishes a version by codec `delta`; its manifest."""
+    """Return a function that publishes a version by codec `delta` and returns its manifest."""
     manifests: list[Manifest] = []
     publisher = StagedPublisher(transport, manifests.append, bucket_bytes=8192, codec="delta")
 
@@ -67,7 +69,7 @@ def test_ten_updates_by_delta_end_in_the_bits_of_the_whole_version(engine, trans
     versions = steps(10)
 
     async def run():
-        receiver = Receiver("e0", engine, Broadcaster(1.0, 1), transport, keep_base=True)
+        receiver = Receiver("e0", engine, Broadcaster(1.0, 1), transport, options=KEEP_BASE)
         reports = []
         for version, weights in enumerate(versions):
             reports.append(await receiver.update(send(version, weights)))
@@ -98,7 +100,7 @@ def test_a_receiver_that_missed_a_version_gets_the_next_one_whole(engine, transp
     versions = steps(4)
 
     async def run():
-        receiver = Receiver("e0", engine, Broadcaster(1.0, 1), transport, keep_base=True)
+        receiver = Receiver("e0", engine, Broadcaster(1.0, 1), transport, options=KEEP_BASE)
         reports = []
         for version, weights in enumerate(versions):
             manifest = send(version, weights)
@@ -177,7 +179,7 @@ def test_other_tensors_begin_a_new_chain(transport, send) -> None:
     assert (third.delta.base_version, third.changed) == (2, 0.0)
 
 
-def test_the_base_of_a_version_is_the_last_that_was_sent_not_the_last_handed_over(weights) -> None:
+def test_the_base_of_a_version_is_the_last_one_sent_whatever_its_number(weights) -> None:
     manifests: list[Manifest] = []
     publisher = StagedPublisher(SharedMemoryTransport(), manifests.append, codec="delta")
     with publisher:

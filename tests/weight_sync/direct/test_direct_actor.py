@@ -1,4 +1,4 @@
-"""The learner's publisher and a rollout actor without staging, in one process without Ray's."""
+"""Direct updates from the learner's publisher to a rollout actor, in one process without Ray."""
 
 import asyncio
 import sys
@@ -10,18 +10,17 @@ import pytest
 
 from actors import ray_actor
 from actors.config import ActorsConfig
-from actors.ray_actor import RolloutActor, _Parts
+from actors.ray_actor import ActorSpec, RolloutActor, _Parts
 from tests.weight_sync.conftest import until
 from weight_sync.broadcaster import Broadcaster
 from weight_sync.checksum import checksum
 from weight_sync.config import WeightSyncConfig
-from weight_sync.direct import publisher as direct_publisher
-from weight_sync.direct import ray_links as ray_direct
+from weight_sync.direct import ray_links
 from weight_sync.errors import LoadFailed
 
 
 class FakeVllm:
-    """An engine that others write to; fails at the version it is told to."""
+    """An engine that the learner writes to; fails at a given version."""
 
     def __init__(self, shapes: dict, fails_at: int | None) -> None:
         self.shapes, self.fails_at, self.version = shapes, fails_at, -1
@@ -62,7 +61,7 @@ class FakeRollout(RolloutActor):
     """A rollout actor whose engine and worker are fakes; the rest is its own."""
 
     def __init__(self, shapes: dict, fails_at: int | None, **arguments: Any) -> None:
-        super().__init__(0, **arguments)
+        super().__init__(ActorSpec(index=0, **arguments))
         self.engine, self.worker = FakeVllm(shapes, fails_at), FakeWorker()
 
     def _build(self) -> _Parts:
@@ -70,7 +69,7 @@ class FakeRollout(RolloutActor):
 
 
 class FakeVllmSender:
-    """Says what vLLM's trainer engines say (a `VllmSender`)."""
+    """Makes the calls of vLLM's trainer engines (a `VllmSender`)."""
 
     def __init__(self, backend, workers, weights, transfer, address, device) -> None:
         assert (backend, workers, device) == ("nccl", 1, "cuda")
@@ -105,13 +104,11 @@ def test_a_rollout_actor_is_served_ends_with_its_engine_and_is_seeded_when_made_
     monkeypatch.setitem(
         sys.modules, "weight_sync.direct.vllm_sender", SimpleNamespace(VllmSender=FakeVllmSender)
     )
-    monkeypatch.setattr(direct_publisher.DirectPublisher, "idle_seconds", 0.01)
     monkeypatch.setattr(
-        ray_direct,
+        ray_links,
         "ray",
         SimpleNamespace(
             get=lambda future, timeout: future.result(timeout),
-            exceptions=ray_direct.ray.exceptions,
             util=SimpleNamespace(get_node_ip_address=lambda: "127.0.0.1"),
         ),
     )
@@ -134,7 +131,7 @@ def test_a_rollout_actor_is_served_ends_with_its_engine_and_is_seeded_when_made_
         return handles[-1], handles[-1].ask(actor.run())
 
     first, runs = begin(fails_at=1)
-    with ray_direct.make_direct_publisher(config, broadcaster) as publisher:
+    with ray_links.make_direct_publisher(config, broadcaster, seed_seconds=0.01) as publisher:
         digest = publisher.publish(0, weights(0).items())
         until(lambda: first.actor.worker.versions == [0])
         assert first.actor.engine.checksum == digest
@@ -147,8 +144,8 @@ def test_a_rollout_actor_is_served_ends_with_its_engine_and_is_seeded_when_made_
         assert second.actor.engine.checksum == digest
         second.ask(second.actor.stop()).result(30)
         runs.result(30)
-    told = asyncio.run(broadcaster.reports(0))
-    assert [(r.version, r.seeding, r.error) for r in told] == [
+    reports = asyncio.run(broadcaster.reports(0))
+    assert [(r.version, r.seeding, r.error) for r in reports] == [
         (0, True, None),
         (1, False, "LoadFailed: injected"),
         (1, True, None),

@@ -1,9 +1,11 @@
-"""Learner, engine and what is between them without staging, with an engine that is a fake."""
+"""Direct updates from the publisher to a fake engine."""
 
 import asyncio
 import threading
 import time
+from collections.abc import Callable, Iterator
 from contextlib import suppress
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,17 +21,14 @@ from weight_sync.errors import (
     DeadlineExceeded,
     IncompatibleWeights,
     LoadFailed,
-    NotNow,
     PublishFailed,
+    UpdateRefused,
 )
-from weight_sync.publish import background_publisher as publishing
-from weight_sync.publish.background_publisher import PendingVersion
-from weight_sync.publish.snapshot import Snapshot
 from weight_sync.vllm.transfer import METHODS
 
 
 class FakeEngine:
-    """An engine whose weights others write (a `DirectEngine`), and what was asked of it."""
+    """A `DirectEngine` that records its calls and weights."""
 
     def __init__(self) -> None:
         self.events: list[str] = []
@@ -63,24 +62,13 @@ class Link:
         self.engine_id, self.workers = "e0", 1
         self._receiver, self._loop = receiver, loop
 
-    def _call(self, answer: Any) -> Any:
+    def call(self, method: str, *arguments: Any) -> Any:
+        answer = getattr(self._receiver, method)(*arguments)
         return asyncio.run_coroutine_threadsafe(answer, self._loop).result(30)
-
-    def pause(self, version: int, attempt: str) -> int | None:
-        return self._call(self._receiver.pause(version, attempt))
-
-    def transfer(self, attempt: str, method: str, payload: dict[str, Any] | None) -> None:
-        self._call(self._receiver.transfer(attempt, method, payload))
-
-    def resume(self, attempt: str) -> None:
-        self._call(self._receiver.resume(attempt))
-
-    def give_up(self, why: str) -> None:
-        self._call(self._receiver.give_up(why))
 
 
 def update_of(weights: Weights) -> dict[str, Any]:
-    """What the fakes send in one call: the names that vLLM says, and the tensors themselves."""
+    """Return the payload of one call: the names as vLLM sends them, and the tensors themselves."""
     return {
         "update_info": {
             "names": [name for name, _ in weights],
@@ -181,8 +169,8 @@ def test_an_engine_that_failed_ends_and_the_one_made_again_gets_the_newest_versi
     failing.fails = 1
     first = Running(failing, weights(4).items(), loop)
     links, reports = [first.link], []
-    with DirectPublisher(DirectEngines(lambda: links, connect, reports.append)) as publisher:
-        publisher.idle_seconds = 0.01
+    engines = DirectEngines(lambda: links, connect, reports.append)
+    with DirectPublisher(engines, seed_seconds=0.01) as publisher:
         publisher.publish(4, weights(4).items())
         with pytest.raises(LoadFailed, match="injected"):
             first.ended.result(30)
@@ -196,32 +184,56 @@ def test_an_engine_that_failed_ends_and_the_one_made_again_gets_the_newest_versi
     second.ended.result(30)
 
 
-def test_the_copy_that_is_sent_again_is_not_the_one_that_the_next_publish_writes_to(
-    weights,
-) -> None:
-    engines = DirectEngines(list, connect, [].append)
-    with DirectPublisher(engines) as publisher:
-        for version in range(4):
-            publisher.publish(version, weights(version).items())
-            publisher.flush(30)
-            assert publisher._newest not in publisher._idle
-            assert len(publisher._idle) == min(version, 1)
-            assert checksum(publisher._newest.tensors) == checksum(weights(version).items())
+class RecordingLink:
+    """An engine that accepts every call (an `EngineLink`)."""
+
+    engine_id, workers = "e0", 1
+
+    def call(self, method: str, *arguments: Any) -> None:
+        pass
 
 
-def test_two_sets_of_host_memory_suffice_while_one_version_is_sent_and_one_waits(
-    monkeypatch, weights
-) -> None:
-    asked, go_on, made = threading.Semaphore(0), threading.Semaphore(1), []
+def recording(sent: list[Weights]) -> Callable[..., SimpleNamespace]:
+    """Return a `Connect` whose connections record the weights that they send."""
+    return lambda *_: SimpleNamespace(
+        send=lambda weights, transfer: sent.append(weights), close=lambda: None
+    )
+
+
+def test_an_engine_that_joins_during_a_publish_gets_the_copy_of_the_version_before(weights) -> None:
+    links, digests = [], []
+
+    def connect(*_: Any) -> SimpleNamespace:
+        send = lambda weights, transfer: digests.append(checksum(weights))  # noqa: E731
+        return SimpleNamespace(send=send, close=lambda: None)
+
+    def slow_tensors() -> Iterator[tuple[str, torch.Tensor]]:
+        first, *others = weights(1).items()
+        yield first
+        links.append(RecordingLink())
+        until(lambda: digests)
+        yield from others
+
+    engines = DirectEngines(lambda: links, connect, [].append)
+    with DirectPublisher(engines, seed_seconds=0.01) as publisher:
+        publisher.publish(0, weights(0).items())
+        publisher.flush(30)
+        publisher.publish(1, slow_tensors())
+        publisher.flush(30)
+    assert digests == [checksum(weights(v).items()) for v in (0, 1)]
+
+
+def test_two_sets_of_host_memory_suffice_while_one_version_is_sent_and_one_waits(weights) -> None:
+    asked, go_on, sent = threading.Semaphore(0), threading.Semaphore(1), []
+    link = RecordingLink()
 
     def engines():
         asked.release()
         assert go_on.acquire(timeout=30)
-        return []
+        return [link]
 
-    monkeypatch.setattr(publishing, "Snapshot", lambda: made.append(Snapshot()) or made[-1])
-    with DirectPublisher(DirectEngines(engines, connect, [].append)) as publisher:
-        publisher.idle_seconds = None
+    direct = DirectEngines(engines, recording(sent), [].append)
+    with DirectPublisher(direct, seed_seconds=1000.0) as publisher:
         publisher.publish(0, weights(0).items())
         publisher.flush(30)
         assert asked.acquire(timeout=30)
@@ -230,23 +242,29 @@ def test_two_sets_of_host_memory_suffice_while_one_version_is_sent_and_one_waits
         publisher.publish(2, weights(2).items())
         go_on.release(2)
         publisher.flush(30)
-        assert checksum(publisher._newest.tensors) == checksum(weights(2).items())
-    assert len(made) == 2
+        assert checksum(sent[-1]) == checksum(weights(2).items())
+    assert len(sent) == 3
+    assert len({tensor.data_ptr() for tensors in sent for _, tensor in tensors}) == 2 * len(sent[0])
 
 
-def test_a_deadline_is_each_engines_own_and_its_message_names_the_engine(weights) -> None:
-    publisher = DirectPublisher(DirectEngines(list, connect, [].append), timeout=1.0)
-    publisher._sending_since = time.monotonic() - 100
-    handed = PendingVersion(7, Snapshot(), 0.0)
-    assert publisher._late(handed) is None
-    publisher._engines.serving = "e3", time.monotonic() - 1.5
-    assert publisher._late(handed) is None
-    publisher._engines.serving = "e3", time.monotonic() - 2.5
-    assert publisher._late(handed) == "e3 neither took version 7 nor was given up within 2 s"
+def test_a_deadline_applies_to_each_engine_and_its_message_names_the_engine(weights) -> None:
+    release = threading.Event()
+    engines = SimpleNamespace(
+        send=lambda *_: release.wait(30), serving=None, close=lambda: None, seed=lambda _: None
+    )
+    publisher = DirectPublisher(engines, timeout=1.0)
+    publisher.publish(0, weights(0).items())
+    for seconds in (None, 1.5):
+        engines.serving = seconds and ("e3", time.monotonic() - seconds)
+        publisher.publish((publisher.version or 0) + 1, weights(0).items())
+    engines.serving = "e3", time.monotonic() - 2.5
+    with pytest.raises(DeadlineExceeded, match="e3 neither took version 0 nor was given up within"):
+        publisher.publish(3, weights(0).items())
+    release.set()
     publisher.close()
 
 
-def test_engines_that_cannot_be_asked_for_fail_the_next_publish(weights) -> None:
+def test_an_unreachable_broadcaster_fails_the_publish(weights) -> None:
     def engines():
         raise ConnectionError("no broadcaster")
 
@@ -257,25 +275,23 @@ def test_engines_that_cannot_be_asked_for_fail_the_next_publish(weights) -> None
     publisher.close()
 
 
-def test_a_failure_between_versions_is_raised_by_the_next_publish_and_the_one_after_is_sent(
+def test_a_failure_between_versions_is_raised_by_a_later_call_and_the_next_version_is_sent(
     loop, weights
 ) -> None:
-    engine, asked = FakeEngine(), []
+    engine, calls = FakeEngine(), []
     running = Running(engine, weights(0).items(), loop)
 
     def engines():
-        asked.append(True)
-        if len(asked) == 2:
+        calls.append(True)
+        if len(calls) == 2:
             raise ConnectionError("no broadcaster")
         return [running.link]
 
     direct = DirectEngines(engines, connect, [].append)
-    with DirectPublisher(direct) as publisher:
-        publisher.idle_seconds = 0.01
+    with DirectPublisher(direct, seed_seconds=0.01) as publisher:
         publisher.publish(0, weights(0).items())
-        until(lambda: publisher._failed)
         with pytest.raises(PublishFailed, match="version 0 failed: no broadcaster"):
-            publisher.publish(1, weights(1).items())
+            until(lambda: publisher.flush(30))
         publisher.publish(2, weights(2).items())
         publisher.flush(30)
     assert checksum(engine.weights.items()) == checksum(weights(2).items())
@@ -284,7 +300,7 @@ def test_a_failure_between_versions_is_raised_by_the_next_publish_and_the_one_af
 
 
 async def settled(condition) -> None:
-    """Waits for a condition of this loop; fails at a deadline."""
+    """Wait for a condition of this loop; fail at a deadline."""
     async with asyncio.timeout(30):
         while not condition():  # noqa: ASYNC110  (what it waits for has no event)
             await asyncio.sleep(0)
@@ -305,20 +321,22 @@ def test_calls_outside_their_attempt_are_refused_and_have_no_effect() -> None:
         receiver = receiver_of(engine)
         running = asyncio.create_task(receiver.run(stop))
         for late in (receiver.transfer("x", "start_weight_update", None), receiver.resume("x")):
-            with pytest.raises(NotNow, match="this attempt to bring weights is over"):
+            with pytest.raises(UpdateRefused, match="this attempt to send weights is over"):
                 await late
         assert await bring(receiver, 3, "one") is None
-        await settled(lambda: receiver._told == 3)
+        await settled(lambda: receiver.handled_version == 3)
         for version in (2, 3):
-            with pytest.raises(NotNow, match=f"version {version} was refused: the engine serves 3"):
+            with pytest.raises(
+                UpdateRefused, match=f"version {version} was refused: the engine serves 3"
+            ):
                 await receiver.pause(version, "late")
         assert await bring(receiver, 4, "two") == 3
-        with pytest.raises(NotNow):
+        with pytest.raises(UpdateRefused):
             await receiver.resume("one")
         assert engine.events[-2:] == ["serve 4", "resume"]
         stop.set()
         await running
-        with pytest.raises(NotNow, match="the engine is about to end"):
+        with pytest.raises(UpdateRefused, match="the engine is about to end"):
             await receiver.pause(5, "three")
 
     asyncio.run(run())
@@ -329,17 +347,18 @@ def test_what_happens_while_an_engine_stops_ends_the_attempt_before_its_next_ste
         engine = FakeEngine()
         receiver = receiver_of(engine)
         running = asyncio.create_task(receiver.run(asyncio.Event()))
-        stands = asyncio.Event()
+        pauses, stands = asyncio.Event(), asyncio.Event()
 
         async def pause() -> None:
+            pauses.set()
             await stands.wait()
 
         engine.pause = pause
         pausing = asyncio.create_task(receiver.pause(0, "one"))
-        await settled(lambda: receiver._attempt == "one")
+        await pauses.wait()
         await receiver.give_up("it took too long")
         stands.set()
-        with pytest.raises(NotNow, match="this attempt"):
+        with pytest.raises(UpdateRefused, match="this attempt"):
             await pausing
         with pytest.raises(LoadFailed, match="it took too long"):
             await running
@@ -387,7 +406,7 @@ def test_tensors_of_another_model_end_the_engine_before_it_goes_on(tensors, mess
         await receiver.pause(0, "one")
         with suppress(IncompatibleWeights):
             await receiver.transfer("one", "update_weights", update_of(tensors))
-        with pytest.raises((IncompatibleWeights, NotNow)):
+        with pytest.raises((IncompatibleWeights, UpdateRefused)):
             await receiver.transfer("one", "finish_weight_update", None)
         with pytest.raises(IncompatibleWeights, match=message):
             await running
@@ -398,22 +417,22 @@ def test_tensors_of_another_model_end_the_engine_before_it_goes_on(tensors, mess
 
 def test_the_learner_does_not_wait_for_who_uses_the_version_and_the_next_is_refused() -> None:
     async def run() -> None:
-        evaluated, told, stop = asyncio.Event(), [], asyncio.Event()
+        evaluated, versions, stop = asyncio.Event(), [], asyncio.Event()
 
         async def on_version(version: int) -> None:
-            told.append(version)
+            versions.append(version)
             await evaluated.wait()
 
         receiver = receiver_of(FakeEngine(), on_version=on_version)
         running = asyncio.create_task(receiver.run(stop))
         await bring(receiver, 0, "one")
-        await settled(lambda: told == [0])
-        with pytest.raises(NotNow, match="version 1 was refused: version 0 is still in use"):
+        await settled(lambda: versions == [0])
+        with pytest.raises(UpdateRefused, match="version 1 was refused: version 0 is still in use"):
             await receiver.pause(1, "two")
         evaluated.set()
-        await settled(lambda: receiver._told == 0)
+        await settled(lambda: receiver.handled_version == 0)
         await bring(receiver, 1, "three")
-        await settled(lambda: told == [0, 1])
+        await settled(lambda: versions == [0, 1])
         stop.set()
         await running
 

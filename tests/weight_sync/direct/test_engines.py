@@ -1,20 +1,21 @@
 """Unstaged updates: the pause covers the transfer, and an engine whose transfer failed ends."""
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch
 
 from weight_sync.announcements import WeightUpdateReport
 from weight_sync.direct.engines import DirectEngines, Transfer
-from weight_sync.errors import NotNow, VersionOrderError
+from weight_sync.errors import UpdateRefused
 
 TENSORS = [("a", torch.ones(3)), ("b", torch.zeros(2, 2))]
 
 
 class Link:
-    """An engine that writes down what is asked of it (an `EngineLink`)."""
+    """An engine that records its calls (an `EngineLink`)."""
 
     def __init__(self, engine_id: str, events: list[str]) -> None:
         self.engine_id, self.workers, self._events = engine_id, 1, events
@@ -24,27 +25,30 @@ class Link:
         self.ended: str | None = None
         self.busy = False
 
-    def say(self, event: str) -> None:
+    def record(self, event: str) -> None:
         self._events.append(f"{self.engine_id} {event}")
+
+    def call(self, method: str, *arguments: Any) -> int | None:
+        return getattr(self, method)(*arguments)
 
     def pause(self, version: int, attempt: str) -> int | None:
         if self.busy:
-            raise NotNow("in use")
-        self.say(f"pause {version}")
+            raise UpdateRefused("in use")
+        self.record(f"pause {version}")
         self.attempt, self.next = attempt, version
         return self.serves
 
     def transfer(self, attempt: str, method: str, payload: dict | None) -> None:
         assert attempt == self.attempt
-        self.say(method)
+        self.record(method)
 
     def resume(self, attempt: str) -> None:
         assert attempt == self.attempt
-        self.say(f"resume {self.next}")
+        self.record(f"resume {self.next}")
         self.attempt, self.serves = None, self.next
 
-    def give_up(self, why: str) -> None:
-        self.attempt, self.ended = None, why
+    def give_up(self, reason: str) -> None:
+        self.attempt, self.ended = None, reason
 
 
 class Sender:
@@ -52,7 +56,7 @@ class Sender:
 
     def __init__(self, link: Link, faults: dict[str, Callable[[], None]]) -> None:
         self._link, self._faults = link, faults
-        link.say("connect")
+        link.record("connect")
 
     def send(self, weights: list, transfer: Transfer) -> None:
         transfer(f"send {','.join(name for name, _ in weights)}", None)
@@ -60,72 +64,87 @@ class Sender:
         transfer("end", None)
 
     def close(self) -> None:
-        self._link.say("close")
+        self._link.record("close")
 
 
 def fail() -> None:
     raise ConnectionResetError("a cable")
 
 
+class Parts:
+    """`DirectEngines` with two engines, their events and reports, and faults by engine."""
+
+    def __init__(self, sender: type[Sender] = Sender, timeout: float = 5.0) -> None:
+        self.events: list[str] = []
+        self.faults: dict[str, Callable[[], None]] = {}
+        self.links = [Link("e0", self.events), Link("e1", self.events)]
+        self.reports: list[WeightUpdateReport] = []
+        self.engines = DirectEngines(
+            lambda: self.links,
+            lambda link, *_: sender(link, self.faults),
+            self.reports.append,
+            timeout=timeout,
+        )
+
+    def send(self, version: int) -> None:
+        self.engines.send(version, TENSORS, published_at=1.0)
+
+    def seed(self) -> list[WeightUpdateReport]:
+        """Seed, and return the new reports."""
+        known = len(self.reports)
+        self.engines.seed(TENSORS)
+        return self.reports[known:]
+
+
 @pytest.fixture
-def make():
-    """What sends to two engines, its events, the engines, and faults by engine."""
-    events: list[str] = []
-    faults: dict[str, Callable[[], None]] = {}
-    links = [Link("e0", events), Link("e1", events)]
-    reports: list[WeightUpdateReport] = []
-    publisher = DirectEngines(
-        lambda: links, lambda link, *_: Sender(link, faults), reports.append, timeout=5
-    )
-    yield publisher, events, links, faults, reports
-    publisher.close()
+def parts() -> Iterator[Parts]:
+    parts = Parts()
+    yield parts
+    parts.engines.close()
 
 
-def test_every_engine_stands_still_from_before_its_transfer_until_after_it(make) -> None:
-    publisher, events, _, _, reports = make
-    assert publisher.send(3, TENSORS) == reports
-    assert events == [
+def test_every_engine_stands_still_from_before_its_transfer_until_after_it(parts) -> None:
+    parts.send(3)
+    assert parts.events == [
         f"{engine} {event}"
         for engine in ("e0", "e1")
         for event in ("pause 3", "connect", "send a,b", "end", "resume 3")
     ]
-    assert [(r.engine_id, r.version, r.error, r.bytes, r.seeding) for r in reports] == [
+    assert [(r.engine_id, r.version, r.error, r.bytes, r.seeding) for r in parts.reports] == [
         ("e0", 3, None, 28, True),
         ("e1", 3, None, 28, True),
     ]
 
 
-def test_a_connection_is_kept_from_version_to_version(make) -> None:
-    publisher, events, _, _, reports = make
-    publisher.send(0, TENSORS)
-    events.clear()
-    publisher.send(1, TENSORS)
-    assert events[:4] == ["e0 pause 1", "e0 send a,b", "e0 end", "e0 resume 1"]
-    assert not reports[-1].seeding
+def test_a_connection_is_kept_from_version_to_version(parts) -> None:
+    parts.send(0)
+    parts.events.clear()
+    parts.send(1)
+    assert parts.events[:4] == ["e0 pause 1", "e0 send a,b", "e0 end", "e0 resume 1"]
+    assert not parts.reports[-1].seeding
 
 
-def test_an_engine_whose_transfer_failed_is_told_and_nothing_is_sent_to_it_again(make) -> None:
-    publisher, events, (first, second), faults, reports = make
-    publisher.send(0, TENSORS)
-    events.clear()
-    faults["e0"] = fail
-    publisher.send(1, TENSORS)
+def test_an_engine_whose_transfer_failed_is_ended_and_nothing_is_sent_to_it_again(parts) -> None:
+    first, second = parts.links
+    parts.send(0)
+    parts.events.clear()
+    parts.faults["e0"] = fail
+    parts.send(1)
     assert (first.serves, first.ended) == (0, "ConnectionResetError: a cable")
     assert (second.serves, second.ended) == (1, None)
-    assert reports[-2].error == "ConnectionResetError: a cable"
-    assert reports[-2].swap_finished_at is None
-    assert not reports[-2].seeding
-    assert events[:3] == ["e0 pause 1", "e0 send a,b", "e0 close"]
-    faults.clear()
-    events.clear()
-    assert publisher.seed(TENSORS) == []
-    assert [r.engine_id for r in publisher.send(2, TENSORS)] == ["e1"]
-    assert not [event for event in events if event.startswith("e0")]
+    assert parts.reports[-2].error == "ConnectionResetError: a cable"
+    assert parts.reports[-2].swap_finished_at is None
+    assert not parts.reports[-2].seeding
+    assert parts.events[:3] == ["e0 pause 1", "e0 send a,b", "e0 close"]
+    parts.faults.clear()
+    parts.events.clear()
+    assert parts.seed() == []
+    parts.send(2)
+    assert (parts.reports[-1].engine_id, len(parts.reports)) == ("e1", 5)
+    assert not [event for event in parts.events if event.startswith("e0")]
 
 
-def test_an_engine_that_hangs_is_left_behind_and_what_comes_late_is_not_sent(make) -> None:
-    publisher, events, (first, second), faults, reports = make
-    publisher._timeout = 0.2
+def test_an_engine_that_hangs_is_left_behind_and_its_late_calls_are_not_sent() -> None:
     release, ended = threading.Event(), threading.Event()
     late: list[str] = []
 
@@ -137,82 +156,77 @@ def test_an_engine_that_hangs_is_left_behind_and_what_comes_late_is_not_sent(mak
         def send(self, weights: list, transfer: Transfer) -> None:
             try:
                 super().send(weights, transfer)
-            except NotNow as error:
+            except UpdateRefused as error:
                 late.append(str(error))
                 ended.set()
                 raise
 
-    publisher._connect = lambda link, *_: Late(link, faults)
-    faults["e0"] = hang
-    publisher.send(0, TENSORS)
+    parts = Parts(Late, timeout=0.2)
+    first, second = parts.links
+    parts.faults["e0"] = hang
+    parts.send(0)
     error = "DeadlineExceeded: e0 did not take version 0 within 0.2 s"
-    assert (reports[0].error, first.ended) == (error, error)
+    assert (parts.reports[0].error, first.ended) == (error, error)
     assert (first.serves, second.serves) == (None, 0)
     release.set()
     assert ended.wait(30)
     assert late == ["woke", "e0 was given up"]
-    assert "e0 end" not in events
-    assert "e0 resume 0" not in events
+    assert "e0 end" not in parts.events
+    assert "e0 resume 0" not in parts.events
+    parts.engines.close()
 
 
-def test_an_engine_that_was_given_up_and_cannot_be_told_holds_nobody_up(make) -> None:
-    publisher, _, (first, second), faults, reports = make
+def test_an_engine_that_was_given_up_and_cannot_be_reached_delays_nobody(parts) -> None:
+    first, second = parts.links
 
-    def dead(attempt: str, why: str) -> None:
+    def dead(reason: str) -> None:
         raise ConnectionError("gone")
 
-    first.give_up, faults["e0"] = dead, fail
-    publisher.send(0, TENSORS)
-    assert [r.error for r in reports] == ["ConnectionResetError: a cable", None]
+    first.give_up, parts.faults["e0"] = dead, fail
+    parts.send(0)
+    assert [r.error for r in parts.reports] == ["ConnectionResetError: a cable", None]
     assert second.serves == 0
 
 
-def test_an_engine_that_takes_nothing_now_is_asked_again_and_not_reported(make) -> None:
-    publisher, _, (first, _), _, reports = make
+def test_an_engine_that_refuses_for_now_is_asked_again_and_not_reported(parts) -> None:
+    first = parts.links[0]
     first.busy = True
-    publisher.send(0, TENSORS)
-    assert [r.engine_id for r in reports] == ["e1"]
-    assert (publisher.seed(TENSORS), first.ended) == ([], None)
+    parts.send(0)
+    assert [r.engine_id for r in parts.reports] == ["e1"]
+    assert (parts.seed(), first.ended) == ([], None)
     first.busy = False
-    assert [r.engine_id for r in publisher.seed(TENSORS)] == ["e0"]
+    assert [r.engine_id for r in parts.seed()] == ["e0"]
     assert first.serves == 0
 
 
-def test_an_engine_made_again_is_connected_anew_and_one_that_left_is_forgotten(make) -> None:
-    publisher, events, links, _, _ = make
-    publisher.send(0, TENSORS)
-    again = Link("e0", events)
-    links[:] = [again]
-    events.clear()
-    publisher.send(1, TENSORS)
-    assert sorted(events[:2]) == ["e0 close", "e1 close"]
-    assert events[2:] == ["e0 pause 1", "e0 connect", "e0 send a,b", "e0 end", "e0 resume 1"]
-    assert again.serves == 1
+def test_a_replaced_engine_is_connected_anew_and_one_that_left_is_forgotten(parts) -> None:
+    parts.send(0)
+    replacement = Link("e0", parts.events)
+    parts.links[:] = [replacement]
+    parts.events.clear()
+    parts.send(1)
+    assert sorted(parts.events[:2]) == ["e0 close", "e1 close"]
+    assert parts.events[2:] == [
+        *("e0 pause 1", "e0 connect", "e0 send a,b", "e0 end", "e0 resume 1")
+    ]
+    assert replacement.serves == 1
 
 
-def test_seeding_reaches_those_alone_that_have_not_taken_the_newest_version(make) -> None:
-    publisher, events, links, faults, reports = make
-    assert publisher.seed(TENSORS) == []
-    faults["e0"] = fail
-    publisher.send(3, TENSORS)
-    faults.clear()
-    links[0] = Link("e0", events)
-    links.append(Link("e2", events))
-    links[2].serves = 1  # a learner that was made again finds it so
-    assert [(r.engine_id, r.version, r.error, r.seeding) for r in publisher.seed(TENSORS)] == [
+def test_seeding_reaches_only_engines_that_have_not_taken_the_newest_version(parts) -> None:
+    assert parts.seed() == []
+    parts.faults["e0"] = fail
+    parts.send(3)
+    parts.faults.clear()
+    parts.links[0] = Link("e0", parts.events)
+    parts.links.append(Link("e2", parts.events))
+    parts.links[2].serves = 1  # served by the learner before it was restarted
+    assert [(r.engine_id, r.version, r.error, r.seeding) for r in parts.seed()] == [
         ("e0", 3, None, True),
         ("e2", 3, None, False),
     ]
-    assert [link.serves for link in links] == [3, 3, 3]
-    assert publisher.seed(TENSORS) == []
-    assert len({r.published_at for r in reports}) == 1
-
-
-def test_versions_only_grow(make) -> None:
-    publisher, *_ = make
-    publisher.send(4, TENSORS)
-    with pytest.raises(VersionOrderError, match="version 4 cannot follow version 4"):
-        publisher.send(4, TENSORS)
+    assert [link.serves for link in parts.links] == [3, 3, 3]
+    assert parts.seed() == []
+    assert {r.published_at for r in parts.reports} == {1.0}
 
 
 @pytest.mark.vllm
@@ -266,7 +280,7 @@ def test_vllms_ipc_trainer_speaks_so_too_and_stops_between_two_chunks(monkeypatc
     from vllm.distributed.weight_transfer import ipc_engine
 
     from weight_sync.direct.vllm_sender import VllmSender
-    from weight_sync.vllm.transfer import announced
+    from weight_sync.vllm.transfer import tensor_shapes
 
     monkeypatch.setattr(torch.accelerator, "current_device_index", lambda: 0)
     monkeypatch.setattr(
@@ -297,7 +311,7 @@ def test_vllms_ipc_trainer_speaks_so_too_and_stops_between_two_chunks(monkeypatc
         "update_weights",
         "finish_weight_update",
     ]
-    assert [announced(payload) for _, payload in calls[1:3]] == [{"a": (3,)}, {"b": (2, 2)}]
+    assert [tensor_shapes(payload) for _, payload in calls[1:3]] == [{"a": (3,)}, {"b": (2, 2)}]
     calls.clear()
 
     def given_up(method: str, payload: dict | None) -> None:
@@ -305,6 +319,6 @@ def test_vllms_ipc_trainer_speaks_so_too_and_stops_between_two_chunks(monkeypatc
         if method == "update_weights":
             sender.close()
 
-    with pytest.raises(NotNow, match="the connection was given up"):
+    with pytest.raises(UpdateRefused, match="the connection was given up"):
         sender.send(TENSORS, given_up)
     assert [method for method, _ in calls] == ["start_weight_update", "update_weights"]

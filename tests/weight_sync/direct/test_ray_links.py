@@ -15,10 +15,10 @@ pytestmark = pytest.mark.ray
 
 
 class FakeActor:
-    """A rollout actor that takes what it is given and writes down what it was told."""
+    """A rollout actor that records the calls to its receiver."""
 
     def __init__(self) -> None:
-        self.said: list[tuple] = []
+        self.calls: list[tuple] = []
         self.checksum = ""
 
     async def weights(self, call: str, *arguments) -> None:
@@ -26,11 +26,11 @@ class FakeActor:
             raise ConnectionResetError("a cable")
         if call == "transfer":
             self.checksum = checksum(arguments[2]["weights"])
-        said = {"pause": arguments[:1], "transfer": arguments[1:2]}
-        self.said.append((call, *said.get(call, ())))
+        recorded = {"pause": arguments[:1], "transfer": arguments[1:2]}
+        self.calls.append((call, *recorded.get(call, ())))
 
-    async def seen(self) -> tuple[list[tuple], str]:
-        return self.said, self.checksum
+    async def received(self) -> tuple[list[tuple], str]:
+        return self.calls, self.checksum
 
 
 class FakeSender:
@@ -42,14 +42,14 @@ class FakeSender:
 
 
 def await_death(actor: Any) -> None:
-    """Returns when Ray has ended an actor that it was told to kill; calls may still reach it."""
+    """Wait until Ray has ended an actor that was killed; calls may still reach it before."""
     import ray
     from ray.exceptions import RayActorError
 
     deadline = time.monotonic() + 30
     while time.monotonic() < deadline:
         try:
-            ray.get(actor.seen.remote(), timeout=30)
+            ray.get(actor.received.remote(), timeout=30)
         except RayActorError:
             return
         time.sleep(0.02)
@@ -79,18 +79,18 @@ def test_engines_join_get_every_version_and_leave_with_their_actor(ray_cluster, 
     with DirectPublisher(engines) as publisher:
         digest = publisher.publish(5, weights(5).items())
         publisher.flush(60)
-    said, found = ray.get(actor.seen.remote(), timeout=30)
-    assert said == [("pause", 5), ("transfer", "update_weights"), ("resume",)]
-    assert found == digest
-    (told,) = asyncio.run(broadcaster.reports(0))
-    assert (told.engine_id, told.version, told.error) == ("e0", 5, None)
+    calls, received = ray.get(actor.received.remote(), timeout=30)
+    assert calls == [("pause", 5), ("transfer", "update_weights"), ("resume",)]
+    assert received == digest
+    (taken,) = asyncio.run(broadcaster.reports(0))
+    assert (taken.engine_id, taken.version, taken.error) == ("e0", 5, None)
 
     with pytest.raises(ConnectionResetError, match="a cable"):
-        link.transfer("a token", "explode", None)
+        link.call("transfer", "a token", "explode", None)
     ray.kill(actor)
     await_death(actor)
-    with pytest.raises(LoadFailed, match="e0 is gone"):
-        link.pause(6, "a token")
+    with pytest.raises(LoadFailed, match="e0, asked to pause, is gone"):
+        link.call("pause", 6, "a token")
     again = ray.remote(FakeActor).options(num_cpus=0).remote()
     asyncio.run(broadcaster.join("e0", again, 2))
     assert joined()[0] is not link

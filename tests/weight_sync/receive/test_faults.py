@@ -13,13 +13,14 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.weight_sync.serving import newest_version
 from weight_sync.broadcaster import Broadcaster
 from weight_sync.checksum import checksum
 from weight_sync.errors import DeadlineExceeded, PublishFailed
 from weight_sync.manifest import Manifest
 from weight_sync.publish.staged_publisher import StagedPublisher
-from weight_sync.receive.receiver import Receiver
-from weight_sync.transports.filesystem import FilesystemTransport, newest
+from weight_sync.receive.receiver import Receiver, ReceiverOptions
+from weight_sync.transports.filesystem import FilesystemTransport
 from weight_sync.transports.shared_memory import SharedMemoryTransport
 
 SERVING = Path(__file__).parents[1] / "serving.py"
@@ -124,7 +125,7 @@ def test_a_publisher_killed_in_the_middle_leaves_the_version_before(
     assert publisher.stdout.readline() == "in the middle\n"
     publisher.send_signal(signal.SIGKILL)
     publisher.wait(30)
-    assert newest(folder).version == 4
+    assert newest_version(folder).version == 4
     start(str(SERVING), str(folder), str(state))
     wait_for(lambda: lines(state)[-1:] == ["resume"])
     begin = time.monotonic()
@@ -162,7 +163,9 @@ def test_a_transport_that_never_answers_is_an_error_at_the_deadline(engine, publ
             raise AssertionError("nobody waits any more")
 
     async def run():
-        receiver = Receiver("e0", engine, Broadcaster(1.0, 1), Silent(), timeout=0.1)
+        receiver = Receiver(
+            "e0", engine, Broadcaster(1.0, 1), Silent(), options=ReceiverOptions(timeout=0.1)
+        )
         report = await receiver.update(published(0))
         release.set()
         return receiver.version, report.error
@@ -178,7 +181,9 @@ def test_an_engine_that_never_answers_is_named_and_its_permit_given_back(
     async def run():
         engine.hold = asyncio.Event()
         broadcaster = Broadcaster(1.0, 1)
-        receiver = Receiver("e0", engine, broadcaster, transport, timeout=0.1)
+        receiver = Receiver(
+            "e0", engine, broadcaster, transport, options=ReceiverOptions(timeout=0.1)
+        )
         with pytest.raises(DeadlineExceeded, match=r"e0 did not take version 0 within 0\.1 s"):
             await receiver.update(published(0))
         assert await broadcaster.acquire_swap("e1", 0.0)
@@ -238,9 +243,8 @@ def test_a_version_with_a_fault_is_skipped_and_the_next_one_taken(
         return manifest
 
     async def run():
-        receiver = Receiver(
-            "e0", engine, Broadcaster(1.0, 1), transport, keep_base=codec == "delta"
-        )
+        options = ReceiverOptions(keep_base=codec == "delta")
+        receiver = Receiver("e0", engine, Broadcaster(1.0, 1), transport, options=options)
         await receiver.update(send(0, 0))
         refused = await receiver.update(damage(send(1, 0)))
         assert receiver.version == 0

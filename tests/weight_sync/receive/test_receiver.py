@@ -5,6 +5,7 @@ import os
 import re
 import threading
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ import torch
 from weight_sync.broadcaster import Broadcaster
 from weight_sync.errors import DeadlineExceeded, IncompatibleWeights
 from weight_sync.manifest import Manifest
-from weight_sync.receive.receiver import NEWEST_SECONDS, Receiver
+from weight_sync.receive.receiver import NEWEST_SECONDS, Receiver, ReceiverOptions
 
 
 def swap(version: int) -> list[str]:
@@ -29,10 +30,10 @@ def with_first_bucket(manifest: Manifest, **changes: object) -> Manifest:
     return replace(manifest, buckets=(replace(first, **changes), *rest))
 
 
-def serve(engine, transport, manifest: Manifest, **options: object):
+def serve(engine, transport, manifest: Manifest, **options: Any):
     """A receiver that serves `manifest`, and its broadcaster; call inside a loop."""
     broadcaster = Broadcaster(1.0, 1)
-    receiver = Receiver("e0", engine, broadcaster, transport, **options)
+    receiver = Receiver("e0", engine, broadcaster, transport, options=ReceiverOptions(**options))
     return receiver, broadcaster, receiver.update(manifest)
 
 
@@ -129,7 +130,8 @@ def test_the_loop_ends_when_the_first_version_is_of_another_model(
     async def run():
         broadcaster = Broadcaster(1.0, 1)
         await broadcaster.announce(published(0))
-        receiver = Receiver("e0", engine, broadcaster, transport, expected={"q": (None, (7, 7))})
+        options = ReceiverOptions(expected={"q": (None, (7, 7))})
+        receiver = Receiver("e0", engine, broadcaster, transport, options=options)
         async with asyncio.timeout(10):
             await receiver.run(asyncio.Event())
 
@@ -144,7 +146,9 @@ def test_the_loop_goes_on_when_a_later_version_is_of_another_model(
     async def run():
         broadcaster = Broadcaster(1.0, 1)
         await broadcaster.announce(published(0))
-        receiver = Receiver("e0", engine, broadcaster, transport, retry_seconds=0.01)
+        receiver = Receiver(
+            "e0", engine, broadcaster, transport, options=ReceiverOptions(retry_seconds=0.01)
+        )
         await follow(receiver, broadcaster, 1)
         await broadcaster.announce(with_tensor(published(1), "q", shape=(49,)))
         await follow(receiver, broadcaster, 2)
@@ -356,7 +360,9 @@ def test_the_loop_sends_a_version_again_until_it_is_loaded(engine, transport, pu
     async def run():
         broadcaster = Broadcaster(1.0, 1)
         await broadcaster.announce(published(1))
-        receiver = Receiver("e0", engine, broadcaster, transport, retry_seconds=0.01)
+        receiver = Receiver(
+            "e0", engine, broadcaster, transport, options=ReceiverOptions(retry_seconds=0.01)
+        )
         return await follow(receiver, broadcaster, 3)
 
     reports = asyncio.run(run())

@@ -11,7 +11,7 @@ ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture(scope="module")
-def found() -> dict:
+def results() -> dict:
     program = Path(__file__).parents[1] / "two_nodes.py"
     done = subprocess.run(
         [sys.executable, str(program)],
@@ -32,30 +32,30 @@ def sums(version: int) -> dict[str, float]:
 pytestmark = pytest.mark.ray
 
 
-def test_engines_of_both_nodes_get_every_value(found) -> None:
-    assert found["sums"] == [sums(1)] * 3
-    assert found["second"] == [sums(2)] * 2
+def test_engines_of_both_nodes_get_every_value(results) -> None:
+    assert results["sums"] == [sums(1)] * 3
+    assert results["second"] == [sums(2)] * 2
 
 
-def test_a_bucket_is_pulled_once_for_all_engines_of_a_node(found) -> None:
-    assert found["pulled_by_two_engines"] == 3
-    assert found["pulled_after_two_versions"] == 6
+def test_a_bucket_is_pulled_once_for_all_engines_of_a_node(results) -> None:
+    assert results["pulled_by_two_engines"] == 3
+    assert results["pulled_after_two_versions"] == 6
 
 
-def test_a_superseded_version_is_refused_by_name(found) -> None:
-    assert "version 1 was superseded by 2" in found["superseded"]
+def test_a_superseded_version_is_refused_by_name(results) -> None:
+    assert "version 1 was superseded by 2" in results["superseded"]
 
 
-def test_a_corrupted_bucket_is_refused_on_the_other_node(found) -> None:
-    assert "its manifest says 00000000" in found["corrupted"]
+def test_a_corrupted_bucket_is_refused_on_the_other_node(results) -> None:
+    assert "its manifest says 00000000" in results["corrupted"]
 
 
-def test_a_dead_depot_takes_nothing_staged_with_it_and_is_made_again(found) -> None:
-    assert found["held_without_depot"] == sums(2)
-    assert found["after_depot_died"] == sums(2)
-    assert found["depot_recovery_seconds"] < 30
+def test_a_dead_downloader_leaves_staged_weights_and_is_replaced(results) -> None:
+    assert results["held_without_downloader"] == sums(2)
+    assert results["after_downloader_died"] == sums(2)
+    assert results["downloader_recovery_seconds"] < 30
 
 
-def test_a_dead_learner_is_an_error_and_takes_nothing_staged_with_it(found) -> None:
-    assert found["after_learner_died"].startswith("StagingError: ")
-    assert found["held_after_learner_died"] == sums(2)
+def test_a_dead_learner_is_an_error_and_takes_nothing_staged_with_it(results) -> None:
+    assert results["after_learner_died"].startswith("StagingError: ")
+    assert results["held_after_learner_died"] == sums(2)

@@ -8,11 +8,13 @@ from dataclasses import replace
 import pytest
 import xxhash
 
+from weight_sync.buckets import Piece
 from weight_sync.errors import StagingError
 from weight_sync.manifest import Bucket, Manifest, TensorSpec
 from weight_sync.transports.filesystem import FilesystemTransport
-from weight_sync.transports.protocol import Piece, Transport
-from weight_sync.transports.shared_memory import SharedMemoryTransport, map_verified
+from weight_sync.transports.protocol import Transport
+from weight_sync.transports.sealed_memory import map_verified
+from weight_sync.transports.shared_memory import SharedMemoryTransport
 
 PARAMS = ["shared_memory", "filesystem", pytest.param("object_store", marks=pytest.mark.ray)]
 

@@ -65,16 +65,19 @@ def test_the_engine_serves_exactly_what_was_published_last(
 ) -> None:
     """By one worker, and by two that hold half of every projection."""
     from actors.engines.vllm import VllmEngine
+    from actors.engines.vllm_settings import VllmSettings
 
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     model = build(family, tmp_path)
     engine = VllmEngine(
-        str(tmp_path),
-        dtype="float32",
-        max_model_len=128,
-        kv_cache_gib=1,
-        cores="0" if workers == 1 else "0|1",
-        tensor_parallel_size=workers,
+        VllmSettings(
+            str(tmp_path),
+            dtype="float32",
+            max_model_len=128,
+            kv_cache_gib=1,
+            cores="0" if workers == 1 else "0|1",
+            tensor_parallel_size=workers,
+        )
     )
     prepared = "moe" not in family
 

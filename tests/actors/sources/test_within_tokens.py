@@ -5,9 +5,8 @@ import json
 import pytest
 from characters import TEMPLATE, character_tokenizer
 
-import actors.sources.length_filter as module
 from actors.errors import InputError
-from actors.sources.length_filter import WithinTokens, shorter
+from actors.sources.filters import shorter, within_tokens
 from queues.records import Prompt
 
 
@@ -31,11 +30,11 @@ class Growing:
 
 def test_what_is_longer_is_left_out_and_the_source_goes_on_from_its_cursor():
     fits = shorter(character_tokenizer(), "auto", 3)
-    source = WithinTokens(Growing(5), fits)
+    source = within_tokens(Growing(5), fits)
     assert [len(prompt.text) for prompt in source.next(7)] == [1, 2, 3, 1, 2, 3, 1]
     cursor = source.cursor()
     rest = source.next(4)
-    again = WithinTokens(Growing(5), fits)
+    again = within_tokens(Growing(5), fits)
     again.restore(cursor)
     assert again.next(4) == rest
 
@@ -49,8 +48,7 @@ def test_what_the_chat_template_writes_counts():
     assert shorter(tokenizer, False, 3)(prompt)
 
 
-def test_a_source_of_long_prompts_alone_is_an_input_error(monkeypatch):
-    monkeypatch.setattr(module, "PATIENCE", 20)
-    source = WithinTokens(Growing(5), lambda prompt: False)
+def test_a_source_of_long_prompts_alone_is_an_input_error():
+    source = within_tokens(Growing(5), lambda prompt: False, patience=20)
     with pytest.raises(InputError, match=r"20 prompts in a row were longer than prompts.max_tok"):
         source.next(1)

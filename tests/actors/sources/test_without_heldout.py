@@ -3,7 +3,7 @@
 import pytest
 
 from actors.errors import InputError, SourceFailed
-from actors.sources.heldout_filter import PATIENCE, WithoutHeldout
+from actors.sources.filters import PATIENCE, without_heldout
 from actors.sources.lettered_chain_sum import LetteredChainSum
 from queues.records import Prompt
 
@@ -34,20 +34,20 @@ def texts(prompts):
 
 
 def test_prompts_with_a_held_out_text_are_skipped_and_made_up_for():
-    source = WithoutHeldout(Digits(), frozenset("0489"))
+    source = without_heldout(Digits(), frozenset("0489"))
     assert texts(source.next(8)) == "12356712"
     assert texts(source.next(1)) == "3"
 
 
 def test_without_held_out_prompts_the_source_is_asked_once():
     digits = Digits()
-    assert texts(WithoutHeldout(digits, frozenset()).next(12)) == "012345678901"
+    assert texts(without_heldout(digits, frozenset()).next(12)) == "012345678901"
     assert digits.asked == [12]
 
 
 def test_a_restored_source_continues_with_the_same_prompts():
     heldout = frozenset(p.text for p in LetteredChainSum(seed=1).next(30))
-    source, other = (WithoutHeldout(LetteredChainSum(seed=1), heldout) for _ in range(2))
+    source, other = (without_heldout(LetteredChainSum(seed=1), heldout) for _ in range(2))
     source.next(20)
     other.restore(source.cursor())
     assert (following := other.next(25)) == source.next(25)
@@ -57,7 +57,7 @@ def test_a_restored_source_continues_with_the_same_prompts():
 def test_a_source_of_which_everything_is_held_out_is_refused():
     digits = Digits()
     with pytest.raises(InputError, match=f"{PATIENCE} prompts in a row were held out"):
-        WithoutHeldout(digits, frozenset("0123456789")).next(7)
+        without_heldout(digits, frozenset("0123456789")).next(7)
     assert PATIENCE <= digits.place < PATIENCE + 7
 
 
@@ -65,4 +65,4 @@ def test_a_source_that_ends_is_refused():
     digits = Digits()
     digits.next = lambda count: []
     with pytest.raises(SourceFailed, match="must be endless"):
-        WithoutHeldout(digits, frozenset()).next(1)
+        without_heldout(digits, frozenset()).next(1)

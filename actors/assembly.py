@@ -1,0 +1,144 @@
+"""Builds the engine, the rewards and the episode runner of one actor from a recipe."""
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from actors.config import ActorsConfig
+from actors.engines.model_folder import stated_dtype, weight_shapes
+from actors.engines.protocol import RolloutEngine, SamplingParameters
+from actors.environments.registry import load_environment
+from actors.errors import InputError
+from actors.rewards import RewardPool, Rewards, load_rewards, load_shaping
+from actors.rewards.learned import TextScorer
+from actors.rollout.chat_rendering import Renderer
+from actors.rollout.episode import EpisodeRunner
+from weight_sync.config import WeightSyncConfig
+from weight_sync.vllm.transfer import BACKEND
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineSpec:
+    """How the engine of one actor is made."""
+
+    index: int
+    """Number of the actor, from 0."""
+    config: ActorsConfig
+    weight_sync: WeightSyncConfig
+    model_path: str
+    """Local folder or hub name."""
+    seed: int
+    """Seed of the run."""
+    initial_version: int | None = None
+    """Version of the weights in the model folder; None waits for the first update."""
+    engine_metrics: bool = False
+    """Let vLLM count what it does, for `actors.metrics.EngineMetrics`."""
+
+
+class EpisodeRewards(NamedTuple):
+    """The rewards of training rollouts, and of evaluations."""
+
+    training: Rewards
+    heldout: Rewards
+
+
+def build_rewards(
+    config: ActorsConfig, *, pool: RewardPool, reward_model_client: TextScorer | None
+) -> EpisodeRewards:
+    """Load all rewards of a section `[actors]`; a reward in both sets is one, with one budget.
+
+    Raises:
+        InputError: A reward that cannot be used.
+    """
+    heldout = config.heldout_reward or config.reward
+    rewards = load_rewards(
+        [*config.reward, *heldout],
+        timeout=config.reward_timeout_seconds,
+        options=config.reward_options,
+        reward_model_client=reward_model_client,
+        pool=pool,
+        code_execution=config.code_execution,
+    ).weighted(config.reward_weights)
+    return EpisodeRewards(rewards.only(config.reward), rewards.only(heldout))
+
+
+def build_episodes(
+    engine_id: str,
+    config: ActorsConfig,
+    engine: RolloutEngine,
+    tokenizer: Any,
+    max_model_len: int,
+    rewards: EpisodeRewards,
+) -> EpisodeRunner:
+    """Build the episode runner of one engine; `tokenizer` is one of transformers."""
+    return EpisodeRunner(
+        engine_id=engine_id,
+        engine=engine,
+        renderer=Renderer(tokenizer, config.chat_template),
+        environment=config.environment,
+        new_environment=load_environment(
+            config.environment, config.environment_options, code_execution=config.code_execution
+        ),
+        environment_timeout=config.environment_timeout_seconds,
+        max_turns=config.max_turns,
+        rewards=rewards.training,
+        heldout_rewards=rewards.heldout,
+        shaping=load_shaping(config),
+        sampling=SamplingParameters(
+            temperature=config.temperature,
+            max_new_tokens=config.max_new_tokens,
+            top_p=config.top_p,
+            top_k=config.top_k,
+        ),
+        max_model_len=max_model_len,
+        timeout=config.rollout_timeout_seconds,
+    )
+
+
+def build_engine(spec: EngineSpec, tokenizer: Any, max_model_len: int) -> RolloutEngine:
+    """Build the engine of one actor, not started.
+
+    Args:
+        spec: How it is made.
+        tokenizer: A tokenizer of transformers; only the scripted engine needs it.
+        max_model_len: Longest rollout in tokens.
+
+    Raises:
+        InputError: Options that the scripted engine does not have.
+    """
+    config, weight_sync = spec.config, spec.weight_sync
+    if config.engine == "scripted":
+        from actors.engines.scripted import ScriptedEngine
+
+        options = {
+            "vocabulary": len(tokenizer),
+            "eos_token_id": tokenizer.eos_token_id,
+            "initial_version": spec.initial_version,
+            **config.scripted_options,
+        }
+        try:
+            return ScriptedEngine(weight_shapes(spec.model_path), **options)
+        except TypeError as error:
+            raise InputError(f"actors.scripted_options: {error}") from error
+    from actors.engines.vllm import VllmEngine
+    from actors.engines.vllm_settings import VllmSettings
+
+    settings = VllmSettings(
+        spec.model_path,
+        max_model_len,
+        # vLLM's own "auto" makes bfloat16 of float32.
+        dtype=stated_dtype(spec.model_path) if config.dtype == "auto" else config.dtype,
+        float32_head=config.float32_head,
+        max_num_seqs=config.max_concurrent_rollouts,
+        cores=config.cores[spec.index] if config.cores else None,
+        kv_cache_gib=config.kv_cache_gib,
+        gpu_memory_utilization=config.gpu_memory_utilization,
+        tensor_parallel_size=config.tensor_parallel_size,
+        enforce_eager=config.enforce_eager,
+        seed=spec.seed * config.count + spec.index,
+        update_mode=weight_sync.update_mode,
+        clear_cache=weight_sync.clear_cache,
+        weight_backend=BACKEND if weight_sync.staged else weight_sync.transport,
+        initial_version=spec.initial_version,
+        engine_metrics=spec.engine_metrics,
+    )
+    return VllmEngine(settings)

@@ -1,0 +1,121 @@
+"""Filters of prompt sources: held-out problems, and prompts that are too long in tokens."""
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from actors.environments.single_turn import opening
+from actors.errors import InputError, PromptRefused
+from actors.rollout.chat_rendering import Renderer
+from actors.sources.checked_source import CheckedSource
+from actors.sources.protocol import PromptSource
+from queues.records import Prompt
+
+LOG = logging.getLogger("headway.sources")
+PATIENCE = 10_000
+"""Prompts in a row that may be left out before the source counts as exhausted."""
+
+
+class FilteredSource:
+    """A source less some of its prompts (a `PromptSource`).
+
+    Args:
+        source: Where prompts come from.
+        keeps: Returns True for the prompts to keep.
+        exhausted: Describes, given the last prompt, what `patience` prompts in a row were.
+        patience: Prompts in a row that may be left out.
+    """
+
+    def __init__(
+        self,
+        source: PromptSource,
+        keeps: Callable[[Prompt], bool],
+        exhausted: Callable[[Prompt], str],
+        *,
+        patience: int = PATIENCE,
+    ) -> None:
+        self._source, self._keeps, self._exhausted = source, keeps, exhausted
+        self._patience = patience
+
+    def next(self, count: int) -> list[Prompt]:
+        """See `PromptSource.next`.
+
+        Raises:
+            InputError: `patience` prompts in a row were left out.
+        """
+        kept: list[Prompt] = []
+        in_a_row = 0
+        while len(kept) < count:
+            for prompt in self._source.next(count - len(kept)):
+                if self._keeps(prompt):
+                    kept.append(prompt)
+                    in_a_row = 0
+                    continue
+                in_a_row += 1
+                if in_a_row == self._patience:
+                    reason = self._exhausted(prompt)
+                    raise InputError(f"{self._patience} prompts in a row were {reason}")
+        return kept
+
+    def cursor(self) -> str:
+        """See `PromptSource.cursor`."""
+        return self._source.cursor()
+
+    def restore(self, cursor: str) -> None:
+        """See `PromptSource.restore`."""
+        self._source.restore(cursor)
+
+
+def without_heldout(source: PromptSource, texts: frozenset[str]) -> FilteredSource:
+    """Return a source, its contract checked, less the prompts with some texts."""
+    return FilteredSource(
+        CheckedSource(source),
+        lambda prompt: prompt.text not in texts,
+        lambda prompt: (
+            f"held out, the last of them {prompt.prompt_id!r}; hold out fewer, or give a larger "
+            "prompts.source"
+        ),
+    )
+
+
+def within_tokens(
+    source: PromptSource, fits: Callable[[Prompt], bool], *, patience: int = PATIENCE
+) -> FilteredSource:
+    """Return a source less the prompts that are too long.
+
+    Args:
+        source: Where prompts come from.
+        fits: Returns True for a prompt that is short enough, such as the result of `shorter`.
+        patience: Prompts in a row that may be left out.
+    """
+
+    def keeps(prompt: Prompt) -> bool:
+        if fits(prompt):
+            return True
+        LOG.info("prompt %s is longer than prompts.max_tokens: left out", prompt.prompt_id)
+        return False
+
+    return FilteredSource(
+        source,
+        keeps,
+        lambda prompt: (
+            f"longer than prompts.max_tokens, the last of them {prompt.prompt_id!r}; raise it"
+        ),
+        patience=patience,
+    )
+
+
+def shorter(tokenizer: Any, chat_template: Any, max_tokens: int) -> Callable[[Prompt], bool]:
+    """Return a predicate: the messages of a prompt, rendered, have at most `max_tokens` tokens.
+
+    A prompt that cannot be rendered counts as short: `prompt_checks` reports what is wrong with it.
+    """
+    renderer = Renderer(tokenizer, chat_template)
+
+    def fits(prompt: Prompt) -> bool:
+        try:
+            return len(renderer.prompt(opening(prompt))) <= max_tokens
+        except PromptRefused:
+            return True
+
+    return fits

@@ -1,0 +1,177 @@
+"""Buckets as sealed anonymous memory, which another process of the node can map.
+
+Every bucket is a memfd: a file without a name, whose location is `/proc/<pid>/fd/<n>`. It is sealed
+once written, so verified bytes cannot change and need no second verification. The kernel frees it
+when the last process that holds it ends, also after SIGKILL: nothing is ever left in /dev/shm.
+Processes that share buckets need the same user and process namespace.
+"""
+
+import fcntl
+import mmap
+import os
+import re
+from collections.abc import Callable, Iterable
+
+import xxhash
+
+from weight_sync.buckets import Piece
+from weight_sync.errors import StagingError
+from weight_sync.manifest import Bucket
+
+SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
+
+_LOCATION = re.compile(r"/proc/\d+/fd/\d+")
+
+
+class SealedBucket:
+    """A bucket that this process holds through a file descriptor of its own, until closed."""
+
+    def __init__(self, descriptor: int, nbytes: int, checksum: str) -> None:
+        self._descriptor = descriptor
+        self._memory: memoryview | None = None
+        self.bucket = Bucket(
+            nbytes=nbytes, checksum=checksum, location=f"/proc/{os.getpid()}/fd/{descriptor}"
+        )
+        """Its location is valid on this node as long as this object is open."""
+
+    @property
+    def memory(self) -> memoryview:
+        """All bytes of the bucket, mapped on first use; writing to it changes nobody else's."""
+        if self._descriptor < 0:
+            raise ValueError("this bucket was closed")
+        if self._memory is None:
+            self._memory = _map(self._descriptor, self.bucket.nbytes)
+        return self._memory
+
+    def close(self) -> None:
+        """Release the bucket; views of `memory` that still exist stay valid."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor, self._memory = -1, None
+
+
+def seal(nbytes: int, pieces: Iterable[Piece]) -> SealedBucket:
+    """Write a bucket to memory of this node and seal it.
+
+    Args:
+        nbytes: Its size, above 0; bytes that no piece covers are 0.
+        pieces: Ascending and without overlap.
+    """
+    descriptor = os.memfd_create("headway-weights", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        os.ftruncate(descriptor, nbytes)
+        checksum = bucket_checksum(nbytes, pieces, lambda piece: _write_all(descriptor, piece))
+        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, SEALS)
+        return SealedBucket(descriptor, nbytes, checksum)
+    except BaseException:
+        os.close(descriptor)
+        raise
+
+
+def seal_verified(bucket: Bucket, nbytes: int, pieces: Iterable[Piece]) -> SealedBucket:
+    """Write bytes that were fetched for a bucket to memory of this node and seal them.
+
+    Raises:
+        StagingError: Their checksum is not the bucket's.
+    """
+    sealed = seal(nbytes, pieces)
+    try:
+        _check_checksum(bucket, sealed.bucket.checksum)
+    except StagingError:
+        sealed.close()
+        raise
+    return sealed
+
+
+def bucket_checksum(
+    nbytes: int, pieces: Iterable[Piece], visit: Callable[[Piece], None] = lambda piece: None
+) -> str:
+    """Return xxh3_128 of a bucket, gaps included; `visit` gets each piece while it is cached."""
+    digest, end = xxhash.xxh3_128(), 0
+    for piece in pieces:
+        digest.update(bytes(piece.offset - end))
+        digest.update(piece.memory)
+        end = piece.offset + piece.memory.nbytes
+        visit(piece)
+    digest.update(bytes(nbytes - end))
+    return digest.hexdigest()
+
+
+def is_sealed(bucket: Bucket) -> bool:
+    """Return True if the bucket's location is sealed memory of a node."""
+    return _LOCATION.fullmatch(bucket.location) is not None
+
+
+def open_verified(bucket: Bucket) -> SealedBucket:
+    """Open a sealed bucket of this node and verify it.
+
+    Raises:
+        StagingError: It is gone, has another size, could still change, or its checksum differs.
+    """
+    descriptor = _open_sealed(bucket)
+    try:
+        opened = SealedBucket(descriptor, bucket.nbytes, bucket.checksum)
+        _check_checksum(bucket, xxhash.xxh3_128_hexdigest(opened.memory))
+        return opened
+    except BaseException:
+        os.close(descriptor)
+        raise
+
+
+def map_verified(bucket: Bucket) -> memoryview:
+    """Map a bucket that a receiver on this node holds and has verified, without hashing it again.
+
+    Raises:
+        StagingError: It is gone, has another size, or could still change.
+    """
+    descriptor = _open_sealed(bucket)
+    try:
+        return _map(descriptor, bucket.nbytes)
+    finally:
+        os.close(descriptor)
+
+
+def _check_checksum(bucket: Bucket, checksum: str) -> None:
+    if checksum != bucket.checksum:
+        raise StagingError(
+            f"bucket at {bucket.location} has checksum {checksum}; its manifest says "
+            f"{bucket.checksum}"
+        )
+
+
+def _open_sealed(bucket: Bucket) -> int:
+    """Open a bucket for reading after checking its size and seals."""
+    if not is_sealed(bucket):
+        raise StagingError(f"location is {bucket.location!r}; expected /proc/<pid>/fd/<n>")
+    try:
+        descriptor = os.open(bucket.location, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except OSError as error:
+        raise StagingError(f"bucket at {bucket.location} cannot be opened: {error}") from error
+    try:
+        size = os.fstat(descriptor).st_size
+        if size != bucket.nbytes:
+            raise StagingError(
+                f"bucket at {bucket.location} has {size} bytes; its manifest says {bucket.nbytes}"
+            )
+        seals = fcntl.fcntl(descriptor, fcntl.F_GET_SEALS)
+        if seals & SEALS != SEALS:
+            raise StagingError(f"bucket at {bucket.location} is not sealed: it could still change")
+    except OSError as error:
+        os.close(descriptor)
+        raise StagingError(f"bucket at {bucket.location} is no shared memory: {error}") from error
+    except StagingError:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def _map(descriptor: int, nbytes: int) -> memoryview:
+    """Map copy-on-write: reading copies nothing, and a reader's writes stay its own."""
+    return memoryview(mmap.mmap(descriptor, nbytes, access=mmap.ACCESS_COPY))
+
+
+def _write_all(descriptor: int, piece: Piece) -> None:
+    """Write a whole piece; one system call moves at most 2 GiB."""
+    done = 0
+    while done < piece.memory.nbytes:
+        done += os.pwrite(descriptor, piece.memory[done:], piece.offset + done)
