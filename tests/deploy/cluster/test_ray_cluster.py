@@ -58,9 +58,7 @@ def test_nodes_are_asked_all_before_one_is_waited_for(monkeypatch):
 
 def test_late_nodes_are_named(monkeypatch):
     asked(monkeypatch, a=None, b={}, c=None)
-    with pytest.raises(
-        RunFailed, match=r"node\(s\) a, c did not report their versions within"
-    ):
+    with pytest.raises(RunFailed, match=r"node\(s\) a, c did not report their versions within"):
         cluster.versions_of(NODES)
 
 
