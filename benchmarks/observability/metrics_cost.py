@@ -33,7 +33,6 @@ import psutil
 import yaml
 
 from benchmarks.harness.provenance import RESULTS, environment, reserve, store
-from deploy import monitoring
 from deploy import session as session
 from deploy.config.loader import load_recipe
 from deploy.observability.watchdog import LOOK_SECONDS
@@ -49,7 +48,7 @@ REST_SECONDS = 6.0
 WARM_UP = 5
 """Steps that are left out."""
 AIM = 0.01
-PROMETHEUS = Path(monitoring.__file__).parent / "prometheus.yml"
+PROMETHEUS = Path(session.__file__).parent / "monitoring" / "prometheus.yml"
 
 
 class Measured(Run):

@@ -62,28 +62,26 @@ def resource_requests(config: RunConfig, *, driver_node: str) -> list[ResourceRe
         config: The recipe.
         driver_node: Ray's id of the driver's node, where roles without a placement are.
     """
-    actors, learner, place = config.actors, config.learner, config.deploy.placement
-    tied = config.weight_sync.one_node and place.actors is None
+    actors, learner, placement = config.actors, config.learner, config.deploy.placement
     requests = [
         _request(
             "learner",
             learner.ranks,
             {"CPU": cpus_of(learner), "GPU": learner.gpus},
-            place.learner,
-            driver_node if place.learner is None else None,
+            placement.learner,
+            driver_node,
         ),
         _request(
             "actors",
             actors.count,
             {"CPU": actors.cpus, "GPU": actors.gpus},
-            place.actors,
-            driver_node if tied else None,
+            placement.actors,
+            driver_node if config.weight_sync.one_node else None,
         ),
     ]
     if actors.asks_reward_models:
         gpus = {"GPU": actors.reward_model.gpus}
-        fixed = driver_node if place.reward_model is None else None
-        requests.append(_request("reward_model", 1, gpus, place.reward_model, fixed))
+        requests.append(_request("reward_model", 1, gpus, placement.reward_model, driver_node))
     return requests
 
 
@@ -160,15 +158,16 @@ def _request(
     count: int,
     resources: Mapping[str, float],
     placement: Placement | None,
-    node_id: str | None,
+    default_node: str | None,
 ) -> ResourceRequest:
-    custom: Mapping[str, float] = {} if placement is None else placement.resources
+    """Build the request of a role, which is on `default_node` if it has no placement."""
+    custom = placement.resources if placement else {}
     return ResourceRequest(
         role=role,
         count=count,
         resources={kind: n for kind, n in {**resources, **custom}.items() if n},
-        labels={} if placement is None else placement.labels,
-        node_id=node_id,
+        labels=placement.labels if placement else {},
+        node_id=None if placement else default_node,
     )
 
 

@@ -71,11 +71,11 @@ def _wait(group: PlacementGroup, timeout: float, console: Terminal) -> None:
         waited = time.monotonic() - began
         if waited > timeout:
             raise RunFailed(
-                f"there was no room on the cluster for all processes of this run within "
+                f"the cluster had no free resources for all processes of this run within "
                 f"deploy.start_timeout_seconds = {timeout:g}; {_free()}"
             )
         if waited > due:
-            console.say(f"waiting for room on the cluster for {waited:.0f} s; {_free()}")
+            console.say(f"waiting for free resources on the cluster for {waited:.0f} s; {_free()}")
             due += REPORT_AGAIN_SECONDS
 
 

@@ -109,7 +109,7 @@ def _check_nodes(config: RunConfig) -> None:
     requests = resource_requests(config, driver_node=driver_node)
     if lacks := unmet(requests, nodes):
         raise InputError(
-            f"the Ray cluster at {address!r} has no place for this run; change "
+            f"the Ray cluster at {address!r} cannot hold this run; change "
             "actors.count, actors.cpus, actors.gpus, the learner's, or deploy.placement, or add "
             "nodes first:\n  " + "\n  ".join(lacks)
         )

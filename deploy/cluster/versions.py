@@ -58,22 +58,22 @@ def of_submitter() -> str:
     return json.dumps({package: versions[package] for package in OF_SUBMITTER})
 
 
-def differences(wanted: Mapping[str, str], found: Mapping[str, str], *, where: str) -> list[str]:
+def differences(wanted: Mapping[str, str], actual: Mapping[str, str], *, where: str) -> list[str]:
     """Return one line for each package that is missing or of another version.
 
     Args:
         wanted: Expected versions by package.
-        found: Installed versions by package.
-        where: Name of the place where `found` is installed.
+        actual: Installed versions by package.
+        where: Name of the machine with the installed versions.
 
     Example:
         >>> differences({"ray": "2.60.0"}, {"ray": "2.59.0"}, where="node 10.0.0.3")
         ['node 10.0.0.3 has ray 2.59.0, not 2.60.0']
     """
     return [
-        f"{where} has {package} {found[package]}, not {expected}"
-        if package in found
+        f"{where} has {package} {actual[package]}, not {expected}"
+        if package in actual
         else f"{where} has no {package}, but should have {expected}"
         for package, expected in wanted.items()
-        if found.get(package) != expected
+        if actual.get(package) != expected
     ]

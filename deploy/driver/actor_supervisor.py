@@ -12,6 +12,7 @@ bug. So does an actor that keeps dying.
 import asyncio
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 
 import ray
@@ -19,6 +20,7 @@ from ray.exceptions import RayActorError, RayError, RayTaskError
 
 from actors.errors import EngineDied
 from actors.rollout.actor_statistics import ActorStatistics, engine_id_of, merge
+from deploy.config.evaluation_schedule import pinned_seconds
 from deploy.driver.restart_policy import Clock, Restarts
 from deploy.driver.run_context import RunContext
 from deploy.errors import RunFailed, first_line
@@ -28,12 +30,18 @@ from queues.protocols import WorkQueue
 from weight_sync.errors import DeadlineExceeded, LoadFailed
 from weight_sync.ray_broadcaster import BroadcasterClient
 
-POLL_SECONDS = 2.0
-"""Interval of the questions for statistics; a process that dies loses what came after the last."""
-HAND_OVER_SECONDS = 8.0
-"""Deadline for an actor to hand over the groups that it is sampling."""
-ANSWER_SECONDS = 5.0
-"""Deadline of an actor's answer to a question for its statistics."""
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timing:
+    """The clock, interval and deadlines of a supervisor, in seconds."""
+
+    clock: Clock = Clock()  # noqa: RUF009  (frozen)
+    poll_seconds: float = 2.0
+    """Interval of requests for statistics; a process that dies loses what came after the last."""
+    answer_seconds: float = 5.0
+    """Deadline of an answer to a request for statistics."""
+    hand_over_seconds: float = 8.0
+    """Deadline for the actor to hand over the groups that it is sampling."""
 
 
 class Supervisor:
@@ -45,11 +53,7 @@ class Supervisor:
         create: Creates its process, as `actors.ray_actor.create_actor` does.
         broker: Gets the leases of a dead actor back.
         broadcaster: Gets its permit to swap weights back, for which other engines wait.
-        pinned_seconds: How long it may keep a version to evaluate it.
-        clock: Times the restarts.
-        poll_seconds: Interval of the questions for statistics.
-        answer_seconds: Deadline of each answer.
-        hand_over_seconds: Deadline of `stop`.
+        timing: Clock, interval and deadlines.
     """
 
     def __init__(
@@ -60,11 +64,7 @@ class Supervisor:
         *,
         broker: WorkQueue,
         broadcaster: BroadcasterClient,
-        pinned_seconds: float = 0.0,
-        clock: Clock = Clock(),  # noqa: B008  (frozen)
-        poll_seconds: float = POLL_SECONDS,
-        answer_seconds: float = ANSWER_SECONDS,
-        hand_over_seconds: float = HAND_OVER_SECONDS,
+        timing: Timing = Timing(),
     ) -> None:
         self.name = f"actor-{index}"
         self._engine_id = engine_id_of(index)
@@ -72,10 +72,10 @@ class Supervisor:
         self._broker, self._broadcaster = broker, broadcaster
         self._console = context.console
         self._start_seconds = context.config.deploy.start_timeout_seconds
-        self._pinned_seconds, self._clock = pinned_seconds, clock
-        self._poll_seconds, self._answer_seconds = poll_seconds, answer_seconds
-        self._hand_over_seconds = hand_over_seconds
-        self._restarts = Restarts(context, self.name, clock)
+        heldout, count = context.config.heldout, context.config.actors.count
+        self._pinned_seconds = pinned_seconds(heldout, index, count)
+        self._timing = timing
+        self._restarts = Restarts(context, self.name, timing.clock)
         self._actor: Any = None
         self._working_since: float | None = None
         """Monotonic seconds; None while it starts."""
@@ -94,7 +94,7 @@ class Supervisor:
         if self._working_since is None:
             return
         with suppress(RayError, TimeoutError):
-            async with asyncio.timeout(self._hand_over_seconds):
+            async with asyncio.timeout(self._timing.hand_over_seconds):
                 await self._actor.stop.remote()
 
     async def start(self) -> None:
@@ -118,7 +118,7 @@ class Supervisor:
         while True:
             self._working_since = None
             reason = await self._live()
-            now = self._clock.monotonic()
+            now = self._timing.clock.monotonic()
             worked = 0.0 if self._working_since is None else now - self._working_since
             if reason is None or not await self._clear_away():
                 return
@@ -166,7 +166,7 @@ class Supervisor:
         try:
             if self._actor is None:
                 await self._start_again()
-            self._working_since = self._clock.monotonic()
+            self._working_since = self._timing.clock.monotonic()
             await self._actor.run.remote()
         except (RayError, RunFailed) as error:
             return _cause(error)
@@ -211,7 +211,7 @@ class Supervisor:
         """Keep the actor's newest statistics, which are needed when it is dead."""
         while True:
             await self._ask()
-            await asyncio.sleep(self._poll_seconds)
+            await asyncio.sleep(self._timing.poll_seconds)
 
     async def _ask(self) -> None:
         """Take the newest statistics, if the actor answers."""
@@ -219,7 +219,7 @@ class Supervisor:
         if actor is None:
             return
         try:
-            async with asyncio.timeout(self._answer_seconds):
+            async with asyncio.timeout(self._timing.answer_seconds):
                 statistics = await actor.statistics.remote()
         except TimeoutError:
             self._answers = False

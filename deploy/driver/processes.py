@@ -157,7 +157,6 @@ class Processes:
                 ),
                 broker=self.broker,
                 broadcaster=self.broadcaster,
-                pinned_seconds=evaluation_schedule.pinned_seconds(config.heldout, index, count),
             )
             for index in range(count)
         ]

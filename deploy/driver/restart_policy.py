@@ -23,7 +23,7 @@ SETTLED_SECONDS = 600.0
 
 @dataclass(frozen=True, slots=True)
 class Clock:
-    """The time that supervisors go by."""
+    """The clock that supervisors use."""
 
     monotonic: Callable[[], float] = time.monotonic
     time: Callable[[], float] = time.time

@@ -19,7 +19,10 @@ def make_context(folder, **settings):
     console = Terminal(Console(file=io.StringIO(), width=400))
     return RunContext(
         config=SimpleNamespace(
-            deploy=DeployConfig(**settings), queues=SimpleNamespace(on_overdue="wait")
+            deploy=DeployConfig(**settings),
+            queues=SimpleNamespace(on_overdue="wait"),
+            actors=SimpleNamespace(count=4),
+            heldout=None,
         ),
         inputs=None,
         directory=directory,

@@ -8,7 +8,7 @@ from ray.exceptions import RayActorError, RayTaskError
 
 from actors.errors import EngineDied, InputError
 from actors.rollout.actor_statistics import ActorStatistics
-from deploy.driver.actor_supervisor import Supervisor
+from deploy.driver.actor_supervisor import Supervisor, Timing
 from deploy.driver.restart_policy import Clock
 from deploy.errors import RunFailed
 from queues.errors import BrokerLostError, QueueClosed
@@ -43,10 +43,12 @@ class Stage:
             self.create,
             broker=self,
             broadcaster=SimpleNamespace(release=self.release_permit),
-            clock=Clock(monotonic=lambda: self.now, time=lambda: 1000.0, sleep=self.sleep),
-            poll_seconds=60.0,
-            answer_seconds=0.05,
-            hand_over_seconds=0.05,
+            timing=Timing(
+                clock=Clock(monotonic=lambda: self.now, time=lambda: 1000.0, sleep=self.sleep),
+                poll_seconds=60.0,
+                answer_seconds=0.05,
+                hand_over_seconds=0.05,
+            ),
         )
 
     def note(self, *event):
