@@ -6,6 +6,7 @@ Built-in functions register themselves when their package is imported.
 import difflib
 import importlib
 import inspect
+import pkgutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Generic, TypeVar, get_type_hints
 
@@ -44,6 +45,19 @@ class Registry(Generic[T]):
             raise InputError(f"{self._kind} {name!r} is already registered")
         self._entries[name] = entry
 
+    def decorator(
+        self, *names: str, make: Callable[[Callable[..., Any]], T]
+    ) -> Callable[[Callable[..., Any]], T]:
+        """Return a decorator that registers what `make` makes of a function under some names."""
+
+        def register(function: Callable[..., Any]) -> T:
+            entry = make(function)
+            for name in names:
+                self.add(name, entry)
+            return entry
+
+        return register
+
     def __getitem__(self, name: str) -> T:
         """Return the entry of a name, or of a path "module:function" to a decorated function.
 
@@ -73,6 +87,12 @@ class Registry(Generic[T]):
                 "put the decorator on it"
             )
         return entry
+
+
+def import_modules(package: str, path: Iterable[str]) -> None:
+    """Import every module of a package, so that its functions register themselves."""
+    for module in pkgutil.iter_modules(path):
+        importlib.import_module(f"{package}.{module.name}")
 
 
 def options_of(function: Callable[..., Any]) -> list[str]:

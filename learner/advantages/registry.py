@@ -71,7 +71,7 @@ ESTIMATORS = Registry("advantage", Estimator)
 
 def built_in_advantage(name: str) -> Callable[[Callable[..., Tensor | Estimate]], Estimator]:
     """Register an estimator with its traits from `ADVANTAGE_TRAITS`."""
-    return _registered(name, ADVANTAGE_TRAITS[name])
+    return _decorator(name, ADVANTAGE_TRAITS[name])
 
 
 def advantage(
@@ -102,18 +102,13 @@ def advantage(
     traits = AdvantageTraits(
         needs=frozenset(needs), relative=relative, takes_token_rewards=takes_token_rewards
     )
-    return _registered(name, traits)
+    return _decorator(name, traits)
 
 
-def _registered(
+def _decorator(
     name: str, traits: AdvantageTraits
 ) -> Callable[[Callable[..., Tensor | Estimate]], Estimator]:
-    def register(function: Callable[..., Tensor | Estimate]) -> Estimator:
-        estimator = Estimator(name, function, traits)
-        ESTIMATORS.add(name, estimator)
-        return estimator
-
-    return register
+    return ESTIMATORS.decorator(name, make=lambda function: Estimator(name, function, traits))
 
 
 @torch.no_grad()

@@ -39,7 +39,7 @@ CORRECTIONS = Registry("correction", ImportanceWeights)
 
 def built_in_correction(name: str) -> Callable[[Callable[..., Correction]], ImportanceWeights]:
     """Register a correction with its traits from `CORRECTION_TRAITS`."""
-    return _registered(name, CORRECTION_TRAITS[name])
+    return _decorator(name, CORRECTION_TRAITS[name])
 
 
 def correction(
@@ -50,18 +50,15 @@ def correction(
     Raises:
         InputError: The name is taken.
     """
-    return _registered(name, CorrectionTraits(weighs=weighs, needs=frozenset(needs)))
+    return _decorator(name, CorrectionTraits(weighs=weighs, needs=frozenset(needs)))
 
 
-def _registered(
+def _decorator(
     name: str, traits: CorrectionTraits
 ) -> Callable[[Callable[..., Correction]], ImportanceWeights]:
-    def register(function: Callable[..., Correction]) -> ImportanceWeights:
-        entry = ImportanceWeights(name, function, traits)
-        CORRECTIONS.add(name, entry)
-        return entry
-
-    return register
+    return CORRECTIONS.decorator(
+        name, make=lambda function: ImportanceWeights(name, function, traits)
+    )
 
 
 def unweighted(inputs: LossInputs) -> Tensor:
