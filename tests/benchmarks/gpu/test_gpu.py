@@ -12,7 +12,7 @@ import torch
 from benchmarks.gpu import __main__ as suite
 from benchmarks.gpu import learner
 from benchmarks.gpu.generation import PROMPT, TOKENS, roofline
-from benchmarks.gpu.lines import line
+from benchmarks.gpu.summary import describe
 from benchmarks.harness.provenance import environment
 from benchmarks.harness.synthetic_load import SIZES
 from deploy.cli.bench import ROOT
@@ -71,7 +71,7 @@ def test_what_is_missing_is_named_with_the_command_that_mends_it(monkeypatch):
     python = f"{sys.version_info.major}.{sys.version_info.minor}"
     install = f"pip install --target .gpu --only-binary :all: --python-version {python} pydantic"
     lacking = suite.missing("learner", "cuda")
-    assert line("learner 0.5b", {"not_run": suite.reason(lacking)}) == (
+    assert describe("learner 0.5b", {"not_run": suite.reason(lacking)}) == (
         f"learner 0.5b: not run, because there is no pydantic; {install}; then PYTHONPATH=.:.gpu"
     )
     lacking = suite.missing("pause", "cuda")
@@ -91,7 +91,7 @@ def test_the_suite_itself_starts_without_any_package():
     ("arguments", "message"),
     [
         (["--sizes", "0.5b", "7b"], "argument --sizes: invalid choice: '7b' (choose from"),
-        (["--rounds", "0"], "--rounds 0 must be at least 1"),
+        (["--rounds", "0"], "argument --rounds: 0 must be a whole number, at least 1"),
     ],
 )
 def test_what_no_part_could_measure_is_refused_before_any_of_them(
@@ -120,7 +120,7 @@ def test_an_arm_without_enough_memory_is_stored_and_the_other_is_measured(monkey
         found |= said
     assert found["packed"] == {"failed": "CUDA out of memory. Tried to allocate 2 GiB."}
     assert "host" in found["masked"]["shares"]
-    assert "packed failed: CUDA out of memory" in line("learner tiny", found)
+    assert "packed failed: CUDA out of memory" in describe("learner tiny", found)
 
 
 def test_a_deep_model_of_bfloat16_attends_sequence_by_sequence(monkeypatch):
@@ -145,7 +145,7 @@ def test_bfloat16_weights_move_far_enough_that_lag_is_seen(monkeypatch):
     *_, found = islice(learner.sample_size_by_lag("tiny", torch.device("cpu")), 5)
     lacking = [1 - row["ess"] for row in found["by_lag"]]
     assert lacking[4] > lacking[0]
-    assert line("lag tiny", found).startswith("lag tiny: 1 − ESS 0: ")
+    assert describe("lag tiny", found).startswith("lag tiny: 1 − ESS 0: ")
 
 
 def test_a_record_says_what_it_can_without_git_and_names_gpus(monkeypatch, tmp_path):

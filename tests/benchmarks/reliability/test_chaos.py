@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks.reliability.chaos import conclude, markdown, plan_kills
 from benchmarks.reliability.chaos_oracle import Fate, judge
-from benchmarks.reliability.chaos_stage import ROLES
+from benchmarks.reliability.chaos_run import ROLES
 from deploy.cli.bench import ROOT
 from learner.diagnostics.trained_log import VARIABLE, note_trained
 from tests.queues.conftest import make_group, make_rollout
