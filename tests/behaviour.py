@@ -38,6 +38,7 @@ from learner.metrics import FIGURES, LearnerMetrics
 from queues.broker.metrics import BrokerMetrics
 from queues.runtime.prometheus import ProcessMetrics
 from tests.deploy.conftest import call_main, read_rows
+from weight_sync.announcements import WeightUpdateReport
 
 ASSETS = Path(__file__).parent / "assets"
 RECIPE = ASSETS / "locked_run.toml"
@@ -234,9 +235,10 @@ def learner_metrics():
 
 def driver_metrics(folder):
     times = ("published_at", "staged_at", "swap_started_at", "swap_finished_at")
-    seconds = ("pause_seconds", "load_seconds", "resume_seconds", "bytes")
     known = Record(name="locked", steps=1, max_staleness=0, started_at=0.0)
-    known.swaps.append({**dict.fromkeys((*times, *seconds), 1.0), "engine_id": "e", "error": None})
+    known.swaps.append(
+        WeightUpdateReport(engine_id="e", version=0, bytes=1, **dict.fromkeys(times, 1.0))
+    )
     known.heldout.append({"score": 1.0})
     known.restarts = Counter({"actor-0": 1})
     late = Overdue(Wait("learner", "actor-0", "groups"), 1.0)

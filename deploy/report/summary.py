@@ -6,8 +6,9 @@ from itertools import groupby
 from statistics import fmean
 from typing import Any
 
-from deploy.storage.run_record import REWARD_MODEL, Record, Row
+from deploy.storage.run_record import REWARD_MODEL, Record
 from learner.diagnostics.batch_report import ORIGINS, BatchReport, TrainedBatch
+from weight_sync.announcements import WeightUpdateReport
 
 WARM_UP = 5
 """Batches at a run's beginning that figures of its speed leave out: engines warm up and the
@@ -111,26 +112,24 @@ def _seconds_to_first_step(record: Record) -> float | None:
     return record.seconds(record.batches[0]["step_finished_at"])
 
 
-def weight_sync(swaps: Sequence[Row]) -> dict[str, Any]:
-    """Return means over successful updates; those that seed a new engine are left out."""
-    done = [row for row in swaps if row["error"] is None and not row["seeding"]]
+def successful_updates(swaps: Sequence[WeightUpdateReport]) -> list[WeightUpdateReport]:
+    """Return the updates that succeeded; those that seed a new engine are left out."""
+    return [update for update in swaps if update.error is None and not update.seeding]
+
+
+def weight_sync(swaps: Sequence[WeightUpdateReport]) -> dict[str, Any]:
+    """Return means over `successful_updates`."""
+    done = successful_updates(swaps)
     return {
         "updates": len(done),
-        "failed": sum(row["error"] is not None for row in swaps),
-        "pause_seconds_mean": _mean(pause_seconds(row) for row in done),
-        "publish_to_serving_seconds_mean": _mean(
-            row["swap_finished_at"] - row["published_at"] for row in done
-        ),
-        "bytes_mean": _mean(row["bytes"] for row in done),
+        "failed": sum(update.error is not None for update in swaps),
+        "pause_seconds_mean": _mean(update.stalled_seconds for update in done),
+        "publish_to_serving_seconds_mean": _mean(update.serving_seconds for update in done),
+        "bytes_mean": _mean(update.bytes for update in done),
     }
 
 
-def pause_seconds(update: Row) -> float:
-    """Return the seconds for which a weight update stopped its engine."""
-    return float(update["pause_seconds"] + update["load_seconds"] + update["resume_seconds"])
-
-
-def overlap(batches: Sequence[TrainedBatch], swaps: Sequence[Row]) -> dict[str, int]:
+def overlap(batches: Sequence[TrainedBatch], swaps: Sequence[WeightUpdateReport]) -> dict[str, int]:
     """Count the updates that reached an engine after the learner had begun its next step.
 
     `queue_ready` counts the updates whose next batch was ready when the version was published; in
@@ -138,16 +137,22 @@ def overlap(batches: Sequence[TrainedBatch], swaps: Sequence[Row]) -> dict[str, 
     """
     next_step = {batch.version: batch.times.step_started_at for batch in batches}
     ready = {batch.version: batch.times.wait_seconds for batch in batches}
-    done = [row for row in swaps if row["error"] is None and row["version"] in next_step]
+    done = [
+        (update.version, update.swap_finished_at)
+        for update in swaps
+        if update.swap_finished_at is not None and update.version in next_step
+    ]
     waited_little = [
-        row for row in done if row["version"] and ready[row["version"]] < READY_SECONDS
+        (version, served_at)
+        for version, served_at in done
+        if version and ready[version] < READY_SECONDS
     ]
     return {
         "updates": len(done),
-        "learner_ahead": sum(row["swap_finished_at"] > next_step[row["version"]] for row in done),
+        "learner_ahead": sum(served_at > next_step[version] for version, served_at in done),
         "queue_ready": len(waited_little),
         "queue_ready_and_learner_ahead": sum(
-            row["swap_finished_at"] > next_step[row["version"]] for row in waited_little
+            served_at > next_step[version] for version, served_at in waited_little
         ),
     }
 

@@ -9,6 +9,7 @@ from deploy.report.tables import figures
 from deploy.storage.run_record import Earlier, Record
 from learner.diagnostics.batch_report import TrainedBatch
 from queues.records import Evaluation
+from weight_sync.announcements import WeightUpdateReport
 
 
 def batch(version, *, start, end, wait, lags, rollouts=4, session=1.0):
@@ -40,19 +41,19 @@ def batch(version, *, start, end, wait, lags, rollouts=4, session=1.0):
 
 
 def swap(version, *, published, started, finished, error=None, seeding=False):
-    return {
-        "seeding": seeding,
-        "engine_id": "actor-0",
-        "version": version,
-        "published_at": published,
-        "swap_started_at": started,
-        "swap_finished_at": finished,
-        "pause_seconds": 0.01,
-        "load_seconds": 0.02,
-        "resume_seconds": 0.03,
-        "bytes": 1000,
-        "error": error,
-    }
+    return WeightUpdateReport(
+        seeding=seeding,
+        engine_id="actor-0",
+        version=version,
+        published_at=published,
+        swap_started_at=started,
+        swap_finished_at=finished,
+        pause_seconds=0.01,
+        load_seconds=0.02,
+        resume_seconds=0.03,
+        bytes=1000,
+        error=error,
+    )
 
 
 BATCHES = [
@@ -64,7 +65,7 @@ SWAPS = [
     swap(0, published=9, started=9.2, finished=9.3, seeding=True),
     swap(1, published=12, started=12.2, finished=12.5),
     swap(2, published=15, started=15.2, finished=15.4),
-    swap(3, published=18, started=18.2, finished=18.4, error="LoadFailed"),
+    swap(3, published=18, started=18.2, finished=None, error="LoadFailed"),
 ]
 
 
