@@ -219,7 +219,7 @@ class Watchdog:
                 f"unfinished evaluations: {', '.join(status.evaluations) or 'none'}",
                 f"last failure: {status.last_error or 'none'}",
             ]
-        failed = [swap["error"] for swap in self._record.swaps if swap["error"]]
+        failed = [update.error for update in self._record.swaps if update.error]
         parts.append(f"last failed weight update: {failed[-1] if failed else 'none'}")
         waits = [f"{w.who} waits on {w.on} for {w.what}" for w in (o.wait for o in self.overdue)]
         parts.append(f"overdue waits: {', '.join(waits) or 'none'}")

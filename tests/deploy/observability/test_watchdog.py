@@ -22,6 +22,7 @@ from deploy.observability.watchdog import Probes, Watchdog, WatchedRun, concerne
 from deploy.runtime.console import Terminal
 from deploy.storage.run_directory import RunDirectory
 from deploy.storage.run_record import Record
+from weight_sync.announcements import WeightUpdateReport
 
 STATES = ("queued", "leased", "ready", "taken", "trained", "dropped", "failed")
 STATUS = SimpleNamespace(
@@ -216,7 +217,11 @@ def test_where_the_recipe_says_so_the_run_ends_after_a_checkpoint(tmp_path):
 
 def test_a_run_in_which_nothing_moves_ends_after_a_checkpoint_and_names_every_wait(tmp_path):
     stage = Stage(tmp_path, stall_factor=3.0)
-    stage.record.swaps.append({"error": "LoadFailed: a cable"})
+    stage.record.swaps.append(
+        WeightUpdateReport(
+            engine_id="e", version=1, published_at=0.0, bytes=0, error="LoadFailed: a cable"
+        )
+    )
     said = (
         r"^nothing moved for .* more than 3 times deploy.watchdog_seconds = 0.05; version 1, .*"
         r"unfinished evaluations: greedy@4; .* weight update: LoadFailed: a cable; "
