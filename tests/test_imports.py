@@ -46,7 +46,7 @@ ORDER = {
         "ray_broadcaster transports codecs publish receive vllm direct factory"
     ),
     "learner": (
-        "errors registry config full_disk advantages losses corrections batch diagnostics model "
+        "errors registry config disk_wait advantages losses corrections batch diagnostics model "
         "engine objective update learner metrics ranks supervised"
     ),
     "actors": (

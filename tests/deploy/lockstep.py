@@ -35,6 +35,7 @@ from actors.rollout.actor_statistics import ActorStatistics, engine_id_of
 from actors.rollout.chat_rendering import Renderer
 from actors.rollout.episode import EpisodeRunner
 from actors.rollout.rollout_worker import RolloutWorker
+from learner.diagnostics.batch_report import BatchReport
 from learner.learner import Learner
 from queues.broker.broker import Broker
 from queues.config import QueuesConfig, RunSpec
@@ -170,7 +171,7 @@ class Bandit:
         self.momentum = 0.9 * self.momentum + gradient
         self.weights = self.weights.detach() - 0.1 * self.momentum
         figures = {"rollouts_trained": len(payloads) * SIZE, "tokens_trained": tokens}
-        return {"loss": float(loss.detach()), **figures}
+        return BatchReport.from_dict({"loss": float(loss.detach()), **figures})
 
     async def publish(self, version):
         self.checksums[version] = checksum([("weights", self.weights)])
