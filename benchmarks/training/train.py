@@ -24,7 +24,7 @@ from typing import Any
 
 from benchmarks.harness.study import Options, Record, Study, number, option
 from benchmarks.harness.subprocesses import call_in_process
-from learner.ranks.heap import KEEP_FREED_MEMORY
+from learner.ranks.spec import KEEP_FREED_MEMORY, LearnerSpec
 
 AIM = {"utilisation": 0.6, "gap": 0.03}
 """At least, where arithmetic dominates; and at most."""
@@ -96,9 +96,7 @@ class Trainer:
         config = LearnerConfig(microbatch_tokens=self.size.microbatch_tokens, dtype=self.size.dtype)
         with tempfile.TemporaryDirectory() as folder:
             write(self.size, Path(folder))
-            self.rank = Rank(
-                config, model_path=folder, checkpoint_path=None, seed=0, steps=1000, temperature=1.0
-            )
+            self.rank = Rank(LearnerSpec(config=config, model_path=folder, seed=0, steps=1000))
         self.engine = ClockedEngine(self.rank.engine, self.rank.engine.device)
         self.updater = self.rank.updater = Updater(self.engine, config)
         self.groups = batch(self.size, seed=1)

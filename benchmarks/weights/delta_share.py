@@ -13,38 +13,38 @@ import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from statistics import median
-from typing import Any
 
 from benchmarks.harness.study import Options, Record, Study, option
 from deploy.errors import InputError
+from weight_sync.announcements import WeightUpdateReport
 
 
-def shares(updates: Sequence[dict[str, Any]]) -> Record:
+def shares(updates: Sequence[WeightUpdateReport]) -> Record:
     """Return what the updates of a run changed and cost.
 
     Args:
-        updates: Rows of `swaps.jsonl`.
+        updates: The reports in `swaps.jsonl`.
 
     Returns:
         Updates and how many came by delta; of those the share of elements changed and of bytes
         fetched; bytes of all updates beside those of whole versions.
     """
-    taken = [update for update in updates if not update["error"] and not update["seeding"]]
-    deltas = [update for update in taken if update["codec"] == "delta"]
+    taken = [update for update in updates if not update.error and not update.seeding]
+    deltas = [update for update in taken if update.codec == "delta"]
     return {
         "updates": len(taken),
         "by_delta": len(deltas),
-        "changed": [update["changed"] for update in deltas],
-        "bytes_share": [update["bytes"] / update["full_bytes"] for update in deltas],
-        "bytes": sum(update["bytes"] for update in taken),
-        "full_bytes": sum(update["full_bytes"] for update in taken),
+        "changed": [update.changed for update in deltas],
+        "bytes_share": [update.bytes / update.full_bytes for update in deltas],
+        "bytes": sum(update.bytes for update in taken),
+        "full_bytes": sum(update.full_bytes for update in taken),
     }
 
 
 def measure(options: Options) -> Iterator[Record]:
     """Read the updates of the run."""
     lines = (options.run / "swaps.jsonl").read_text().splitlines()
-    figures = shares([json.loads(line) for line in lines])
+    figures = shares([WeightUpdateReport(**json.loads(line)) for line in lines])
     if not figures["by_delta"]:
         raise InputError(f"{options.run}: none of {figures['updates']} updates came by delta")
     yield {"run": options.run.name} | figures
