@@ -1,4 +1,4 @@
-"""Calls functions of the user's, blocking or not, without ever blocking the event loop."""
+"""Calls user code, blocking or not, without blocking the event loop."""
 
 import asyncio
 import inspect
@@ -9,11 +9,10 @@ from typing import Any
 
 
 async def call(function: Callable[..., Any], *arguments: Any) -> Any:
-    """The result of a coroutine function, or of a plain one that runs in a thread of its own.
+    """Await a coroutine function, or run a plain function in a daemon thread of its own.
 
-    A plain function cannot be interrupted: when this call is cancelled it is left behind, and its
-    result is dropped. Each has its own daemon thread, so that those left behind keep neither other
-    calls nor the end of the process waiting.
+    A plain function cannot be interrupted: when this call is cancelled, it goes on and its result
+    is dropped. It delays neither other calls nor the end of the process.
     """
     if inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
         getattr(function, "__call__", None)  # noqa: B004  (an object with an async __call__)
@@ -30,9 +29,9 @@ async def call(function: Callable[..., Any], *arguments: Any) -> Any:
         result, error = None, None
         try:
             result = function(*arguments)
-        except Exception as raised:  # noqa: BLE001  (raised again by the caller)
+        except Exception as raised:  # noqa: BLE001  (raised again below)
             error = raised
-        with suppress(RuntimeError):  # the loop is closed: nobody waits any more
+        with suppress(RuntimeError):  # the loop is closed
             loop.call_soon_threadsafe(finish, result, error)
 
     threading.Thread(target=work, name=f"call-{function!r}", daemon=True).start()
