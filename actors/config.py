@@ -187,10 +187,10 @@ class ActorsConfig(_Section):
 
     @model_validator(mode="after")
     def _something_rewards(self) -> Self:
-        given = (
+        rewards = (
             self.reward if self.heldout_reward is None else (self.reward and self.heldout_reward)
         )
-        if not given and self.environment in ("single_turn", "tools"):
+        if not rewards and self.environment in ("single_turn", "tools"):
             raise ValueError(
                 f'with actors.environment = "{self.environment}" actors.reward must name at least '
                 "one reward; other environments may give all of it by themselves"
@@ -200,11 +200,11 @@ class ActorsConfig(_Section):
     @model_validator(mode="after")
     def _rewards_are_used(self) -> Self:
         used = (*self.reward, *(self.heldout_reward or ()))
-        for setting, given in (
+        for setting, values in (
             ("reward_options", self.reward_options),
             ("reward_weights", self.reward_weights),
         ):
-            unused = sorted(given.keys() - set(used))
+            unused = sorted(values.keys() - set(used))
             if unused:
                 raise ValueError(
                     f"actors.{setting} names {', '.join(unused)}, which is no reward of this "
@@ -259,7 +259,7 @@ class PromptsConfig(_Section):
     """Keywords of the source: of `files` path, heldout_path and how rows are read, of `mixture` its
     parts, of reasoning-gym the task's, or the level of its curriculum."""
     max_tokens: int | None = Field(default=None, ge=1)
-    """Prompts with more tokens, as the chat template writes them, are left out, held-out ones too.
+    """Prompts with more tokens, as the chat template renders them, are left out, held-out ones too.
     None leaves out none; one that is longer than the context then ends the run before it begins."""
     groups_per_batch: int = Field(default=16, ge=1)
     """B: groups that are trained at one version."""

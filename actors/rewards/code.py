@@ -16,13 +16,13 @@ from actors.sandbox import Sandbox
 FENCED = re.compile(r"```(?:python|py)?[ \t]*\n(.*?)```", re.DOTALL)
 CALLER = """
 import contextlib, json, sys
-given = json.load(sys.stdin)
+request = json.load(sys.stdin)
 answers, space = sys.stdout, {"__name__": "candidate"}
 def plain(value):
     return sorted(value) if isinstance(value, (set, frozenset)) else f"{value!r}, not JSON"
 with contextlib.redirect_stdout(sys.stderr):
-    exec(compile(given["program"], "candidate", "exec"), space)
-    for call in given["calls"]:
+    exec(compile(request["program"], "candidate", "exec"), space)
+    for call in request["calls"]:
         try:
             answer = json.dumps([eval(call, space)], default=plain)
         except Exception as error:
@@ -168,8 +168,8 @@ def _run_tests(program: str, run: Sequence[Dialogue | Call], sandbox: Sandbox) -
         ended = (outcome.ended, outcome.code) == ("exit", 0)
         return int(ended and _lines(outcome.stdout) == _lines(first.stdout)), outcome.seconds
     calls = [test for test in run if isinstance(test, Call)]
-    given = {"program": program, "calls": [call.expression for call in calls]}
-    outcome = sandbox.run(CALLER, json.dumps(given))
+    request = {"program": program, "calls": [call.expression for call in calls]}
+    outcome = sandbox.run(CALLER, json.dumps(request))
     answers = zip(outcome.stdout.split("\n"), calls, strict=False)
     return sum(_is_right(line, call.result) for line, call in answers), outcome.seconds
 

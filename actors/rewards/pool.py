@@ -44,7 +44,7 @@ class RewardPool:
         self._home = Home.here()
         self._processes = processes
         self._idle: list[RewardProcess] = []
-        self._all: set[RewardProcess] = set()
+        self.alive: set[RewardProcess] = set()
         self._shared: RewardProcess | None = None
         self._calls: set[asyncio.Task[dict[str, float]]] = set()
         self._slots = asyncio.Semaphore(processes)
@@ -81,7 +81,7 @@ class RewardPool:
 
     def close(self) -> None:
         """End all processes; running calls fail."""
-        for process in list(self._all):
+        for process in list(self.alive):
             self._drop(process)
 
     def _over(self, task: asyncio.Task[dict[str, float]]) -> None:
@@ -109,7 +109,7 @@ class RewardPool:
             except ProcessEnded as error:
                 raise RewardFailed(str(error)) from None
             finally:
-                if healthy and len(self._idle) < self._processes and process in self._all:
+                if healthy and len(self._idle) < self._processes and process in self.alive:
                     self._idle.append(process)
                 else:
                     self._drop(process)
@@ -165,7 +165,7 @@ class RewardPool:
 
     def _start(self) -> RewardProcess:
         process = RewardProcess(self._memory, self._home)
-        self._all.add(process)
+        self.alive.add(process)
         return process
 
     def _leave(self, process: RewardProcess) -> None:
@@ -173,7 +173,7 @@ class RewardPool:
             self._shared = None
 
     def _drop(self, process: RewardProcess) -> None:
-        self._all.discard(process)
+        self.alive.discard(process)
         self._leave(process)
         if process in self._idle:
             self._idle.remove(process)

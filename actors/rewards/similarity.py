@@ -27,13 +27,13 @@ def edits(one: str, other: str) -> int:
     """
     if not one:
         return len(other)
-    places: dict[str, int] = defaultdict(int)
-    for place, character in enumerate(one):
-        places[character] |= 1 << place
+    positions: dict[str, int] = defaultdict(int)
+    for index, character in enumerate(one):
+        positions[character] |= 1 << index
     everywhere, last = (1 << len(one)) - 1, 1 << (len(one) - 1)
     rising, falling, distance = everywhere, 0, len(one)
     for character in other:
-        equal = places.get(character, 0)
+        equal = positions.get(character, 0)
         diagonal = (((equal & rising) + rising) ^ rising) | equal | falling
         up = falling | (everywhere & ~(diagonal | rising))
         down = rising & diagonal

@@ -25,7 +25,7 @@ LAUNCHER = Path(__file__).with_name("launcher.py")
 FOLDERS = ("/usr/lib", "/usr/lib64", "/lib", "/lib64")
 """Folders that a Python interpreter needs beside its own, where they exist."""
 START_SECONDS = 30.0
-"""Time for a sandbox to start its program, and to end after it; apart from the program's time."""
+"""Default of `Sandbox.start_seconds`."""
 
 PROBE = """
 import os, socket
@@ -79,6 +79,8 @@ class Sandbox:
     output_kib: int = 1024
     """Limit of standard output, and another of standard error."""
     threads: int = 16
+    start_seconds: float = START_SECONDS
+    """Time for the sandbox to start its program, and to end after it."""
 
     def run(self, program: str, stdin: str = "") -> Outcome:
         """Run a program of Python's standard library; blocks until it has ended.
@@ -88,12 +90,12 @@ class Sandbox:
             stdin: Its standard input.
 
         Raises:
-            InputError: The sandbox is unavailable, or not within `START_SECONDS`; names what is
+            InputError: The sandbox is unavailable, or not within `start_seconds`; names what is
                 missing. Nothing was run.
         """
         status_read, status_write = os.pipe()
         with tempfile.TemporaryFile("w+", encoding="utf-8", errors="surrogatepass") as config:
-            json.dump(self._config(program), config)
+            json.dump(self.launcher_config(program), config)
             config.flush()
             config.seek(0)
             descriptors = (config.fileno(), status_write)
@@ -111,14 +113,14 @@ class Sandbox:
             finally:
                 os.close(status_write)
         with process, open(status_read, "rb", buffering=0) as pipe:
-            status = _Status(self.seconds)
+            status = _Status(self.seconds, self.start_seconds)
             try:
                 stopped, outputs = self._exchange(
                     process, stdin.encode(errors="replace"), pipe.fileno(), status
                 )
             finally:
                 process.kill()  # which ends init, and so everything in the sandbox
-            process.wait(START_SECONDS)
+            process.wait(self.start_seconds)
         texts = [output.decode(errors="replace") for output in outputs]
         reported = status.reported
         if "error" in reported:
@@ -131,7 +133,8 @@ class Sandbox:
             return Outcome("exit", reported["exit"], texts[0], texts[1], status.seconds())
         raise InputError(unavailable(f"the launcher did not say how it ended: {texts[1]}"))
 
-    def _config(self, program: str) -> dict[str, Any]:
+    def launcher_config(self, program: str) -> dict[str, Any]:
+        """Return the CONFIG that `launcher` reads."""
         prefix = os.path.realpath(sys.base_prefix)
         folders = [path for path in FOLDERS if os.path.lexists(path)]
         folders = [path for path in folders if not path.startswith(prefix + "/")] + [prefix]
@@ -143,7 +146,7 @@ class Sandbox:
             "command": [interpreter, "-I", "-B", "/work/program.py"],
             "environment": {"PATH": "", "HOME": "/work", "LD_LIBRARY_PATH": f"{prefix}/lib"},
             "folders": folders,
-            "seconds": START_SECONDS + self.seconds,
+            "seconds": self.start_seconds + self.seconds,
             "disk_bytes": bytes_of_disk,
             "files": 1024,
             "limits": {
@@ -199,12 +202,13 @@ class _Status:
 
     Args:
         seconds: Time limit of the program, from its start.
+        start_seconds: Time to start it, and to end after it.
     """
 
-    def __init__(self, seconds: float) -> None:
+    def __init__(self, seconds: float, start_seconds: float) -> None:
         self.reported: dict[str, Any] = {}
-        self.deadline = time.monotonic() + START_SECONDS
-        self._limit = seconds
+        self.deadline = time.monotonic() + start_seconds
+        self._limit, self._start_seconds = seconds, start_seconds
         self._text = b""
 
     def take(self, block: bytes) -> None:
@@ -217,7 +221,7 @@ class _Status:
                 self.deadline = event["at"] + self._limit
             else:
                 self.reported |= event
-                self.deadline = time.monotonic() + START_SECONDS
+                self.deadline = time.monotonic() + self._start_seconds
 
     def seconds(self) -> float:
         """Return the duration of the program, until its end or now."""
@@ -235,8 +239,8 @@ class _Status:
         if "started" in self.reported:
             return "timeout"
         raise InputError(
-            f"the sandbox did not start a program within {START_SECONDS:g} s, and nothing was run; "
-            "give this machine less to do at once"
+            f"the sandbox did not start a program within {self._start_seconds:g} s, and nothing was "
+            "run; give this machine less to do at once"
         )
 
 

@@ -338,7 +338,7 @@ def test_an_environment_that_ends_while_the_policy_speaks_names_its_own_limit():
     async def scenario():
         conversation = load_environment("verifiers:tiny-env", {"kind": "hasty"})()
         await conversation.reset(lease(text="2+2=", answer="4").prompt)
-        await until(conversation._task.done)
+        await until(conversation.task.done)
         await conversation.step(Message("assistant", "4"))
 
     with pytest.raises(ValueError, match=r"while the policy spoke; its own timeout_seconds is 0.5"):

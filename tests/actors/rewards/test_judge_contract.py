@@ -144,7 +144,7 @@ def test_a_process_that_dies_comes_back_with_its_models_and_lost_scores_are_aske
         watching = asyncio.create_task(client.live())
         asked = asyncio.create_task(client.score("1+1=", "2"))
         await asyncio.sleep(0.1)
-        ray.kill(client._actor, no_restart=False)
+        ray.kill(client.handle, no_restart=False)
         with pytest.raises(RayActorError):
             await watching
         assert await asked == pytest.approx(expected, abs=1e-5)

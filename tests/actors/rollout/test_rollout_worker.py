@@ -535,7 +535,7 @@ def test_workers_broker_and_learner_train_every_group_within_the_bound(
                 taken = await broker.take(version, 10.0)
                 groups = [decode(payload) for payload in taken.payloads]
                 trained.extend((version, group) for group in groups)
-                engine._version = version + 1
+                engine.version = version + 1
                 await worker.on_version(version + 1)
                 await broker.ack(version, {})
 
