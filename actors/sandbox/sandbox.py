@@ -239,8 +239,8 @@ class _Status:
         if "started" in self.reported:
             return "timeout"
         raise InputError(
-            f"the sandbox did not start a program within {self._start_seconds:g} s, and nothing was "
-            "run; give this machine less to do at once"
+            f"the sandbox did not start a program within {self._start_seconds:g} s, and nothing "
+            "was run; give this machine less to do at once"
         )
 
 
