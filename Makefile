@@ -3,7 +3,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 SEED ?= 0
-PYTEST := $(BIN)/python -m pytest -n 2
+# OPTIONS goes to pytest, as in `make test OPTIONS=--record-durations`.
+PYTEST := $(BIN)/python -m pytest $(OPTIONS)
 HEAVY := ray or vllm or deepspeed
 STAMP := $(VENV)/.installed
 LOCK := deploy/locks/cpu.txt
@@ -37,13 +38,13 @@ demo: setup  ## Train the demo: warm start, then reinforcement (SEED=0)
 test: test-fast test-heavy  ## Fast and normal tests: Ray, vLLM and DeepSpeed included
 
 test-fast: setup  ## Pure logic only: no Ray, no vLLM, no DeepSpeed
-	$(PYTEST) --dist worksteal -m "not slow and not gpu and not ($(HEAVY))"
+	$(PYTEST) -n 2 --dist worksteal -m "not slow and not gpu and not ($(HEAVY))"
 
 test-heavy: setup  ## Ray, vLLM and DeepSpeed: whole runs in one process, their parts in another
-	$(PYTEST) --dist loadgroup -m "not slow and not gpu and ($(HEAVY))"
+	$(PYTEST) -n 2 --dist loadscope -m "not slow and not gpu and ($(HEAVY))"
 
 test-slow: setup  ## What takes minutes each, and properties with many examples; says how long
-	$(BIN)/python -m pytest --hypothesis-profile full -m "slow or hypothesis"
+	$(PYTEST) --hypothesis-profile full -m "slow or hypothesis"
 
 trl: setup  ## Install TRL beside the environment, for `make test-trl` and `headway bench versus-trl`
 	$(BIN)/pip install --quiet --no-deps --upgrade --target .trl -r deploy/locks/trl.txt

@@ -11,32 +11,32 @@ from typing import ClassVar
 
 
 class DeployError(Exception):
-    """Root of every error that leaves this package."""
+    """Root of every error that this package raises on purpose."""
 
     exit_code: ClassVar[int] = 1
 
 
 class InputError(DeployError, ValueError):
-    """Something the user gave cannot be used; names it, what is allowed, and where."""
+    """Input of the user that cannot be used; names it, what is allowed, and where."""
 
     exit_code: ClassVar[int] = 2
 
 
 class RunFailed(DeployError):
-    """A process of the run died or raised; names the process and the cause."""
+    """A run that failed; names the process that died or raised, and the cause."""
 
     def add_logs(self, folder: Path) -> None:
-        """Says where the output of the processes is, unless the user's input is to blame."""
+        """Add the folder of the processes' output to the message, unless the input was bad."""
         if self.exit_code == 1:
             self.args = (f"{self}\nthe output of every process is in {folder}",)
 
 
 class Interrupted(DeployError):
-    """The user stopped the run; the newest checkpoint is named."""
+    """An interrupt of the user; names the newest checkpoint."""
 
     exit_code: ClassVar[int] = 130
 
 
 def first_line(error: BaseException) -> str:
-    """What an error says, in one line."""
+    """Return the first line of an error's message; the name of its type if it has none."""
     return (str(error).strip() or type(error).__name__).splitlines()[0]

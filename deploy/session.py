@@ -1,6 +1,6 @@
-"""A session of a run: from its start or resumption to its end, whichever that is.
+"""A session of a run: from its start or resumption to its end, whether good, bad or interrupted.
 
-What happens in between is `deploy.run`.
+`deploy.run` is what happens in between.
 """
 
 import asyncio
@@ -12,43 +12,47 @@ import psutil
 from deploy.cluster.ray_cluster import cluster
 from deploy.config.run_config import RunConfig
 from deploy.driver.restore import restore
+from deploy.driver.run_context import RunContext
 from deploy.errors import Interrupted, RunFailed
 from deploy.preflight.inputs import Inputs
 from deploy.report.report import draw
 from deploy.report.summary import summarise
 from deploy.run import Run
-from deploy.runtime.console import Screen
+from deploy.runtime.console import Terminal
 from deploy.runtime.signals import deferred, raise_interrupts
+from deploy.storage.jsonl import JsonlWriter
 from deploy.storage.run_directory import RunDirectory
 from deploy.storage.run_record import Record
 from queues.readers.accounting import newest_checkpoint, read_accounting
 
 
 def run(
-    config: RunConfig, inputs: Inputs, directory: RunDirectory, screen: Screen
+    config: RunConfig, inputs: Inputs, directory: RunDirectory, console: Terminal
 ) -> dict[str, Any]:
-    """Trains to the end of a recipe; goes on where an earlier session of the run ended.
+    """Train to the end of a recipe, from where an earlier session of the run ended.
 
     Returns:
         The summary, which is also in the run's folder.
 
     Raises:
         RunFailed: A process of the run died or raised, or nothing moved before a deadline.
-        Interrupted: The user stopped it; names the newest checkpoint.
+        Interrupted: The user stopped the run; names the newest checkpoint.
     """
     record = restore(config, directory, now=psutil.Process().create_time())
+    jsonl = JsonlWriter(directory, console.say)
+    context = RunContext(config, inputs, directory, record, console, jsonl)
     status = "failed"
     try:
-        screen.say("starting Ray")
+        console.say("starting Ray")
         with cluster(config, directory.logs):
             try:
-                asyncio.run(Run(config, inputs, directory, screen, record).run())
+                asyncio.run(Run(context).run())
             finally:
-                raise_interrupts()  # an event loop leaves SIGTERM deadly behind
+                raise_interrupts()  # an event loop resets SIGTERM to end the process
         status = "done"
     except KeyboardInterrupt:
         status = "interrupted"
-        raise Interrupted(where_it_stands(directory)) from None
+        raise Interrupted(describe_interrupted(directory)) from None
     except RunFailed as error:
         error.add_logs(directory.logs)
         raise
@@ -56,12 +60,12 @@ def run(
         with deferred():
             summary = finish(record, directory, status)
             if status != "interrupted":
-                picture(record, directory, screen)
+                draw_report(context)
     return summary
 
 
 def finish(record: Record, directory: RunDirectory, status: str) -> dict[str, Any]:
-    """Writes the last figures of a session."""
+    """Write the summary of a session that has ended, and return it."""
     if directory.ledger.exists():
         record.accounting = read_accounting(directory.path).to_dict()
     summary = summarise(record, status=status, now=time.time())
@@ -69,16 +73,19 @@ def finish(record: Record, directory: RunDirectory, status: str) -> dict[str, An
     return summary
 
 
-def picture(record: Record, directory: RunDirectory, screen: Screen) -> None:
-    """Draws the run; what goes wrong there changes nothing about how it ended."""
+def draw_report(context: RunContext) -> None:
+    """Draw the report of the run; an error is only printed, since the run itself has ended."""
+    directory = context.directory
     try:
-        draw(record, directory)
+        draw(context.record, directory)
     except Exception as error:  # noqa: BLE001
-        screen.say(f"no report was drawn ({error!r}); try `headway report {directory.path}`")
+        context.console.say(
+            f"no report was drawn ({error!r}); try `headway report {directory.path}`"
+        )
 
 
-def where_it_stands(directory: RunDirectory) -> str:
-    """What an interrupted run keeps, and how to go on."""
+def describe_interrupted(directory: RunDirectory) -> str:
+    """Describe what an interrupted run has saved, and how to resume it."""
     saved = newest_checkpoint(directory.path) if directory.ledger.exists() else None
     kept = f"version {saved[0]} is in {saved[1]}" if saved else "there is no checkpoint yet"
     return f"stopped by the user; {kept}\ngo on with: headway resume {directory.path}"

@@ -1,4 +1,4 @@
-"""Fixtures of all packages, two lanes for the heavy tests, and how long tests take."""
+"""Fixtures of all packages, how tests are shared out among workers, and how long they take."""
 
 import atexit
 import os
@@ -7,15 +7,17 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
+from xdist.scheduler import LoadScopeScheduling
 
 DURATIONS = Path(__file__).parent / "assets" / "durations.txt"
 RECORDED_FROM = 0.5
 """Tests that take less than this many seconds are not recorded."""
 
-settings.register_profile("ci", max_examples=30, deadline=None)
+settings.register_profile("ci", max_examples=50, deadline=None)
 settings.register_profile("full", max_examples=500, deadline=None)
 settings.load_profile("ci")
 
@@ -34,19 +36,22 @@ def silence_errors() -> None:
 atexit.register(silence_errors)  # registered before the libraries', so that it runs after theirs
 
 
-# --- lanes of the heavy tests
+# --- what goes to which worker
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Split the tests into two groups for `--dist loadgroup`.
+class WholeRunsTogether(LoadScopeScheduling):
+    """Scheduler that gives one worker all tests of whole runs, which share their runs.
 
-    The tests of whole runs share their runs, so one worker gets all of them; the other worker gets
-    the rest.
+    Of the other tests each file goes to the worker that is free.
     """
-    for item in items:
-        whole_run = item.path.is_relative_to(Path(__file__).parent / "deploy")
-        item.add_marker(pytest.mark.xdist_group("runs" if whole_run else "parts"))
+
+    def _split_scope(self, nodeid: str) -> str:
+        shares_runs = nodeid.startswith(("tests/deploy/runs/", "tests/deploy/offline/"))
+        return "whole runs" if shares_runs else nodeid.split("::", 1)[0]
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeScheduling | None:
+    return WholeRunsTogether(config, log) if config.getvalue("dist") == "loadscope" else None
 
 
 # --- durations
@@ -79,10 +84,15 @@ class DurationRecorder:
         self.seconds: dict[str, float] = defaultdict(float)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        self.seconds[report.nodeid.removesuffix("@runs").removesuffix("@parts")] += report.duration
+        self.seconds[report.nodeid] += report.duration
 
     def pytest_sessionfinish(self) -> None:
-        seconds = {**read_durations(), **self.seconds}
+        root = DURATIONS.parents[2]
+        seconds = {
+            name: taken
+            for name, taken in {**read_durations(), **self.seconds}.items()
+            if (root / name.split("::", 1)[0]).exists()
+        }
         rows = sorted(seconds.items(), key=lambda row: -row[1])
         lines = [f"{taken:9.2f}  {name}" for name, taken in rows if taken >= RECORDED_FROM]
         DURATIONS.write_text("\n".join(lines) + "\n")

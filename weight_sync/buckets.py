@@ -64,16 +64,8 @@ def plan_buckets(
             sizes.append(0)
             offset = 0
         sizes[-1] = offset + nbytes
-        specs.append(
-            TensorSpec(
-                name=name,
-                dtype=dtype,
-                shape=shape,
-                bucket=len(sizes) - 1,
-                offset=offset,
-                nbytes=nbytes,
-            )
-        )
+        bucket = len(sizes) - 1
+        specs.append(TensorSpec(name=name, dtype=dtype, shape=shape, bucket=bucket, offset=offset))
     if not specs:
         raise ManifestError("there are no tensors to publish")
     return BucketPlan(tuple(specs), tuple(sizes))

@@ -16,44 +16,43 @@ class WeightSyncConfig(BaseModel):
     transport: Literal["shared_memory", "object_store", "filesystem", "nccl", "ipc"] = (
         "shared_memory"
     )
-    """How the bytes travel: `shared_memory` where learner and engines are on one node,
-    `object_store` to any node of the cluster, `filesystem` through `folder`. Between GPUs, `nccl`;
-    on one that learner and engines share, `ipc`: both write into the engine's own weights, which
-    cannot be verified before, and engines stand still while weights travel."""
+    """How weights travel: `shared_memory` on one node, `object_store` to any node of the cluster,
+    `filesystem` through `folder`, `nccl` between GPUs, `ipc` on a GPU that learner and engines
+    share. `nccl` and `ipc` write into the engine's own weights, without verification before, and
+    engines stand still meanwhile."""
     folder: str | None = None
-    """Shared folder of transport `filesystem`, seen by all nodes; for one run alone, and refused to
-    others."""
+    """Folder of transport `filesystem`, visible to all nodes and reserved for one run."""
     codec: Literal["full", "delta"] = "full"
-    """What is sent: every tensor, whole; or the elements that changed since the version before,
-    where the receiver has it and it is less. `delta` costs a copy of the weights in the memory of
-    the learner and two in that of every actor, and saves only what crosses between nodes."""
+    """What is sent: all tensors, or with `delta` the elements that changed since the previous
+    version, if the receiver has it and the delta is smaller. `delta` costs one copy of the weights
+    in the learner's memory and two in every actor's, and saves only traffic between nodes."""
     wire_dtype: Literal["as_trained", "bfloat16"] = "as_trained"
-    """What tensors are cast to before they are sent. Engines that serve bfloat16 lose nothing by
-    it; others then do not serve quite what is trained."""
+    """Dtype that tensors are cast to before they are sent. `bfloat16` changes nothing for engines
+    that serve bfloat16, and rounds the weights for all others."""
     update_mode: Literal["in_flight", "between_requests"] = "in_flight"
-    """Swap while requests are frozen half-way, or after the running ones have finished."""
+    """Swap while requests are frozen half-way, or after the running requests have finished."""
     clear_cache: bool = False
     """Recompute the KV cache of frozen requests with the new weights instead of keeping it."""
     update_fraction: float = Field(default=0.25, gt=0, le=1)
-    """Largest share of the engines that swaps at the same time; at least one always may. Without
-    meaning for `nccl` and `ipc`, which bring a version to one engine after the other."""
+    """Largest share of the engines that swap at the same time, at least one engine. Ignored by
+    `nccl` and `ipc`, which update one engine after the other."""
     bucket_bytes: int = Field(default=64 * 2**20, ge=4096)
-    """Size of one piece of a version; a larger tensor gets a piece of its own. Without meaning for
-    `nccl` and `ipc`, which have pieces of vLLM's."""
+    """Size of a bucket, the unit of transfer; a larger tensor gets a bucket of its own. Ignored by
+    `nccl` and `ipc`, which use vLLM's own chunks."""
     timeout_seconds: float = Field(default=60.0, gt=0)
     """Deadline of staging, of a swap (pause, load and resume together) and of a publish; with
-    `nccl` and `ipc`, of each engine that a version is brought to; also how long a swap permit
-    outlives a holder that died. With `between_requests` the pause lasts as long as the longest
-    running request, and this must exceed it."""
+    `nccl` and `ipc`, of the update of one engine; also the lifetime of a swap permit whose holder
+    died. With `between_requests` it must exceed the longest running request, for which the pause
+    waits."""
 
     @property
     def staged(self) -> bool:
-        """Whether receivers verify a version before their engine is touched."""
+        """True if receivers verify a version before their engine is touched."""
         return self.transport not in ("nccl", "ipc")
 
     @property
     def one_node(self) -> bool:
-        """Whether weights cannot leave the learner's node."""
+        """True if weights cannot leave the learner's node."""
         return self.transport in ("shared_memory", "ipc")
 
     @model_validator(mode="after")

@@ -95,7 +95,7 @@ class TextReader:
             )
         return ids[: self.context]
 
-    def check_space(self, prompt: str, *, max_new_tokens: int, max_model_len: int) -> None:
+    def check_free_space(self, prompt: str, *, max_new_tokens: int, max_model_len: int) -> None:
         """Check that the longest rollout of a prompt, closed, fits the context.
 
         Completions are assumed to have as many tokens as in the policy, which is true where both
@@ -194,6 +194,8 @@ def check_reward_model(
     reader = load_reader(model_path)
     for prompt in prompts:
         try:
-            reader.check_space(prompt, max_new_tokens=max_new_tokens, max_model_len=max_model_len)
+            reader.check_free_space(
+                prompt, max_new_tokens=max_new_tokens, max_model_len=max_model_len
+            )
         except (InputError, PromptRefused) as error:
             raise InputError(f"reward model {model_path!r}: {error}") from None

@@ -47,9 +47,7 @@ def manifest(version: int) -> Manifest:
     """A version of one small tensor, made now."""
     return Manifest(
         version=version,
-        tensors=(
-            TensorSpec(name="w", dtype="float32", shape=(16,), bucket=0, offset=0, nbytes=64),
-        ),
+        tensors=(TensorSpec(name="w", dtype="float32", shape=(16,), bucket=0, offset=0),),
         buckets=(Bucket(nbytes=64, checksum="0" * 32, location="nowhere"),),
         created_at=time.time(),
     )

@@ -18,9 +18,10 @@ from rich.console import Console
 
 from benchmarks.harness.provenance import reserve
 from benchmarks.harness.subprocesses import child
-from deploy.config.run_config import ModelConfig, RunConfig, load_recipe
+from deploy.config.loader import load_recipe
+from deploy.config.run_config import ModelConfig, RunConfig
 from deploy.errors import DeployError, InputError, Interrupted, RunFailed
-from deploy.preflight.inputs import model_path
+from deploy.preflight.models import model_path
 from deploy.preflight.provenance import ORIGIN_FILE, refuse_another_origin, warm_start_origin
 from deploy.report.summary import WARM_UP
 from deploy.storage.run_directory import RunDirectory

@@ -11,7 +11,7 @@ from benchmarks.loop.async_limits import actors_alone, learner_alone
 from deploy.config.run_config import RunConfig
 from deploy.errors import DeployError
 from deploy.preflight.inputs import load_inputs
-from deploy.runtime.console import Screen
+from deploy.runtime.console import Terminal
 from deploy.session import run
 from deploy.storage.run_directory import RunDirectory
 
@@ -25,7 +25,7 @@ def main() -> None:
     match kind:
         case "train":
             # Held-out problems are left out of training; whoever wants scores takes them later.
-            run(config, replace(inputs, evaluations=[]), directory, Screen())
+            run(config, replace(inputs, evaluations=[]), directory, Terminal())
         case "actors":
             actors_alone(config, inputs, directory)
         case "learner":

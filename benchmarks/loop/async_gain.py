@@ -38,7 +38,8 @@ from benchmarks.harness.arms import (
 from benchmarks.harness.provenance import environment
 from benchmarks.harness.subprocesses import Children
 from benchmarks.loop import async_figures, async_outcome
-from deploy.config.run_config import ModelConfig, RunConfig, load_recipe
+from deploy.config.loader import load_recipe
+from deploy.config.run_config import ModelConfig, RunConfig
 from deploy.errors import InputError
 from deploy.report.report import read_record
 from deploy.report.summary import WARM_UP

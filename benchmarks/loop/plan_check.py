@@ -24,7 +24,8 @@ from typing import Any
 from benchmarks.harness.arms import end_well
 from benchmarks.harness.provenance import RESULTS, environment, reserve, store
 from benchmarks.loop.async_figures import token_seconds
-from deploy.config.run_config import RunConfig, load_recipe
+from deploy.config.loader import load_recipe
+from deploy.config.run_config import RunConfig
 from deploy.errors import InputError
 from deploy.planner.calibration import Measured, read_rates
 from deploy.planner.predict import setting_of, setting_of_run

@@ -20,8 +20,9 @@ from statistics import fmean
 from typing import Any
 
 from benchmarks.harness.provenance import environment, reserve
+from deploy.config.loader import load_recipe
 from deploy.config.presets import preset_names
-from deploy.config.run_config import RunConfig, load_recipe
+from deploy.config.run_config import RunConfig
 from deploy.errors import InputError
 from deploy.preflight.provenance import ORIGIN_FILE, warm_start_origin
 

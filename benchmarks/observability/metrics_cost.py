@@ -33,13 +33,12 @@ import psutil
 import yaml
 
 from benchmarks.harness.provenance import RESULTS, environment, reserve, store
-from deploy import monitoring
 from deploy import session as session
-from deploy.config.run_config import load_recipe
+from deploy.config.loader import load_recipe
 from deploy.observability.watchdog import LOOK_SECONDS
 from deploy.preflight.inputs import load_inputs
 from deploy.run import Run
-from deploy.runtime.console import Screen
+from deploy.runtime.console import Terminal
 from deploy.storage.run_directory import RunDirectory
 from learner.metrics import LearnerMetrics
 
@@ -48,7 +47,7 @@ REST_SECONDS = 6.0
 WARM_UP = 5
 """Steps that are left out."""
 AIM = 0.01
-PROMETHEUS = Path(monitoring.__file__).parent / "prometheus.yml"
+PROMETHEUS = Path(session.__file__).parent / "monitoring" / "prometheus.yml"
 
 
 class Measured(Run):
@@ -169,7 +168,7 @@ def main() -> None:
         directory = RunDirectory.of(config)
         directory.create(config, replace=False)
         session.Run = Measured
-        session.run(config, load_inputs(config), directory, Screen())
+        session.run(config, load_inputs(config), directory, Terminal())
     found = Measured.found
     parts = shares(found, interval)
     total = sum(parts.values())

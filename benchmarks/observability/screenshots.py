@@ -27,7 +27,7 @@ import psutil
 from rich.console import Console
 
 from benchmarks.observability.browser import Browser
-from deploy.config.run_config import load_recipe
+from deploy.config.loader import load_recipe
 from deploy.errors import InputError
 from deploy.observability.run_client import RunClient
 from deploy.observability.top_view import screen

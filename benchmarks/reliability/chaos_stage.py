@@ -237,7 +237,7 @@ def read_fates(run: Path) -> list[Fate]:
 def issued_prompts(recipe: Path, count: int) -> list[str]:
     """Ids of the first prompts of a recipe's source."""
     from actors.sources.registry import load_source
-    from deploy.config.run_config import load_recipe
+    from deploy.config.loader import load_recipe
 
     config = load_recipe(str(recipe))
     prompts = config.prompts

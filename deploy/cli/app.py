@@ -25,7 +25,7 @@ from deploy.runtime.signals import deferred, raise_interrupts
 if TYPE_CHECKING:
     from deploy.config.run_config import RunConfig
     from deploy.preflight.inputs import Inputs
-    from deploy.runtime.console import Screen
+    from deploy.runtime.console import Terminal
     from deploy.storage.run_directory import RunDirectory
 
 BAD_INPUT = 2
@@ -57,12 +57,12 @@ def version(
 @app.command()
 def run(recipe: Recipe, overrides: Overrides = [], *, replace: Replace = False) -> None:  # noqa: B006
     """Train a recipe to its end."""
-    from deploy.config.run_config import load_recipe
+    from deploy.config.loader import load_recipe
 
     config = load_recipe(recipe, overrides)
-    from deploy.runtime.console import Screen
+    from deploy.runtime.console import Terminal
 
-    screen = Screen()
+    screen = Terminal()
     screen.say(f"{config.name}: checking the recipe, the model and the prompts")
     with deferred():
         from deploy.preflight.inputs import load_inputs
@@ -88,10 +88,10 @@ def run(recipe: Recipe, overrides: Overrides = [], *, replace: Replace = False) 
 @app.command()
 def resume(run: RunName, runs_dir: RunsDir = Path("runs")) -> None:
     """Go on with a run that was interrupted, failed or was killed, to its end."""
-    from deploy.runtime.console import Screen
+    from deploy.runtime.console import Terminal
     from deploy.storage.run_directory import RunDirectory
 
-    screen = Screen()
+    screen = Terminal()
     directory = RunDirectory.open(run, runs_dir)
     config = directory.config()
     directory.check_at_rest()
@@ -106,7 +106,7 @@ def resume(run: RunName, runs_dir: RunsDir = Path("runs")) -> None:
 
 
 def _train(
-    config: "RunConfig", inputs: "Inputs", directory: "RunDirectory", screen: "Screen"
+    config: "RunConfig", inputs: "Inputs", directory: "RunDirectory", screen: "Terminal"
 ) -> None:
     """Runs to the end, or to one message."""
     with deferred():
@@ -133,13 +133,13 @@ for command in (submit, attach, cancel):
 @app.command()
 def sft(recipe: Recipe, overrides: Overrides = [], *, replace: Replace = False) -> None:  # noqa: B006
     """Make the warm start of a recipe: supervised learning on its demonstrations."""
-    from deploy.config.run_config import load_recipe
+    from deploy.config.loader import load_recipe
 
     config = load_recipe(recipe, overrides)
     from deploy.offline.sft import warm_start
-    from deploy.runtime.console import Screen
+    from deploy.runtime.console import Terminal
 
-    screen = Screen()
+    screen = Terminal()
     folder = warm_start(config, screen, replace=replace)
     screen.say(f"warm start in {folder}")
 
@@ -152,13 +152,13 @@ def reward_model(
     replace: Replace = False,
 ) -> None:
     """Train the reward models of a recipe on its preference pairs."""
-    from deploy.config.run_config import load_recipe
+    from deploy.config.loader import load_recipe
 
     config = load_recipe(recipe, overrides)
     from deploy.offline.reward_model import train_reward_models
-    from deploy.runtime.console import Screen
+    from deploy.runtime.console import Terminal
 
-    screen = Screen()
+    screen = Terminal()
     folder = train_reward_models(config, screen, replace=replace)
     screen.say(f"reward models in {folder}")
 
@@ -166,7 +166,7 @@ def reward_model(
 @app.command()
 def validate(recipe: Recipe, overrides: Overrides = []) -> None:  # noqa: B006
     """Check a recipe and print it with every default filled in."""
-    from deploy.config.run_config import load_recipe
+    from deploy.config.loader import load_recipe
 
     config = load_recipe(recipe, overrides)
     typer.echo(config.model_dump_json(indent=2))
@@ -183,7 +183,7 @@ def try_recipe(
     prompts: Annotated[int, typer.Option(min=1, help="Prompts to try, once each.")] = 3,
 ) -> None:
     """Play a few episodes with the model of a recipe and print all of them; trains nothing."""
-    from deploy.config.run_config import load_recipe
+    from deploy.config.loader import load_recipe
 
     config = load_recipe(recipe, overrides)
     with deferred():
@@ -307,9 +307,9 @@ def replay(
 
     wanted = parse_steps(steps)
     directory = RunDirectory.open(run, runs_dir)
-    from deploy.runtime.console import Screen
+    from deploy.runtime.console import Terminal
 
-    screen = Screen()
+    screen = Terminal()
     if not again(directory, wanted, screen, screen.console):
         raise typer.Exit(1)
 

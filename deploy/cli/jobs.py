@@ -27,7 +27,7 @@ def submit(
     wait: Annotated[bool, typer.Option(help="Follow it, and end with its exit code.")] = False,
 ) -> None:
     """Train a recipe as a job of a Ray cluster, with the modules that it names in this folder."""
-    from deploy.config.run_config import load_recipe, read_recipe
+    from deploy.config.loader import load_recipe, read_recipe
 
     config = load_recipe(recipe, overrides)
     from deploy.cluster.jobs import Jobs, check, command_of, files_of, resumption

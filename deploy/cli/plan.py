@@ -42,7 +42,7 @@ def plan(
     as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
 ) -> None:
     """Predict throughput and lag of a recipe, by bound and by split of the devices."""
-    from deploy.config.run_config import load_recipe
+    from deploy.config.loader import load_recipe
 
     config = load_recipe(recipe, overrides)
     with deferred():

@@ -1,8 +1,8 @@
-"""Ends Ray's workers on this machine, with the shared memory that they would leave behind.
+"""Ends Ray's workers on this machine, and removes the shared memory that they would leave.
 
-Ray kills them without a word, and so does whoever runs out of time; named shared memory, such as
-vLLM's message queues, would then stay until the machine restarts. Python's resource trackers are
-left to end by themselves: they remove what processes that are dead already had named.
+Workers that are killed cannot remove named shared memory, such as vLLM's message queues, which
+would then stay until the machine restarts. Python's resource trackers are left to end by
+themselves: they remove the shared memory of processes that are dead already.
 """
 
 import re
@@ -15,59 +15,59 @@ import psutil
 
 SHARED_MEMORY = Path("/dev/shm")
 AGENTS = ("ray::DashboardAgent", "ray::RuntimeEnvAgent")
-"""Ray's own helpers, without which it believes the whole node dead."""
+"""Ray's own helper processes, without which it takes the whole node for dead."""
 
 TRACKER = "multiprocessing.resource_tracker"
-"""In the command of a process that ends, and cleans up, when all who told it of files are gone."""
+"""In the command line of Python's resource trackers, which clean up when their clients are gone."""
 _MAPPED = re.compile(rf"(\d+) +{SHARED_MEMORY}/", re.MULTILINE)
-"""A line of /proc/<pid>/maps: the inode, and where the file was when it was opened."""
+"""Inode of a shared memory file in a line of /proc/<pid>/maps."""
 
 HALT_SECONDS = 5.0
-"""How long processes may take to stand still, in which they could make another file."""
+"""Deadline for processes to stop; until then they could create another file."""
 END_SECONDS = 2.0
-"""How long killed processes may take to be gone."""
+"""Deadline for killed processes to be gone."""
 
 
 @contextmanager
 def ending_workers() -> Iterator[None]:
-    """Halts every Ray worker below this process and all that each started; kills them afterwards.
+    """Stop every Ray worker below this process and its children; kill them after the block.
 
-    Ray is to be shut down in the block: workers that die before it does are mourned on the screen.
+    Ray is to be shut down in the block: it prints errors about workers that die before it does.
     """
-    halted: set[psutil.Process] = set()
+    stopped: set[psutil.Process] = set()
     trackers: set[psutil.Process] = set()
-    left: list[Path] = []
+    files: list[Path] = []
     try:
-        while new := _family() - halted - trackers:  # who was started before its parent was halted
+        while new := _family() - stopped - trackers:  # started before their parent stopped
             trackers |= set(filter(_is_tracker, new))
             new -= trackers
             for process in new:
                 with suppress(psutil.NoSuchProcess):
                     process.suspend()
             _await_none(_runs, new, HALT_SECONDS)
-            halted |= new
-        left = mapped_files(process.pid for process in halted)
+            stopped |= new
+        files = mapped_files(process.pid for process in stopped)
         yield
     finally:
-        for process in halted:
+        for process in stopped:
             with suppress(psutil.NoSuchProcess):
                 process.kill()
-        _await_none(_lives, halted | trackers, END_SECONDS)
-        for path in left:
+        _await_none(_lives, stopped | trackers, END_SECONDS)
+        for path in files:
             path.unlink(missing_ok=True)
 
 
 def _await_none(
     still: Callable[[psutil.Process], bool], processes: Iterable[psutil.Process], seconds: float
 ) -> None:
-    """Returns when that is true of no process any more, or after so many seconds."""
+    """Wait until `still` is false for every process, at most for `seconds`."""
     deadline = time.monotonic() + seconds
     while any(still(process) for process in processes) and time.monotonic() < deadline:
         time.sleep(0.01)
 
 
 def _runs(process: psutil.Process) -> bool:
-    """Whether a thread of it is neither halted nor gone."""
+    """Return True if a thread of the process is neither stopped nor gone."""
     with suppress(OSError):
         states = [
             stat.read_text().rpartition(")")[2].split()[0]
@@ -84,22 +84,22 @@ def _lives(process: psutil.Process) -> bool:
 
 
 def mapped_files(pids: Iterable[int]) -> list[Path]:
-    """Files in /dev/shm that processes have mapped, under whatever name, younger than this one."""
+    """Return the files in /dev/shm that processes have mapped, if younger than this process."""
     inodes: set[int] = set()
     for pid in pids:
         with suppress(OSError):
             inodes.update(map(int, _MAPPED.findall(Path(f"/proc/{pid}/maps").read_text())))
-    began, found = psutil.Process().create_time(), []
+    began, mapped = psutil.Process().create_time(), []
     for path in SHARED_MEMORY.iterdir():
         with suppress(OSError):
             file = path.lstat()
             if file.st_ino in inodes and file.st_ctime >= began:
-                found.append(path)
-    return found
+                mapped.append(path)
+    return mapped
 
 
 def _family() -> set[psutil.Process]:
-    """Ray's workers below this process, and everything below them."""
+    """Return Ray's workers below this process, and every process below them."""
     below = psutil.Process().children(recursive=True)
     workers = [process for process in below if _is_worker(process)]
     return {process for worker in workers for process in [worker, *_children(worker)]}

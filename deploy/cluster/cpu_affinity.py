@@ -1,7 +1,7 @@
-"""Which CPU cores each engine is bound to: pure planning.
+"""Plans the CPU cores that each engine is bound to. Pure.
 
 vLLM by itself would bind every engine to the first cores that it sees, the learner's included.
-Leaves out GPUs, and several sockets for one engine.
+Engines with GPUs or with several workers are left to vLLM.
 """
 
 from collections.abc import Iterable
@@ -11,29 +11,31 @@ from actors.config import ActorsConfig
 from queues.runtime.cpu_affinity import parse_cores
 
 
-def actors_on_cores(actors: ActorsConfig, there: Iterable[int], taken: set[int]) -> ActorsConfig:
-    """The section `[actors]` with `cores` filled in where the recipe leaves them open.
+def actors_on_cores(
+    actors: ActorsConfig, available: Iterable[int], taken: set[int]
+) -> ActorsConfig:
+    """Return the section `[actors]` with `cores` filled in where the recipe leaves it open.
 
     Args:
         actors: The section.
-        there: Cores of the machine that all actors run on.
-        taken: The learner's; those of the reward models, where they are asked, are taken too.
+        available: Cores of the machine that all actors run on.
+        taken: Cores of the learner; those of the reward models are added here.
     """
     shares = actors.engine == "vllm" and actors.tensor_parallel_size == 1
     if not shares or actors.cores is not None or actors.gpus > 0:
         return actors
-    judges = actors.reward_model.cores if actors.asks_reward_models else None
-    others = taken | set(parse_cores(judges) if judges else ())
-    return actors.model_copy(update={"cores": share_out(actors.count, there, others)})
+    reward_model_cores = actors.reward_model.cores if actors.asks_reward_models else None
+    others = taken | set(parse_cores(reward_model_cores) if reward_model_cores else ())
+    return actors.model_copy(update={"cores": share_out(actors.count, available, others)})
 
 
-def share_out(count: int, there: Iterable[int], taken: set[int]) -> tuple[str, ...]:
-    """A list of cores such as "2-5,8" for each of `count` engines.
+def share_out(count: int, available: Iterable[int], taken: set[int]) -> tuple[str, ...]:
+    """Return a list of cores such as "2-5,8" for each of `count` engines.
 
-    Neighbours stay together, sizes differ by one at most. Engines share cores only where there are
-    fewer cores than engines; cores that are taken are used only where there are no others.
+    Neighbouring cores stay together, and sizes differ by one at most. Engines share cores only if
+    there are fewer cores than engines; taken cores are used only if there are no others.
     """
-    everything = sorted(set(there))
+    everything = sorted(set(available))
     free = [core for core in everything if core not in taken] or everything
     if len(free) < count:
         return tuple(str(free[index % len(free)]) for index in range(count))
@@ -42,7 +44,7 @@ def share_out(count: int, there: Iterable[int], taken: set[int]) -> tuple[str, .
 
 
 def _ranges(cores: list[int]) -> str:
-    """Ascending cores as text: runs of neighbours as "2-5"."""
+    """Format ascending cores: runs of neighbours become "2-5"."""
     runs: list[list[int]] = []
     for core in cores:
         if runs and core == runs[-1][-1] + 1:

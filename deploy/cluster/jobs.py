@@ -3,8 +3,8 @@
     recipe, the user's own modules ─▶ working folder of the job ─▶ `headway run` on the head node
 
 Headway itself is installed on the nodes; versions are compared before anything starts
-(`deploy.cluster.versions`), and so is what the nodes have (`deploy.cluster.placement`). The job
-goes on when the terminal that submitted it is closed. Leaves out data and models: their paths are
+(`deploy.cluster.versions`), and so are the nodes' resources (`deploy.cluster.placement`). The job
+goes on when the terminal that submitted it is closed. Data and models are not sent: their paths are
 the cluster's.
 """
 
@@ -21,20 +21,20 @@ from typing import Any
 
 from deploy.cluster.versions import VARIABLE, of_submitter
 from deploy.config.run_config import RunConfig
-from deploy.errors import InputError, RunFailed
+from deploy.errors import InputError, RunFailed, first_line
 
 RECIPE = "recipe.toml"
 DOTTED = re.compile(r"([A-Za-z_]\w*(?:\.\w+)*):[A-Za-z_]\w*")
-"""A name of the user's own, "module:attribute"."""
-SAYS_WHICH = ("name", "deploy.runs_dir")
-"""Settings by which a run is found that was submitted before."""
+"""A name in the user's own code, "module:attribute"."""
+LOCATING_KEYS = ("name", "deploy.runs_dir")
+"""Settings that identify a run that was submitted before."""
 STOPPED = 130
-"""Exit code of a job that was cancelled, as of a run that was interrupted."""
+"""Exit code of a cancelled job, the same as of an interrupted run."""
 GRACE_SECONDS = 15
-"""Over deploy.checkpoint_seconds, until Ray kills a cancelled job."""
+"""Time beyond deploy.checkpoint_seconds after which Ray kills a cancelled job."""
 ENDED = ("SUCCEEDED", "FAILED", "STOPPED")
 PAUSES_SECONDS = (0.5, 1.0, 2.0, 5.0, 10.0, 20.0)
-"""Before another try, by the number of tries that brought nothing; so many are made."""
+"""Waits between attempts that brought nothing; the number of waits limits the attempts."""
 IGNORED = ("__pycache__", ".git", ".venv", "runs")
 
 
@@ -42,7 +42,7 @@ class Jobs:
     """The jobs of one cluster.
 
     Args:
-        address: Of its dashboard, as in "http://HEAD:8265".
+        address: Address of the cluster's dashboard, as in "http://HEAD:8265".
 
     Raises:
         InputError: No cluster answers there, or it refuses the token.
@@ -55,9 +55,9 @@ class Jobs:
         self._address = address
         try:
             self._client = JobSubmissionClient(address)
-        except Exception as error:  # noqa: BLE001  (Ray raises what it likes)
+        except Exception as error:  # noqa: BLE001  (of any type)
             raise InputError(
-                f"--address {address}: no cluster takes jobs there: {_first(error)}"
+                f"--address {address}: no cluster takes jobs there: {first_line(error)}"
             ) from None
 
     def submit(
@@ -67,13 +67,13 @@ class Jobs:
         files: Sequence[Path],
         recipe: Path | None,
     ) -> str:
-        """Starts a run on the cluster.
+        """Start a run on the cluster.
 
         Args:
-            config: Its recipe.
-            command: As on the head node, where `files` lie in the working folder.
+            config: The run's recipe.
+            command: Shell command on the head node, with `files` in the working folder.
             files: Modules that are sent along.
-            recipe: Its file, unless it is a shipped one.
+            recipe: File of the recipe; None for a shipped one.
 
         Returns:
             The id of the job.
@@ -104,16 +104,16 @@ class Jobs:
                 )
             except RuntimeError as error:
                 raise InputError(
-                    f"the cluster at {self._address} refuses the job: {_first(error)}"
+                    f"the cluster at {self._address} refuses the job: {first_line(error)}"
                 ) from None
         return job
 
     def follow(self, job: str, echo: Callable[[str], Any]) -> int:
-        """Passes on the log of a job until it ends, and returns its exit code.
+        """Pass on the log of a job until it ends, and return its exit code.
 
         Raises:
             InputError: There is no such job.
-            RunFailed: The connection breaks again and again.
+            RunFailed: The connection broke too often.
         """
         self._status(job)
         written = failures = 0
@@ -132,18 +132,18 @@ class Jobs:
             time.sleep(PAUSES_SECONDS[failures])
             failures = 0 if written > before else failures + 1
         raise RunFailed(
-            f"the log of job {job} broke off {failures} times ({broken}); {self._going_on(job)}"
+            f"the log of job {job} broke off {failures} times ({broken}); {self._hint(job)}"
         )
 
     def cancel(self, job: str) -> str:
-        """Stops a job as Ctrl-C stops a run: it saves a checkpoint first. Returns its last status.
+        """Stop a job as Ctrl-C stops a run, after a checkpoint, and return its last status.
 
         Raises:
             InputError: There is no such job.
         """
         status = self._status(job)
         if status not in ENDED:
-            self._ask(job, lambda: self._client.stop_job(job))
+            self._retry(job, lambda: self._client.stop_job(job))
         deadline = time.monotonic() + 600.0
         while (status := self._status(job)) not in ENDED:
             if time.monotonic() > deadline:
@@ -153,16 +153,16 @@ class Jobs:
 
     def _status(self, job: str) -> str:
         try:
-            return str(self._ask(job, lambda: self._client.get_job_status(job)).value)
+            return str(self._retry(job, lambda: self._client.get_job_status(job)).value)
         except RuntimeError as error:
-            found = ", ".join(str(each.submission_id) for each in self._client.list_jobs())
+            known = ", ".join(str(other.submission_id) for other in self._client.list_jobs())
             raise InputError(
-                f"no job {job!r} on the cluster at {self._address} ({_first(error)}); there are "
-                f"{found or 'none'}"
+                f"no job {job!r} on the cluster at {self._address} ({first_line(error)}); there "
+                f"are {known or 'none'}"
             ) from None
 
     def _exit_code(self, job: str) -> int:
-        info = self._ask(job, lambda: self._client.get_job_info(job))
+        info = self._retry(job, lambda: self._client.get_job_info(job))
         if info.status.value == "STOPPED":
             return STOPPED
         if info.driver_exit_code is not None:
@@ -171,81 +171,81 @@ class Jobs:
             return 0
         raise RunFailed(f"job {job} failed before it began: {info.message}")
 
-    def _ask(self, job: str, question: Callable[[], Any]) -> Any:
-        """An answer of the cluster about a job; a connection that breaks is tried again."""
+    def _retry(self, job: str, question: Callable[[], Any]) -> Any:
+        """Return the cluster's answer about a job; a broken connection is tried again."""
         for pause in PAUSES_SECONDS:
             try:
                 return question()
             except OSError as error:
-                broken = _first(error)
+                broken = first_line(error)
             time.sleep(pause)
         raise RunFailed(
-            f"the cluster at {self._address} does not answer ({broken}); {self._going_on(job)}"
+            f"the cluster at {self._address} does not answer ({broken}); {self._hint(job)}"
         )
 
-    def _going_on(self, job: str) -> str:
+    def _hint(self, job: str) -> str:
         return f"the job may go on: headway attach {job} --address {self._address}"
 
 
 def command_of(
     recipe: str, overrides: Sequence[str], *, replace: bool, before: Sequence[str] = ()
 ) -> str:
-    """What a job of a new run does; a recipe that is a file lies in its working folder.
+    """Return the shell command of a job that starts a new run.
 
     Args:
-        recipe: As the user named it.
-        overrides: Settings.
-        replace: Whether what has the same name is deleted first.
+        recipe: The recipe as the user named it; a file is RECIPE in the job's working folder.
+        overrides: Settings, `key=value`.
+        replace: Delete a run of the same name first.
         before: Commands that make what the run begins with, "sft" and "reward-model".
 
     Returns:
-        Commands for a shell, each if the one before it has ended well.
+        One command or several joined by `&&`.
     """
     name = RECIPE if Path(recipe).exists() else recipe
     settings = [part for override in overrides for part in ("--set", override)]
-    more = ["--set", "deploy.ray_address=auto", *(["--replace"] if replace else [])]
-    commands = [["headway", each, name, *settings, *more] for each in (*before, "run")]
+    always = ["--set", "deploy.ray_address=auto", *(["--replace"] if replace else [])]
+    commands = [["headway", verb, name, *settings, *always] for verb in (*before, "run")]
     return " && ".join(shlex.join(command) for command in commands)
 
 
 def resumption(
     config: RunConfig, overrides: Sequence[str], *, replace: bool, before: Sequence[str] = ()
 ) -> str:
-    """What a job does that goes on with a run which was submitted before.
+    """Return the shell command of a job that resumes a run which was submitted before.
 
     Raises:
-        InputError: It was asked for what a resumed run does not do: its recipe is in its folder.
+        InputError: An option or setting has no effect on a resumed run, whose recipe is stored.
     """
     for option in (*(["replace"] if replace else []), *before):
         raise InputError(f"--resume goes on with a run, and --{option} begins anew; choose one")
     for override in overrides:
-        if override.partition("=")[0].strip() not in SAYS_WHICH:
+        if override.partition("=")[0].strip() not in LOCATING_KEYS:
             raise InputError(
                 f"--resume goes on with the recipe in the run's folder, so --set {override} would "
-                f"change nothing; allowed are {' and '.join(SAYS_WHICH)}, which say what run it is"
+                f"change nothing; allowed are {' and '.join(LOCATING_KEYS)}, which identify the run"
             )
     runs_dir = str(config.deploy.runs_dir)
     return shlex.join(["headway", "resume", config.name, "--runs-dir", runs_dir])
 
 
 def files_of(config: RunConfig, modules: Sequence[str], folder: Path) -> list[Path]:
-    """The user's own modules: those that the recipe names and `folder` has, and further ones.
+    """Return the user's own modules: those that the recipe names and `folder` has, and `modules`.
 
     Raises:
-        InputError: A further one is not in the folder.
+        InputError: One of `modules` is not in the folder.
     """
     named = {match[1] for text in _texts(config.model_dump()) if (match := DOTTED.fullmatch(text))}
-    found = [path for name in sorted(named) if (path := _module(name, folder)) is not None]
+    files = [path for name in sorted(named) if (path := _module(name, folder)) is not None]
     for name in modules:
         path = _module(name, folder)
         if path is None:
             raise InputError(f"--module {name}: neither {name}.py nor a folder {name} in {folder}")
-        found.append(path)
-    return list(dict.fromkeys(found))
+        files.append(path)
+    return list(dict.fromkeys(files))
 
 
 def pack(files: Sequence[Path], recipe: Path | None, folder: Path) -> None:
-    """Copies modules and the recipe, which is RECIPE there whatever its name was, into a folder."""
+    """Copy modules and the recipe, which is renamed to RECIPE, into a folder."""
     for path in files:
         if path.is_dir():
             shutil.copytree(path, folder / path.name, ignore=shutil.ignore_patterns(*IGNORED))
@@ -256,13 +256,13 @@ def pack(files: Sequence[Path], recipe: Path | None, folder: Path) -> None:
 
 
 def check(document: Mapping[str, Any]) -> None:
-    """Refuses what would be lost with the job.
+    """Refuse a recipe whose run would be lost with the job.
 
     Args:
         document: The tables of a valid recipe, as they are written.
 
     Raises:
-        InputError: The run's folder would be in the job's working folder, or nobody knows where.
+        InputError: deploy.runs_dir is relative, or in the home of an unknown user.
     """
     runs_dir = document.get("deploy", {}).get("runs_dir", "runs")
     if runs_dir.startswith("~"):
@@ -278,14 +278,14 @@ def check(document: Mapping[str, Any]) -> None:
 
 
 def _use_token() -> None:
-    """Has Ray's client send the user's token where there is one, as `ray.init` does by itself."""
-    named = os.environ.get("RAY_AUTH_TOKEN_PATH", Path.home() / ".ray" / "auth_token")
-    if "RAY_AUTH_TOKEN" in os.environ or Path(named).exists():
+    """Make Ray's client send the user's token if there is one, as `ray.init` does by itself."""
+    path = os.environ.get("RAY_AUTH_TOKEN_PATH", Path.home() / ".ray" / "auth_token")
+    if "RAY_AUTH_TOKEN" in os.environ or Path(path).exists():
         os.environ.setdefault("RAY_AUTH_MODE", "token")
 
 
 def _module(name: str, folder: Path) -> Path | None:
-    """What has to be sent of a folder for a module, "package.part", to be imported from it."""
+    """Return the file or package of a folder that contains a module such as "package.part"."""
     top, *parts = name.split(".")
     package, file = folder / top, folder / f"{top}.py"
     inner = package.joinpath(*parts)
@@ -296,26 +296,26 @@ def _module(name: str, folder: Path) -> Path | None:
 
 
 def _texts(value: Any) -> Iterator[str]:
-    """Every text in nested tables and lists."""
+    """Yield every string in nested tables and lists."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, dict):
-        for each in value.values():
-            yield from _texts(each)
+        for nested in value.values():
+            yield from _texts(nested)
     elif isinstance(value, (list, tuple)):
-        for each in value:
-            yield from _texts(each)
+        for nested in value:
+            yield from _texts(nested)
 
 
 class _LogBrokeError(Exception):
-    """The connection, or Ray, broke a log off; says why."""
+    """A log that was cut off by the connection or by Ray."""
 
 
 def _lines(client: Any, job: str) -> Iterator[str]:
-    """The log of a job from its beginning, as it comes.
+    """Yield the log of a job from its beginning, as it is written.
 
     Raises:
-        _LogBrokeError: Instead of whatever Ray's client passes on from below.
+        _LogBrokeError: Ray's client raised any other error.
     """
     loop = asyncio.new_event_loop()
     log = client.tail_job_logs(job)
@@ -326,7 +326,7 @@ def _lines(client: Any, job: str) -> Iterator[str]:
             except StopAsyncIteration:
                 return
             except Exception as error:  # noqa: BLE001
-                raise _LogBrokeError(_first(error)) from None
+                raise _LogBrokeError(first_line(error)) from None
             yield text
     finally:
         loop.run_until_complete(_close(log))
@@ -334,13 +334,9 @@ def _lines(client: Any, job: str) -> Iterator[str]:
 
 
 async def _close(log: Any) -> None:
-    """Closes a log; the wait for its next text, which an interrupt leaves behind, ends first."""
+    """Close a log, after the request for its next text that an interrupt leaves behind."""
     left = asyncio.all_tasks() - {asyncio.current_task()}
     for task in left:
         task.cancel()
     await asyncio.gather(*left, return_exceptions=True)
     await asyncio.gather(log.aclose(), return_exceptions=True)
-
-
-def _first(error: BaseException) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]

@@ -1,7 +1,7 @@
-"""Whether a cluster has the nodes that the processes of a run need: pure, from what nodes have.
+"""Compares the resources that a run requests with those of a cluster's nodes. Pure.
 
-Every answer here is a necessary condition: what is refused could not start on the nodes that there
-are. Leaves out where Ray puts a process in the end, what other jobs hold at the moment, and nodes
+The checks are necessary conditions: a run that is refused could not start on the present nodes.
+They do not cover where Ray puts a process in the end, what other jobs hold at the moment, or nodes
 that an autoscaler would add.
 """
 
@@ -10,13 +10,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from deploy.config.placement_config import Placement
+from deploy.config.deploy_config import Placement
 from deploy.config.run_config import RunConfig
 from learner.config.cpu_affinity import cpus_of
 
 EPSILON = 1e-6
 NODE_LABEL = "ray.io/node-id"
-"""That Ray gives each node itself."""
+"""Label that Ray gives every node, with its id."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,115 +26,113 @@ class Node:
     node_id: str
     address: str
     resources: Mapping[str, float]
-    """CPU, GPU and whatever it was given."""
+    """CPU, GPU and custom resources."""
     labels: Mapping[str, str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResourceRequest:
-    """The processes of one role."""
+    """The resources that all processes of one role request."""
 
     role: str
     count: int
     resources: Mapping[str, float]
-    """Of each."""
+    """Of each process."""
     labels: Mapping[str, str] = field(default_factory=dict)
-    """Of their nodes."""
+    """Labels that their nodes must have."""
     node_id: str | None = None
-    """The only node for them; None: any."""
+    """The only node that they may be on; None: any node."""
 
 
 class Bundle(NamedTuple):
-    """What one process reserves on one node."""
+    """The resources that one process reserves on one node."""
 
     role: str
     number: int
-    """Among the processes of its role."""
+    """Number of the process in its role, from 0."""
     resources: dict[str, float]
     labels: dict[str, str]
-    """Of the node."""
+    """Labels that the node must have."""
 
 
-def wants(config: RunConfig, *, here: str) -> list[ResourceRequest]:
-    """What a recipe asks of a cluster.
+def resource_requests(config: RunConfig, *, driver_node: str) -> list[ResourceRequest]:
+    """Return what each role of a recipe requests of a cluster.
 
     Args:
         config: The recipe.
-        here: The driver's node, where everything is that the recipe does not place.
+        driver_node: Ray's id of the driver's node, where roles without a placement are.
     """
-    actors, learner, place = config.actors, config.learner, config.deploy.placement
-    tied = config.weight_sync.one_node and place.actors is None
-    found = [
-        _want(
+    actors, learner, placement = config.actors, config.learner, config.deploy.placement
+    requests = [
+        _request(
             "learner",
             learner.ranks,
             {"CPU": cpus_of(learner), "GPU": learner.gpus},
-            place.learner,
-            here if place.learner is None else None,
+            placement.learner,
+            driver_node,
         ),
-        _want(
+        _request(
             "actors",
             actors.count,
             {"CPU": actors.cpus, "GPU": actors.gpus},
-            place.actors,
-            here if tied else None,
+            placement.actors,
+            driver_node if config.weight_sync.one_node else None,
         ),
     ]
     if actors.asks_reward_models:
         gpus = {"GPU": actors.reward_model.gpus}
-        fixed = here if place.reward_model is None else None
-        found.append(_want("reward_model", 1, gpus, place.reward_model, fixed))
-    return found
+        requests.append(_request("reward_model", 1, gpus, placement.reward_model, driver_node))
+    return requests
 
 
 def options(placement: Placement | None, default: Any) -> dict[str, Any]:
-    """Ray's options of a role: its placement, or a scheduling strategy where it has none."""
+    """Return Ray's options of a role: its placement, or a scheduling strategy if it has none."""
     if placement is None:
         return {"scheduling_strategy": default}
     return {"label_selector": dict(placement.labels), "resources": dict(placement.resources)}
 
 
-def bundles(wanted: Sequence[ResourceRequest]) -> list[Bundle]:
-    """What the processes reserve, by role and number; those that reserve nothing are left out."""
+def bundles(requests: Sequence[ResourceRequest]) -> list[Bundle]:
+    """Return the bundle of every process that reserves something, by role and number."""
     return [
-        Bundle(want.role, index, dict(want.resources), _labels(want))
-        for want in wanted
-        if want.resources
-        for index in range(want.count)
+        Bundle(request.role, index, dict(request.resources), _labels(request))
+        for request in requests
+        if request.resources
+        for index in range(request.count)
     ]
 
 
-def missing(wanted: Sequence[ResourceRequest], nodes: Sequence[Node]) -> list[str]:
-    """What the cluster lacks, one line each; none where everything may find its place."""
+def unmet(requests: Sequence[ResourceRequest], nodes: Sequence[Node]) -> list[str]:
+    """Return one line for each request that the nodes cannot meet; none if all may be met."""
     lacks = []
-    for want in wanted:
-        fitting = [node for node in nodes if _matches(node, want)]
-        room = sum(_room(node, want) for node in fitting)
-        if room < want.count:
-            lacks.append(_lack(want, fitting, nodes, room))
+    for request in requests:
+        fitting = [node for node in nodes if _matches(node, request)]
+        capacity = sum(_capacity(node, request) for node in fitting)
+        if capacity < request.count:
+            lacks.append(_describe_lack(request, fitting, nodes, capacity))
     if lacks:
         return lacks
     bound: dict[Any, list[ResourceRequest]] = {}
-    for want in wanted:
-        if labels := _labels(want):
-            bound.setdefault(tuple(sorted(labels.items())), []).append(want)
+    for request in requests:
+        if labels := _labels(request):
+            bound.setdefault(tuple(sorted(labels.items())), []).append(request)
     for group in bound.values():
-        roles = " and ".join(want.role for want in group)
-        where = [node for node in nodes if _matches(node, group[0])]
-        lacks += _too_much(roles, _where(group[0]), group, where)
-    return lacks or _too_much("all processes", "the cluster", wanted, nodes)
+        roles = " and ".join(request.role for request in group)
+        shared = [node for node in nodes if _matches(node, group[0])]
+        lacks += _excess(roles, _describe_nodes(group[0]), group, shared)
+    return lacks or _excess("all processes", "the cluster", requests, nodes)
 
 
-def _too_much(
-    who: str, where: str, wanted: Sequence[ResourceRequest], nodes: Sequence[Node]
+def _excess(
+    who: str, where: str, requests: Sequence[ResourceRequest], nodes: Sequence[Node]
 ) -> list[str]:
-    """What processes reserve together beyond what their nodes have together."""
+    """Return one line for each resource of which the requests exceed the sum over the nodes."""
     total: Counter[str] = Counter()
     needed: Counter[str] = Counter()
     for node in nodes:
         total.update(node.resources)
-    for want in wanted:
-        needed.update({kind: want.count * n for kind, n in want.resources.items()})
+    for request in requests:
+        needed.update({kind: request.count * n for kind, n in request.resources.items()})
     return [
         f"{who} together reserve {amount:g} {kind}, but {where} has {total[kind]:g}"
         for kind, amount in needed.items()
@@ -142,69 +140,78 @@ def _too_much(
     ]
 
 
-def _where(want: ResourceRequest) -> str:
-    return f"what is labelled {_pairs(want.labels)}" if want.labels else "the driver's node"
+def _describe_nodes(request: ResourceRequest) -> str:
+    if request.labels:
+        return f"what is labelled {_pairs(request.labels)}"
+    return "the driver's node"
 
 
-def hosted(node: Node, wanted: Sequence[ResourceRequest]) -> set[str]:
-    """The roles that may have a process on a node."""
-    return {want.role for want in wanted if _matches(node, want) and _room(node, want)}
+def roles_of(node: Node, requests: Sequence[ResourceRequest]) -> set[str]:
+    """Return the roles that may have a process on a node."""
+    return {
+        request.role for request in requests if _matches(node, request) and _capacity(node, request)
+    }
 
 
-def _want(
+def _request(
     role: str,
     count: int,
     resources: Mapping[str, float],
     placement: Placement | None,
-    node_id: str | None,
+    default_node: str | None,
 ) -> ResourceRequest:
-    more: Mapping[str, float] = {} if placement is None else placement.resources
-    each = {kind: amount for kind, amount in {**resources, **more}.items() if amount}
+    """Build the request of a role, which is on `default_node` if it has no placement."""
+    custom = placement.resources if placement else {}
     return ResourceRequest(
         role=role,
         count=count,
-        resources=each,
-        labels={} if placement is None else placement.labels,
-        node_id=node_id,
+        resources={kind: n for kind, n in {**resources, **custom}.items() if n},
+        labels=placement.labels if placement else {},
+        node_id=None if placement else default_node,
     )
 
 
-def _labels(want: ResourceRequest) -> dict[str, str]:
-    tied = {} if want.node_id is None else {NODE_LABEL: want.node_id}
-    return {**want.labels, **tied}
+def _labels(request: ResourceRequest) -> dict[str, str]:
+    tied = {} if request.node_id is None else {NODE_LABEL: request.node_id}
+    return {**request.labels, **tied}
 
 
-def _matches(node: Node, want: ResourceRequest) -> bool:
-    if want.node_id is not None and node.node_id != want.node_id:
+def _matches(node: Node, request: ResourceRequest) -> bool:
+    if request.node_id is not None and node.node_id != request.node_id:
         return False
-    return all(node.labels.get(key) == value for key, value in want.labels.items())
+    return all(node.labels.get(key) == value for key, value in request.labels.items())
 
 
-def _room(node: Node, want: ResourceRequest) -> int:
-    """Processes of a role that fit on one node by themselves."""
+def _capacity(node: Node, request: ResourceRequest) -> int:
+    """Return how many processes of a role fit on one node by themselves."""
     fits = [
         int((node.resources.get(kind, 0.0) + EPSILON) / amount)
-        for kind, amount in want.resources.items()
+        for kind, amount in request.resources.items()
     ]
-    return min(fits, default=want.count)
+    return min(fits, default=request.count)
 
 
-def _lack(want: ResourceRequest, fitting: Sequence[Node], nodes: Sequence[Node], room: int) -> str:
-    each = " and ".join(f"{amount:g} {kind}" for kind, amount in want.resources.items())
-    asks = f"{want.role}: {want.count} process(es), each with {each or 'nothing reserved'}"
-    if want.labels:
-        asks += f", on nodes labelled {_pairs(want.labels)}"
-    if want.node_id is not None:
-        asks += ", on the driver's node"
+def _describe_lack(
+    request: ResourceRequest, fitting: Sequence[Node], nodes: Sequence[Node], capacity: int
+) -> str:
+    per_process = " and ".join(f"{amount:g} {kind}" for kind, amount in request.resources.items())
+    text = (
+        f"{request.role}: {request.count} process(es), each with "
+        f"{per_process or 'nothing reserved'}"
+    )
+    if request.labels:
+        text += f", on nodes labelled {_pairs(request.labels)}"
+    if request.node_id is not None:
+        text += ", on the driver's node"
     if not fitting:
-        known = "; ".join(f"{node.address}: {_pairs(node.labels)}" for node in nodes)
-        return f"{asks}; no node is (labels are {known})"
-    there = "; ".join(f"{node.address}: {_amounts(node, want)}" for node in fitting)
-    return f"{asks}; there is room for {room} ({there})"
+        labels = "; ".join(f"{node.address}: {_pairs(node.labels)}" for node in nodes)
+        return f"{text}; no node is (labels are {labels})"
+    amounts = "; ".join(f"{node.address}: {_amounts(node, request)}" for node in fitting)
+    return f"{text}; there is room for {capacity} ({amounts})"
 
 
-def _amounts(node: Node, want: ResourceRequest) -> str:
-    return ", ".join(f"{node.resources.get(kind, 0.0):g} {kind}" for kind in want.resources)
+def _amounts(node: Node, request: ResourceRequest) -> str:
+    return ", ".join(f"{node.resources.get(kind, 0.0):g} {kind}" for kind in request.resources)
 
 
 def _pairs(labels: Mapping[str, str]) -> str:

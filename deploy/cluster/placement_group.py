@@ -1,4 +1,4 @@
-"""Room on a joined cluster for all processes of a run at once, as a placement group of Ray.
+"""Reserves resources on a joined cluster for all processes of a run, as a Ray placement group.
 
 Two runs that each hold half of what both need would wait for each other; a placement group is given
 out whole or not at all. A cluster that was started for the run has nobody else, and no group.
@@ -16,64 +16,67 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from deploy.cluster.placement import ResourceRequest, bundles
 from deploy.errors import RunFailed
-from deploy.runtime.console import Screen
+from deploy.runtime.console import Terminal
 
 LOOK_SECONDS = 1
-"""A whole number, as Ray takes it; Ctrl-C is heard between two looks."""
-SAID_SECONDS = 3.0
-"""Waits for room that are shorter are nobody's concern."""
-SAID_AGAIN_SECONDS = 60.0
+"""Interval of the questions whether the group is ready, whole as Ray wants it; Ctrl-C takes effect
+in between."""
+REPORT_SECONDS = 3.0
+"""A wait is reported once it has lasted this long, and then every REPORT_AGAIN_SECONDS."""
+REPORT_AGAIN_SECONDS = 60.0
 
 
 class Reservation:
     """The bundles that a run holds until its driver ends.
 
     Args:
-        wanted: The processes of each role; those that ask for nothing hold nothing. Where some may
-            be on any node, all are spread, otherwise packed.
-        timeout: Seconds until others must have made room.
-        screen: Told of a wait.
+        requests: The resources of each role. The bundles are packed if every role has labels or a
+            node of its own, and spread otherwise.
+        timeout: Seconds to wait for resources that others hold.
+        console: Reports a wait.
 
     Raises:
-        RunFailed: They have not; says what is free.
+        RunFailed: They were not free in time; names what is free.
     """
 
-    def __init__(self, wanted: Sequence[ResourceRequest], timeout: float, screen: Screen) -> None:
-        asked = bundles(wanted)
-        self._places = {(each.role, each.number): at for at, each in enumerate(asked)}
+    def __init__(
+        self, requests: Sequence[ResourceRequest], timeout: float, console: Terminal
+    ) -> None:
+        reserved = bundles(requests)
+        self._indices = {(b.role, b.number): index for index, b in enumerate(reserved)}
         self._group: PlacementGroup | None = None
-        if not asked:
+        if not reserved:
             return
         group = placement_group(
-            [each.resources for each in asked],
-            strategy="PACK" if all(each.labels for each in asked) else "SPREAD",
-            bundle_label_selector=[each.labels for each in asked],
+            [bundle.resources for bundle in reserved],
+            strategy="PACK" if all(bundle.labels for bundle in reserved) else "SPREAD",
+            bundle_label_selector=[bundle.labels for bundle in reserved],
         )
         with _removed_unless_ready(group):
-            _wait(group, timeout, screen)
+            _wait(group, timeout, console)
         self._group = group
 
     def options(self, role: str, number: int) -> dict[str, Any]:
-        """Ray's options of a process that has its place here; none of one that reserves nothing."""
-        if self._group is None or (role, number) not in self._places:
+        """Return Ray's options of a process; empty for a process that reserves nothing."""
+        if self._group is None or (role, number) not in self._indices:
             return {}
-        place = self._places[role, number]
-        return {"scheduling_strategy": PlacementGroupSchedulingStrategy(self._group, place)}
+        index = self._indices[role, number]
+        return {"scheduling_strategy": PlacementGroupSchedulingStrategy(self._group, index)}
 
 
-def _wait(group: PlacementGroup, timeout: float, screen: Screen) -> None:
+def _wait(group: PlacementGroup, timeout: float, console: Terminal) -> None:
     began = time.monotonic()
-    due = SAID_SECONDS
+    due = REPORT_SECONDS
     while not group.wait(LOOK_SECONDS):
         waited = time.monotonic() - began
         if waited > timeout:
             raise RunFailed(
-                f"there was no room on the cluster for all processes of this run within "
+                f"the cluster had no free resources for all processes of this run within "
                 f"deploy.start_timeout_seconds = {timeout:g}; {_free()}"
             )
         if waited > due:
-            screen.say(f"waiting for room on the cluster for {waited:.0f} s; {_free()}")
-            due += SAID_AGAIN_SECONDS
+            console.say(f"waiting for free resources on the cluster for {waited:.0f} s; {_free()}")
+            due += REPORT_AGAIN_SECONDS
 
 
 @contextmanager
@@ -86,7 +89,7 @@ def _removed_unless_ready(group: PlacementGroup) -> Iterator[None]:
 
 
 def _free() -> str:
-    """What nobody holds at the moment, by node."""
+    """Describe the resources of each node that nobody holds at the moment."""
     free = available_resources_per_node()
     nodes = {node["NodeID"]: node["NodeManagerAddress"] for node in ray.nodes() if node["Alive"]}
     return "free now are " + "; ".join(
@@ -95,7 +98,7 @@ def _free() -> str:
 
 
 def _amounts(free: dict[str, float]) -> str:
-    """As "2 CPU, 1 GPU"; without memory, names of nodes and what groups hold."""
+    """Format as "2 CPU, 1 GPU", without memory, names of nodes and resources of groups."""
     own = {
         kind: amount
         for kind, amount in sorted(free.items())

@@ -1,4 +1,4 @@
-"""The Ray cluster of a run: started on this machine, or an existing one joined."""
+"""Starts the Ray cluster of a run on this machine, or joins an existing one."""
 
 import json
 import logging
@@ -14,26 +14,27 @@ from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from deploy.cluster.cleanup import ending_workers
-from deploy.cluster.placement import Node, hosted, missing, wants
+from deploy.cluster.placement import Node, resource_requests, roles_of, unmet
 from deploy.cluster.versions import VARIABLE, differences, installed, needed
 from deploy.config.run_config import RunConfig
 from deploy.errors import InputError, RunFailed, first_line
 from deploy.runtime.signals import deferred
 
 VERSIONS_SECONDS = 60.0
-"""Deadline of the nodes' answers; their first processes have to start."""
+"""Deadline of the nodes' answers, which have to start their first process."""
 
 
 @contextmanager
 def cluster(config: RunConfig, logs: Path) -> Iterator[None]:
-    """Connects to Ray for the block; a cluster that was started here ends with it.
+    """Connect to Ray for the block; a cluster that was started on this machine ends with it.
 
     Args:
-        config: The recipe: the cluster's address, or `local`, and what its processes need.
-        logs: Where the output of the processes is copied to at the end.
+        config: The recipe, with the cluster's address (or `local`) and the resources of each role.
+        logs: Folder that the output of the processes is copied to at the end.
 
     Raises:
-        InputError: No cluster answers at the address, or its nodes are not what the run needs.
+        InputError: No cluster answers at the address, or its nodes lack what the run needs.
+        RunFailed: Ray did not start on this machine, or a node did not answer in time.
     """
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "1")
     address = config.deploy.ray_address
@@ -49,7 +50,7 @@ def cluster(config: RunConfig, logs: Path) -> Iterator[None]:
     except KeyboardInterrupt:
         ray.shutdown()
         raise
-    except Exception as error:  # Ray raises what it likes, bare Exceptions too
+    except Exception as error:  # Ray raises bare Exceptions too
         ray.shutdown()
         if local:
             raise RunFailed(f"Ray did not start on this machine: {error}") from error
@@ -59,7 +60,7 @@ def cluster(config: RunConfig, logs: Path) -> Iterator[None]:
         yield
     finally:
         with deferred():
-            with ending_workers():  # none of another machine's, nor of a cluster that was joined
+            with ending_workers():  # only those below this process
                 ray.shutdown()
             if local:
                 _copy_logs(Path(context.address_info["session_dir"]) / "logs", logs)
@@ -67,22 +68,22 @@ def cluster(config: RunConfig, logs: Path) -> Iterator[None]:
 
 @contextmanager
 def on_loopback() -> Iterator[None]:
-    """Has a cluster that is started in the block listen at 127.0.0.1 alone.
+    """Make a cluster that is started in the block listen at 127.0.0.1 alone.
 
-    Elsewhere than on Linux Ray does so by itself, by this constant; else all of its servers listen
-    at every address of the machine.
+    On Linux, unlike elsewhere, the default of this constant of Ray makes its servers listen at
+    every address of the machine.
     """
     name, before = ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR, ray_constants.ENABLE_RAY_CLUSTER
-    told = os.environ.get(name)
+    variable = os.environ.get(name)
     os.environ[name], ray_constants.ENABLE_RAY_CLUSTER = "0", False
     try:
         yield
     finally:
         ray_constants.ENABLE_RAY_CLUSTER = before
-        if told is None:
+        if variable is None:
             del os.environ[name]
         else:
-            os.environ[name] = told
+            os.environ[name] = variable
 
 
 def _copy_logs(session: Path, logs: Path) -> None:
@@ -92,7 +93,7 @@ def _copy_logs(session: Path, logs: Path) -> None:
 
 
 def _check_nodes(config: RunConfig) -> None:
-    """Compares what the processes need with what the nodes have, and their versions with ours."""
+    """Compare the run's requests with the nodes' resources, and the nodes' versions with ours."""
     address = config.deploy.ray_address
     nodes = [
         Node(
@@ -104,11 +105,11 @@ def _check_nodes(config: RunConfig) -> None:
         for node in ray.nodes()
         if node["Alive"]
     ]
-    here = ray.get_runtime_context().get_node_id()
-    wanted = wants(config, here=here)
-    if lacks := missing(wanted, nodes):
+    driver_node = ray.get_runtime_context().get_node_id()
+    requests = resource_requests(config, driver_node=driver_node)
+    if lacks := unmet(requests, nodes):
         raise InputError(
-            f"the Ray cluster at {address!r} has no place for this run; change "
+            f"the Ray cluster at {address!r} cannot hold this run; change "
             "actors.count, actors.cpus, actors.gpus, the learner's, or deploy.placement, or add "
             "nodes first:\n  " + "\n  ".join(lacks)
         )
@@ -116,23 +117,23 @@ def _check_nodes(config: RunConfig) -> None:
         return
     ours = installed()
     sent = json.loads(os.environ.get(VARIABLE, "{}"))
-    found = differences(sent, ours, where="the driver's node, against the submitter,")
-    others = [node for node in nodes if node.node_id != here]
-    for node, theirs in zip(others, _versions(others), strict=True):
-        expected = needed(ours, hosted(node, wanted))
-        found += differences(expected, theirs, where=f"node {node.address}")
-    if found:
+    differ = differences(sent, ours, where="the driver's node, against the submitter,")
+    others = [node for node in nodes if node.node_id != driver_node]
+    for node, theirs in zip(others, versions_of(others), strict=True):
+        expected = needed(ours, roles_of(node, requests))
+        differ += differences(expected, theirs, where=f"node {node.address}")
+    if differ:
         raise InputError(
-            f"versions on the Ray cluster at {address!r} differ:\n  " + "\n  ".join(found)
+            f"versions on the Ray cluster at {address!r} differ:\n  " + "\n  ".join(differ)
         )
 
 
-def _versions(nodes: Sequence[Node]) -> list[dict[str, str]]:
-    """What other nodes have installed; all are asked at once.
+def versions_of(nodes: Sequence[Node]) -> list[dict[str, str]]:
+    """Ask all other nodes at once for the versions that they have installed.
 
     Raises:
-        RunFailed: Not all have answered within VERSIONS_SECONDS; names those that have not.
-        InputError: Headway cannot be imported on one.
+        RunFailed: Some have not answered within VERSIONS_SECONDS; names them.
+        InputError: Headway cannot be imported on one of them.
     """
     ask = ray.remote(installed)
     asked = [
@@ -147,17 +148,17 @@ def _versions(nodes: Sequence[Node]) -> list[dict[str, str]]:
     _, late = ray.wait(asked, num_returns=len(asked), timeout=VERSIONS_SECONDS)
     if late:
         names = ", ".join(
-            node.address for node, each in zip(nodes, asked, strict=True) if each in late
+            node.address for node, answer in zip(nodes, asked, strict=True) if answer in late
         )
         raise RunFailed(
-            f"node(s) {names} did not say within {VERSIONS_SECONDS:g} s what is installed there"
+            f"node(s) {names} did not report their versions within {VERSIONS_SECONDS:g} s"
         )
-    found = []
-    for node, each in zip(nodes, asked, strict=True):
+    versions = []
+    for node, answer in zip(nodes, asked, strict=True):
         try:
-            found.append(ray.get(each))
+            versions.append(ray.get(answer))
         except RayError as error:
             raise InputError(
                 f"node {node.address} has no Headway that can be imported: {first_line(error)}"
             ) from None
-    return found
+    return versions

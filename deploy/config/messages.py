@@ -1,6 +1,6 @@
-"""How what is wrong with a recipe reads: one line a key, in words for people.
+"""Formats the errors of an invalid recipe: one line for each key.
 
-Leaves out what is checked: that is written where each section is declared.
+The checks themselves are declared with each section.
 """
 
 import difflib
@@ -31,37 +31,38 @@ ALLOWED = {
     "string_too_long": "at most {max_length} characters",
     "string_pattern_mismatch": "text of the form {pattern}",
 }
-"""What is allowed, by pydantic's type of error and with its context."""
+"""What a value must be, by pydantic's type of error; formatted with the error's context."""
 
 ALIASES = {
+    "stall_seconds": "watchdog_seconds",
     "lr": "learning_rate",
     "eta": "max_staleness",
     "batch_size": "groups_per_batch",
     "num_generations": "group_size",
     "max_tokens": "max_new_tokens",
 }
-"""What other tools call a key; too unlike ours for a likeness of letters."""
+"""Keys by their names in other tools, or by an old name, where spelling alone gives no hint."""
 
 FORMS = {
     "name": 'letters, digits, ".", "_" and "-", beginning with a letter or a digit',
     "ray_address": '"local", "auto" or "host:port"',
     "cores": 'core numbers, as in "0" or "2-5,8"',
 }
-"""The form of a text, by key; elsewhere its pattern is shown."""
+"""The form of a string, by key; for other keys the pattern is shown."""
 
 Location = tuple[int | str, ...]
 
 
 def explain(error: ValidationError, root: type[BaseModel]) -> Iterator[str]:
-    """One line a problem: key, value, what is allowed, the nearest valid key.
+    """Yield one line for each problem: key, value, what is allowed, the nearest valid key.
 
     Args:
-        error: Of validating a document, as JSON, against `root`.
+        error: Raised by validating a JSON document against `root`.
         root: The model of a whole recipe.
     """
     choices: dict[Location, list[str]] = {}
     for problem in error.errors():
-        location = _place(problem["loc"], root)
+        location = _without_choices(problem["loc"], root)
         key = ".".join(str(part) for part in location)
         match problem["type"]:
             case "extra_forbidden":
@@ -72,9 +73,9 @@ def explain(error: ValidationError, root: type[BaseModel]) -> Iterator[str]:
                 yield f"  {key}: is required"
             case "value_error":
                 message = problem["msg"].removeprefix("Value error, ")
-                whole = isinstance(problem["input"], Mapping)
-                place = key if whole else f"{key} = {_toml(problem['input'])}"
-                yield f"  {message}" if whole and key in message else f"  {place}: {message}"
+                section = isinstance(problem["input"], Mapping)
+                subject = key if section else f"{key} = {_toml(problem['input'])}"
+                yield f"  {message}" if section and key in message else f"  {subject}: {message}"
             case _:
                 choices.setdefault(location, []).append(_allowed(problem, location))
                 if _is_last(problem, error, root):
@@ -83,37 +84,37 @@ def explain(error: ValidationError, root: type[BaseModel]) -> Iterator[str]:
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """`; did you mean …?`, or nothing where no known name is alike."""
+    """Return the hint "; did you mean …?", or "" if no known name is similar."""
     close = difflib.get_close_matches(name, list(known), n=1)
     return f"; did you mean {close[0]!r}?" if close else ""
 
 
 def _allowed(problem: ErrorDetails, location: Location) -> str:
-    """What a value must be; pydantic's own words where the table has none."""
+    """Return what a value must be; pydantic's own message if the table has none."""
     if problem["type"] == "string_pattern_mismatch":
-        named = [FORMS[part] for part in location if part in FORMS]
-        if named:
-            return named[-1]
+        forms = [FORMS[part] for part in location if part in FORMS]
+        if forms:
+            return forms[-1]
     context = {"input": _toml(problem["input"]), **problem.get("ctx", {})}
     template = ALLOWED.get(problem["type"])
     return problem["msg"] if template is None else template.format_map(context)
 
 
 def _is_last(problem: ErrorDetails, error: ValidationError, root: type[BaseModel]) -> bool:
-    """Whether no later problem is about the same key, as each choice of a union is."""
-    place = _place(problem["loc"], root)
-    same = [other for other in error.errors() if _place(other["loc"], root) == place]
+    """Return True if no later problem is about the same key, as for each choice of a union."""
+    location = _without_choices(problem["loc"], root)
+    same = [other for other in error.errors() if _without_choices(other["loc"], root) == location]
     return same[-1]["loc"] == problem["loc"]
 
 
 def _toml(value: Any) -> str:
-    """A value as a recipe would write it, cut where it is long."""
+    """Format a value as in a recipe, cut if it is long."""
     text = json.dumps(value, ensure_ascii=False, default=str)
     return text if len(text) <= 80 else f"{text[:77]}…"
 
 
-def _place(location: Location, root: type[BaseModel]) -> Location:
-    """The location without the choices of a union, which pydantic adds to it."""
+def _without_choices(location: Location, root: type[BaseModel]) -> Location:
+    """Return the location without the choices of a union, which pydantic adds to it."""
     model: type[BaseModel] | None = root
     for depth, part in enumerate(location):
         if model is None:
@@ -123,7 +124,7 @@ def _place(location: Location, root: type[BaseModel]) -> Location:
 
 
 def _section(model: type[BaseModel], key: int | str) -> type[BaseModel] | None:
-    """The model of a section; None where the key is a value, or unknown."""
+    """Return the model of a section; None if the key is a value, or unknown."""
     field = model.model_fields.get(str(key))
     if field is None:
         return None
@@ -132,7 +133,7 @@ def _section(model: type[BaseModel], key: int | str) -> type[BaseModel] | None:
 
 
 def _nearest(location: Location, root: type[BaseModel]) -> str:
-    """A key of the section that is alike, the same key elsewhere, or all keys of the section."""
+    """Return a hint: a similar key of the section, the same key elsewhere, or all its keys."""
     section, name = location[:-1], str(location[-1])
     name = ALIASES.get(name, name)
     model = root
@@ -148,7 +149,7 @@ def _nearest(location: Location, root: type[BaseModel]) -> str:
 
 
 def _paths(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
-    """Every key of a recipe, dotted."""
+    """Yield every dotted key of a recipe."""
     for name in model.model_fields:
         section = _section(model, name)
         if section is None:

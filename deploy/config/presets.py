@@ -1,46 +1,45 @@
-"""Presets: the algorithm's part of a recipe, under a name. What the recipe itself says wins.
+"""Presets: the algorithm part of a recipe, under a name. Keys of the recipe take precedence.
 
-They are TOML files in `recipes/presets`, each with an account of what it is and where it is from.
+They are TOML files in `recipes/presets`; a comment at the top describes each and names its source.
 """
 
-import difflib
 import tomllib
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
+from deploy.config.messages import nearest
 from deploy.errors import InputError
 
 PRESETS = Path(__file__).parents[1] / "recipes" / "presets"
 
 CHOICES = ("advantage", "loss", "correction")
-"""Keys of [learner] with options of their own, which go with the choice."""
+"""Keys of [learner] whose options belong to the chosen function."""
 
-WHOLE = ("overlong",)
-"""Tables that are one choice: [actors.overlong] has `buffer` or `share`, never both."""
+UNMERGED = ("overlong",)
+"""Tables that are taken as a whole: [actors.overlong] has `buffer` or `share`, never both."""
 
 
 def preset_names() -> list[str]:
-    """The presets there are, sorted."""
+    """Return the names of all presets, sorted."""
     return sorted(path.stem for path in PRESETS.glob("*.toml"))
 
 
 def preset_text(name: str) -> str:
-    """The file of a preset.
+    """Return the text of a preset's file.
 
     Raises:
-        InputError: There is none of that name.
+        InputError: There is no preset of that name.
     """
     names = preset_names()
     if name not in names:
-        close = difflib.get_close_matches(str(name), names, n=1)
-        hint = f"; did you mean {close[0]!r}?" if close else ""
+        hint = nearest(str(name), names)
         raise InputError(f"preset = {name!r} is not one of {', '.join(names)}{hint}")
     return (PRESETS / f"{name}.toml").read_text()
 
 
 def with_preset(document: dict[str, Any]) -> dict[str, Any]:
-    """A recipe's document, completed by the preset that it names.
+    """Complete a recipe's document by the preset that it names.
 
     Where the recipe chooses another advantage, loss or correction than the preset, the preset's
     options of that choice are left out.
@@ -54,36 +53,37 @@ def with_preset(document: dict[str, Any]) -> dict[str, Any]:
     if "preset" not in document:
         return document
     preset = tomllib.loads(preset_text(document["preset"]))
-    said, given = document.get("learner"), preset.get("learner", {})
+    own, defaults = document.get("learner"), preset.get("learner", {})
     for choice in CHOICES:
-        if isinstance(said, dict) and said.get(choice, given.get(choice)) != given.get(choice):
-            given.pop(f"{choice}_options", None)
+        default = defaults.get(choice)
+        if isinstance(own, dict) and own.get(choice, default) != default:
+            defaults.pop(f"{choice}_options", None)
     return _merged(preset, document)
 
 
 def title(name: str) -> str:
-    """The preset's full name and source: the account up to its first sentence."""
-    return account(name).partition("). ")[0] + ")"
+    """Return the preset's full name and source, the beginning of its description."""
+    return description(name).partition("). ")[0] + ")"
 
 
 def on_demo(name: str, demo: dict[str, Any]) -> dict[str, Any]:
-    """The demo's recipe without what a preset says itself, and with the demo's own models.
+    """Return the demo's recipe without the keys that a preset sets, and with the demo's models.
 
-    The preset is only named, not filled in: what is overridden afterwards goes before it.
+    The preset is named and not filled in, so that overrides take precedence over it.
     """
     shared = {section: {"name": demo["name"]} for section in ("sft", "reward_model")}
     own = {"name": name, "preset": name, **shared}
     return _merged(_without(demo, tomllib.loads(preset_text(name))), own)
 
 
-def account(name: str) -> str:
-    """What a preset says of itself: the comment at the beginning of its file."""
-    said = takewhile(lambda line: line.startswith("#"), preset_text(name).splitlines())
-    return " ".join(line.removeprefix("#").strip() for line in said)
+def description(name: str) -> str:
+    """Return the description of a preset: the comment at the beginning of its file."""
+    comment = takewhile(lambda line: line.startswith("#"), preset_text(name).splitlines())
+    return " ".join(line.removeprefix("#").strip() for line in comment)
 
 
 def _merged(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
-    """Both documents as one; what is shared key by key is merged, anything else is `above`'s."""
+    """Merge two documents; `above` takes precedence, and shared tables are merged key by key."""
     merged = dict(below)
     for key, value in above.items():
         under = merged.get(key)
@@ -92,17 +92,17 @@ def _merged(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
 
 
 def _without(document: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
-    """The document without the keys that the other one sets too."""
-    left = dict(document)
+    """Return the document without the keys that the other one sets too."""
+    rest = dict(document)
     for key, value in other.items():
-        here = left.pop(key, None)
-        if _shared(key, here, value):
-            left[key] = _without(here or {}, value)
-    return left
+        own = rest.pop(key, None)
+        if _shared(key, own, value):
+            rest[key] = _without(own or {}, value)
+    return rest
 
 
 def _shared(key: str, *values: Any) -> bool:
-    """Whether a key holds tables whose keys do not depend on one another."""
+    """Return True if a key holds tables whose keys do not depend on one another."""
     return all(isinstance(value, dict) for value in values) and not (
-        key.endswith("_options") or key in WHOLE
+        key.endswith("_options") or key in UNMERGED
     )

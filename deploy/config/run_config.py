@@ -1,40 +1,23 @@
-"""A recipe: one validated model per folder, composed from TOML and `--set key=value`.
+"""A whole recipe, and every rule that concerns two or more of its sections.
 
-Imports no torch, vLLM or Ray, so that `headway validate` answers at once. What needs the model or
-the data on disk is checked when the run starts.
+Each section is declared, and checked by itself, in the package that it configures. Rules that need
+the model or the data on disk are checked by `deploy.preflight`.
 """
 
-import difflib
-import json
-import tomllib
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Self
 
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Field,
-    ValidationError,
-    field_validator,
-    model_validator,
-)
+from pydantic import BaseModel, Field, model_validator
 
 from actors.config import ActorsConfig, HeldoutConfig, PromptsConfig
 from actors.registry import REWARDS
-from deploy.config.messages import explain
+from deploy.config.deploy_config import SECTION, DeployConfig
 from deploy.config.objective_rules import check_against_objective
-from deploy.config.placement_config import Placements
-from deploy.config.presets import on_demo, preset_names, with_preset
 from deploy.config.weight_transport_rules import refusal
-from deploy.errors import InputError
 from learner.config.learner import LearnerConfig, ModelConfig, SftConfig
-from learner.config.optimizer import OptimizerConfig
 from learner.config.reward_model import RewardTrainingConfig
 from queues.config import QueuesConfig
 from weight_sync.config import WeightSyncConfig
-
-SHIPPED_RECIPES = Path(__file__).parents[1] / "recipes"
 
 SIGNAL_OF_TIES = {
     "remax": "which compares with a greedy rollout",
@@ -45,65 +28,10 @@ SIGNAL_OF_TIES = {
 """Advantages under which a group whose rollouts earn the same still has a gradient."""
 
 
-class DeployConfig(BaseModel):
-    """Where a run lives and which Ray cluster it uses."""
-
-    model_config = ConfigDict(
-        frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False
-    )
-
-    ray_address: str = Field(default="local", pattern=r"^(local|auto|(ray://)?[^\s/]+:\d+)$")
-    """`local` starts a cluster on this machine for the run; else "host:port", or `auto`."""
-    placement: Placements = Placements()
-    """Which nodes of a cluster the roles of the run work on."""
-    metrics: bool = True
-    """Show metrics of every process to Prometheus, which finds them at one address of the run."""
-    engine_metrics: bool = False
-    """Show some of vLLM's own metrics beside those of each actor (`actors.metrics`). vLLM then
-    counts every token of every request, which takes some percent of the actor's process."""
-    metrics_port: int = Field(default=0, ge=0, le=65535)
-    """Port of that address; 0 takes a free one, which the command prints."""
-    metrics_host: str = Field(default="127.0.0.1", pattern=r"^[0-9A-Za-z.:-]+$")
-    """Address that all of them bind to. The default shows them on their own machine alone; on a
-    cluster "0.0.0.0" lets a Prometheus elsewhere reach them, and everybody else who can."""
-    trackers: tuple[Literal["tensorboard", "wandb"], ...] = ()
-    """Send the figures of each batch to TensorBoard (files in the run's folder) or Weights & Biases
-    (offline unless WANDB_MODE = "online"); each is an extra of the same name."""
-    runs_dir: Path = Path("runs")
-    """Folder of run folders, relative to where the command runs."""
-
-    @field_validator("runs_dir")
-    @classmethod
-    def _expanded(cls, value: Path) -> Path:
-        return value.expanduser()
-
-    start_timeout_seconds: float = Field(default=600, gt=0)
-    """Deadline for every process to have loaded the model."""
-    stall_seconds: float = Field(default=900, gt=0)
-    """A run in which for so long no batch is trained and no result accepted is ended, naming who
-    waits for what. It must exceed the longest step and the longest rollout."""
-    watchdog_seconds: float = Field(default=300, gt=0)
-    """A wait that lasts so long without anything changing is named, with the stacks of whom it is
-    for: on the screen, in `headway top`, in waits.jsonl and by a metric. It must exceed the longest
-    step and the longest rollout."""
-    watchdog_aborts: bool = False
-    """End the run then, after a checkpoint where the learner can save one."""
-    checkpoint_seconds: float = Field(default=12, gt=0)
-    """After an interrupt: how long the learner may take to end its step and save a checkpoint."""
-    max_failed_groups: int = Field(default=64, ge=0)
-    """Groups that may fail for good, by a reward that raises or a prompt that does not fit, before
-    the run is ended with their last error."""
-    max_restarts: int = Field(default=5, ge=0)
-    """How often in a row an actor that died is made again before the run is ended with its last
-    error; one that worked for 10 minutes begins anew."""
-
-
 class RunConfig(BaseModel):
     """A whole recipe."""
 
-    model_config = ConfigDict(
-        frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False
-    )
+    model_config = SECTION
 
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=100)
     """Name of the run and of its folder."""
@@ -150,25 +78,25 @@ class RunConfig(BaseModel):
         return self
 
     @model_validator(mode="after")
-    def _a_group_has_room(self) -> Self:
-        room, size = self.actors.max_concurrent_rollouts, self.prompts.group_size
+    def _a_group_fits_an_engine(self) -> Self:
+        capacity, size = self.actors.max_concurrent_rollouts, self.prompts.group_size
         more = ", and one more for actors.greedy_baseline" if self.actors.greedy_baseline else ""
-        if room < self.rollouts_per_group:
+        if capacity < self.rollouts_per_group:
             raise ValueError(
-                f"actors.max_concurrent_rollouts = {room} must be at least prompts.group_size = "
-                f"{size}{more}: no group could ever be leased"
+                f"actors.max_concurrent_rollouts = {capacity} must be at least "
+                f"prompts.group_size = {size}{more}: no group could ever be leased"
             )
         return self
 
     @model_validator(mode="after")
-    def _weights_reach_where_actors_are(self) -> Self:
+    def _weights_reach_the_actors(self) -> Self:
         refused = refusal(self.weight_sync, self.learner, self.actors, self.deploy.placement)
         if refused is not None:
             raise ValueError(refused)
         return self
 
     @model_validator(mode="after")
-    def _someone_trains_beside_the_evaluation(self) -> Self:
+    def _an_actor_trains_during_evaluation(self) -> Self:
         if self.heldout is not None and self.heldout.pinned and self.actors.count < 2:
             raise ValueError(
                 "heldout.pinned = true keeps one actor for evaluations, and actors.count = "
@@ -198,7 +126,7 @@ class RunConfig(BaseModel):
         return self
 
     @model_validator(mode="after")
-    def _the_policy_learns_too(self) -> Self:
+    def _the_policy_is_trained_too(self) -> Self:
         critic = self.learner.critic
         if critic is not None and critic.pretrain_batches >= self.steps:
             raise ValueError(
@@ -208,7 +136,7 @@ class RunConfig(BaseModel):
         return self
 
     @model_validator(mode="after")
-    def _retired_prompts_would_come_again(self) -> Self:
+    def _retired_prompts_can_return(self) -> Self:
         source, cap = self.prompts.source, self.prompts.pass_rate_cap
         endless = source.partition(":")[0] in ("lettered_chain_sum", "reasoning_gym")
         if cap is not None and endless:
@@ -232,7 +160,7 @@ class RunConfig(BaseModel):
         return self
 
     @model_validator(mode="after")
-    def _reward_models_come_from_somewhere(self) -> Self:
+    def _reward_models_are_named(self) -> Self:
         named = self.actors.reward_model.paths or self.reward_model
         if self.actors.asks_reward_models and not named:
             raise ValueError(
@@ -263,12 +191,12 @@ class RunConfig(BaseModel):
 
     @property
     def rollouts_per_group(self) -> int:
-        """Rollouts that an engine generates for a training group, a baseline included."""
+        """Number of rollouts that an engine generates for a training group, with its baseline."""
         return self.prompts.group_size + self.actors.greedy_baseline
 
     @property
     def objective(self) -> LearnerConfig:
-        """The learner's settings with what they take over from other sections filled in."""
+        """The section `[learner]`, completed by what it takes from other sections."""
         length = self.learner.fixed_length or self.actors.max_new_tokens
         limit = self.learner.max_token_lag
         if self.queues.on_overdue == "mask":
@@ -278,7 +206,7 @@ class RunConfig(BaseModel):
 
     @property
     def flow(self) -> QueuesConfig:
-        """The queues' settings with the window filled in."""
+        """The section `[queues]` with the window filled in."""
         batch, actors = self.prompts.groups_per_batch, self.actors
         held = actors.count * (actors.max_concurrent_rollouts // self.rollouts_per_group)
         window = self.queues.window or batch + max(batch, held) + (batch + 3) // 4
@@ -295,91 +223,3 @@ class RunConfig(BaseModel):
         """Folder of the model folders that `headway reward-model` makes from this recipe."""
         name = (self.reward_model.name if self.reward_model else None) or self.name
         return self.deploy.runs_dir / f"{name}-rm"
-
-
-def load_recipe(recipe: str, overrides: Sequence[str] = ()) -> RunConfig:
-    """Reads, completes and validates a recipe.
-
-    Args:
-        recipe: Path of a TOML file, the name of a shipped one (`demo`), or of a preset, which
-            stands for the demo's task and warm start under it.
-        overrides: `key=value` with dotted keys; values are TOML, or else plain strings.
-
-    Raises:
-        InputError: Everything that is wrong with it, a line each.
-    """
-    document = _with_critic(with_preset(read_recipe(recipe, overrides)))
-    try:
-        return RunConfig.model_validate_json(json.dumps(document, default=str), strict=True)
-    except ValidationError as error:
-        problems = "\n".join(explain(error, RunConfig))
-        raise InputError(f"recipe {recipe}:\n{problems}") from None
-
-
-def read_recipe(recipe: str, overrides: Sequence[str] = ()) -> dict[str, Any]:
-    """The tables of a recipe as they are written, neither completed nor validated.
-
-    Args:
-        recipe: See `load_recipe`.
-        overrides: See `load_recipe`.
-
-    Raises:
-        InputError: It cannot be read, or an override has no key.
-    """
-    document = _read(recipe)
-    for override in overrides:
-        _override(document, override)
-    return document
-
-
-def _with_critic(document: dict[str, Any]) -> dict[str, Any]:
-    """What [learner.critic] does not say of its optimizer is as in [learner]."""
-    learner = document.get("learner")
-    if not isinstance(learner, dict) or not isinstance(learner.get("critic"), dict):
-        return document
-    shared = {name: learner[name] for name in OptimizerConfig.model_fields if name in learner}
-    return {**document, "learner": {**learner, "critic": {**shared, **learner["critic"]}}}
-
-
-def _read(recipe: str) -> dict[str, Any]:
-    path = Path(recipe)
-    shipped = SHIPPED_RECIPES / f"{recipe}.toml"
-    if not path.exists() and shipped.exists():
-        path = shipped
-    elif not path.exists() and recipe in preset_names():
-        return on_demo(recipe, _read("demo"))
-    if path.is_dir():
-        raise InputError(f"recipe {recipe!r} is a folder and cannot be read; name a TOML file")
-    try:
-        return tomllib.loads(path.read_text())
-    except FileNotFoundError:
-        names = sorted(p.stem for p in SHIPPED_RECIPES.glob("*.toml")) + preset_names()
-        close = difflib.get_close_matches(recipe, names, n=1)
-        hint = f"; did you mean {close[0]!r}?" if close else ""
-        raise InputError(
-            f"no recipe {recipe!r}: neither a file nor one of {', '.join(names)}{hint}"
-        ) from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"recipe {recipe!r} cannot be read: {error}") from None
-    except tomllib.TOMLDecodeError as error:
-        raise InputError(f"recipe {recipe!r} is not TOML: {error}") from None
-
-
-def _override(document: dict[str, Any], override: str) -> None:
-    """Applies one `key=value` in place."""
-    key, equals, text = override.partition("=")
-    if not equals or not key.strip():
-        raise InputError(f"--set {override!r}: write key=value, as in learner.learning_rate=1e-6")
-    try:
-        value = tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
-        value = text
-    *sections, last = key.strip().split(".")
-    if "\n" in text or not all((*sections, last)):
-        raise InputError(f"--set {override!r}: write one key=value, the key's parts not empty")
-    table = document
-    for section in sections:
-        table = table.setdefault(section, {})
-        if not isinstance(table, dict):
-            raise InputError(f"--set {override!r}: {section!r} is a value, not a section")
-    table[last] = value

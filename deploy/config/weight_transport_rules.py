@@ -1,12 +1,9 @@
-"""Whether weights can travel the way a recipe says, from what it says of learner and actors.
-
-Leaves out whether they arrive (`weight_sync`).
-"""
+"""Checks that the weight transport of a recipe can connect its learner and its actors."""
 
 from pathlib import Path
 
 from actors.config import ActorsConfig
-from deploy.config.placement_config import Placements
+from deploy.config.deploy_config import Placements
 from deploy.errors import InputError
 from learner.config.learner import LearnerConfig
 from weight_sync.config import WeightSyncConfig
@@ -18,14 +15,14 @@ def refusal(
     weight_sync: WeightSyncConfig,
     learner: LearnerConfig,
     actors: ActorsConfig,
-    place: Placements,
+    placement: Placements,
 ) -> str | None:
-    """Why the transport cannot work between these processes; None where it can."""
+    """Return why the transport cannot work between these processes; None if it can."""
     transport = weight_sync.transport
-    if weight_sync.one_node and (place.learner or place.actors):
-        role = "learner" if place.learner else "actors"
+    if weight_sync.one_node and (placement.learner or placement.actors):
+        role = "learner" if placement.learner else "actors"
         return (
-            f"deploy.placement.{role} may part actors from the learner, and "
+            f"deploy.placement.{role} may put actors and learner on different nodes, and "
             f'weight_sync.transport = "{transport}" stays within a node; set it to '
             '"object_store" or "filesystem"'
         )
@@ -60,10 +57,10 @@ def refusal(
 
 
 def check_devices(weight_sync: WeightSyncConfig, ray_address: str) -> None:
-    """Looks for the device that the transport needs, where the run is to be on this machine.
+    """Check that this machine has the device that the transport needs, if the run will be on it.
 
     Raises:
-        InputError: There is none.
+        InputError: There is no such device.
     """
     if weight_sync.staged or ray_address != "local":
         return
@@ -77,14 +74,14 @@ def check_devices(weight_sync: WeightSyncConfig, ray_address: str) -> None:
 
 
 def claim_folder(weight_sync: WeightSyncConfig, run: Path) -> None:
-    """Makes the shared folder that of a run, where weights travel through one.
+    """Claim the folder through which weights travel for a run, if its transport uses one.
 
     Args:
-        weight_sync: Its section of the recipe.
+        weight_sync: The section of the recipe.
         run: The run's own folder.
 
     Raises:
-        InputError: It belongs to another run, or cannot be written.
+        InputError: The folder belongs to another run, or cannot be written.
     """
     if weight_sync.transport != "filesystem" or weight_sync.folder is None:
         return

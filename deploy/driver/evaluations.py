@@ -1,4 +1,4 @@
-"""Held-out evaluation through the prompt queue: which versions, which problems, and the scores.
+"""Held-out evaluation through the prompt queue, as `deploy.config.evaluation_schedule` plans it.
 
 All evaluations of a run are queued at its start; the broker leases each one as soon as an engine
 serves its version. Evaluation does not stop training: an engine may take a newer version half-way,
@@ -9,10 +9,14 @@ training waits until it has the first version, and not for the score.
 """
 
 import asyncio
+import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from deploy.config.evaluation_schedule import Planned
+from deploy.config.evaluation_schedule import PlannedEvaluation, by_version
+from deploy.driver.recorder import show_scores
+from deploy.driver.run_context import RunContext
+from deploy.observability.trackers import Trackers
 from queues.protocols import PromptFeed
 from queues.records import Evaluation, Prompt
 
@@ -20,13 +24,15 @@ if TYPE_CHECKING:
     from queues.ray_broker import BrokerClient
 
 POLL_SECONDS = 0.2
-"""Between looks at which engines serve a policy."""
+"""Interval of questions for the engines that serve a version."""
+OUTCOME_SECONDS = 10.0
+"""How long one question to the broker waits for the end of an evaluation."""
 
 
 async def queue_all(
-    feed: PromptFeed, planned: Sequence[Planned], prompts: Sequence[Prompt]
+    feed: PromptFeed, planned: Sequence[PlannedEvaluation], prompts: Sequence[Prompt]
 ) -> None:
-    """Queues every evaluation on its first held-out prompts, each as often as it is sampled."""
+    """Queue every evaluation on its first held-out prompts, each as often as it is sampled."""
     for evaluation in planned:
         await feed.evaluate(
             evaluation.name,
@@ -37,11 +43,15 @@ async def queue_all(
 
 
 async def initial(
-    broker: "BrokerClient", planned: Sequence[Planned], evaluator: str | None
+    broker: "BrokerClient",
+    planned: Sequence[PlannedEvaluation],
+    evaluator: str | None,
+    *,
+    poll_seconds: float = POLL_SECONDS,
 ) -> None:
-    """Waits until training may begin: the initial policy is scored, or its evaluator has it.
+    """Wait until training may begin: the initial policy is scored, or its evaluator has it.
 
-    Whoever calls it sets the deadline, and notices where the evaluator is lost.
+    The caller sets the deadline, and notices if the evaluator is lost.
     """
     first = [evaluation for evaluation in planned if evaluation.version == 0]
     if evaluator is None:
@@ -53,12 +63,26 @@ async def initial(
         unfinished = any(evaluation.name in status.evaluations for evaluation in first)
         if not unfinished or evaluator in status.engines:
             return
-        await asyncio.sleep(POLL_SECONDS)
+        await asyncio.sleep(poll_seconds)
 
 
-async def outcome(feed: PromptFeed, planned: Planned) -> Evaluation:
-    """Waits for one evaluation; whoever calls it sets the deadline."""
+async def outcome(feed: PromptFeed, planned: PlannedEvaluation) -> Evaluation:
+    """Wait for one evaluation and return it; the caller sets the deadline."""
     while True:
-        found = await feed.evaluation(planned.name, timeout=10.0)
-        if found is not None:
-            return found
+        evaluation = await feed.evaluation(planned.name, timeout=OUTCOME_SECONDS)
+        if evaluation is not None:
+            return evaluation
+
+
+async def collect(context: RunContext, feed: PromptFeed, trackers: Trackers) -> None:
+    """Record and show the scores of each version that is not scored yet, when they are complete."""
+    record = context.record
+    for version, planned in by_version(context.inputs.evaluations):
+        if version in record.scored:
+            continue
+        scores = {p.kind: await outcome(feed, p) for p in planned}
+        samples = {p.kind: p.samples for p in planned}
+        record.add_scores(version, scores, now=time.time(), samples=samples)
+        trackers.scores(version, record.newest_scores())
+        text = show_scores(record.newest_scores()) or "every rollout failed"
+        context.console.say(f"held-out at version {version}: {text}")

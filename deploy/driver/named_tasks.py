@@ -1,4 +1,4 @@
-"""Tasks of a run by name: all must end well, and the first that does not names itself."""
+"""Tasks of a run with names: an error says which part of the run it came from."""
 
 import asyncio
 from collections.abc import Awaitable, Iterable
@@ -10,9 +10,9 @@ from deploy.errors import DeployError, RunFailed, first_line
 
 
 def named(name: str, work: Awaitable[Any]) -> "asyncio.Task[Any]":
-    """A task whose failure says which part of the run it was.
+    """Create a task whose error begins with the task's name.
 
-    Errors of ours keep their exit code, whichever process raised them.
+    Headway's own errors keep their exit code, whichever process raised them.
     """
     return asyncio.create_task(_explained(name, work), name=name)
 
@@ -31,24 +31,21 @@ async def _explained(name: str, work: Awaitable[Any]) -> Any:
 
 
 def explain(name: str, cause: BaseException) -> DeployError:
-    """The error as the command line reports it."""
-    failure = RunFailed(f"{name}: {cause}" if _ours(cause) else f"{name}: {cause!r}")
+    """Return the error as the command line reports it."""
+    own = hasattr(cause, "exit_code")
+    failure = RunFailed(f"{name}: {cause}" if own else f"{name}: {cause!r}")
     failure.exit_code = getattr(cause, "exit_code", 1)  # type: ignore[misc]
     return failure
-
-
-def _ours(cause: BaseException) -> bool:
-    return hasattr(cause, "exit_code")
 
 
 async def all_or_first_error(
     tasks: Iterable["asyncio.Task[Any]"], *, meanwhile: Iterable["asyncio.Task[Any]"] = ()
 ) -> None:
-    """Waits for all tasks; at the first failure cancels the others and raises it.
+    """Wait for all tasks; at the first error, cancel the others and raise it.
 
     Args:
-        tasks: Each has to end well.
-        meanwhile: Run as long as any of `tasks` does, and may fail like them.
+        tasks: Tasks that must all succeed.
+        meanwhile: Tasks that are cancelled when all of `tasks` have ended; their errors count too.
     """
     needed, extra = set(tasks), set(meanwhile)
     pending = needed | extra

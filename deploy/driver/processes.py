@@ -1,6 +1,6 @@
-"""The processes of one run in Ray: created here, with what the recipe says of each.
+"""Creates the processes of one run in Ray, with the settings that each needs.
 
-Where they are placed is `placement`'s and `cores`' to say; what they do for each other is `run`'s.
+`deploy.cluster.placement` decides where they may be; `deploy.run` connects them.
 """
 
 import os
@@ -14,17 +14,12 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from actors.ray_actor import ActorSpec, create_actor
 from actors.ray_reward_model import create_reward_model
 from deploy.cluster.cpu_affinity import actors_on_cores
-from deploy.cluster.placement import options, wants
+from deploy.cluster.placement import options, resource_requests
 from deploy.cluster.placement_group import Reservation
-from deploy.config import evaluation_schedule as heldout
-from deploy.config.run_config import RunConfig
+from deploy.config import evaluation_schedule
 from deploy.driver.actor_supervisor import Supervisor
 from deploy.driver.reward_model_supervisor import RewardModelSupervisor
-from deploy.preflight.inputs import Inputs
-from deploy.runtime.console import Screen
-from deploy.storage.jsonl import JsonlWriter
-from deploy.storage.run_directory import RunDirectory
-from deploy.storage.run_record import Record
+from deploy.driver.run_context import RunContext
 from learner.ranks.ray_group import create_learner
 from queues.ray_broker import create_broker
 from queues.runtime.cpu_affinity import parse_cores
@@ -32,31 +27,27 @@ from weight_sync.ray_broadcaster import create_broadcaster
 
 
 class Processes:
-    """Broker, broadcaster, learner, rollout actors, and the process of the reward models."""
+    """Broker, broadcaster, learner, rollout actors, and the process of the reward models.
 
-    def __init__(
-        self,
-        config: RunConfig,
-        inputs: Inputs,
-        directory: RunDirectory,
-        record: Record,
-        rows: JsonlWriter,
-        screen: Screen,
-    ) -> None:
-        self._config, self._inputs = config, inputs
-        self._record, self._rows, self._screen = record, rows, screen
+    Args:
+        context: The run.
+    """
+
+    def __init__(self, context: RunContext) -> None:
+        self._context = context
+        config = context.config
         self._metrics_host = config.deploy.metrics_host if config.deploy.metrics else None
         self.node = ray.get_runtime_context().get_node_id()
         """Ray's id of the node of broker, broadcaster and driver."""
-        self._here = NodeAffinitySchedulingStrategy(self.node, soft=False)
+        self._on_driver_node = NodeAffinitySchedulingStrategy(self.node, soft=False)
         shared = config.deploy.ray_address != "local"
-        self._room = Reservation(
-            wants(config, here=self.node) if shared else [],
+        self._reservation = Reservation(
+            resource_requests(config, driver_node=self.node) if shared else [],
             config.deploy.start_timeout_seconds,
-            screen,
+            context.console,
         )
         self.broker = create_broker(
-            directory.path,
+            context.directory.path,
             config=config.flow,
             groups_per_batch=config.prompts.groups_per_batch,
             group_size=config.prompts.group_size,
@@ -70,59 +61,50 @@ class Processes:
             config.actors.count,
             permit_seconds=config.weight_sync.timeout_seconds,
         )
-        self.judges = self._make_judges()
-        """One, where a reward asks reward models."""
-        learners = config.deploy.placement.learner
+        self.reward_models = self._create_reward_models()
+        """One process for all reward models; none where no reward asks them."""
+        placement = config.deploy.placement.learner
         self.learner = create_learner(
             config.objective,
-            lambda rank: self._place("learner", rank, options(learners, self._here)),
+            lambda rank: self._options("learner", rank, options(placement, self._on_driver_node)),
         )
-        self.actors = self._make_actors()
+        self.actors = self._create_actors()
 
     def handles(self) -> dict[str, Any]:
-        """Of the processes in Ray that there are now, by name."""
+        """Return the Ray handles of all present processes by name."""
         return {
             "broker": self.broker.handle,
             "broadcaster": self.broadcaster.actor,
-            **{judge.name: judge.client.handle for judge in self.judges},
-            **{f"learner-{rank}": each for rank, each in enumerate(self.learner.handles)},
-            **{a.name: a.handle for a in self.actors if a.handle is not None},
+            **{process.name: process.client.handle for process in self.reward_models},
+            **{f"learner-{rank}": handle for rank, handle in enumerate(self.learner.handles)},
+            **{actor.name: actor.handle for actor in self.actors if actor.handle is not None},
         }
 
-    def _place(self, role: str, number: int, unreserved: dict[str, Any]) -> dict[str, Any]:
-        """Ray's options of a process: where it has room, or what applies where none is reserved.
+    def _options(self, role: str, number: int, unreserved: dict[str, Any]) -> dict[str, Any]:
+        """Return Ray's options of a process: its reservation, or `unreserved` if it has none.
 
         Custom resources are asked for in a bundle too, so that `ray status` counts them as used.
         """
-        reserved = self._room.options(role, number)
+        reserved = self._reservation.options(role, number)
         return {**reserved, "resources": unreserved.get("resources")} if reserved else unreserved
 
-    def _make_judges(self) -> list[RewardModelSupervisor]:
-        """The process of the reward models, where a reward asks them."""
-        config, models = self._config, self._inputs.reward_models
-        placement = config.deploy.placement
+    def _create_reward_models(self) -> list[RewardModelSupervisor]:
+        config, models = self._context.config, self._context.inputs.reward_models
         if not models:
             return []
-        judge = create_reward_model(
+        unreserved = options(config.deploy.placement.reward_model, self._on_driver_node)
+        client = create_reward_model(
             models,
             config.actors.reward_model,
             timeout=config.actors.reward_timeout_seconds,
-            **self._place("reward_model", 0, options(placement.reward_model, self._here)),
+            **self._options("reward_model", 0, unreserved),
         )
-        return [
-            RewardModelSupervisor(
-                judge,
-                config=config.deploy,
-                record=self._record,
-                rows=self._rows,
-                screen=self._screen,
-                metrics_host=self._metrics_host,
-            )
-        ]
+        return [RewardModelSupervisor(self._context, client, metrics_host=self._metrics_host)]
 
-    def _make_actors(self) -> list[Supervisor]:
-        """The rollout actors; on other nodes too, where weights cross between nodes."""
-        config = self._config
+    def _create_actors(self) -> list[Supervisor]:
+        """Create the supervisors of the actors; each creates its process when it starts."""
+        config = self._context.config
+        count = config.actors.count
         spec = ActorSpec(
             index=0,
             config=actors_on_cores(
@@ -131,40 +113,36 @@ class Processes:
                 set(parse_cores(config.learner.cores)) if config.learner.cores else set(),
             ),
             weight_sync=config.weight_sync,
-            model_path=self._inputs.model_path,
+            model_path=self._context.inputs.model_path,
             seed=config.seed,
             group_size=config.prompts.group_size,
             heartbeat_seconds=config.queues.heartbeat_seconds,
             broker=self.broker,
             broadcaster=self.broadcaster,
-            reward_model_client=self.judges[0].client if self.judges else None,
+            reward_model_client=self.reward_models[0].client if self.reward_models else None,
             metrics_host=self._metrics_host,
             engine_metrics=config.deploy.engine_metrics,
             pinned_seconds=config.heldout.pinned_seconds if config.heldout else 0.0,
         )
-        anywhere = options(
+        unreserved = options(
             config.deploy.placement.actors,
-            self._here if config.weight_sync.one_node else "SPREAD",
+            self._on_driver_node if config.weight_sync.one_node else "SPREAD",
         )
         return [
             Supervisor(
+                self._context,
                 index,
                 partial(
                     create_actor,
                     replace(
                         spec,
                         index=index,
-                        purpose=heldout.purpose(config.heldout, index, config.actors.count),
+                        purpose=evaluation_schedule.purpose(config.heldout, index, count),
                     ),
-                    **self._place("actors", index, anywhere),
+                    **self._options("actors", index, unreserved),
                 ),
                 broker=self.broker,
                 broadcaster=self.broadcaster,
-                config=config.deploy,
-                record=self._record,
-                rows=self._rows,
-                screen=self._screen,
-                pinned_seconds=heldout.pinned_seconds(config.heldout, index, config.actors.count),
             )
-            for index in range(config.actors.count)
+            for index in range(count)
         ]

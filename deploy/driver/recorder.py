@@ -1,7 +1,7 @@
-"""Follows a run: gathers what its processes report, writes it down, and ends one that goes wrong.
+"""Gathers what the processes of a run report, writes it down, and ends a run that goes wrong.
 
-Goes wrong: nothing moves for too long, too many groups fail for good, or a token older than the
-bound was trained. Leaves out what the figures mean (`summary`) and how they look (`progress`).
+A run goes wrong if too many groups fail for good, or if a token older than the bound was trained;
+a run in which nothing moves is ended by `deploy.observability.watchdog`.
 """
 
 import asyncio
@@ -11,195 +11,166 @@ from contextlib import suppress
 from dataclasses import asdict
 from typing import Any
 
-from deploy.config.run_config import RunConfig
-from deploy.driver.actor_supervisor import Supervisor
+from deploy.driver.processes import Processes
+from deploy.driver.run_context import RunContext
 from deploy.errors import RunFailed
 from deploy.observability.trackers import Trackers
 from deploy.report.summary import summarise
-from deploy.runtime.console import Screen
-from deploy.runtime.daemon_thread import run_in_daemon_thread
-from deploy.storage.jsonl import JsonlWriter
-from deploy.storage.run_directory import RunDirectory
 from deploy.storage.run_record import Record, Row
-from learner.ranks.ray_group import LearnerGroup
 from queues.broker.status import BrokerStatus
-from queues.ray_broker import BrokerClient
-from queues.runtime.disk_space import full_disk_message, has_space, is_full
-from weight_sync.ray_broadcaster import BroadcasterClient
+from queues.runtime.daemon_thread import run_in_daemon_thread
+from queues.runtime.disk_space import is_full
 
 POLL_SECONDS = 0.5
 SUMMARY_SECONDS = 20.0
-"""Between two summaries: what a killed run forgets of its figures, batches and swaps excepted."""
-ACCOUNTS_SECONDS = 5.0
-"""Deadline of the broker's accounts, which wait for its disk; the last ones count meanwhile."""
-ASK_SECONDS = 10.0
-"""Nothing has moved for so long: the reason may be a learner that waits for room."""
-RECENT = 10
-"""Batches that the shown tokens per second are taken over."""
+"""Interval of summaries: a killed run loses the figures since the last, but no batch or swap."""
+ACCOUNTING_SECONDS = 5.0
+"""Deadline of the broker's accounting, which waits for its disk; after it the last one counts."""
+RECENT_BATCHES = 10
+"""Number of batches that the displayed tokens per second are taken over."""
 
 
 class Recorder:
-    """Keeps the `Record` of a run up to date."""
+    """Keeps the `Record` of a run up to date.
+
+    Args:
+        context: The run.
+        processes: Its broker, broadcaster and actors are asked.
+        trackers: Get the figures of every batch.
+        poll_seconds: Interval of the questions.
+        summary_seconds: Interval of the summaries.
+        accounting_seconds: Deadline of the broker's accounting.
+    """
 
     def __init__(
         self,
-        config: RunConfig,
-        record: Record,
-        directory: RunDirectory,
-        screen: Screen,
+        context: RunContext,
+        processes: Processes,
+        trackers: Trackers,
         *,
-        broker: BrokerClient,
-        broadcaster: BroadcasterClient,
-        learner: LearnerGroup,
-        actors: list[Supervisor],
-        rows: JsonlWriter,
-        trackers: Trackers | None = None,
+        poll_seconds: float = POLL_SECONDS,
+        summary_seconds: float = SUMMARY_SECONDS,
+        accounting_seconds: float = ACCOUNTING_SECONDS,
     ) -> None:
-        self._config, self._record = config, record
-        self._directory, self._screen = directory, screen
-        self._broker, self._broadcaster = broker, broadcaster
-        self._learner, self._actors, self._rows = learner, actors, rows
-        self._trackers = trackers
+        self._context, self._processes, self._trackers = context, processes, trackers
+        self._poll_seconds, self._summary_seconds = poll_seconds, summary_seconds
+        self._accounting_seconds = accounting_seconds
         self._swaps = 0
-        """Reports taken from the broadcaster, which knows nothing of earlier sessions."""
-        self._updates = 0
-        """Those of them that say an engine serves a version."""
+        """Number of swap reports taken from the broadcaster, which has none of earlier sessions."""
         self._summarised_at = time.monotonic()
-        self._moved_at = time.monotonic()
-        self._moving: object = None
-        self._paused: str | None = None
-        self._asked_at = 0.0
-        """When the learner was last asked whether it waits."""
         self._failed_before: int | None = None
         """Groups that had failed for good when this session began."""
 
     async def follow(self) -> None:
-        """Gathers until it is cancelled, with a summary every SUMMARY_SECONDS.
+        """Gather until cancelled, and write a summary at intervals.
 
         Raises:
-            RunFailed: The run goes wrong; says how.
+            RunFailed: Too many groups failed for good, or a token older than the bound was trained.
         """
         while True:
-            await asyncio.sleep(POLL_SECONDS)
+            await asyncio.sleep(self._poll_seconds)
             status = await self._gather()
-            if await self._pauses(status):
-                continue
-            if time.monotonic() - self._summarised_at > SUMMARY_SECONDS:
+            if time.monotonic() - self._summarised_at > self._summary_seconds:
                 try:
                     await self._summarise("running")
                 except OSError as error:
-                    if not is_full(error, self._directory.path):
+                    if not is_full(error, self._context.directory.path):
                         raise
             if status.version < status.steps:
                 self._check_failures(status)
-            await self._check_movement(status)
 
     async def conclude(self, status: str) -> None:
-        """Gathers for the last time; to be called when `follow` has ended."""
+        """Gather for the last time and write the summary; to be called when `follow` has ended."""
         await self._gather()
         await self._summarise(status)
 
     async def _gather(self) -> BrokerStatus:
-        """Takes everything that was reported since the last call."""
-        record = self._record
-        status = await self._broker.status(after=record.version - 1)
+        """Take everything that was reported since the last call."""
+        record, jsonl = self._context.record, self._context.jsonl
+        status = await self._processes.broker.status(after=record.version - 1)
         batches = [{"version": b.version, **b.statistics} for b in status.batches]
-        swaps = [asdict(r) for r in await self._broadcaster.reports(self._swaps)]
+        swaps = [asdict(r) for r in await self._processes.broadcaster.reports(self._swaps)]
         self._swaps += len(swaps)
-        self._updates += sum(swap["error"] is None for swap in swaps)
         record.batches.extend(batches)
         record.swaps.extend(swaps)
-        if self._trackers is not None:
-            for row in batches:
-                self._trackers.batch(row)
+        for batch in batches:
+            self._trackers.batch(batch)
         if batches:
-            self._screen.batch(batches[-1], tokens_per_second=self._tokens_per_second())
-        await run_in_daemon_thread(lambda: self._write(batches, swaps))
+            newest = batches[-1]
+            self._context.console.advance(newest["version"] + 1, describe(newest, record))
+
+        def write() -> None:
+            jsonl.write("metrics.jsonl", batches)
+            jsonl.write("swaps.jsonl", swaps)
+
+        await run_in_daemon_thread(write)
         self._check_lags(batches)
         return status
 
-    def _write(self, batches: Sequence[Row], swaps: Sequence[Row]) -> None:
-        self._rows.write("metrics.jsonl", batches)
-        self._rows.write("swaps.jsonl", swaps)
-
-    async def _pauses(self, status: BrokerStatus) -> bool:
-        """Whether the run waits for room on a disk; says so at the beginning and the end.
-
-        The broker tells by itself. The learner is asked where nothing has moved for a while.
-        """
-        now = time.monotonic()
-        reason = status.paused
-        quiet = min(now - self._moved_at, now - self._asked_at) > ASK_SECONDS
-        if reason is None and (quiet or self._paused):
-            self._asked_at = now
-            reason = await self._learner.paused()
-        folder = self._directory.path
-        if reason is None and (self._rows.kept or self._paused) and not has_space(folder):
-            reason = full_disk_message(folder)
-        if reason is not None:
-            self._moved_at = time.monotonic()
-        if (reason is None) != (self._paused is None):
-            self._screen.say(f"paused: {reason}" if reason else "there is room again: goes on")
-        self._paused = reason
-        return reason is not None
-
     async def _summarise(self, status: str) -> None:
-        """Asks the actors and the accounts, and writes `summary.json`."""
+        """Ask actors and broker, and write `summary.json`."""
         self._summarised_at = time.monotonic()
-        self._record.actors = await asyncio.gather(*(a.statistics() for a in self._actors))
+        record, directory = self._context.record, self._context.directory
+        statistics = [actor.statistics() for actor in self._processes.actors]
+        record.actors = await asyncio.gather(*statistics)
         with suppress(TimeoutError):
-            async with asyncio.timeout(ACCOUNTS_SECONDS):
-                self._record.accounting = (await self._broker.accounting()).to_dict()
-        summary = summarise(self._record, status=status, now=time.time())
-        await run_in_daemon_thread(lambda: self._directory.write_summary(summary))
+            async with asyncio.timeout(self._accounting_seconds):
+                record.accounting = (await self._processes.broker.accounting()).to_dict()
+        summary = summarise(record, status=status, now=time.time())
+        await run_in_daemon_thread(lambda: directory.write_summary(summary))
 
-    def _check_lags(self, batches: list[dict[str, Any]]) -> None:
-        if self._config.queues.on_overdue == "train":
+    def _check_lags(self, batches: Sequence[dict[str, Any]]) -> None:
+        if self._context.config.queues.on_overdue == "train":
             return  # the one policy under which overdue groups exceed the bound; they are counted
-        for row in batches:
-            if (row["max_lag"] or 0) > self._record.max_staleness:
+        bound = self._context.record.max_staleness
+        for batch in batches:
+            if (batch["max_lag"] or 0) > bound:
                 raise RunFailed(
-                    f"batch {row['version']} trained a token of lag {row['max_lag']}, above "
-                    f"queues.max_staleness = {self._record.max_staleness}"
+                    f"batch {batch['version']} trained a token of lag {batch['max_lag']}, above "
+                    f"queues.max_staleness = {bound}"
                 )
 
     def _check_failures(self, status: BrokerStatus) -> None:
         if self._failed_before is None:
             self._failed_before = status.depth["failed"]
         failed = status.depth["failed"] - self._failed_before
-        allowed = self._config.deploy.max_failed_groups
+        allowed = self._context.config.deploy.max_failed_groups
         if failed > allowed:
             raise RunFailed(
                 f"{failed} groups failed for good, more than deploy.max_failed_groups = {allowed}; "
                 f"the last failure: {status.last_error}"
             )
 
-    async def _check_movement(self, status: BrokerStatus) -> None:
-        moving = (status.version, status.accepted, self._updates)
-        if moving != self._moving:
-            self._moving, self._moved_at = moving, time.monotonic()
-        elif time.monotonic() - self._moved_at > self._config.deploy.stall_seconds:
-            if await self._learner.paused():
-                return  # found out too late to be shown yet
-            raise RunFailed(self._explain_stall(status))
 
-    def _explain_stall(self, status: BrokerStatus) -> str:
-        failed_swaps: list[Row] = [row for row in self._record.swaps if row["error"]]
-        parts = [
-            f"nothing moved for deploy.stall_seconds = {self._config.deploy.stall_seconds:g}",
-            f"version {status.version}, groups {dict(status.depth)}, engines serve "
-            f"{dict(status.engines)}",
-            f"unfinished evaluations: {', '.join(status.evaluations) or 'none'}",
-            f"the learner waits for {', '.join(status.waits_for) or 'nobody in particular'}",
-            f"last failure: {status.last_error or 'none'}",
-            f"last failed weight update: {failed_swaps[-1]['error'] if failed_swaps else 'none'}",
-        ]
-        return "; ".join(parts)
+def describe(batch: Row, record: Record) -> str:
+    """Describe a trained batch in one line, with the newest held-out scores."""
+    scores = show_scores(record.newest_scores())
+    parts = [f"reward {batch['reward_mean']:.3f}", *([f"held-out {scores}"] if scores else [])]
+    if batch["max_lag"] is None:
+        parts.append("every token masked")
+    else:
+        parts.append(f"lag {batch['lag_mean']:.2f} (max {batch['max_lag']})")
+        parts.append(f"length {batch['response_length_mean']:.0f}")
+    if (speed := _tokens_per_second(record)) is not None:
+        parts.append(f"{speed:,.0f} tokens/s")
+    return " · ".join(parts)
 
-    def _tokens_per_second(self) -> float | None:
-        recent = self._record.batches[-RECENT:]
-        recent = [row for row in recent if row["step_finished_at"] > self._record.started_at]
-        if len(recent) < 2:
-            return None
-        seconds = recent[-1]["step_finished_at"] - recent[0]["step_finished_at"]
-        return float(sum(row["tokens_trained"] for row in recent[1:]) / seconds)
+
+def show_scores(scores: dict[str, float]) -> str:
+    """Format held-out scores by kind as text.
+
+    Example:
+        >>> show_scores({"greedy": 0.5, "pass@4": 0.75})
+        'greedy 0.500, pass@4 0.750'
+    """
+    return ", ".join(f"{kind} {score:.3f}" for kind, score in scores.items())
+
+
+def _tokens_per_second(record: Record) -> float | None:
+    """Return the speed over the last batches of this session; None if there are fewer than two."""
+    recent = record.batches[-RECENT_BATCHES:]
+    recent = [batch for batch in recent if batch["step_finished_at"] > record.started_at]
+    if len(recent) < 2:
+        return None
+    seconds = recent[-1]["step_finished_at"] - recent[0]["step_finished_at"]
+    return float(sum(batch["tokens_trained"] for batch in recent[1:]) / seconds)

@@ -1,83 +1,83 @@
-"""Restarts of one process that dies: how many in a row, how long apart, said and written down.
+"""Restarts of a process that dies: how many in a row, how long apart, reported and recorded.
 
-Leaves out what a death is and how the process is made again, which its supervisor knows.
+The supervisor of a process decides what counts as its death and restarts it.
 """
 
 import asyncio
 import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 
 from rich.markup import escape
 
-from deploy.config.run_config import DeployConfig
+from deploy.driver.run_context import RunContext
 from deploy.errors import RunFailed
-from deploy.runtime.console import Screen
-from deploy.runtime.daemon_thread import run_in_daemon_thread
-from deploy.storage.jsonl import JsonlWriter
-from deploy.storage.run_record import Record
+from queues.runtime.daemon_thread import run_in_daemon_thread
 
 FIRST_WAIT_SECONDS = 1.0
-"""Before the first restart in a row; doubled for each further one."""
+"""Wait before the first restart in a row; each further wait is twice as long."""
 LONGEST_WAIT_SECONDS = 30.0
 SETTLED_SECONDS = 600.0
-"""A process that worked for so long has not died in a row with the time before."""
+"""A process that worked for this long before its death starts counting anew."""
+
+
+@dataclass(frozen=True, slots=True)
+class Clock:
+    """The clock that supervisors use."""
+
+    monotonic: Callable[[], float] = time.monotonic
+    time: Callable[[], float] = time.time
+    sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
 
 
 class Restarts:
-    """Counts the deaths of a process, and allows its restarts.
+    """Counts the deaths of one process, and allows its restarts.
 
     Args:
-        name: Of the process.
-        config: Section `[deploy]`: max_restarts.
-        record: Counts the restarts.
-        rows: Gets one of `restarts.jsonl` for each.
-        screen: Says them.
+        context: The run; its `deploy.max_restarts` is the limit, and its record, `restarts.jsonl`
+            and console get every restart.
+        name: The process.
+        clock: Times the waits.
     """
 
-    def __init__(
-        self,
-        name: str,
-        *,
-        config: DeployConfig,
-        record: Record,
-        rows: JsonlWriter,
-        screen: Screen,
-    ) -> None:
-        self._name, self._most = name, config.max_restarts
-        self._record, self._rows, self._screen = record, rows, screen
+    def __init__(self, context: RunContext, name: str, clock: Clock) -> None:
+        self._context, self._name, self._clock = context, name, clock
+        self._limit = context.config.deploy.max_restarts
         self._in_a_row = 0
 
     async def allow(self, reason: str, *, worked: float) -> None:
-        """Returns when the process may be made again.
+        """Wait until the process may be restarted.
 
         Args:
-            reason: Why it died.
-            worked: Seconds that it had worked until then.
+            reason: Cause of the death.
+            worked: Seconds that the process had worked until then.
 
         Raises:
-            RunFailed: It died more often in a row than deploy.max_restarts.
+            RunFailed: The process died more often in a row than deploy.max_restarts.
         """
         if worked >= SETTLED_SECONDS:
             self._in_a_row = 0
-        if self._in_a_row >= self._most:
+        if self._in_a_row >= self._limit:
             raise RunFailed(
                 f"{self._name} died {self._in_a_row + 1} times in a row, more than "
-                f"deploy.max_restarts = {self._most} makes up for; the last error: {reason}"
+                f"deploy.max_restarts = {self._limit} makes up for; the last error: {reason}"
             )
         wait = min(FIRST_WAIT_SECONDS * 2**self._in_a_row, LONGEST_WAIT_SECONDS)
         self._in_a_row += 1
-        await self._note(reason)
-        await asyncio.sleep(wait)
+        await self._report(reason)
+        await self._clock.sleep(wait)
 
-    async def _note(self, reason: str) -> None:
-        self._record.restarts[self._name] += 1
-        self._screen.say(
-            f"{self._name} is made again ({self._in_a_row} of {self._most} in a row): "
+    async def _report(self, reason: str) -> None:
+        context = self._context
+        context.record.restarts[self._name] += 1
+        context.console.say(
+            f"{self._name} is restarted ({self._in_a_row} of {self._limit} in a row): "
             f"{escape(reason)}"
         )
-        row = {
+        restart = {
             "actor": self._name,
-            "at": time.time(),
+            "at": self._clock.time(),
             "in_a_row": self._in_a_row,
             "reason": reason,
         }
-        await run_in_daemon_thread(lambda: self._rows.write("restarts.jsonl", [row]))
+        await run_in_daemon_thread(lambda: context.jsonl.write("restarts.jsonl", [restart]))

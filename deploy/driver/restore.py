@@ -1,7 +1,7 @@
-"""What a run did in its earlier sessions, read back from its folder when it is resumed.
+"""Restores the record of a run from its folder when it is resumed.
 
-The ledger is the truth about batches; the driver's own files may end a little earlier, and are
-brought in line with it. Leaves out weights and queues, which `learner` and `queues` restore.
+The ledger has every batch; the driver's own files may end a little earlier and are brought in line
+with it. Weights and queues are restored by `learner` and `queues`.
 """
 
 import json
@@ -14,11 +14,11 @@ from queues.readers.accounting import read_batches
 
 
 def restore(config: RunConfig, directory: RunDirectory, *, now: float) -> Record:
-    """The record that a session goes on with; an empty one for a new run.
+    """Return the record that a session goes on with; an empty one for a new run.
 
     Args:
         config: The recipe.
-        directory: The run; its JSON-lines files are mended, so that they can be appended to.
+        directory: The run; its JSON-lines files are repaired, so that they can be appended to.
         now: Epoch seconds at which the session began.
     """
     record = Record(
@@ -31,14 +31,12 @@ def restore(config: RunConfig, directory: RunDirectory, *, now: float) -> Record
         record.batches = [*read_batches(directory.path)]
         record.swaps = directory.rows("swaps.jsonl")
         restarts = directory.rows("restarts.jsonl")
-        record.restarts = Counter(row["actor"] for row in restarts)
+        record.restarts = Counter(restart["actor"] for restart in restarts)
         directory.rewrite("metrics.jsonl", record.batches)
         directory.rewrite("swaps.jsonl", record.swaps)
         directory.rewrite("restarts.jsonl", restarts)
     if directory.summary_file.exists():
         summary = json.loads(directory.summary_file.read_text())
-        record.earlier = Earlier(
-            **{name: summary[name] for name in Earlier.__dataclass_fields__},
-        )
+        record.earlier = Earlier(**{name: summary[name] for name in Earlier.__dataclass_fields__})
         record.heldout, record.heldout_sampled = summary["heldout"], summary["heldout_sampled"]
     return record

@@ -1,71 +1,61 @@
-"""Looks after the process of the reward models: Ray makes it again when it dies, up to a budget.
+"""Keeps the process of the reward models alive: Ray restarts it when it dies, up to a limit.
 
     start ─▶ live ─▶ died ─▶ wait ─▶ start ─▶ …          until the run is over
 
-Rollouts that end meanwhile wait for their score as long as a reward may take. What would only
-happen again ends the run: models that cannot be loaded, a process that keeps dying.
+Rollouts that end during a restart wait for their score as long as a reward may take. Errors that a
+restart would only repeat end the run: models that cannot be loaded, a process that keeps dying.
 """
 
 import asyncio
-import time
 
 from ray.exceptions import RayActorError
 
 from actors.ray_reward_model import RewardModelClient
-from deploy.config.run_config import DeployConfig
-from deploy.driver.restart_policy import Restarts
+from deploy.driver.restart_policy import Clock, Restarts
+from deploy.driver.run_context import RunContext
 from deploy.errors import RunFailed, first_line
 from deploy.observability.exporter import show_process
-from deploy.runtime.console import Screen
-from deploy.storage.jsonl import JsonlWriter
-from deploy.storage.run_record import REWARD_MODEL, Record
+from deploy.storage.run_record import REWARD_MODEL
 
 
 class RewardModelSupervisor:
-    """The reward models' process over all its lives.
+    """The reward models' process through all of its restarts.
 
     Args:
-        client: Of the process, which Ray makes again when it dies.
-        config: Section `[deploy]`: start_timeout_seconds and max_restarts.
-        record: Counts the restarts.
-        rows: Gets one of `restarts.jsonl` for each.
-        screen: Says them.
-        metrics_host: Address of its node to show metrics at; None: nowhere.
+        context: The run; of its `[deploy]` section start_timeout_seconds and max_restarts count.
+        client: Calls the process.
+        metrics_host: Address of its node on which it serves its metrics; None: it serves none.
+        clock: Times the restarts.
     """
 
     name = REWARD_MODEL
 
     def __init__(
         self,
+        context: RunContext,
         client: RewardModelClient,
         *,
-        config: DeployConfig,
-        record: Record,
-        rows: JsonlWriter,
-        screen: Screen,
         metrics_host: str | None = None,
+        clock: Clock = Clock(),  # noqa: B008  (frozen)
     ) -> None:
-        self.client, self._metrics_host = client, metrics_host
+        self.client, self._metrics_host, self._clock = client, metrics_host, clock
         self.metrics: str | None = None
-        """Where Prometheus finds the metrics of the present life."""
-        self._config, self._screen = config, screen
-        self._restarts = Restarts(self.name, config=config, record=record, rows=rows, screen=screen)
+        """Address of its metrics, as host:port; None while there is none."""
+        self._console = context.console
+        self._start_seconds = context.config.deploy.start_timeout_seconds
+        self._restarts = Restarts(context, self.name, clock)
 
     async def start(self) -> None:
-        """Loads the models for the first time; the caller sets the deadline.
+        """Load the models for the first time; the caller sets the deadline.
 
         Raises:
-            RayError: The process died, or what `RewardModelActor.start` raised.
+            RayError: The process died, or `RewardModelActor.start` raised.
         """
         await self.client.start()
-        await self._show()
-
-    async def _show(self) -> None:
-        if self._metrics_host is not None:
-            self.metrics = await show_process(self.client.handle, self._metrics_host)
+        await self._serve_metrics()
 
     async def run(self) -> None:
-        """Counts deaths until it is cancelled; to be called after `start`.
+        """Restart the process whenever it dies, until cancelled; to be called after `start`.
 
         Raises:
             RunFailed: It died more often in a row than deploy.max_restarts, or took too long to
@@ -74,17 +64,17 @@ class RewardModelSupervisor:
         """
         again = False
         while True:
-            began = time.monotonic()
+            began = self._clock.monotonic()
             reason = await self._live(again=again)
-            await self._restarts.allow(reason, worked=time.monotonic() - began)
+            await self._restarts.allow(reason, worked=self._clock.monotonic() - began)
             again = True
 
     def stop(self) -> None:
-        """Ends the process for good."""
+        """End the process for good."""
         self.client.stop()
 
     async def _live(self, *, again: bool) -> str:
-        """One life, from its loading where it is not the first; why it ended."""
+        """Wait until the process dies, loading the models first if `again`; return the cause."""
         try:
             if again:
                 await self._start_again()
@@ -94,13 +84,17 @@ class RewardModelSupervisor:
         raise RunFailed(f"{self.name} ended without a reason")
 
     async def _start_again(self) -> None:
-        seconds = self._config.start_timeout_seconds
         try:
-            async with asyncio.timeout(seconds):
+            async with asyncio.timeout(self._start_seconds):
                 await self.client.start(again=True)
-                await self._show()
+                await self._serve_metrics()
         except TimeoutError:
             raise RunFailed(
-                f"{self.name} did not come back within deploy.start_timeout_seconds = {seconds:g}"
+                f"{self.name} did not come back within deploy.start_timeout_seconds = "
+                f"{self._start_seconds:g}"
             ) from None
-        self._screen.say(f"{self.name} is ready again")
+        self._console.say(f"{self.name} is ready again")
+
+    async def _serve_metrics(self) -> None:
+        if self._metrics_host is not None:
+            self.metrics = await show_process(self.client.handle, self._metrics_host)

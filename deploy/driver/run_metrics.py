@@ -1,4 +1,4 @@
-"""Metrics of a run that its driver knows: weight updates, restarts, held-out scores, its disk."""
+"""Metrics that the driver of a run serves: weight updates, restarts, held-out scores, its disk."""
 
 import shutil
 import threading
@@ -18,21 +18,21 @@ from deploy.observability.waits import Overdue
 from deploy.storage.run_record import Record, Row
 
 PHASES = ("stage", "prepare", "permit", "pause", "serve")
-"""Of a weight update: verifying beside generation, loading beside it, waiting for other engines,
-standing still; and `serve`, all of it from `publish` to generating with the new weights."""
-
+"""Phases of a weight update: `stage` (received and verified during generation), `prepare` (loaded
+during generation), `permit` (waiting for other engines), `pause` (generation stands still), and
+`serve`, the whole time from `publish` to generation with the new weights."""
 
 DISK_SECONDS = 1.0
-"""How long a scrape waits for the disk's answer."""
+"""Seconds that a scrape waits for the disk's answer."""
 
 
 class RunMetrics(Collector):
-    """What the record of a run says; read by the thread of a scrape while the driver appends to it.
+    """Collects metrics from the record of a run, in a scrape's thread while the driver appends.
 
     Args:
-        record: Of the run.
-        folder: Of the run, whose disk is watched.
-        overdue: The waits that last too long.
+        record: The run's record.
+        folder: The run's folder, whose disk is watched.
+        overdue: Returns the waits that last too long.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class RunMetrics(Collector):
         self._bytes: Counter[str] = Counter()
 
     def collect(self) -> Iterator[Metric]:
-        """One scrape; several at once take turns, so that an update is counted once."""
+        """Collect for one scrape; concurrent scrapes take turns, so that an update counts once."""
         with self._one_scrape:
             return iter([*self._collect()])
 
@@ -57,7 +57,7 @@ class RunMetrics(Collector):
         record = self._record
         yield InfoMetricFamily(
             "headway_run",
-            "The run.",
+            "Name and staleness bound of the run, as labels; always 1.",
             value={"name": record.name, "max_staleness": str(record.max_staleness)},
         )
         yield GaugeMetricFamily(
@@ -65,7 +65,7 @@ class RunMetrics(Collector):
         )
         yield from self._weight_updates()
         restarts = CounterMetricFamily(
-            "headway_restarts", "Processes that were made again.", labels=["restarted"]
+            "headway_restarts", "Processes that were restarted.", labels=["restarted"]
         )
         for process, count in list(record.restarts.items()):
             restarts.add_metric([process], count)
@@ -73,24 +73,21 @@ class RunMetrics(Collector):
         scores = GaugeMetricFamily(
             "headway_heldout_score", "The newest held-out score.", labels=["kind"]
         )
-        for kind, rows in (("greedy", record.heldout), ("sampled", record.heldout_sampled)):
-            if rows and rows[-1]["score"] is not None:
-                scores.add_metric([kind], rows[-1]["score"])
-            if rows and rows[-1].get("pass_at_k") is not None:
-                scores.add_metric([f"pass@{rows[-1]['samples']}"], rows[-1]["pass_at_k"])
+        for kind, score in record.newest_scores().items():
+            scores.add_metric([kind], score)
         yield scores
         yield from self._waits()
         yield from self._disk()
 
     def _disk(self) -> Iterator[Metric]:
-        """Nothing while the disk does not answer: a scrape does not wait for one that hangs."""
+        """Yield the free space; nothing while the disk does not answer within DISK_SECONDS."""
         if self._asking is None or not self._asking.is_alive():
-            self._asking = threading.Thread(target=self._ask_disk, name="room", daemon=True)
+            self._asking = threading.Thread(target=self._ask_disk, name="free-space", daemon=True)
             self._asking.start()
         self._asking.join(DISK_SECONDS)
         if not self._asking.is_alive() and self._free is not None:
             yield GaugeMetricFamily(
-                "headway_disk_free_bytes", "On the disk of the run's folder.", self._free
+                "headway_disk_free_bytes", "Free bytes on the disk of the run's folder.", self._free
             )
 
     def _ask_disk(self) -> None:
@@ -103,33 +100,33 @@ class RunMetrics(Collector):
         )
         seconds = GaugeMetricFamily(
             "headway_overdue_wait_seconds",
-            "How long one waits on another without anything changing.",
+            "Seconds that a process has waited for another without progress.",
             labels=["who", "on"],
         )
-        for each in late:
-            seconds.add_metric([each.wait.who, each.wait.on], each.seconds)
+        for overdue in late:
+            seconds.add_metric([overdue.wait.who, overdue.wait.on], overdue.seconds)
         yield seconds
 
     def _weight_updates(self) -> Iterator[Metric]:
-        for row in self._record.swaps[self._seen :]:
+        for swap in self._record.swaps[self._seen :]:
             self._seen += 1
-            self._add(row)
+            self._add(swap)
         seconds = CounterMetricFamily(
             "headway_weight_update_seconds",
-            "Of weight updates that ended well, by phase.",
+            "Seconds of successful weight updates, by phase.",
             labels=["engine", "phase"],
         )
         for (engine, phase), value in self._seconds.items():
             seconds.add_metric([engine, phase], value)
         yield seconds
         updates = CounterMetricFamily(
-            "headway_weight_updates", "That ended well.", labels=["engine"]
+            "headway_weight_updates", "Weight updates that succeeded.", labels=["engine"]
         )
         failures = CounterMetricFamily(
-            "headway_weight_update_failures", "Updates that failed.", labels=["engine"]
+            "headway_weight_update_failures", "Weight updates that failed.", labels=["engine"]
         )
         sent = CounterMetricFamily(
-            "headway_weight_update_bytes", "Of weights that were loaded.", labels=["engine"]
+            "headway_weight_update_bytes", "Bytes of weights that were loaded.", labels=["engine"]
         )
         for engine in sorted(self._updates.keys() | self._failures.keys()):
             updates.add_metric([engine], self._updates[engine])
@@ -139,18 +136,19 @@ class RunMetrics(Collector):
         yield failures
         yield sent
 
-    def _add(self, row: Row) -> None:
-        engine = row["engine_id"]
-        if row["error"]:
+    def _add(self, swap: Row) -> None:
+        engine = swap["engine_id"]
+        if swap["error"]:
             self._failures[engine] += 1
             return
         self._updates[engine] += 1
-        self._bytes[engine] += row["bytes"]
+        self._bytes[engine] += swap["bytes"]
+        prepare = swap.get("prepare_seconds", 0.0)
         seconds = {
-            "stage": row["staged_at"] - row["published_at"],
-            "prepare": row.get("prepare_seconds", 0.0),
-            "permit": row["swap_started_at"] - row["staged_at"] - row.get("prepare_seconds", 0.0),
-            "pause": row["pause_seconds"] + row["load_seconds"] + row["resume_seconds"],
-            "serve": row["swap_finished_at"] - row["published_at"],
+            "stage": swap["staged_at"] - swap["published_at"],
+            "prepare": prepare,
+            "permit": swap["swap_started_at"] - swap["staged_at"] - prepare,
+            "pause": swap["pause_seconds"] + swap["load_seconds"] + swap["resume_seconds"],
+            "serve": swap["swap_finished_at"] - swap["published_at"],
         }
         self._seconds.update({(engine, phase): seconds[phase] for phase in PHASES})

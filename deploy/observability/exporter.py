@@ -20,8 +20,8 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.registry import Collector
 
 from deploy.errors import InputError
-from deploy.runtime.daemon_thread import run_in_daemon_thread
 from queues.runtime.atomic_file import atomic_file
+from queues.runtime.daemon_thread import run_in_daemon_thread
 from queues.runtime.prometheus import ProcessMetrics, public_address, serve
 
 FILE = "targets.json"

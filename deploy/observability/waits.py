@@ -48,7 +48,7 @@ class BrokerHealth:
     scores_first: bool = False
     """The initial policy is not scored yet, and no prompt is issued before it is."""
     paused: bool
-    """It waits for space on its disk, and reports that itself."""
+    """It, or the learner, waits for space on a disk."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,3 +164,29 @@ class Waits:
                 late.append(Overdue(wait, now - began))
         self._since = since
         return sorted(late, key=lambda overdue: -overdue.seconds)
+
+
+class Movement:
+    """Measures how long nothing in a run has moved.
+
+    A run moves when a version is trained, a result is accepted, or an engine takes other weights.
+    """
+
+    def __init__(self) -> None:
+        self._newest: Any = None
+        self._moved_at: float | None = None
+
+    def idle_seconds(self, health: Health, now: float) -> float:
+        """Return the seconds without movement by `now` (monotonic seconds).
+
+        The time does not count while all actors start, which has a deadline of its own, and while
+        the run waits for space on a disk. A broker that does not answer does not move.
+        """
+        broker = health.broker
+        newest = self._newest
+        if broker is not None:
+            newest = (broker.version, broker.accepted, dict(broker.engines))
+        excused = not health.actors or (broker is not None and broker.paused)
+        if self._moved_at is None or excused or newest != self._newest:
+            self._newest, self._moved_at = newest, now
+        return now - self._moved_at

@@ -2,7 +2,9 @@
 
 It looks at a run independently of everything else, so that nothing which hangs can silence it.
 Overdue waits go to the screen, to `waits.jsonl` with stacks in the logs, to a metric and, where
-the recipe sets `deploy.watchdog_aborts`, end the run. `deploy.observability.waits` defines a wait.
+the recipe sets `deploy.watchdog_aborts`, end the run. A run in which nothing at all moves for three
+times `deploy.watchdog_seconds` is ended in any case, unless it waits for space on a disk.
+`deploy.observability.waits` defines waits and movement.
 """
 
 import asyncio
@@ -19,15 +21,25 @@ from typing import Any
 from rich.markup import escape
 
 from deploy.config import evaluation_schedule
+from deploy.config.deploy_config import STALL_FACTOR
 from deploy.config.run_config import RunConfig
 from deploy.errors import RunFailed
 from deploy.observability.stack_dumps import ProcessDump, ProcessLocation, dump, locate
-from deploy.observability.waits import ActorHealth, BrokerHealth, Health, Overdue, Wait, Waits
-from deploy.runtime.console import Screen
-from deploy.runtime.daemon_thread import run_in_daemon_thread
+from deploy.observability.waits import (
+    ActorHealth,
+    BrokerHealth,
+    Health,
+    Movement,
+    Overdue,
+    Wait,
+    Waits,
+)
+from deploy.runtime.console import Terminal
 from deploy.storage.run_directory import RunDirectory
+from deploy.storage.run_record import Record
 from queues.broker.status import BrokerStatus
 from queues.errors import QueuesError
+from queues.runtime.daemon_thread import run_in_daemon_thread
 
 LOOK_SECONDS = 4.0
 """Seconds between two looks, or less where the deadline is short."""
@@ -58,6 +70,8 @@ class Probes:
     """For writing stacks and `waits.jsonl`."""
     abort_seconds: float = 60.0
     """For which a run that is to end waits for stacks first."""
+    stall_factor: float = STALL_FACTOR
+    """Times deploy.watchdog_seconds: how long nothing may move."""
 
 
 class Watchdog:
@@ -67,7 +81,9 @@ class Watchdog:
         config: The recipe, with deploy.watchdog_seconds and deploy.watchdog_aborts.
         directory: Gets `waits.jsonl`, and stacks in its logs.
         screen: Shows overdue waits.
+        record: Has the last weight update that failed.
         status: Asks the broker for its status.
+        learner_paused: Asks the learner why it waits for space on a disk, if it does.
         actors: Returns the health of each rollout actor that has started.
         handles: Returns the present Ray handles of the processes by name.
         save: Has the learner save a checkpoint; returns in time, whether it did or not.
@@ -78,18 +94,27 @@ class Watchdog:
         self,
         config: RunConfig,
         directory: RunDirectory,
-        screen: Screen,
+        screen: Terminal,
+        record: Record,
         *,
         status: Callable[[], Awaitable[BrokerStatus]],
+        learner_paused: Callable[[], Awaitable[str | None]],
         actors: Callable[[], Mapping[str, ActorHealth]],
         handles: Callable[[], Mapping[str, Any]],
         save: Callable[[], Awaitable[None]],
         probes: Probes = Probes(),
     ) -> None:
-        self._config, self._directory, self._screen = config, directory, screen
-        self._status, self._actors, self._handles, self._save = status, actors, handles, save
+        self._config, self._directory = config, directory
+        self._screen, self._record = screen, record
+        self._status, self._learner_paused = status, learner_paused
+        self._actors, self._handles, self._save = actors, handles, save
         self._probes = probes
         self._waits = Waits(config.deploy.watchdog_seconds)
+        self._movement = Movement()
+        self._paused: str | None = None
+        """Why the run waits for space on a disk, as announced."""
+        self._newest: BrokerStatus | None = None
+        """The broker's last answer; None if it did not give one in time."""
         self._durable = threading.Event()
         self._durable.set()
         self._locations: dict[str, tuple[Any, ProcessLocation]] = {}
@@ -107,7 +132,7 @@ class Watchdog:
         """Look until cancelled.
 
         Raises:
-            RunFailed: A wait is overdue, and the recipe ends a run then.
+            RunFailed: A wait is overdue and the recipe ends a run then, or nothing moves.
         """
         pause = min(self._probes.look_seconds, self._config.deploy.watchdog_seconds / 8)
         try:
@@ -126,7 +151,8 @@ class Watchdog:
         """
         await self._ask_processes()
         health = await self._health()
-        self.overdue = self._waits.overdue(health, time.monotonic())
+        now = time.monotonic()
+        self.overdue = self._waits.overdue(health, now)
         late = {(overdue.wait.who, overdue.wait.on): overdue for overdue in self.overdue}
         new = [late[key] for key in late if key not in self._announced]
         for who, on in self._announced - late.keys():
@@ -134,6 +160,10 @@ class Watchdog:
         self._announced = set(late)
         if new:
             await self._announce(new)
+        idle = self._movement.idle_seconds(health, now)
+        if idle > self._probes.stall_factor * self._config.deploy.watchdog_seconds:
+            await self._save()
+            raise RunFailed(self._explain_stall(idle))
 
     def node_of(self, name: str) -> str | None:
         """Return Ray's id of the node where a process is; None while that is not known."""
@@ -141,17 +171,55 @@ class Watchdog:
         return known[1].node_id if known else None
 
     async def _health(self) -> Health:
-        broker = None
-        with suppress(TimeoutError, QueuesError):
-            async with asyncio.timeout(self._probes.answer_seconds):
-                broker = broker_health(await self._status())
+        actors = self._actors()
+        self._newest, paused = await asyncio.gather(
+            self._ask_broker(), self._ask_learner(working=bool(actors))
+        )
+        if self._newest is not None:
+            paused = self._newest.paused or paused
+        if (paused is None) != (self._paused is None):
+            self._screen.say(f"paused: {paused}" if paused else "there is room again: goes on")
+        self._paused = paused
+        broker = broker_health(self._newest, paused=paused is not None) if self._newest else None
         return Health(
             broker=broker,
-            actors=self._actors(),
+            actors=actors,
             silent=self._silent,
             disk=self._try_disk(),
             groups_per_batch=self._config.prompts.groups_per_batch,
         )
+
+    async def _ask_broker(self) -> BrokerStatus | None:
+        with suppress(TimeoutError, QueuesError):
+            async with asyncio.timeout(self._probes.answer_seconds):
+                return await self._status()
+        return None
+
+    async def _ask_learner(self, *, working: bool) -> str | None:
+        """Return why the learner waits for space on a disk; None where it does not, or starts."""
+        return await self._learner_paused() if working else None
+
+    def _explain_stall(self, idle: float) -> str:
+        """Describe a run in which nothing moves: its state, every wait, and the last failures."""
+        parts = [
+            f"nothing moved for {idle:.0f} s, more than {self._probes.stall_factor:g} times "
+            f"deploy.watchdog_seconds = {self._config.deploy.watchdog_seconds:g}"
+        ]
+        if (status := self._newest) is None:
+            parts.append("the broker does not answer")
+        else:
+            parts += [
+                f"version {status.version}, groups {dict(status.depth)}, engines serve "
+                f"{dict(status.engines)}",
+                f"unfinished evaluations: {', '.join(status.evaluations) or 'none'}",
+                f"last failure: {status.last_error or 'none'}",
+            ]
+        failed = [swap["error"] for swap in self._record.swaps if swap["error"]]
+        parts.append(f"last failed weight update: {failed[-1] if failed else 'none'}")
+        waits = [f"{w.who} waits on {w.on} for {w.what}" for w in (o.wait for o in self.overdue)]
+        parts.append(f"overdue waits: {', '.join(waits) or 'none'}")
+        parts.append(f"go on with: headway resume {self._directory.path}")
+        return "; ".join(parts)
 
     def _try_disk(self) -> bool:
         """Return whether the last small file is durable, and begin the next one if so."""
@@ -264,7 +332,7 @@ async def _locate(handle: Any) -> ProcessLocation:
     return location
 
 
-def broker_health(status: BrokerStatus) -> BrokerHealth:
+def broker_health(status: BrokerStatus, *, paused: bool) -> BrokerHealth:
     """Return the part of a broker's status from which waits follow."""
     depth = status.depth
     return BrokerHealth(
@@ -280,7 +348,7 @@ def broker_health(status: BrokerStatus) -> BrokerHealth:
         engines=status.engines,
         accepted=status.accepted,
         scores_first=evaluation_schedule.scores_first(status.evaluations),
-        paused=status.paused is not None,
+        paused=paused,
     )
 
 

@@ -23,8 +23,8 @@ from rich.table import Table
 
 from deploy.config.run_config import RunConfig
 from deploy.errors import InputError
-from deploy.preflight.inputs import model_path
-from deploy.runtime.console import Screen
+from deploy.preflight.models import model_path
+from deploy.runtime.console import Terminal
 from deploy.storage.run_directory import RunDirectory
 from queues.broker.batch_queue import CHECKSUM
 from queues.readers.accounting import read_batches
@@ -104,7 +104,7 @@ def plan_replay(
 
 
 def replay(
-    directory: RunDirectory, steps: tuple[int, int], screen: Screen, console: Console
+    directory: RunDirectory, steps: tuple[int, int], screen: Terminal, console: Console
 ) -> bool:
     """Replays batches of a run, and shows how they compare; whether all weights are the same.
 
@@ -139,7 +139,7 @@ def replay(
 
 
 def train_again(
-    config: RunConfig, directory: RunDirectory, model: str, plan: Plan, screen: Screen
+    config: RunConfig, directory: RunDirectory, model: str, plan: Plan, screen: Terminal
 ) -> list[dict[str, Any]]:
     """Statistics of every batch from the checkpoint on, with the checksum of what it produced."""
     batches = RecordedBatches(directory.path)

@@ -19,10 +19,10 @@ from deploy.config.run_config import RunConfig
 from deploy.errors import InputError, RunFailed
 from deploy.offline.preference_pairs import PreferencePairs
 from deploy.preflight.disk_space import check_runs_dir
-from deploy.preflight.inputs import find_model, model_path
+from deploy.preflight.models import find_model, model_path
 from deploy.preflight.provenance import ORIGIN_FILE, reward_model_origin
-from deploy.runtime.console import Screen
-from deploy.storage.atomic_folder import check_place, made_whole
+from deploy.runtime.console import Terminal
+from deploy.storage.atomic_folder import atomic_folder, check_absent
 from learner.config.reward_model import RewardTrainingConfig
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ TRIED = 64
 REPORT_FILE = "reward_model.json"
 
 
-def train_reward_models(config: RunConfig, screen: Screen, *, replace: bool) -> Path:
+def train_reward_models(config: RunConfig, screen: Terminal, *, replace: bool) -> Path:
     """Trains the reward models of a recipe.
 
     Returns:
@@ -52,14 +52,14 @@ def train_reward_models(config: RunConfig, screen: Screen, *, replace: bool) -> 
             "long"
         )
     folder = config.reward_models
-    check_place(folder, replace=replace)
+    check_absent(folder, replace=replace)
     check_runs_dir(config)
     path = _backbone(config, section)
     drawn = PreferencePairs(config, section, load_reader(path))
     heldout = drawn.heldout()
     for member in range(section.members):
         list(islice(drawn.of(member), TRIED))
-    with made_whole(folder, replace=replace) as partial:
+    with atomic_folder(folder, replace=replace) as partial:
         screen.say("loading torch and DeepSpeed")
         _train_all(config, section, path, drawn, heldout, partial, screen)
     return folder
@@ -81,7 +81,7 @@ def _train_all(
     drawn: PreferencePairs,
     heldout: "list[Pair]",
     partial: Path,
-    screen: Screen,
+    screen: Terminal,
 ) -> None:
     """Trains every member, and writes what they are worth alone and together."""
     import torch
@@ -129,7 +129,7 @@ def _train(
     pairs: "Iterator[Pair]",
     heldout: "list[Pair]",
     folder: Path,
-    screen: Screen,
+    screen: Terminal,
     *,
     seed: int,
 ) -> tuple[dict[str, Any], "Tensor", Scale]:
@@ -143,7 +143,12 @@ def _train(
 
     from learner.engine.deepspeed import DeepSpeedEngine
     from learner.model.scalar_model import load_scalar_model
-    from learner.supervised.reward_model import bradley_terry, score_pairs, train_reward_model
+    from learner.supervised.reward_model import (
+        RewardProgress,
+        bradley_terry,
+        score_pairs,
+        train_reward_model,
+    )
 
     torch.manual_seed(seed)
     logging.set_verbosity_error()  # that the head is new is no news
@@ -163,8 +168,15 @@ def _train(
         dtype=section.dtype,
         total_steps=section.steps,
     )
+
+    def show(progress: RewardProgress) -> None:
+        speed = progress.tokens / progress.seconds
+        accuracy = f"accuracy {progress.accuracy:.2f}"
+        text = f"loss {progress.loss:.4f} · {accuracy} · {speed:,.0f} tokens/s"
+        screen.advance(progress.step, text)
+
     with screen.bar(section.steps, "the first step"):
-        train_reward_model(engine, pairs, section, screen.preference)
+        train_reward_model(engine, pairs, section, show)
     found = score_pairs(engine, heldout, section.microbatch_tokens)
     scale = Scale(float(found.mean()), float(found.std()))
     if not scale.std > 0:

@@ -12,10 +12,11 @@ from actors.sources.examples import TURN, load_demonstrations
 from deploy.config.run_config import RunConfig
 from deploy.errors import InputError
 from deploy.preflight.disk_space import check_runs_dir
-from deploy.preflight.inputs import find_model, load_heldout
+from deploy.preflight.inputs import load_heldout
+from deploy.preflight.models import find_model
 from deploy.preflight.provenance import ORIGIN_FILE, warm_start_origin
-from deploy.runtime.console import Screen
-from deploy.storage.atomic_folder import check_place, made_whole
+from deploy.runtime.console import Terminal
+from deploy.storage.atomic_folder import atomic_folder, check_absent
 from learner.config.learner import SftConfig, TinyModelConfig
 
 TRIED = 64
@@ -24,7 +25,7 @@ TRIED = 64
 Pair = tuple[str, str]
 
 
-def warm_start(config: RunConfig, screen: Screen, *, replace: bool) -> Path:
+def warm_start(config: RunConfig, screen: Terminal, *, replace: bool) -> Path:
     """Trains the warm start of a recipe.
 
     Returns:
@@ -37,7 +38,7 @@ def warm_start(config: RunConfig, screen: Screen, *, replace: bool) -> Path:
     if config.sft is None:
         raise InputError("the recipe has no [sft] section; it says what to imitate and how long")
     folder = config.warm_start
-    check_place(folder, replace=replace)
+    check_absent(folder, replace=replace)
     check_runs_dir(config)
     path = find_model(config.model.path) if config.model.path else None
     if path:
@@ -54,7 +55,7 @@ def warm_start(config: RunConfig, screen: Screen, *, replace: bool) -> Path:
     pairs = _fitting(pairs, measure, context)
     first = list(islice(pairs, TRIED))
     try:
-        with made_whole(folder, replace=replace) as partial:
+        with atomic_folder(folder, replace=replace) as partial:
             screen.say("loading torch and DeepSpeed")
             _train(config, config.sft, chain(first, pairs), screen, partial, path)
     except BaseException:
@@ -122,7 +123,7 @@ def _train(
     config: RunConfig,
     sft: SftConfig,
     pairs: Iterator[Pair],
-    screen: Screen,
+    screen: Terminal,
     partial: Path,
     path: str | None,
 ) -> None:
@@ -131,7 +132,7 @@ def _train(
 
     from learner.engine.deepspeed import PolicyEngine
     from learner.model.policy import build_tiny, load_policy
-    from learner.supervised.sft import tokenize, train_supervised
+    from learner.supervised.sft import SftProgress, tokenize, train_supervised
 
     if sft.threads:
         torch.set_num_threads(sft.threads)
@@ -154,9 +155,14 @@ def _train(
         total_steps=sft.steps,
     )
     parameters = sum(p.numel() for p in policy.parameters())
+
+    def show(progress: SftProgress) -> None:
+        speed = progress.tokens / progress.seconds
+        screen.advance(progress.step, f"loss {progress.loss:.4f} · {speed:,.0f} tokens/s")
+
     screen.say(f"supervised warm start: {sft.steps} steps on a model of {parameters:,} parameters")
     with screen.bar(sft.steps, "the first step"):
-        train_supervised(engine, examples, sft, screen.supervised)
+        train_supervised(engine, examples, sft, show)
     engine.save_model(partial)
     engine.close()
     (partial / ORIGIN_FILE).write_text(warm_start_origin(config))

@@ -1,10 +1,9 @@
-"""Whether the folder of runs can be written and holds what a run will write.
+"""Checks that the folder of runs can be written and has space for what a run will write.
 
-Checked at the start is a lower bound: the checkpoints that are kept and one more, since the new one
-is written before an old one may go, and the rollouts between two of them; of a run that goes on,
-what its remaining steps add to the checkpoints that are there. A disk that is full later
-makes broker, learner and recorder wait for room (`queues.runtime.disk_space`); what else meets it
-ends the run.
+The check is a lower bound: the checkpoints that are kept and one more, since a new one is written
+before an old one is deleted, and the rollouts between two of them. For a resumed run, it is what
+the remaining steps add to the checkpoints that are there. When a disk is full later, broker and
+learner wait for space (`queues.runtime.disk_space`).
 """
 
 import math
@@ -18,43 +17,43 @@ from deploy.errors import InputError
 from learner.config.learner import LearnerConfig
 
 TOKEN_BYTES = 13
-"""Of a token in the journal: id, log-probability, version (4 each), mask."""
+"""Bytes of a token in the journal: id, log-probability, version (4 each), mask."""
 
 
 def check_runs_dir(config: RunConfig) -> Path:
-    """The nearest folder that exists of `deploy.runs_dir`.
+    """Return `deploy.runs_dir`, or the nearest of its parents that exists.
 
     Raises:
         InputError: It is a file, or cannot be written.
     """
     runs_dir = config.deploy.runs_dir.expanduser().absolute()
-    there = next(path for path in (runs_dir, *runs_dir.parents) if path.exists())
-    if not there.is_dir():
-        raise InputError(f"deploy.runs_dir = {str(runs_dir)!r}: {there} is a file, not a folder")
-    real = shutil.disk_usage(there).total > 0  # /proc and its like hold no files
-    if not (real and os.access(there, os.W_OK | os.X_OK)):
-        raise InputError(f"deploy.runs_dir = {str(runs_dir)!r}: {there} cannot be written")
-    return there
+    existing = next(path for path in (runs_dir, *runs_dir.parents) if path.exists())
+    if not existing.is_dir():
+        raise InputError(f"deploy.runs_dir = {str(runs_dir)!r}: {existing} is a file, not a folder")
+    real = shutil.disk_usage(existing).total > 0  # /proc and the like hold no files
+    if not (real and os.access(existing, os.W_OK | os.X_OK)):
+        raise InputError(f"deploy.runs_dir = {str(runs_dir)!r}: {existing} cannot be written")
+    return existing
 
 
-def check_room(
+def check_free_space(
     config: RunConfig, shapes: Mapping[str, tuple[int, ...]], *, resumed: Path | None = None
 ) -> None:
-    """Compares the free space with the least that the run will need.
+    """Compare the free space with the least that the run will need.
 
     Args:
         config: The recipe.
-        shapes: Of the model's weights.
-        resumed: The folder of the checkpoints of a run that goes on; None for a new one.
+        shapes: Shapes of the model's weights by name.
+        resumed: The checkpoint folder of a resumed run; None for a new run.
 
     Raises:
-        InputError: Too little is free; says how much is needed for what.
+        InputError: Too little is free; names how much is needed for what.
     """
-    there = check_runs_dir(config)
+    folder = check_runs_dir(config)
     parameters = sum(math.prod(shape) for shape in shapes.values())
     checkpoint = parameter_bytes(config.learner) * parameters
     every, keep = config.learner.checkpoint_every, config.learner.keep_checkpoints
-    names = [folder.name[1:] for folder in resumed.glob("v*")] if resumed else []
+    names = [path.name[1:] for path in resumed.glob("v*")] if resumed else []
     made = [int(name) for name in names if name.isdigit()]
     version = max(made, default=0)
     saves = math.ceil(config.steps / every) - version // every if version < config.steps else 0
@@ -63,12 +62,12 @@ def check_room(
     batches = min(max(0, config.steps - version), every)
     rollouts = batches * config.prompts.groups_per_batch * config.prompts.group_size
     journal = TOKEN_BYTES * rollouts * config.actors.max_new_tokens
-    free = shutil.disk_usage(there).free
+    free = shutil.disk_usage(folder).free
     needed = max(0, checkpoints * checkpoint - stored) + journal
     if free < needed:
         already = f", of which {_size(stored)} are there" if stored else ""
         raise InputError(
-            f"{there} has {_size(free)} free, and the run needs about {_size(needed)}: "
+            f"{folder} has {_size(free)} free, and the run needs about {_size(needed)}: "
             f"{checkpoints} checkpoint(s) of {_size(checkpoint)}, as learner.keep_checkpoints and "
             f"checkpoint_every say{already}, and {_size(journal)} of rollouts between two; free "
             "some, or set deploy.runs_dir to a larger disk"
@@ -76,28 +75,29 @@ def check_room(
 
 
 def _stored(folder: Path) -> int:
-    """Bytes of all files below a folder; of a checkpoint that was cut off too, which will go."""
+    """Return the bytes of all files below a folder, incomplete checkpoints included."""
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 
 def parameter_bytes(learner: LearnerConfig) -> int:
-    """Bytes that a parameter takes in a checkpoint with AdamW; Muon has a mean less of matrices.
+    """Return the bytes of a parameter in a checkpoint with AdamW; Muon stores less.
 
-    The weights for actors; again for DeepSpeed, unless ZeRO 3 has them in its master copy; AdamW's
-    two means in float32, and under ZeRO the master copy. Measured on a tiny model, within 1%:
-    float32 16, 20, 20, 16 at ZeRO 0, 1, 2, 3, and bfloat16 16, 16, 14 at ZeRO 1, 2, 3. A critic of
-    its own weighs as much again, and a reference that is refreshed another copy of the weights.
+    A checkpoint has the weights for actors; the weights for DeepSpeed, unless ZeRO 3 has them in
+    its master copy; AdamW's two moments in float32; and under ZeRO the master copy. Measured on a
+    tiny model, within 1%: float32 16, 20, 20, 16 at ZeRO 0, 1, 2, 3, and bfloat16 16, 16, 14 at
+    ZeRO 1, 2, 3. A separate critic takes as much again, and a refreshed reference another copy of
+    the weights.
     """
     weights = 4 if learner.dtype == "float32" else 2
     copies = 1 if learner.zero_stage == 3 else 2
     trained = copies * weights + (12 if learner.zero_stage else 8)
     critic = learner.critic is not None and not learner.critic.shared
-    moved = learner.kl is not None and learner.kl.refresh_every is not None
-    return trained * (1 + critic) + weights * moved
+    refreshed = learner.kl is not None and learner.kl.refresh_every is not None
+    return trained * (2 if critic else 1) + (weights if refreshed else 0)
 
 
 def _size(count: int) -> str:
-    """Bytes in the largest unit that leaves a number above 1."""
+    """Format bytes in the largest unit that leaves a number above 1."""
     size, units = float(count), iter(("B", "kB", "MB", "GB", "TB"))
     unit = next(units)
     while size >= 1000 and unit != "TB":

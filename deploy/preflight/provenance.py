@@ -1,4 +1,4 @@
-"""What a trained model folder was made from, so that settings of another are not taken for it."""
+"""Records what a trained model folder was made from, and refuses one made with other settings."""
 
 import json
 from collections.abc import Iterator
@@ -9,11 +9,11 @@ from deploy.config.run_config import RunConfig
 from deploy.errors import InputError
 
 ORIGIN_FILE = "origin.json"
-"""In the folder of a warm start or of reward models: what it was made from."""
+"""File in the folder of a warm start or of reward models with the settings of its making."""
 
 
 def warm_start_origin(config: RunConfig) -> str:
-    """What a warm start depends on, as JSON; two that differ are different models."""
+    """Return the settings that a warm start depends on, as JSON."""
     sections = config.model_dump(mode="json", include={"seed", "model", "sft"})
     if sections["sft"] is not None:
         del sections["sft"]["name"]
@@ -21,7 +21,7 @@ def warm_start_origin(config: RunConfig) -> str:
 
 
 def reward_model_origin(config: RunConfig) -> str:
-    """What reward models depend on, as JSON."""
+    """Return the settings that reward models depend on, as JSON."""
     sections = config.model_dump(mode="json", include={"seed", "model", "sft", "reward_model"})
     for section in ("sft", "reward_model"):
         if sections[section] is not None:
@@ -30,23 +30,28 @@ def reward_model_origin(config: RunConfig) -> str:
 
 
 def same_warm_starts(config: RunConfig) -> list[str]:
-    """Names under which the folder of runs has the warm start of this recipe already."""
+    """Return the names of runs whose warm start was made with the same settings."""
     origin = warm_start_origin(config)
     made = sorted(config.deploy.runs_dir.glob(f"*-sft/model/{ORIGIN_FILE}"))
     return [f.parents[1].name.removesuffix("-sft") for f in made if f.read_text() == origin]
 
 
 def refuse_another_origin(folder: Path, wanted: str, remedy: str) -> None:
-    """What was made with other settings is another model.
+    """Refuse a folder that was made with other settings.
+
+    Args:
+        folder: The folder of a warm start or of reward models.
+        wanted: Settings as JSON, from `warm_start_origin` or `reward_model_origin`.
+        remedy: How to make a folder that fits, for the error.
 
     Raises:
-        InputError: It was, or does not tell; says which settings differ.
+        InputError: Settings differ, or the folder has none; names those that differ.
     """
     try:
         made = json.loads((folder / ORIGIN_FILE).read_text())
     except (OSError, ValueError) as error:
         raise InputError(
-            f"{folder} does not tell what it was made with: {error}; {remedy}"
+            f"{folder} has no record of what it was made with: {error}; {remedy}"
         ) from None
     before, now = dict(_settings(made)), dict(_settings(json.loads(wanted)))
     differ = [
@@ -60,7 +65,7 @@ def refuse_another_origin(folder: Path, wanted: str, remedy: str) -> None:
 
 
 def _settings(section: Any, name: str = "") -> Iterator[tuple[str, str]]:
-    """The dotted names of settings, with their values as JSON."""
+    """Yield the dotted name and the value, as JSON, of every setting."""
     if not isinstance(section, dict):
         yield name, json.dumps(section)
         return

@@ -1,7 +1,6 @@
-"""The page of a report: figures and plots in one HTML file that needs nothing else.
+"""The HTML page of a report, in one file that needs no network; it reads on a phone as well.
 
-Plots are SVG in the page itself; without a network and on a phone it reads the same. Leaves out
-what is plotted (`deploy.report.plots`).
+Plots are embedded as SVG; `deploy.report.plots` draws them.
 """
 
 import io
@@ -41,19 +40,18 @@ def page(
     plots: Sequence[tuple[str, str, "Figure"]],
     timeline: tuple[str, "Figure"] | None,
 ) -> str:
-    """The whole page.
+    """Return the text of the page.
 
     Args:
-        title: Above all.
-        runs: A label, a colour and figures by name for each run; runs may lack some.
-        plots: A title, a text and a figure each.
-        timeline: A title and a wide figure below them.
+        title: The heading.
+        runs: A label, a colour and figures by name for each run; a run may lack some figures.
+        plots: A title, a description and a figure each.
+        timeline: A title and a wide figure, shown below the plots.
     """
     parts = [_figures(runs), '<div class="plots">']
-    for name, text, figure in plots:
-        parts.append(
-            f"<section><h2>{escape(name)}</h2><p>{escape(text)}</p>{_image(figure, name)}</section>"
-        )
+    for name, description, figure in plots:
+        head = f"<h2>{escape(name)}</h2><p>{escape(description)}</p>"
+        parts.append(f"<section>{head}{_image(figure, name)}</section>")
     parts.append("</div>")
     if timeline is not None:
         name, figure = timeline
@@ -69,7 +67,7 @@ def page(
 
 
 def _figures(runs: Sequence[tuple[str, str, Mapping[str, str]]]) -> str:
-    """The figures of the runs side by side, one row a name."""
+    """Return a table with a line for each figure and a column for each run."""
     head = "".join(
         f'<th><i style="background:{colour}"></i> {escape(label)}</th>' for label, colour, _ in runs
     )
@@ -87,7 +85,7 @@ def _figures(runs: Sequence[tuple[str, str, Mapping[str, str]]]) -> str:
 
 
 def _image(figure: "Figure", name: str) -> str:
-    """A figure in the page; as an image of its own, so that ids inside never meet."""
+    """Embed a figure as an image of its own, so that SVG ids of two figures never collide."""
     import matplotlib as mpl
 
     buffer = io.BytesIO()

@@ -1,7 +1,6 @@
-"""The plots of a report, each a figure of one idea for one run or several.
+"""The plots of a report, each a figure of one subject for one run or several.
 
-Pure: what was recorded to a matplotlib figure. Leaves out the page around them
-(`deploy.report.html`) and the timeline (`deploy.report.timeline_plot`).
+Pure functions from records to matplotlib figures. `deploy.report.timeline_plot` draws the timeline.
 """
 
 from collections import Counter
@@ -10,6 +9,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
+from deploy.report.summary import pause_seconds
 from deploy.storage.run_record import Record, Row
 from queues.readers.selection_bias import FATES, BiasReport
 
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
 SIZE = (5.0, 3.1)
 """Inches; readable at the width of a phone."""
 COLOURS = ("#1f6fb4", "#d9600f", "#2a8f3c", "#b1312f", "#7a56a8", "#7d5a4f", "#c2559d", "#666666")
-"""One a run."""
+"""Colours of runs, in order."""
 WINDOW = 15
-"""Batches that throughput and idle time are averaged over."""
+"""Number of batches that throughput and idle time are averaged over."""
 
 
 @dataclass(frozen=True, slots=True)
-class Shown:
-    """A run as plots see it."""
+class PlottedRun:
+    """The data of a run that plots show."""
 
     label: str
     record: Record
@@ -37,16 +37,15 @@ class Shown:
 
 @dataclass(frozen=True, slots=True)
 class Plot:
-    """One plot of the page."""
+    """A plot of the page."""
 
     title: str
-    text: str
-    """What a reader needs to know."""
-    draw: Callable[["Figure", Sequence[Shown]], None]
+    description: str
+    draw: Callable[["Figure", Sequence[PlottedRun]], None]
 
 
-def figure_of(plot: Plot, runs: Sequence[Shown]) -> "Figure":
-    """The plot as a figure."""
+def figure_of(plot: Plot, runs: Sequence[PlottedRun]) -> "Figure":
+    """Draw a plot."""
     from matplotlib.backends.backend_svg import FigureCanvasSVG
     from matplotlib.figure import Figure
 
@@ -61,7 +60,7 @@ def figure_of(plot: Plot, runs: Sequence[Shown]) -> "Figure":
 
 
 def smooth(values: Sequence[float], width: int = WINDOW) -> list[float]:
-    """The mean of each value and those before it, up to `width` in all.
+    """Return the mean of each value and those before it, of at most `width` values.
 
     Example:
         >>> smooth([1.0, 3.0, 5.0], 2)
@@ -74,31 +73,31 @@ def smooth(values: Sequence[float], width: int = WINDOW) -> list[float]:
 
 
 def throughput(batches: Sequence[Row]) -> tuple[list[float], list[float]]:
-    """Seconds since the first step of the run, and rollouts trained a second over WINDOW batches.
+    """Return seconds since the first step, and rollouts trained per second over WINDOW batches.
 
-    The first batch of a session has no beginning, and is left out.
+    The first batch of a session is left out, since its beginning is not known.
     """
     seconds, rates = [], []
     passed = 0.0
     recent: list[tuple[int, float]] = []
     for before, row in pairwise(batches):
-        if before.get("session_started_at") != row.get("session_started_at"):
+        if before["session_started_at"] != row["session_started_at"]:
             recent = []
             continue
         took = row["step_finished_at"] - before["step_finished_at"]
         passed += took
         recent = [*recent, (row["rollouts_trained"], took)][-WINDOW:]
-        time = sum(each for _, each in recent)
-        if time > 0:
+        window = sum(duration for _, duration in recent)
+        if window > 0:
             seconds.append(passed)
-            rates.append(sum(count for count, _ in recent) / time)
+            rates.append(sum(rollouts for rollouts, _ in recent) / window)
     return seconds, rates
 
 
 def waiting(batches: Sequence[Row]) -> list[float]:
-    """Share of a batch's time, from asking for it to its publication, in which it was waited for.
+    """Return the share of each batch's time in which it was waited for, over WINDOW batches.
 
-    Over WINDOW batches.
+    The time of a batch lasts from the request for it to its publication.
     """
     waits = [row["wait_finished_at"] - row["wait_started_at"] for row in batches]
     whole = [row["published_at"] - row["wait_started_at"] for row in batches]
@@ -106,7 +105,7 @@ def waiting(batches: Sequence[Row]) -> list[float]:
     return [wait / time if time > 0 else 0.0 for wait, time in sums]
 
 
-def _reward(figure: "Figure", runs: Sequence[Shown]) -> None:
+def _reward(figure: "Figure", runs: Sequence[PlottedRun]) -> None:
     axes = figure.subplots()
     for run in runs:
         label = f"{run.label}: " if len(runs) > 1 else ""
@@ -131,7 +130,7 @@ def _reward(figure: "Figure", runs: Sequence[Shown]) -> None:
     _finish(axes, "policy version", legend=True)
 
 
-def _throughput(figure: "Figure", runs: Sequence[Shown]) -> None:
+def _throughput(figure: "Figure", runs: Sequence[PlottedRun]) -> None:
     axes = figure.subplots()
     for run in runs:
         seconds, rates = throughput(run.record.batches)
@@ -140,7 +139,7 @@ def _throughput(figure: "Figure", runs: Sequence[Shown]) -> None:
     _finish(axes, "seconds since the first step", "rollouts/s", legend=len(runs) > 1)
 
 
-def _idle(figure: "Figure", runs: Sequence[Shown]) -> None:
+def _idle(figure: "Figure", runs: Sequence[PlottedRun]) -> None:
     axes = figure.subplots()
     for run in runs:
         axes.plot(
@@ -154,26 +153,28 @@ def _idle(figure: "Figure", runs: Sequence[Shown]) -> None:
     _finish(axes, "policy version", "% of the learner's time", legend=len(runs) > 1)
 
 
-def _lag(figure: "Figure", runs: Sequence[Shown]) -> None:
+def _lag(figure: "Figure", runs: Sequence[PlottedRun]) -> None:
     left, right = figure.subplots(1, 2, width_ratios=[2, 1])
     for run in runs:
         _line(left, run, "lag_mean", label="mean", lw=1.4)
         _line(left, run, "max_lag", label="largest", lw=0.8, ls=":")
-        left.axhline(run.record.max_staleness, color=run.colour, lw=0.7, ls="--", label="allowed")
+        left.axhline(
+            run.record.max_staleness, color=run.colour, lw=0.7, ls="--", label="max_staleness"
+        )
     left.set_ylim(0, None)
     _finish(left, "policy version", "lag, versions", legend=len(runs) == 1)
     width = 0.8 / len(runs)
     counts = [_lags(run.record.batches) for run in runs]
-    for place, (run, count) in enumerate(zip(runs, counts, strict=True)):
+    for index, (run, count) in enumerate(zip(runs, counts, strict=True)):
         total = count.total() or 1
-        places = [lag - 0.4 + width * (place + 0.5) for lag in sorted(count)]
+        positions = [lag - 0.4 + width * (index + 0.5) for lag in sorted(count)]
         shares = [100 * count[lag] / total for lag in sorted(count)]
-        right.bar(places, shares, width, color=run.colour)
+        right.bar(positions, shares, width, color=run.colour)
     right.set_xticks(sorted({lag for count in counts for lag in count}))
     _finish(right, "lag", "% of trained tokens")
 
 
-def _ess(figure: "Figure", runs: Sequence[Shown]) -> None:
+def _ess(figure: "Figure", runs: Sequence[PlottedRun]) -> None:
     upper, lower = figure.subplots(2, 1, sharex=True)
     for run in runs:
         _line(upper, run, "ess", label=run.label, lw=1.4)
@@ -183,16 +184,16 @@ def _ess(figure: "Figure", runs: Sequence[Shown]) -> None:
     _finish(lower, "policy version", "KL, nats/token", legend=len(runs) == 1)
 
 
-def _lengths(figure: "Figure", runs: Sequence[Shown]) -> None:
+def _lengths(figure: "Figure", runs: Sequence[PlottedRun]) -> None:
     axes = figure.subplots()
     for run in runs:
         _line(axes, run, "response_length_mean", label=run.label, lw=1.4)
     axes.set_ylim(0, None)
-    _finish(axes, "policy version", "sampled tokens a rollout", legend=len(runs) > 1)
+    _finish(axes, "policy version", "sampled tokens per rollout", legend=len(runs) > 1)
 
 
-def _left_out(figure: "Figure", runs: Sequence[Shown]) -> None:
-    measures = (("seconds", "seconds"), ("tokens", "tokens a rollout"), ("reward", "reward"))
+def _left_out(figure: "Figure", runs: Sequence[PlottedRun]) -> None:
+    measures = (("seconds", "seconds"), ("tokens", "tokens per rollout"), ("reward", "reward"))
     rows = [
         (run, fate, f"{run.label}: {fate}" if len(runs) > 1 else fate)
         for run in runs
@@ -200,11 +201,11 @@ def _left_out(figure: "Figure", runs: Sequence[Shown]) -> None:
         if run.bias.groups[fate]
     ]
     for axes, (measure, title) in zip(figure.subplots(1, 3, sharey=True), measures, strict=True):
-        for place, (run, fate, _) in enumerate(rows):
-            found = run.bias.fates[fate][measure]
-            if found.count:
-                axes.plot([found.p50, found.p95], [place, place], color=run.colour, lw=3, alpha=0.4)
-                axes.plot([found.mean], [place], "o", color=run.colour, ms=5)
+        for y, (run, fate, _) in enumerate(rows):
+            spread = run.bias.fates[fate][measure]
+            if spread.count:
+                axes.plot([spread.p50, spread.p95], [y, y], color=run.colour, lw=3, alpha=0.4)
+                axes.plot([spread.mean], [y], "o", color=run.colour, ms=5)
         axes.set_yticks(
             range(len(rows)),
             [f"{label} ({run.bias.groups[fate]})" for run, fate, label in rows],
@@ -213,16 +214,16 @@ def _left_out(figure: "Figure", runs: Sequence[Shown]) -> None:
         _finish(axes, title)
 
 
-def _weight_sync(figure: "Figure", runs: Sequence[Shown]) -> None:
+def _weight_sync(figure: "Figure", runs: Sequence[PlottedRun]) -> None:
     axes = figure.subplots()
     for run in runs:
-        done = [row for row in run.record.swaps if row["error"] is None and not row.get("seeding")]
+        done = [row for row in run.record.swaps if row["error"] is None and not row["seeding"]]
         versions = [row["version"] for row in done]
         serving = [row["swap_finished_at"] - row["published_at"] for row in done]
-        still = [row["pause_seconds"] + row["load_seconds"] + row["resume_seconds"] for row in done]
+        stopped = [pause_seconds(row) for row in done]
         for label, seconds, marker in (
             ("published to serving", serving, "."),
-            ("engine stands still", still, "x"),
+            ("engine stopped", stopped, "x"),
         ):
             name = f"{run.label}: {label}" if len(runs) > 1 else label
             colour = run.colour if len(runs) > 1 or marker == "." else COLOURS[1]
@@ -232,29 +233,29 @@ def _weight_sync(figure: "Figure", runs: Sequence[Shown]) -> None:
 
 
 PLOTS = (
-    Plot("Reward", "Mean of each batch, and scores of held-out prompts.", _reward),
-    Plot("Throughput", f"Rollouts trained a second, over {WINDOW} batches.", _throughput),
-    Plot("Learner idle", f"Waiting for a batch, over {WINDOW} batches.", _idle),
+    Plot("Reward", "Mean reward of each batch, and scores of held-out prompts.", _reward),
+    Plot("Throughput", f"Rollouts trained per second, over {WINDOW} batches.", _throughput),
+    Plot("Learner idle", f"Share of time spent waiting for a batch, over {WINDOW} batches.", _idle),
     Plot("Lag of trained tokens", "Versions between sampling and training.", _lag),
     Plot(
         "Off-policyness",
         "Effective sample size; KL(sampler ‖ learner) of rollouts sampled wholly at the trained "
-        "version (fresh), across an update on a kept cache (crossed), or earlier (stale).",
+        "version (fresh), across an update with a kept KV cache (crossed), or earlier (stale).",
         _ess,
     ),
-    Plot("Response length", "Mean of each batch.", _lengths),
+    Plot("Response length", "Mean response length of each batch.", _lengths),
     Plot(
         "Left out, and trained",
-        "Groups by what became of them: mean (dot), median to 95th percentile (line). Of aborted "
-        "groups only the seconds are known, as a lower bound.",
+        "Groups by outcome: mean (dot), median to 95th percentile (line). Of aborted groups only "
+        "the seconds are known, as a lower bound.",
         _left_out,
     ),
-    Plot("Weight updates", "One mark an engine and version.", _weight_sync),
+    Plot("Weight updates", "One mark per engine and version.", _weight_sync),
 )
 
 
-def _line(axes: "Axes", run: Shown, key: str, **style: Any) -> None:
-    """One figure of the batches that have it."""
+def _line(axes: "Axes", run: PlottedRun, key: str, **style: Any) -> None:
+    """Plot one statistic of the batches that have it, over versions."""
     rows = [row for row in run.record.batches if row.get(key) is not None]
     if rows:
         values = [row[key] for row in rows]

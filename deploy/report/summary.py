@@ -1,4 +1,4 @@
-"""Figures of a run from what it recorded: `summary.json`, as pure functions."""
+"""The figures of `summary.json`, computed from the record of a run; pure functions."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -12,16 +12,17 @@ from deploy.storage.run_record import REWARD_MODEL, Record, Row
 WARM_UP = 5
 """Batches at a run's beginning that figures of its speed leave out: engines warm up and the
 pipeline fills."""
-
+ORIGINS = ("fresh", "crossed", "stale")
+"""Rollouts by the versions that sampled them; `learner.diagnostics.off_policy` defines them."""
 READY_SECONDS = 0.1
-"""A learner that waited less for its batch found it ready: this is the time of asking."""
+"""A batch that the learner waited for less than this was ready: requesting it takes that long."""
 
 
 def summarise(record: Record, *, status: str, now: float) -> dict[str, Any]:
-    """The content of `summary.json`.
+    """Return the content of `summary.json`.
 
     Args:
-        record: The run so far.
+        record: The record of the run so far.
         status: running, done, failed or interrupted.
         now: Epoch seconds.
     """
@@ -47,7 +48,7 @@ def summarise(record: Record, *, status: str, now: float) -> dict[str, Any]:
         ),
         "lag_histogram": _lags(batches),
         "ess_mean": _mean(row["ess"] for row in batches),
-        "mismatch": {kind: _mismatch(batches, kind) for kind in ("fresh", "crossed", "stale")},
+        "mismatch": {origin: _mismatch(batches, origin) for origin in ORIGINS},
         "multi_version_rollouts": sum(row["multi_version_rollouts"] for row in batches),
         "idle_fraction": {
             "learner": learner_idle(batches),
@@ -68,7 +69,7 @@ def summarise(record: Record, *, status: str, now: float) -> dict[str, Any]:
 
 
 def selection(record: Record) -> dict[str, int]:
-    """Left out of training or trained late: groups by now, the rest as of the newest batch."""
+    """Count what was left out of training or trained late, as of the newest batch."""
     newest = record.batches[-1] if record.batches else {}
     return {
         "groups_filtered": record.accounting.get("dropped", {}).get("filtered", 0),
@@ -79,7 +80,7 @@ def selection(record: Record) -> dict[str, int]:
 
 
 def samples_per_second(batches: Sequence[Row]) -> float | None:
-    """Rollouts trained per second, from the first step's end of each session to its last one's."""
+    """Return the rollouts trained per second, between the first and the last step of sessions."""
     sessions = _sessions(batches)
     seconds = sum(_span(rows) for rows in sessions)
     rollouts = sum(row["rollouts_trained"] for rows in sessions for row in rows[1:])
@@ -87,7 +88,7 @@ def samples_per_second(batches: Sequence[Row]) -> float | None:
 
 
 def learner_idle(batches: Sequence[Row]) -> float | None:
-    """Share of the same time in which the learner waited for a batch."""
+    """Return the share of the time of `samples_per_second` in which the learner waited."""
     sessions = _sessions(batches)
     seconds = sum(_span(rows) for rows in sessions)
     waits = sum(
@@ -97,12 +98,12 @@ def learner_idle(batches: Sequence[Row]) -> float | None:
 
 
 def _sessions(batches: Sequence[Row]) -> list[list[Row]]:
-    """The batches of each loop of a learner, in order."""
+    """Split the batches by session, in order."""
     return [list(rows) for _, rows in groupby(batches, key=itemgetter("session_started_at"))]
 
 
 def _span(rows: Sequence[Row]) -> float:
-    """Seconds from the end of the first step to the end of the last one."""
+    """Return the seconds from the end of the first step to the end of the last step."""
     return float(rows[-1]["step_finished_at"] - rows[0]["step_finished_at"])
 
 
@@ -113,14 +114,12 @@ def _seconds_to_first_step(record: Record) -> float | None:
 
 
 def weight_sync(swaps: Sequence[Row]) -> dict[str, Any]:
-    """Means over the successful updates in flight; the one that seeds a new engine is left out."""
+    """Return means over successful updates; those that seed a new engine are left out."""
     done = [row for row in swaps if row["error"] is None and not row["seeding"]]
     return {
         "updates": len(done),
         "failed": sum(row["error"] is not None for row in swaps),
-        "pause_seconds_mean": _mean(
-            row["pause_seconds"] + row["load_seconds"] + row["resume_seconds"] for row in done
-        ),
+        "pause_seconds_mean": _mean(pause_seconds(row) for row in done),
         "publish_to_serving_seconds_mean": _mean(
             row["swap_finished_at"] - row["published_at"] for row in done
         ),
@@ -128,11 +127,16 @@ def weight_sync(swaps: Sequence[Row]) -> dict[str, Any]:
     }
 
 
-def overlap(batches: Sequence[Row], swaps: Sequence[Row]) -> dict[str, int]:
-    """How many updates reached an engine only after the learner had begun its next step.
+def pause_seconds(update: Row) -> float:
+    """Return the seconds for which a weight update stopped its engine."""
+    return float(update["pause_seconds"] + update["load_seconds"] + update["resume_seconds"])
 
-    `queue_ready` counts the updates whose next batch was there when the version was published;
-    in the others the learner waited for rollouts, not for the update.
+
+def overlap(batches: Sequence[Row], swaps: Sequence[Row]) -> dict[str, int]:
+    """Count the updates that reached an engine after the learner had begun its next step.
+
+    `queue_ready` counts the updates whose next batch was ready when the version was published; in
+    the others the learner waited for rollouts, not for the update.
     """
     next_step = {row["version"]: row["step_started_at"] for row in batches}
     ready = {row["version"]: row["wait_finished_at"] - row["wait_started_at"] for row in batches}
@@ -157,10 +161,10 @@ def _lags(batches: Sequence[Row]) -> dict[str, int]:
     return {lag: counts[lag] for lag in sorted(counts, key=int)}
 
 
-def _mismatch(batches: Sequence[Row], kind: str) -> dict[str, Any]:
-    """Mean |log current − log behaviour| over all tokens of one origin."""
-    tokens = sum(row[f"tokens_{kind}"] for row in batches)
-    total = sum(row[f"tokens_{kind}"] * (row[f"mismatch_{kind}"] or 0.0) for row in batches)
+def _mismatch(batches: Sequence[Row], origin: str) -> dict[str, Any]:
+    """Return the mean |log current − log behaviour| over all tokens of one origin."""
+    tokens = sum(row[f"tokens_{origin}"] for row in batches)
+    total = sum(row[f"tokens_{origin}"] * (row[f"mismatch_{origin}"] or 0.0) for row in batches)
     return {"tokens": tokens, "mean_abs_logprob_difference": total / tokens if tokens else None}
 
 

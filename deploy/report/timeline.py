@@ -1,8 +1,7 @@
-"""What everybody did during some steps of a run: actors, queue, learner, weight updates.
+"""The timeline of some steps of a run: actors, queue, learner, weight updates.
 
-Pure functions from recorded rows to curves and spans, and `read_timeline`, which finds the rows in
-a run's folder, dead or alive. Leaves out drawing (`deploy.report.timeline_plot`). All times are
-epoch seconds.
+Pure functions from records to curves and spans, and `read_timeline`, which reads a run's folder.
+`deploy.report.timeline_plot` draws them. All times are epoch seconds.
 """
 
 from bisect import bisect_right
@@ -17,11 +16,12 @@ from deploy.storage.run_record import Row
 from queues.readers.group_history import GroupTimes, History, read_history
 
 STEPS = 10
+"""Batches that a timeline shows."""
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """One thing that lasted."""
+    """An activity with its start and end."""
 
     kind: str
     start: float
@@ -34,23 +34,23 @@ Curve = Sequence[tuple[float, int]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timeline:
-    """One window of a run."""
+    """Activities in a window of a run."""
 
     first: int
     """The version of its first batch."""
     begin: float
-    """The learner began to wait for that batch."""
+    """Time at which the learner began to wait for that batch."""
     end: float
-    """The last batch was acknowledged."""
+    """Time at which the last batch was acknowledged."""
     actors: Mapping[str, Curve]
     """Rollouts being generated, by engine."""
     queue: Curve
     """Ready groups."""
     groups_per_batch: int
     learner: Sequence[Span]
-    """wait, step, publish, ack, checkpoint."""
+    """Spans of the kinds wait, step, publish, ack and checkpoint."""
     updates: Mapping[str, Sequence[Span]]
-    """staging, prepare, permit, pause, by engine; failed where an attempt did not reach it."""
+    """By engine, spans of the kinds staging, prepare, permit, pause and failed."""
 
 
 def read_timeline(
@@ -62,15 +62,15 @@ def read_timeline(
     groups_per_batch: int,
     count: int = STEPS,
 ) -> Timeline | None:
-    """The window of `count` steps after the warm-up; None where no batch was trained.
+    """Read the timeline of `count` steps after the warm-up; None if no batch was trained.
 
     Args:
-        run_directory: The run's folder: its ledger and journal are read.
+        run_directory: The run's folder, whose ledger and journal are read.
         batches: Statistics of the trained batches, in order, with their times.
         swaps: Swap reports.
         max_staleness: η of the run.
         groups_per_batch: B of the run.
-        count: Steps.
+        count: Number of steps.
 
     Raises:
         QueuesError: The ledger or the journal cannot be read.
@@ -84,12 +84,12 @@ def read_timeline(
 
 
 def window(batches: Sequence[Row], count: int) -> Sequence[Row]:
-    """Up to `count` consecutive batches of one session, after the warm-up if there are enough."""
+    """Choose up to `count` consecutive batches of one session, after the warm-up if possible."""
     start = max(0, min(WARM_UP, len(batches) - count))
     shown = list(batches[start : start + count])
-    for place, row in enumerate(shown):
-        if row.get("session_started_at") != shown[0].get("session_started_at"):
-            return shown[:place]
+    for index, row in enumerate(shown):
+        if row["session_started_at"] != shown[0]["session_started_at"]:
+            return shown[:index]
     return shown
 
 
@@ -100,7 +100,7 @@ def build(
     *,
     groups_per_batch: int,
 ) -> Timeline:
-    """The timeline of consecutive batches; what lies outside of their time is left out."""
+    """Build the timeline of consecutive batches, cut to their time."""
     begin, last = float(batches[0]["wait_started_at"]), batches[-1]
     end = float(history.acked_at.get(last["version"]) or last["published_at"])
     return Timeline(
@@ -119,7 +119,7 @@ def build(
 
 
 def running_rollouts(groups: Iterable[GroupTimes]) -> dict[str, Curve]:
-    """Rollouts being generated over time, by engine."""
+    """Count the rollouts being generated over time, by engine."""
     intervals: defaultdict[str, list[tuple[float, float | None]]] = defaultdict(list)
     for group in groups:
         intervals[group.engine_id] += group.rollouts
@@ -127,12 +127,12 @@ def running_rollouts(groups: Iterable[GroupTimes]) -> dict[str, Curve]:
 
 
 def ready_groups(groups: Iterable[GroupTimes]) -> Curve:
-    """Groups that were accepted and not taken yet, over time."""
+    """Count the groups that are accepted and not taken yet, over time."""
     return overlaps((group.accepted_at, group.taken_at) for group in groups)
 
 
 def overlaps(intervals: Iterable[tuple[float, float | None]]) -> Curve:
-    """How many intervals cover each moment; None as an end is never.
+    """Count the intervals that cover each moment; an end of None is infinite.
 
     Example:
         >>> overlaps([(0, 2), (1, 2), (1, None)])
@@ -152,7 +152,7 @@ def overlaps(intervals: Iterable[tuple[float, float | None]]) -> Curve:
 
 
 def clip(curve: Curve, begin: float, end: float) -> Curve:
-    """The part of a curve between two moments, with a point at each of them."""
+    """Cut a curve to the time between two moments, with a point at each of them."""
     before = bisect_right(curve, begin, key=lambda point: point[0])
     count = curve[before - 1][1] if before else 0
     inside = [point for point in curve[before:] if point[0] < end]
@@ -160,7 +160,7 @@ def clip(curve: Curve, begin: float, end: float) -> Curve:
 
 
 def idle_share(curve: Curve, begin: float, end: float) -> float:
-    """Share of the time between two moments in which a count was 0."""
+    """Return the share of the time between two moments in which a count was 0."""
     points = clip(curve, begin, end)
     idle = sum(after - time for (time, count), (after, _) in pairwise(points) if not count)
     return idle / (end - begin)
@@ -169,7 +169,7 @@ def idle_share(curve: Curve, begin: float, end: float) -> float:
 def learner_spans(
     batches: Sequence[Row], acked_at: Mapping[int, float], checkpoints: Mapping[int, float]
 ) -> list[Span]:
-    """What the learner did, in order. Waiting includes fetching and decoding the batch."""
+    """List the learner's activities in order; waiting includes fetching and decoding the batch."""
     spans = []
     for row in batches:
         version = row["version"]
@@ -186,19 +186,19 @@ def learner_spans(
 
 
 def update_spans(swaps: Iterable[Row]) -> dict[str, list[Span]]:
-    """Each version on its way into each engine, from its publication on."""
+    """List the phases of each version's update of each engine, from its publication on."""
     spans: defaultdict[str, list[Span]] = defaultdict(list)
     for row in swaps:
-        mine, published = spans[row["engine_id"]], row["published_at"]
+        phases, published = spans[row["engine_id"]], row["published_at"]
         staged, started, finished = (
             row[f"{name}_at"] for name in ("staged", "swap_started", "swap_finished")
         )
         if row["error"] is not None:
             known = (time for time in (finished, started, staged, published) if time is not None)
-            mine.append(Span("failed", published, next(known)))
+            phases.append(Span("failed", published, next(known)))
             continue
         prepared = staged + row.get("prepare_seconds", 0.0)
-        mine += [
+        phases += [
             Span("staging", published, staged),
             Span("prepare", staged, prepared),
             Span("permit", prepared, started),

@@ -1,6 +1,5 @@
-"""Draws a timeline: one row for each actor, the queue, the learner, each engine's updates."""
+"""Plot of a timeline: an axis for each actor, the queue, the learner and each engine's updates."""
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from deploy.report.timeline import Curve, Span, Timeline
@@ -27,23 +26,12 @@ ROW_INCHES = 0.75
 
 
 def height(timeline: Timeline) -> float:
-    """Inches that a timeline needs."""
+    """Return the height in inches that a timeline needs."""
     return 1.2 + ROW_INCHES * (2 + len(timeline.actors) + len(timeline.updates))
 
 
-def save_timeline(timeline: Timeline, file: Path, title: str) -> None:
-    """Writes the timeline alone as a PNG file."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(12, height(timeline)), layout="constrained")
-    FigureCanvasAgg(figure)
-    draw_timeline(figure, timeline, title)
-    figure.savefig(file, dpi=110)
-
-
 def draw_timeline(figure: "Figure | SubFigure", timeline: Timeline, title: str) -> None:
-    """Fills a figure with the rows of a timeline, on one axis of seconds."""
+    """Fill a figure with the axes of a timeline over a common time in seconds."""
     rows = 2 + len(timeline.actors) + len(timeline.updates)
     axes = figure.subplots(rows, 1, sharex=True, squeeze=False)[:, 0]
     begin, end = timeline.begin, timeline.end

@@ -1,1 +1,1 @@
-"""What every command needs of the terminal, signals and threads."""
+"""Terminal output and signals of every command."""

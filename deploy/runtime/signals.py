@@ -1,7 +1,7 @@
-"""Interrupts of the user: Ctrl-C and SIGTERM mean the same, at moments that can bear them.
+"""Interrupts of the user: Ctrl-C and SIGTERM mean the same, and may be deferred.
 
 Outside an event loop an interrupt is a KeyboardInterrupt, which `deferred` keeps out of blocks that
-would leave processes behind. Inside one it is an event, so that the loop decides how to end.
+would leave processes running. Inside one it is an event, so that the loop decides how to end.
 """
 
 import asyncio
@@ -14,18 +14,18 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 def raise_interrupts() -> None:
-    """Makes every interrupt a KeyboardInterrupt of the main thread; also after an event loop."""
+    """Turn every interrupt into a KeyboardInterrupt; to be called again after an event loop."""
     for number in SIGNALS:
         signal.signal(number, signal.default_int_handler)
 
 
 @contextmanager
 def deferred() -> Iterator[None]:
-    """Lets a block finish; an interrupt that came meanwhile is raised behind it."""
-    came: list[int] = []
+    """Finish the block first; an interrupt during it raises KeyboardInterrupt at its end."""
+    received: list[int] = []
 
     def note(number: int, _frame: FrameType | None) -> None:
-        came.append(number)
+        received.append(number)
 
     before = {number: signal.signal(number, note) or signal.SIG_DFL for number in SIGNALS}
     try:
@@ -33,18 +33,18 @@ def deferred() -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-    if came:
+    if received:
         raise KeyboardInterrupt
 
 
 class Interrupts:
-    """Interrupts of a running event loop, which must be the main thread's."""
+    """Interrupts as events of the running event loop, which must be the main thread's."""
 
     def __init__(self) -> None:
         self.asked = asyncio.Event()
-        """The user wants an end, in good order."""
+        """Set by the first interrupt: end in good order."""
         self.insisted = asyncio.Event()
-        """A second time: at once."""
+        """Set by the second interrupt: end at once."""
         for number in SIGNALS:
             asyncio.get_running_loop().add_signal_handler(number, self._note)
 

@@ -1,4 +1,4 @@
-"""A folder that appears as a whole, or not at all, whoever is interrupted when."""
+"""Creates a folder atomically: it is written to a temporary sibling, which is then renamed."""
 
 import fcntl
 import os
@@ -11,24 +11,24 @@ from deploy.errors import InputError
 from deploy.runtime.signals import deferred
 
 
-def check_place(folder: Path, *, replace: bool) -> None:
-    """Refuses a place that is taken, unless what is there may be replaced.
+def check_absent(folder: Path, *, replace: bool) -> None:
+    """Refuse a folder that exists, unless it may be replaced.
 
     Raises:
-        InputError: It exists.
+        InputError: The folder exists.
     """
     if folder.exists() and not replace:
         raise InputError(f"{folder} exists; choose another name, or delete it with --replace")
 
 
 @contextmanager
-def made_whole(folder: Path, *, replace: bool) -> Iterator[Path]:
-    """A folder to write into, which takes the place of `folder` at the end of the block.
+def atomic_folder(folder: Path, *, replace: bool) -> Iterator[Path]:
+    """Yield a temporary folder that is renamed to `folder` at the end of the block.
 
-    Nothing of it is left when the block raises.
+    The temporary folder is deleted if the block raises.
 
     Raises:
-        InputError: Another command is making the same, or has made it and it may not be replaced.
+        InputError: Another command is making `folder`, or it exists and may not be replaced.
     """
     partial = folder.with_name(f".{folder.name}.partial")
     partial.mkdir(parents=True, exist_ok=True)
@@ -36,7 +36,7 @@ def made_whole(folder: Path, *, replace: bool) -> Iterator[Path]:
     try:
         _lock(descriptor, partial, folder)
         try:
-            check_place(folder, replace=replace)  # another command may have made it meanwhile
+            check_absent(folder, replace=replace)  # by another command
             for leftover in partial.iterdir():
                 shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()
             yield partial
@@ -49,20 +49,20 @@ def made_whole(folder: Path, *, replace: bool) -> Iterator[Path]:
 
 
 def _lock(descriptor: int, partial: Path, folder: Path) -> None:
-    """Takes the lock of a folder that is still where it was opened."""
+    """Lock the open folder, which must still be at `partial`."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        mine = partial.exists() and partial.stat().st_ino == os.fstat(descriptor).st_ino
+        locked = partial.exists() and partial.stat().st_ino == os.fstat(descriptor).st_ino
     except BlockingIOError:
-        mine = False
-    if not mine:
+        locked = False
+    if not locked:
         raise InputError(
             f"another command is making {folder}; wait for its end, or choose another name"
         )
 
 
 def _swap(partial: Path, folder: Path) -> None:
-    """Puts the finished folder in its place; the one that was there is deleted last."""
+    """Rename the finished folder; the folder that it replaces is deleted last."""
     old = folder.with_name(f".{folder.name}.old")
     with deferred():
         shutil.rmtree(old, ignore_errors=True)

@@ -1,11 +1,11 @@
-"""Rows of a run's JSON-lines files, written while the disk has room and kept while it has none.
+"""Writes the JSON-lines files of a run, and drops records while its disk is full.
 
-Leaves out what the rows are (`recorder`, `restarts`), and how a file is appended to
-(`run_directory`).
+They are logs: the ledger has every batch, and a summary is made from memory.
 """
 
 import threading
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from deploy.storage.run_directory import RunDirectory
@@ -13,34 +13,36 @@ from queues.runtime.disk_space import is_full
 
 
 class JsonlWriter:
-    """Appends rows in order; what found no room comes with the next ones, of whichever file."""
+    """Appends records to the files of a run; from any thread.
 
-    def __init__(self, directory: RunDirectory) -> None:
-        self._directory = directory
-        self._kept: dict[str, list[Any]] = {}
-        self._turn = threading.Lock()
+    Args:
+        directory: The run.
+        say: Reports records that were dropped.
+    """
 
-    @property
-    def kept(self) -> bool:
-        """Whether some found no room."""
-        return bool(self._kept)
+    def __init__(self, directory: RunDirectory, say: Callable[[str], None]) -> None:
+        self._directory, self._say = directory, say
+        self._dropped: Counter[str] = Counter()
+        self._lock = threading.Lock()
 
-    def write(self, name: str, rows: Iterable[Any]) -> None:
-        """Appends rows to a file, or keeps them until the disk has room; from any thread.
+    def write(self, name: str, records: Iterable[Any]) -> None:
+        """Append records to a file: all of them, or none if the disk is full.
 
         Raises:
-            OSError: A file cannot be written for another reason.
+            OSError: The file cannot be written for another reason.
         """
-        with self._turn:
-            self._kept.setdefault(name, []).extend(rows)
-            self._append()
-
-    def _append(self) -> None:
-        for file in [*self._kept]:
+        records = [*records]
+        if not records:
+            return
+        with self._lock:
             try:
-                self._directory.append(file, self._kept[file])
+                self._directory.append(name, records)
             except OSError as error:
                 if not is_full(error, self._directory.path):
                     raise
+                if not self._dropped[name]:
+                    self._say(f"the disk is full: records of {name} are dropped until it is not")
+                self._dropped[name] += len(records)
             else:
-                del self._kept[file]
+                if dropped := self._dropped.pop(name, 0):
+                    self._say(f"{dropped} records of {name} were dropped while the disk was full")

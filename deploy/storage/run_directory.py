@@ -1,9 +1,9 @@
-"""The folder of one run: `runs/<name>/` and what lies where in it.
+"""The folder of one run, `runs/<name>/`, and the files in it.
 
-recipe.json       the resolved recipe          metrics.jsonl   one row per trained batch
-ledger.sqlite     states, batches, accounts    swaps.jsonl     one row per weight update
-journal/          accepted rollouts            restarts.jsonl  one row per actor made again
-checkpoints/      v000060/ …                   waits.jsonl     one row per wait that lasted too long
+recipe.json       the resolved recipe          metrics.jsonl   trained batches
+ledger.sqlite     states, batches, accounts    swaps.jsonl     weight updates
+journal/          accepted rollouts            restarts.jsonl  restarts of actors
+checkpoints/      v000060/ …                   waits.jsonl     overdue waits
 summary.json      figures of the run
 logs/             output of every process      report.html     the same as a page of plots
 """
@@ -28,9 +28,9 @@ from queues.readers.accounting import is_open, read_accounting
 from queues.runtime.atomic_file import atomic_file
 
 LOCK_TRIES = 5
-"""At a lock that is taken: a command that only looks whether it is takes it for an instant too."""
+"""Attempts at a lock, since a command that only tests it holds it for a moment."""
 LOCK_SECONDS = 0.05
-"""Between two of them."""
+"""Wait between two attempts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,20 +41,19 @@ class RunDirectory:
 
     @classmethod
     def of(cls, config: RunConfig) -> "RunDirectory":
-        """Where a recipe's run lies, whether it is there or not."""
+        """Return the folder of a recipe's run, which need not exist."""
         return cls((config.deploy.runs_dir / config.name).absolute())
 
     def create(self, config: RunConfig, *, replace: bool) -> None:
-        """Makes the folder and stores the resolved recipe in it.
+        """Create the folder and store the resolved recipe in it.
 
         Args:
-            config: The recipe; its name is the folder's.
-            replace: Delete a run of the same name first; one that ended before its first batch
-                has nothing to lose and always gives way.
+            config: The recipe; the folder has its name.
+            replace: Replace a run of the same name; a run that ended before its first batch is
+                always replaced.
 
         Raises:
-            InputError: There is a run of that name already, or it is still going on, or the folder
-                cannot be written.
+            InputError: A run of that name exists or is going on, or the folder cannot be written.
         """
         self.check_at_rest()
         replace = replace or self.trained_nothing()
@@ -81,9 +80,9 @@ class RunDirectory:
             raise InputError(f"the run folder {self.path} cannot be written: {error}") from None
 
     def discard(self) -> None:
-        """Deletes the folder of a run that trained nothing, and the one around it if now empty.
+        """Delete the folder of a run that trained nothing, and its parent folder if now empty.
 
-        The run that it was to replace is back in its place.
+        A run that it was to replace is restored.
         """
         shutil.rmtree(self.path, ignore_errors=True)
         if self._replaced.exists():
@@ -92,7 +91,7 @@ class RunDirectory:
             self.path.parent.rmdir()
 
     def settle(self) -> None:
-        """Deletes the run that this one replaced: this one has begun."""
+        """Delete the run that this one replaced, once this one has begun."""
         shutil.rmtree(self._replaced, ignore_errors=True)
 
     @property
@@ -105,29 +104,29 @@ class RunDirectory:
 
     @classmethod
     def open(cls, run: str, runs_dir: Path = Path("runs")) -> "RunDirectory":
-        """An existing run, by its folder or by its name in `runs_dir`.
+        """Find an existing run by its folder or by its name in `runs_dir`.
 
         Raises:
-            InputError: There is none.
+            InputError: There is no such run.
         """
         for path in (Path(run), runs_dir / run):
             if cls(path.absolute()).recipe_file.exists():
                 return cls(path.absolute())
-        found = sorted(p.parent.name for p in runs_dir.glob("*/recipe.json"))
-        known = f"runs in {runs_dir}: {', '.join(found)}" if found else f"no runs in {runs_dir}"
+        names = sorted(p.parent.name for p in runs_dir.glob("*/recipe.json"))
+        known = f"runs in {runs_dir}: {', '.join(names)}" if names else f"no runs in {runs_dir}"
         raise InputError(f"no run {run!r}: neither a run folder nor a name ({known})")
 
     def check_at_rest(self) -> None:
-        """Raises InputError while some process works on the run."""
+        """Refuse a run that a process works on, by an InputError."""
         if is_open(self.path) or _is_locked(self._lock):
             raise self._going_on()
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Keeps other commands out of the run during the block.
+        """Keep other commands out of the run during the block.
 
         Raises:
-            InputError: One of them is in it.
+            InputError: Another command works on the run.
         """
         with self._lock.open("w") as file:
             for _ in range(LOCK_TRIES):
@@ -146,10 +145,10 @@ class RunDirectory:
         )
 
     def config(self) -> RunConfig:
-        """The recipe that the run was started with; its `runs_dir` is where the run lies now.
+        """Return the recipe that the run was started with, with the present `runs_dir`.
 
         Raises:
-            InputError: It was written by a version of Headway with other settings, or damaged.
+            InputError: The file is damaged, or of a version of Headway with other settings.
         """
         try:
             config = RunConfig.model_validate_json(self.recipe_file.read_text())
@@ -164,9 +163,10 @@ class RunDirectory:
         return config.model_copy(update={"deploy": here})
 
     def status(self) -> str | None:
-        """running, done, failed or interrupted, as last written; None before the first time.
+        """Return the run's status as in its summary; None before the first summary.
 
-        A run that nobody works on any more and that could not write its end is "killed".
+        It is "running", "done", "failed", "interrupted", or "killed" if the summary says "running"
+        and no process works on the run.
         """
         if not self.summary_file.exists():
             return None
@@ -178,7 +178,7 @@ class RunDirectory:
         return "killed" if written == "running" and at_rest else written
 
     def trained_nothing(self) -> bool:
-        """Whether there is a run that ended before it had any result to train."""
+        """Return True if there is a run that ended before it had any result to train."""
         if not self.ledger.exists():
             return self.recipe_file.exists()
         accounts = read_accounting(self.path)
@@ -191,7 +191,7 @@ class RunDirectory:
 
     @property
     def ledger(self) -> Path:
-        """The broker's database; what is in it, `queues.readers.accounting` reads."""
+        """The broker's database, which `queues.readers.accounting` reads."""
         return self.path / "ledger.sqlite"
 
     @property
@@ -215,7 +215,7 @@ class RunDirectory:
         return self.path / "report.html"
 
     def append(self, name: str, rows: Iterable[Any]) -> None:
-        """Adds rows to a JSON-lines file of the run: all of them, or none where that fails."""
+        """Append records to a JSON-lines file of the run: all of them, or none if that fails."""
         path = self.path / name
         before = path.stat().st_size if path.exists() else 0
         try:
@@ -228,7 +228,7 @@ class RunDirectory:
             raise
 
     def rows(self, name: str) -> list[Any]:
-        """What `append` wrote; a last line that was cut off by a crash is left out.
+        """Read the records of a JSON-lines file, without a last line that a crash cut off.
 
         Raises:
             InputError: Another line is damaged; names it.
@@ -244,12 +244,12 @@ class RunDirectory:
         return rows
 
     def rewrite(self, name: str, rows: Iterable[Any]) -> None:
-        """Replaces a JSON-lines file of the run."""
+        """Replace the records of a JSON-lines file."""
         with atomic_file(self.path / name) as file:
             file.writelines(_to_json_line(row).encode() for row in rows)
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
-        """Replaces `summary.json` at once."""
+        """Replace `summary.json` atomically."""
         with atomic_file(self.summary_file) as file:
             file.write(json.dumps(summary, indent=2).encode())
 
@@ -259,7 +259,7 @@ def _to_json_line(row: Any) -> str:
 
 
 def _is_locked(path: Path) -> bool:
-    """Whether a command holds the lock."""
+    """Return True if a command holds the lock."""
     if not path.exists():
         return False
     with path.open() as file:

@@ -1,23 +1,23 @@
-"""The record of a run: what its driver has gathered so far."""
+"""The record of a run: everything that its driver has gathered so far."""
 
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from deploy.config.evaluation_schedule import GREEDY
+from deploy.config.evaluation_schedule import GREEDY, SAMPLED
 from queues.records import Evaluation
 
 Row = Mapping[str, Any]
-
+"""One record of a JSON-lines file of the run."""
 
 REWARD_MODEL = "reward-model"
-"""What the process of the reward models is called in `restarts.jsonl`."""
+"""Name of the process of the reward models in `restarts.jsonl`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Earlier:
-    """What a resumed run did before, as far as its batches and swaps do not tell."""
+    """Figures of a resumed run's earlier sessions that its batches and swaps do not contain."""
 
     seconds: float = 0.0
     tokens_generated: int = 0
@@ -26,7 +26,7 @@ class Earlier:
 
 @dataclass(slots=True)
 class Record:
-    """What the driver has gathered of a run so far, in all of its sessions.
+    """Everything that the driver has gathered about a run so far, in all of its sessions.
 
     A session is the time from a `headway run` or `headway resume` to its end.
     """
@@ -48,22 +48,33 @@ class Record:
     actors: list[Row] = field(default_factory=list)
     """The newest statistics of each actor."""
     restarts: Counter[str] = field(default_factory=Counter)
-    """How often each process was made again."""
+    """Number of restarts of each process."""
     accounting: Row = field(default_factory=dict)
 
     @property
     def version(self) -> int:
-        """Batches trained."""
+        """Number of batches trained."""
         return len(self.batches)
 
     def seconds(self, now: float) -> float:
-        """Seconds that the run has been going on by `now` (epoch seconds), pauses left out."""
+        """Return the seconds of all sessions until `now` (epoch seconds)."""
         return self.earlier.seconds + now - self.started_at
 
     @property
     def scored(self) -> set[int]:
-        """Versions whose held-out scores are in."""
+        """Versions whose held-out scores are complete."""
         return {row["version"] for row in self.heldout}
+
+    def newest_scores(self) -> dict[str, float]:
+        """Return the newest held-out scores by kind; `pass@k` has its own entry."""
+        scores = {}
+        for kind, evaluations in ((GREEDY, self.heldout), (SAMPLED, self.heldout_sampled)):
+            newest: Row = evaluations[-1] if evaluations else {}
+            if newest.get("score") is not None:
+                scores[kind] = newest["score"]
+            if newest.get("pass_at_k") is not None:
+                scores[f"pass@{newest['samples']}"] = newest["pass_at_k"]
+        return scores
 
     def add_scores(
         self,
@@ -73,26 +84,30 @@ class Record:
         now: float,
         samples: Mapping[str, int] | None = None,
     ) -> None:
-        """Adds the held-out scores of a version.
+        """Add the held-out scores of a version.
 
         Args:
-            version: That was scored.
-            scores: By kind.
+            version: The version that was scored.
+            scores: Results by kind.
             now: Epoch seconds.
-            samples: Of each problem, by kind; 1 where there is none.
+            samples: Number of rollouts of each problem by kind; 1 for a kind that is missing.
         """
         for kind, result in scores.items():
-            each = (samples or {}).get(kind, 1)
-            best = {"samples": each, "pass_at_k": result.best, "incomplete": result.incomplete}
+            per_problem = (samples or {}).get(kind, 1)
+            extra = {
+                "samples": per_problem,
+                "pass_at_k": result.best,
+                "incomplete": result.incomplete,
+            }
             series = self.heldout if kind == GREEDY else self.heldout_sampled
             series.append(
                 {
                     "version": version,
                     "seconds": self.seconds(now),
                     "score": result.score,
-                    "size": result.count // each,
+                    "size": result.count // per_problem,
                     "failed": result.failed,
                     "sampled_by": [result.lowest_version, result.highest_version],
-                    **(best if each > 1 else {}),
+                    **(extra if per_problem > 1 else {}),
                 }
             )

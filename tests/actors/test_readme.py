@@ -12,7 +12,7 @@ from actors.config import ActorsConfig, HeldoutConfig, PromptsConfig
 from actors.environments.protocol import Message
 from actors.registry import ENVIRONMENTS, REWARDS, SOURCES, TOOLS
 from actors.rewards import load_rewards
-from deploy.config.run_config import load_recipe
+from deploy.config.loader import load_recipe
 from queues.records import Prompt
 
 PAGE = (Path(__file__).parents[2] / "actors" / "README.md").read_text()

@@ -194,7 +194,7 @@ async def score(prompt, completion, answer, metadata):
 
 def weights_of_nothing(version):
     """Staged weights as an engine without a model takes them."""
-    tensor = TensorSpec(name="w", dtype="float32", shape=(1,), bucket=0, offset=0, nbytes=4)
+    tensor = TensorSpec(name="w", dtype="float32", shape=(1,), bucket=0, offset=0)
     bucket = Bucket(nbytes=4, checksum="0" * 32, location="nowhere")
     manifest = Manifest(version=version, tensors=(tensor,), buckets=(bucket,), created_at=0.0)
     return SimpleNamespace(manifest=manifest, tensors=lambda: [("w", torch.zeros(1))])

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from queues.errors import SchemaError
@@ -61,14 +61,12 @@ def groups(draw: st.DrawFn) -> RolloutGroup:
 
 
 @given(groups())
-@settings(max_examples=50, deadline=None)
 def test_a_group_survives_the_wire_unchanged(group: RolloutGroup) -> None:
     assert decode(encode(group)) == group
 
 
 @pytest.mark.parametrize("small_bytes", [SMALL_BYTES, 0], ids=["together", "one by one"])
 @given(several=st.lists(groups(), max_size=3))
-@settings(max_examples=50, deadline=None)
 def test_arrays_of_groups_hold_what_their_lists_do(
     several: list[RolloutGroup], small_bytes: int
 ) -> None:
@@ -224,7 +222,6 @@ def test_a_foreign_payload_is_refused(payload: bytes, message: str) -> None:
 
 
 @given(st.integers(0, 10_000), st.binary(min_size=1, max_size=8))
-@settings(max_examples=200, deadline=None)
 def test_a_damaged_payload_never_raises_anything_but_a_schema_error(at: int, noise: bytes) -> None:
     payload = bytearray(encode(make_group()))
     at %= len(payload)

@@ -1,4 +1,4 @@
-"""Small models, an engine that records what is done to it, and a run wired in one process."""
+"""Small models, an engine that records its calls, and a publisher in the process of the test."""
 
 import asyncio
 import sys
@@ -19,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 
 def make_weights(seed: int, dtype: torch.dtype = torch.float32) -> dict[str, torch.Tensor]:
-    """Five tensors of odd sizes, a scalar among them."""
+    """Return five tensors of odd sizes, a scalar among them."""
     generator = torch.Generator().manual_seed(seed)
     shapes = {"embed": (31, 7), "q": (7, 7), "scale": (), "norm": (7,), "head": (3, 31, 5)}
     return {
@@ -28,7 +28,7 @@ def make_weights(seed: int, dtype: torch.dtype = torch.float32) -> dict[str, tor
 
 
 class RecordingEngine:
-    """Keeps the weights it is given and every call; fails the next loads on demand."""
+    """Keeps its weights and every call; fails the next loads on demand."""
 
     def __init__(self) -> None:
         self.events: list[str] = []
@@ -81,7 +81,7 @@ def weights() -> Callable[..., dict[str, torch.Tensor]]:
 
 @pytest.fixture
 def published(transport: SharedMemoryTransport) -> Callable[..., Manifest]:
-    """Publishes one version of `make_weights` and returns its manifest."""
+    """Return a function that publishes a version of `make_weights` and returns its manifest."""
     manifests: list[Manifest] = []
     publisher = StagedPublisher(transport, manifests.append, bucket_bytes=1024)
 
@@ -95,7 +95,7 @@ def published(transport: SharedMemoryTransport) -> Callable[..., Manifest]:
 
 @pytest.fixture
 def loop() -> Iterator[asyncio.AbstractEventLoop]:
-    """The event loop of an actor's process, in a thread."""
+    """Run the event loop of an actor's process in a thread."""
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever)
     thread.start()
@@ -106,7 +106,7 @@ def loop() -> Iterator[asyncio.AbstractEventLoop]:
 
 
 def until(condition: Callable[[], object]) -> None:
-    """Waits for a condition of another thread; fails at a deadline."""
+    """Wait for a condition of another thread; fail at a deadline."""
     for _ in range(1000):
         if condition():
             return

@@ -1,8 +1,7 @@
-"""What receivers may rely on, in-process and over Ray."""
+"""The contract of `Announcements`, in-process and over Ray."""
 
 import asyncio
 import math
-import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
@@ -19,7 +18,7 @@ from weight_sync.manifest import Bucket, Manifest, TensorSpec
 def manifest(version: int) -> Manifest:
     return Manifest(
         version=version,
-        tensors=(TensorSpec(name="a", dtype="float32", shape=(), bucket=0, offset=0, nbytes=4),),
+        tensors=(TensorSpec(name="a", dtype="float32", shape=(), bucket=0, offset=0),),
         buckets=(Bucket(nbytes=4, checksum="0" * 32, location=""),),
         created_at=0.0,
     )
@@ -42,7 +41,7 @@ def report(engine_id: str, version: int) -> WeightUpdateReport:
 
 @pytest.fixture(params=["process", pytest.param("ray", marks=pytest.mark.ray)])
 def make(request) -> Callable:
-    """A context manager that yields a broadcaster; used inside a running loop."""
+    """Return a context manager that yields a broadcaster, to be used inside a running loop."""
     if request.param == "ray":
         request.getfixturevalue("ray_cluster")
 
@@ -81,7 +80,7 @@ def test_an_announcement_wakes_every_waiting_receiver(make) -> None:
             waiting = [asyncio.ensure_future(broadcaster.newest(-1, 20.0)) for _ in range(3)]
             await asyncio.sleep(0.05)
             await broadcaster.announce(manifest(2))
-            assert [found.version for found in await asyncio.gather(*waiting)] == [2, 2, 2]
+            assert [newest.version for newest in await asyncio.gather(*waiting)] == [2, 2, 2]
 
     asyncio.run(run())
 
@@ -114,7 +113,7 @@ def test_a_permit_comes_back_with_the_report_of_its_holder(make) -> None:
     asyncio.run(run())
 
 
-def test_the_permit_of_a_released_holder_goes_to_who_waits(make) -> None:
+def test_the_permit_of_a_released_holder_goes_to_the_next_in_the_queue(make) -> None:
     async def scenario() -> None:
         async with make(0.25, 4) as broadcaster:
             await broadcaster.release("a")
@@ -126,17 +125,6 @@ def test_the_permit_of_a_released_holder_goes_to_who_waits(make) -> None:
             assert not await broadcaster.acquire_swap("c", 0.05)
 
     asyncio.run(scenario())
-
-
-def test_the_permit_of_a_dead_holder_expires_while_another_waits(make) -> None:
-    async def run() -> float:
-        async with make(0.25, 4, permit_seconds=0.3) as broadcaster:
-            assert await broadcaster.acquire_swap("dead", 5.0)
-            begin = time.monotonic()
-            assert await broadcaster.acquire_swap("b", 20.0)
-            return time.monotonic() - begin
-
-    assert 0.2 < asyncio.run(run()) < 10
 
 
 def test_no_more_than_the_fraction_holds_permits_under_contention(make) -> None:
@@ -178,7 +166,7 @@ def test_a_broadcaster_that_could_never_grant_is_refused(fraction: float, engine
 
 
 @pytest.mark.ray
-def test_a_dead_broadcaster_is_named_by_an_error_of_ours(ray_cluster) -> None:
+def test_a_dead_broadcaster_raises_broadcaster_died(ray_cluster) -> None:
     import ray
 
     from weight_sync.errors import BroadcasterDied

@@ -1,4 +1,4 @@
-"""The plan of buckets, by table and by property."""
+"""The bucket plan, by table and by property."""
 
 import pytest
 from hypothesis import given
@@ -10,7 +10,7 @@ from weight_sync.manifest import ITEM_BYTES, Bucket, Manifest
 
 
 @pytest.mark.parametrize(
-    ("lengths", "places", "sizes"),
+    ("lengths", "offsets", "sizes"),
     [
         ([16], [(0, 0)], [64]),
         ([16, 16], [(0, 0), (0, 64)], [128]),
@@ -21,10 +21,10 @@ from weight_sync.manifest import ITEM_BYTES, Bucket, Manifest
     ],
 )
 def test_buckets_of_256_bytes_fill_in_order(
-    lengths: list[int], places: list[tuple[int, int]], sizes: list[int]
+    lengths: list[int], offsets: list[tuple[int, int]], sizes: list[int]
 ) -> None:
     plan = plan_buckets([(str(i), "float32", (n,)) for i, n in enumerate(lengths)], 256)
-    assert [(spec.bucket, spec.offset) for spec in plan.tensors] == places
+    assert [(spec.bucket, spec.offset) for spec in plan.tensors] == offsets
     assert list(plan.sizes) == sizes
 
 

@@ -8,8 +8,8 @@ import pytest
 from weight_sync.errors import IncompatibleWeights, ManifestError
 from weight_sync.manifest import Bucket, Delta, Manifest, TensorSpec, check_signature
 
-A = TensorSpec(name="a", dtype="float32", shape=(2, 3), bucket=0, offset=0, nbytes=24)
-B = TensorSpec(name="b", dtype="bfloat16", shape=(), bucket=0, offset=64, nbytes=2)
+A = TensorSpec(name="a", dtype="float32", shape=(2, 3), bucket=0, offset=0)
+B = TensorSpec(name="b", dtype="bfloat16", shape=(), bucket=0, offset=64)
 BUCKET = Bucket(nbytes=66, checksum="0" * 32, location="/proc/1/fd/3")
 GOOD = Manifest(version=7, tensors=(A, B), buckets=(BUCKET,), created_at=12.5)
 
@@ -31,7 +31,6 @@ def test_json_round_trip_is_the_identity() -> None:
         ({"delta": Delta(base_version=6, buckets=())}, "0 patches for 1 buckets"),
         ({"tensors": ()}, "no tensors"),
         ({"tensors": (A, A)}, "'a' occurs twice"),
-        ({"tensors": (replace(A, nbytes=23), B)}, "'a' has 23 bytes; float32 .* has 24"),
         ({"tensors": (replace(A, dtype="int7"), B)}, "dtype 'int7'; allowed are float32"),
         ({"tensors": (replace(A, shape=(0, 3)), B)}, "sizes above 0"),
         ({"tensors": (replace(A, shape=(-2, -3)), B)}, "sizes above 0"),

@@ -1,20 +1,27 @@
-"""What importing the package costs."""
+"""Imports of the package stay light, and the example of its README runs."""
 
+import re
 import subprocess
 import sys
+from pathlib import Path
 
-import pytest
+README = Path(__file__).parents[2] / "weight_sync" / "README.md"
+LIGHT = (
+    "weight_sync.config, weight_sync.errors, weight_sync.manifest, weight_sync.buckets, "
+    "weight_sync.receive.engine, weight_sync.announcements, weight_sync.factory"
+)
 
 
-@pytest.mark.parametrize(
-    "module",
-    ["weight_sync", "weight_sync.config", "weight_sync.errors", "weight_sync.manifest",
-     "weight_sync.buckets", "weight_sync.receive.engine", "weight_sync.announcements"],
-)  # fmt: skip
-def test_light_modules_import_without_heavy_dependencies(module: str) -> None:
+def test_light_modules_import_without_heavy_dependencies() -> None:
     heavy = "{'torch', 'vllm', 'ray', 'pyarrow', 'transformers'}"
-    code = f"import sys, {module}; sys.exit(', '.join({heavy} & set(sys.modules)) or 0)"
-    found = subprocess.run(
+    code = f"import sys, {LIGHT}; sys.exit(', '.join({heavy} & set(sys.modules)) or 0)"
+    result = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=False
     )
-    assert (found.returncode, found.stderr) == (0, "")
+    assert (result.returncode, result.stderr) == (0, "")
+
+
+def test_the_example_of_the_readme_runs(capsys) -> None:
+    (block,) = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
+    exec(compile(block, str(README), "exec"), {})
+    assert capsys.readouterr().out == "3 {'bias': [1.0, 1.0]}\n"

@@ -1,4 +1,4 @@
-"""Permits to swap: as many as there are, in the order asked for, and none for the dead."""
+"""Swap permits: at most `count`, granted in order, expired when their holder is dead."""
 
 import asyncio
 from functools import wraps
@@ -12,7 +12,7 @@ LONG = 60.0
 
 
 def in_a_loop(test):
-    """Runs an asynchronous test in an event loop of its own."""
+    """Run an asynchronous test in an event loop of its own."""
 
     @wraps(test)
     def run():
@@ -22,13 +22,13 @@ def in_a_loop(test):
 
 
 async def settle():
-    """Lets every task go on as far as it can."""
+    """Let every task go on as far as it can."""
     for _ in range(5):
         await asyncio.sleep(0)
 
 
 @in_a_loop
-async def test_permits_are_given_in_the_order_asked_for():
+async def test_permits_are_granted_in_the_order_of_the_requests():
     permits, order = SwapPermits(2, LONG), []
 
     async def swap(name):
@@ -49,7 +49,7 @@ async def test_permits_are_given_in_the_order_asked_for():
 
 
 @in_a_loop
-async def test_who_waited_in_vain_is_passed_over():
+async def test_a_request_that_timed_out_gets_no_permit():
     permits = SwapPermits(1, LONG)
     assert await permits.acquire("e0", LONG)
     assert not await permits.acquire("e1", SOON)
@@ -75,7 +75,7 @@ async def test_a_permit_given_to_a_caller_that_is_cancelled_goes_to_the_next():
 
 
 @in_a_loop
-async def test_the_permit_of_a_silent_holder_is_void_after_its_time():
+async def test_the_permit_of_a_silent_holder_expires():
     permits = SwapPermits(1, SOON)
     assert await permits.acquire("dead", LONG)
     assert await permits.acquire("e1", LONG)

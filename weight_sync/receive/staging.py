@@ -1,6 +1,7 @@
 """Staging: fetch and verify a version on this node, without touching an engine."""
 
 import logging
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 
@@ -124,7 +125,7 @@ def tensor_views(
         flat = torch.frombuffer(
             memories[spec.bucket],
             dtype=dtype,
-            count=spec.nbytes // ITEM_BYTES[spec.dtype],
+            count=math.prod(spec.shape),
             offset=spec.offset,
         )
         yield spec.name, flat.view(spec.shape)

@@ -62,8 +62,7 @@ class ObjectStoreTransport:
         """Ray's id of the node of this process."""
         self._publisher = uuid.uuid4().hex[:8]
         self._local = SharedMemoryTransport()
-        self._timeout = timeout
-        self._downloaders: dict[str, _NodeActor] = {}
+        self._downloader = _NodeActor(Downloader, timeout, timeout)
 
     def write(self, version: int, nbytes: int, pieces: Iterable[Piece]) -> Bucket:
         """See `Transport.write`."""
@@ -87,11 +86,7 @@ class ObjectStoreTransport:
         location = _Location(match[1], match[2], int(match[3]), match[4])
         if location.node == self.node:
             return open_verified(replace(bucket, location=location.local))
-        downloader = self._downloaders.get(location.publisher)
-        if downloader is None:
-            downloader = _NodeActor(Downloader, self.node, location.publisher, self._timeout)
-            self._downloaders = {location.publisher: downloader}
-        return open_verified(downloader.call("fetch", bucket, location))
+        return open_verified(self._downloader.call(self.node, "fetch", bucket, location))
 
     def close(self) -> None:
         """See `Transport.close`."""
@@ -136,7 +131,7 @@ class Downloader:
         self._timeout = timeout
         self._version = -1
         self._fetched: dict[Bucket, SealedBucket] = {}
-        self._uploaders: dict[str, _NodeActor] = {}
+        self._uploader = _NodeActor(Uploader, timeout)
         self._pulled = 0
 
     def fetch(self, bucket: Bucket, location: _Location) -> Bucket:
@@ -163,11 +158,7 @@ class Downloader:
         return self._pulled
 
     def _pull(self, bucket: Bucket, location: _Location) -> SealedBucket:
-        uploader = self._uploaders.get(location.publisher)
-        if uploader is None:
-            uploader = _NodeActor(Uploader, location.node, location.publisher, self._timeout)
-            self._uploaders = {location.publisher: uploader}
-        (stored,) = uploader.call("put", bucket, location)
+        (stored,) = self._uploader.call(location.node, "put", bucket, location)
         name = f"the object of the bucket at {bucket.location}"
         with remote_errors(name, self._timeout, gone=StagingError, late=StagingError):
             content = ray.get(stored, timeout=self._timeout)
@@ -176,27 +167,29 @@ class Downloader:
 
 
 class _NodeActor:
-    """A named actor of one node, shared by all callers, created when needed."""
+    """The named actor of a publisher on one node, shared by all callers, created when needed."""
 
     def __init__(
-        self, kind: type[Uploader | Downloader], node: str, publisher: str, timeout: float
+        self, kind: type[Uploader | Downloader], timeout: float, *arguments: object
     ) -> None:
-        self._node, self._timeout = node, timeout
-        self._kind, self._arguments = kind, [timeout] if kind is Downloader else []
-        self._name = f"headway-{kind.__name__.lower()}-{publisher}-{node}"
+        self._kind, self._timeout, self._arguments = kind, timeout, arguments
+        self._name = ""
         self._actor: Any = None
 
-    def call(self, method: str, bucket: Bucket, location: _Location) -> Any:
-        """Call a method, again if the actor dies meanwhile.
+    def call(self, node: str, method: str, bucket: Bucket, location: _Location) -> Any:
+        """Call a method on a node, again if the actor dies meanwhile.
 
         Raises:
             StagingError: The method raised it, or gave no answer in time.
         """
+        name = f"headway-{self._kind.__name__.lower()}-{location.publisher}-{node}"
+        if name != self._name:
+            self._name, self._actor = name, None
         deadline = time.monotonic() + self._timeout
         while True:
             try:
                 if self._actor is None:
-                    self._actor = self._get_or_create()
+                    self._actor = self._get_or_create(node)
                 answer = getattr(self._actor, method).remote(bucket, location)
                 return ray.get(answer, timeout=max(0.0, deadline - time.monotonic()))
             except ray.exceptions.RayTaskError as error:
@@ -212,11 +205,11 @@ class _NodeActor:
             self._actor = None  # it died with its creator
             time.sleep(RETRY_SECONDS)
 
-    def _get_or_create(self) -> Any:
+    def _get_or_create(self, node: str) -> Any:
         options = {
             "name": self._name,
             "get_if_exists": True,
             "num_cpus": 0,
-            "scheduling_strategy": NodeAffinitySchedulingStrategy(self._node, soft=False),
+            "scheduling_strategy": NodeAffinitySchedulingStrategy(node, soft=False),
         }
         return ray.remote(self._kind).options(**options).remote(*self._arguments)

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 from fakes import episodes, lease
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from real_tokenizers import real_tokenizer
 
@@ -92,7 +92,6 @@ def conversations(draw, name):
 
 
 @pytest.mark.parametrize("name", NAMES)
-@settings(max_examples=60, deadline=None)
 @given(data=st.data())
 def test_what_trains_is_what_was_sampled_after_what_was_seen(name, data):
     speeches, messages, text = data.draw(conversations(name))

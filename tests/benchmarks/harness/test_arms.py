@@ -18,7 +18,7 @@ from benchmarks.harness.arms import (
     show_conditions,
 )
 from benchmarks.harness.subprocesses import Children, read_environment
-from deploy.config.run_config import load_recipe
+from deploy.config.loader import load_recipe
 from deploy.errors import InputError, RunFailed
 from deploy.preflight.provenance import ORIGIN_FILE, warm_start_origin
 from deploy.storage.run_directory import RunDirectory

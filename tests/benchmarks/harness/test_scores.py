@@ -7,7 +7,7 @@ import pytest
 
 from benchmarks.harness import checkpoint_scores
 from benchmarks.harness.checkpoint_scores import INITIAL, SCORES, read_scores, write_scores
-from deploy.config.run_config import load_recipe
+from deploy.config.loader import load_recipe
 from deploy.errors import RunFailed
 from deploy.preflight.inputs import Inputs
 from queues.records import Evaluation, Prompt

@@ -7,7 +7,7 @@ import pytest
 
 from benchmarks.loop.plan_check import ARM as NAMES
 from benchmarks.loop.plan_check import check_folder, check_gain, gain_arms, gain_rates, run
-from deploy.config.run_config import load_recipe
+from deploy.config.loader import load_recipe
 from deploy.errors import InputError
 
 LIMITS = {

@@ -6,7 +6,7 @@ import pytest
 
 from benchmarks.loop import presets
 from benchmarks.loop.presets import figures, markdown, prepare
-from deploy.config.run_config import load_recipe
+from deploy.config.loader import load_recipe
 from deploy.preflight.provenance import ORIGIN_FILE, warm_start_origin
 
 

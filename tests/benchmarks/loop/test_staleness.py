@@ -25,7 +25,7 @@ from benchmarks.loop.staleness_figures import (
     t_quantile,
 )
 from deploy.cli.bench import ROOT
-from deploy.config.run_config import load_recipe
+from deploy.config.loader import load_recipe
 from deploy.errors import InputError
 from deploy.storage.run_directory import RunDirectory
 from tests.deploy.conftest import RECIPE

@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from deploy.cluster.jobs import check, command_of, files_of, pack, resumption
-from deploy.config.run_config import load_recipe, read_recipe
+from deploy.config.loader import load_recipe, read_recipe
 from deploy.errors import InputError
 from queues.readers.accounting import newest_checkpoint
 

@@ -9,7 +9,7 @@ import jsonschema
 import pytest
 import yaml
 
-from deploy.config.run_config import load_recipe
+from deploy.config.loader import load_recipe
 from tests.deploy.kubernetes_schema import KUSTOMIZATION, manifest
 
 ROOT = Path(__file__).parents[3]

@@ -2,9 +2,17 @@
 
 import pytest
 
-from deploy.cluster.placement import Node, ResourceRequest, bundles, hosted, missing, options, wants
-from deploy.config.placement_config import Placement
-from deploy.config.run_config import load_recipe
+from deploy.cluster.placement import (
+    Node,
+    ResourceRequest,
+    bundles,
+    options,
+    resource_requests,
+    roles_of,
+    unmet,
+)
+from deploy.config.deploy_config import Placement
+from deploy.config.loader import load_recipe
 from deploy.errors import InputError
 
 HERE = "head"
@@ -34,7 +42,7 @@ def want(role="actors", count=1, *, labels=None, node_id=None, **resources):
     ],
 )
 def test_what_fits_lacks_nothing(wanted, nodes):
-    assert missing(wanted, nodes) == []
+    assert unmet(wanted, nodes) == []
 
 
 @pytest.mark.parametrize(
@@ -65,23 +73,23 @@ def test_what_fits_lacks_nothing(wanted, nodes):
     ],
 )
 def test_what_does_not_fit_is_named_with_what_there_is(wanted, nodes, lack):
-    assert missing([wanted], nodes) == [lack]
+    assert unmet([wanted], nodes) == [lack]
 
 
 def test_roles_that_fit_alone_may_be_too_much_together():
     wanted = [want("learner", CPU=3.0), want(count=2, CPU=1.0)]
-    assert missing(wanted, [node("a")]) == [
+    assert unmet(wanted, [node("a")]) == [
         "all processes together reserve 5 CPU, but the cluster has 4"
     ]
 
 
 def test_roles_of_one_node_or_label_are_too_much_together_though_the_cluster_has_more():
     tied = [want("learner", CPU=3.0, node_id="a"), want("actors", 2, CPU=1.0, node_id="a")]
-    assert missing(tied, [node("a"), node("b", cpus=8.0)]) == [
+    assert unmet(tied, [node("a"), node("b", cpus=8.0)]) == [
         "learner and actors together reserve 5 CPU, but the driver's node has 4"
     ]
     labelled = [want(role, CPU=3.0, labels={"pool": "x"}) for role in ("learner", "actors")]
-    assert missing(labelled, [node("a"), node("b", labels={"pool": "x"})]) == [
+    assert unmet(labelled, [node("a"), node("b", labels={"pool": "x"})]) == [
         "learner and actors together reserve 6 CPU, but what is labelled pool=x has 4"
     ]
 
@@ -107,14 +115,14 @@ def test_a_node_hosts_the_roles_that_have_room_on_it():
         want(GPU=1.0),
         want("reward_model", labels={"pool": "judge"}),
     ]
-    assert hosted(node("a", gpus=1.0), wanted) == {"learner", "actors"}
-    assert hosted(node("b", gpus=1.0), wanted) == {"actors"}
-    assert hosted(node("c", labels={"pool": "judge"}), wanted) == {"reward_model"}
+    assert roles_of(node("a", gpus=1.0), wanted) == {"learner", "actors"}
+    assert roles_of(node("b", gpus=1.0), wanted) == {"actors"}
+    assert roles_of(node("c", labels={"pool": "judge"}), wanted) == {"reward_model"}
 
 
 def test_a_recipe_without_placement_keeps_its_processes_at_the_driver():
     config = load_recipe("demo", ["actors.cpus=2", "learner.gpus=1"])
-    learner, actors = wants(config, here=HERE)
+    learner, actors = resource_requests(config, driver_node=HERE)
     assert (learner.role, learner.count, learner.resources["GPU"]) == ("learner", 1, 1.0)
     assert (actors.role, actors.count, actors.resources) == ("actors", 1, {"CPU": 2.0})
     assert learner.node_id == actors.node_id == HERE
@@ -126,7 +134,7 @@ def test_a_role_goes_where_its_labels_and_resources_are():
         'deploy.placement.actors={labels={"pool"="generate"}, resources={fast=0.5}}',
     )
     config = load_recipe("demo", settings)
-    learner, actors = wants(config, here=HERE)
+    learner, actors = resource_requests(config, driver_node=HERE)
     assert (learner.node_id, actors.node_id) == (HERE, None)
     assert (actors.labels, actors.resources["fast"]) == ({"pool": "generate"}, 0.5)
     assert options(config.deploy.placement.actors, "SPREAD") == {

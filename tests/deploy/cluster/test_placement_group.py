@@ -16,14 +16,14 @@ from deploy.cluster.placement import ResourceRequest
 from deploy.cluster.placement_group import Reservation
 from deploy.errors import RunFailed
 from deploy.observability.stack_dumps import is_placed
-from deploy.runtime.console import Screen
+from deploy.runtime.console import Terminal
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_cluster")]
 
 
 def screen():
     output = io.StringIO()
-    return output, Screen(Console(file=output, width=400))
+    return output, Terminal(Console(file=output, width=400))
 
 
 def want(role, count, cpus, **where):
@@ -52,12 +52,12 @@ def test_processes_work_in_the_room_of_their_own_number():
 
 
 def test_who_finds_no_room_is_told_what_is_free_and_leaves_nothing_behind(monkeypatch):
-    monkeypatch.setattr(module, "SAID_SECONDS", 0.5)
+    monkeypatch.setattr(module, "REPORT_SECONDS", 0.5)
     output, shown = screen()
     more = ray.cluster_resources()["CPU"] + 1
     with pytest.raises(RunFailed, match=r"no room .* = 1.5; free now are [\d.]+: .*2 CPU"):
         Reservation([want("actors", 2, more / 2)], 1.5, shown)
-    assert re.search(r"waiting for room on the cluster for 1 s; free now are", output.getvalue())
+    assert re.search(r"waiting for free resources on the cluster for 1 s; free now are", output.getvalue())
     assert "PENDING" not in states()
 
 

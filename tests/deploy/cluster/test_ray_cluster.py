@@ -51,23 +51,23 @@ def asked(monkeypatch, **answers):
 
 def test_nodes_are_asked_all_before_one_is_waited_for(monkeypatch):
     nodes = asked(monkeypatch, a={"ray": "1"}, b={"ray": "2"}, c={"ray": "3"})
-    assert cluster._versions(NODES) == [{"ray": "1"}, {"ray": "2"}, {"ray": "3"}]
+    assert cluster.versions_of(NODES) == [{"ray": "1"}, {"ray": "2"}, {"ray": "3"}]
     wait = ("wait", 3, cluster.VERSIONS_SECONDS)
     assert nodes.events == [("ask", "a"), ("ask", "b"), ("ask", "c"), wait]
 
 
 def test_late_nodes_are_named(monkeypatch):
     asked(monkeypatch, a=None, b={}, c=None)
-    with pytest.raises(RunFailed, match=r"node\(s\) a, c did not say within 60 s"):
-        cluster._versions(NODES)
+    with pytest.raises(RunFailed, match=r"node\(s\) a, c did not report their versions within"):
+        cluster.versions_of(NODES)
 
 
 def test_a_node_without_headway_is_named(monkeypatch):
     failure = RayTaskError("installed", "No module named 'deploy'", ImportError())
     asked(monkeypatch, a={}, b=failure, c={})
     with pytest.raises(InputError, match=r"node b has no Headway that can be imported"):
-        cluster._versions(NODES)
+        cluster.versions_of(NODES)
 
 
 def test_a_cluster_of_one_node_is_not_asked():
-    assert cluster._versions([]) == []
+    assert cluster.versions_of([]) == []

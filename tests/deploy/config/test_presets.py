@@ -4,8 +4,8 @@ import re
 
 import pytest
 
-from deploy.config.presets import account, preset_names, with_preset
-from deploy.config.run_config import load_recipe
+from deploy.config.loader import load_recipe
+from deploy.config.presets import description, preset_names, with_preset
 from deploy.errors import InputError
 
 PRESETS = {
@@ -20,8 +20,8 @@ def test_every_preset_of_the_field_is_shipped():
 
 @pytest.mark.parametrize("name", sorted(PRESETS))
 def test_a_preset_gives_an_account_with_its_source(name):
-    assert len(account(name)) > 100
-    assert re.search(r"arXiv \d{4}\.\d{5}|Williams 1992", account(name))
+    assert len(description(name)) > 100
+    assert re.search(r"arXiv \d{4}\.\d{5}|Williams 1992", description(name))
 
 
 @pytest.mark.parametrize("name", sorted(PRESETS))

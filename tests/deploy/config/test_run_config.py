@@ -2,7 +2,7 @@
 
 import pytest
 
-from deploy.config.run_config import SHIPPED_RECIPES, load_recipe
+from deploy.config.loader import SHIPPED_RECIPES, load_recipe
 from deploy.errors import InputError
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from deploy.config.run_config import load_recipe
+from deploy.config.loader import load_recipe
 from deploy.config.weight_transport_rules import check_devices, claim_folder
 from deploy.errors import InputError
 from weight_sync.config import WeightSyncConfig
@@ -27,7 +27,7 @@ def settings(transport: str, *more: str) -> list[str]:
         (settings("ipc", *SHARES, "learner.ranks=2"), r"learner\.ranks = 2"),
         (
             settings("ipc", *SHARES, "deploy.placement.actors.labels.a=b"),
-            r"deploy\.placement\.actors may part actors from the learner",
+            r"deploy\.placement\.actors may put actors and learner on different",
         ),
     ],
 )

@@ -8,7 +8,7 @@ import typer
 
 from deploy.cli.app import app
 from deploy.cli.bench import BENCHMARKS
-from deploy.config.run_config import DeployConfig
+from deploy.config.deploy_config import DeployConfig
 
 ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "docs" / "watching.md").read_text()

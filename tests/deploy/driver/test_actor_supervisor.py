@@ -1,26 +1,18 @@
 """What a supervisor does when its actor dies, with actors of a few lines."""
 
 import asyncio
-import io
-import json
 from types import SimpleNamespace
 
 import pytest
 from ray.exceptions import RayActorError, RayTaskError
-from rich.console import Console
 
 from actors.errors import EngineDied, InputError
 from actors.rollout.actor_statistics import ActorStatistics
-from deploy.config.run_config import DeployConfig
-from deploy.driver import actor_supervisor as supervisor
-from deploy.driver import restart_policy as restarts
-from deploy.driver.actor_supervisor import Supervisor
+from deploy.driver.actor_supervisor import Supervisor, Timing
+from deploy.driver.restart_policy import Clock
 from deploy.errors import RunFailed
-from deploy.runtime.console import Screen
-from deploy.storage.jsonl import JsonlWriter
-from deploy.storage.run_directory import RunDirectory
-from deploy.storage.run_record import Record
 from queues.errors import BrokerLostError, QueueClosed
+from tests.deploy.driver.contexts import make_context, output
 from weight_sync.errors import DeadlineExceeded, IncompatibleWeights, LoadFailed
 
 OVER = None
@@ -33,40 +25,38 @@ def raised(cause):
 
 
 class Stage:
-    """Makes actors that play given lives, and writes down what happens to them and the leases.
+    """Creates actors that play given lives, and records what happens to them and the leases.
 
     A life is what its `run` ends with, or (what `start` ends with, what `run` ends with).
     """
 
     def __init__(self, tmp_path, monkeypatch, *lives, release=None, **settings):
-        self.events, self.lives, self.waits = [], list(lives), []
+        self.events, self.lives, self.waits, self.actors = [], list(lives), [], []
         self.release_error = release
-        self.output = io.StringIO()
-        self.record = Record(name="x", steps=1, max_staleness=0, started_at=0.0)
-        self.folder = tmp_path
+        self.context = make_context(tmp_path, **settings)
+        self.record = self.context.record
         self.now = 0.0
-        monkeypatch.setattr(supervisor.ray, "kill", lambda actor: self.note("kill", actor.number))
-        monkeypatch.setattr(supervisor, "ANSWER_SECONDS", 0.05)
-        monkeypatch.setattr(supervisor, "POLL_SECONDS", "the watcher's")
-        monkeypatch.setattr(supervisor, "time", SimpleNamespace(monotonic=lambda: self.now))
-        monkeypatch.setattr(restarts, "time", SimpleNamespace(time=lambda: 1000.0))
-        monkeypatch.setattr(supervisor.asyncio, "sleep", self.sleep)
+        monkeypatch.setattr("ray.kill", lambda actor: self.note("kill", actor.number))
         self.supervisor = Supervisor(
+            self.context,
             3,
             self.create,
             broker=self,
             broadcaster=SimpleNamespace(release=self.release_permit),
-            config=DeployConfig(**settings),
-            record=self.record,
-            rows=JsonlWriter(RunDirectory(tmp_path)),
-            screen=Screen(Console(file=self.output, width=200)),
+            timing=Timing(
+                clock=Clock(monotonic=lambda: self.now, time=lambda: 1000.0, sleep=self.sleep),
+                poll_seconds=60.0,
+                answer_seconds=0.05,
+                hand_over_seconds=0.05,
+            ),
         )
 
     def note(self, *event):
         self.events.append(event)
 
     def create(self):
-        return Actor(self, self.lives.pop(0))
+        self.actors.append(Actor(self, self.lives.pop(0)))
+        return self.actors[-1]
 
     async def release(self, engine_id):
         self.note("release", engine_id)
@@ -77,8 +67,6 @@ class Stage:
         self.note("permit", engine_id)
 
     async def sleep(self, seconds):
-        if seconds == "the watcher's":
-            await asyncio.Event().wait()
         self.waits.append(seconds)
 
     def play(self):
@@ -89,7 +77,7 @@ class Stage:
         asyncio.run(asyncio.wait_for(scenario(), 10))
 
     def rows(self):
-        return [json.loads(x) for x in (self.folder / "restarts.jsonl").read_text().splitlines()]
+        return self.context.directory.rows("restarts.jsonl")
 
 
 class Actor:
@@ -160,10 +148,10 @@ def test_a_dead_actor_is_cleared_away_before_another_is_made_that_works_on(stage
         ("create", 1), ("start", 1), ("run", 1),
     ]  # fmt: skip
     assert played.record.restarts.total() == 1
-    output = played.output.getvalue()
-    assert "actor-3 is made again (1 of 5 in a row)" in output
-    assert reason in output
-    assert "actor-3 is ready again" in output
+    printed = output(played.context)
+    assert "actor-3 is restarted (1 of 5 in a row)" in printed
+    assert reason in printed
+    assert "actor-3 is ready again" in printed
     (row,) = played.rows()
     assert reason in row.pop("reason")
     assert row == {"actor": "actor-3", "at": 1000.0, "in_a_row": 1}
@@ -267,18 +255,15 @@ def test_statistics_never_hang_or_raise(stage):
         )
         await played.supervisor.start()
         before = await played.supervisor.statistics()
-        played.supervisor._actor.statistics.remote = asyncio.Event().wait
+        played.actors[0].statistics.remote = asyncio.Event().wait
         assert await played.supervisor.statistics() == before
-        played.supervisor._actor.dead = True
+        played.actors[0].dead = True
         assert await played.supervisor.statistics() == before
 
     asyncio.run(asyncio.wait_for(scenario(), 10))
 
 
-def test_an_actor_that_works_is_asked_to_hand_over_and_not_waited_for_without_end(
-    stage, monkeypatch
-):
-    monkeypatch.setattr(supervisor, "HAND_OVER_SECONDS", 0.05)
+def test_an_actor_that_works_is_asked_to_hand_over_and_not_waited_for_without_end(stage):
     played = stage(HANG)
 
     async def scenario():

@@ -111,11 +111,12 @@ class Watched:
     ("unfinished", "looks"), [(("greedy@0", "greedy@10"), 3), (("greedy@10",), 1)]
 )
 def test_training_waits_until_the_evaluator_has_the_first_version_and_not_for_its_score(
-    monkeypatch, unfinished, looks
+    unfinished, looks
 ):
-    monkeypatch.setattr("deploy.driver.evaluations.POLL_SECONDS", 0.0)
     config = HeldoutConfig(size=2, every=10, pinned=True)
     broker = Watched(*unfinished)
     planned = plan(config, steps=10, temperature=1.0)
-    asyncio.run(asyncio.wait_for(initial(broker, planned, evaluator(config, 2)), 10))
+    asyncio.run(
+        asyncio.wait_for(initial(broker, planned, evaluator(config, 2), poll_seconds=0.0), 10)
+    )
     assert broker.looks == looks

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from deploy.config.run_config import load_recipe
+from deploy.config.loader import load_recipe
 from deploy.driver.restore import restore
 from deploy.errors import InputError
 from deploy.report.summary import summarise

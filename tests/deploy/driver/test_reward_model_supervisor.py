@@ -2,23 +2,15 @@
 
 import asyncio
 import contextlib
-import io
-import json
-from types import SimpleNamespace
 
 import pytest
 from ray.exceptions import RayActorError, RayTaskError
-from rich.console import Console
 
 from actors.errors import InputError
-from deploy.config.run_config import DeployConfig
-from deploy.driver import reward_model_supervisor
+from deploy.driver.restart_policy import Clock
 from deploy.driver.reward_model_supervisor import RewardModelSupervisor
 from deploy.errors import RunFailed
-from deploy.runtime.console import Screen
-from deploy.storage.jsonl import JsonlWriter
-from deploy.storage.run_directory import RunDirectory
-from deploy.storage.run_record import Record
+from tests.deploy.driver.contexts import make_context, output
 
 
 class Process:
@@ -44,22 +36,13 @@ class Process:
 class Stage:
     """A supervisor with a clock of its own."""
 
-    def __init__(self, folder, monkeypatch, *lives, **settings):
+    def __init__(self, folder, *lives, **settings):
         self.now, self.waits, self.settled = 0.0, [], asyncio.Event()
-        clock = SimpleNamespace(monotonic=lambda: self.now)
-        monkeypatch.setattr(reward_model_supervisor, "time", clock)
-        monkeypatch.setattr(reward_model_supervisor.asyncio, "sleep", self.sleep)
         self.process = Process(self, list(lives))
-        self.output = io.StringIO()
-        self.folder = folder
-        self.record = Record(name="x", steps=1, max_staleness=0, started_at=0.0)
-        self.supervisor = RewardModelSupervisor(
-            self.process,
-            config=DeployConfig(**settings),
-            record=self.record,
-            rows=JsonlWriter(RunDirectory(folder)),
-            screen=Screen(Console(file=self.output, width=200)),
-        )
+        self.context = make_context(folder, **settings)
+        self.record = self.context.record
+        clock = Clock(monotonic=lambda: self.now, sleep=self.sleep)
+        self.supervisor = RewardModelSupervisor(self.context, self.process, clock=clock)
 
     async def sleep(self, seconds):
         self.waits.append(seconds)
@@ -78,38 +61,38 @@ class Stage:
         asyncio.run(asyncio.wait_for(scenario(), 10))
 
 
-def test_each_death_is_said_counted_and_followed_by_a_longer_wait(tmp_path, monkeypatch):
-    stage = Stage(tmp_path, monkeypatch, 5.0, 5.0)
+def test_each_death_is_said_counted_and_followed_by_a_longer_wait(tmp_path):
+    stage = Stage(tmp_path, 5.0, 5.0)
     stage.play()
     assert stage.process.starts == 3
     assert stage.waits == [1.0, 2.0]
     assert stage.record.restarts == {"reward-model": 2}
-    rows = [json.loads(line) for line in (tmp_path / "restarts.jsonl").read_text().splitlines()]
+    rows = stage.context.directory.rows("restarts.jsonl")
     assert [(row["actor"], row["in_a_row"]) for row in rows] == [
         ("reward-model", 1),
         ("reward-model", 2),
     ]
-    assert "reward-model is made again (1 of 5 in a row): its process died" in (
-        stage.output.getvalue()
+    assert "reward-model is restarted (1 of 5 in a row): its process died" in (
+        output(stage.context)
     )
 
 
-def test_one_that_keeps_dying_ends_the_run_with_one_message(tmp_path, monkeypatch):
-    stage = Stage(tmp_path, monkeypatch, 5.0, RayActorError(), 5.0, max_restarts=2)
+def test_one_that_keeps_dying_ends_the_run_with_one_message(tmp_path):
+    stage = Stage(tmp_path, 5.0, RayActorError(), 5.0, max_restarts=2)
     with pytest.raises(RunFailed, match=r"reward-model died 3 times in a row.*max_restarts = 2"):
         stage.play()
     assert stage.record.restarts == {"reward-model": 2}
 
 
-def test_one_that_worked_for_long_begins_anew(tmp_path, monkeypatch):
-    stage = Stage(tmp_path, monkeypatch, 5.0, 700.0, 5.0, max_restarts=2)
+def test_one_that_worked_for_long_begins_anew(tmp_path):
+    stage = Stage(tmp_path, 5.0, 700.0, 5.0, max_restarts=2)
     stage.play()
     assert stage.waits == [1.0, 1.0, 2.0]
 
 
-def test_models_that_cannot_be_loaded_again_end_the_run_with_that_error(tmp_path, monkeypatch):
+def test_models_that_cannot_be_loaded_again_end_the_run_with_that_error(tmp_path):
     gone = RayTaskError("start", "", InputError("no reward model can be loaded"))
-    stage = Stage(tmp_path, monkeypatch, 5.0, gone)
+    stage = Stage(tmp_path, 5.0, gone)
     with pytest.raises(RayTaskError) as caught:
         stage.play()
     assert isinstance(caught.value.cause, InputError)

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from deploy.config.run_config import load_recipe
+from deploy.config.loader import load_recipe
 from deploy.errors import InputError
 from deploy.observability import trackers
 from deploy.observability.trackers import Trackers, check, numbers

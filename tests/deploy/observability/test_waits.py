@@ -9,6 +9,7 @@ from deploy.observability.waits import (
     ActorHealth,
     BrokerHealth,
     Health,
+    Movement,
     Overdue,
     Wait,
     Waits,
@@ -135,3 +136,27 @@ def test_the_longest_comes_first():
     both = replace(broker(taken=2), disk=False)
     watched.overdue(both, 5.0)
     assert [late.wait.on for late in watched.overdue(both, 9.0)] == [DISK, "learner"]
+
+
+MOVES = [broker(version=5), broker(accepted=1), broker(engines={"engine-0": 4, "engine-1": 5})]
+
+
+@pytest.mark.parametrize("moved", MOVES)
+def test_a_run_moves_by_a_version_a_result_or_an_engine_that_takes_weights(moved):
+    movement = Movement()
+    assert [movement.idle_seconds(HEALTH, now) for now in (10.0, 15.0)] == [0.0, 5.0]
+    assert [movement.idle_seconds(moved, now) for now in (16.0, 18.0)] == [0.0, 2.0]
+
+
+@pytest.mark.parametrize("excused", [broker(paused=True), replace(HEALTH, actors={})])
+def test_while_a_disk_is_full_or_all_actors_start_no_idle_time_counts(excused):
+    movement = Movement()
+    movement.idle_seconds(HEALTH, 0.0)
+    assert movement.idle_seconds(excused, 100.0) == 0.0
+    assert movement.idle_seconds(HEALTH, 101.0) == 1.0
+
+
+def test_a_broker_that_does_not_answer_does_not_move():
+    movement = Movement()
+    movement.idle_seconds(HEALTH, 0.0)
+    assert movement.idle_seconds(replace(HEALTH, broker=None), 7.0) == 7.0

@@ -14,13 +14,14 @@ import psutil
 import pytest
 from rich.console import Console
 
-from deploy.config.run_config import load_recipe
+from deploy.config.loader import load_recipe
 from deploy.errors import RunFailed
 from deploy.observability.stack_dumps import ProcessDump, ProcessLocation, dump_local
 from deploy.observability.waits import ActorHealth, Wait
 from deploy.observability.watchdog import Probes, Watchdog, concerned, write_durably
-from deploy.runtime.console import Screen
+from deploy.runtime.console import Terminal
 from deploy.storage.run_directory import RunDirectory
+from deploy.storage.run_record import Record
 
 STATES = ("queued", "leased", "ready", "taken", "trained", "dropped", "failed")
 STATUS = SimpleNamespace(
@@ -33,6 +34,7 @@ STATUS = SimpleNamespace(
     engines={"engine-0": 1},
     accepted=1,
     evaluations=("greedy@4",),
+    last_error=None,
     paused=None,
 )
 
@@ -51,17 +53,21 @@ class Stage:
     """A run in which the learner has a batch and does not come back with it."""
 
     def __init__(self, tmp_path, *, aborts=False, deadline=0.05, **probes):
-        intervals = {"look_seconds": 0.01, "answer_seconds": 0.05}
+        intervals = {"look_seconds": 0.01, "answer_seconds": 0.05, "stall_factor": 1000.0}
         settings = [f"deploy.watchdog_seconds={deadline}"]
         settings.append(f"deploy.watchdog_aborts={str(aborts).lower()}")
         self.events, self.status, self.output = [], STATUS, io.StringIO()
+        self.learner_waits = None
+        self.record = Record(name="x", steps=5, max_staleness=2, started_at=0.0)
         self.directory = RunDirectory(tmp_path)
         self.directory.logs.mkdir()
         self.watchdog = Watchdog(
             load_recipe("demo", settings),
             self.directory,
-            Screen(Console(file=self.output, width=400)),
+            Terminal(Console(file=self.output, width=400)),
+            self.record,
             status=self.ask,
+            learner_paused=self.ask_learner,
             actors=lambda: {"actor-0": ActorHealth(engine_id="engine-0", answers=True)},
             handles=lambda: self.handles,
             save=self.save,
@@ -73,6 +79,9 @@ class Stage:
         if self.status is None:
             await asyncio.Event().wait()
         return self.status
+
+    async def ask_learner(self):
+        return self.learner_waits
 
     async def save(self):
         self.events.append("saved")
@@ -201,6 +210,50 @@ def test_where_the_recipe_says_so_the_run_ends_after_a_checkpoint(tmp_path):
     with pytest.raises(RunFailed, match=r"waits on learner .* headway resume"):
         asyncio.run(stage.until(lambda: False))
     assert stage.events == ["saved"]
+
+
+def test_a_run_in_which_nothing_moves_ends_after_a_checkpoint_and_names_every_wait(tmp_path):
+    stage = Stage(tmp_path, stall_factor=3.0)
+    stage.record.swaps.append({"error": "LoadFailed: a cable"})
+    said = (
+        r"^nothing moved for .* more than 3 times deploy.watchdog_seconds = 0.05; version 1, .*"
+        r"unfinished evaluations: greedy@4; .* weight update: LoadFailed: a cable; "
+        r"overdue waits: broker waits on learner for batch 1 to be trained; .* headway resume"
+    )
+    with pytest.raises(RunFailed, match=said):
+        asyncio.run(stage.until(lambda: False))
+    assert stage.events == ["saved"]
+
+
+def test_a_run_whose_broker_never_answers_ends_as_well(tmp_path):
+    stage = Stage(tmp_path, stall_factor=3.0)
+    stage.status = None
+    with pytest.raises(RunFailed, match="the broker does not answer"):
+        asyncio.run(stage.until(lambda: False))
+
+
+@pytest.mark.parametrize("learner", [False, True])
+def test_a_wait_for_space_on_a_disk_is_announced_and_is_no_stall(tmp_path, learner):
+    stage = Stage(tmp_path, stall_factor=3.0)
+    reason = "no space is left on the disk of X"
+
+    async def play():
+        if learner:
+            stage.learner_waits = reason
+        else:
+            stage.status = SimpleNamespace(**{**vars(STATUS), "paused": reason})
+        following = asyncio.create_task(stage.until(lambda: False))
+        while not stage.said(f"paused: {reason}")():  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(0.5)  # longer than a stall
+        assert not following.done()
+        stage.learner_waits, stage.status = None, STATUS
+        with pytest.raises(RunFailed, match="nothing moved"):
+            await following
+
+    asyncio.run(play())
+    assert stage.output.getvalue().count("paused: ") == 1
+    assert stage.output.getvalue().count("there is room again") == 1
 
 
 def test_of_a_weight_update_its_engine_is_looked_at():

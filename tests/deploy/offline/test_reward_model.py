@@ -10,11 +10,11 @@ import pytest
 
 from actors.errors import InputError as ActorsInputError
 from actors.reward_models.folder import TextReader
-from deploy.config.run_config import load_recipe
+from deploy.config.loader import load_recipe
 from deploy.errors import InputError
 from deploy.offline import reward_model
 from deploy.offline.preference_pairs import PreferencePairs
-from deploy.preflight.inputs import reward_model_paths
+from deploy.preflight.models import reward_model_paths
 
 SECTION = (
     "reward_model.pairs=lettered_chain_sum",
@@ -247,7 +247,7 @@ def test_a_run_outlives_the_process_of_its_reward_models(headway, judged):
     import pyarrow.parquet
 
     folder, output = judged
-    assert "reward-model is made again (1 of 5 in a row)" in output
+    assert "reward-model is restarted (1 of 5 in a row)" in output
     (row,) = [json.loads(line) for line in (folder / "restarts.jsonl").read_text().splitlines()]
     assert row["actor"] == "reward-model"
     summary = json.loads((folder / "summary.json").read_text())

@@ -2,10 +2,10 @@
 
 import pytest
 
-from deploy.config.run_config import load_recipe
+from deploy.config.loader import load_recipe
 from deploy.errors import InputError
 from deploy.offline import sft as warm_start
-from deploy.storage.atomic_folder import made_whole
+from deploy.storage.atomic_folder import atomic_folder
 
 
 @pytest.fixture
@@ -78,7 +78,7 @@ def test_two_at_once_are_refused(config, trains):
     trains += ["first"]
     with (
         pytest.raises(InputError, match="another command is making"),
-        made_whole(config.warm_start, replace=False),
+        atomic_folder(config.warm_start, replace=False),
     ):
         make(config)
     make(config)

@@ -80,8 +80,7 @@ def test_reward_models_score_what_is_tried(headway, classifier):
         "name=judged", "actors.reward=['reward_model']", "actors.reward_model.standardise=false",
         f"actors.reward_model.paths=['{classifier}']",
     )  # fmt: skip
-    assert headway.recipe("sft", *settings).returncode == 0
-    result = headway("try", *headway.arguments("try", *settings)[2:], "--prompts", "2")
+    result = headway.call(*headway.arguments("try", *settings)[1:], "--prompts", "2")
     assert result.returncode == 0, result.stdout + result.stderr
     assert result.stdout.count("  reward_model ") == 2
 
@@ -89,9 +88,8 @@ def test_reward_models_score_what_is_tried(headway, classifier):
 @pytest.mark.deepspeed
 def test_the_prompts_of_a_recipe_are_played_and_nothing_is_written(headway):
     settings = ("name=tried", "actors.reward=['last_answer', 'tags']")
-    assert headway.recipe("sft", *settings).returncode == 0
     runs = {path.name for path in (headway.folder / "runs").iterdir()}
-    result = headway("try", *headway.arguments("try", *settings)[2:], "--prompts", "2")
+    result = headway.call(*headway.arguments("try", *settings)[1:], "--prompts", "2")
     assert result.returncode == 0, result.stdout + result.stderr
     assert result.stdout.count("sampled, trains") == 2
     assert result.stdout.count("  last_answer ") == result.stdout.count("  tags ") == 2

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from deploy.config.run_config import load_recipe
+from deploy.config.loader import load_recipe
 from deploy.errors import InputError
 from deploy.planner.calibration import Measured
 from deploy.planner.caveats import TAKEN_OVER, caveats, differences, refuse_another_model

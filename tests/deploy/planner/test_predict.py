@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from deploy.config.run_config import load_recipe
+from deploy.config.loader import load_recipe
 from deploy.errors import InputError
 from deploy.planner.command import PlanInputs, parse_bounds, plan, show
 from deploy.planner.predict import (

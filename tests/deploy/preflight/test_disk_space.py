@@ -5,10 +5,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from deploy.config.run_config import RunConfig, load_recipe
+from deploy.config.loader import load_recipe
+from deploy.config.run_config import RunConfig
 from deploy.errors import InputError
 from deploy.preflight import disk_space as disk
-from deploy.preflight.disk_space import check_room, parameter_bytes
+from deploy.preflight.disk_space import check_free_space, parameter_bytes
 
 SHAPES = {"weight": (1000, 1000)}
 STEPS, EVERY, KEEP = 12, 5, 2
@@ -28,7 +29,7 @@ def least(config: RunConfig, monkeypatch: pytest.MonkeyPatch, resumed: Path | No
         usage = SimpleNamespace(disk_usage=lambda _, free=free: SimpleNamespace(total=1, free=free))
         monkeypatch.setattr(disk, "shutil", usage)
         try:
-            check_room(config, SHAPES, resumed=resumed)
+            check_free_space(config, SHAPES, resumed=resumed)
         except InputError:
             low = free
         else:
@@ -83,4 +84,4 @@ def test_what_is_there_already_is_said(
     monkeypatch.setattr(disk, "shutil", usage)
     resumed = store(tmp_path / "checkpoints", "v000005", size=3_000_000)
     with pytest.raises(InputError, match=r"has 1 kB free.* of which 3 MB are there"):
-        check_room(config, SHAPES, resumed=resumed)
+        check_free_space(config, SHAPES, resumed=resumed)

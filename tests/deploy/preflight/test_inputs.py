@@ -6,9 +6,10 @@ import shutil
 
 import pytest
 
-from deploy.config.run_config import load_recipe
+from deploy.config.loader import load_recipe
 from deploy.errors import InputError
-from deploy.preflight.inputs import load_inputs, model_path
+from deploy.preflight.inputs import load_inputs
+from deploy.preflight.models import model_path
 from deploy.preflight.provenance import ORIGIN_FILE, warm_start_origin
 
 

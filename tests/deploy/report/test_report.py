@@ -10,9 +10,10 @@ import pytest
 
 from deploy.errors import InputError
 from deploy.report.html import page
-from deploy.report.plots import PLOTS, Shown, figure_of, smooth, throughput, waiting
-from deploy.report.report import MOST, figures, report
+from deploy.report.plots import PLOTS, PlottedRun, figure_of, smooth, throughput, waiting
+from deploy.report.report import MOST, report
 from deploy.report.summary import summarise
+from deploy.report.tables import figures
 from deploy.storage.run_directory import RunDirectory
 from deploy.storage.run_record import Record
 from queues.readers.selection_bias import Fate, compare
@@ -69,8 +70,11 @@ def shown(label="mine", *, batches=3, swaps=(SWAP,), fates=(), colour="#1f6fb4")
     record = Record(label, 5, 2, started_at=0.0)
     record.batches = [batch(version) for version in range(batches)]
     record.swaps = list(swaps)
-    record.heldout = [{"version": 0, "score": 0.5}, {"version": 2, "score": None}]
-    return Shown(label, record, compare(fates), colour)
+    record.heldout = [
+        {"version": 0, "score": 0.5, "size": 9},
+        {"version": 2, "score": None, "size": 9},
+    ]
+    return PlottedRun(label, record, compare(fates), colour)
 
 
 def plot(title):
@@ -129,30 +133,10 @@ def test_every_plot_can_be_drawn_of_a_run_with_a_single_batch_and_nothing_else(
     figure_of(each, few).savefig(tmp_path / "plot.svg")
 
 
-def test_the_table_says_what_the_summary_knows():
-    run = shown()
-    summary = summarise(run.record, status="done", now=60.0)
-    assert figures(summary) == {
-        "status": "done",
-        "batches trained": "3 of 5",
-        "seconds": "60",
-        "held-out score, first and last": "0.500",
-        "rollouts trained": "24",
-        "rollouts trained a second": "2",
-        "learner idle": "25%",
-        "largest lag, and allowed": "1 of 2",
-        "effective sample size": "0.900",
-        "weight updates": "1",
-        "an update stops an engine for": "0.2 s",
-        "published to serving": "0.5 s",
-        "processes made again": "0",
-    }
-
-
 def whole(*labels):
     """A page of some runs."""
     runs = [shown(label) for label in labels]
-    plots = [(plot.title, plot.text, figure_of(plot, runs)) for plot in PLOTS]
+    plots = [(plot.title, plot.description, figure_of(plot, runs)) for plot in PLOTS]
     summaries = [figures(summarise(run.record, status="done", now=60.0)) for run in runs]
     table = [(run.label, run.colour, figures) for run, figures in zip(runs, summaries, strict=True)]
     return page(" · ".join(labels), table, plots, ("Timeline", plots[0][2]))

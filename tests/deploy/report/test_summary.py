@@ -1,14 +1,11 @@
 """Figures of a run from hand-made rows."""
 
-import io
 from dataclasses import replace
 
 import pytest
-from rich.console import Console
 
 from deploy.report.summary import overlap, summarise
 from deploy.report.tables import figures
-from deploy.runtime.console import Screen
 from deploy.storage.run_record import Earlier, Record
 from queues.records import Evaluation
 
@@ -132,7 +129,7 @@ def test_pass_at_k_stands_beside_the_mean_of_its_samples():
     last = summary["heldout_sampled"][-1]
     assert (last["size"], last["samples"], last["pass_at_k"]) == (10, 4, 0.75)
     assert (last["incomplete"], last["sampled_by"]) == (1, [3, 3])
-    shown = dict(figures(summary))
+    shown = figures(summary)
     assert shown["held-out sampled"] == "0.250 → 0.500 (10 problems), pass@4 0.500 → 0.750"
 
 
@@ -175,7 +172,7 @@ def test_what_was_left_out_of_training_is_counted_and_shown():
         "prompts_retired": 1200,
         "groups_overdue": 7,
     }
-    shown = [dict(figures({**s, "heldout": [], "heldout_sampled": []})) for s in (nothing, summary)]
+    shown = [figures({**s, "heldout": [], "heldout_sampled": []}) for s in (nothing, summary)]
     labels = ("groups without a signal", "prompts mastered", "stragglers not waited for")
     assert [shown[0].get(label) for label in labels] == [None, None, None]
     assert [shown[1].get(label) for label in labels] == [
@@ -185,18 +182,27 @@ def test_what_was_left_out_of_training_is_counted_and_shown():
     ]
 
 
-def test_a_batch_whose_tokens_were_all_too_old_has_no_lag_and_is_shown():
+def test_a_batch_whose_tokens_were_all_too_old_has_no_lag():
     masked = {
         **BATCHES[-1], "max_lag": None, "lag_mean": None, "response_length_mean": None,
         "lag_histogram": {}, "ess": None,
     }  # fmt: skip
     summary = summarise(record([*BATCHES[:-1], masked]), status="done", now=21.0)
     assert summary["max_lag_trained"] == max(row["max_lag"] for row in BATCHES[:-1])
-    written = io.StringIO()
-    screen = Screen(Console(file=written, width=200))
-    with screen.bar(3, "waiting"):
-        screen.batch({**masked, "version": 0, "reward_mean": 0.5}, tokens_per_second=None)
-    assert "step 1/3 · reward 0.500 · every token masked" in written.getvalue()
+
+
+def test_the_table_shows_every_figure_of_the_summary():
+    shown = figures(summarise(record(), status="done", now=21.0))
+    assert shown["steps"] == "3 of 3"
+    assert shown["seconds"] == "20 (first step after 11)"
+    assert shown["rollouts trained per second"] == "1.3"
+    assert shown["largest lag trained"] == "2 (bound 2)"
+    assert shown["idle"] == "learner 17%, actors 25%"
+    assert shown["weight updates"] == "2, pause 0.060 s, serving after 0.450 s"
+    assert shown["accounts"] == "balanced"
+    killed = summarise(record(), status="unknown", now=21.0) | {"seconds": None, "accounting": {}}
+    assert figures(killed)["seconds"] == "– (first step after 11)"
+    assert figures(killed)["accounts"] == "–"
 
 
 def test_a_run_that_trained_nothing_has_a_summary_too():

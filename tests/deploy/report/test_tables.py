@@ -21,7 +21,7 @@ def test_what_was_dropped_is_shown_beside_what_was_trained():
     assert "trained: tokens 3 10 10 10 10" in lines
     assert "dropped: seconds 1 10 10 10 10" in lines
     assert not any(line.startswith("dropped: tokens") for line in lines), "nobody knows them"
-    assert lines[-1] == "what was to be trained took at least 2.00 times as long as what was"
+    assert lines[-1].startswith("groups meant for training took at least 2.00 times as long")
 
 
 def test_what_was_masked_is_counted():

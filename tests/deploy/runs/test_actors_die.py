@@ -115,7 +115,7 @@ def test_a_run_whose_actors_are_killed_loses_and_doubles_nothing(headway):
         assert {engine, other} == {"engine-0", "engine-1"}
         summary, accounts, output = ended(process, headway, "killed")
     check_kills(summary, accounts, steps)
-    assert output.count("is made again (1 of 5 in a row)") == 2
+    assert output.count("is restarted (1 of 5 in a row)") == 2
     assert output.count("is ready again") == 2
     assert summary["tokens_generated"] >= summary["tokens_trained"] > 0
 
@@ -161,7 +161,7 @@ def test_an_error_of_the_users_in_one_actor_ends_the_run_and_restarts_nothing(he
     assert process.returncode == 2, output
     assert "a reward that does not import" in output
     assert "Traceback" not in output
-    assert "made again" not in output
+    assert "is restarted" not in output
     assert not folder.exists(), "bad input leaves nothing behind"
 
 

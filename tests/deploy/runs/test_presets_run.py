@@ -5,7 +5,7 @@ import math
 
 import pyarrow.parquet
 import pytest
-from conftest import Headway
+from tests.deploy.conftest import Headway
 
 from deploy.config.presets import preset_names
 from queues.readers.accounting import export_parquet

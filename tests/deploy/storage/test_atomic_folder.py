@@ -3,11 +3,11 @@
 import pytest
 
 from deploy.errors import InputError
-from deploy.storage.atomic_folder import made_whole
+from deploy.storage.atomic_folder import atomic_folder
 
 
 def make(folder, text="new", *, replace=False, ends=None):
-    with made_whole(folder, replace=replace) as partial:
+    with atomic_folder(folder, replace=replace) as partial:
         (partial / "model").mkdir()
         (partial / "model" / "weights").write_text(text)
         assert not (folder / "model" / "half").exists()
@@ -72,7 +72,7 @@ def test_what_a_killed_command_left_is_swept_away(folder):
 
 
 def test_two_at_once_are_refused(folder):
-    with made_whole(folder, replace=False) as partial:
+    with atomic_folder(folder, replace=False) as partial:
         (partial / "mine").write_text("mine")
         with pytest.raises(InputError, match="another command is making"):
             make(folder)

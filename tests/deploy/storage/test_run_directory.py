@@ -1,11 +1,12 @@
 """Run folders: made once, replaced on request, found by name or path."""
 
+import errno
 import fcntl
 from types import SimpleNamespace
 
 import pytest
 
-from deploy.config.run_config import load_recipe
+from deploy.config.loader import load_recipe
 from deploy.errors import InputError
 from deploy.storage import run_directory
 from deploy.storage.run_directory import RunDirectory
@@ -47,6 +48,19 @@ def test_a_run_that_ended_before_it_had_a_result_gives_way(config):
     train(create(config, replace=False), [{"loss": 1.0}])
     with pytest.raises(InputError, match="exists"):
         create(config, replace=False)
+
+
+def test_of_records_that_cannot_all_be_written_none_is(config):
+    def records():
+        yield {"version": 1}
+        raise OSError(errno.ENOSPC, "no space")
+
+    directory = create(config, replace=False)
+    directory.append("metrics.jsonl", [{"version": 0}])
+    with pytest.raises(OSError, match="no space"):
+        directory.append("metrics.jsonl", records())
+    directory.append("metrics.jsonl", [{"version": 2}])
+    assert directory.rows("metrics.jsonl") == [{"version": 0}, {"version": 2}]
 
 
 def test_a_run_that_another_command_holds_is_neither_replaced_nor_resumed(config):

@@ -7,7 +7,7 @@ from types import ModuleType
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from learner.advantages import ESTIMATORS, Estimate, Estimator, advantage, compute_advantages
@@ -106,7 +106,6 @@ def test_what_is_relative_has_nothing_to_say_where_no_group_varies():
 
 
 @pytest.mark.parametrize("name", list(ESTIMATORS))
-@settings(max_examples=25, deadline=None)
 @given(data=st.data())
 def test_permuting_rollouts_and_groups_permutes_advantages(name, data):
     # Different rewards: of equal ones, best_of_n and best_worst take the first.
@@ -136,7 +135,6 @@ def test_a_rollout_without_a_reward_is_as_if_it_were_not_there(name, bad):
 
 
 @pytest.mark.parametrize("name", sorted(set(ESTIMATORS) - {"maxrl", "remax", "pass_at_k", "gae"}))
-@settings(deadline=None)
 @given(rewards=st.lists(st.integers(-4, 4), min_size=6, max_size=6), shift=st.integers(-1000, 1000))
 def test_a_constant_on_every_reward_changes_nothing(name, rewards, shift):
     rewards, groups = torch.tensor(rewards).double(), torch.tensor([0, 0, 0, 1, 1, 1])
@@ -146,7 +144,6 @@ def test_a_constant_on_every_reward_changes_nothing(name, rewards, shift):
     torch.testing.assert_close(shifted.values, plain.values)
 
 
-@settings(deadline=None)
 @given(rewards=st.lists(st.floats(-100, 100), min_size=2, max_size=9))
 def test_group_methods_sum_to_zero_and_differ_by_a_factor(rewards):
     rewards = torch.tensor(rewards, dtype=torch.float64)
@@ -312,7 +309,6 @@ def test_pass_at_k_has_the_published_values():
     )
 
 
-@settings(deadline=None)
 @given(correct=st.lists(st.booleans(), min_size=1, max_size=7), k=st.integers(1, 7))
 def test_pass_at_k_is_the_mean_over_all_sets_that_hold_the_rollout(correct, k):
     n, k = len(correct), min(k, len(correct))

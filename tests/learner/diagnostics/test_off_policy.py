@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from learner.diagnostics.off_policy import (
@@ -54,7 +54,6 @@ def test_effective_sample_size_of_the_textbook_cases(weights, expected):
     assert effective_sample_size(log_ratios, ALL) == pytest.approx(expected)
 
 
-@settings(deadline=None)
 @given(logs=st.lists(st.floats(-500, 500), min_size=1, max_size=8), shift=st.floats(-300, 300))
 def test_effective_sample_size_is_bounded_and_blind_to_scale(logs, shift):
     logs = torch.tensor(logs, dtype=torch.float64)
@@ -109,7 +108,6 @@ def test_k3_averages_to_the_exact_divergence():
     assert (behavior * k3((current / behavior).log())).sum() == pytest.approx(exact.item())
 
 
-@settings(deadline=None)
 @given(log_ratio=st.floats(-100, 100))
 def test_k3_is_finite_and_never_negative(log_ratio):
     value = k3(torch.tensor([log_ratio], dtype=torch.float64)).item()
@@ -188,7 +186,6 @@ def test_chi2_and_kl_average_to_the_exact_divergences():
     assert found["ratio_mean"] == pytest.approx(1.0)
 
 
-@settings(deadline=None)
 @given(
     logs=st.lists(st.floats(-20, 20), min_size=1, max_size=60),
     cut=st.integers(0, 60),
@@ -203,7 +200,6 @@ def test_figures_of_parts_added_up_are_those_of_the_whole(logs, cut):
     assert figures(added_up(*parts)) == pytest.approx(whole)
 
 
-@settings(deadline=None)
 @given(logs=st.lists(st.floats(-19.9, 19.9), min_size=1, max_size=80))
 def test_quantiles_and_extremes_are_within_a_bin_of_the_exact_ones(logs):
     found = figures_of(torch.tensor(logs, dtype=torch.float64))

@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from learner.advantages.returns import gae, length_adaptive_lambda, returns_to_go
@@ -28,7 +28,6 @@ def by_definition(rewards, values, mask, ids, gamma, lam, bootstrap):
     return advantages
 
 
-@settings(max_examples=60, deadline=None)
 @given(data=st.data(), gamma=st.sampled_from([0.0, 0.9, 1.0]), size=st.integers(1, 20))
 def test_gae_is_the_discounted_sum_of_the_surprises_whatever_the_order(data, gamma, size):
     draw = st.lists(st.floats(-2, 2), min_size=size, max_size=size)

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from queues.errors import InputError
@@ -26,7 +26,6 @@ RATES = st.sampled_from([0.0, 0.3, 0.9, 1.0])
     st.integers(0, 2**32), POLICIES, st.integers(0, 4), st.integers(1, 5), st.integers(1, 12),
     RATES, st.booleans(), st.none() | st.integers(0, 5),
 )  # fmt: skip
-@settings(max_examples=250, deadline=None)
 def test_every_batch_is_full_within_the_bound_and_accounted_for_under_every_policy(
     seed: int,
     policy: OnOverdue,
@@ -48,7 +47,6 @@ def test_every_batch_is_full_within_the_bound_and_accounted_for_under_every_poli
     st.integers(0, 2**32), POLICIES, st.integers(0, 4), st.integers(1, 5), st.integers(1, 40),
     st.booleans(),
 )  # fmt: skip
-@settings(max_examples=150, deadline=None)
 def test_finite_prompts_all_come_to_an_end_and_only_the_last_batch_is_short(
     seed: int, policy: OnOverdue, staleness: int, size: int, prompts: int, changes_window: bool
 ) -> None:

@@ -4,7 +4,7 @@ import asyncio
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from queues import schema
@@ -25,7 +25,6 @@ def said(results: list[Any]) -> list[Any]:
 
 
 @given(MESSAGES, st.sampled_from([1, 2**20]))
-@settings(max_examples=60, deadline=None)
 def test_every_message_that_waits_gets_the_results_of_its_own_payloads(
     messages: list[tuple[list[bytes], bool]], together_bytes: int
 ) -> None:

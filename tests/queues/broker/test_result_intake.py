@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from queues.errors import ProtocolError, SchemaError
@@ -24,7 +24,6 @@ BAD = [b"", b"garbage", GOOD[0][:-40], GOOD[1].replace(b"single_turn", b"single_
 
 
 @given(st.lists(st.sampled_from([*GOOD, *GOOD, *BAD, LARGE]), max_size=6))
-@settings(max_examples=80, deadline=None)
 def test_payloads_are_summarised_together_as_they_are_alone(payloads: list[bytes]) -> None:
     def alone(payload: bytes) -> Any:
         try:

@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from queues.errors import InputError
@@ -46,7 +46,6 @@ def test_feasible_is_its_definition(due: dict[int, int], version: int, size: int
     st.dictionaries(st.integers(-1, 6), st.integers(1, 5), max_size=4),
     st.integers(0, 11), st.integers(-4, 1), BOUNDS, st.integers(0, 3),
 )  # fmt: skip
-@settings(max_examples=500)
 def test_as_many_leases_are_allowed_as_can_be_granted_one_by_one(
     due_from_now: dict[int, int], version: int, behind: int, bounds: Bounds, overdue: int
 ) -> None:
@@ -265,7 +264,6 @@ class Run:
 
 
 @given(st.integers(0, 2**32), BOUNDS)
-@settings(max_examples=150, deadline=None)
 def test_a_run_trains_all_its_batches_within_the_bound_and_discards_nothing(
     seed: int, bounds: Bounds
 ) -> None:
@@ -282,7 +280,6 @@ def test_a_run_trains_all_its_batches_within_the_bound_and_discards_nothing(
 
 
 @given(st.integers(0, 2**32), st.integers(0, 4), st.integers(1, 6), st.integers(1, 40))
-@settings(max_examples=100, deadline=None)
 def test_finite_prompts_are_all_trained_and_only_the_last_batch_is_short(
     seed: int, max_staleness: int, groups_per_batch: int, prompts: int
 ) -> None:

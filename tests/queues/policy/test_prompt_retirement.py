@@ -3,7 +3,7 @@
 import random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from queues.errors import InputError
@@ -67,7 +67,6 @@ def test_retired_prompts_are_left_out_and_the_others_keep_their_order() -> None:
 
 
 @given(st.integers(1, 8), st.integers(0, 2**32), st.integers(1, 12), st.floats(0.0, 1.0))
-@settings(max_examples=100, deadline=None)
 def test_a_source_ends_after_all_its_prompts_are_retired_and_never_before(
     size: int, seed: int, at_once: int, pass_rate: float
 ) -> None:

@@ -1,6 +1,6 @@
 """A run in simulated time with filtering and retirement: nothing starves, nothing is lost."""
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from queues.policy.prompt_retirement import Retirement
@@ -14,7 +14,6 @@ RATES = st.sampled_from([0.0, 0.1, 0.5, 0.9, 0.99, 1.0])
     st.integers(0, 2**32), RATES, st.integers(0, 4), st.integers(1, 5), st.integers(1, 8),
     st.integers(1, 4), st.booleans(),
 )  # fmt: skip
-@settings(max_examples=120, deadline=None)
 def test_every_batch_is_full_and_within_the_bound_however_much_is_filtered(
     seed: int, tie_rate: float, staleness: int, size: int, steps: int, limit: int, baseline: bool
 ) -> None:
@@ -32,7 +31,6 @@ def test_every_batch_is_full_and_within_the_bound_however_much_is_filtered(
     st.integers(0, 2**32), RATES, st.integers(0, 4), st.integers(1, 5), st.integers(1, 40),
     st.integers(1, 4),
 )  # fmt: skip
-@settings(max_examples=120, deadline=None)
 def test_a_finite_source_ends_with_every_prompt_trained_filtered_or_failed(
     seed: int, tie_rate: float, staleness: int, size: int, prompts: int, limit: int
 ) -> None:
@@ -50,7 +48,6 @@ def test_a_finite_source_ends_with_every_prompt_trained_filtered_or_failed(
     st.integers(0, 2**32), st.sampled_from([0.2, 0.8, 1.0]), st.integers(0, 4), st.integers(1, 5),
     st.integers(1, 12), st.sampled_from([0.5, 1.0]),
 )  # fmt: skip
-@settings(max_examples=120, deadline=None)
 def test_a_source_of_epochs_ends_when_all_its_prompts_are_mastered(
     seed: int, tie_rate: float, staleness: int, size: int, distinct: int, cap: float
 ) -> None:

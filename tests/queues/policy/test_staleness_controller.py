@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from queues.policy.admission import OnOverdue
@@ -46,7 +46,6 @@ def closed_loop(
     st.sampled_from([0.0, 0.01, 0.03, 0.1, 0.3, 1.0]), st.sampled_from([0.0, 0.01, 0.05]),
     st.integers(0, 8),
 )  # fmt: skip
-@settings(max_examples=300, deadline=None)
 def test_the_loop_settles_beside_the_widest_window_that_holds_the_target(
     seed: int, most: int, target: float, decay: float, noise: float, start: int
 ) -> None:

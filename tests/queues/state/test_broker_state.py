@@ -3,7 +3,7 @@
 from collections import Counter
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from queues.errors import QueueClosed
@@ -82,7 +82,6 @@ def check(book: BrokerState, issued: int) -> None:
     st.integers(0, 3), st.integers(1, 4), st.integers(1, 6), st.none() | st.integers(1, 5),
     st.sampled_from(["wait", "drop", "mask", "train"]),
 )  # fmt: skip
-@settings(max_examples=60, deadline=None)
 def test_every_group_is_in_one_state_whatever_happens(
     moves: list[tuple[int, int]],
     max_staleness: int,

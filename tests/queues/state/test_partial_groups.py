@@ -5,7 +5,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from queues.errors import SchemaError
@@ -29,7 +29,6 @@ def partial_of(lease, *versions):
     )  # fmt: skip
 
 
-@settings(deadline=None)
 @given(
     due=st.dictionaries(st.integers(2, 7), st.integers(0, 4)),
     saved=st.integers(0, 5),

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from queues.errors import JournalError
@@ -27,7 +27,6 @@ def test_a_frame_is_length_checksum_payload(tmp_path: Path) -> None:
 
 
 @given(st.lists(st.binary(max_size=50), min_size=1, max_size=10), st.integers(1, 100))
-@settings(max_examples=30, deadline=None)
 def test_every_payload_is_read_back_by_its_location(
     tmp_path_factory: pytest.TempPathFactory, payloads: list[bytes], segment_bytes: int
 ) -> None:

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from weight_sync.broadcaster import Broadcaster
@@ -189,7 +189,6 @@ def test_the_base_of_a_version_is_the_last_one_sent_whatever_its_number(weights)
     assert [m.delta and m.delta.base_version for m in manifests] == [None, 0, 3]
 
 
-@settings(max_examples=25, deadline=None)
 @given(
     st.lists(st.sampled_from(["float32", "bfloat16", "float64"]), min_size=1, max_size=4),
     st.integers(64, 600).map(lambda n: 64 * n),

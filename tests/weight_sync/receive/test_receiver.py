@@ -1,4 +1,4 @@
-"""A receiver verifies first, then swaps; what fails leaves the old version or a pause."""
+"""A receiver verifies before it swaps; a failure leaves the old version or a paused engine."""
 
 import asyncio
 import os
@@ -20,8 +20,8 @@ def swap(version: int) -> list[str]:
     return ["pause", f"load {version}", "resume"]
 
 
-def with_tensor(manifest: Manifest, found: str, /, **changes: object) -> Manifest:
-    tensors = [replace(s, **changes) if s.name == found else s for s in manifest.tensors]
+def with_tensor(manifest: Manifest, tensor: str, /, **changes: object) -> Manifest:
+    tensors = [replace(s, **changes) if s.name == tensor else s for s in manifest.tensors]
     return replace(manifest, tensors=tuple(tensors))
 
 
@@ -31,7 +31,7 @@ def with_first_bucket(manifest: Manifest, **changes: object) -> Manifest:
 
 
 def serve(engine, transport, manifest: Manifest, **options: Any):
-    """A receiver that serves `manifest`, and its broadcaster; call inside a loop."""
+    """Return a receiver, its broadcaster and its update to `manifest`; call inside a loop."""
     broadcaster = Broadcaster(1.0, 1)
     receiver = Receiver("e0", engine, broadcaster, transport, options=ReceiverOptions(**options))
     return receiver, broadcaster, receiver.update(manifest)
@@ -72,7 +72,7 @@ FAULTS = {
     "lost bucket": (lose_a_bucket, "StagingError"),
     "truncated bucket": (truncate_a_bucket, "StagingError.*has 8 bytes"),
     "wrong dtype": (
-        lambda m: with_tensor(m, "norm", dtype="bfloat16", nbytes=14),
+        lambda m: with_tensor(m, "norm", dtype="bfloat16"),
         "IncompatibleWeights.*'norm'.*bfloat16",
     ),
     "wrong shape": (lambda m: with_tensor(m, "q", shape=(49,)), "IncompatibleWeights.*'q'"),
@@ -107,7 +107,7 @@ def test_a_faulty_version_is_refused_before_the_engine_is_touched(
     assert (report.swap_started_at, report.swap_finished_at) == (None, None)
 
 
-def test_a_first_version_is_held_against_what_the_engine_expects(
+def test_a_first_version_is_compared_with_the_tensors_of_the_engine(
     engine, transport, published
 ) -> None:
     async def run(expected):
@@ -201,16 +201,6 @@ def test_an_engine_beyond_repair_ends_the_loop_and_gives_its_permit_back(
     assert engine.events == ["pause", "load 0"]
 
 
-def test_a_swap_that_hangs_is_named_at_its_deadline(engine, transport, published) -> None:
-    async def run():
-        engine.hold = asyncio.Event()
-        _, _, update = serve(engine, transport, published(2), timeout=0.1)
-        with pytest.raises(DeadlineExceeded, match=r"e0 did not take version 2 within 0\.1 s"):
-            await update
-
-    asyncio.run(run())
-
-
 def test_an_engine_prepares_what_was_verified_before_it_is_paused(
     engine, transport, published
 ) -> None:
@@ -295,7 +285,7 @@ def test_what_was_staged_too_late_is_given_back_when_its_thread_ends(
 
 
 async def follow(receiver: Receiver, broadcaster: Broadcaster, attempts: int) -> list:
-    """Runs a receiver until it has reported so often; its reports."""
+    """Run a receiver until it has reported `attempts` times and return its reports."""
     stop = asyncio.Event()
     running = asyncio.create_task(receiver.run(stop))
     async with asyncio.timeout(30):

@@ -1,4 +1,4 @@
-"""The folder of weights: readable by others, complete or not there, and never more than needed."""
+"""The folder of weights: readable by others, atomic, and limited to the newest version."""
 
 import os
 import threading

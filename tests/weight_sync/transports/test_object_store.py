@@ -1,4 +1,4 @@
-"""Two nodes on one machine: what crosses between them, and what survives which death."""
+"""Two nodes on one machine: what is copied between them, and what survives a death."""
 
 import json
 import subprocess

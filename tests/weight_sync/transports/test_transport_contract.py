@@ -1,4 +1,4 @@
-"""What every transport promises, run against each implementation."""
+"""The contract of transports, run against each implementation."""
 
 import os
 import random
@@ -39,8 +39,8 @@ def pieces(*parts: tuple[int, bytes]) -> list[Piece]:
 
 
 def manifest_of(version: int, bucket: Bucket) -> Manifest:
-    """A version that consists of one float in a bucket."""
-    spec = TensorSpec(name="a", dtype="float32", shape=(), bucket=0, offset=0, nbytes=4)
+    """Return a version that consists of one float in a bucket."""
+    spec = TensorSpec(name="a", dtype="float32", shape=(), bucket=0, offset=0)
     return Manifest(version=version, tensors=(spec,), buckets=(bucket,), created_at=version)
 
 
@@ -67,9 +67,7 @@ def test_named_tensors_arrive_like_nameless_bytes(transport: Transport) -> None:
         Piece(
             offset,
             memoryview(data),
-            TensorSpec(
-                name=name, dtype=dtype, shape=shape, bucket=0, offset=offset, nbytes=len(data)
-            ),
+            TensorSpec(name=name, dtype=dtype, shape=shape, bucket=0, offset=offset),
         )
         for name, dtype, shape, offset, data in names
     ]
@@ -154,9 +152,9 @@ def test_a_bucket_that_is_not_the_promised_one_is_refused(
 def test_closing_gives_every_descriptor_back(transport: Transport) -> None:
     before = len(os.listdir("/proc/self/fd"))
     staged = [transport.open(transport.write(v, 9, pieces())) for v in range(5)]
-    for held in staged:
-        held.close()
-        held.close()
+    for bucket in staged:
+        bucket.close()
+        bucket.close()
     transport.close()
     assert len(os.listdir("/proc/self/fd")) == before
 

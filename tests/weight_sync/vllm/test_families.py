@@ -1,7 +1,7 @@
-"""What an engine serves after each of several updates is the learner's model, family by family.
+"""An engine serves the learner's model after each of several updates, for every model family.
 
-By comparing its log-probabilities with a plain forward pass of transformers; by the exchange of
-prepared weights, and by vLLM's own reload where nothing was prepared.
+Its log-probabilities are compared with a plain forward pass of transformers, after an exchange of
+prepared weights and after vLLM's own reload of weights that were not prepared.
 """
 
 import asyncio
@@ -63,7 +63,7 @@ def staged(version: int, weights):
 def test_the_engine_serves_exactly_what_was_published_last(
     family: str, workers: int, tmp_path, monkeypatch
 ) -> None:
-    """By one worker, and by two that hold half of every projection."""
+    """With one worker, and with two that hold half of every projection."""
     from actors.engines.vllm import VllmEngine
     from actors.engines.vllm_settings import VllmSettings
 

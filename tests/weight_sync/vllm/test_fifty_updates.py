@@ -1,4 +1,4 @@
-"""Two engines through fifty updates with requests running: tokens are of the versions they say."""
+"""Two engines through fifty updates with requests running: every token carries its version."""
 
 import asyncio
 import contextlib
@@ -25,16 +25,16 @@ SHARED = [(7 * i + i // 5) % VOCABULARY for i in range(150)]
 
 
 class CheckedEngine(VllmEngine):
-    """Notes the checksum of all that it loads."""
+    """Records the checksum of every version that it loads."""
 
     def __init__(self, *arguments, **options) -> None:
         super().__init__(*arguments, **options)
         self.loaded: dict[int, str] = {}
 
     async def load(self, weights, version: int) -> None:
-        found = checksum(weights.tensors())
+        digest = checksum(weights.tensors())
         await super().load(weights, version)
-        self.loaded[version] = found
+        self.loaded[version] = digest
 
 
 class Fleet:
@@ -73,17 +73,17 @@ class Fleet:
         self.following = [asyncio.create_task(one.run(self._stop)) for one in self.receivers]
 
     async def publish(self) -> str:
-        """The next version, served by all engines when this returns; its checksum."""
+        """Publish the next version, wait until all engines serve it and return its checksum."""
         self.version += 1
         weights = [(name, parameter.detach()) for name, parameter in self.model.named_parameters()]
-        found = await asyncio.to_thread(self.publisher.publish, self.version, weights)
+        digest = await asyncio.to_thread(self.publisher.publish, self.version, weights)
         async with asyncio.timeout(60):
             while any(one.version != self.version for one in self.receivers):
                 for task in self.following:
                     if task.done():
                         task.result()
                 await asyncio.sleep(0.01)
-        return found
+        return digest
 
     async def generate(self, engine, request: str, prompt, tokens: int):
         sampling = SamplingParameters(temperature=1.0, max_new_tokens=tokens)
@@ -91,7 +91,7 @@ class Fleet:
 
     @contextlib.asynccontextmanager
     async def running(self, prompt):
-        """Long requests, one after the other, on every engine; what they gave is in the list."""
+        """Run long requests, one after the other, on every engine; yield the list of results."""
         done = []
 
         async def repeat(number, engine) -> None:
@@ -119,10 +119,10 @@ class Fleet:
 def fleet(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("HF_HUB_OFFLINE", "1")
-        found = Fleet(tmp_path_factory.mktemp("model"))
-        yield found
-        found.runner.run(found.close())
-        found.runner.close()
+        fleet = Fleet(tmp_path_factory.mktemp("model"))
+        yield fleet
+        fleet.runner.run(fleet.close())
+        fleet.runner.close()
 
 
 def expected(model, token_ids) -> torch.Tensor:
@@ -163,7 +163,7 @@ def test_requests_begun_after_each_update_have_the_learners_logprobs_on_every_en
 
 
 def test_each_token_of_a_request_that_lives_through_updates_is_of_its_version(fleet) -> None:
-    """Every version's model says nothing but the number of that version."""
+    """Every version's model samples nothing but the number of that version."""
 
     async def updates():
         crossed = []
@@ -181,16 +181,16 @@ def test_each_token_of_a_request_that_lives_through_updates_is_of_its_version(fl
     done = fleet.runner.run(asyncio.wait_for(updates(), 600))
     assert any(len(set(one.versions)) > 2 for one in done)
     for one in done:
-        told = [
+        pairs = [
             (token, version)
             for token, version in zip(one.token_ids, one.versions, strict=True)
             if version >= first
         ]
-        assert all(token == version % VOCABULARY for token, version in told)
+        assert all(token == version % VOCABULARY for token, version in pairs)
 
 
 def say(model, token: int) -> None:
-    """Makes a model that says one token for ever: no layer adds anything to a constant."""
+    """Make a model that samples one token for ever: no layer adds anything to a constant."""
     for parameter in model.parameters():
         parameter.fill_(0.0)
     model.model.embed_tokens.weight.fill_(1.0)

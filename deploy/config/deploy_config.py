@@ -1,0 +1,93 @@
+"""Section `[deploy]` of a recipe: where a run lives, its Ray cluster, and its deadlines."""
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+
+SECTION = ConfigDict(
+    frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False
+)
+STALL_FACTOR = 3
+"""A run in which nothing moves for this many times `deploy.watchdog_seconds` is ended."""
+
+
+class Placement(BaseModel):
+    """The nodes of one role."""
+
+    model_config = SECTION
+
+    labels: dict[str, str] = {}
+    """Labels that a node must have, as given to `ray start --labels`. Ray itself labels nodes with
+    "ray.io/accelerator-type"."""
+    resources: dict[str, float] = {}
+    """Custom resources that each process reserves, as given to `ray start --resources`; CPUs and
+    GPUs are settings of the role."""
+
+
+class Placements(BaseModel):
+    """Section `[deploy.placement]`: the nodes of each role.
+
+    A role without an entry stays on the driver's node, or is spread over all nodes where its
+    weight transport allows it.
+    """
+
+    model_config = SECTION
+
+    learner: Placement | None = Field(default=None)
+    """On other nodes than the driver's, the run's folder must be on a disk that they share."""
+    actors: Placement | None = Field(default=None)
+    reward_model: Placement | None = Field(default=None)
+
+
+class DeployConfig(BaseModel):
+    """Where a run lives, which Ray cluster it uses, and how long its processes may take."""
+
+    model_config = SECTION
+
+    ray_address: str = Field(default="local", pattern=r"^(local|auto|(ray://)?[^\s/]+:\d+)$")
+    """`local` starts a cluster on this machine for the run; else "host:port", or `auto`."""
+    placement: Placements = Placements()
+    """Nodes of a cluster that the roles of the run work on."""
+    metrics: bool = True
+    """Show metrics of every process to Prometheus, which finds them at one address of the run."""
+    engine_metrics: bool = False
+    """Show some of vLLM's own metrics beside those of each actor (`actors.metrics`). vLLM then
+    counts every token of every request, which takes some percent of the actor's process."""
+    metrics_port: int = Field(default=0, ge=0, le=65535)
+    """Port of that address; 0 takes a free one, which the command prints."""
+    metrics_host: str = Field(default="127.0.0.1", pattern=r"^[0-9A-Za-z.:-]+$")
+    """Address that all of them bind to. The default shows them on their own machine alone; on a
+    cluster "0.0.0.0" lets a Prometheus elsewhere reach them, and everybody else who can."""
+    trackers: tuple[Literal["tensorboard", "wandb"], ...] = ()
+    """Send the figures of each batch to TensorBoard (files in the run's folder) or Weights & Biases
+    (offline unless WANDB_MODE = "online"); each is an extra of the same name."""
+    runs_dir: Path = Path("runs")
+    """Folder of run folders, relative to where the command runs."""
+    start_timeout_seconds: float = Field(default=600, gt=0)
+    """Deadline for every process to have loaded the model."""
+    watchdog_seconds: float = Field(default=300, gt=0)
+    """A wait that lasts so long without progress is reported with the stacks of the process that is
+    waited for: on the terminal, in `headway top`, in waits.jsonl and by a metric. A run in which
+    nothing moves for three times as long is ended. It must exceed the longest step and the longest
+    rollout."""
+    watchdog_aborts: bool = False
+    """End the run at the first such report, after a checkpoint where the learner can save one."""
+    checkpoint_seconds: float = Field(default=12, gt=0)
+    """After an interrupt: how long the learner may take to end its step and save a checkpoint."""
+    max_failed_groups: int = Field(default=64, ge=0)
+    """Groups that may fail for good, by a reward that raises or a prompt that does not fit, before
+    the run is ended with their last error."""
+    max_restarts: int = Field(default=5, ge=0)
+    """How often in a row an actor that died is restarted before the run is ended with its last
+    error; an actor that worked for 10 minutes starts counting anew."""
+
+    @field_validator("runs_dir")
+    @classmethod
+    def _expanded(cls, value: Path) -> Path:
+        return value.expanduser()
+
+    @property
+    def stall_seconds(self) -> float:
+        """Seconds without any progress after which a run is ended."""
+        return STALL_FACTOR * self.watchdog_seconds

@@ -1,0 +1,107 @@
+"""Reads a recipe: a TOML file or a shipped recipe, its preset, and settings given as `key=value`.
+
+Imports no torch, vLLM or Ray, so that `headway validate` answers at once.
+"""
+
+import json
+import tomllib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from deploy.config.messages import explain, nearest
+from deploy.config.presets import on_demo, preset_names, with_preset
+from deploy.config.run_config import RunConfig
+from deploy.errors import InputError
+from learner.config.optimizer import OptimizerConfig
+
+SHIPPED_RECIPES = Path(__file__).parents[1] / "recipes"
+
+
+def load_recipe(recipe: str, overrides: Sequence[str] = ()) -> RunConfig:
+    """Read, complete and validate a recipe.
+
+    Args:
+        recipe: Path of a TOML file, the name of a shipped recipe (`demo`), or the name of a preset,
+            which stands for the demo's task and warm start with that preset.
+        overrides: `key=value` with dotted keys; values are TOML, or else plain strings.
+
+    Raises:
+        InputError: The recipe is not valid; has one line for each problem.
+    """
+    document = _with_critic(with_preset(read_recipe(recipe, overrides)))
+    try:
+        return RunConfig.model_validate_json(json.dumps(document, default=str), strict=True)
+    except ValidationError as error:
+        problems = "\n".join(explain(error, RunConfig))
+        raise InputError(f"recipe {recipe}:\n{problems}") from None
+
+
+def read_recipe(recipe: str, overrides: Sequence[str] = ()) -> dict[str, Any]:
+    """Return the tables of a recipe as they are written, neither completed nor validated.
+
+    Args:
+        recipe: See `load_recipe`.
+        overrides: See `load_recipe`.
+
+    Raises:
+        InputError: The file cannot be read, or an override has no key.
+    """
+    document = _read(recipe)
+    for override in overrides:
+        _override(document, override)
+    return document
+
+
+def _with_critic(document: dict[str, Any]) -> dict[str, Any]:
+    """Fill in the optimizer settings that [learner.critic] leaves out from those of [learner]."""
+    learner = document.get("learner")
+    if not isinstance(learner, dict) or not isinstance(learner.get("critic"), dict):
+        return document
+    shared = {name: learner[name] for name in OptimizerConfig.model_fields if name in learner}
+    return {**document, "learner": {**learner, "critic": {**shared, **learner["critic"]}}}
+
+
+def _read(recipe: str) -> dict[str, Any]:
+    path = Path(recipe)
+    shipped = SHIPPED_RECIPES / f"{recipe}.toml"
+    if not path.exists() and shipped.exists():
+        path = shipped
+    elif not path.exists() and recipe in preset_names():
+        return on_demo(recipe, _read("demo"))
+    if path.is_dir():
+        raise InputError(f"recipe {recipe!r} is a folder and cannot be read; name a TOML file")
+    try:
+        return tomllib.loads(path.read_text())
+    except FileNotFoundError:
+        names = sorted(p.stem for p in SHIPPED_RECIPES.glob("*.toml")) + preset_names()
+        raise InputError(
+            f"no recipe {recipe!r}: neither a file nor one of {', '.join(names)}"
+            f"{nearest(recipe, names)}"
+        ) from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"recipe {recipe!r} cannot be read: {error}") from None
+    except tomllib.TOMLDecodeError as error:
+        raise InputError(f"recipe {recipe!r} is not TOML: {error}") from None
+
+
+def _override(document: dict[str, Any], override: str) -> None:
+    """Apply one `key=value` in place."""
+    key, equals, text = override.partition("=")
+    if not equals or not key.strip():
+        raise InputError(f"--set {override!r}: write key=value, as in learner.learning_rate=1e-6")
+    try:
+        value = tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        value = text
+    *sections, last = key.strip().split(".")
+    if "\n" in text or not all((*sections, last)):
+        raise InputError(f"--set {override!r}: write one key=value, the key's parts not empty")
+    table = document
+    for section in sections:
+        table = table.setdefault(section, {})
+        if not isinstance(table, dict):
+            raise InputError(f"--set {override!r}: {section!r} is a value, not a section")
+    table[last] = value

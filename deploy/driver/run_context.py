@@ -1,0 +1,23 @@
+"""The parts of a run that everything in its driver shares."""
+
+from dataclasses import dataclass
+
+from deploy.config.run_config import RunConfig
+from deploy.preflight.inputs import Inputs
+from deploy.runtime.console import Terminal
+from deploy.storage.jsonl import JsonlWriter
+from deploy.storage.run_directory import RunDirectory
+from deploy.storage.run_record import Record
+
+
+@dataclass(frozen=True, slots=True)
+class RunContext:
+    """One session of a run: what it was asked to do, where it writes, and what it has gathered."""
+
+    config: RunConfig
+    inputs: Inputs
+    directory: RunDirectory
+    record: Record
+    console: Terminal
+    jsonl: JsonlWriter
+    """Writes the JSON-lines files of the directory."""

@@ -1,0 +1,96 @@
+"""Finds the model folders that a recipe names or that earlier commands made from it."""
+
+import re
+from pathlib import Path
+
+from deploy.config.run_config import RunConfig
+from deploy.errors import InputError
+from deploy.preflight.provenance import (
+    refuse_another_origin,
+    reward_model_origin,
+    same_warm_starts,
+    warm_start_origin,
+)
+
+HUB_NAME = re.compile(r"\w[\w.-]*/\w[\w.-]*")
+
+
+def model_path(config: RunConfig) -> str:
+    """Return the folder or hub name of the initial weights.
+
+    Raises:
+        InputError: The recipe's warm start does not exist or was made with other settings, or it
+            names a missing folder.
+    """
+    if config.sft is not None:
+        return _warm_start(config)
+    path = config.model.path
+    if path is None:
+        raise InputError(
+            "the recipe builds a model from scratch ([model.tiny]) but has no [sft] section; "
+            "random weights answer nothing, so there is nothing to reinforce"
+        )
+    return find_model(path)
+
+
+def reward_model_paths(config: RunConfig) -> tuple[str, ...]:
+    """Return the folders or hub names of the models behind the reward `reward_model`, if used.
+
+    Raises:
+        InputError: They do not exist, or were made with other settings.
+    """
+    named, folder = config.actors.reward_model.paths, config.reward_models
+    if not config.actors.asks_reward_models:
+        return ()
+    if named:
+        return tuple(find_model(path, setting="actors.reward_model.paths") for path in named)
+    members = sorted(folder.glob("model-*"), key=lambda path: int(path.name.rpartition("-")[2]))
+    if not members:
+        raise InputError(
+            f'the reward "reward_model" needs {folder}, which does not exist yet; run `headway '
+            "reward-model` with the same recipe and settings first, or name model folders in "
+            "actors.reward_model.paths"
+        )
+    refuse_another_origin(
+        folder,
+        reward_model_origin(config),
+        "run `headway reward-model --replace` with the same recipe and settings, or name the model "
+        "folders in actors.reward_model.paths",
+    )
+    return tuple(str(path.absolute()) for path in members)
+
+
+def find_model(path: str, *, setting: str = "model.path") -> str:
+    """Return the absolute folder or the hub name that a setting such as `model.path` stands for.
+
+    Raises:
+        InputError: The value is neither a folder nor of the form of a hub name.
+    """
+    local = Path(path).expanduser()
+    if local.is_dir():
+        return str(local.absolute())
+    if local.exists():
+        raise InputError(f"{setting} = {path!r} is a file; give the model folder that it is in")
+    if not HUB_NAME.fullmatch(path):
+        raise InputError(
+            f"{setting} = {path!r}: there is no such folder from {Path.cwd()}; give a model "
+            'folder, or a hub name of the form "organisation/name"'
+        )
+    return path
+
+
+def _warm_start(config: RunConfig) -> str:
+    folder = config.warm_start
+    if not (folder / "config.json").exists():
+        made = same_warm_starts(config)
+        hint = f', or set sft.name = "{made[0]}", which was made with these' if made else ""
+        raise InputError(
+            f"the recipe has an [sft] section, but {folder} does not exist yet; run `headway sft` "
+            f"with the same recipe and settings first{hint}"
+        )
+    refuse_another_origin(
+        folder,
+        warm_start_origin(config),
+        "run `headway sft --replace` with the same recipe and settings, or choose another name",
+    )
+    return str(folder.resolve())  # other nodes may have the target of a link, but not the link

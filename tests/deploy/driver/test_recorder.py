@@ -1,0 +1,92 @@
+"""What the recorder of a run keeps and shows, and the runs that it ends."""
+
+import asyncio
+from types import SimpleNamespace
+
+import pytest
+
+from deploy.driver.recorder import Recorder, describe
+from deploy.errors import RunFailed
+from deploy.observability.trackers import Trackers
+from tests.deploy.driver.contexts import make_context, output
+
+BATCH = {
+    "version": 0, "reward_mean": 0.5, "max_lag": 1, "lag_mean": 0.25, "response_length_mean": 40.0,
+    "step_finished_at": 10.0, "tokens_trained": 100, "wait_started_at": 8.0,
+    "wait_finished_at": 9.0, "step_started_at": 9.0,
+}  # fmt: skip
+
+
+class Processes:
+    """A broker with one status, and nothing else that reports."""
+
+    def __init__(self, **status):
+        self.status = {"version": 1, "steps": 9, "depth": {"failed": 0}, "batches": [],
+                       "last_error": None, **status}  # fmt: skip
+        self.broker = SimpleNamespace(status=self.ask, accounting=asyncio.Event().wait)
+        self.broadcaster = SimpleNamespace(reports=self.reports)
+        self.actors = []
+
+    async def ask(self, after):
+        self.after = after
+        return SimpleNamespace(**self.status)
+
+    async def reports(self, since):
+        return []
+
+
+def follow(context, processes, seconds=10.0, **intervals):
+    trackers = Trackers((), context.directory.path, "x", {}, context.console.say)
+    recorder = Recorder(context, processes, trackers, poll_seconds=0.01, **intervals)
+
+    async def main():
+        async with asyncio.timeout(seconds):
+            await recorder.follow()
+
+    asyncio.run(main())
+
+
+def trained(**figures):
+    return SimpleNamespace(version=0, statistics={**BATCH, **figures})
+
+
+def test_a_batch_above_the_bound_ends_the_run(tmp_path):
+    context = make_context(tmp_path)
+    with pytest.raises(RunFailed, match=r"lag 3, above queues.max_staleness = 2"):
+        follow(context, Processes(batches=[trained(max_lag=3)]))
+    assert [row["version"] for row in context.directory.rows("metrics.jsonl")] == [0]
+
+
+def test_failures_of_this_session_end_the_run_with_the_last_error(tmp_path):
+    processes = Processes(depth={"failed": 5})
+
+    async def ask(after):
+        processes.status["depth"] = {"failed": processes.status["depth"]["failed"] + 1}
+        return SimpleNamespace(**{**processes.status, "last_error": "a reward raised"})
+
+    processes.broker.status = ask
+    with pytest.raises(RunFailed, match=r"^3 groups failed for good.*a reward raised$"):
+        follow(make_context(tmp_path, max_failed_groups=2), processes)
+
+
+def test_a_summary_is_written_though_the_broker_keeps_its_accounting(tmp_path):
+    context = make_context(tmp_path)
+    with pytest.raises(TimeoutError):
+        follow(context, Processes(), 0.5, summary_seconds=0.0, accounting_seconds=0.01)
+    assert context.directory.summary_file.exists()
+
+
+def test_a_batch_is_shown_with_the_newest_scores_and_the_speed(tmp_path):
+    context = make_context(tmp_path)
+    record = context.record
+    record.heldout.append({"version": 0, "score": 0.5})
+    record.batches += [BATCH, {**BATCH, "version": 1, "step_finished_at": 12.0}]
+    with context.console.bar(3, "waiting"):
+        context.console.advance(1, describe(BATCH, record))
+    line = "step 1/3 · reward 0.500 · held-out greedy 0.500 · lag 0.25 (max 1) · length 40 · 50 tok"
+    assert line in output(context)
+
+
+def test_a_batch_whose_tokens_were_all_too_old_has_no_lag(tmp_path):
+    masked = {**BATCH, "max_lag": None, "lag_mean": None, "response_length_mean": None}
+    assert describe(masked, make_context(tmp_path).record) == "reward 0.500 · every token masked"

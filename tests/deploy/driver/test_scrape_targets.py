@@ -1,0 +1,40 @@
+"""The addresses of a run's metrics, on one node and on several."""
+
+import asyncio
+from types import SimpleNamespace
+
+import pytest
+
+from deploy.driver.scrape_targets import Targets
+
+NODES = {"broker": "driver", "learner-0": "other", "actor-0": "driver", "actor-1": "other"}
+
+
+async def serve_metrics(host):
+    return f"{host}:1"
+
+
+@pytest.mark.parametrize(
+    ("host", "unreachable"), [("127.0.0.1", ["learner", "actor-1"]), ("0.0.0.0", [])]
+)
+def test_on_loopback_processes_of_other_nodes_are_unreachable(host, unreachable):
+    actors = [SimpleNamespace(name=f"actor-{i}", metrics=f"x:{i}") for i in (0, 1, 2)]
+    processes = SimpleNamespace(
+        node="driver",
+        reward_models=[],
+        actors=actors,
+        broker=SimpleNamespace(serve_metrics=serve_metrics),
+        learner=SimpleNamespace(serve_metrics=serve_metrics),
+        handles=dict,
+    )
+    targets = Targets(processes, host, NODES.get)
+
+    async def serve():
+        for _, call in targets.serve():
+            await call
+
+    asyncio.run(serve())
+    names = ["broker", "learner", "actor-0", "actor-1", "actor-2"]
+    assert [name for name, _ in targets.reachable()] == [n for n in names if n not in unreachable]
+    assert all(name in (targets.warning() or "") for name in unreachable)
+    assert (targets.warning() is None) == (not unreachable)
