@@ -30,7 +30,7 @@ PAD, EOS = 0, 1
 
 @pytest.fixture
 def folder(tmp_path):
-    """A model folder that a scripted engine can pretend to serve."""
+    """Write a model folder for a scripted engine."""
     path = tmp_path / "model"
     character_tokenizer().save_pretrained(path)
     save_file({"layer.weight": torch.ones(3, 2), "lm_head.weight": torch.ones(4)},
@@ -56,7 +56,7 @@ def test_a_folder_that_is_no_model_is_an_input_error(tmp_path, monkeypatch, read
 
 
 def build(folder, work, broadcaster, *, changes=None, **scripted):
-    """An actor in this process, that is, its class without Ray."""
+    """Make an actor in this process, without Ray."""
     settings = {"engine": "scripted", "reward": ["user_module:length"], **(changes or {})}
     return RolloutActor(
         ActorSpec(

@@ -159,7 +159,7 @@ def build(kind):
 
 @pytest.fixture(autouse=True)
 def module(monkeypatch):
-    """The module `tiny_env`, as a package of the library's is."""
+    """Make the module `tiny_env`, in the form of a package of the library."""
     found = types.ModuleType("tiny_env")
     found.load_environment = lambda kind="single": build(kind)
     monkeypatch.setitem(sys.modules, "tiny_env", found)

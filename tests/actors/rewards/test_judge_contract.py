@@ -18,7 +18,7 @@ TEXTS = [(f"{i}+{i}=", "1" * (i % 7)) for i in range(30)]
 
 @pytest.fixture(params=["fake", "process", pytest.param("ray", marks=pytest.mark.ray)])
 def make(request, tmp_path):
-    """Builds a judge; to be called inside a running loop."""
+    """Build a judge inside a running loop."""
     if request.param == "ray":
         request.getfixturevalue("ray_cluster")
 

@@ -49,7 +49,7 @@ def prompts(count, name):
 
 
 async def actor(index, broker, purpose, done, *, rate, failures=0):
-    """An engine and its worker; `done` takes the lease and the rollout of every end.
+    """Make an engine and its worker; `done` is called with the lease and rollout of every end.
 
     So many first attempts of every evaluated group fail.
     """

@@ -69,7 +69,7 @@ def build(desk, stage, *, slots=4, size=2, heartbeat=60.0, run=None):
 
 @contextlib.asynccontextmanager
 async def working(worker):
-    """The worker at work; stopped at the end, when it must leave in time."""
+    """Run a worker and stop it at the end; it has to leave in time."""
     stop = asyncio.Event()
     task = asyncio.create_task(worker.run(stop))
     yield task

@@ -110,7 +110,7 @@ needs_sandbox = pytest.mark.skipif(bool(MISSING), reason=MISSING)
 
 
 def processes_of(user_floor=0x60000000):
-    """Processes that still run as a user of a sandbox."""
+    """Return the processes that still run as a user of a sandbox."""
     return [
         path.name
         for path in Path("/proc").glob("[0-9]*")
@@ -263,7 +263,7 @@ def test_it_holds_without_root_where_user_namespaces_may_be_made(tmp_path):
 
 @pytest.fixture
 def change_launcher(monkeypatch, tmp_path):
-    """Puts a text of the launcher in another's place."""
+    """Return a function that replaces a text of the launcher."""
 
     def change(old, new):
         text = module.LAUNCHER.read_text()

@@ -41,7 +41,7 @@ OTHERS = ("mixture", "lettered_chain_sum", "reasoning_gym:chain_sum", "gym:small
 
 @pytest.fixture(params=["files", *TABLES, *OTHERS])
 def open_source(request, tmp_path):
-    """Opens the source of the parameter with other keywords than the usual ones."""
+    """Return a function that opens the source of the parameter with some keywords."""
     name, options = request.param, {}
     if name == "files":
         options = {"path": write(tmp_path / "sums.jsonl", lines(100))}
