@@ -67,8 +67,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def read_durations() -> dict[str, float]:
     """Return the recorded seconds of each test; tests that take next to nothing have none."""
-    lines = (line.split(maxsplit=1) for line in DURATIONS.read_text().splitlines())
-    return {name: float(seconds) for seconds, name in lines if name.startswith("tests/")}
+    lines = (line.split(maxsplit=1) for line in DURATIONS.read_text().splitlines() if line)
+    return {name: float(seconds) for seconds, name in lines}
 
 
 def pytest_report_collectionfinish(items: list[pytest.Item]) -> list[str]:
@@ -95,7 +95,7 @@ class DurationRecorder:
         }
         rows = sorted(seconds.items(), key=lambda row: -row[1])
         lines = [f"{taken:9.2f}  {name}" for name, taken in rows if taken >= RECORDED_FROM]
-        DURATIONS.write_text("\n".join(lines) + "\n")
+        DURATIONS.write_text("".join(f"{line}\n" for line in lines))
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -1,6 +1,7 @@
-"""The command `headway`. Each command checks its recipe before it loads anything heavy.
+"""The command `headway`.
 
-Modules of the user's are found in the folder that the command runs in, after everything installed.
+Modules of the user are imported from the folder that the command runs in, after everything
+installed. Commands import what they need when they run, so that `headway --help` is quick.
 
 Exit codes: 0 done, 1 failed at run time, 2 bad input, 130 interrupted after a checkpoint.
 """
@@ -10,26 +11,21 @@ import os
 import sys
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 
 from deploy.cli.bench import BENCHMARKS, start
 from deploy.cli.jobs import attach, cancel, submit
-from deploy.cli.options import Overrides, Recipe, Replace, RunName, RunsDir
+from deploy.cli.options import Overrides, Recipe, RunName, RunsDir, load
 from deploy.cli.plan import plan
 from deploy.cli.shadowing import check_not_shadowed
+from deploy.cli.training import resume, reward_model, run, sft
+from deploy.errors import Interrupted
 from deploy.runtime.signals import deferred, raise_interrupts
 
-if TYPE_CHECKING:
-    from deploy.config.run_config import RunConfig
-    from deploy.preflight.inputs import Inputs
-    from deploy.runtime.console import Terminal
-    from deploy.storage.run_directory import RunDirectory
-
-BAD_INPUT = 2
-INTERRUPTED = 130
+INTERRUPTED = Interrupted.exit_code
 """Exit code of a command that the user stopped; typer makes it of a KeyboardInterrupt."""
 
 app = typer.Typer(
@@ -54,122 +50,14 @@ def version(
         raise typer.Exit
 
 
-@app.command()
-def run(recipe: Recipe, overrides: Overrides = [], *, replace: Replace = False) -> None:  # noqa: B006
-    """Train a recipe to its end."""
-    from deploy.config.loader import load_recipe
-
-    config = load_recipe(recipe, overrides)
-    from deploy.runtime.console import Terminal
-
-    screen = Terminal()
-    screen.say(f"{config.name}: checking the recipe, the model and the prompts")
-    with deferred():
-        from deploy.preflight.inputs import load_inputs
-        from deploy.storage.run_directory import RunDirectory
-    inputs = load_inputs(config)
-    directory = RunDirectory.of(config)
-    try:
-        with deferred():
-            directory.create(config, replace=replace)
-    except KeyboardInterrupt:
-        directory.discard()
-        raise
-    try:
-        _train(config, inputs, directory, screen)
-    except BaseException as error:
-        if getattr(error, "exit_code", None) == BAD_INPUT and directory.trained_nothing():
-            directory.discard()
-        raise
-    finally:
-        directory.settle()
-
-
-@app.command()
-def resume(run: RunName, runs_dir: RunsDir = Path("runs")) -> None:
-    """Go on with a run that was interrupted, failed or was killed, to its end."""
-    from deploy.runtime.console import Terminal
-    from deploy.storage.run_directory import RunDirectory
-
-    screen = Terminal()
-    directory = RunDirectory.open(run, runs_dir)
-    config = directory.config()
-    directory.check_at_rest()
-    if directory.status() == "done":
-        screen.say(f"{config.name} is done: {config.steps} of {config.steps} steps are trained")
-        return
-    screen.say(f"{config.name}: checking the recipe, the model and the prompts")
-    with deferred():
-        from deploy.preflight.inputs import load_inputs
-    inputs = load_inputs(config, resumed=directory.checkpoints)
-    _train(config, inputs, directory, screen)
-
-
-def _train(
-    config: "RunConfig", inputs: "Inputs", directory: "RunDirectory", screen: "Terminal"
-) -> None:
-    """Runs to the end, or to one message."""
-    with deferred():
-        from deploy.config.weight_transport_rules import claim_folder
-        from deploy.errors import RunFailed
-        from deploy.report.tables import show
-        from deploy.session import run
-        from queues.runtime.disk_space import is_full
-    try:
-        with directory.held():
-            claim_folder(config.weight_sync, directory.path)
-            summary = run(config, inputs, directory, screen)
-    except Exception as error:
-        if is_full(error, directory.path):
-            raise RunFailed(f"no space is left on the disk of {directory.path}") from error
-        raise
-    show(summary, directory, screen.console)
-
-
-for command in (submit, attach, cancel):
+for command in (run, resume, submit, attach, cancel, sft, reward_model):
     app.command()(command)
-
-
-@app.command()
-def sft(recipe: Recipe, overrides: Overrides = [], *, replace: Replace = False) -> None:  # noqa: B006
-    """Make the warm start of a recipe: supervised learning on its demonstrations."""
-    from deploy.config.loader import load_recipe
-
-    config = load_recipe(recipe, overrides)
-    from deploy.offline.sft import warm_start
-    from deploy.runtime.console import Terminal
-
-    screen = Terminal()
-    folder = warm_start(config, screen, replace=replace)
-    screen.say(f"warm start in {folder}")
-
-
-@app.command()
-def reward_model(
-    recipe: Recipe,
-    overrides: Overrides = [],  # noqa: B006
-    *,
-    replace: Replace = False,
-) -> None:
-    """Train the reward models of a recipe on its preference pairs."""
-    from deploy.config.loader import load_recipe
-
-    config = load_recipe(recipe, overrides)
-    from deploy.offline.reward_model import train_reward_models
-    from deploy.runtime.console import Terminal
-
-    screen = Terminal()
-    folder = train_reward_models(config, screen, replace=replace)
-    screen.say(f"reward models in {folder}")
 
 
 @app.command()
 def validate(recipe: Recipe, overrides: Overrides = []) -> None:  # noqa: B006
     """Check a recipe and print it with every default filled in."""
-    from deploy.config.loader import load_recipe
-
-    config = load_recipe(recipe, overrides)
-    typer.echo(config.model_dump_json(indent=2))
+    typer.echo(load(recipe, overrides).model_dump_json(indent=2))
 
 
 app.command()(plan)
@@ -182,10 +70,8 @@ def try_recipe(
     *,
     prompts: Annotated[int, typer.Option(min=1, help="Prompts to try, once each.")] = 3,
 ) -> None:
-    """Play a few episodes with the model of a recipe and print all of them; trains nothing."""
-    from deploy.config.loader import load_recipe
-
-    config = load_recipe(recipe, overrides)
+    """Play a few episodes with the model of a recipe and print them; trains nothing."""
+    config = load(recipe, overrides)
     with deferred():
         from deploy.offline.try_recipe import try_recipe
         from deploy.preflight.inputs import load_inputs
@@ -194,7 +80,7 @@ def try_recipe(
 
 @app.command()
 def presets(
-    name: Annotated[str | None, typer.Argument(help="One of them, in full.")] = None,
+    name: Annotated[str | None, typer.Argument(help="The preset to show in full.")] = None,
 ) -> None:
     """List the algorithms that a recipe can name as its preset, or show one."""
     from deploy.config.presets import preset_names, preset_text, title
@@ -202,8 +88,8 @@ def presets(
     if name is not None:
         typer.echo(preset_text(name))
         return
-    for each in preset_names():
-        typer.echo(f"{each:14} {title(each)}")
+    for preset in preset_names():
+        typer.echo(f"{preset:14} {title(preset)}")
 
 
 @app.command()
@@ -216,33 +102,30 @@ def inspect(
         Path | None, typer.Option(help="Write every journaled rollout to this file.")
     ] = None,
 ) -> None:
-    """Show the accounts of a run, alive or dead, and its failed prompts, or export its rollouts."""
+    """Show the accounts of a run, live or ended, and its failed prompts, or export its rollouts."""
     from deploy.report.tables import show_accounting, show_bias, show_failed
     from deploy.storage.run_directory import RunDirectory
-    from queues.readers.accounting import (
-        account,
-        export_parquet,
-        failed_prompts,
-        open_ledger,
-        removed_groups,
-    )
+    from queues.readers import accounting
     from queues.readers.selection_bias import report_bias
     from queues.storage.state_counts import count_rows
 
     directory = RunDirectory.open(run, runs_dir)
     if parquet is not None:
-        typer.echo(f"{export_parquet(directory.path, parquet)} rollouts in {parquet}")
-        if gone := removed_groups(directory.path):
-            typer.echo(f"those of {gone} groups are gone, since queues.keep_rollouts = 'needed'")
+        rollouts = accounting.export_parquet(directory.path, parquet)
+        typer.echo(f"{rollouts} rollouts in {parquet}")
+        if removed := accounting.removed_groups(directory.path):
+            typer.echo(
+                f"rollouts of {removed} groups were deleted, since queues.keep_rollouts = 'needed'"
+            )
         return
-    with open_ledger(directory.path) as database:
-        accounting = account(count_rows(database))
-        failed, bias = failed_prompts(database), report_bias(database)
+    with accounting.open_ledger(directory.path) as database:
+        accounts = accounting.account(count_rows(database))
+        failed, bias = accounting.failed_prompts(database), report_bias(database)
     if as_json:
-        more = {"failed_prompts": [asdict(each) for each in failed], "bias": bias.to_dict()}
-        typer.echo(json.dumps({**accounting.to_dict(), **more}))
+        more = {"failed_prompts": [asdict(prompt) for prompt in failed], "bias": bias.to_dict()}
+        typer.echo(json.dumps({**accounts.to_dict(), **more}))
     else:
-        show_accounting(accounting, Console())
+        show_accounting(accounts, Console())
         show_failed(failed, Console())
         show_bias(bias, Console())
 
@@ -257,8 +140,8 @@ def export(
     from deploy.offline.export import export_model
     from deploy.storage.run_directory import RunDirectory
 
-    version = export_model(RunDirectory.open(run, runs_dir), to)
-    typer.echo(f"version {version} in {to}")
+    exported = export_model(RunDirectory.open(run, runs_dir), to)
+    typer.echo(f"version {exported} in {to}")
 
 
 @app.command()
@@ -267,10 +150,10 @@ def report(
     runs_dir: RunsDir = Path("runs"),
     *,
     compare: Annotated[
-        list[str], typer.Option(metavar="RUN", help="Another run beside it; may be repeated.")
+        list[str], typer.Option(metavar="RUN", help="A run to compare with; may be repeated.")
     ] = [],  # noqa: B006
 ) -> None:
-    """Draw report.html of a run anew, alive or dead, and print its path."""
+    """Draw report.html of a run, live or ended, and print its path."""
     from deploy.report.report import report as draw
     from deploy.storage.run_directory import RunDirectory
 
@@ -285,10 +168,10 @@ def top(
     ],
     runs_dir: RunsDir = Path("runs"),
     *,
-    interval: Annotated[float, typer.Option(min=0.2, help="Seconds between two looks.")] = 1.0,
+    interval: Annotated[float, typer.Option(min=0.2, help="Seconds between two frames.")] = 1.0,
     once: Annotated[bool, typer.Option(help="Print one frame and end.")] = False,
 ) -> None:
-    """Watch a run that is going on, here or on another machine."""
+    """Watch a live run, on this machine or another."""
     from deploy.observability.run_client import show
 
     show(run, runs_dir, interval=interval, once=once, console=Console(highlight=False))
@@ -300,17 +183,15 @@ def replay(
     steps: Annotated[str, typer.Option(metavar="A:B", help="Batches A to B−1.")],
     runs_dir: RunsDir = Path("runs"),
 ) -> None:
-    """Train recorded batches of a run again, and compare the weights; 1 where they differ."""
-    from deploy.offline.replay import parse_steps
-    from deploy.offline.replay import replay as again
+    """Train recorded batches of a run again and compare the weights; exit code 1 if they differ."""
+    from deploy.offline import replay
+    from deploy.runtime.console import Terminal
     from deploy.storage.run_directory import RunDirectory
 
-    wanted = parse_steps(steps)
+    batches = replay.parse_steps(steps)
     directory = RunDirectory.open(run, runs_dir)
-    from deploy.runtime.console import Terminal
-
-    screen = Terminal()
-    if not again(directory, wanted, screen, screen.console):
+    terminal = Terminal()
+    if not replay.replay(directory, batches, terminal, terminal.console):
         raise typer.Exit(1)
 
 
@@ -318,15 +199,15 @@ def replay(
 def bench(
     name: Annotated[str, typer.Argument(help=f"One of {', '.join(sorted(BENCHMARKS))}.")],
     arguments: Annotated[
-        list[str] | None, typer.Argument(help="Its own; `--help` lists them.")
+        list[str] | None, typer.Argument(help="Its own arguments; `--help` lists them.")
     ] = None,
 ) -> None:
-    """Run one of a checkout's benchmarks; `headway bench NAME --help` says what it takes."""
+    """Run a benchmark of a checkout; `headway bench NAME --help` describes it."""
     start(name, arguments or [])
 
 
 def main() -> Any:
-    """Runs the command line; errors of ours become one message and their exit code."""
+    """Run the command line; print expected errors as one message and exit with their code."""
     try:
         raise_interrupts()
         check_not_shadowed()
@@ -334,17 +215,17 @@ def main() -> Any:
         return app(standalone_mode=True)
     except (KeyboardInterrupt, SystemExit) as leaving:
         if isinstance(leaving, KeyboardInterrupt) or leaving.code == INTERRUPTED:
-            _tell("stopped by the user")
+            _print_error("stopped by the user")
             sys.exit(INTERRUPTED)
         raise
     except Exception as error:
         code = getattr(error, "exit_code", 1 if isinstance(error, OSError) else None)
         if code is None:
             raise
-        _tell(str(error))
+        _print_error(str(error))
         sys.exit(code)
 
 
-def _tell(message: str) -> None:
+def _print_error(message: str) -> None:
     console = Console(stderr=True, highlight=False)
     console.print(f"headway: {message}", markup=False, soft_wrap=True)

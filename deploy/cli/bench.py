@@ -1,4 +1,4 @@
-"""`headway bench NAME`: starts a benchmark of the checkout that this package lies in."""
+"""`headway bench NAME`: starts a benchmark of the checkout that contains this package."""
 
 import os
 import sys
@@ -31,15 +31,15 @@ BENCHMARKS = {
 
 
 def start(name: str, arguments: list[str], root: Path = ROOT) -> NoReturn:
-    """Becomes the benchmark, so that its exit code and the user's Ctrl-C are its own.
+    """Replace this process by a benchmark, which gets the user's Ctrl-C and sets the exit code.
 
     Args:
-        name: See `BENCHMARKS`.
-        arguments: What the benchmark itself understands.
-        root: The checkout.
+        name: A key of `BENCHMARKS`.
+        arguments: Arguments of the benchmark.
+        root: Folder of the checkout.
 
     Raises:
-        InputError: No such benchmark, or no checkout.
+        InputError: There is no such benchmark, or no checkout.
     """
     if name not in BENCHMARKS:
         raise InputError(f"no benchmark {name!r}; there are {', '.join(sorted(BENCHMARKS))}")

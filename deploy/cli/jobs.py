@@ -7,7 +7,7 @@ import typer
 
 from deploy.cli.options import Overrides, Recipe, Replace
 
-Address = Annotated[str, typer.Option(help="Of a cluster's dashboard: http://HEAD:8265.")]
+Address = Annotated[str, typer.Option(help="Address of a cluster's dashboard: http://HEAD:8265.")]
 Job = Annotated[str, typer.Argument(help="A job, as `headway submit` printed it.")]
 
 
@@ -19,12 +19,16 @@ def submit(
     replace: Replace = False,
     sft: Annotated[bool, typer.Option(help="Make the recipe's warm start first.")] = False,
     reward_model: Annotated[bool, typer.Option(help="Train its reward models first.")] = False,
-    resume: Annotated[bool, typer.Option(help="Go on with a run submitted before.")] = False,
+    resume: Annotated[bool, typer.Option(help="Resume a run that was submitted before.")] = False,
     module: Annotated[
         list[str],
-        typer.Option(metavar="NAME", help="A module here that yours import; may be repeated."),
+        typer.Option(
+            metavar="NAME", help="A module in this folder that yours import; may be repeated."
+        ),
     ] = [],  # noqa: B006
-    wait: Annotated[bool, typer.Option(help="Follow it, and end with its exit code.")] = False,
+    wait: Annotated[
+        bool, typer.Option(help="Follow the job, and exit with its exit code.")
+    ] = False,
 ) -> None:
     """Train a recipe as a job of a Ray cluster, with the modules that it names in this folder."""
     from deploy.config.loader import load_recipe, read_recipe
@@ -33,8 +37,8 @@ def submit(
     from deploy.cluster.jobs import Jobs, check, command_of, files_of, resumption
 
     check(read_recipe(recipe, overrides))
-    asked = {"sft": sft, "reward-model": reward_model}
-    before = [name for name, wanted in asked.items() if wanted]
+    preparation = {"sft": sft, "reward-model": reward_model}
+    before = [name for name, wanted in preparation.items() if wanted]
     if resume:
         command = resumption(config, overrides, replace=replace, before=before)
     else:
@@ -48,7 +52,7 @@ def submit(
 
 
 def attach(job: Job, address: Address) -> None:
-    """Follow the log of a job and end with its exit code; Ctrl-C leaves it going on."""
+    """Follow the log of a job and exit with its exit code; Ctrl-C does not stop the job."""
     from deploy.cluster.jobs import Jobs
 
     raise typer.Exit(Jobs(address).follow(job, lambda text: typer.echo(text, nl=False)))

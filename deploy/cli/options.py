@@ -1,9 +1,12 @@
-"""Arguments that several commands share, with their help."""
+"""Arguments that several commands share, and the recipe that they name."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+if TYPE_CHECKING:
+    from deploy.config.run_config import RunConfig
 
 Recipe = Annotated[str, typer.Argument(help="A TOML file, or the name of a shipped recipe.")]
 Overrides = Annotated[
@@ -12,3 +15,14 @@ Overrides = Annotated[
 Replace = Annotated[bool, typer.Option(help="Delete what has the same name first.")]
 RunName = Annotated[str, typer.Argument(help="A run's folder, or its name in --runs-dir.")]
 RunsDir = Annotated[Path, typer.Option(help="Folder of run folders.")]
+
+
+def load(recipe: str, overrides: list[str]) -> "RunConfig":
+    """Load a recipe; imported late, so that `headway --help` need not read the settings.
+
+    Raises:
+        InputError: The recipe cannot be read or is not valid.
+    """
+    from deploy.config.loader import load_recipe
+
+    return load_recipe(recipe, overrides)

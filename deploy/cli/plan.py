@@ -1,4 +1,4 @@
-"""The command `plan`; what it works out is `deploy.planner.command`."""
+"""The command `plan`; `deploy.planner.command` does its work."""
 
 import json
 from pathlib import Path
@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from deploy.cli.options import Overrides, Recipe, RunsDir
+from deploy.cli.options import Overrides, Recipe, RunsDir, load
 from deploy.runtime.signals import deferred
 
 
@@ -16,18 +16,18 @@ def plan(
     overrides: Overrides = [],  # noqa: B006
     *,
     run: Annotated[
-        str | None, typer.Option(help="A run whose parts are as fast: its folder or name.")
+        str | None, typer.Option(help="A run to measure rates in: its folder or name.")
     ] = None,
     runs_dir: RunsDir = Path("runs"),
     bounds: Annotated[str, typer.Option(help="Values of queues.max_staleness.")] = "0,1,2,4,8",
     devices: Annotated[
-        int | None, typer.Option(help="For actors and learner; as the recipe has by default.")
+        int | None, typer.Option(help="Devices for actors and learner; default: the recipe's.")
     ] = None,
     tokens: Annotated[
-        float | None, typer.Option(help="Sampled tokens of a rollout, on average.")
+        float | None, typer.Option(help="Mean number of sampled tokens of a rollout.")
     ] = None,
     tokens_variation: Annotated[
-        float, typer.Option(help="Their standard deviation over that (lognormal).")
+        float, typer.Option(help="Standard deviation over mean of these tokens (lognormal).")
     ] = 1.0,
     rollout_rate: Annotated[
         float | None, typer.Option(help="Tokens/s of an engine with one rollout.")
@@ -42,15 +42,13 @@ def plan(
     as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
 ) -> None:
     """Predict throughput and lag of a recipe, by bound and by split of the devices."""
-    from deploy.config.loader import load_recipe
-
-    config = load_recipe(recipe, overrides)
+    config = load(recipe, overrides)
     with deferred():
         from deploy.planner import command as plan_command
         from deploy.storage.run_directory import RunDirectory
-    wanted = plan_command.parse_bounds(bounds)
     document = plan_command.plan(
         config,
+        bounds=plan_command.parse_bounds(bounds),
         run=None if run is None else RunDirectory.open(run, runs_dir),
         given=plan_command.PlanInputs(
             tokens=tokens,
@@ -60,7 +58,6 @@ def plan(
             train_rate=train_rate,
             pause=pause,
         ),
-        bounds=wanted,
         devices=devices,
     )
     if as_json:

@@ -1,4 +1,4 @@
-"""Notices a user's own folder or module that hides one of the five packages."""
+"""Detection of a user's folder or module that shadows one of the five packages."""
 
 import importlib.util
 from pathlib import Path
@@ -9,13 +9,13 @@ PACKAGES = ("actors", "learner", "queues", "weight_sync")
 
 
 def check_not_shadowed() -> None:
-    """Compares where each package is found with where this one is.
+    """Check that each package is imported from the folder that contains this one.
 
-    Ray puts the folder that a command runs in first on the path of its workers, so a folder there
-    counts even where this process still finds the right one.
+    Ray puts the folder that a command runs in first on the path of its workers, so a package there
+    is refused even if this process still imports the right one.
 
     Raises:
-        InputError: Another folder is imported in place of one of ours.
+        InputError: Another folder would be imported in place of a package of Headway.
     """
     ours = Path(__file__).resolve().parents[2]
     for name in PACKAGES:

@@ -1,1 +1,1 @@
-"""Commands that work beside a run: warm start, reward models, replay, export, trial episodes."""
+"""Commands that work without a live run: warm start, reward models, replay, export, trial."""

@@ -1,4 +1,4 @@
-"""`headway export`: the newest checkpoint as a plain model folder."""
+"""`headway export`: copies the newest checkpoint into a plain model folder."""
 
 import shutil
 from pathlib import Path
@@ -7,30 +7,30 @@ from deploy.errors import InputError
 from deploy.storage.run_directory import RunDirectory
 from queues.readers.accounting import newest_checkpoint
 
-LEFT_OUT = ("optimizer", "critic", "reference", "state.json")
+EXCLUDED = ("optimizer", "critic", "reference", "state.json")
 
 
 def export_model(directory: RunDirectory, to: Path) -> int:
-    """Copies config, weights and tokenizer of the newest committed checkpoint.
+    """Copy config, weights and tokenizer of the newest committed checkpoint.
 
     Args:
-        directory: The run.
+        directory: The run's folder.
         to: A folder that does not exist yet.
 
     Returns:
-        The policy version that was exported.
+        The policy version of the checkpoint.
 
     Raises:
         InputError: There is no checkpoint yet, or the folder exists.
     """
     if to.exists():
         raise InputError(f"{to} exists; name a folder that does not")
-    found = newest_checkpoint(directory.path)
-    if found is None:
+    checkpoint = newest_checkpoint(directory.path)
+    if checkpoint is None:
         raise InputError(f"{directory.path} has no checkpoint yet")
-    version, folder = found
+    version, folder = checkpoint
     temporary = to.with_name(f".{to.name}.partial")
     shutil.rmtree(temporary, ignore_errors=True)
-    shutil.copytree(folder, temporary, ignore=shutil.ignore_patterns(*LEFT_OUT))
+    shutil.copytree(folder, temporary, ignore=shutil.ignore_patterns(*EXCLUDED))
     temporary.rename(to)
     return version

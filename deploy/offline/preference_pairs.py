@@ -1,4 +1,4 @@
-"""The preference pairs of a recipe as token ids: held-out ones, and those of each reward model."""
+"""Preference pairs of a recipe as token ids: held-out pairs, and those of each reward model."""
 
 from collections.abc import Iterator
 from itertools import islice
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class PreferencePairs:
-    """Pairs of a source or a file, each checked when it is drawn.
+    """Preference pairs of a source or a file, each checked when it is drawn.
 
     Args:
         config: The recipe.
@@ -35,25 +35,25 @@ class PreferencePairs:
         self._kept = list(islice(self._load(self._seed), section.heldout_pairs))
 
     def heldout(self) -> "list[Pair]":
-        """Those that accuracy is measured on.
+        """Return the pairs that accuracy is measured on.
 
         Raises:
-            InputError: One cannot be read.
+            InputError: A pair cannot be read.
         """
         return [self._encoded(preference) for preference in self._kept]
 
-    def of(self, member: int) -> "Iterator[Pair]":
-        """The endless training pairs of a member; none has the prompt of a held-out one.
+    def training(self, member: int) -> "Iterator[Pair]":
+        """Yield training pairs of a member without end; none has the prompt of a held-out pair.
 
         Raises:
-            InputError: With the pair that cannot be read.
+            InputError: A pair cannot be read; names it.
         """
-        place = f"{PREFERENCES.setting} = {self._section.pairs!r}"
+        setting = f"{PREFERENCES.setting} = {self._section.pairs!r}"
         kept = frozenset(preference.prompt for preference in self._kept)
         drawn = without(
             self._load(self._seed + member),
             kept,
-            place,
+            setting,
             advice=f"; lower reward_model.heldout_pairs = {self._section.heldout_pairs}",
         )
         return (self._encoded(Preference(*triple)) for triple in drawn)

@@ -1,12 +1,12 @@
-"""`headway replay`: trains recorded batches again, and compares the weights with those of the run.
+"""`headway replay`: trains recorded batches again and compares the weights with those of the run.
 
     nearest checkpoint ≤ a ─▶ batches … a−1, again ─▶ batches a … b−1, each compared ─▶ table
                                   (journal)                  (ledger)
 
-The learner is the run's own, with its cores and threads: one rank in this process, where it can be
-debugged; several as processes, as `headway run` starts them. No engine and no reward is needed, and
-nothing is written into the run's folder. The same weights are expected bit by bit on a CPU; kernels
-of GPUs may add in another order each time.
+The learner has the cores and threads of the run: one rank runs in this process, where it can be
+debugged; several run as processes, as `headway run` starts them. No engine and no reward is needed,
+and nothing is written into the run's folder. On a CPU the weights are equal bit by bit; GPU kernels
+may add in another order each time.
 """
 
 import asyncio
@@ -35,16 +35,15 @@ from weight_sync.config import WeightSyncConfig
 if TYPE_CHECKING:
     from learner.ranks.rank import Rank
 
-"""Of the weights that a batch produced, among its statistics."""
 POLL_SECONDS = 0.5
-"""Between two looks at what ranks in other processes have trained."""
+"""Seconds between two requests for the batches that other processes have trained."""
 
 Row = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What is trained again, from where."""
+    """The batches that are trained again, and the checkpoint to begin with."""
 
     first: int
     """The first batch that is compared."""
@@ -55,18 +54,18 @@ class Plan:
 
     @property
     def start(self) -> int:
-        """The version that training goes on from."""
+        """The version that training begins with."""
         return self.checkpoint[0] if self.checkpoint else 0
 
 
 def parse_steps(text: str) -> tuple[int, int]:
-    """The batches that `--steps a:b` names: a, …, b−1.
+    """Parse `--steps a:b`, which means the batches a, …, b−1.
 
     Raises:
-        InputError: It is not two numbers, the first below the second.
+        InputError: The text is not two numbers, the first below the second.
     """
-    found = re.fullmatch(r"(\d+):(\d+)", text.strip())
-    first, end = (int(found[1]), int(found[2])) if found else (0, 0)
+    match = re.fullmatch(r"(\d+):(\d+)", text.strip())
+    first, end = (int(match[1]), int(match[2])) if match else (0, 0)
     if not first < end:
         raise InputError(
             f"--steps {text!r}: write a:b with a below b, as in 10:20, which are the batches 10 to "
@@ -78,15 +77,15 @@ def parse_steps(text: str) -> tuple[int, int]:
 def plan_replay(
     steps: tuple[int, int], recorded: Mapping[int, Row], checkpoints: Mapping[int, Path]
 ) -> Plan:
-    """Decides where to begin.
+    """Choose the checkpoint to begin with.
 
     Args:
-        steps: First batch, and the first that is not wanted.
+        steps: The first batch, and the first batch after the last.
         recorded: Statistics of the trained batches, by version.
         checkpoints: Folders by version.
 
     Raises:
-        InputError: A batch was not trained, or by a version of Headway that kept no checksums.
+        InputError: A batch was not trained.
     """
     first, end = steps
     if missing := [version for version in range(first, end) if version not in recorded]:
@@ -94,23 +93,18 @@ def plan_replay(
         raise InputError(
             f"--steps {first}:{end}: batch {missing[0]} was not trained; trained are {known}"
         )
-    if without := [v for v in range(first, end) if not recorded[v].get(CHECKSUM)]:
-        raise InputError(
-            f"--steps {first}:{end}: batch {without[0]} was recorded without a checksum of its "
-            "weights, by an earlier version of Headway, so there is nothing to compare with"
-        )
     start = max((version for version in checkpoints if version <= first), default=None)
     return Plan(first, end, None if start is None else (start, checkpoints[start]))
 
 
 def replay(
-    directory: RunDirectory, steps: tuple[int, int], screen: Terminal, console: Console
+    directory: RunDirectory, steps: tuple[int, int], terminal: Terminal, console: Console
 ) -> bool:
-    """Replays batches of a run, and shows how they compare; whether all weights are the same.
+    """Replay batches of a run and print a comparison; return whether all weights are equal.
 
     Raises:
-        InputError: The run is going on, the batches or their rollouts are not there, or neither a
-            checkpoint nor the initial weights from which they could be trained.
+        InputError: The run is going on, the batches or their rollouts are missing, or there is
+            neither a checkpoint nor the initial weights to begin with.
     """
     directory.check_at_rest()
     config = directory.config()
@@ -126,8 +120,8 @@ def replay(
         ) from error
     origin = f"checkpoint {plan.start}" if plan.checkpoint else "the initial weights"
     before = f", first the {plan.first - plan.start} before them" if plan.first > plan.start else ""
-    screen.say(f"training batches {plan.first} to {plan.end - 1} again from {origin}{before}")
-    recomputed = train_again(config, directory, model, plan, screen)
+    terminal.say(f"training batches {plan.first} to {plan.end - 1} again from {origin}{before}")
+    recomputed = train_again(config, directory, model, plan, terminal)
     pairs = [(recorded[row["version"]], row) for row in recomputed]
     console.print(table(pair for pair in pairs if pair[0]["version"] >= plan.first))
     verdict = compare(pairs)
@@ -139,15 +133,15 @@ def replay(
 
 
 def train_again(
-    config: RunConfig, directory: RunDirectory, model: str, plan: Plan, screen: Terminal
+    config: RunConfig, directory: RunDirectory, model: str, plan: Plan, terminal: Terminal
 ) -> list[dict[str, Any]]:
-    """Statistics of every batch from the checkpoint on, with the checksum of what it produced."""
+    """Train every batch from the checkpoint on; return their statistics with checksums."""
     batches = RecordedBatches(directory.path)
-    with screen.bar(plan.end - plan.start, "loading the learner"):
+    with terminal.bar(plan.end - plan.start, "loading the learner"):
 
         def show(rows: Sequence[Row]) -> None:
             for row in rows:
-                screen.advance(row["version"] + 1 - plan.start, f"loss {row['loss']:.4f}")
+                terminal.advance(row["version"] + 1 - plan.start, f"loss {row['loss']:.4f}")
 
         if config.learner.ranks > 1:
             return asyncio.run(_by_processes(config, directory, model, plan, show))
@@ -161,7 +155,7 @@ async def _in_this_process(
     plan: Plan,
     show: Callable[[Sequence[Row]], None],
 ) -> list[dict[str, Any]]:
-    """One rank; everything in one thread, on the learner's cores."""
+    """Train with one rank in this thread, on the learner's cores."""
     import torch
 
     from learner.config.cpu_affinity import cores_of_rank, threads_of
@@ -182,7 +176,7 @@ async def _in_this_process(
         temperature=config.actors.temperature,
     )
     learner = Learner(
-        _Alone(rank, show, config.weight_sync),
+        _SingleRank(rank, show, config.weight_sync),
         batches,
         steps=plan.end,
         checkpoint_every=plan.end + 1,
@@ -195,8 +189,8 @@ async def _in_this_process(
     return await batches.acknowledged()
 
 
-class _Alone:
-    """A rank that trains alone and keeps nothing (a `learner.Trainer`)."""
+class _SingleRank:
+    """A `learner.Trainer` of one rank that keeps nothing."""
 
     def __init__(
         self, rank: "Rank", show: Callable[[Sequence[Row]], None], weight_sync: WeightSyncConfig
@@ -228,7 +222,7 @@ async def _by_processes(
     plan: Plan,
     show: Callable[[Sequence[Row]], None],
 ) -> list[dict[str, Any]]:
-    """Several ranks as in a run; their last checkpoint and output go into a temporary folder."""
+    """Train with several ranks as in a run; they write into a temporary folder."""
     import ray
 
     from deploy.cluster.ray_cluster import cluster
@@ -237,13 +231,13 @@ async def _by_processes(
     from queues.ray_broker import BrokerClient
     from weight_sync.ray_broadcaster import create_broadcaster
 
-    alone = config.model_copy(
+    learner_only = config.model_copy(
         update={"actors": config.actors.model_copy(update={"cpus": 0.0, "gpus": 0.0})}
     )
     objective = config.objective.model_copy(update={"checkpoint_every": plan.end + 1})
     with (
         tempfile.TemporaryDirectory(prefix="headway-replay-") as scratch,
-        cluster(alone, Path(scratch)),
+        cluster(learner_only, Path(scratch)),
     ):
         batches = ray.remote(RecordedBatches).options(num_cpus=0).remote(directory.path)
         group = create_learner(objective)
@@ -282,13 +276,13 @@ async def _by_processes(
 
 
 def compare(pairs: Sequence[tuple[Row, Row]]) -> str | None:
-    """What differs first, in one sentence; None where the weights after every batch are equal.
+    """Describe the first difference in a sentence; None if the weights are equal throughout.
 
     Args:
         pairs: Recorded and recomputed statistics of each batch, in order.
     """
     for recorded, again in pairs:
-        if not recorded.get(CHECKSUM) or recorded[CHECKSUM] == again[CHECKSUM]:
+        if recorded[CHECKSUM] == again[CHECKSUM]:
             continue
         figures = [
             f"{label} {recorded[key]!r} recorded and {again[key]!r} now"
@@ -304,7 +298,7 @@ def compare(pairs: Sequence[tuple[Row, Row]]) -> str | None:
 
 
 def table(pairs: Iterable[tuple[Row, Row]]) -> Table:
-    """A row for each batch: the version that it produced, checksums, losses and gradient norms."""
+    """Return a table of the batches: version, checksums, losses and gradient norms."""
     shown = Table(
         "version", "recorded", "recomputed", "equal", "loss", "recomputed", "gradient", "recomputed"
     )

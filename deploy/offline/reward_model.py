@@ -1,10 +1,10 @@
 """`headway reward-model`: trains reward models on the preference pairs of a recipe.
 
-    pairs ─▶ held-out ones, common to all ─────────┐
+    pairs ─▶ held-out pairs, common to all ────────┐
       └────▶ each member's own order ─▶ training ─▶ accuracy, scale ─▶ model-0, model-1, …
 
-The members are trained one after the other in this process, into a folder that appears as a whole,
-or not at all.
+The members are trained one after the other in this process, into a folder that is created
+atomically.
 """
 
 import json
@@ -30,43 +30,43 @@ if TYPE_CHECKING:
 
     from learner.supervised.reward_model import Pair
 
-TRIED = 64
-"""Pairs of each member that are checked before anything is loaded; the others as they are drawn."""
+CHECKED = 64
+"""Pairs of each member that are checked before the model is loaded; others when they are drawn."""
 REPORT_FILE = "reward_model.json"
 
 
-def train_reward_models(config: RunConfig, screen: Terminal, *, replace: bool) -> Path:
-    """Trains the reward models of a recipe.
+def train_reward_models(config: RunConfig, terminal: Terminal, *, replace: bool) -> Path:
+    """Train the reward models of a recipe.
 
     Returns:
-        The folder of the model folders, which `headway run` of the same recipe finds.
+        The folder of the model folders, where `headway run` of the same recipe finds them.
 
     Raises:
-        InputError: No [reward_model] section, pairs that cannot be used, no model to begin with, or
-            reward models that exist and may not be replaced, or that another command is making.
+        InputError: There is no [reward_model] section or no model to begin with, pairs cannot be
+            used, or the reward models exist already or are being made by another command.
     """
     section = config.reward_model
     if section is None:
         raise InputError(
-            "the recipe has no [reward_model] section; it says which pairs to learn from and how "
-            "long"
+            "the recipe has no [reward_model] section, which names the pairs to learn from and the "
+            "number of steps"
         )
     folder = config.reward_models
     check_absent(folder, replace=replace)
     check_runs_dir(config)
     path = _backbone(config, section)
-    drawn = PreferencePairs(config, section, load_reader(path))
-    heldout = drawn.heldout()
+    pairs = PreferencePairs(config, section, load_reader(path))
+    pairs.heldout()  # checks them before the model is loaded
     for member in range(section.members):
-        list(islice(drawn.of(member), TRIED))
+        list(islice(pairs.training(member), CHECKED))
     with atomic_folder(folder, replace=replace) as partial:
-        screen.say("loading torch and DeepSpeed")
-        _train_all(config, section, path, drawn, heldout, partial, screen)
+        terminal.say("loading torch and DeepSpeed")
+        _train_all(config, section, path, pairs, partial, terminal)
     return folder
 
 
 def _backbone(config: RunConfig, section: RewardTrainingConfig) -> str:
-    """The model that every member begins with."""
+    """Return the path of the model that every member begins with."""
     if section.path is not None:
         return find_model(section.path, setting="reward_model.path")
     path = model_path(config)
@@ -78,34 +78,35 @@ def _train_all(
     config: RunConfig,
     section: RewardTrainingConfig,
     path: str,
-    drawn: PreferencePairs,
-    heldout: "list[Pair]",
+    pairs: PreferencePairs,
     partial: Path,
-    screen: Terminal,
+    terminal: Terminal,
 ) -> None:
-    """Trains every member, and writes what they are worth alone and together."""
+    """Train every member, and write their held-out accuracy alone and together."""
     import torch
 
     from actors.reward_models.scoring import combine
 
     if section.threads:
         torch.set_num_threads(section.threads)
+    heldout = pairs.heldout()
     members, scores = [], []
     for member in range(section.members):
         folder = partial / f"model-{member}"
-        screen.say(f"reward model {member}: {section.steps} steps from {path}")
-        row, found, scale = _train(
-            section, path, drawn.of(member), heldout, folder, screen, seed=config.seed + member
+        terminal.say(f"reward model {member}: {section.steps} steps from {path}")
+        seed = config.seed + member
+        row, member_scores, scale = _train(
+            section, path, pairs.training(member), heldout, folder, terminal, seed=seed
         )
-        members.append({"folder": folder.name, "seed": config.seed + member, **row})
-        scores.append((found - scale.mean) / scale.std)
-        screen.say(
+        members.append({"folder": folder.name, "seed": seed, **row})
+        scores.append((member_scores - scale.mean) / scale.std)
+        terminal.say(
             f"reward model {member}: held-out accuracy {row['heldout_accuracy']:.3f}, loss "
             f"{row['heldout_loss']:.4f} ({len(heldout)} pairs)"
         )
     together = {how: _accuracy(combine(torch.stack(scores), how)) for how in ("min", "mean")}
     if len(members) > 1:
-        screen.say(
+        terminal.say(
             "together: held-out accuracy "
             + ", ".join(f"{how} {value:.3f}" for how, value in together.items())
         )
@@ -129,14 +130,17 @@ def _train(
     pairs: "Iterator[Pair]",
     heldout: "list[Pair]",
     folder: Path,
-    screen: Terminal,
+    terminal: Terminal,
     *,
     seed: int,
 ) -> tuple[dict[str, Any], "Tensor", Scale]:
-    """Trains one member into a folder; its figures, its scores [2, P] of held-out pairs, its scale.
+    """Train one member into a folder.
+
+    Returns:
+        Its figures, its scores [2, P] of the held-out pairs, and their scale.
 
     Raises:
-        RunFailed: It tells no text from another.
+        RunFailed: It gives every text the same score.
     """
     import torch
     from transformers.utils import logging
@@ -151,7 +155,7 @@ def _train(
     )
 
     torch.manual_seed(seed)
-    logging.set_verbosity_error()  # that the head is new is no news
+    logging.set_verbosity_error()  # no warning that the head is new
     model = load_scalar_model(
         path,
         dtype=section.dtype,
@@ -173,36 +177,36 @@ def _train(
         speed = progress.tokens / progress.seconds
         accuracy = f"accuracy {progress.accuracy:.2f}"
         text = f"loss {progress.loss:.4f} · {accuracy} · {speed:,.0f} tokens/s"
-        screen.advance(progress.step, text)
+        terminal.advance(progress.step, text)
 
-    with screen.bar(section.steps, "the first step"):
+    with terminal.bar(section.steps, "the first step"):
         train_reward_model(engine, pairs, section, show)
-    found = score_pairs(engine, heldout, section.microbatch_tokens)
-    scale = Scale(float(found.mean()), float(found.std()))
+    scores = score_pairs(engine, heldout, section.microbatch_tokens)
+    scale = Scale(float(scores.mean()), float(scores.std()))
     if not scale.std > 0:
         raise RunFailed(
             f"the reward model of seed {seed} gives every text the score {scale.mean:g}; lower "
             "reward_model.learning_rate"
         )
-    loss = bradley_terry(*found, margin=section.margin, centring=section.centring).mean()
+    loss = bradley_terry(*scores, margin=section.margin, centring=section.centring).mean()
     engine.save_model(folder)
     engine.close()
     scale.write(folder)
     row = {
-        "heldout_accuracy": _accuracy(found),
+        "heldout_accuracy": _accuracy(scores),
         "heldout_loss": float(loss),
         "scale": {"mean": scale.mean, "std": scale.std},
     }
-    return row, found, scale
+    return row, scores, scale
 
 
 def _accuracy(scores: "Tensor") -> float:
-    """Share of pairs whose better text has the higher score, of scores [2, P]."""
+    """Return the share of pairs whose better text has the higher score, of scores [2, P]."""
     return float((scores[0] > scores[1]).double().mean())
 
 
 def _name_padding(description: Any, path: str) -> None:
-    """Sees to it that batches can be made of texts of different lengths."""
+    """Set the padding token, which batches of texts of different lengths need."""
     text = description.get_text_config()
     if text.pad_token_id is None:
         tokenizer = load_tokenizer(path)

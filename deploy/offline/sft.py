@@ -19,24 +19,26 @@ from deploy.runtime.console import Terminal
 from deploy.storage.atomic_folder import atomic_folder, check_absent
 from learner.config.learner import SftConfig, TinyModelConfig
 
-TRIED = 64
-"""Demonstrations that are checked before anything is loaded; the others as they are drawn."""
+CHECKED = 64
+"""Demonstrations that are checked before the model is loaded; others when they are drawn."""
 
 Pair = tuple[str, str]
 
 
-def warm_start(config: RunConfig, screen: Terminal, *, replace: bool) -> Path:
-    """Trains the warm start of a recipe.
+def warm_start(config: RunConfig, terminal: Terminal, *, replace: bool) -> Path:
+    """Train the warm start of a recipe.
 
     Returns:
-        The model folder, which `headway run` of the same recipe starts from.
+        The model folder, from which `headway run` of the same recipe starts.
 
     Raises:
-        InputError: No [sft] section, demonstrations that cannot be used, or a warm start that
-            exists and may not be replaced, or that another command is making.
+        InputError: There is no [sft] section, demonstrations cannot be used, or the warm start
+            exists already or is being made by another command.
     """
     if config.sft is None:
-        raise InputError("the recipe has no [sft] section; it says what to imitate and how long")
+        raise InputError(
+            "the recipe has no [sft] section, which names the demonstrations and the steps"
+        )
     folder = config.warm_start
     check_absent(folder, replace=replace)
     check_runs_dir(config)
@@ -51,13 +53,13 @@ def warm_start(config: RunConfig, screen: Terminal, *, replace: bool) -> Path:
         heldout=frozenset(problem.text for problem in problems),
     )
     tiny = config.model.tiny
-    measure, context = _of_characters(tiny) if tiny else _of_tokenizer(str(path))
-    pairs = _fitting(pairs, measure, context)
-    first = list(islice(pairs, TRIED))
+    measure, context = _character_measure(tiny) if tiny else _tokenizer_measure(str(path))
+    pairs = _checked(pairs, measure, context)
+    first = list(islice(pairs, CHECKED))
     try:
         with atomic_folder(folder, replace=replace) as partial:
-            screen.say("loading torch and DeepSpeed")
-            _train(config, config.sft, chain(first, pairs), screen, partial, path)
+            terminal.say("loading torch and DeepSpeed")
+            train_model(config, config.sft, chain(first, pairs), terminal, partial, path)
     except BaseException:
         with suppress(OSError):  # a folder that holds something else stays
             folder.parent.rmdir()
@@ -65,16 +67,16 @@ def warm_start(config: RunConfig, screen: Terminal, *, replace: bool) -> Path:
     return folder
 
 
-def _fitting(pairs: Iterator[Pair], measure: Callable[[str], int], context: int) -> Iterator[Pair]:
-    """The pairs, each checked when it is drawn.
+def _checked(pairs: Iterator[Pair], measure: Callable[[str], int], context: int) -> Iterator[Pair]:
+    """Check each pair when it is drawn.
 
     Args:
         pairs: Prompts and completions.
-        measure: Tokens of a text; raises InputError where it cannot be written.
+        measure: Counts the tokens of a text; raises InputError if a character has no token.
         context: Most tokens of a pair, the end-of-sequence token included.
 
     Raises:
-        InputError: With the pair that does not fit.
+        InputError: A pair does not fit; names it.
     """
     for prompt, completion in pairs:
         length = measure(prompt) + measure(completion) + 1
@@ -86,14 +88,14 @@ def _fitting(pairs: Iterator[Pair], measure: Callable[[str], int], context: int)
         yield prompt, completion
 
 
-def _of_characters(tiny: TinyModelConfig) -> tuple[Callable[[str], int], int]:
-    """How a model with a token per character measures text, and its context."""
+def _character_measure(tiny: TinyModelConfig) -> tuple[Callable[[str], int], int]:
+    """Return a counter of tokens for a model with a token per character, and its context."""
 
     def measure(text: str) -> int:
-        foreign = next((c for c in text.replace(TURN, "") if c not in tiny.characters), None)
-        if foreign is not None:
+        unknown = next((c for c in text.replace(TURN, "") if c not in tiny.characters), None)
+        if unknown is not None:
             raise InputError(
-                f"sft.demonstrations: {foreign!r} in {text[:80]!r} is not among "
+                f"sft.demonstrations: {unknown!r} in {text[:80]!r} is not among "
                 f"model.tiny.characters = {tiny.characters!r}; add it"
             )
         return len(text)
@@ -101,17 +103,17 @@ def _of_characters(tiny: TinyModelConfig) -> tuple[Callable[[str], int], int]:
     return measure, tiny.context
 
 
-def _of_tokenizer(path: str) -> tuple[Callable[[str], int], int]:
-    """How the model in a folder measures text, and its context."""
+def _tokenizer_measure(path: str) -> tuple[Callable[[str], int], int]:
+    """Return a counter of tokens for the model in a folder, and its context."""
     tokenizer: Any = load_tokenizer(path)
 
     def measure(text: str) -> int:
         text = text.replace(TURN, tokenizer.eos_token)
         ids = tokenizer.encode(text, add_special_tokens=False)
-        foreign = unknown_character(tokenizer, text, ids)
-        if foreign is not None:
+        unknown = unknown_character(tokenizer, text, ids)
+        if unknown is not None:
             raise InputError(
-                f"sft.demonstrations: the tokenizer of {path!r} has no token for {foreign!r} in "
+                f"sft.demonstrations: the tokenizer of {path!r} has no token for {unknown!r} in "
                 f"{text[:80]!r}"
             )
         return len(ids)
@@ -119,15 +121,15 @@ def _of_tokenizer(path: str) -> tuple[Callable[[str], int], int]:
     return measure, context_length(path)
 
 
-def _train(
+def train_model(
     config: RunConfig,
     sft: SftConfig,
     pairs: Iterator[Pair],
-    screen: Terminal,
+    terminal: Terminal,
     partial: Path,
     path: str | None,
 ) -> None:
-    """Builds the model, or loads that of `path`, and trains it into the folder `partial`."""
+    """Build the model, or load that of `path`, and train it into the folder `partial`."""
     import torch
 
     from learner.engine.deepspeed import PolicyEngine
@@ -158,10 +160,12 @@ def _train(
 
     def show(progress: SftProgress) -> None:
         speed = progress.tokens / progress.seconds
-        screen.advance(progress.step, f"loss {progress.loss:.4f} · {speed:,.0f} tokens/s")
+        terminal.advance(progress.step, f"loss {progress.loss:.4f} · {speed:,.0f} tokens/s")
 
-    screen.say(f"supervised warm start: {sft.steps} steps on a model of {parameters:,} parameters")
-    with screen.bar(sft.steps, "the first step"):
+    terminal.say(
+        f"supervised warm start: {sft.steps} steps on a model of {parameters:,} parameters"
+    )
+    with terminal.bar(sft.steps, "the first step"):
         train_supervised(engine, examples, sft, show)
     engine.save_model(partial)
     engine.close()

@@ -1,7 +1,7 @@
-"""`headway try`: a few episodes of a recipe, printed in full, before a long run.
+"""`headway try`: plays a few episodes of a recipe and prints them in full.
 
-One engine with the initial weights plays them in this process, where reward models are loaded too,
-which have one of their own in a run. Nothing is trained, sent or written.
+One engine with the initial weights plays them in this process, which loads reward models too (a run
+gives them a process of their own). Nothing is trained, sent or written.
 """
 
 import asyncio
@@ -23,24 +23,24 @@ from queues.records import Lease, Prompt, Purpose, Rollout
 def try_recipe(
     config: RunConfig, inputs: Inputs, count: int, say: Callable[[str], None]
 ) -> list[Rollout]:
-    """Plays the first prompts of the training source, once each.
+    """Play the first prompts of the training source, once each.
 
     Args:
-        config: Of the run that is to be tried.
+        config: The recipe.
         inputs: Its model and prompts.
-        count: Prompts.
+        count: Number of prompts.
         say: Prints a text.
 
     Raises:
         InputError: A reward model cannot be loaded.
-        RunFailed: Some rollouts have failed; says how many, after all were printed.
+        RunFailed: Some rollouts have failed; raised after all were printed.
     """
     prompts = inputs.source.next(count)
-    found = asyncio.run(_play(config, inputs, prompts))
+    outcomes = asyncio.run(_play(config, inputs, prompts))
     tokenizer = load_tokenizer(inputs.model_path)
-    for prompt, outcome in zip(prompts, found, strict=True):
+    for prompt, outcome in zip(prompts, outcomes, strict=True):
         say(describe(prompt, outcome, tokenizer, config.actors.reward_weights))
-    rollouts = [outcome for outcome in found if isinstance(outcome, Rollout)]
+    rollouts = [outcome for outcome in outcomes if isinstance(outcome, Rollout)]
     if len(rollouts) < count:
         raise RunFailed(f"{count - len(rollouts)} of {count} rollouts failed, as printed above")
     return rollouts
@@ -49,7 +49,7 @@ def try_recipe(
 async def _play(
     config: RunConfig, inputs: Inputs, prompts: Sequence[Prompt]
 ) -> list[Rollout | RolloutFailed]:
-    """A rollout of every prompt, or why there is none."""
+    """Return a rollout of every prompt, or the error that it ended with."""
     actors, model_path = config.actors, inputs.model_path
     pool = RewardPool(actors.reward_processes, actors.reward_memory_gib)
     tokenizer = load_tokenizer(model_path)
@@ -70,9 +70,9 @@ async def _play(
         )
         episodes = build_episodes("engine-0", actors, engine, tokenizer, longest, rewards)
 
-        async def play(place: int, prompt: Prompt) -> Rollout | RolloutFailed:
+        async def play(index: int, prompt: Prompt) -> Rollout | RolloutFailed:
             try:
-                return await episodes.run(_lease(place, prompt), 0)
+                return await episodes.run(_lease(index, prompt), 0)
             except RolloutFailed as error:
                 return error
 
@@ -92,9 +92,9 @@ def _load_reward_models(config: RunConfig, inputs: Inputs) -> TextScorer | None:
     return load_reward_models(inputs.reward_models, section)
 
 
-def _lease(place: int, prompt: Prompt) -> Lease:
+def _lease(index: int, prompt: Prompt) -> Lease:
     return Lease(
-        group_id=f"try-{place}",
+        group_id=f"try-{index}",
         attempt=1,
         prompt=prompt,
         group_size=1,
@@ -108,7 +108,7 @@ def _lease(place: int, prompt: Prompt) -> Lease:
 def describe(
     prompt: Prompt, outcome: Rollout | RolloutFailed, tokenizer: Any, weights: dict[str, float]
 ) -> str:
-    """One episode as text: what was said by whom, its ids, what trains, rewards by part, time."""
+    """Describe an episode: its text and ids, what trains, log-probs, rewards by part, time."""
     lines = [f"── {prompt.prompt_id} " + "─" * max(0, 70 - len(prompt.prompt_id))]
     lines.append(f"answer {prompt.answer!r}")
     if isinstance(outcome, RolloutFailed):
@@ -116,16 +116,16 @@ def describe(
     start = 0
     for sampled, run in groupby(outcome.loss_mask):
         end = start + sum(1 for _ in run)
-        who = "sampled, trains" if sampled else "given, does not train"
+        origin = "sampled, trains" if sampled else "given, does not train"
         ids = list(outcome.token_ids[start:end])
         text = tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
-        lines += [f"[{start}:{end}] {who}", f"  text   {text!r}", f"  tokens {ids}"]
+        lines += [f"[{start}:{end}] {origin}", f"  text   {text!r}", f"  tokens {ids}"]
         if sampled:
             logprobs = outcome.behavior_logprobs[start:end]
             lines.append(f"  log-probabilities {[round(value, 3) for value in logprobs]}")
         start = end
     parts = [
-        f"  {name} {value:g}{_weighed(name, weights)}"
+        f"  {name} {value:g}{_weight(name, weights)}"
         for name, value in outcome.reward_parts.items()
     ]
     seconds = (outcome.finished_at - outcome.created_at).total_seconds()
@@ -141,7 +141,7 @@ def describe(
     )
 
 
-def _weighed(part: str, weights: dict[str, float]) -> str:
-    """The weight of a part's reward, where it is not 1."""
+def _weight(part: str, weights: dict[str, float]) -> str:
+    """Return the weight of a part of the reward as text; empty if it is 1."""
     name = part.split("/")[0]
     return f" × {weights[name]:g}" if name in weights else ""

@@ -1,4 +1,4 @@
-"""A way to go wrong, and what it is made of: a recipe, files beside it, and what must be said."""
+"""Cases of bad input: a recipe, the files next to it, and the words of the expected message."""
 
 import fcntl
 import json
@@ -46,28 +46,28 @@ demonstrations = "pairs.jsonl"
 
 
 def writes(name: str, text: str) -> Callable[[Path], None]:
-    """Puts a file into the folder that the command runs in."""
+    """Write a file into the folder that the command runs in."""
     return lambda folder: (folder / name).write_text(text) and None
 
 
 def code(text: str) -> Callable[[Path], None]:
-    """Put a module of the user's there; names that it registers stay taken in this process."""
+    """Write a module of the user's; names that it registers stay taken in this process."""
     return writes("mine.py", text)
 
 
 def prompts(*rows: object) -> Callable[[Path], None]:
-    """Puts a prompt file there; texts stand for themselves."""
+    """Write a prompt file; strings are lines as they are, other values become JSON."""
     lines = [row if isinstance(row, str) else json.dumps(row) for row in rows]
     return writes("data.jsonl", "\n".join(lines))
 
 
 def model(change: Callable[[Path], object]) -> Callable[[Path], None]:
-    """Changes the model folder."""
+    """Change the model folder."""
     return lambda folder: change(folder / "model") and None
 
 
 def description(**keys: object) -> Callable[[Path], None]:
-    """Changes keys of the model's config.json."""
+    """Change keys of the model's config.json."""
 
     def change(folder: Path) -> None:
         file = folder / "model" / "config.json"
@@ -77,7 +77,7 @@ def description(**keys: object) -> Callable[[Path], None]:
 
 
 def tokenizer(**keys: object) -> Callable[[Path], None]:
-    """Changes keys of the model's tokenizer_config.json; None takes one away."""
+    """Change keys of the model's tokenizer_config.json; None removes a key."""
 
     def change(folder: Path) -> None:
         file = folder / "model" / "tokenizer_config.json"
@@ -89,7 +89,7 @@ def tokenizer(**keys: object) -> Callable[[Path], None]:
 
 
 def transformers_model(kind: str, **sizes: object) -> Callable[[Path], None]:
-    """Replaces the model by a real one of another architecture, with random weights."""
+    """Replace the model by a real one of another architecture, with random weights."""
 
     def change(folder: Path) -> None:
         import transformers
@@ -104,7 +104,7 @@ def transformers_model(kind: str, **sizes: object) -> Callable[[Path], None]:
 
 
 def existing_run(folder: Path) -> None:
-    """A run of the same name that has trained."""
+    """Make a run of the same name that has trained."""
     run = RunDirectory(folder / "runs" / "bad")
     run.path.mkdir(parents=True)
     run.recipe_file.write_text("{}")
@@ -112,7 +112,7 @@ def existing_run(folder: Path) -> None:
 
 
 def run_going_on(folder: Path) -> None:
-    """A run of the same name whose broker lives."""
+    """Make a run of the same name whose broker is alive."""
     from queues.readers.accounting import LOCK_NAME
 
     existing_run(folder)
@@ -122,7 +122,7 @@ def run_going_on(folder: Path) -> None:
 
 
 HELD: list[object] = []
-"""Locks of runs that go on; whoever runs a case lets them go."""
+"""Locks of runs that are alive; the test closes them after the case."""
 
 SOURCE = """
 import json
@@ -142,17 +142,17 @@ MINE = ["prompts.source=mine:Source"]
 
 
 def source(init: str = "pass", gives: str = GIVES) -> Callable[[Path], None]:
-    """Puts a prompt source of the user's there."""
+    """Write a prompt source of the user's."""
     return code(SOURCE.format(init=init, next=gives))
 
 
 @dataclass(frozen=True)
 class Case:
-    """One way to go wrong."""
+    """One case of bad input."""
 
     name: str
     words: list[str]
-    """All of them must be in the message."""
+    """Words that the message must contain."""
     settings: tuple[str, ...] = ()
     prepare: Callable[[Path], None] | None = None
     command: str = "run"
@@ -161,6 +161,6 @@ class Case:
 
 
 def sets(name: str, settings: str | list[str], *words: str, **more: object) -> Case:
-    """A recipe that is refused for what `--set` says."""
+    """Return a case whose settings of `--set` are refused."""
     chosen = (settings,) if isinstance(settings, str) else tuple(settings)
     return Case(name, list(words), chosen, **more)  # type: ignore[arg-type]

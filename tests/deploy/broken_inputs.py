@@ -1,4 +1,4 @@
-"""Models, prompts, user code and folders that cannot be used: refused before Ray starts."""
+"""Cases of models, prompts, user code and folders that are refused before Ray starts."""
 
 import json
 

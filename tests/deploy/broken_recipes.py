@@ -1,4 +1,4 @@
-"""Recipes that say what cannot be: refused by `headway validate` alone."""
+"""Cases of recipes that `headway validate` refuses."""
 
 from tests.deploy.broken import Case, sets
 

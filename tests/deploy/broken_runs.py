@@ -1,4 +1,4 @@
-"""What only a run can show: it ends with exit code 1, or 2 where the input is to blame."""
+"""Cases that only a run can detect; it ends with exit code 1, or 2 where the input is at fault."""
 
 from tests.deploy.broken import GIVES, MINE, code, sets, source
 

@@ -1,7 +1,7 @@
-"""`headway run` with 64 simulated actors beside its own, for counting what all of them show.
+"""`headway run` with 64 simulated actors besides its own, for counting exported metrics.
 
-A simulated actor is known to the broker, takes every version by the broadcaster, and shows the
-metrics of an actor to which everything has happened that can. It generates nothing.
+A simulated actor registers with the broker, receives every version from the broadcaster, and
+exports every metric that an actor can have. It generates nothing.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ POLL_SECONDS = 1.0
 
 
 class Crowded(Run):
-    """A run with more actors than it works with."""
+    """A run with simulated actors."""
 
     async def train(self) -> None:
         crowd = [

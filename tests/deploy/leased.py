@@ -12,7 +12,7 @@ TOKEN = timedelta(milliseconds=10)
 
 
 def payload(lease, tokens):
-    """Two rollouts of so many tokens, begun now."""
+    """Return an encoded group of two rollouts of `tokens` tokens each that begin now."""
     began = datetime.now(UTC)
     times = {"created_at": began, "finished_at": began + tokens * TOKEN}
     return encode(
@@ -28,10 +28,10 @@ def payload(lease, tokens):
 
 
 def train_early(directory, *, steps, staleness, row=lambda version: {}):
-    """Trains batches of one group, and writes down their statistics.
+    """Train batches of one group each, and record their statistics.
 
     A group is leased as soon as the bound allows, and its rollouts have 4 tokens more than the
-    version of its batch. `row` is what the statistics of a version have besides times and counts.
+    version of its batch. `row` returns further statistics of a version.
     """
 
     async def main():

@@ -5,8 +5,8 @@
     time       virtual: it stands while anyone can go on, and then jumps to the next moment that
                someone waits for
 
-So the outcome is a function of the prompts alone. Crashes are copies of the run's folder as it lies
-on the disk in the middle of things; a world on such a copy goes on where this one stood.
+So the outcome is a function of the prompts alone. A crash is a copy of the run's folder, taken in
+the middle of a commit or between two; a world on such a copy resumes the run.
 
 `on_overdue` is `wait`. With the other policies time decides what a batch is made of, and a crash
 costs time; saved tokens of an overdue group, for one, do not fit any more and are sampled afresh.
@@ -50,15 +50,15 @@ from weight_sync.manifest import Bucket, Manifest, TensorSpec
 
 STEPS, GROUPS, SIZE, STALENESS = 7, 3, 2, 2
 QUIET_SECONDS = 3.0
-"""Virtual time without a result, after which nothing more may be generated at this version."""
+"""Virtual seconds without a result after which no more is generated at this version."""
 HEARTBEAT = 0.1
-"""Virtual seconds; often enough that what has finished before its group is saved."""
+"""Virtual seconds between heartbeats, short enough to save rollouts before their group ends."""
 WRITER_SECONDS = 20.0
 TOKENIZER = character_tokenizer()
 
 
 class Clock:
-    """What the world takes for the time, monotonic and since the epoch."""
+    """Virtual time in seconds, monotonic and since the epoch."""
 
     def __init__(self):
         self.now = 1000.0
@@ -71,33 +71,33 @@ class Clock:
 
 
 class Jumping(selectors.DefaultSelector):
-    """Never waits: the clock is put forward by what would have been waited."""
+    """A selector that advances the clock by the timeout instead of waiting."""
 
     def __init__(self, clock):
         super().__init__()
         self.clock = clock
 
     def select(self, timeout=None):
-        assert timeout is not None, "everyone waits for someone else, for ever"
+        assert timeout is not None, "deadlock: every task waits for another"
         self.clock.now += max(0.0, timeout)
         return super().select(0)
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):
-    """An event loop on a virtual clock, whose helpers in threads are done before it goes on."""
+    """An event loop on a virtual clock that runs executor calls at once."""
 
     def __init__(self, clock):
         super().__init__(Jumping(clock))
         self.clock = clock
-        self.told = threading.Event()
-        """A thread has answered."""
+        self.answered = threading.Event()
+        """Set when another thread has scheduled a callback."""
 
     def time(self):
         return self.clock.now
 
     def call_soon_threadsafe(self, *args, **options):
         handle = super().call_soon_threadsafe(*args, **options)
-        self.told.set()
+        self.answered.set()
         return handle
 
     def run_in_executor(self, executor, function, *args):
@@ -110,7 +110,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
 
 class Crashes:
-    """Copies the folder of a run at moments before and after commits, which are counted."""
+    """Copies of the folder of a run, taken at numbered moments before and after commits."""
 
     def __init__(self, folder, moments=()):
         self.folder, self.moments, self.count = folder, set(moments), 0
@@ -125,12 +125,12 @@ class Crashes:
 
 
 def lockstep_writer(crashes):
-    """The writer, each change of which is durable, and its caller's next, before anything else."""
+    """Return a `Writer` that commits each change before any other task of the loop runs."""
 
     class LockstepWriter(Writer):
         def submit(self, change):
-            told = asyncio.get_running_loop().told
-            told.clear()
+            answered = asyncio.get_running_loop().answered
+            answered.clear()
 
             def changed():
                 result = change()
@@ -138,7 +138,7 @@ def lockstep_writer(crashes):
                 return result
 
             future = super().submit(changed)
-            assert told.wait(WRITER_SECONDS), "the writer's thread has not answered"
+            assert answered.wait(WRITER_SECONDS), "the writer's thread has not answered"
             crashes.pass_moment()  # committed, and nobody knows yet
             return future
 
@@ -146,7 +146,7 @@ def lockstep_writer(crashes):
 
 
 class Bandit:
-    """A policy of one distribution over tokens, trained by REINFORCE with momentum."""
+    """A trainer of one distribution over tokens, by REINFORCE with momentum."""
 
     def __init__(self, folder, on_publish):
         self.folder, self.on_publish = folder, on_publish
@@ -188,12 +188,12 @@ class Bandit:
 
 
 async def score(prompt, completion, answer, metadata):
-    """Ties in half of the groups of two."""
+    """Return the parity of the text, which ties half of the groups of two."""
     return float(sum(map(ord, completion)) % 2)
 
 
 def weights_of_nothing(version):
-    """Staged weights as an engine without a model takes them."""
+    """Return staged weights for an engine without a model."""
     tensor = TensorSpec(name="w", dtype="float32", shape=(1,), bucket=0, offset=0)
     bucket = Bucket(nbytes=4, checksum="0" * 32, location="nowhere")
     manifest = Manifest(version=version, tensors=(tensor,), buckets=(bucket,), created_at=0.0)
@@ -201,7 +201,7 @@ def weights_of_nothing(version):
 
 
 class World:
-    """One session of a run in a folder, from its start or from what lies there, to its end."""
+    """One session of a run: begins or resumes it in a folder, and trains it to its end."""
 
     def __init__(self, folder):
         self.folder, self.stop = folder, asyncio.Event()
@@ -232,7 +232,7 @@ class World:
         )  # fmt: skip
 
         def first_attempt(lease, index, saved):
-            """What a scripted engine says depends on the request's name, which has the attempt."""
+            """Run every attempt as the first: the tokens depend on the name of the request."""
             return episodes.run(replace(lease, attempt=1), index, saved)
 
         worker = RolloutWorker(
@@ -243,7 +243,7 @@ class World:
         return engine, worker
 
     async def run(self):
-        """Trains to the last step; the checksums of the versions that this session published."""
+        """Train to the last step and return the checksums of the versions published."""
         start = newest_checkpoint(self.folder)
         if start is not None:
             self.trainer.load(start[1])
@@ -292,7 +292,7 @@ class World:
         return await self.broker.cursor()
 
     async def quiet(self):
-        """Returns when nothing is leased, and nothing has come for a while."""
+        """Wait until nothing is leased and no result has come for `QUIET_SECONDS`."""
         seen, leased = None, 1
         while leased or seen != (status := await self.broker.status()).accepted:
             status = await self.broker.status()
@@ -300,7 +300,7 @@ class World:
             await asyncio.sleep(QUIET_SECONDS)
 
     async def serve_if_newest(self, version):
-        """Every engine takes a version, unless the run was further already."""
+        """Load a version into every engine, unless the run has a newer one."""
         if (await self.broker.status()).version == version:
             for engine, worker in self.workers:
                 await engine.pause()
@@ -310,7 +310,7 @@ class World:
 
 
 def prompts(count, kind, first=0):
-    """The prompts of a source from an index on."""
+    """Return prompts with consecutive indices."""
     return [
         Prompt(prompt_id=f"{kind}/0/{index}", text=CHARACTERS[index % 26] + str(index), answer="1")
         for index in range(first, first + count)
@@ -319,7 +319,7 @@ def prompts(count, kind, first=0):
 
 @contextmanager
 def lockstep(monkeypatch, crashes):
-    """Patches clocks and writer for the worlds in the block; the factory of their event loop."""
+    """Patch clocks and writer in the block; yields a factory of event loops."""
     clock = Clock()
     with monkeypatch.context() as patch:
         patch.setattr(time, "monotonic", clock.monotonic)
@@ -329,7 +329,7 @@ def lockstep(monkeypatch, crashes):
 
 
 def play(monkeypatch, folder, moments=()):
-    """One session in a folder; checksums by version, and the crashes on the way."""
+    """Play one session in a folder; returns checksums by version, and the crashes."""
     crashes = Crashes(folder, moments)
 
     async def main():
@@ -340,7 +340,7 @@ def play(monkeypatch, folder, moments=()):
 
 
 def outcome(folder):
-    """Every trained batch of a run: its groups with all that was sampled, in their order."""
+    """Return every trained batch of a run: its groups, in order, with all that was sampled."""
     batches = []
     for version in range(STEPS):
         groups = [decode(payload) for payload in read_batch(folder, version)]

@@ -1,8 +1,8 @@
 """A run on three nodes of one machine with its roles placed by label.
 
-Prints where they were, where its placement groups had bundles, and what became of those. A program
-of its own: a process can be connected to one cluster only. Arguments: the command of the run, to
-which the cluster's address is added.
+Prints the nodes of the roles, those of the bundles of its placement groups, and the states of those
+groups. It is a program of its own because a process can be connected to one cluster only.
+Arguments: the command of the run, to which the cluster's address is added.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""A run folder in which batches were trained, without processes."""
+"""Run folders with trained batches, made without starting processes."""
 
 import asyncio
 
@@ -6,7 +6,7 @@ from tests.queues.conftest import answer, make_broker, make_prompts
 
 
 def train(directory, rows):
-    """Trains a batch of one group for each row of statistics."""
+    """Train a batch of one group for each row of statistics."""
 
     async def main():
         broker = make_broker(directory.path, steps=9, groups_per_batch=1)

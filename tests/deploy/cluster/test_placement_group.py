@@ -57,7 +57,9 @@ def test_who_finds_no_room_is_told_what_is_free_and_leaves_nothing_behind(monkey
     more = ray.cluster_resources()["CPU"] + 1
     with pytest.raises(RunFailed, match=r"no room .* = 1.5; free now are [\d.]+: .*2 CPU"):
         Reservation([want("actors", 2, more / 2)], 1.5, shown)
-    assert re.search(r"waiting for free resources on the cluster for 1 s; free now are", output.getvalue())
+    assert re.search(
+        r"waiting for free resources on the cluster for 1 s; free now are", output.getvalue()
+    )
     assert "PENDING" not in states()
 
 

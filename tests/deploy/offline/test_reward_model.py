@@ -53,12 +53,12 @@ def prompt_of(pair):
 def test_no_member_trains_a_held_out_pair_and_each_has_an_order_of_its_own(tmp_path):
     pairs = pairs_of(tmp_path)
     heldout = {prompt_of(pair) for pair in pairs.heldout()}
-    orders = [[prompt_of(pair) for pair in islice(pairs.of(m), 800)] for m in (0, 1)]
+    orders = [[prompt_of(pair) for pair in islice(pairs.training(m), 800)] for m in (0, 1)]
     assert len(pairs.heldout()) == 200
     for order in orders:
         assert not heldout & set(order)
     assert orders[0][:20] != orders[1][:20]
-    assert orders[0] == [prompt_of(pair) for pair in islice(pairs.of(0), 800)]
+    assert orders[0] == [prompt_of(pair) for pair in islice(pairs.training(0), 800)]
 
 
 def test_pairs_of_a_file_too_small_to_hold_any_back_are_refused(tmp_path):
@@ -66,7 +66,7 @@ def test_pairs_of_a_file_too_small_to_hold_any_back_are_refused(tmp_path):
     file.write_text('{"prompt": "a=", "chosen": "1", "rejected": "2"}\n')
     pairs = pairs_of(tmp_path, f"reward_model.pairs={file}")
     with pytest.raises(ActorsInputError, match=r"lower reward_model.heldout_pairs = 200"):
-        next(pairs.of(0))
+        next(pairs.training(0))
 
 
 def test_a_pair_that_does_not_fit_is_refused_with_the_limit(tmp_path):
@@ -74,67 +74,12 @@ def test_a_pair_that_does_not_fit_is_refused_with_the_limit(tmp_path):
         pairs_of(tmp_path, context=20).heldout()
 
 
-@pytest.fixture
-def trains(monkeypatch):
-    """Stands in for training: writes half a model, and then what a list says or raises."""
-    results = []
-
-    def train(config, section, path, drawn, heldout, partial, screen):
-        (partial / "model-0").mkdir()
-        result = results.pop(0)
-        if isinstance(result, BaseException):
-            raise result
-        (partial / "model-0" / "weights").write_text(result)
-
-    monkeypatch.setattr(reward_model, "_train_all", train)
-    return results
-
-
-class Silent:
-    """A screen that shows nothing."""
-
-    def say(self, text):
-        """Nothing."""
-
-
-def make(config, *, replace=False):
-    return reward_model.train_reward_models(config, Silent(), replace=replace)
-
-
-@pytest.fixture
-def config(tmp_path, tiny_model):
-    own = [f"reward_model.path={tiny_model}", "reward_model.heldout_pairs=8", "name=demo-rm-test"]
-    return config_of(tmp_path, *own, "reward_model.name=mine")
-
-
-@pytest.mark.parametrize("ends", [RuntimeError("no memory"), KeyboardInterrupt()])
-def test_training_that_ends_early_leaves_the_old_models_or_nothing(config, trains, ends):
-    trains += [ends, "old", ends]
-    with pytest.raises(type(ends)):
-        make(config)
-    assert list(config.reward_models.parent.iterdir()) == []
-    folder = make(config)
-    with pytest.raises(type(ends)):
-        make(config, replace=True)
-    assert (folder / "model-0" / "weights").read_text() == "old"
-    assert [path.name for path in folder.parent.iterdir()] == ["mine-rm"]
-
-
-def test_reward_models_that_exist_are_kept_unless_asked(config, trains):
-    trains += ["old", "new"]
-    folder = make(config)
-    with pytest.raises(InputError, match="--replace"):
-        make(config)
-    make(config, replace=True)
-    assert (folder / "model-0" / "weights").read_text() == "new"
-
-
 def test_a_run_asks_for_reward_models_that_are_not_made_yet_or_were_made_otherwise(tmp_path):
     config = config_of(tmp_path, JUDGED)
     with pytest.raises(InputError, match="run `headway reward-model` with the same recipe"):
         reward_model_paths(config)
     (config.reward_models / "model-0").mkdir(parents=True)
-    with pytest.raises(InputError, match="does not tell what it was made with"):
+    with pytest.raises(InputError, match="has no record of what it was made with"):
         reward_model_paths(config)
     assert reward_model_paths(config_of(tmp_path)) == ()
 

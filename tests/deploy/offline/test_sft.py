@@ -19,14 +19,14 @@ def trains(monkeypatch):
     """Stands in for training: writes a model whose text is the next of a list, or raises it."""
     results = []
 
-    def train(config, sft, pairs, screen, partial, path):
+    def train(config, sft, pairs, terminal, partial, path):
         (partial / "config.json").write_text("half")
         result = results.pop(0)
         if isinstance(result, BaseException):
             raise result
         (partial / "config.json").write_text(result)
 
-    monkeypatch.setattr(warm_start, "_train", train)
+    monkeypatch.setattr(warm_start, "train_model", train)
     return results
 
 

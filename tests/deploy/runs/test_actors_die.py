@@ -18,7 +18,7 @@ ACTOR, ENGINE = "ray::RolloutActor", "VLLM::EngineCore"
 
 @contextmanager
 def going(headway, name, *settings):
-    """A run of the small recipe with two actors on cores that it finds itself; and its folder."""
+    """Start the small recipe with two actors on cores that it chooses; yields process and folder."""
     runs, recipe = headway.folder / "runs", headway.folder / "several.toml"
     text = RECIPE.read_text()
     assert 'cores = ["0"]' in text
@@ -33,7 +33,7 @@ def going(headway, name, *settings):
 
 
 def until(happened, process):
-    """What `happened` returns once it is true; the run has to be alive until then."""
+    """Wait until `happened` returns something true, and return it; the run has to stay alive."""
     deadline = time.monotonic() + WAIT_SECONDS
     while not (found := happened()):
         assert process.poll() is None, process.stdout.read()
@@ -48,7 +48,7 @@ def rows(path):
 
 
 def living(folder, title):
-    """Parent and id of the processes of runs in a folder whose title begins so, oldest first."""
+    """Return parent and id of the runs' processes with such a title, oldest first."""
     found = []
     for path in Path("/proc").glob("[0-9]*"):
         try:
@@ -62,7 +62,7 @@ def living(folder, title):
 
 
 def served(folder, engine, after=0.0):
-    """Versions that an engine began to serve after a time."""
+    """Return the versions that an engine began to serve after a time."""
     return [
         row["version"]
         for row in rows(folder / "swaps.jsonl")
@@ -71,7 +71,7 @@ def served(folder, engine, after=0.0):
 
 
 def serves_again(folder, restarts):
-    """The engine of the newest of so many restarts, once it has new weights."""
+    """Return the engine of the newest of `restarts` restarts, once it has new weights."""
     found = rows(folder / "restarts.jsonl")
     if len(found) < restarts:
         return None
@@ -80,7 +80,7 @@ def serves_again(folder, restarts):
 
 
 def ended(process, headway, name):
-    """Summary and accounts of a run that has to end well, and what it said."""
+    """Wait for a run to end well; returns its summary, accounts and output."""
     output, _ = process.communicate(timeout=WAIT_SECONDS)
     assert process.returncode == 0, output
     inspected = headway("inspect", name, "--json")
@@ -90,7 +90,7 @@ def ended(process, headway, name):
 
 
 def check_kills(summary, accounts, steps):
-    """Two actors were made again, and nothing was lost or doubled by it."""
+    """Check that two actors were restarted, and that nothing was lost or trained twice."""
     assert summary["restarts"] == {"actors": 2, "reward_models": 0}
     assert (summary["status"], summary["version"]) == ("done", steps)
     assert summary["rollouts_trained"] == steps * 2 * 2
@@ -166,7 +166,7 @@ def test_an_error_of_the_users_in_one_actor_ends_the_run_and_restarts_nothing(he
 
 
 def narrowest_binding(pid):
-    """The fewest cores that a thread of a process is bound to."""
+    """Return the smallest number of cores that a thread of a process is bound to."""
     tasks = Path(f"/proc/{pid}/task").iterdir()
     return min((os.sched_getaffinity(int(task.name)) for task in tasks), key=len)
 

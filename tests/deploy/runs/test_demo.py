@@ -1,4 +1,4 @@
-"""The demo does what the README says, for every seed it names. Five minutes a seed."""
+"""The demo learns what the README promises, for each of its seeds; five minutes a seed."""
 
 import json
 import subprocess
@@ -13,7 +13,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.ray, pytest.mark.vllm, pytest.mark.t
 
 
 def check(summary):
-    """The promises of the demo, from a run's summary."""
+    """Check the promises of the demo against the summary of a run."""
     greedy, sampled = summary["heldout"], summary["heldout_sampled"]
     assert (greedy[0]["size"], greedy[1]["size"], greedy[-1]["size"]) == (2000, 500, 2000)
     assert greedy[0]["score"] <= 0.6

@@ -1,4 +1,4 @@
-"""The demos of tasks do what their recipes say. Some minutes each."""
+"""The demos of single tasks learn what their recipes promise; some minutes each."""
 
 import json
 import statistics
@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.ray, pytest.mark.vllm, pytest.mark.t
 
 
 def run(recipe, folder):
-    """The summary of a run and its trained rollouts, oldest version first."""
+    """Return the summary of a run and its trained rollouts, oldest version first."""
     for command in ("sft", "run"):
         subprocess.run([HEADWAY, command, recipe], cwd=folder, check=True)
     exported = folder / "rollouts.parquet"

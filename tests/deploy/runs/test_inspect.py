@@ -1,4 +1,4 @@
-"""`headway inspect`: accounts and failed prompts of a run that lives, is over, or was killed."""
+"""`headway inspect`: accounts and failed prompts of a run that is alive, finished or killed."""
 
 import asyncio
 import json

@@ -11,7 +11,7 @@ CRASHES = 16
 
 
 def check(folder, checksums, expected):
-    """A finished run has trained what another did, with the same weights after every batch."""
+    """Check that a finished run has trained the expected batches, to the same weights."""
     batches, weights = expected
     assert outcome(folder) == batches
     assert checksums == {version: weights[version] for version in checksums}
@@ -24,14 +24,14 @@ def check(folder, checksums, expected):
 
 
 def saved_groups(folder):
-    """Groups of which a crash leaves rollouts that had no result yet."""
+    """Return the number of groups with saved rollouts but no result yet."""
     with open_ledger(folder) as database:
         return database.execute("SELECT count(*) FROM partials").fetchone()[0]
 
 
 @pytest.fixture
 def whole(tmp_path, monkeypatch):
-    """Batches and weights of a run that nothing happened to, and the moments it had."""
+    """Batches and weights of an uninterrupted run, and its number of moments."""
     folder = tmp_path / "whole"
     checksums, crashes = play(monkeypatch, folder)
     return (outcome(folder), checksums), crashes.count

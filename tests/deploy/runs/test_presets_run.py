@@ -1,4 +1,4 @@
-"""Every preset trains the demo's task through the real loop. About a minute each."""
+"""Every preset trains the task of the demo in a whole run; about a minute each."""
 
 import json
 import math
@@ -36,7 +36,7 @@ OWN = {
     "vapo": ["value_loss", "explained_variance", "critic_grad_norm"],
     "online_dpo": ["reference_kl"],
 }
-"""Figures that only some presets have; each is a number in at least one row."""
+"""Figures that only some presets have; each is a number in at least one record."""
 FRACTIONS = {
     "reinforce": ["truncated"],
     "rloo": ["truncated"],
@@ -55,7 +55,7 @@ FRACTIONS = {
     "online_dpo": ["unpaired", "misordered"],
     "raft": ["kept"],
 }
-"""Fractions of tokens that only some presets have; likewise."""
+"""Fractions of tokens that only some presets have; each is in at least one record."""
 PARTS = {"dapo": {"last_answer", "overlong"}, "ppo_rlhf": {"reward_model"}}
 """Parts of the rewards of training rollouts, where they are not the demo's."""
 
@@ -106,7 +106,7 @@ def numbers(values):
 
 
 def trained_rollouts(folder, file):
-    """Every journaled rollout of a run that was trained, a row each."""
+    """Return every trained rollout in the journal of a run."""
     export_parquet(folder, file)
     columns = ["group_id", "reward_parts", "metadata", "state"]
     rows = pyarrow.parquet.read_table(file, columns=columns).to_pylist()
@@ -114,7 +114,7 @@ def trained_rollouts(folder, file):
 
 
 def check_rollouts(name, rollouts):
-    """What the journal says of a preset's rollouts: its rewards, and its baselines if any."""
+    """Check rewards and baselines of a preset's rollouts in the journal."""
     assert rollouts
     parts = PARTS.get(name, {"last_answer"})
     assert all({part for part, _ in row["reward_parts"]} == parts for row in rollouts)

@@ -1,4 +1,4 @@
-"""Runs that are stopped at any moment, and go on."""
+"""Runs that are stopped at any moment, and resumed."""
 
 import json
 import os
@@ -75,7 +75,7 @@ def interrupted(headway):
 
 @pytest.fixture(scope="module")
 def resumed(headway, interrupted):
-    """The same run, resumed and gone to its end."""
+    """The same run, resumed and trained to its end."""
     return resume(headway, "paused")
 
 

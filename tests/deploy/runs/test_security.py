@@ -1,4 +1,4 @@
-"""What a run keeps to itself: its sockets, its secrets, and what it takes from others."""
+"""Security of a run: its sockets, its secrets, and the data that it accepts."""
 
 import ast
 import http.server
@@ -18,7 +18,7 @@ import pytest
 ROOT = Path(__file__).parents[3]
 PACKAGES = ("actors", "deploy", "learner", "queues", "weight_sync")
 UNPICKLES = {"pickle", "cloudpickle", "dill", "marshal", "shelve", "joblib"}
-"""Modules that make any object, and so run any code, of bytes that somebody sent."""
+"""Modules that unpickle, and so run code that is in the bytes."""
 SECRETS = {
     "WANDB_API_KEY": "wandb-3f1c0b7d9a",
     "JUDGE_KEY": "judge-77aa01c4e2",
@@ -51,7 +51,7 @@ def test_nothing_turns_off_that_ray_asks_for_a_token():
 
 
 class Marks(http.server.BaseHTTPRequestHandler):
-    """A judge that refuses now and then, and tells what it was sent."""
+    """An HTTP server of a judge that refuses some requests and records their keys."""
 
     keys: ClassVar = set()
 
@@ -86,7 +86,7 @@ def judge():
 
 @pytest.fixture(scope="module")
 def run(headway, judge):
-    """A run that has trained some batches: its process, its folder, its output so far."""
+    """A run that has trained some batches: its process, folder and output so far."""
     folder = headway.folder / "runs" / "kept"
     settings = ("name=kept", "sft.name=small", "steps=100000", "heldout.every=100000")
     command = headway.arguments("run", *settings, "learner.ranks=2", "actors.cpus=0", *judge)

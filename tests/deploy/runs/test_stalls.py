@@ -1,4 +1,4 @@
-"""Stalls of a real run, injected one by one: each is named within its deadline + 10 s."""
+"""Stalls of a real run, injected one by one; each is reported within its deadline + 10 s."""
 
 import json
 import os
@@ -36,7 +36,7 @@ def wait_for(what, deadline=180):
 
 
 class Stalled:
-    """A run that has trained some batches; `with` ends it."""
+    """A run in a process, ended at the end of the `with` block."""
 
     def __init__(self, headway, name, *settings, environment=None):
         self.folder = headway.folder / "runs" / name
@@ -87,7 +87,7 @@ class Stalled:
         wait_for(trained)
 
     def stop(self, title):
-        """Stops the process of the run with this title, as SIGSTOP does.
+        """Send SIGSTOP to the process of the run with this title and return its id.
 
         Ray puts its own title in the place of ours for up to half a second after each call.
         """
@@ -104,7 +104,7 @@ class Stalled:
         return found.pid
 
     def named(self, on):
-        """The row that says so since the stop, whoever waits; and that it came in time."""
+        """Return the first record since the stop that waits on `on`; it has to come in time."""
         began = time.monotonic()
 
         def found():

@@ -1,0 +1,111 @@
+"""The commands that train: `run`, `resume`, `sft` and `reward-model`.
+
+Each checks its recipe and prints its first line before it imports anything heavy.
+"""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from deploy.cli.options import Overrides, Recipe, Replace, RunName, RunsDir, load
+from deploy.errors import InputError, RunFailed
+from deploy.runtime.signals import deferred
+
+if TYPE_CHECKING:
+    from deploy.config.run_config import RunConfig
+    from deploy.preflight.inputs import Inputs
+    from deploy.runtime.console import Terminal
+    from deploy.storage.run_directory import RunDirectory
+
+CHECKING = "checking the recipe, the model and the prompts"
+
+
+def run(recipe: Recipe, overrides: Overrides = [], *, replace: Replace = False) -> None:  # noqa: B006
+    """Train a recipe to its end."""
+    config = load(recipe, overrides)
+    from deploy.runtime.console import Terminal
+
+    terminal = Terminal()
+    terminal.say(f"{config.name}: {CHECKING}")
+    with deferred():
+        from deploy.preflight.inputs import load_inputs
+        from deploy.storage.run_directory import RunDirectory
+    inputs = load_inputs(config)
+    directory = RunDirectory.of(config)
+    try:
+        with deferred():
+            directory.create(config, replace=replace)
+    except KeyboardInterrupt:
+        directory.discard()
+        raise
+    try:
+        _train(config, inputs, directory, terminal)
+    except BaseException as error:
+        exit_code = getattr(error, "exit_code", None)
+        if exit_code == InputError.exit_code and directory.trained_nothing():
+            directory.discard()
+        raise
+    finally:
+        directory.settle()
+
+
+def resume(run: RunName, runs_dir: RunsDir = Path("runs")) -> None:
+    """Resume a run that was interrupted, failed or was killed, and train it to its end."""
+    from deploy.runtime.console import Terminal
+    from deploy.storage.run_directory import RunDirectory
+
+    terminal = Terminal()
+    directory = RunDirectory.open(run, runs_dir)
+    config = directory.config()
+    directory.check_at_rest()
+    if directory.status() == "done":
+        terminal.say(f"{config.name} is done: {config.steps} of {config.steps} steps are trained")
+        return
+    terminal.say(f"{config.name}: {CHECKING}")
+    with deferred():
+        from deploy.preflight.inputs import load_inputs
+    inputs = load_inputs(config, resumed=directory.checkpoints)
+    _train(config, inputs, directory, terminal)
+
+
+def _train(
+    config: "RunConfig", inputs: "Inputs", directory: "RunDirectory", terminal: "Terminal"
+) -> None:
+    with deferred():
+        from deploy import session
+        from deploy.config.weight_transport_rules import claim_folder
+        from deploy.report.tables import show
+        from queues.runtime.disk_space import is_full
+    try:
+        with directory.held():
+            claim_folder(config.weight_sync, directory.path)
+            summary = session.run(config, inputs, directory, terminal)
+    except Exception as error:
+        if is_full(error, directory.path):
+            raise RunFailed(f"no space is left on the disk of {directory.path}") from error
+        raise
+    show(summary, directory, terminal.console)
+
+
+def sft(recipe: Recipe, overrides: Overrides = [], *, replace: Replace = False) -> None:  # noqa: B006
+    """Make the warm start of a recipe: supervised learning on its demonstrations."""
+    config = load(recipe, overrides)
+    from deploy.offline.sft import warm_start
+    from deploy.runtime.console import Terminal
+
+    terminal = Terminal()
+    terminal.say(f"warm start in {warm_start(config, terminal, replace=replace)}")
+
+
+def reward_model(
+    recipe: Recipe,
+    overrides: Overrides = [],  # noqa: B006
+    *,
+    replace: Replace = False,
+) -> None:
+    """Train the reward models of a recipe on its preference pairs."""
+    config = load(recipe, overrides)
+    from deploy.offline.reward_model import train_reward_models
+    from deploy.runtime.console import Terminal
+
+    terminal = Terminal()
+    terminal.say(f"reward models in {train_reward_models(config, terminal, replace=replace)}")
