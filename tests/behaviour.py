@@ -33,10 +33,12 @@ from deploy.driver.run_metrics import RunMetrics
 from deploy.observability.exporter import role
 from deploy.observability.waits import Overdue, Wait
 from deploy.storage.run_record import Record
+from learner.diagnostics.batch_report import TrainedBatch
 from learner.metrics import FIGURES, LearnerMetrics
 from queues.broker.metrics import BrokerMetrics
 from queues.runtime.prometheus import ProcessMetrics
 from tests.deploy.conftest import call_main, read_rows
+from weight_sync.announcements import WeightUpdateReport
 
 ASSETS = Path(__file__).parent / "assets"
 RECIPE = ASSETS / "locked_run.toml"
@@ -221,18 +223,22 @@ def learner_metrics():
     times = ("wait_started_at", "wait_finished_at", "step_started_at", "step_finished_at")
     kinds = ("mismatch_fresh", "kl_fresh", "tokens_fresh")
     metrics = LearnerMetrics()
-    metrics.observe(
-        dict.fromkeys((*times, "published_at", *kinds, *FIGURES), 1.0)
-        | {"lag_histogram": {"0": 1}, "group_lag_histogram": {"0": 1}, "fractions": {"capped": 0.5}}
-    )
+    row = dict.fromkeys((*times, "published_at", *kinds, *FIGURES), 1.0) | {
+        "version": 0,
+        "lag_histogram": {"0": 1},
+        "group_lag_histogram": {"0": 1},
+        "fractions": {"capped": 0.5},
+    }
+    metrics.observe(TrainedBatch.from_dict(row))
     return exposed(metrics)
 
 
 def driver_metrics(folder):
     times = ("published_at", "staged_at", "swap_started_at", "swap_finished_at")
-    seconds = ("pause_seconds", "load_seconds", "resume_seconds", "bytes")
     known = Record(name="locked", steps=1, max_staleness=0, started_at=0.0)
-    known.swaps.append({**dict.fromkeys((*times, *seconds), 1.0), "engine_id": "e", "error": None})
+    known.swaps.append(
+        WeightUpdateReport(engine_id="e", version=0, bytes=1, **dict.fromkeys(times, 1.0))
+    )
     known.heldout.append({"score": 1.0})
     known.restarts = Counter({"actor-0": 1})
     late = Overdue(Wait("learner", "actor-0", "groups"), 1.0)

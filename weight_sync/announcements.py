@@ -41,6 +41,13 @@ class WeightUpdateReport:
     """None if the engine serves the version."""
 
     @property
+    def serving_seconds(self) -> float | None:
+        """Seconds from `publish` until the engine served the version; None if it does not."""
+        if self.swap_finished_at is None:
+            return None
+        return self.swap_finished_at - self.published_at
+
+    @property
     def stalled_seconds(self) -> float:
         """Seconds that generation stood still."""
         return self.pause_seconds + self.load_seconds + self.resume_seconds

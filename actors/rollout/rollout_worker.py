@@ -192,9 +192,9 @@ class RolloutWorker:
         )
 
     def _begin(self, lease: Lease, tasks: asyncio.TaskGroup) -> None:
-        self._occupancy.change(lease.room)
+        self._occupancy.change(lease.capacity)
         key = (lease.group_id, lease.attempt)
-        self._running[key] = lease.room
+        self._running[key] = lease.capacity
         self.held[key] = task = tasks.create_task(self._complete(lease))
         task.add_done_callback(lambda _: self._end(lease))
 
@@ -266,7 +266,7 @@ class RolloutWorker:
                     episodes.create_task(
                         self._episode(lease if index < lease.group_size else greedy, index, partial)
                     )
-                    for index in range(lease.room)
+                    for index in range(lease.capacity)
                 ]
         except BaseExceptionGroup as errors:
             raise root_error(errors) from errors

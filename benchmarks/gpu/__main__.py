@@ -1,15 +1,14 @@
-"""The benchmarks of one GPU, in at most eight minutes and without anybody watching.
+"""Benchmarks of one GPU in at most eight minutes.
 
     python -m benchmarks.gpu [--sizes 0.5b 1.5b] [--device cuda] [--output gpu.json]
 
 Parts run one after the other, each in a process of its own with a deadline, so that one that fails
 costs the others nothing: packing; for each size the learner's utilisation; the effective sample
 size by lag; for each size generation beside the roofline of bandwidth; the pause of a weight
-update. A part says each figure when it has it, and what it has said is kept when its time is over.
-What cannot run is named, with what is missing. This file needs nothing but Python.
+update. A part prints each figure when it has it, and these are kept when its time is over. A part
+that cannot run is named, with what is missing. This file needs nothing but Python.
 """
 
-import argparse
 import contextlib
 import importlib.util
 import json
@@ -25,12 +24,12 @@ from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any
 
-from benchmarks.gpu.lines import line
-from benchmarks.harness.provenance import environment, reserve
+from benchmarks.gpu.summary import describe
+from benchmarks.harness.study import Options, Record, Study, number, option
 from benchmarks.harness.synthetic_load import SIZES
 
 SECONDS = 470.0
-"""Of everything."""
+"""Deadline of all parts together."""
 LEARNER = ("torch", "transformers", "numpy", "pydantic")
 NEEDS = {
     "packing": (),
@@ -40,41 +39,42 @@ NEEDS = {
     "pause": (*LEARNER, "tokenizers", "safetensors", "xxhash", "zstandard", "vllm"),
 }
 SMALL = frozenset({"numpy", "pydantic", "safetensors", "tokenizers", "xxhash", "zstandard"})
-"""What can be put into a folder beside an installed PyTorch."""
+"""Packages that can be installed into a folder beside an installed PyTorch."""
 PLUGIN = "entry point `headway` for vLLM"
 GPU = "GPU"
+LEAST_SECONDS = 5.0
 ON_GPUS = ("generation", "pause")
-"""What a trial on a CPU leaves out."""
+"""Parts that a trial on a CPU leaves out."""
 WEIGHTS = {"packing": 1, "learner": 4, "lag": 2, "generation": 5, "pause": 4}
-"""How parts share the time that is left."""
+"""Weights by which parts share the time that is left."""
 
 
 def missing(part: str, device: str) -> list[str]:
-    """What a part needs and is not here: modules, vLLM's way to our backend, or a GPU."""
+    """Return the missing requirements of a part: modules, an entry point for vLLM, a GPU."""
     lacking = [name for name in NEEDS[part] if importlib.util.find_spec(name) is None]
-    plugins = {each.name for each in entry_points(group="vllm.general_plugins")}
+    plugins = {plugin.name for plugin in entry_points(group="vllm.general_plugins")}
     if part == "pause" and "headway" not in plugins:
         lacking.append(PLUGIN)
     return lacking + ([GPU] if part in ON_GPUS and device != "cuda" else [])
 
 
 def reason(lacking: Sequence[str]) -> str:
-    """Why a part cannot run, and the commands that would change it."""
-    told = f"there is no {', '.join(lacking)}"
-    mends = []
+    """Return why a part cannot run, and the commands that would change it."""
+    missing_names = f"there is no {', '.join(lacking)}"
+    commands = []
     if small := [name for name in lacking if name in SMALL]:
         python = f"{sys.version_info.major}.{sys.version_info.minor}"
-        mends.append(
+        commands.append(
             "pip install --target .gpu --only-binary :all: "
             f"--python-version {python} {' '.join(small)}"
         )
     if PLUGIN in lacking:
-        mends.append("pip install --target .gpu --no-deps .")
-    return "; ".join([told, *mends, *(["then PYTHONPATH=.:.gpu"] if mends else [])])
+        commands.append("pip install --target .gpu --no-deps .")
+    return "; ".join([missing_names, *commands, *(["then PYTHONPATH=.:.gpu"] if commands else [])])
 
 
 def plan(sizes: Sequence[str]) -> list[tuple[str, str]]:
-    """Parts and sizes in the order of what matters most; what may fail is last."""
+    """Return parts and sizes, the most important ones first; parts that may fail are last."""
     return [
         ("packing", ""),
         *(("learner", size) for size in sizes),
@@ -85,15 +85,12 @@ def plan(sizes: Sequence[str]) -> list[tuple[str, str]]:
 
 
 def budget(part: str, later: Sequence[str], left: float) -> float:
-    """Seconds for a part: what is left, shared with those that run after it by their weights.
-
-    What a part does not use is left for the others.
-    """
-    return left * WEIGHTS[part] / (WEIGHTS[part] + sum(WEIGHTS[each] for each in later))
+    """Return the seconds of a part: its share, by weight, of the time that is left."""
+    return left * WEIGHTS[part] / (WEIGHTS[part] + sum(WEIGHTS[other] for other in later))
 
 
-def run_part(part: str, size: str, device: str, rounds: int) -> Iterator[dict[str, Any]]:
-    """One part, in this process: its figures, as they are found; later ones replace earlier."""
+def run_part(part: str, size: str, device: str, rounds: int) -> Iterator[Record]:
+    """Yield the figures of one part, in this process; later ones replace earlier ones."""
     if part == "packing":
         from benchmarks.training.packing import packing_figures
 
@@ -121,8 +118,8 @@ def _on_device(part: str, size: str, device: str, rounds: int) -> Iterator[dict[
     return sample_size_by_lag(size, where)
 
 
-def command_of(part: str, size: str, options: argparse.Namespace) -> list[str]:
-    """What runs a part."""
+def command_of(part: str, size: str, options: Options) -> list[str]:
+    """Return the command that runs a part."""
     return [
         sys.executable, "-m", "benchmarks.gpu", "--part", part, "--sizes", size or "tiny",
         "--device", options.device, "--rounds", str(options.rounds),
@@ -130,83 +127,91 @@ def command_of(part: str, size: str, options: argparse.Namespace) -> list[str]:
 
 
 def outcome(command: Sequence[str], seconds: float) -> dict[str, Any]:
-    """What a part said, and how it ended if not well; never longer than so many seconds."""
+    """Run a part for at most so many seconds; return its figures, and how it failed if it did."""
     begin = time.monotonic()
     ended: dict[str, Any] = {}
     scratch = partial(TemporaryFile, "w+", errors="replace")
-    with scratch() as told, scratch() as complaint:
-        process = subprocess.Popen(command, stdout=told, stderr=complaint, start_new_session=True)
+    with scratch() as output, scratch() as errors:
+        process = subprocess.Popen(command, stdout=output, stderr=errors, start_new_session=True)
         try:
             if code := process.wait(timeout=seconds):
-                complaint.seek(0)
-                last = complaint.read().strip().splitlines()[-3:]
+                errors.seek(0)
+                last = errors.read().strip().splitlines()[-3:]
                 ended["failed"] = last or [f"exit code {code}"]
             ended["part_seconds"] = time.monotonic() - begin
         except subprocess.TimeoutExpired:
             ended["failed"] = f"took longer than {seconds:.0f} s"
         finally:
-            with contextlib.suppress(ProcessLookupError):  # engines that it has left, too
+            with contextlib.suppress(ProcessLookupError):  # its engines too
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
-        told.seek(0)
-        said = figures(told)
-    if not said:
-        ended.setdefault("failed", "it ended well and told no figures")
-    return said | ended
+        output.seek(0)
+        printed = figures(output)
+    if not printed:
+        ended.setdefault("failed", "it ended well and printed no figures")
+    return printed | ended
 
 
-def figures(told: Iterable[str]) -> dict[str, Any]:
-    """The lines that are objects of JSON as one object; others are what libraries log."""
-    found: dict[str, Any] = {}
-    for text in told:
+def figures(lines: Iterable[str]) -> Record:
+    """Merge the lines that are JSON objects; others are the logs of libraries."""
+    merged: Record = {}
+    for line in lines:
         with contextlib.suppress(ValueError):
-            said = json.loads(text)
-            if isinstance(said, dict):
-                found |= said
-    return found
+            parsed = json.loads(line)
+            if isinstance(parsed, dict):
+                merged |= parsed
+    return merged
+
+
+def measure(options: Options) -> Iterator[Record]:
+    """Run every part in a process of its own, within the deadline of all."""
+    deadline = time.monotonic() + options.seconds
+    planned = plan(options.sizes)
+    lacks = {part: missing(part, options.device) for part in NEEDS}
+    parts: dict[str, Record] = {}
+    for index, (part, size) in enumerate(planned):
+        name = f"{part} {size}".strip()
+        later = [other for other, _ in planned[index + 1 :] if not lacks[other]]
+        left = deadline - time.monotonic()
+        if lacks[part]:
+            parts[name] = {"not_run": reason(lacks[part])}
+        elif left < LEAST_SECONDS:
+            parts[name] = {"failed": "there was no time left"}
+        else:
+            seconds = budget(part, later, left)
+            parts[name] = outcome(command_of(part, size, options), seconds)
+        print(describe(name, parts[name]), flush=True)
+        yield {"device": options.device, "parts": parts}
+
+
+STUDY = Study(
+    name="benchmarks.gpu",
+    command="python -m",
+    about=__doc__,
+    options=(
+        option("--sizes", ["0.5b", "1.5b"], "of models", choices=list(SIZES)),
+        option("--device", "cuda", "cpu: for a trial", choices=["cuda", "cpu"]),
+        option("--rounds", 5, "batches of each measurement", type=number(int, 1)),
+        option("--seconds", SECONDS, "of all parts together"),
+        option(
+            "--part",
+            None,
+            "only this one, in this process; its figures as JSON",
+            choices=list(NEEDS),
+        ),
+    ),
+    folder=Path(),
+    file="gpu.json",
+    measure=measure,
+)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.gpu", description=__doc__.splitlines()[0]
-    )
-    parser.add_argument(
-        "--sizes", nargs="+", default=["0.5b", "1.5b"], choices=SIZES, help="of models"
-    )
-    parser.add_argument(
-        "--device", default="cuda", choices=["cuda", "cpu"], help="cpu: for a trial"
-    )
-    parser.add_argument("--rounds", type=int, default=5, help="batches of each measurement")
-    parser.add_argument("--seconds", type=float, default=SECONDS, help="of everything")
-    parser.add_argument("--output", type=Path, default=Path("gpu.json"), help="of the figures")
-    parser.add_argument("--part", choices=list(NEEDS),
-                        help="only this one, in this process; its figures as JSON")  # fmt: skip
-    options = parser.parse_args()
-    if options.rounds < 1:
-        parser.error(f"--rounds {options.rounds} must be at least 1")
-    if options.part:
-        for found in run_part(options.part, options.sizes[0], options.device, options.rounds):
-            print(json.dumps(found), flush=True)
-        return
-    reserve(options.output)
-    deadline = time.monotonic() + options.seconds
-    record = environment() | {"device": options.device, "parts": {}}
-    parts = plan(options.sizes)
-    lacks = {part: missing(part, options.device) for part in NEEDS}
-    for place, (part, size) in enumerate(parts):
-        name = f"{part} {size}".strip()
-        later = [each for each, _ in parts[place + 1 :] if not lacks[each]]
-        left = deadline - time.monotonic()
-        if lacks[part]:
-            found = {"not_run": reason(lacks[part])}
-        elif left < 5:
-            found = {"failed": "there was no time left"}
-        else:
-            found = outcome(command_of(part, size, options), budget(part, later, left))
-        record["parts"][name] = found
-        print(line(name, found), flush=True)
-        options.output.write_text(json.dumps(record, indent=1) + "\n")
-    print(f"stored in {options.output}")
+    options = STUDY.parse()
+    if options.part is None:
+        STUDY.main()
+    for part in run_part(options.part, options.sizes[0], options.device, options.rounds):
+        print(json.dumps(part), flush=True)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""The engine's part of the suite: tokens a second beside what memory's bandwidth allows.
+"""The engine's part of the suite: tokens/s beside the limit of memory bandwidth.
 
 A step of decoding reads all weights once, and of each sequence its keys and values, so n sequences
-cannot make more tokens a second than n · bandwidth / (weights + n · keys and values), in bytes. The
-bandwidth is that of copying, measured beside. Needs vLLM.
+cannot make more tokens/s than n · bandwidth / (weights + n · keys and values), in bytes. The
+bandwidth is that of copying, measured in the same process. Needs vLLM.
 """
 
 import os
@@ -24,13 +24,13 @@ ELEMENT_BYTES = 2
 
 
 def roofline(size: Size, parameters: int, bandwidth: float, at_once: int) -> float:
-    """Tokens a second of so many sequences at once, if only memory were in the way.
+    """Return the tokens/s of so many sequences at once, limited by memory alone.
 
     Args:
         size: Of the model.
-        parameters: Of it, the tied embedding once.
-        bandwidth: Bytes a second that are read.
-        at_once: Sequences.
+        parameters: Of the model, the tied embedding once.
+        bandwidth: Bytes read per second.
+        at_once: Number of sequences.
     """
     context = PROMPT + TOKENS / 2
     kept = 2 * size.layers * size.kv_heads * size.head_size * ELEMENT_BYTES * context
@@ -38,7 +38,7 @@ def roofline(size: Size, parameters: int, bandwidth: float, at_once: int) -> flo
 
 
 def bandwidth(device: torch.device) -> float:
-    """Bytes a second that copying reads and writes, together: the best of some."""
+    """Return the bytes per second that copying reads and writes together, the best of ten."""
     source = torch.empty(COPIED_BYTES[device.type], dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
     best = 0.0
@@ -52,10 +52,7 @@ def bandwidth(device: torch.device) -> float:
 
 
 def generation(name: str, device: torch.device) -> Iterator[dict[str, Any]]:
-    """Rates of `LLM.generate` with fixed lengths, for each number of requests at once.
-
-    Yields what it has found so far.
-    """
+    """Yield the rates of `LLM.generate` with fixed lengths, by number of requests, so far."""
     os.environ |= {"VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1"}
     size = SIZES[name]
     copied = bandwidth(device)
@@ -79,7 +76,7 @@ def generation(name: str, device: torch.device) -> Iterator[dict[str, Any]]:
         sampling = SamplingParams(
             max_tokens=TOKENS, ignore_eos=True, detokenize=False, logprobs=0, temperature=1.0
         )
-        found: dict[str, dict[str, float]] = {}
+        rates: dict[str, dict[str, float]] = {}
         for at_once in AT_ONCE:
             prompts = [tokens_input([1 + i % 60] * PROMPT) for i in range(at_once)]
             best = 0.0
@@ -88,7 +85,7 @@ def generation(name: str, device: torch.device) -> Iterator[dict[str, Any]]:
                 llm.generate(prompts, sampling, use_tqdm=False)
                 best = max(best, at_once * TOKENS / (time.perf_counter() - begin))
             allowed = roofline(size, parameters, copied, at_once)
-            found[str(at_once)] = {
+            rates[str(at_once)] = {
                 "tokens_per_second": best, "roofline": allowed, "share": best / allowed,
             }  # fmt: skip
-            yield {"at_once": found}
+            yield {"at_once": rates}

@@ -1,7 +1,7 @@
 """The learner's part of the suite: utilisation, and the effective sample size by lag.
 
-Runs where there are PyTorch, transformers, numpy and pydantic, of which settings are made. Both
-parts yield what they have found so far, so that a deadline costs only what comes after it.
+Needs PyTorch, transformers, numpy and pydantic. Both parts yield their figures so far, so that a
+deadline costs only the later ones.
 """
 
 import gc
@@ -24,19 +24,19 @@ from learner.update import Updater
 from queues.records import RolloutGroup
 
 ATTENTION = ("packed", "masked")
-"""Sequence by sequence, as `attention = "sdpa"` is; and with a mask over the row, as transformers
-would do that by itself."""
+"""Sequence by sequence, as `attention = "sdpa"`; and with a mask over the microbatch, as in
+transformers by default."""
 LAGS = 8
 LEARNING_RATE = 1e-6
 LAG_LEARNING_RATE = 1e-4
-"""Large, so that weights that random rewards move can be told apart: near 0.02, the spread of the
+"""Large, so that the weights move by more than rounding: near 0.02, the spread of the
 weights, half of the distance between two bfloat16 numbers is 6e-5, and a smaller step is lost."""
 
 Batches = Callable[[], Sequence[RolloutGroup]]
 
 
 def make(size: Size, device: torch.device, *, packed: bool, rate: float) -> PlainEngine:
-    """A model with random weights on the device, under an optimizer.
+    """Return an engine with random weights on the device.
 
     Raises:
         LearnerError: The model cannot attend sequence by sequence.
@@ -44,17 +44,17 @@ def make(size: Size, device: torch.device, *, packed: bool, rate: float) -> Plai
     torch.manual_seed(0)
     with device:
         model = build(size).eval()
-    # While it is float32, where least is taken for rounding.
+    # In float32, where rounding differs least.
     if packed and not attend_packed(model):
         raise LearnerError("the model cannot attend sequence by sequence")
     return PlainEngine(Policy(model.to(getattr(torch, size.dtype)), chunk=1024), learning_rate=rate)
 
 
 def utilisation(name: str, device: torch.device, *, rounds: int) -> Iterator[dict[str, Any]]:
-    """Tokens a second and operations beside the best product, with each kind of attention.
+    """Yield tokens/s, and operations beside the best product, with each kind of attention.
 
-    With a mask, which is slower, half as many rounds. Where there is no pyarrow, batches are read
-    as lists of Python and not as arrays, and the share is called `host_of_lists`.
+    The slower one, with a mask, gets half as many rounds. Without pyarrow, batches are read as
+    lists of Python instead of arrays, and the share is called `host_of_lists`.
     """
     size = SIZES[name]
     with torch.device("meta"):
@@ -66,15 +66,15 @@ def utilisation(name: str, device: torch.device, *, rounds: int) -> Iterator[dic
     read, host = _reading(groups)
     peak = Peak(device, getattr(torch, size.dtype))
     for kind in ATTENTION:
-        some = rounds if kind == "packed" else (rounds + 1) // 2
+        count = rounds if kind == "packed" else (rounds + 1) // 2
         try:
-            timed = _rounds(size, device, peak, read, packed=kind == "packed", rounds=some)
+            timed = _rounds(size, device, peak, read, packed=kind == "packed", rounds=count)
         except (torch.OutOfMemoryError, LearnerError) as error:
             yield {kind: {"failed": str(error).splitlines()[0]}}
         else:
-            found = figures_of(timed, flops, sum(lengths_of(groups)))
-            found["shares"][host] = found["shares"].pop("host")
-            yield {kind: found | _memory(device)}
+            figures = figures_of(timed, flops, sum(lengths_of(groups)))
+            figures["shares"][host] = figures["shares"].pop("host")
+            yield {kind: figures | _memory(device)}
         gc.collect()
         if device.type == "cuda":
             torch.cuda.empty_cache()
@@ -83,10 +83,10 @@ def utilisation(name: str, device: torch.device, *, rounds: int) -> Iterator[dic
 def _rounds(
     size: Size, device: torch.device, peak: Peak, read: Batches, *, packed: bool, rounds: int
 ) -> list[dict[str, float]]:
-    """What `timed_update` says of each batch, with the best product before and after it."""
+    """Return `timed_update` of each batch, with the best product before and after it."""
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
-    config = LearnerConfig(microbatch_tokens=size.row_tokens, dtype=size.dtype)
+    config = LearnerConfig(microbatch_tokens=size.microbatch_tokens, dtype=size.dtype)
     engine = make(size, device, packed=packed, rate=LEARNING_RATE)
     clocked = ClockedEngine(engine, device)
     updater, timed, before = Updater(clocked, config), [], 0.0
@@ -100,7 +100,7 @@ def _rounds(
 
 
 def _reading(groups: Sequence[RolloutGroup]) -> tuple[Batches, str]:
-    """How a batch is read, and the name of the share that this belongs to."""
+    """Return how a batch is read, and the name of its share of the time."""
     try:
         from queues.schema import decode_arrays, encode
     except ImportError:
@@ -116,27 +116,29 @@ def _memory(device: torch.device) -> dict[str, int]:
 
 
 def sample_size_by_lag(name: str, device: torch.device) -> Iterator[dict[str, Any]]:
-    """Effective sample size of batches that version 0 sampled, when later versions train them.
+    """Yield the effective sample size of batches that version 0 sampled, by the training version.
 
-    Tokens are drawn evenly, which is nearly what a model with random weights samples; rewards are
-    as good as random. So the shape is told, and not what a task would give. At lag 0 it falls short
-    of 1 by what rounding makes of a row against its sequences alone.
+    Tokens are drawn uniformly, which is nearly what a model with random weights samples; rewards
+    are as good as random. So the figures show a shape, and not those of a task. At lag 0 it falls
+    short of 1 by the rounding of a microbatch against its sequences alone.
     """
     size = replace(SIZES[name], groups=4)
     engine = make(size, device, packed=True, rate=LAG_LEARNING_RATE)
-    updater = Updater(engine, LearnerConfig(microbatch_tokens=size.row_tokens, dtype=size.dtype))
+    updater = Updater(
+        engine, LearnerConfig(microbatch_tokens=size.microbatch_tokens, dtype=size.dtype)
+    )
     batches = [_as_sampled(batch(size, seed=lag), engine) for lag in range(LAGS + 1)]
     keys = ("ess", "ess_sequence", "kl", "mismatch", "ratio_max")
     by_lag = []
     for version, groups in enumerate(batches):
-        row = updater.update(groups, version)
+        row = updater.update(groups, version).to_dict()
         by_lag.append({"lag": row["max_lag"], **{key: row[key] for key in keys}})
         yield {"learning_rate": LAG_LEARNING_RATE, "by_lag": by_lag}
 
 
 @torch.no_grad()
 def _as_sampled(groups: list[RolloutGroup], engine: PlainEngine) -> list[RolloutGroup]:
-    """The groups with the log-probabilities that the policy gives their tokens now."""
+    """Return the groups with the log-probabilities that the policy gives their tokens now."""
     return [
         replace(
             group,
@@ -151,7 +153,7 @@ def _as_sampled(groups: list[RolloutGroup], engine: PlainEngine) -> list[Rollout
 
 def _logprobs(rollout: Any, engine: PlainEngine) -> list[float]:
     tokens = torch.tensor(rollout.token_ids)
-    said = engine.forward(tokens, torch.arange(len(tokens))).logprobs
-    sampled = torch.tensor(rollout.loss_mask, device=said.device)
-    found: list[float] = torch.where(sampled, said, 0.0).tolist()
-    return found
+    logprobs = engine.forward(tokens, torch.arange(len(tokens))).logprobs
+    sampled = torch.tensor(rollout.loss_mask, device=logprobs.device)
+    values: list[float] = torch.where(sampled, logprobs, 0.0).tolist()
+    return values

@@ -1,7 +1,6 @@
 """The pause part of the suite: `benchmarks/weights/update_pause.py` with a model in bfloat16.
 
-Needs vLLM, to which the backend "headway" is known by an entry point of the installed
-distribution.
+Needs vLLM, and the entry point by which it finds the backend "headway".
 """
 
 import json
@@ -15,7 +14,7 @@ ROUNDS = 7
 
 
 def pause(size: str) -> dict[str, Any]:
-    """Its whole record. Whether its aim was met is in there, and is no failure here."""
+    """Return the whole record of `update_pause`; a missed aim is no failure here."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "pause.json"
         command = [
@@ -24,6 +23,6 @@ def pause(size: str) -> dict[str, Any]:
         ]  # fmt: skip
         done = subprocess.run(command, check=False)
         if not file.exists():
-            sys.exit(done.returncode or "it stored nothing")
-        found: dict[str, Any] = json.loads(file.read_text())
-    return found
+            sys.exit(done.returncode or "update_pause stored nothing")
+        record: dict[str, Any] = json.loads(file.read_text())
+    return record

@@ -1,6 +1,6 @@
-"""A policy trained by torch alone, for machines without DeepSpeed (a `TrainEngine`).
+"""A `TrainEngine` of torch alone, for machines without DeepSpeed.
 
-As the learner's own engine does, it keeps weights for the optimizer, and gradients, in float32.
+Like the learner's own engine, it keeps master weights and gradients in float32.
 """
 
 from collections.abc import Iterator
@@ -32,7 +32,7 @@ class PlainEngine:
 
     @property
     def device(self) -> torch.device:
-        """Where it computes."""
+        """The device of the model."""
         return self._masters[0].device
 
     def forward(
@@ -40,7 +40,7 @@ class PlainEngine:
     ) -> Forward:
         """See `TrainEngine.forward`."""
         columns = (token_ids, position_ids) if wanted is None else (token_ids, position_ids, wanted)
-        return Forward(*self._policy(*(each.to(self.device) for each in columns)))
+        return Forward(*self._policy(*(column.to(self.device) for column in columns)))
 
     def backward(self, loss: Tensor) -> None:
         """See `Trainable.backward`."""
@@ -71,11 +71,11 @@ class PlainEngine:
         yield from self._policy.model.named_parameters()
 
     def save(self, folder: Path) -> None:
-        """Not needed here."""
+        """Raise `LearnerError`."""
         raise LearnerError(f"nothing is saved in {folder}: this engine is for benchmarks")
 
     def load(self, folder: Path) -> None:
-        """Not needed here."""
+        """Raise `LearnerError`."""
         raise LearnerError(f"nothing is loaded from {folder}: this engine is for benchmarks")
 
     def close(self) -> None:

@@ -1,7 +1,4 @@
-"""Actors without a learner: the engines of a recipe, what they ask and who gives them weights.
-
-Which prompts they get, and what becomes of their groups, is each benchmark's own.
-"""
+"""Actors without a learner: the engines of a recipe with a broker and a publisher of weights."""
 
 import asyncio
 from collections.abc import Awaitable
@@ -15,7 +12,7 @@ from actors.ray_actor import ActorSpec, create_actor
 from deploy.config.run_config import RunConfig
 from deploy.driver.named_tasks import all_or_first_error, named
 from deploy.preflight.inputs import Inputs
-from queues.config import QueuesConfig
+from queues.config import QueuesConfig, RunSpec
 from queues.ray_broker import BrokerClient, create_broker
 from weight_sync.publish.staged_publisher import StagedPublisher
 from weight_sync.ray_broadcaster import create_broadcaster
@@ -24,26 +21,29 @@ from weight_sync.transports.shared_memory import SharedMemoryTransport
 
 @dataclass(frozen=True)
 class Fleet:
-    """A broker, and actors that wait for their first version."""
+    """A broker, a publisher, and actors that wait for their first version."""
 
     broker: BrokerClient
     actors: list[Any]
     publisher: StagedPublisher
 
     async def publish(self, version: int, model: Path) -> None:
-        """Gives the weights of a model folder to all actors."""
+        """Publish the weights of a model folder to all actors."""
         weights = load_file(model / "model.safetensors")
         await asyncio.to_thread(self.publisher.publish, version, weights.items())
 
     async def serve(self, **work: Awaitable[None]) -> None:
-        """Lets the actors work until the first of the named works ends, then closes all."""
+        """Run the actors and the named tasks until the first of the tasks ends, then close all."""
         (name, first), *others = work.items()
         try:
             await all_or_first_error(
                 [named(name, first)],
                 meanwhile=[
                     *(named(*other) for other in others),
-                    *(named(f"actor-{i}", each.run.remote()) for i, each in enumerate(self.actors)),
+                    *(
+                        named(f"actor-{i}", actor.run.remote())
+                        for i, actor in enumerate(self.actors)
+                    ),
                 ],
             )
         finally:
@@ -54,21 +54,23 @@ class Fleet:
 async def start_fleet(
     config: RunConfig, inputs: Inputs, ledger: Path, queues: QueuesConfig, steps: int
 ) -> Fleet:
-    """Starts the actors of a recipe on a cluster that is there.
+    """Start the actors of a recipe on the connected cluster.
 
     Args:
         config: The recipe.
         inputs: Its initial model.
-        ledger: Folder for the broker's.
-        queues: Of this broker; the recipe's belong to a run that trains.
-        steps: Batches, or versions, that there will be.
+        ledger: Folder of the broker.
+        queues: Configuration of the broker, instead of the recipe's.
+        steps: Number of batches or versions.
     """
     broker = create_broker(
         ledger,
         config=queues,
-        groups_per_batch=config.prompts.groups_per_batch,
-        group_size=config.prompts.group_size,
-        steps=steps,
+        spec=RunSpec(
+            groups_per_batch=config.prompts.groups_per_batch,
+            group_size=config.prompts.group_size,
+            steps=steps,
+        ),
     )
     broadcaster = create_broadcaster(config.weight_sync.update_fraction, config.actors.count)
     actors = [

@@ -3,12 +3,10 @@
     python -m benchmarks.harness.checkpoint_scores RECIPE.json RUN...
 
 Every checkpoint is published as a version of its own, the next one when all problems of the last
-are scored, so a score belongs to one version. The last checkpoint of a run is scored on
-`heldout.final_size` problems, the others on `heldout.size`, the same ones, greedily. Writes
-`scores.json`, score by version, into each run's folder when its last checkpoint is scored. The
-initial model, which all runs of a benchmark have in common, is scored once, into
-`initial_score.json` of its folder. A recipe is that of one of the runs with a name of its own; only
-its actors matter.
+are scored, so that a score belongs to one version. The last checkpoint of a run is scored on
+`heldout.final_size` problems, the others on the first `heldout.size` of them, greedily. Scores by
+version are written to `scores.json` of each run, and the score of the initial model, which all runs
+share, to `initial_score.json` of their folder.
 """
 
 import asyncio
@@ -19,32 +17,30 @@ from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
 
-from rich.console import Console
-
 from benchmarks.harness.actor_fleet import Fleet, start_fleet
-from benchmarks.harness.arms import variant
-from benchmarks.harness.subprocesses import child, last_words
+from benchmarks.harness.subprocesses import run_to_end
+from benchmarks.harness.training_runs import vary
 from deploy.cluster.ray_cluster import cluster
 from deploy.config.run_config import RunConfig
 from deploy.errors import DeployError, RunFailed
 from deploy.preflight.inputs import Inputs, load_inputs
 from queues.ray_broker import BrokerClient
+from queues.records import Prompt
 
 SCORES = "scores.json"
-STAGED = {"transport": "shared_memory", "folder": None}
-"""How checkpoints reach the actors, whatever the runs have: there is no learner that could send."""
 INITIAL = "initial_score.json"
+STAGED = {"transport": "shared_memory", "folder": None}
+"""How checkpoints reach the actors whatever the runs use, since no learner sends them."""
 SECONDS = 600.0
 """Deadline of one evaluation."""
 
 
-def score_runs(base: RunConfig, runs: Sequence[Path], console: Console) -> None:
-    """Scores runs that have no scores yet, in a process of its own.
+def score_runs(base: RunConfig, runs: Sequence[Path]) -> None:
+    """Score the runs that have no scores yet, in a process of its own.
 
     Args:
-        base: The recipe of a benchmark, whose folder the runs are in.
+        base: The recipe of the benchmark, whose folder holds the runs.
         runs: Their folders.
-        console: Told about it.
 
     Raises:
         RunFailed: It failed; names its log.
@@ -53,99 +49,100 @@ def score_runs(base: RunConfig, runs: Sequence[Path], console: Console) -> None:
     unscored = [run for run in runs if not (run / SCORES).exists()]
     if not unscored and (out / INITIAL).exists():
         return
-    console.print(f"{datetime.now():%H:%M:%S}  scoring the checkpoints of {len(unscored)} run(s)")
-    recipe, log = out / "scores-recipe.json", out / "scores.log"
-    recipe.write_text(variant(base, "scores", weight_sync=STAGED).model_dump_json(indent=2))
+    print(f"{datetime.now():%H:%M:%S}  scoring the checkpoints of {len(unscored)} run(s)")
+    recipe = out / "scores-recipe.json"
+    recipe.write_text(vary(base, "scores", weight_sync=STAGED).model_dump_json(indent=2))
     command = [sys.executable, "-m", "benchmarks.harness.checkpoint_scores", recipe, *unscored]
-    with log.open("a") as file, child(command, file) as process:
-        process.wait()
-    if process.returncode:
-        raise RunFailed(
-            f"scoring ended with exit code {process.returncode}: {last_words(log)}\n"
-            f"its log is {log}"
-        )
+    run_to_end("scoring", command, out / "scores.log")
 
 
 def read_scores(run: Path) -> dict[int, float]:
-    """Scores of a run by version, that of the initial model before them."""
+    """Return the scores of a run by version, with that of the initial model as version 0."""
     initial = json.loads((run.parent / INITIAL).read_text())
     scores = json.loads((run / SCORES).read_text())
     return {0: initial, **{int(version): score for version, score in scores.items()}}
 
 
 def checkpoints(run: Path) -> list[tuple[int, Path]]:
-    """Versions of a finished run and their folders, in order."""
-    found = (run / "checkpoints").glob("v*")
-    return sorted((int(folder.name[1:]), folder) for folder in found)
+    """Return the versions of a finished run and their folders, in order."""
+    folders = (run / "checkpoints").glob("v*")
+    return sorted((int(folder.name[1:]), folder) for folder in folders)
 
 
-def score_all(config: RunConfig, inputs: Inputs, runs: list[Path]) -> None:
-    """Scores every checkpoint of every run."""
-    with tempfile.TemporaryDirectory() as scratch, cluster(config, Path(scratch)):
-        asyncio.run(_score_all(config, inputs, runs, Path(scratch)))
-
-
-async def _score_all(config: RunConfig, inputs: Inputs, runs: list[Path], scratch: Path) -> None:
+async def score_all(config: RunConfig, inputs: Inputs, runs: list[Path], scratch: Path) -> None:
+    """Start actors and score every checkpoint of every run."""
     versions = 1 + sum(len(checkpoints(run)) for run in runs)
     fleet = await start_fleet(config, inputs, scratch, config.flow, versions)
     await fleet.serve(scores=write_scores(config, inputs, fleet, runs))
 
 
 async def write_scores(
-    config: RunConfig, inputs: Inputs, fleet: Fleet, runs: Sequence[Path]
+    config: RunConfig,
+    inputs: Inputs,
+    fleet: Fleet,
+    runs: Sequence[Path],
+    *,
+    seconds: float = SECONDS,
 ) -> None:
-    """Scores what `score_all` does, with actors that are there; a run's file when all of it is.
+    """Score every checkpoint with running actors; writes a run's file when all of it is scored.
 
     Raises:
-        RunFailed: A checkpoint could not be scored; names it.
+        RunFailed: A checkpoint could not be scored within `seconds`; names it.
     """
     start, initial = Path(inputs.model_path), config.deploy.runs_dir / INITIAL
+    if config.heldout is None:
+        raise RunFailed(f"the recipe {config.name} has no [heldout] to score by")
+    final_size = config.heldout.final_size or config.heldout.size
+
+    async def score(version: int, model: Path, size: int) -> float:
+        try:
+            async with asyncio.timeout(seconds):
+                problems = inputs.problems[:size]
+                return await _score(fleet.broker, version, problems)
+        except TimeoutError:
+            reason = f"{size} problems took longer than {seconds:g} s"
+        except RunFailed as error:
+            reason = str(error)
+        raise RunFailed(f"{model}: {reason}")
+
     await fleet.publish(0, start)
     if not initial.exists():
-        score = await _score(config, inputs, fleet.broker, 0, start, last=False)
-        initial.write_text(json.dumps(score))
-    place = 0
+        initial.write_text(json.dumps(await score(0, start, config.heldout.size)))
+    published = 0
     for run in runs:
         scores = {}
-        for version, path in (stations := checkpoints(run)):
-            place += 1
-            await fleet.publish(place, path)
-            last = path == stations[-1][1]
-            scores[version] = await _score(config, inputs, fleet.broker, place, path, last=last)
+        for version, path in (folders := checkpoints(run)):
+            published += 1
+            await fleet.publish(published, path)
+            size = final_size if path == folders[-1][1] else config.heldout.size
+            scores[version] = await score(published, path, size)
             print(f"{run.name} v{version}: {scores[version]:.4f}", flush=True)
         (run / SCORES).write_text(json.dumps(scores) + "\n")
 
 
-async def _score(
-    config: RunConfig, inputs: Inputs, broker: BrokerClient, place: int, model: Path, *, last: bool
-) -> float:
-    """The score of a model folder that was published as version `place`."""
-    if config.heldout is None:
-        raise RunFailed(f"{model}: the recipe {config.name} has no [heldout] to score by")
-    size = (config.heldout.final_size if last else None) or config.heldout.size
-    name = f"greedy@{place}"
-    await broker.evaluate(name, inputs.problems[:size], temperature=0.0, min_version=place)
-    try:
-        async with asyncio.timeout(SECONDS):
-            while (found := await broker.evaluation(name, timeout=10.0)) is None:
-                pass
-    except TimeoutError:
-        raise RunFailed(f"{model}: {size} problems took longer than {SECONDS:g} s") from None
-    if found.score is None:
-        raise RunFailed(f"{model}: each of the {found.count} rollouts failed")
-    if not found.lowest_version == found.highest_version == place:
+async def _score(broker: BrokerClient, version: int, problems: Sequence[Prompt]) -> float:
+    """Return the greedy score of a published version."""
+    name = f"greedy@{version}"
+    await broker.evaluate(name, problems, temperature=0.0, min_version=version)
+    while (result := await broker.evaluation(name, timeout=10.0)) is None:
+        pass
+    if result.score is None:
+        raise RunFailed(f"each of the {result.count} rollouts failed")
+    if not result.lowest_version == result.highest_version == version:
         raise RunFailed(
-            f"{model}: scored by versions {found.lowest_version} to {found.highest_version}, "
-            f"and not by {place} alone"
+            f"scored by versions {result.lowest_version} to {result.highest_version}, "
+            f"and not by {version} alone"
         )
-    return found.score
+    return result.score
 
 
 def main() -> None:
     recipe, *runs = map(Path, sys.argv[1:])
     config = RunConfig.model_validate_json(recipe.read_text())
     try:
-        score_all(config, load_inputs(config), runs)
+        inputs = load_inputs(config)
+        with tempfile.TemporaryDirectory() as scratch, cluster(config, Path(scratch)):
+            asyncio.run(score_all(config, inputs, runs, Path(scratch)))
     except DeployError as error:
         print(f"headway: {error}", file=sys.stderr)
         sys.exit(error.exit_code)

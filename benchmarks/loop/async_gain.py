@@ -7,222 +7,258 @@ cores, and at η = 0 with all of them for generation and for training in turn. T
 
     actors alone               the same engines on the same cores, for a consumer that takes and
                                acknowledges at once: with the initial policy and with the last
-                               checkpoint of the reference arm (η = 2)
-    learner on a full queue    the real learner on its cores, training the reference arm's recorded
+                               checkpoint of the reference run (η = 2)
+    learner on a full queue    the real learner on its cores, training the reference run's recorded
                                batches again, publishing and checkpoints included
 
-The limit is the smaller of the two. Rounds go through the arms forwards and backwards in turn. All
-figures leave out the first steps (`deploy.report.summary.WARM_UP`). Every arm is a process of its
-own.
+The limit is the smaller of the two. Rounds go through the variants forwards and backwards in turn.
+All figures leave out the first steps (`deploy.report.summary.WARM_UP`). Every variant is a process
+of its own.
 """
 
-import argparse
-import json
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-
-from benchmarks.harness.arms import (
+from benchmarks.harness.study import Options, Record, Study, option, text_table, whole_numbers
+from benchmarks.harness.training_runs import (
+    RECIPE,
+    TrainingRuns,
     all_cores,
-    end_well,
-    folder_of,
-    initial_model,
-    make_start,
-    numbers,
-    variant,
+    make_warm_start,
+    start_from,
+    vary,
 )
-from benchmarks.harness.provenance import environment
-from benchmarks.harness.subprocesses import Children
-from benchmarks.loop import async_figures, async_outcome
+from benchmarks.loop import async_figures
 from deploy.config.loader import load_recipe
-from deploy.config.run_config import ModelConfig, RunConfig
+from deploy.config.run_config import RunConfig
 from deploy.errors import InputError
 from deploy.report.report import read_record
 from deploy.report.summary import WARM_UP
 from deploy.report.timeline import Timeline, idle_share, read_timeline, running_rollouts
+from deploy.report.timeline_plot import draw_timeline, height
 from deploy.storage.run_directory import RunDirectory
+from learner.config.learner import ModelConfig
 from queues.readers.accounting import newest_checkpoint
 from queues.readers.group_history import read_history
 
 REFERENCE = 2
-"""The bound whose run the limits are measured for; the largest one where it is not among them."""
-BOTH = "0, all cores"
+"""The bound whose run the limits are measured for; the largest one where it is not asked for."""
+ALL_CORES = "0, all cores"
+WORKER = "benchmarks.loop.run_worker"
+COLUMNS = {
+    "samples/s": ("samples_per_second", "{:.1f}"),
+    "of limit": ("ratio_to_limit", "{:.2f}"),
+    "learner idle": ("learner_idle", "{:.0%}"),
+    "actors idle": ("actors_idle", "{:.0%}"),
+    "lag mean": ("lag_mean", "{:.2f}"),
+    "max": ("lag_max", "{:.0f}"),
+    "ESS": ("ess", "{:.3f}"),
+    "tokens/rollout": ("tokens_per_rollout", "{:.1f}"),
+}
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """What the command was asked for."""
-
-    base: RunConfig
-    """The recipe, with a model folder instead of a warm start and without evaluations."""
-    bounds: tuple[int, ...]
-    rounds: int
-    out: Path
-
-    @property
-    def reference(self) -> int:
-        """The bound whose run is replayed."""
-        return REFERENCE if REFERENCE in self.bounds else max(self.bounds)
-
-    def recipe(self, name: str, **changes: Any) -> RunConfig:
-        """The recipe of one arm; `changes` by section."""
-        return variant(self.base, name, **changes)
-
-    def arms(self, round_: int) -> dict[str, RunConfig]:
-        """The training runs of a round in their order, by the name that the table gives them."""
-        arms = {
-            str(bound): self.recipe(f"round{round_}-eta{bound}", queues={"max_staleness": bound})
-            for bound in self.bounds
-        }
-        cores = all_cores(self.base)
-        arms[BOTH] = self.recipe(
-            f"round{round_}-eta0-all-cores",
-            queues={"max_staleness": 0},
-            actors={"cores": (cores,) * self.base.actors.count, "cpus": 0.0},
-            learner={"cores": cores, "threads": None},
-        )
-        return dict(reversed(arms.items())) if round_ % 2 == 0 else arms
-
-
-def measure_round(plan: Plan, children: Children, round_: int) -> dict[str, Any]:
-    """All arms and limits of one round."""
-    title = f"round {round_}/{plan.rounds}"
-    arms, directories = {}, {}
-    for name, config in plan.arms(round_).items():
-        directory = children.run(f"{title} · η = {name}", "train", config)
-        arms[name], directories[name] = read_arm(directory), directory
-    recorded = directories[str(plan.reference)]
-    checkpoint = newest_checkpoint(recorded.path)
-    assert checkpoint is not None, "a finished run has a checkpoint"
-    generated = {}
-    for which, model in (
-        ("initial", str(plan.base.model.path)),
-        ("trained", str(checkpoint[1])),
-    ):
-        config = plan.recipe(f"round{round_}-actors-{which}").model_copy(
-            update={"model": ModelConfig(path=model)}
-        )
-        label = f"{title} · actors alone, {which} policy"
-        rows = read_record(children.run(label, "actors", config)).batches
-        generated[which] = async_figures.generation(rows)
-    config = plan.recipe(f"round{round_}-learner", queues={"max_staleness": plan.reference})
-    label = f"{title} · learner on a full queue"
-    replayed = read_record(children.run(label, "learner", config, recorded.path)).batches
-    tokens = arms[str(plan.reference)]["tokens_per_rollout"]
-    limits = {
-        "actors": {
-            **async_figures.actors_limit(generated["initial"], generated["trained"], tokens),
-            "raw": generated,
-        },
-        "learner_samples_per_second": async_figures.samples_per_second(replayed),
-        "learner": async_figures.arm(replayed, actors_idle=1.0),
-    }
-    return async_figures.conclude(arms, limits)
-
-
-def read_arm(directory: RunDirectory) -> dict[str, Any]:
-    """Figures of a finished training run."""
-    rows = read_record(directory).batches
-    begin, end = async_figures.window(rows)
-    history = read_history(directory.path, 0, len(rows))
-    curves = running_rollouts(history.groups).values()
-    idle = fmean(idle_share(curve, begin, end) for curve in curves)
-    return async_figures.arm(rows, actors_idle=idle)
-
-
-def reference_timeline(plan: Plan) -> Timeline | None:
-    """Ten steps of the reference arm of the last round."""
-    directory = RunDirectory(plan.out / f"round{plan.rounds}-eta{plan.reference}")
-    record = read_record(directory)
-    return read_timeline(
-        directory.path,
-        record.batches,
-        record.swaps,
-        max_staleness=record.max_staleness,
-        groups_per_batch=plan.base.prompts.groups_per_batch,
-    )
-
-
-def parse() -> argparse.Namespace:
-    """The command line."""
-    parser = argparse.ArgumentParser(
-        prog="headway bench async",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("recipe", nargs="?", default="demo", help="a TOML file or a shipped recipe")
-    parser.add_argument("--set", dest="settings", action="append", default=[], metavar="KEY=VALUE")
-    parser.add_argument("--bounds", default="0,1,2,4", help="values of max_staleness")
-    parser.add_argument("--steps", type=int, help="of every arm; the recipe's by default")
-    parser.add_argument("--rounds", type=int, default=3, help="how often everything is measured")
-    parser.add_argument("--out", type=Path, help="new folder; runs/bench-async-TIME by default")
-    return parser.parse_args()
-
-
-def make_plan(arguments: argparse.Namespace, console: Console) -> Plan:
-    """Checks what was asked for, then makes the folder and the initial model.
+def check(options: Options) -> None:
+    """Check the options and the recipe; sets `base`, `chosen` and `reference`.
 
     Raises:
         InputError: Something cannot be measured, or the folder exists.
     """
-    recipe = load_recipe(arguments.recipe, arguments.settings)
+    recipe = load_recipe(options.recipe, options.settings)
     all_cores(recipe)
     least = WARM_UP + 2
-    steps = recipe.steps if arguments.steps is None else arguments.steps
+    steps = recipe.steps if options.steps is None else options.steps
     if steps < least:
         raise InputError(
             f"--steps {steps} must be at least {least}: the first {WARM_UP} are "
             "left out of every figure"
         )
-    if arguments.rounds < 1:
-        raise InputError(f"--rounds {arguments.rounds} must be at least 1")
-    bounds = tuple(map(int, numbers(arguments.bounds, "--bounds")))
-    out = folder_of(arguments, recipe, "async")
-    if out.exists():
-        raise InputError(f"--out {out} exists; name a folder that does not")
-    base = recipe.model_copy(
-        update={
-            "steps": steps,
-            "model": ModelConfig(path=initial_model(recipe, out)),
-            "sft": None,
-            "heldout": None,
-            "deploy": recipe.deploy.model_copy(update={"runs_dir": out}),
-        }
+    if options.rounds < 1:
+        raise InputError(f"--rounds {options.rounds} must be at least 1")
+    options.chosen = tuple(map(int, whole_numbers(options.bounds, "--bounds")))
+    options.reference = REFERENCE if REFERENCE in options.chosen else max(options.chosen)
+    options.base = start_from(recipe, options, "async", steps).model_copy(update={"heldout": None})
+    if options.out.exists():
+        raise InputError(f"--out {options.out} exists; name a folder that does not")
+
+
+def variants(base: RunConfig, bounds: tuple[int, ...], number: int) -> dict[str, RunConfig]:
+    """Return the training runs of a round in their order, by their names in the table."""
+    runs = {
+        str(bound): vary(base, f"round{number}-eta{bound}", queues={"max_staleness": bound})
+        for bound in bounds
+    }
+    cores = all_cores(base)
+    runs[ALL_CORES] = vary(
+        base,
+        f"round{number}-eta0-all-cores",
+        queues={"max_staleness": 0},
+        actors={"cores": (cores,) * base.actors.count, "cpus": 0.0},
+        learner={"cores": cores, "threads": None},
     )
-    make_start(arguments, base, console)
-    return Plan(base, bounds, arguments.rounds, out)
+    return dict(reversed(runs.items())) if number % 2 == 0 else runs
 
 
-def run(arguments: argparse.Namespace, console: Console) -> None:
-    """Everything, from the command line to the files."""
-    facts = environment()
-    plan = make_plan(arguments, console)
-    total = plan.rounds * (len(plan.bounds) + 1 + 3)
-    columns = (BarColumn(bar_width=20), TextColumn("{task.description}"), TimeElapsedColumn())
-    rounds = []
-    with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
-        children = Children(plan.out, progress, total)
-        for round_ in range(1, plan.rounds + 1):
-            rounds.append(measure_round(plan, children, round_))
-            document = {
-                **facts,
-                "recipe": arguments.recipe,
-                "settings": arguments.settings,
-                "steps": plan.base.steps,
-                "warm_up_steps_left_out": WARM_UP,
-                "reference_bound": plan.reference,
-                "medians": async_figures.medians(rounds),
-                "rounds": rounds,
-            }
-            (plan.out / "async_gain.json").write_text(json.dumps(document, indent=1) + "\n")
-    async_outcome.show(document, console)
-    async_outcome.draw(document, reference_timeline(plan), plan.out / "async_gain.png")
-    console.print(f"{plan.out / 'async_gain.json'}\n{plan.out / 'async_gain.png'}")
+def measure(options: Options) -> Iterator[Record]:
+    """Measure round after round."""
+    base = options.base
+    make_warm_start(options, base)
+    yield {
+        "recipe": options.recipe,
+        "settings": options.settings,
+        "steps": base.steps,
+        "warm_up_steps_left_out": WARM_UP,
+        "reference_bound": options.reference,
+    }
+    rounds: list[Record] = []
+    total = options.rounds * (len(options.chosen) + 1 + 3)
+    with TrainingRuns(options.out, total) as runs:
+        for number in range(1, options.rounds + 1):
+            rounds.append(measure_round(options, runs, number))
+            yield {"rounds": rounds}
 
+
+def measure_round(options: Options, runs: TrainingRuns, number: int) -> Record:
+    """Measure all variants and limits of one round."""
+    base, title = options.base, f"round {number}/{options.rounds}"
+    figures, directories = {}, {}
+    for name, config in variants(base, options.chosen, number).items():
+        directories[name] = runs.run(f"{title} · η = {name}", config, WORKER, "train")
+        figures[name] = read_run(directories[name])
+    reference = str(options.reference)
+    recorded = directories[reference].path
+    checkpoint = newest_checkpoint(recorded)
+    assert checkpoint is not None, "a finished run has a checkpoint"
+    generated = {}
+    policies = {"initial": str(base.model.path), "trained": str(checkpoint[1])}
+    for policy, model in policies.items():
+        config = vary(base, f"round{number}-actors-{policy}")
+        config = config.model_copy(update={"model": ModelConfig(path=model)})
+        label = f"{title} · actors alone, {policy} policy"
+        rows = read_record(runs.run(label, config, WORKER, "actors")).batches
+        generated[policy] = async_figures.generation(rows)
+    config = vary(base, f"round{number}-learner", queues={"max_staleness": options.reference})
+    label = f"{title} · learner on a full queue"
+    replayed = read_record(runs.run(label, config, WORKER, "learner", recorded)).batches
+    actors = async_figures.actors_limit(
+        generated["initial"], generated["trained"], figures[reference]["tokens_per_rollout"]
+    )
+    limits = {
+        "actors": {**actors, "raw": generated},
+        "learner_samples_per_second": async_figures.samples_per_second(replayed),
+        "learner": async_figures.training(replayed, actors_idle=1.0),
+    }
+    return async_figures.compare_with_limits(figures, limits)
+
+
+def read_run(directory: RunDirectory) -> Record:
+    """Return the figures of a finished training run."""
+    rows = read_record(directory).batches
+    begin, end = async_figures.window(rows)
+    history = read_history(directory.path, 0, len(rows))
+    curves = running_rollouts(history.groups).values()
+    idle = fmean(idle_share(curve, begin, end) for curve in curves)
+    return async_figures.training(rows, actors_idle=idle)
+
+
+def conclude(record: Record) -> Record:
+    """Return the medians over the rounds measured so far."""
+    return {"medians": async_figures.medians(record["rounds"])} if "rounds" in record else {}
+
+
+def table(record: Record) -> str:
+    """Return the medians as a table."""
+    medians, limits = record["medians"], record["medians"]["limits"]
+    names = sorted(medians["arms"], key=lambda name: (int(name.split(",")[0]), not name.isdigit()))
+    rows = [
+        [name, *(form.format(medians["arms"][name][key]) for key, form in COLUMNS.values())]
+        for name in names
+    ]
+    title = f"medians of {len(record['rounds'])} round(s), {record['steps']} steps"
+    return (
+        f"{text_table(['η', *COLUMNS], rows, title)}\n"
+        f"limit {limits['samples_per_second']:.1f} samples/s: actors alone {limits['actors']:.1f}, "
+        f"learner on a full queue {limits['learner']:.1f}\n"
+        f"the first {record['warm_up_steps_left_out']} steps are left out everywhere; "
+        f"load average at the start {record['machine']['load_average'][0]:.1f}"
+    )
+
+
+def reference_timeline(record: Record, folder: Path) -> Timeline | None:
+    """Return ten steps of the reference run of the last round."""
+    name = f"round{len(record['rounds'])}-eta{record['reference_bound']}"
+    directory = RunDirectory(folder / name)
+    run = read_record(directory)
+    return read_timeline(
+        directory.path,
+        run.batches,
+        run.swaps,
+        max_staleness=run.max_staleness,
+        groups_per_batch=directory.config().prompts.groups_per_batch,
+    )
+
+
+def draw(record: Record, folder: Path) -> None:
+    """Draw throughput against η, and the timeline of the reference run below."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    timeline = reference_timeline(record, folder)
+    heights = [4.5, *([height(timeline)] if timeline else [])]
+    figure = Figure(figsize=(12, sum(heights)), layout="constrained")
+    FigureCanvasAgg(figure)
+    parts = figure.subfigures(len(heights), 1, height_ratios=heights, squeeze=False)[:, 0]
+    _draw_throughput(parts[0].subplots(), record)
+    if timeline:
+        steps = sum(span.kind == "step" for span in timeline.learner)
+        draw_timeline(parts[1], timeline, f"η = {record['reference_bound']}: {steps} steps")
+    figure.savefig(folder / "async_gain.png", dpi=110)
+
+
+def _draw_throughput(axes: Any, record: Record) -> None:
+    runs, limits = record["medians"]["arms"], record["medians"]["limits"]
+    split = sorted((name for name in runs if name.isdigit()), key=int)
+    bounds = [int(name) for name in split]
+    speeds = [runs[name]["samples_per_second"] for name in split]
+    axes.plot(bounds, speeds, "o-", color="tab:blue", label="split cores, median")
+    for name, figures in runs.items():
+        marks = [one["arms"][name]["samples_per_second"] for one in record["rounds"]]
+        colour = "tab:blue" if name in split else "tab:orange"
+        axes.plot([int(name.split(",")[0])] * len(marks), marks, ".", color=colour, alpha=0.5)
+        if name not in split:
+            speed = figures["samples_per_second"]
+            axes.plot([0], [speed], "s", color=colour, label="synchronous, all cores in turn")
+    axes.axhline(limits["samples_per_second"], color="black", label="limit: the smaller of both")
+    axes.axhline(limits["actors"], color="tab:cyan", ls=":", label="actors alone")
+    axes.axhline(limits["learner"], color="tab:purple", ls=":", label="learner on a full queue")
+    axes.set(
+        title="What asynchrony gains",
+        xlabel="max_staleness η (0 is synchronous)",
+        ylabel="samples trained per second",
+        ylim=(0, None),
+        xticks=sorted({0, *bounds}),
+    )
+    axes.legend(fontsize=8)
+
+
+STUDY = Study(
+    name="async",
+    about=__doc__,
+    options=(
+        *RECIPE,
+        option("--bounds", "0,1,2,4", "values of max_staleness"),
+        option("--rounds", 3, "repetitions of everything"),
+    ),
+    check=check,
+    in_folder=True,
+    folder=None,
+    file="async_gain.json",
+    measure=measure,
+    conclude=conclude,
+    table=table,
+    figures=draw,
+)
 
 if __name__ == "__main__":
-    end_well(lambda console: run(parse(), console))
+    STUDY.main()

@@ -1,7 +1,7 @@
 """The two limits of `headway bench async`: actors alone, and a learner whose queue is full.
 
-Everything is the project's own (engine, worker, broker, learner, publisher); only the other side is
-missing. Both write rows as a training run does, one for each batch.
+Engine, worker, broker, learner and publisher are those of a run; only the other side is missing.
+Both write a row for each batch, as a training run does.
 """
 
 import asyncio
@@ -21,7 +21,9 @@ from deploy.errors import RunFailed
 from deploy.preflight.inputs import Inputs
 from deploy.storage.run_directory import RunDirectory
 from learner.ranks.ray_group import create_learner
+from learner.ranks.spec import LearnerSpec
 from queues.broker.broker import Broker
+from queues.config import RunSpec
 from queues.errors import QueueClosed
 from queues.ray_broker import BrokerClient
 from queues.schema import decode
@@ -29,12 +31,14 @@ from queues.storage.ledger_schema import FILE_NAME, JOURNAL_NAME
 from weight_sync.ray_broadcaster import create_broadcaster
 
 MARGIN = 2
-"""Batches that actors alone go on for: the engine is still full at the last measured one."""
+"""Batches beyond the last measured one, so that the engine is full until then."""
+TAKE_SECONDS = 900.0
+"""Deadline of a batch."""
 ROWS = "metrics.jsonl"
 
 
 def actors_alone(config: RunConfig, inputs: Inputs, directory: RunDirectory) -> None:
-    """Generates for a consumer that takes and acknowledges at once; nobody trains."""
+    """Generate for a consumer that takes and acknowledges at once, without training."""
     with cluster(config, directory.logs):
         asyncio.run(_generate(config, inputs, directory))
 
@@ -50,11 +54,11 @@ async def _generate(config: RunConfig, inputs: Inputs, directory: RunDirectory) 
 
 
 async def _consume(config: RunConfig, broker: BrokerClient, directory: RunDirectory) -> None:
-    """Takes batch after batch; what it knows of each is written down."""
+    """Take batch after batch and write a row for each."""
     for version in range(config.steps):
-        batch = await broker.take(version, config.deploy.stall_seconds)
+        batch = await broker.take(version, TAKE_SECONDS)
         if batch is None:
-            raise RunFailed(f"no batch came within {config.deploy.stall_seconds:g} s")
+            raise RunFailed(f"no batch came within {TAKE_SECONDS:g} s")
         await broker.ack(version, {})
         finished_at = time.time()
         rollouts = [rollout for payload in batch.payloads for rollout in decode(payload).rollouts]
@@ -78,7 +82,7 @@ async def _feed(inputs: Inputs, broker: BrokerClient) -> None:
 
 
 class Replay(Broker):
-    """The broker of a finished run: each of its batches is there at once, for another learner.
+    """The broker of a finished run, which serves its recorded batches to another learner.
 
     A take of a trained version is answered from the ledger by `Broker` itself.
     """
@@ -88,23 +92,23 @@ class Replay(Broker):
         self._rows = rows
 
     async def ack(self, version: int, statistics: Mapping[str, Any]) -> None:
-        """Keeps the statistics; the ledger has those of the recorded run."""
+        """Write the statistics to a file; the ledger keeps those of the recorded run."""
         with self._rows.open("a") as file:
             file.write(json.dumps({"version": version, **statistics}) + "\n")
 
     async def commit_checkpoint(self, version: int, path: str) -> None:
-        """Does nothing."""
+        """Do nothing."""
 
 
 def learner_alone(
     config: RunConfig, inputs: Inputs, directory: RunDirectory, recorded: Path
 ) -> None:
-    """Trains the recorded batches of a run again, published and saved as usual.
+    """Train the recorded batches of a run again, published and saved as usual.
 
     Args:
-        config: As of the recorded run, with a name of its own.
+        config: That of the recorded run, with a name of its own.
         inputs: Its initial model.
-        directory: Of this limit.
+        directory: Folder of this measurement.
         recorded: The folder of the recorded run, which is left as it is.
     """
     shutil.copy(recorded / FILE_NAME, directory.path)
@@ -114,34 +118,32 @@ def learner_alone(
 
 
 async def _train(config: RunConfig, inputs: Inputs, directory: RunDirectory) -> None:
-    """The one place here that knows how a learner is started and run."""
     replay = (
         ray.remote(Replay)
         .options(num_cpus=0, max_concurrency=100)
         .remote(
             directory.path,
             config=config.queues,
-            groups_per_batch=config.prompts.groups_per_batch,
-            group_size=config.prompts.group_size,
-            steps=config.steps,
+            spec=RunSpec(
+                groups_per_batch=config.prompts.groups_per_batch,
+                group_size=config.prompts.group_size,
+                steps=config.steps,
+            ),
             rows=directory.path / ROWS,
         )
     )
     broadcaster = create_broadcaster(config.weight_sync.update_fraction, config.actors.count)
-    learner = create_learner(config.objective)
-    async with asyncio.timeout(config.deploy.start_timeout_seconds):
-        await learner.start(
-            inputs.model_path,
-            checkpoint=None,
+    learner = create_learner(
+        LearnerSpec(
+            config=config.objective,
+            model_path=inputs.model_path,
             seed=config.seed,
             steps=config.steps,
             temperature=config.actors.temperature,
+            checkpoints=str(directory.checkpoints),
+            weight_sync=config.weight_sync,
         )
-    await learner.run(
-        BrokerClient(replay),
-        broadcaster,
-        version=0,
-        steps=config.steps,
-        checkpoints=str(directory.checkpoints),
-        weight_sync=config.weight_sync,
     )
+    async with asyncio.timeout(config.deploy.start_timeout_seconds):
+        await learner.start()
+    await learner.run(BrokerClient(replay), broadcaster)

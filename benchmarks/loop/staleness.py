@@ -3,52 +3,44 @@
     headway bench staleness [RECIPE] [--bounds 0,1,2,4,8,16,inf] [--seeds 0,1,2] [--steps N]
                             [--corrections none,tis,cispo,decoupled_ppo] [--stale 8] [--out DIR]
 
-Every arm is a real run of its own from the same warm start, with equal cores and steps, without
+Every variant is a real run of its own from the same warm start, with equal cores and steps, without
 evaluations; afterwards its checkpoints are scored on held-out problems.
 
-    bounds         the recipe at every bound, with as many groups live as it allows. How much of it
-                   becomes lag the speeds of both sides decide
-    corrections    at the bound of --stale, as stale as it lets: all groups that the bound allows
-                   are live, and engines hold them all. The loss is exchanged, nothing else
+    bounds         the recipe at every bound, with as many groups live as it allows; how much of it
+                   becomes lag depends on the speeds of both sides
+    corrections    at the bound of --stale, as stale as it allows: all groups that the bound allows
+                   are live, and engines hold them all; only the loss differs
 
-Beside the throughput of the first stands the prediction of the simulation behind `headway plan`, by
-rates measured in the run of one bound (η = 2, where there is one).
-Figures are of the newest batches of a run that end before its last lease, a hundred at most; the
-largest lag, the scores and their seconds are of the whole run. An arm that fails, or whose figures
-cannot be read, is named and left out; the others go on. The demo's arms take three to six minutes
-on two cores with 150 steps, and scoring one about a minute.
+Beside the throughput of the bounds stands the prediction of the simulation behind `headway plan`,
+with rates measured in the run of one bound (η = 2, where there is one). Figures are of the newest
+batches of a run that end before its last lease, a hundred at most; the largest lag, the scores and
+their seconds are of the whole run. A run that fails, or whose figures cannot be read, is named and
+left out; the others continue. The demo's runs take three to six minutes on two cores with 150
+steps, and scoring one about a minute.
 
-A folder of --out that exists is gone on with: arms that are finished and have the same recipe are
-kept, so that a study may be interrupted, or grow by seeds and bounds.
+An existing folder of --out is continued: finished runs of the same recipe are kept, so that a study
+may be interrupted, or grow by seeds and bounds.
 """
 
-import argparse
-import json
-import shutil
 import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-
-from benchmarks.harness.arms import (
-    commits,
-    end_well,
-    finished,
-    make_base,
-    make_start,
-    numbers,
-    variant,
-)
 from benchmarks.harness.checkpoint_scores import read_scores, score_runs
-from benchmarks.harness.provenance import environment
-from benchmarks.harness.subprocesses import Children, read_environment
-from benchmarks.loop import staleness_figures, staleness_outcome
-from benchmarks.loop.async_figures import window
-from benchmarks.loop.staleness_outcome import UNBOUNDED
+from benchmarks.harness.study import Options, Record, Study, known_names, option, whole_numbers
+from benchmarks.harness.training_runs import (
+    SCORED,
+    TrainingRuns,
+    Variant,
+    commits,
+    failure,
+    make_base,
+    make_warm_start,
+    vary,
+)
+from benchmarks.loop import staleness_figures, staleness_report
+from benchmarks.loop.async_figures import tokens_per_rollout, window
+from benchmarks.loop.staleness_report import UNBOUNDED
 from deploy.config.run_config import RunConfig
 from deploy.errors import InputError, RunFailed
 from deploy.planner.calibration import LEAST_BATCHES, read_rates
@@ -56,7 +48,6 @@ from deploy.planner.predict import Source, predict_own
 from deploy.report.report import read_record
 from deploy.report.summary import WARM_UP
 from deploy.report.timeline import idle_share, running_rollouts
-from deploy.storage.run_directory import RunDirectory
 from queues.errors import QueuesError
 from queues.readers.group_history import read_history
 
@@ -66,286 +57,201 @@ CORRECTIONS: Mapping[str, dict[str, Any]] = {
     "cispo": {"loss": "cispo"},
     "decoupled_ppo": {"loss": "decoupled_ppo"},
 }
-"""Sections `[learner]` beside the recipe's; `none` trains stale tokens as if they were new."""
-REFERENCE = 2
+"""Settings of [learner]; `none` trains stale tokens as if they were new."""
+PLAIN = {"correction": "none", "loss_options": {}, "correction_options": {}}
+REFERENCE = "2"
 """The bound whose runs the predictions are made from; the largest one where it is not asked for."""
 
 
-@dataclass(frozen=True, slots=True)
-class Arm:
-    """One run."""
-
-    kind: str
-    """bound or correction."""
-    name: str
-    """Its bound, or its correction."""
-    seed: int
-    config: RunConfig
-
-
-@dataclass(frozen=True, slots=True)
-class Study:
-    """What the command was asked for."""
-
-    base: RunConfig
-    bounds: tuple[str, ...]
-    seeds: tuple[int, ...]
-    corrections: tuple[str, ...]
-    stale: int
-    target: float
-    out: Path
-
-    @property
-    def reference(self) -> str:
-        """The bound whose runs predict."""
-        return str(REFERENCE) if str(REFERENCE) in self.bounds else self.bounds[-1]
-
-    def arms(self, seed: int) -> list[Arm]:
-        """Of one seed; every other seed goes through them backwards."""
-        base = self.base.model_copy(update={"seed": seed})
-        found = []
-        for bound in self.bounds:
-            eta = steps_of(bound, base.steps)
-            queues = {"max_staleness": eta, "window": live_groups(base, eta)}
-            config = variant(base, f"eta{bound}-seed{seed}", queues=queues)
-            found.append(Arm("bound", bound, seed, config))
-        live = live_groups(base, self.stale)
-        for name in self.corrections:
-            objective: dict[str, Any] = {
-                "loss": "reinforce",
-                "loss_options": {},
-                "correction": "none",
-                "correction_options": {},
-                **CORRECTIONS[name],
-            }
-            stale = {"max_staleness": self.stale, "window": live, "allow_uncorrected": True}
-            slots = -(-live * base.prompts.group_size // base.actors.count)
-            config = variant(
-                base,
-                f"{name}-eta{self.stale}-seed{seed}",
-                queues=stale,
-                learner=objective,
-                actors={"max_concurrent_rollouts": slots},
-            )
-            found.append(Arm("correction", name, seed, config))
-        return found if self.seeds.index(seed) % 2 == 0 else found[::-1]
-
-
-def steps_of(bound: str, steps: int) -> int:
-    """`max_staleness` of a bound; a run has no larger lag than its steps."""
-    return steps if bound == UNBOUNDED else int(bound)
-
-
-def live_groups(config: RunConfig, eta: int) -> int:
-    """As many as a bound allows to be live: the window does not hold them back before it does."""
-    return (eta + 1) * config.prompts.groups_per_batch
-
-
-def train(study: Study, arm: Arm, children: Children) -> str | None:
-    """Makes one arm, unless it is there; returns why it failed, where it did."""
-    directory = RunDirectory(study.out / arm.config.name)
-    if finished(directory, arm.config):
-        children.skip()
-        return None
-    shutil.rmtree(directory.path, ignore_errors=True)
-    try:
-        children.run(f"seed {arm.seed} · {arm.config.name}", "train", arm.config)
-    except RunFailed as error:
-        return str(error)
-    return None
-
-
-def read_arm(study: Study, arm: Arm) -> dict[str, Any]:
-    """Figures of a finished and scored arm."""
-    directory = RunDirectory(study.out / arm.config.name)
-    every = read_record(directory).batches
-    measured = read_rates(directory)
-    rows = [row for row in every if measured.first <= row["version"] <= measured.last]
-    begin, end = window(rows)
-    history = read_history(directory.path, rows[0]["version"], len(every))
-    curves = running_rollouts(history.groups).values()
-    line = staleness_figures.curve(every, read_scores(directory.path))
-    tokens = sum(row["tokens_trained"] for row in rows[WARM_UP:])
-    return {
-        "kind": arm.kind,
-        "name": arm.name,
-        "seed": arm.seed,
-        "environment": read_environment(study.out, arm.config),
-        "first_version": rows[WARM_UP]["version"],
-        "batches": len(rows) - WARM_UP,
-        "samples_per_second": measured.samples_per_second,
-        "tokens_per_second": tokens / (end - begin),
-        "tokens_per_rollout": tokens / sum(row["rollouts_trained"] for row in rows[WARM_UP:]),
-        "learner_idle": measured.learner_idle,
-        "actors_idle": sum(idle_share(each, begin, end) for each in curves) / len(curves),
-        **staleness_figures.off_policyness(rows),
-        "lag_max": max(row["max_lag"] for row in every if row["tokens_trained"]),
-        "score": line[-1][1],
-        "seconds": line[-1][0],
-        "seconds_to_target": staleness_figures.seconds_to(line, study.target),
-        "seconds_around_target": staleness_figures.seconds_around(line, study.target),
-        "curve": line,
-    }
-
-
-def measure(
-    study: Study, arms: Sequence[Arm], children: Children, console: Console
-) -> tuple[list[tuple[Arm, dict[str, Any]]], list[dict[str, Any]]]:
-    """Trains, scores and reads the arms of a seed.
-
-    Returns:
-        Those that came to their end, each with its figures; and the others, each with why.
-    """
-    trained: list[Arm] = []
-    read: list[tuple[Arm, dict[str, Any]]] = []
-    failed: list[dict[str, Any]] = []
-
-    def fail(arm: Arm, why: str) -> None:
-        console.print(why, markup=False)
-        failed.append({"kind": arm.kind, "name": arm.name, "seed": arm.seed, "why": why})
-
-    for arm in arms:
-        if why := train(study, arm, children):
-            fail(arm, why)
-        else:
-            trained.append(arm)
-    score_runs(study.base, [RunDirectory.of(arm.config).path for arm in trained], console)
-    for arm in trained:
-        try:
-            read.append((arm, read_arm(study, arm)))
-        except (InputError, QueuesError) as error:
-            fail(arm, f"{arm.config.name} cannot be read: {error}")
-    return read, failed
-
-
-def predictions(study: Study, trained: Sequence[Arm]) -> list[dict[str, Any]]:
-    """Throughput of every trained bound by the rates of the same seed's reference run.
-
-    Raises:
-        InputError: The recipe cannot be simulated, or a reference run was too short.
-        QueuesError: The ledger or the journal of a reference run cannot be read.
-    """
-    bounds = [arm for arm in trained if arm.kind == "bound"]
-    found = []
-    for reference in (arm for arm in bounds if arm.name == study.reference):
-        measured = read_rates(RunDirectory(study.out / reference.config.name))
-        source = Source(
-            rates=measured.rates, ranks=study.base.learner.ranks, ess_loss=measured.ess_loss
-        )
-        for arm in bounds:
-            if arm.seed == reference.seed:
-                prospect = predict_own(arm.config, source)
-                found.append(
-                    {
-                        "name": arm.name,
-                        "seed": arm.seed,
-                        "simulated": prospect.samples_per_second,
-                        "lag_mean": prospect.outcome.lag_mean,
-                        "ess": prospect.ess,
-                    }
-                )
-    return found
-
-
-def parse() -> argparse.Namespace:
-    """The command line."""
-    parser = argparse.ArgumentParser(
-        prog="headway bench staleness",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("recipe", nargs="?", default="demo", help="a TOML file or a shipped recipe")
-    parser.add_argument("--set", dest="settings", action="append", default=[], metavar="KEY=VALUE")
-    parser.add_argument("--bounds", default="0,1,2,4,8,16,inf", help="of max_staleness")
-    parser.add_argument("--seeds", default="0,1,2", help="of prompts and sampling")
-    parser.add_argument("--corrections", default=",".join(CORRECTIONS), help="'' for none of them")
-    parser.add_argument("--stale", type=int, default=8, help="bound that corrections are held at")
-    parser.add_argument("--steps", type=int, help="of every arm; the recipe's by default")
-    parser.add_argument("--score-every", type=int, default=25, help="steps between scores")
-    parser.add_argument("--problems", type=int, default=2000, help="of the last score")
-    parser.add_argument("--target", type=float, default=0.85, help="held-out score to be reached")
-    parser.add_argument("--out", type=Path, help="folder; runs/bench-staleness-TIME by default")
-    return parser.parse_args()
-
-
-def make_study(arguments: argparse.Namespace) -> Study:
-    """Checks what was asked for; writes nothing.
+def check(options: Options) -> None:
+    """Check the options and the recipe; sets `base`, `variants` by seed, and `reference`.
 
     Raises:
         InputError: Something cannot be measured.
     """
-    bounds = numbers(arguments.bounds, "--bounds", or_else=UNBOUNDED)
-    seeds = numbers(arguments.seeds, "--seeds")
-    corrections = tuple(dict.fromkeys(filter(None, arguments.corrections.split(","))))
-    if unknown := set(corrections) - set(CORRECTIONS):
-        raise InputError(
-            f"--corrections {arguments.corrections!r}: there are {', '.join(CORRECTIONS)}, and not "
-            f"{', '.join(sorted(unknown))}"
-        )
-    if arguments.stale < 1:
-        raise InputError(f"--stale {arguments.stale} must be at least 1")
-    base = make_base(arguments, "staleness")
-    unleased = 1 + (arguments.stale if corrections else 0)
+    asked = whole_numbers(options.bounds, "--bounds", or_else=UNBOUNDED)
+    bounds = sorted(asked, key=lambda bound: bound_in_steps(bound, sys.maxsize))
+    seeds = [int(seed) for seed in whole_numbers(options.seeds, "--seeds")]
+    corrections = known_names(options.corrections, "--corrections", CORRECTIONS)
+    if options.stale < 1:
+        raise InputError(f"--stale {options.stale} must be at least 1")
+    base = make_base(options, "staleness")
+    unleased = 1 + (options.stale if corrections else 0)
     if base.steps < LEAST_BATCHES + unleased:
         raise InputError(
             f"--steps {base.steps} must be at least {LEAST_BATCHES + unleased}: figures need "
-            f"{LEAST_BATCHES} batches, and the last {unleased} of an arm are trained when nothing "
+            f"{LEAST_BATCHES} batches, and the last {unleased} of a run are trained when nothing "
             "is leased any more"
         )
-    return Study(
+    options.base, options.variants = base, []
+    options.reference = REFERENCE if REFERENCE in bounds else bounds[-1]
+    for position, seed in enumerate(seeds):
+        seeded = base.model_copy(update={"seed": seed})
+        variants = [bound_variant(seeded, bound) for bound in bounds]
+        variants += [correction_variant(seeded, name, options.stale) for name in corrections]
+        options.variants.append(variants if position % 2 == 0 else variants[::-1])
+
+
+def bound_in_steps(bound: str, steps: int) -> int:
+    """Return `max_staleness` of a bound; a run has no larger lag than its steps."""
+    return steps if bound == UNBOUNDED else int(bound)
+
+
+def live_groups(config: RunConfig, eta: int) -> int:
+    """Return as many live groups as a bound allows, so that the window does not hold them back."""
+    return (eta + 1) * config.prompts.groups_per_batch
+
+
+def bound_variant(base: RunConfig, bound: str) -> Variant:
+    """Return the recipe at a bound."""
+    eta = bound_in_steps(bound, base.steps)
+    queues = {"max_staleness": eta, "window": live_groups(base, eta)}
+    config = vary(base, f"eta{bound}-seed{base.seed}", queues=queues)
+    return Variant(bound, base.seed, config, kind="bound")
+
+
+def correction_variant(base: RunConfig, name: str, eta: int) -> Variant:
+    """Return the recipe with another loss, as stale as η allows."""
+    live = live_groups(base, eta)
+    config = vary(
         base,
-        tuple(sorted(bounds, key=lambda bound: steps_of(bound, sys.maxsize))),
-        tuple(map(int, seeds)),
-        corrections,
-        arguments.stale,
-        arguments.target,
-        base.deploy.runs_dir,
+        f"{name}-eta{eta}-seed{base.seed}",
+        queues={"max_staleness": eta, "window": live, "allow_uncorrected": True},
+        learner={**PLAIN, **CORRECTIONS[name]},
+        actors={"max_concurrent_rollouts": -(-live * base.prompts.group_size // base.actors.count)},
     )
+    return Variant(name, base.seed, config, kind="correction")
 
 
-def run(arguments: argparse.Namespace, console: Console) -> None:
-    """Everything, from the command line to the files."""
-    facts = environment()
-    study = make_study(arguments)
-    every = {seed: study.arms(seed) for seed in study.seeds}
-    make_start(arguments, study.base, console)
-    total = sum(map(len, every.values()))
-    read: list[tuple[Arm, dict[str, Any]]] = []
-    failed: list[dict[str, Any]] = []
-    columns = (BarColumn(bar_width=20), TextColumn("{task.description}"), TimeElapsedColumn())
-    with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
-        children = Children(study.out, progress, total)
-        for arms in every.values():
-            of_seed, without = measure(study, arms, children, console)
-            read += of_seed
-            failed += without
-    if not read:
-        raise RunFailed("no arm came to its end, for the reasons above")
-    figures = [found for _, found in read]
-    document = {
-        **facts,
-        "recipe": arguments.recipe,
-        "settings": arguments.settings,
-        "steps": study.base.steps,
-        "problems": arguments.problems,
-        "target": study.target,
-        "stale": study.stale,
-        "reference": study.reference,
-        "commits_of_arms": commits(figures),
-        "arms": figures,
-        "failed": failed,
-        "predictions": [],
+def measure(options: Options) -> Iterator[Record]:
+    """Train, score and read the variants seed by seed."""
+    base = options.base
+    make_warm_start(options, base)
+    figures: list[Record] = []
+    failed: list[Record] = []
+    with TrainingRuns(options.out, sum(map(len, options.variants))) as runs:
+        for variants in options.variants:
+            trained, without = runs.train(variants)
+            score_runs(base, [variant.directory.path for variant in trained])
+            complete, unread = read_variants(trained, options.target)
+            figures += [read_figures for _, read_figures in complete]
+            failed += without + unread
+            if not figures:
+                continue
+            yield {
+                "recipe": options.recipe,
+                "settings": options.settings,
+                "steps": base.steps,
+                "problems": options.problems,
+                "target": options.target,
+                "stale": options.stale,
+                "reference": options.reference,
+                "commits_of_arms": commits(figures),
+                "arms": figures,
+                "failed": failed,
+                "predictions": predict_seeds(options, figures),
+            }
+    if not figures:
+        raise RunFailed("no variant came to its end, for the reasons above")
+
+
+def read_variants(
+    variants: Sequence[Variant], target: float
+) -> tuple[list[tuple[Variant, Record]], list[Record]]:
+    """Return the figures of variants that can be read, and a record of each other."""
+    read, failed = [], []
+    for variant in variants:
+        try:
+            read.append((variant, read_variant(variant, target)))
+        except (InputError, QueuesError) as error:
+            failed.append(failure(variant, f"{variant.config.name} cannot be read: {error}"))
+    return read, failed
+
+
+def read_variant(variant: Variant, target: float) -> Record:
+    """Return the figures of a finished and scored run."""
+    directory = variant.directory
+    batches = read_record(directory).batches
+    measured = read_rates(directory)
+    rows = [row for row in batches if measured.first <= row["version"] <= measured.last]
+    begin, end = window(rows)
+    history = read_history(directory.path, rows[0]["version"], len(batches))
+    curves = running_rollouts(history.groups).values()
+    scores = staleness_figures.curve(batches, read_scores(directory.path))
+    tokens = sum(row["tokens_trained"] for row in rows[WARM_UP:])
+    return {
+        "kind": variant.kind,
+        "name": variant.name,
+        "seed": variant.seed,
+        "environment": variant.environment(),
+        "first_version": rows[WARM_UP]["version"],
+        "batches": len(rows) - WARM_UP,
+        "samples_per_second": measured.samples_per_second,
+        "tokens_per_second": tokens / (end - begin),
+        "tokens_per_rollout": tokens_per_rollout(rows),
+        "learner_idle": measured.learner_idle,
+        "actors_idle": sum(idle_share(curve, begin, end) for curve in curves) / len(curves),
+        **staleness_figures.off_policyness(rows),
+        "lag_max": max(row["max_lag"] for row in batches if row["tokens_trained"]),
+        **staleness_figures.learning(scores, target),
     }
-    try:
-        document["predictions"] = predictions(study, [arm for arm, _ in read])
-    except (InputError, QueuesError) as error:
-        console.print(f"nothing is predicted: {error}", markup=False)
-    document["conclusions"] = staleness_outcome.conclude(document)
-    (study.out / "staleness.json").write_text(json.dumps(document, indent=1) + "\n")
-    staleness_outcome.show(document, console)
-    staleness_outcome.draw(document, study.out / "staleness.png")
-    console.print(f"{study.out / 'staleness.json'}\n{study.out / 'staleness.png'}")
 
+
+def predict_seeds(options: Options, figures: Sequence[Record]) -> list[Record]:
+    """Predict the throughput of every measured bound by the rates of its seed's reference run."""
+    measured = {(run["name"], run["seed"]) for run in figures if run["kind"] == "bound"}
+    bounds = [
+        variant
+        for variants in options.variants
+        for variant in variants
+        if variant.kind == "bound" and (variant.name, variant.seed) in measured
+    ]
+    predictions = []
+    try:
+        for reference in (variant for variant in bounds if variant.name == options.reference):
+            rates = read_rates(reference.directory)
+            ranks = options.base.learner.ranks
+            source = Source(rates=rates.rates, ranks=ranks, ess_loss=rates.ess_loss)
+            predictions += [
+                predict(variant, source) for variant in bounds if variant.seed == reference.seed
+            ]
+    except (InputError, QueuesError) as error:
+        print(f"nothing is predicted: {error}", flush=True)
+        return []
+    return predictions
+
+
+def predict(variant: Variant, source: Source) -> Record:
+    """Return the prediction of one run."""
+    prospect = predict_own(variant.config, source)
+    return {
+        "name": variant.name,
+        "seed": variant.seed,
+        "simulated": prospect.samples_per_second,
+        "lag_mean": prospect.outcome.lag_mean,
+        "ess": prospect.ess,
+    }
+
+
+STUDY = Study(
+    name="staleness",
+    about=__doc__,
+    options=(
+        *SCORED,
+        option("--bounds", "0,1,2,4,8,16,inf", "of max_staleness"),
+        option("--corrections", ",".join(CORRECTIONS), "'' for none of them"),
+        option("--stale", 8, "bound of the runs with other corrections"),
+        option("--score-every", 25, "steps between scores"),
+    ),
+    check=check,
+    in_folder=True,
+    folder=None,
+    file="staleness.json",
+    measure=measure,
+    conclude=lambda record: {"conclusions": staleness_report.conclude(record)},
+    table=staleness_report.table,
+    figures=staleness_report.draw,
+)
 
 if __name__ == "__main__":
-    end_well(lambda console: run(parse(), console))
+    STUDY.main()

@@ -1,4 +1,4 @@
-"""Figures of `headway bench staleness`, as pure functions of what runs recorded.
+"""Figures of `headway bench staleness`, as pure functions of the statistics of batches.
 
 Throughput is that of `deploy.planner.calibration`: after the first batches and before the last
 lease, of the newest hundred, so that it stands beside the prediction made from the same batches.
@@ -18,12 +18,12 @@ from deploy.report.summary import WARM_UP
 
 Row = Mapping[str, Any]
 Point = tuple[float, float]
-"""Seconds of training, and the score then."""
+"""Seconds of training, and the held-out score at that time."""
 CONFIDENCE = 0.95
 
 
 def off_policyness(rows: Sequence[Row]) -> dict[str, Any]:
-    """How far the trained tokens were from the policy that trained them.
+    """Return how far the trained tokens were from the policy that trained them.
 
     Args:
         rows: Statistics of the batches of one run, in order.
@@ -57,19 +57,19 @@ def off_policyness(rows: Sequence[Row]) -> dict[str, Any]:
 
 
 def largest_share(fractions: Mapping[str, float]) -> float:
-    """Of tokens that were limited in one way; shares overlap, so they are not added up."""
+    """Return the largest share of tokens that one rule limited; the shares overlap."""
     return max((share for name, share in fractions.items() if name != "not_finite"), default=0.0)
 
 
 def weighed(rows: Sequence[Row], figure: str, weight: str) -> float | None:
-    """Mean of a figure over tokens; None where no row has it."""
-    found = [(row[figure], row[weight]) for row in rows if row.get(figure) is not None]
-    tokens = sum(count for _, count in found)
-    return sum(value * count for value, count in found) / tokens if tokens else None
+    """Return the mean of a figure over tokens; None where no row has it."""
+    values = [(row[figure], row[weight]) for row in rows if row.get(figure) is not None]
+    tokens = sum(count for _, count in values)
+    return sum(value * count for value, count in values) / tokens if tokens else None
 
 
 def curve(rows: Sequence[Row], scores: Mapping[int, float]) -> list[Point]:
-    """Held-out score against seconds of training.
+    """Return held-out scores against seconds of training.
 
     Args:
         rows: Statistics of the batches, in order.
@@ -84,7 +84,7 @@ def curve(rows: Sequence[Row], scores: Mapping[int, float]) -> list[Point]:
 
 
 def seconds_to(curve: Sequence[Point], target: float) -> float | None:
-    """When a target is reached, between two points by a line; None where it is not."""
+    """Return when a target is reached, interpolated between two points; None where it is not."""
     crossed = _crossing(curve, target)
     if crossed is None:
         return None
@@ -94,11 +94,11 @@ def seconds_to(curve: Sequence[Point], target: float) -> float | None:
 
 
 def seconds_around(curve: Sequence[Point], target: float) -> tuple[float, float] | None:
-    """Between which points a target is reached: what is known where the line is a guess.
+    """Return the seconds of the two points between which a target is reached.
 
     Returns:
-        Seconds of the last score before the first that is not below the target, and of that one;
-        both the same where the very first is not below it; None where all are.
+        Seconds of the last score below the target and of the first that is not; the same twice
+        where the first score reaches it; None where none does.
     """
     crossed = _crossing(curve, target)
     return None if crossed is None else (crossed[0][0], crossed[1][0])
@@ -111,8 +111,19 @@ def _crossing(curve: Sequence[Point], target: float) -> tuple[Point, Point] | No
     return None
 
 
+def learning(curve: Sequence[Point], target: float) -> dict[str, Any]:
+    """Return the last score and its time, and the time of the target, of a curve."""
+    return {
+        "score": curve[-1][1],
+        "seconds": curve[-1][0],
+        "seconds_to_target": seconds_to(curve, target),
+        "seconds_around_target": seconds_around(curve, target),
+        "curve": curve,
+    }
+
+
 def interval(differences: Sequence[float]) -> tuple[float, float]:
-    """Student's interval of the mean; a seed is one observation.
+    """Return Student's interval of the mean; a seed is one observation.
 
     Raises:
         ValueError: Less than two observations.
@@ -126,7 +137,7 @@ def interval(differences: Sequence[float]) -> tuple[float, float]:
 
 
 def t_quantile(probability: float, freedom: int) -> float:
-    """Of Student's distribution, above the median (Abramowitz and Stegun 1964, 26.5.27)."""
+    """Return a quantile of Student's distribution, above the median (A&S 1964, 26.5.27)."""
     low, high = 0.0, 1e4
     while high - low > 1e-9 * high:
         middle = (low + high) / 2

@@ -1,7 +1,7 @@
-"""Takes pictures of pages with Debian's Chromium, which `make test-browser` fetches.
+"""Screenshots of pages with Debian's Chromium, which `make test-browser` fetches.
 
-Speaks the browser's own protocol over its debugging port, so that a page can be waited for, be as
-narrow as a phone, and be asked with a header.
+A client of the DevTools protocol over the debugging port: it waits for a condition of a page, sets
+its width, and sends headers.
 """
 
 import asyncio
@@ -12,6 +12,7 @@ import os
 import shutil
 import subprocess
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -23,24 +24,40 @@ FETCHED = Path(__file__).parents[2] / ".chromium" / "usr" / "lib"
 START_SECONDS = 60.0
 POLL_SECONDS = 0.2
 REST_SECONDS = 1.0
-"""Until what moves on a page has come to rest."""
+"""Time that animations of a page need to end."""
 LOWEST = 300
-"""Pixels of a window in which the height of a page is measured."""
+"""Height of the window, in pixels, in which the height of a page is measured."""
 COLOURS = 128
-"""Of a stored picture: plots and tables need no more, and it takes a quarter of the room."""
+"""Colours of a stored picture: enough for plots and tables, at a quarter of the size."""
 
 
 def chromium() -> Path | None:
-    """The browser's program, if there is one."""
-    beside = FETCHED / "chromium" / "chromium"
-    found = str(beside) if beside.exists() else shutil.which("chromium")
-    return Path(found) if found else None
+    """Return the browser's program; None where there is none."""
+    fetched = FETCHED / "chromium" / "chromium"
+    program = str(fetched) if fetched.exists() else shutil.which("chromium")
+    return Path(program) if program else None
 
 
 def libraries() -> str:
-    """Where a fetched browser finds what it needs."""
+    """Return the library path of a fetched browser."""
     system = FETCHED / "x86_64-linux-gnu"
     return ":".join(str(path) for path in (system, system / "pulseaudio", FETCHED / "chromium"))
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """The part of a page that is stored, and when."""
+
+    width: int
+    """Of the page, in pixels."""
+    until: str = "true"
+    """An expression of JavaScript that has to become true first."""
+    begins: str = "0"
+    """An expression for the height of the page at which the picture begins."""
+    longest: int = 3000
+    """Height of the page at which the picture ends."""
+    seconds: float = 60.0
+    """Deadline of `until`."""
 
 
 class Browser:
@@ -48,7 +65,7 @@ class Browser:
 
     Args:
         folder: For its profile and its log.
-        headers: Sent with everything that it asks.
+        headers: Sent with every request.
     """
 
     def __init__(self, folder: Path, headers: dict[str, str] | None = None) -> None:
@@ -59,7 +76,7 @@ class Browser:
         port = await asyncio.to_thread(self._start)
         self._session = aiohttp.ClientSession()
         async with self._session.get(f"http://127.0.0.1:{port}/json/list") as answer:
-            pages = [each for each in await answer.json() if each["type"] == "page"]
+            pages = [page for page in await answer.json() if page["type"] == "page"]
         self._socket = await self._session.ws_connect(
             pages[0]["webSocketDebuggerUrl"], max_msg_size=0
         )
@@ -68,7 +85,7 @@ class Browser:
         return self
 
     def _start(self) -> str:
-        """Starts the browser; its debugging port."""
+        """Start the browser and return its debugging port."""
         program = chromium()
         if program is None:
             raise SystemExit("there is no Chromium: `make test-browser` fetches it")
@@ -111,41 +128,23 @@ class Browser:
         except subprocess.TimeoutExpired:
             self._process.kill()
 
-    async def picture(
-        self,
-        url: str,
-        file: Path,
-        *,
-        width: int,
-        until: str = "true",
-        begins: str = "0",
-        longest: int = 3000,
-        seconds: float = 60.0,
-    ) -> None:
-        """Stores a page as it looks.
-
-        Args:
-            url: Of the page.
-            file: A PNG.
-            width: Of the page, in pixels.
-            until: An expression of JavaScript that has to become true first.
-            begins: An expression for the height of the page that the picture begins at.
-            longest: Height of the page at which it ends.
-            seconds: Deadline of `until`.
+    async def picture(self, url: str, file: Path, view: View) -> None:
+        """Store a screenshot of a page as a PNG.
 
         Raises:
-            TimeoutError: It did not.
+            TimeoutError: The page did not become ready.
         """
+        width = view.width
         await self._size(width, 900)
         await self._do("Page.navigate", url=url)
-        await self._until(f"document.readyState == 'complete' && ({until})", seconds)
+        await self._until(f"document.readyState == 'complete' && ({view.until})", view.seconds)
         await self._size(width, LOWEST)
         await asyncio.sleep(REST_SECONDS)
         height = await self._value("document.documentElement.scrollHeight")
-        bottom = min(int(height), longest)
+        bottom = min(int(height), view.longest)
         await self._size(width, bottom)
         await asyncio.sleep(REST_SECONDS)
-        top = int(await self._value(begins))
+        top = int(await self._value(view.begins))
         clip = {"x": 0, "y": top, "width": width, "height": bottom - top, "scale": 1}
         taken = await self._do("Page.captureScreenshot", format="png", clip=clip)
         image = Image.open(io.BytesIO(base64.b64decode(taken["data"]))).convert("RGB")
@@ -166,17 +165,17 @@ class Browser:
                 await asyncio.sleep(POLL_SECONDS)
 
     async def _value(self, expression: str) -> Any:
-        found = await self._do("Runtime.evaluate", expression=expression, returnByValue=True)
-        return found["result"].get("value")
+        evaluated = await self._do("Runtime.evaluate", expression=expression, returnByValue=True)
+        return evaluated["result"].get("value")
 
     async def _do(self, method: str, **parameters: Any) -> Any:
-        """One command and its answer; events are passed over."""
+        """Send a command and return its result; events are skipped."""
         number = next(self._numbers)
         await self._socket.send_json({"id": number, "method": method, "params": parameters})
         async with asyncio.timeout(30):
             while True:
-                said = await self._socket.receive_json()
-                if said.get("id") == number:
-                    if "error" in said:
-                        raise RuntimeError(f"{method}: {said['error']['message']}")
-                    return said["result"]
+                message = await self._socket.receive_json()
+                if message.get("id") == number:
+                    if "error" in message:
+                        raise RuntimeError(f"{method}: {message['error']['message']}")
+                    return message["result"]

@@ -1,9 +1,9 @@
-"""Takes the pictures of docs/watching.md: of a real run on a real cluster of this machine.
+"""Screenshots of a real run on a cluster of this machine, for deploy/README.md.
 
     headway bench screenshots [--steps 60]
 
-Starts the head of a Ray cluster with its dashboard, submits the demo as a job, and takes with
-Chromium (`make test-browser` fetches it) what is seen of it: Ray's pages of the cluster and of its
+Starts the head of a Ray cluster with its dashboard, submits the demo as a job, and takes
+screenshots with Chromium (`make test-browser` fetches it): Ray's pages of the cluster and of its
 actors, `headway top`, and at the end the report, on a wide screen and on a phone. Ends what it
 started. The warm start is made first unless `runs/` has one.
 """
@@ -26,13 +26,13 @@ from typing import Any
 import psutil
 from rich.console import Console
 
-from benchmarks.observability.browser import Browser
+from benchmarks.observability.browser import Browser, View
 from deploy.config.loader import load_recipe
 from deploy.errors import InputError
 from deploy.observability.run_client import RunClient
 from deploy.observability.top_view import screen
 
-PICTURES = Path(__file__).parents[2] / "docs" / "pictures"
+PICTURES = Path(__file__).parents[2] / "deploy" / "pictures"
 HEADWAY = Path(sys.executable).parent / "headway"
 RAY = HEADWAY.parent / "ray"
 NAME = "pictures"
@@ -44,26 +44,26 @@ display:inline-block"><pre style="font:13px/15px 'DejaVu Sans Mono',monospace;ma
 color:#dfe3e8">{code}</pre></body>"""
 SHOWS_ACTORS = "document.body.innerText.includes('actor-0')"
 FIRST_OF_RUN = (
-    "[...document.querySelectorAll('tbody tr')].find(row => row.innerText.includes('_BrokerActor'))"
+    "[...document.querySelectorAll('tbody tr')].find(row => row.innerText.includes('BrokerActor'))"
     ".getBoundingClientRect().top"
 )
 SHOWS_STATES = "/actor-0: .*rollouts/.test(document.body.innerText)"
 
 
 def free_port() -> int:
-    """A port of this machine that nobody listens at."""
-    with socket.create_server(("127.0.0.1", 0)) as found:
-        return int(found.getsockname()[1])
+    """Return a free port of this machine."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])
 
 
-def wait_for(what: Callable[[], Any], seconds: float) -> None:
-    """Returns once it is true.
+def wait_for(condition: Callable[[], Any], seconds: float) -> None:
+    """Wait until a condition is true.
 
     Raises:
-        TimeoutError: It does not become so in time.
+        TimeoutError: It is not true in time.
     """
     deadline = time.monotonic() + seconds
-    while not what():
+    while not condition():
         if time.monotonic() > deadline:
             raise TimeoutError(f"not within {seconds:g} s")
         time.sleep(0.5)
@@ -71,7 +71,7 @@ def wait_for(what: Callable[[], Any], seconds: float) -> None:
 
 @contextlib.contextmanager
 def cluster(folder: Path) -> Iterator[str]:
-    """The head of a cluster; the address of its dashboard."""
+    """Run the head of a cluster; yields the address of its dashboard."""
     port = free_port()
     command = [
         RAY, "start", "--head", "--block", "--port=0", f"--dashboard-port={port}",
@@ -99,62 +99,59 @@ def cluster(folder: Path) -> Iterator[str]:
         head.terminate()
         head.wait(60)
         _, alive = psutil.wait_procs(below, timeout=30)
-        for each in alive:
-            each.kill()
+        for process in alive:
+            process.kill()
 
 
 def token() -> dict[str, str]:
-    """What Ray's dashboard asks for, where this user has a token."""
+    """Return the header that Ray's dashboard requires, where this user has a token."""
     file = Path(os.environ.get("RAY_AUTH_TOKEN_PATH", Path.home() / ".ray" / "auth_token"))
     return {"Authorization": f"Bearer {file.read_text().strip()}"} if file.exists() else {}
 
 
 def trained(folder: Path) -> int:
-    """Batches of a run."""
+    """Return the number of trained batches of a run."""
     file = folder / "metrics.jsonl"
     return len(file.read_text().splitlines()) if file.exists() else 0
 
 
 def frame(folder: Path, file: Path) -> None:
-    """`headway top` of a run that goes on, as a page."""
-    watch = RunClient(str(folder), folder.parent)
-    watch.look()
+    """Write the frame of `headway top` of a running run as a page."""
+    client = RunClient(str(folder), folder.parent)
+    client.look()
     time.sleep(5)
-    with (file.parent / "nowhere").open("w") as nowhere:
-        console = Console(record=True, width=COLUMNS, file=nowhere, force_terminal=True)
-        console.print(screen(watch.look()))
+    with (file.parent / "ignored").open("w") as ignored:
+        console = Console(record=True, width=COLUMNS, file=ignored, force_terminal=True)
+        console.print(screen(client.look()))
     file.write_text(console.export_html(inline_styles=True, code_format=FRAME))
 
 
 async def take(address: str, run: Path, folder: Path, steps: int, job: list[str]) -> None:
-    """All pictures, in the order in which things happen."""
+    """Take all screenshots, in the order of the run."""
     PICTURES.mkdir(parents=True, exist_ok=True)
     async with Browser(folder, token()) as browser:
         submitted = await asyncio.to_thread(subprocess.run, job, check=True, capture_output=True)
         print(submitted.stdout.decode().strip())
         await asyncio.to_thread(wait_for, lambda: trained(run) > steps // 3, 480)
         await browser.picture(
-            f"{address}/#/actors", PICTURES / "ray-actors.png", width=1800, until=SHOWS_ACTORS
+            f"{address}/#/actors", PICTURES / "ray-actors.png", View(1800, until=SHOWS_ACTORS)
         )
         await browser.picture(
             f"{address}/#/cluster",
             PICTURES / "ray-cluster.png",
-            width=1500,
-            until=SHOWS_STATES,
-            begins=FIRST_OF_RUN,
+            View(1500, until=SHOWS_STATES, begins=FIRST_OF_RUN),
         )
         page = folder / "top.html"
         await asyncio.to_thread(frame, run, page)
-        await browser.picture(page.as_uri(), PICTURES / "top.png", width=960)
-        ended = "done"
+        await browser.picture(page.as_uri(), PICTURES / "top.png", View(960))
 
-        def over() -> bool:
-            return json.loads((run / "summary.json").read_text())["status"] == ended
+        def done() -> bool:
+            return json.loads((run / "summary.json").read_text())["status"] == "done"
 
-        await asyncio.to_thread(wait_for, lambda: (run / "report.html").exists() and over(), 480)
+        await asyncio.to_thread(wait_for, lambda: (run / "report.html").exists() and done(), 480)
         report = (run / "report.html").as_uri()
-        await browser.picture(report, PICTURES / "report.png", width=WIDE, longest=2400)
-        await browser.picture(report, PICTURES / "report-phone.png", width=PHONE, longest=2000)
+        await browser.picture(report, PICTURES / "report.png", View(WIDE, longest=2400))
+        await browser.picture(report, PICTURES / "report-phone.png", View(PHONE, longest=2000))
     for file in sorted(PICTURES.glob("*.png")):
         print(f"{file.name}: {file.stat().st_size / 1000:.0f} kB")
 
@@ -171,7 +168,7 @@ def main() -> None:
         f"name={NAME}", "sft.name=demo", f"steps={options.steps}", f"deploy.runs_dir={runs}",
         "heldout.every=20", "heldout.size=100", "heldout.final_size=200",
     ]  # fmt: skip
-    words = [word for each in settings for word in ("--set", each)]
+    words = [word for setting in settings for word in ("--set", setting)]
     try:
         config = load_recipe("demo", settings)
     except InputError as error:

@@ -1,11 +1,11 @@
-"""Whether a run that was killed again and again lost a prompt or trained a group twice.
+"""The oracle of `headway bench chaos`: prompts that a run lost, and groups that it trained twice.
 
     the source, read anew ──────▶ prompts 0 … n−1 that were issued ─┐
     the learner's own log ──────▶ prompts of every trained batch ───┼─▶ verdict
     the ledger, for the rest ───▶ filtered, dropped, failed, waiting ┘
 
-The ledger's word is taken only for groups that were not trained, and of those that it calls
-filtered the rewards are compared in the journal. Pure; `chaos` reads the files.
+The ledger is consulted only for groups that were not trained, and for filtered ones their rewards
+are compared in the journal. Pure; `chaos_run` reads the files.
 """
 
 from collections import Counter
@@ -18,28 +18,28 @@ WAITING = frozenset({"queued", "leased", "ready"})
 
 
 class Fate(NamedTuple):
-    """What the ledger says of one group that was issued for training."""
+    """The ledger's row of one group that was issued for training."""
 
     prompt_id: str
     state: str
     reason: str
     tied: bool | None
-    """Whether all its rewards in the journal are the same; None where it has no result."""
+    """True if all its rewards in the journal are the same; None without a result."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """What was found in one run."""
+    """The outcome of one run."""
 
     steps: int
     issued: int
-    """Prompts of the source up to the last one that is known anywhere."""
+    """Prompts of the source up to the last one in log or ledger."""
     trained: int
     """Prompts in the learner's log."""
     left_out: dict[str, int]
-    """Prompts that were not trained and need not be, by what became of them."""
+    """Prompts that were rightly not trained, by reason."""
     dropped_overdue: int
-    """Groups that were dropped as stragglers, and whose prompts were issued again."""
+    """Groups that were dropped as stragglers; their prompts were issued again."""
     retrained_batches: int
     """Lines of the log beyond one a batch: trained again after a rollback."""
     max_lag: int | None
@@ -50,11 +50,11 @@ class Verdict:
 
     @property
     def sound(self) -> bool:
-        """Whether nothing is wrong."""
+        """True if there are no problems."""
         return not self.problems
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON."""
+        """Return the verdict as JSON values."""
         return {**asdict(self), "sound": self.sound}
 
 
@@ -67,12 +67,12 @@ def judge(
     groups_per_batch: int,
     max_staleness: int,
 ) -> Verdict:
-    """Holds a finished run against the learner's log and the source.
+    """Compare a finished run with the learner's log and the source.
 
     Args:
         log: Rows of `learner.diagnostics.trained_log`, in their order.
-        source: Ids of the first prompts of the source, as many as could have been issued.
-        fates: Of every train group in the ledger.
+        source: Ids of the first prompts of the source, as many as may have been issued.
+        fates: The rows of every train group in the ledger.
         steps: Batches that the run had to train.
         groups_per_batch: B.
         max_staleness: η.
@@ -120,7 +120,7 @@ def judge(
 def _account(
     source: Sequence[str], trained: set[str], fates: Sequence[Fate]
 ) -> tuple[dict[str, int], int, list[tuple[str, str]]]:
-    """What became of prompts that were not trained, how many were issued, and the lost ones."""
+    """Return the prompts rightly left out by reason, how many were issued, and the lost ones."""
     of_prompt: dict[str, list[Fate]] = {}
     for fate in fates:
         of_prompt.setdefault(fate.prompt_id, []).append(fate)

@@ -1,25 +1,23 @@
-"""What the loop leaves of an engine's speed: inside it, and alone with the same requests.
+"""Speed of an engine inside the loop, beside the same vLLM alone with the same requests.
 
     headway bench generate [--size demo] [--rounds 5] [--groups 96]
 
-Arms take turns in one run: `offline` is `LLM.generate` of vLLM, which is given all requests at once
-and returns token ids and log-probabilities; `loop` is a rollout actor as runs have it, which leases
-groups from the broker, decodes and rewards their texts, and puts them, while nobody trains;
-`contended` is the same while a learner trains on another core, a model of the same size; it is
-left out where there is no such core. The model is untrained, of the demo's size, where what the
-actor does for a token weighs as much as the model itself, or of about 50 million parameters with
-`--size 60m --groups 32`. All requests have fixed, lognormal lengths, and
-prompts differ from round to round. The figure of merit is the median of loop / offline over rounds,
-at least 0.95. Takes about four minutes. Raw numbers are stored under benchmarks/results/.
+Variants take turns in one run: `offline` is `LLM.generate` of vLLM, which is given all requests at
+once and returns token ids and log-probabilities; `loop` is a rollout actor as runs have it, which
+leases groups from the broker, decodes and rewards their texts, and puts them, without training;
+`contended` is the same while a learner trains on another core, a model of the same size; it is left
+out where there is no such core. The model is untrained, of the demo's size, where the actor's work
+for a token weighs as much as the model itself, or of about 50 million parameters with
+`--size 60m --groups 32`. All requests have fixed, lognormal lengths, and prompts differ from round
+to round. The figure of merit is the median of loop / offline over rounds, at least 0.95. Takes
+about four minutes.
 """
 
-import argparse
 import asyncio
 import contextlib
 import os
 import random
 import signal
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -27,37 +25,38 @@ import time
 from collections.abc import Awaitable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from benchmarks.harness.options import cores_option
-from benchmarks.harness.provenance import RESULTS, environment, reserve, store
+from benchmarks.harness.study import Options, Record, Study, number, option
 from benchmarks.training.train import FIRST_BATCH
 from deploy.cli.bench import ROOT
+from deploy.errors import InputError, RunFailed
 from queues.records import Prompt
 from queues.runtime.cpu_affinity import parse_cores
 
-ARMS = ("offline", "loop", "contended")
 AIM = 0.95
 GROUP_SIZE = 8
-START_SECONDS, ROUND_SECONDS = 180.0, 300.0
+START_SECONDS, ROUND_SECONDS, REST_SECONDS = 180.0, 300.0, 0.3
 CHARACTERS = "0123456789+-=,abcdefghijklmnopqr"
 
 
 def prompts_of(version: int, groups: int) -> list[Prompt]:
-    """Sums that no other round has."""
+    """Return sums that no other round has."""
     draw = random.Random(version)
-    made = []
-    for number in range(groups):
+    prompts = []
+    for index in range(groups):
         first, second = draw.randrange(10, 100), draw.randrange(10, 100)
-        text = f"{version}+{number}+{first}+{second}="
-        answer = str(version + number + first + second)
-        made.append(Prompt(prompt_id=f"bench/{version}/{number}", text=text, answer=answer))
-    return made
+        text = f"{version}+{index}+{first}+{second}="
+        answer = str(version + index + first + second)
+        prompts.append(Prompt(prompt_id=f"bench/{version}/{index}", text=text, answer=answer))
+    return prompts
 
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """What an arm made of a round's requests."""
+    """One variant's figures of a round."""
 
     seconds: float
     tokens: int
@@ -65,77 +64,75 @@ class Sampled:
     """Of the process that holds the engine, and of its children."""
 
 
-def check_equal(number: int, found: Mapping[str, Sampled]) -> None:
-    """Compares what the arms of a round had to do.
+def check_equal(index: int, measured: Mapping[str, Sampled]) -> None:
+    """Check that the variants of a round sampled the same number of tokens.
 
     Raises:
-        SystemExit: They sampled different numbers of tokens; names the round and the numbers.
+        RunFailed: They did not; names the round and the numbers.
     """
-    tokens = {arm: sampled.tokens for arm, sampled in found.items()}
+    tokens = {name: sampled.tokens for name, sampled in measured.items()}
     if len(set(tokens.values())) != 1:
-        told = ", ".join(f"{arm} {count}" for arm, count in tokens.items())
-        raise SystemExit(
-            f"the arms of round {number} cannot be compared, since they sampled different numbers "
-            f"of tokens: {told}"
+        counts = ", ".join(f"{name} {count}" for name, count in tokens.items())
+        raise RunFailed(
+            f"the variants of round {index} cannot be compared, since they sampled different "
+            f"numbers of tokens: {counts}"
         )
 
 
-def figures_of(rounds: Sequence[dict[str, Sampled]]) -> dict[str, Any]:
-    """Medians over rounds, and of the ratios inside each.
+def figures_of(rounds: Sequence[Mapping[str, Sampled]]) -> Record:
+    """Return medians over rounds, and of the ratios inside each.
 
-    `of_offline_cpu` is the ratio of tokens a CPU second, which others on the machine disturb less,
-    and which says nothing of waiting.
+    `of_offline_cpu` is the ratio of tokens per CPU second, which other work on the machine disturbs
+    less, and which leaves out waiting.
     """
-    others = [arm for arm in rounds[0] if arm != "offline"]
+    others = [name for name in rounds[0] if name != "offline"]
 
     def ratios(part: str) -> dict[str, float]:
         return {
-            arm: statistics.median(
-                [getattr(e["offline"], part) / getattr(e[arm], part) for e in rounds]
-            )
-            for arm in others
+            name: median(getattr(one["offline"], part) / getattr(one[name], part) for one in rounds)
+            for name in others
         }
 
     return {
         "tokens_per_second": {
-            arm: statistics.median([e[arm].tokens / e[arm].seconds for e in rounds])
-            for arm in rounds[0]
+            name: median(one[name].tokens / one[name].seconds for one in rounds)
+            for name in rounds[0]
         },
         "of_offline": ratios("seconds"),
         "of_offline_cpu": ratios("cpu_seconds"),
-        "raw": [{arm: asdict(found) for arm, found in each.items()} for each in rounds],
+        "raw": [{name: asdict(sampled) for name, sampled in one.items()} for one in rounds],
     }
 
 
 def cpu_seconds(pid: int) -> float:
-    """That a process and its children have used."""
+    """Return the CPU seconds of a process and its children so far."""
     import psutil
 
     process = psutil.Process(pid)
-    everyone = [process, *process.children(recursive=True)]
-    return float(sum(sum(each.cpu_times()[:2]) for each in everyone))
+    family = [process, *process.children(recursive=True)]
+    return float(sum(sum(member.cpu_times()[:2]) for member in family))
 
 
 async def timed(pid: int, work: Awaitable[tuple[float, int]]) -> Sampled:
-    """What an arm says it took, and the CPU seconds of its process meanwhile."""
+    """Await a variant's seconds and tokens, and add the CPU seconds of its process."""
     before = cpu_seconds(pid)
     seconds, tokens = await work
     return Sampled(seconds, tokens, cpu_seconds(pid) - before)
 
 
 @contextlib.contextmanager
-def learner_beside(
+def other_learner(
     cores: str | None, size: str, seconds: float = START_SECONDS
 ) -> Iterator[subprocess.Popen[bytes] | None]:
-    """A learner that has trained a batch on cores of its own, halted until it is told to go on.
+    """Start a learner on cores of its own; it is stopped once it has trained a batch.
 
     Args:
         cores: As `parse_cores` reads them; None: there is no such learner.
-        size: Of its model, one of `training_load.SIZES`.
-        seconds: That it gets until its first batch is trained.
+        size: Of its model, one of `synthetic_load.SIZES`.
+        seconds: Deadline of its first batch.
 
     Raises:
-        SystemExit: It ends, or trains no batch in time; with the end of what it said.
+        RunFailed: It ends, or trains no batch in time; with the end of its output.
     """
     if cores is None:
         yield None
@@ -161,102 +158,102 @@ def learner_beside(
 
 def _await_first_batch(process: subprocess.Popen[bytes], log: Path, seconds: float) -> None:
     deadline = time.monotonic() + seconds
-    while FIRST_BATCH not in (said := log.read_text(errors="replace")):
+    while FIRST_BATCH not in (output := log.read_text(errors="replace")):
         ended = process.poll() is not None
         if ended or time.monotonic() > deadline:
             why = "has ended" if ended else f"trained no batch within {seconds:g} s"
-            raise SystemExit(f"the learner beside {why}; it said: … {said[-2000:].strip()}")
+            raise RunFailed(f"the other learner {why}; its output: … {output[-2000:].strip()}")
         time.sleep(0.1)
 
 
 class Loop:
-    """Broker, broadcaster and one actor that has its weights; nobody trains."""
+    """Broker, broadcaster and one actor that has its weights."""
 
-    def __init__(self, folder: Path, model_path: str, options: argparse.Namespace) -> None:
+    def __init__(self, folder: Path, model_path: str, options: Options) -> None:
         import ray
         from safetensors.torch import load_file
 
-        from actors.ray_actor import MAX_CONCURRENCY
-        from benchmarks.rollouts.generate_arms import SEED, MeasuredActor
-        from queues.config import QueuesConfig
+        from actors.ray_actor import MAX_CONCURRENCY, ActorSpec
+        from benchmarks.rollouts.generate_engines import SEED, MeasuredActor
+        from queues.config import QueuesConfig, RunSpec
         from queues.ray_broker import create_broker
         from weight_sync.config import WeightSyncConfig
         from weight_sync.publish.staged_publisher import StagedPublisher
         from weight_sync.ray_broadcaster import create_broadcaster
         from weight_sync.transports.shared_memory import SharedMemoryTransport
 
-        steps = len(ARMS) * (options.rounds + 1) + 1
+        steps = 3 * (options.rounds + 1) + 1
         self.broker = create_broker(
             folder,
             config=QueuesConfig(max_staleness=steps, window=2 * options.groups, patience_seconds=0),
-            groups_per_batch=options.groups,
-            group_size=GROUP_SIZE,
-            steps=steps,
+            spec=RunSpec(groups_per_batch=options.groups, group_size=GROUP_SIZE, steps=steps),
         )
         broadcaster = create_broadcaster(0.25, 1)
         self.actor = (
             ray.remote(MeasuredActor)
             .options(num_cpus=0, max_concurrency=MAX_CONCURRENCY)
             .remote(
-                0,
-                config=actors_config(options),
-                weight_sync=WeightSyncConfig(),
-                model_path=model_path,
-                seed=SEED,
-                group_size=GROUP_SIZE,
-                heartbeat_seconds=5.0,
-                broker=self.broker,
-                broadcaster=broadcaster,
+                ActorSpec(
+                    index=0,
+                    config=actors_config(options),
+                    weight_sync=WeightSyncConfig(),
+                    model_path=model_path,
+                    seed=SEED,
+                    group_size=GROUP_SIZE,
+                    heartbeat_seconds=5.0,
+                    broker=self.broker,
+                    broadcaster=broadcaster,
+                )
             )
         )
         ray.get(self.actor.start.remote(), timeout=START_SECONDS)
         self._publisher = StagedPublisher(SharedMemoryTransport(), broadcaster.announce)
         self._publisher.publish(0, load_file(Path(model_path) / "model.safetensors").items())
-        self.running = self.actor.run.remote()
-        self.version = 0
+        self._running = self.actor.run.remote()
+        self._version = 0
 
     async def batch(self, prompts: Sequence[Prompt]) -> tuple[float, int]:
-        """Has a batch generated; seconds until the last group is accepted, and tokens."""
+        """Generate a batch; return the seconds until its last group is accepted, and its tokens."""
         from queues.schema import summarize
 
         begin = time.perf_counter()
-        await self.broker.issue(prompts, cursor=str(self.version), last=False)
-        found = await self.broker.take(self.version, ROUND_SECONDS)
+        await self.broker.issue(prompts, cursor=str(self._version), last=False)
+        batch = await self.broker.take(self._version, ROUND_SECONDS)
         seconds = time.perf_counter() - begin
-        if found is None:
-            raise SystemExit(f"no batch came within {ROUND_SECONDS:g} s")
-        await self.broker.ack(self.version, {})
-        self.version += 1
-        return seconds, sum(summarize(payload).tokens for payload in found.payloads)
+        if batch is None:
+            raise RunFailed(f"no batch came within {ROUND_SECONDS:g} s")
+        await self.broker.ack(self._version, {})
+        self._version += 1
+        return seconds, sum(summarize(payload).tokens for payload in batch.payloads)
 
     async def close(self) -> None:
-        """Ends the actor; its engine with it."""
+        """End the actor, and its engine with it."""
         await self.actor.stop.remote()
-        await self.running
+        await self._running
         await self.broker.close()
         self._publisher.close()
 
 
-def model_of(size: str) -> Any:
-    """A model with the demo's characters and the dimensions of one of `training_load.SIZES`."""
+def tiny_model(size: str) -> Any:
+    """Return a model with the demo's characters and the sizes of one of `synthetic_load.SIZES`."""
     from benchmarks.harness.synthetic_load import SIZES
     from learner.config.learner import TinyModelConfig
 
-    found = SIZES[size]
+    sizes = SIZES[size]
     return TinyModelConfig(
         characters=CHARACTERS,
         context=256,
-        hidden_size=found.hidden,
-        layers=found.layers,
-        intermediate_size=found.intermediate,
-        heads=found.heads,
-        kv_heads=found.kv_heads,
-        head_dim=found.head_size,
+        hidden_size=sizes.hidden,
+        layers=sizes.layers,
+        intermediate_size=sizes.intermediate,
+        heads=sizes.heads,
+        kv_heads=sizes.kv_heads,
+        head_dim=sizes.head_size,
     )
 
 
-def actors_config(options: argparse.Namespace) -> Any:
-    """Section `[actors]` of the demo."""
+def actors_config(options: Options) -> Any:
+    """Return the section [actors] of the demo."""
     from actors.config import ActorsConfig
 
     return ActorsConfig(
@@ -269,110 +266,120 @@ def actors_config(options: argparse.Namespace) -> Any:
     )
 
 
-async def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
-    """All rounds."""
+async def measure_rounds(options: Options, folder: Path) -> Record:
+    """Measure all rounds."""
     import ray
 
     from actors.engines.model_folder import context_length, load_tokenizer
-    from benchmarks.rollouts.generate_arms import Offline, length_of, settled
+    from benchmarks.rollouts.generate_engines import Offline, length_of
     from learner.model.policy import build_tiny
 
     model = str(folder / "model")
-    build_tiny(model_of(options.size), Path(model), seed=0)
+    build_tiny(tiny_model(options.size), Path(model), seed=0)
     tokenizer, config = load_tokenizer(model), actors_config(options)
     offline = ray.remote(Offline).options(num_cpus=0).remote()
     ray.get(offline.start.remote(model, config, context_length(model)), timeout=START_SECONDS)
     loop = Loop(folder / "run", model, options)
-    pids = ray.get(
-        [each.__ray_call__.remote(lambda _: os.getpid()) for each in (offline, loop.actor)],
+    offline_pid, loop_pid = ray.get(
+        [actor.__ray_call__.remote(lambda _: os.getpid()) for actor in (offline, loop.actor)],
         timeout=START_SECONDS,
     )
     rounds = []
-    with learner_beside(options.learner_core, options.size) as learner:
-        for number in range(options.rounds + 1):
-            prompts = prompts_of(number, options.groups)
-            ids = [tokenizer.encode(prompt.text, add_special_tokens=False) for prompt in prompts]
-            requests = [
-                (each, length_of(each, index, config.max_new_tokens))
-                for each in ids
-                for index in range(GROUP_SIZE)
-            ]
-            found = {}
-            for arm in ("offline", "loop") if number % 2 else ("loop", "offline"):
-                await settled()
-                alone = arm == "offline"
-                work = offline.generate.remote(requests) if alone else loop.batch(prompts)
-                found[arm] = await timed(pids[0 if alone else 1], work)
+    with other_learner(options.learner_core, options.size) as learner:
+        for index in range(options.rounds + 1):
+            prompts = prompts_of(index, options.groups)
+            requests = []
+            for prompt in prompts:
+                ids = tokenizer.encode(prompt.text, add_special_tokens=False)
+                lengths = (length_of(ids, i, config.max_new_tokens) for i in range(GROUP_SIZE))
+                requests += [(ids, length) for length in lengths]
+            measured = {}
+            for name in ("offline", "loop") if index % 2 else ("loop", "offline"):
+                await asyncio.sleep(REST_SECONDS)
+                if name == "offline":
+                    measured[name] = await timed(offline_pid, offline.generate.remote(requests))
+                else:
+                    measured[name] = await timed(loop_pid, loop.batch(prompts))
             if learner is not None:
                 learner.send_signal(signal.SIGCONT)
-                await settled()
-                found["contended"] = await timed(pids[1], loop.batch(prompts))
+                await asyncio.sleep(REST_SECONDS)
+                measured["contended"] = await timed(loop_pid, loop.batch(prompts))
                 if learner.poll() is not None:
-                    raise SystemExit("the learner beside has ended; `headway bench train` says why")
+                    raise RunFailed("the other learner has ended; `headway bench train` shows why")
                 learner.send_signal(signal.SIGSTOP)
-            check_equal(number, found)
-            if number:  # the first compiles
-                rounds.append(found)
-                print(
-                    ", ".join(f"{a} {f.tokens / f.seconds:,.0f} tokens/s" for a, f in found.items())
-                )
+            check_equal(index, measured)
+            if index:  # the first compiles
+                rounds.append(measured)
+                speeds = (f"{name} {s.tokens / s.seconds:,.0f}" for name, s in measured.items())
+                print(f"round {index}: {', '.join(speeds)} tokens/s", flush=True)
     await loop.close()
     return figures_of(rounds)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        prog="headway bench generate", description=__doc__.splitlines()[0]
-    )
-    parser.add_argument(
-        "--rounds", type=int, default=5, help="of all arms; 5 take about four minutes"
-    )
-    parser.add_argument(
-        "--groups", type=int, default=96, help="of 8 rollouts, in a round of an arm"
-    )
-    parser.add_argument("--size", choices=("demo", "60m"), default="demo", help="of the model")
-    parser.add_argument("--at-once", type=int, default=128, help="requests that an engine runs")
-    parser.add_argument(
-        "--core", type=cores_option, default="0", help="CPU cores of the engines, as 0 or 0-3"
-    )
-    parser.add_argument(
-        "--learner-core", type=cores_option,
-        help="of the learner beside; another one than --core, if any",
-    )  # fmt: skip
-    parser.add_argument(
-        "--output", type=Path, default=RESULTS / "generate.json", help="of the figures"
-    )
-    options = parser.parse_args()
-    for name, least in (("rounds", 1), ("groups", 1), ("at_once", GROUP_SIZE)):
-        if getattr(options, name) < least:
-            parser.error(f"--{name.replace('_', '-')} must be at least {least}")
+def measure(options: Options) -> Iterator[Record]:
+    """Start Ray and measure all rounds."""
+    import ray
+
+    if options.learner_core is None:
+        print(f"no core is left beside --core {options.core}: `contended` is left out")
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False)
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            yield asyncio.run(measure_rounds(options, Path(folder)))
+    finally:
+        ray.shutdown()
+
+
+def table(record: Record) -> str:
+    """Return the ratios."""
+    lines = []
+    for name, ratio in record["of_offline"].items():
+        lines.append(
+            f"{name} / offline = {ratio:.3f}" + (f" (aim {AIM})" if name == "loop" else "")
+        )
+        lines.append(f"… of tokens a CPU second: {record['of_offline_cpu'][name]:.3f}")
+    return "\n".join(lines)
+
+
+def check(options: Options) -> None:
+    """Choose the learner's core, and check that it is none of the engines'.
+
+    Raises:
+        InputError: It is.
+    """
     engines = set(parse_cores(options.core))
     if options.learner_core is None:
         others = os.sched_getaffinity(0) - engines
         options.learner_core = str(max(others)) if others else None
     elif engines & set(parse_cores(options.learner_core)):
-        parser.error(
+        raise InputError(
             f"--learner-core {options.learner_core} must have none of the cores of "
             f"--core {options.core}: the learner trains beside the engines"
         )
-    reserve(options.output)
-    if options.learner_core is None:
-        print(f"no core is left beside --core {options.core}: the arm `contended` is left out")
-    os.environ.setdefault("HF_HUB_OFFLINE", "1")
-    import ray
 
-    ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False)
-    try:
-        with tempfile.TemporaryDirectory() as folder:
-            figures = asyncio.run(measure(options, Path(folder)))
-    finally:
-        ray.shutdown()
-    for arm, ratio in figures["of_offline"].items():
-        print(f"{arm} / offline = {ratio:.3f}" + (f"   (aim {AIM})" if arm == "loop" else ""))
-        print(f"… of tokens a CPU second: {figures['of_offline_cpu'][arm]:.3f}")
-    arguments = {name: str(value) for name, value in vars(options).items()}
-    store(environment() | {"arguments": arguments} | figures, options.output)
 
+STUDY = Study(
+    name="generate",
+    about=__doc__,
+    options=(
+        option("--rounds", 5, "of all variants", type=number(int, 1)),
+        option("--groups", 96, "of 8 rollouts, in a round of a variant", type=number(int, 1)),
+        option("--size", "demo", "of the model", choices=("demo", "60m")),
+        option("--at-once", 128, "requests that an engine runs", type=number(int, GROUP_SIZE)),
+        option("--core", "0", "CPU cores of the engines, as 0 or 0-3", type=cores_option),
+        option(
+            "--learner-core",
+            None,
+            "of the other learner; another one than --core, if any",
+            type=cores_option,
+        ),
+    ),
+    check=check,
+    file="generate.json",
+    measure=measure,
+    table=table,
+)
 
 if __name__ == "__main__":
-    main()
+    STUDY.main()

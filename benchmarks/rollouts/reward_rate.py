@@ -1,17 +1,18 @@
-"""Measures how many scores a second one process gives: rewards that run in it, and in a pool.
+"""Scores per second of one process: rewards that run in it, and in a pool.
 
     headway bench rewards
 
-Medians of repeated rounds; raw numbers are stored under benchmarks/results/. Of those in a
-pool, `similarity` of texts this short costs next to nothing, so its rate is that of the hop.
+Medians of repeated rounds. Of the rewards in a pool, `similarity` of texts this short costs next to
+nothing, so its rate is that of the call to the pool.
 """
 
 import asyncio
-import statistics
 import time
+from collections.abc import Iterator
+from statistics import median
 
 from actors.rewards import RewardPool, Rewards, load_rewards
-from benchmarks.harness.provenance import RESULTS, environment, reserve, store
+from benchmarks.harness.study import Options, Record, Study
 from queues.records import Prompt
 
 ROUNDS = 5
@@ -21,41 +22,45 @@ SCORES = {"exact_match": 20_000, "numeric_match": 20_000, "similarity": 2_000, "
 
 
 async def rate(rewards: Rewards, count: int) -> float:
-    """Scores a second, `AT_ONCE` of them asked for side by side."""
+    """Return the scores per second, with `AT_ONCE` of them asked for at once."""
     began = time.perf_counter()
 
-    async def some() -> None:
+    async def score() -> None:
         for _ in range(count // AT_ONCE):
             await rewards.score(PROMPT, "the answer is 7")
 
-    await asyncio.gather(*(some() for _ in range(AT_ONCE)))
+    await asyncio.gather(*(score() for _ in range(AT_ONCE)))
     return (count // AT_ONCE) * AT_ONCE / (time.perf_counter() - began)
 
 
-async def measure() -> dict[str, list[float]]:
-    """Rates by reward, one a round, after a round that starts the processes."""
+async def rates() -> dict[str, list[float]]:
+    """Return the rates by reward, after one score that starts the processes."""
     pool = RewardPool(processes=1)
-    found = {}
+    measured = {}
     try:
         for name, count in SCORES.items():
             rewards = load_rewards([name], pool=pool)
             await rewards.score(PROMPT, "7")
-            found[name] = [await rate(rewards, count) for _ in range(ROUNDS)]
+            measured[name] = [await rate(rewards, count) for _ in range(ROUNDS)]
     finally:
         pool.close()
-    return found
+    return measured
 
 
-def main() -> None:
-    """Prints the medians and stores everything."""
-    file = RESULTS / "reward_rate.json"
-    reserve(file)
-    rates = asyncio.run(measure())
-    for name, values in rates.items():
-        print(f"{name:15} {statistics.median(values):10,.0f} scores/s, one process")
-    result = {**environment(), "rounds": ROUNDS, "at_once": AT_ONCE, "scores_per_second": rates}
-    store(result, file)
+def measure(options: Options) -> Iterator[Record]:
+    """Measure every reward."""
+    yield {"rounds": ROUNDS, "at_once": AT_ONCE, "scores_per_second": asyncio.run(rates())}
 
+
+def table(record: Record) -> str:
+    """Return the medians."""
+    return "\n".join(
+        f"{name:15} {median(values):10,.0f} scores/s, one process"
+        for name, values in record["scores_per_second"].items()
+    )
+
+
+STUDY = Study(name="rewards", about=__doc__, file="reward_rate.json", measure=measure, table=table)
 
 if __name__ == "__main__":
-    main()
+    STUDY.main()

@@ -1,22 +1,21 @@
-"""Measures what slow environments cost an engine on which many episodes are interleaved.
+"""Cost of slow environments for an engine on which many episodes are interleaved.
 
     headway bench episodes [--engine vllm]
 
 256 episodes of several turns run at once; after every turn the environment takes from 50 ms to 5 s,
 evenly on a logarithmic scale, 1.07 s in the mean. By Little's law N episodes that sample L tokens a
-turn cannot make more tokens a second than
+turn cannot make more tokens per second than
 
     min(r, N·L / (E[environment time] + L/r)),
 
-where r is what the same engine makes of as many episodes of a single turn. The figure of merit is
-the share of it that is reached; it must be at least 0.95. Beside it, for vLLM, the share of what it
-makes of single turns that are as many at once and have contexts as long. Engines are one that
-shares out a set rate among its requests, at several rates about the knee, and vLLM with a tiny
-model. All is measured in one process, after a warm-up; raw numbers are stored under
-benchmarks/results/. Leaves out the broker, and that a group waits for its last rollout.
+where r is the rate of the same engine with as many episodes of a single turn. The figure of merit
+is the share of it that is reached; it must be at least 0.95. Beside it, for vLLM, the share of its
+rate with single turns of as many requests at once and contexts as long. Engines are one that
+divides a set rate among its requests, at several rates about the knee, and vLLM with a tiny model.
+All is measured in one process, after a warm-up. Leaves out the broker, and that a group waits for
+its last rollout.
 """
 
-import argparse
 import asyncio
 import itertools
 import os
@@ -38,7 +37,7 @@ from actors.environments.single_turn import SingleTurn
 from actors.rewards import load_rewards, load_shaping
 from actors.rollout.chat_rendering import Renderer
 from actors.rollout.episode import EpisodeRunner
-from benchmarks.harness.provenance import RESULTS, environment, reserve, store
+from benchmarks.harness.study import Options, Record, Study, option
 from queues.records import FinishReason, Lease, Prompt, Purpose
 
 CHARACTERS = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
@@ -51,20 +50,20 @@ LONGEST = 4096
 
 @dataclass(slots=True)
 class Waits:
-    """What environments did, all episodes together."""
+    """The seconds of the answers of all environments."""
 
-    lot: random.Random = field(default_factory=lambda: random.Random(0))
+    generator: random.Random = field(default_factory=lambda: random.Random(0))
     seconds: list[float] = field(default_factory=list)
 
     def draw(self) -> float:
-        """How long the next answer takes."""
-        waits = FASTEST * (SLOWEST / FASTEST) ** self.lot.random()
-        self.seconds.append(waits)
-        return waits
+        """Return the seconds of the next answer."""
+        seconds = FASTEST * (SLOWEST / FASTEST) ** self.generator.random()
+        self.seconds.append(seconds)
+        return seconds
 
 
-class Slow:
-    """An environment that takes its time after every turn (an `Environment`)."""
+class SlowEnvironment:
+    """An `Environment` that answers every turn late."""
 
     def __init__(self, waits: Waits) -> None:
         self._waits, self._left = waits, TURNS
@@ -81,16 +80,16 @@ class Slow:
 
 
 class PacedEngine:
-    """Shares out a set number of tokens a second among its requests, `TOKENS` to each."""
+    """Divides a set number of tokens per second among its requests, `TOKENS` to each."""
 
     def __init__(self, rate: float, eos: int) -> None:
         self._rate, self._eos = rate, eos
-        self.tokens = self.turns = self.said = self.given = 0
+        self.tokens = self.turns = self.finished_tokens = self.prompt_tokens = 0
         self._waiting: list[tuple[list[int], asyncio.Event]] = []
-        """Tokens left, in a list of one, and who waits for them."""
+        """Tokens left, in a list of one, and the event of their end."""
 
     async def pace(self) -> None:
-        """Gives tokens, one to each in turn, until it is cancelled."""
+        """Give tokens, one to each request in turn, until cancelled."""
         last, due = time.perf_counter(), 0.0
         while True:
             await asyncio.sleep(TICK_SECONDS)
@@ -98,16 +97,15 @@ class PacedEngine:
             due = due + (now - last) * self._rate if self._waiting else 0.0
             last = now
             while due >= 1 and self._waiting:
-                row = self._waiting[: int(due)]
-                due -= len(row)
-                self.tokens += len(row)
-                for left, _ in row:
+                served = self._waiting[: int(due)]
+                due -= len(served)
+                self.tokens += len(served)
+                others = self._waiting[len(served) :]
+                for left, done in served:
                     left[0] -= 1
-                rest = [*self._waiting[len(row) :], *row]  # the others come next
-                for left, done in row:
                     if not left[0]:
                         done.set()
-                self._waiting = [one for one in rest if one[0][0]]
+                self._waiting = [*others, *(one for one in served if one[0][0])]
 
     async def generate(
         self,
@@ -122,8 +120,8 @@ class PacedEngine:
         self._waiting.append(([TOKENS], done))
         await done.wait()
         self.turns += 1
-        self.said += TOKENS
-        self.given += len(prompt_ids)
+        self.finished_tokens += TOKENS
+        self.prompt_tokens += len(prompt_ids)
         return Generation(
             token_ids=[10] * (TOKENS - 1) + [self._eos],
             logprobs=[-1.0] * TOKENS,
@@ -134,32 +132,31 @@ class PacedEngine:
 
 
 @dataclass(slots=True)
-class Counted:
-    """An engine, and what it has generated."""
+class CountedEngine:
+    """An engine with counts of finished turns."""
 
     engine: RolloutEngine
     tokens: int = 0
     turns: int = 0
-    given: int = 0
-    """Tokens of the prompts of finished turns."""
+    prompt_tokens: int = 0
 
     async def generate(
         self, request_id: str, prompt_ids: Sequence[int], *more: Any, **keywords: Any
     ) -> Generation:
         """See `RolloutEngine.generate`."""
-        found = await self.engine.generate(request_id, prompt_ids, *more, **keywords)
-        self.tokens += len(found.token_ids)
-        self.given += len(prompt_ids)
+        generation = await self.engine.generate(request_id, prompt_ids, *more, **keywords)
+        self.tokens += len(generation.token_ids)
+        self.prompt_tokens += len(prompt_ids)
         self.turns += 1
-        return found
+        return generation
 
     @property
-    def said(self) -> int:
-        """Tokens of finished turns."""
+    def finished_tokens(self) -> int:
+        """The tokens of finished turns."""
         return self.tokens
 
 
-async def measure(
+async def measure_episodes(
     engine: Any,
     tokenizer: Any,
     new_environment: Callable[[], Environment],
@@ -168,16 +165,16 @@ async def measure(
     episodes: int = EPISODES,
     prompt_tokens: int = 0,
 ) -> dict[str, float]:
-    """Tokens a second and a turn of episodes that are at once, after a warm-up.
+    """Return tokens per second and per turn of interleaved episodes, after a warm-up.
 
     Args:
-        engine: What is measured.
+        engine: The engine, with its counts.
         tokenizer: Of its model, with a token for each character.
-        new_environment: Of each episode.
-        seconds: That count.
-        episodes: How many.
-        prompt_tokens: Fewest of a prompt; there are as many prompts as episodes, so that a cache
-            has them after a while.
+        new_environment: Makes the environment of an episode.
+        seconds: Duration after the warm-up.
+        episodes: Number of episodes at once.
+        prompt_tokens: Least length of a prompt; there are as many prompts as episodes, so that a
+            cache has them after a while.
     """
     config = ActorsConfig(reward=("exact_match",), max_new_tokens=LONGEST - 64)
     rewards = load_rewards(config.reward)
@@ -197,32 +194,33 @@ async def measure(
         timeout=600.0,
     )
     numbers = itertools.count()
-    turns, said, given = engine.turns, engine.said, engine.given
+    before = (engine.turns, engine.finished_tokens, engine.prompt_tokens)
 
-    async def go_on() -> None:
+    async def repeat() -> None:
         while True:
             number = next(numbers)
             await runner.run(_lease(number, f"{number % episodes}".ljust(prompt_tokens, "x")), 0)
 
-    players = [asyncio.create_task(go_on()) for _ in range(episodes)]
+    episode_tasks = [asyncio.create_task(repeat()) for _ in range(episodes)]
     try:
         await asyncio.sleep(2 * SLOWEST)
         tokens, began = engine.tokens, time.perf_counter()
         await asyncio.sleep(seconds)
         elapsed = time.perf_counter() - began
         tokens = engine.tokens - tokens
-        turns, said, given = engine.turns - turns, engine.said - said, engine.given - given
+        after = (engine.turns, engine.finished_tokens, engine.prompt_tokens)
+        turns, finished, prompts = (new - old for new, old in zip(after, before, strict=True))
     finally:
-        for player in players:
-            player.cancel()
-        ended = await asyncio.gather(*players, return_exceptions=True)
+        for task in episode_tasks:
+            task.cancel()
+        ended = await asyncio.gather(*episode_tasks, return_exceptions=True)
     for error in ended:
         if not isinstance(error, asyncio.CancelledError):
             raise error if isinstance(error, BaseException) else RuntimeError(f"ended: {error}")
     return {
         "tokens_per_second": tokens / elapsed,
-        "tokens_per_turn": said / turns,
-        "prompt_tokens": given / turns,
+        "tokens_per_turn": finished / turns,
+        "prompt_tokens": prompts / turns,
     }
 
 
@@ -240,10 +238,12 @@ def _lease(number: int, text: str) -> Lease:
 
 
 async def compare(engine: Any, tokenizer: Any, *, seconds: float) -> dict[str, float]:
-    """Single turns, then slow episodes on the same engine, and the share of Little's law."""
-    single = await measure(engine, tokenizer, SingleTurn, seconds=seconds)
+    """Return the rates of single turns and of slow episodes, and the share of Little's law."""
+    single = await measure_episodes(engine, tokenizer, SingleTurn, seconds=seconds)
     waits = Waits()
-    slow = await measure(engine, tokenizer, partial(Slow, waits), seconds=2 * seconds)
+    slow = await measure_episodes(
+        engine, tokenizer, partial(SlowEnvironment, waits), seconds=2 * seconds
+    )
     rate, length = single["tokens_per_second"], slow["tokens_per_turn"]
     mean_wait = sum(waits.seconds) / len(waits.seconds)
     bound = min(rate, EPISODES * length / (mean_wait + length / rate))
@@ -258,39 +258,39 @@ async def compare(engine: Any, tokenizer: Any, *, seconds: float) -> dict[str, f
     }
 
 
-async def alike(
-    engine: Any, tokenizer: Any, found: dict[str, float], *, seconds: float
+async def compare_alike(
+    engine: Any, tokenizer: Any, slow: dict[str, float], *, seconds: float
 ) -> dict[str, float]:
-    """Single turns of as many requests at once, with contexts as long, as slow episodes had.
+    """Return the rate of single turns with the requests at once and contexts of slow episodes.
 
-    Fewer requests and longer contexts make an engine slower, which `compare` takes for a loss.
+    Fewer requests and longer contexts make an engine slower, which `compare` counts as a loss.
 
     Args:
         engine: As in `compare`.
-        tokenizer: Likewise.
-        found: By `compare`.
-        seconds: That count.
+        tokenizer: As in `compare`.
+        slow: The figures of `compare`.
+        seconds: Duration after the warm-up.
     """
-    waiting = found["tokens_per_second"] / found["tokens_per_turn"]
-    requests = EPISODES - waiting * found["environment_seconds_mean"]
-    single = await measure(
+    waiting = slow["tokens_per_second"] / slow["tokens_per_turn"]
+    requests = EPISODES - waiting * slow["environment_seconds_mean"]
+    single = await measure_episodes(
         engine,
         tokenizer,
         SingleTurn,
         seconds=seconds,
         episodes=max(1, round(requests)),
-        prompt_tokens=round(found["prompt_tokens"]),
+        prompt_tokens=round(slow["prompt_tokens"]),
     )
     rate = single["tokens_per_second"]
     return {
         "requests": requests,
         "alike_tokens_per_second": rate,
-        "share_of_alike": found["tokens_per_second"] / rate,
+        "share_of_alike": slow["tokens_per_second"] / rate,
     }
 
 
-async def paced(rate: float, tokenizer: Any, seconds: float) -> dict[str, float]:
-    """The comparison on an engine of a set rate."""
+async def compare_paced(rate: float, tokenizer: Any, seconds: float) -> dict[str, float]:
+    """Compare on an engine of a set rate."""
     engine = PacedEngine(rate, tokenizer.eos_token_id)
     pacing = asyncio.create_task(engine.pace())
     try:
@@ -301,8 +301,8 @@ async def paced(rate: float, tokenizer: Any, seconds: float) -> dict[str, float]
             await pacing
 
 
-async def real(folder: Path, tokenizer: Any, seconds: float) -> dict[str, float]:
-    """The comparison on vLLM, bound to the first core."""
+async def compare_vllm(folder: Path, tokenizer: Any, seconds: float) -> dict[str, float]:
+    """Compare on vLLM, bound to the first core."""
     from actors.engines.vllm import VllmEngine
     from actors.engines.vllm_settings import VllmSettings
 
@@ -319,54 +319,64 @@ async def real(folder: Path, tokenizer: Any, seconds: float) -> dict[str, float]
     )
     await engine.start()
     try:
-        counted = Counted(engine)
-        found = await compare(counted, tokenizer, seconds=seconds)
-        return {**found, **await alike(counted, tokenizer, found, seconds=seconds)}
+        counted = CountedEngine(engine)
+        slow = await compare(counted, tokenizer, seconds=seconds)
+        return {**slow, **await compare_alike(counted, tokenizer, slow, seconds=seconds)}
     finally:
         await engine.close()
 
 
-def measurements(chosen: argparse.Namespace, folder: Path) -> Iterator[dict[str, Any]]:
-    """Every comparison that was asked for."""
+def comparisons(options: Options, folder: Path) -> Iterator[Record]:
+    """Yield the comparison of every engine."""
     tokenizer = load_tokenizer(str(folder))
-    if chosen.engine in ("paced", "both"):
-        for rate in chosen.rates:
-            figures = asyncio.run(paced(rate, tokenizer, chosen.seconds))
-            yield {"engine": f"paced at {rate:,.0f}", **figures}
-    if chosen.engine in ("vllm", "both"):
-        yield {"engine": "vllm", **asyncio.run(real(folder, tokenizer, chosen.seconds))}
+    for rate in options.rates if options.engine in ("paced", "both") else ():
+        figures = asyncio.run(compare_paced(rate, tokenizer, options.seconds))
+        yield {"engine": f"paced at {rate:,.0f}", **figures}
+    if options.engine in ("vllm", "both"):
+        yield {
+            "engine": "vllm",
+            **asyncio.run(compare_vllm(folder, tokenizer, options.seconds)),
+        }
 
 
-def main() -> None:
-    """Prints a line for each engine and stores everything."""
-    parser = argparse.ArgumentParser(prog="headway bench episodes", description=__doc__)
-    parser.add_argument("--engine", choices=("paced", "vllm", "both"), default="both")
-    parser.add_argument("--rates", type=float, nargs="+", default=[4_000, 8_000, 40_000])
-    parser.add_argument("--seconds", type=float, default=10.0, help="of single turns; slow: twice")
-    chosen = parser.parse_args()
-    file = RESULTS / f"slow_episodes_{chosen.engine}.json"
-    reserve(file)
+def measure(options: Options) -> Iterator[Record]:
+    """Compare engine after engine, with a tiny model."""
     from learner.config.learner import TinyModelConfig
     from learner.model.policy import build_tiny
 
-    results = []
+    yield {"episodes": EPISODES, "turns": TURNS, "seconds": options.seconds}
+    results: list[Record] = []
     with tempfile.TemporaryDirectory() as name:
         sizes = {"hidden_size": 128, "layers": 3, "intermediate_size": 320}
-        build_tiny(
-            TinyModelConfig(characters=CHARACTERS, context=LONGEST, **sizes), Path(name), seed=0
-        )
-        for row in measurements(chosen, Path(name)):
-            results.append(row)
-            print(
-                f"{row['engine']:15} {row['tokens_per_second']:9,.0f} of "
-                f"{row['bound_tokens_per_second']:9,.0f} tokens/s = {row['share']:.3f} "
-                f"(r = {row['single_turn_tokens_per_second']:,.0f})"
-                + (f"; {row['share_of_alike']:.3f} of alike" if "requests" in row else ""),
-                flush=True,
-            )
-    settings = {"episodes": EPISODES, "turns": TURNS, "seconds": chosen.seconds}
-    store({**environment(), **settings, "results": results}, file)
+        model = TinyModelConfig(characters=CHARACTERS, context=LONGEST, **sizes)
+        build_tiny(model, Path(name), seed=0)
+        for result in comparisons(options, Path(name)):
+            results.append(result)
+            print(describe(result), flush=True)
+            yield {"results": results}
 
+
+def describe(result: Record) -> str:
+    """Return one comparison as a line."""
+    line = (
+        f"{result['engine']:15} {result['tokens_per_second']:9,.0f} of "
+        f"{result['bound_tokens_per_second']:9,.0f} tokens/s = {result['share']:.3f} "
+        f"(r = {result['single_turn_tokens_per_second']:,.0f})"
+    )
+    return line + (f"; {result['share_of_alike']:.3f} of alike" if "requests" in result else "")
+
+
+STUDY = Study(
+    name="episodes",
+    about=__doc__,
+    options=(
+        option("--engine", "both", "that is measured", choices=("paced", "vllm", "both")),
+        option("--rates", [4_000.0, 8_000.0, 40_000.0], "tokens/s of paced engines"),
+        option("--seconds", 10.0, "of single turns; of slow episodes twice as many"),
+    ),
+    file="slow_episodes_{engine}.json",
+    measure=measure,
+)
 
 if __name__ == "__main__":
-    main()
+    STUDY.main()

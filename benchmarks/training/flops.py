@@ -1,7 +1,4 @@
-"""Floating-point operations of training, and the most that the machine gives a matrix product.
-
-Shared by everything that states a utilisation. Leaves out time of other kinds than computing.
-"""
+"""Floating-point operations of training, and the best rate of a matrix product of the machine."""
 
 import time
 from collections.abc import Sequence
@@ -13,12 +10,12 @@ import torch
 SIZES = {"cpu": (768, 1536, 3072), "cuda": (4096, 8192, 12288)}
 """Sides of the square matrices whose best product is the peak."""
 PEAK_SECONDS = 0.4
-"""For each size."""
+"""Duration of the measurement of each size."""
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What of a model multiplies matrices."""
+    """The parts of a model that multiply matrices."""
 
     matrices: int
     """Elements of all projections of all layers, without embedding and output embedding."""
@@ -30,7 +27,7 @@ class Shape:
 
 
 def shape_of(model: Any) -> Shape:
-    """That of a causal language model of transformers, with plain attention."""
+    """Return the shape of a causal language model of transformers, with plain attention."""
     config = model.config
     head_size = getattr(config, "head_dim", None) or (
         config.hidden_size // config.num_attention_heads
@@ -45,7 +42,7 @@ def shape_of(model: Any) -> Shape:
 
 
 def training_flops(shape: Shape, lengths: Sequence[int], scored: int | None = None) -> float:
-    """Operations that a forward and a backward pass over some sequences need.
+    """Return the operations that a forward and a backward pass over some sequences need.
 
     A product with a matrix of P elements is 2·P operations a token, and its backward pass twice as
     many (PaLM, arXiv 2204.02311, appendix B: 6·P a token). Scores and values of attention are
@@ -73,7 +70,7 @@ def training_flops(shape: Shape, lengths: Sequence[int], scored: int | None = No
 
 
 def synchronize(device: torch.device) -> None:
-    """Returns when the device has done what it was given."""
+    """Wait until the device has finished its work."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
@@ -84,10 +81,10 @@ class Peak:
     def __init__(
         self, device: torch.device, dtype: torch.dtype, sizes: Sequence[int] | None = None
     ) -> None:
-        """Makes the matrices.
+        """Make the matrices.
 
         Args:
-            device: Where to multiply.
+            device: Device of the matrices.
             dtype: Of the matrices.
             sizes: Their sides; None takes `SIZES` of the device.
         """
@@ -99,7 +96,7 @@ class Peak:
         self.measure()  # warms up
 
     def measure(self) -> float:
-        """The best over sizes and repetitions, with as many threads as torch has."""
+        """Return the best rate over sizes and repetitions, with as many threads as torch has."""
         return max(self._rate(left, right) for left, right in self._pairs)
 
     def _rate(self, left: torch.Tensor, right: torch.Tensor) -> float:

@@ -1,4 +1,4 @@
-"""What the loop of a learner does between the batches that it computes, where none is waited for.
+"""The time of a learner's loop between the batches that it computes, when none is waited for.
 
     take ─▶ decode ─▶ first forward … last step ─▶ publish ─▶ ack ─▶ take ─▶ decode ─▶ first forward
                                               └───────────────── gap ─────────────────┘
@@ -19,10 +19,12 @@ from typing import Any
 import ray
 
 from benchmarks.training.learner_clock import ClockedEngine
+from deploy.errors import RunFailed
+from learner.diagnostics.batch_report import BatchReport, TrainedBatch
 from learner.learner import Learner
 from learner.ranks.rank import Rank
 from learner.ranks.ray_leader import RankZero
-from queues.config import QueuesConfig
+from queues.config import QueuesConfig, RunSpec
 from queues.ray_broker import BrokerClient, create_broker
 from queues.records import Payload, Prompt, RolloutGroup
 from queues.schema import encode
@@ -34,8 +36,8 @@ ENGINE = "engine-0"
 LEASE_SECONDS = 30.0
 
 
-class ClockedLead(RankZero):
-    """A leader that notes when each batch was computed, and saves nothing."""
+class ClockedRankZero(RankZero):
+    """A rank 0 that notes when each batch was computed, and saves nothing."""
 
     def __init__(self, clock: ClockedEngine, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
@@ -43,34 +45,34 @@ class ClockedLead(RankZero):
         self.computed: list[tuple[float, float]] = []
         """Begin of the first forward pass and end of the last step of each batch."""
 
-    async def update(self, payloads: Sequence[Payload], version: int) -> dict[str, Any]:
+    async def update(self, payloads: Sequence[Payload], version: int) -> BatchReport:
         """See `Trainer.update`."""
         self._clock.restart()
-        statistics = await super().update(payloads, version)
+        report = await super().update(payloads, version)
         assert self._clock.first is not None
         self.computed.append((self._clock.first, self._clock.last))
-        return statistics
+        return report
 
     async def save(self, version: int, *, cursor: str | None, totals: Mapping[str, int]) -> str:
-        """Does nothing."""
+        """Do nothing."""
         return ""
 
 
 def gaps(
     rank: Rank, clock: ClockedEngine, groups: Sequence[RolloutGroup], batches: int
 ) -> list[dict[str, float]]:
-    """Trains the same groups again and again.
+    """Train the same groups again and again.
 
     Args:
         rank: Of a learner without followers; its updater trains with `clock`.
         clock: Around its engine.
-        groups: Of a batch; all have rollouts of one number.
+        groups: Of a batch; all have the same number of rollouts.
         batches: At least 2.
 
     Returns:
-        For each batch but the first seconds of the `gap` before it, those of `step`, the gap and
-        the computing after it, and what of the gap were `publish`, `ack` and `take`; the rest is
-        decoding and the updater's own work.
+        For each batch but the first the seconds of the `gap` before it, of the `step` (the gap and
+        the computing after it), and of `publish`, `ack` and `take`, which are parts of the gap;
+        its rest is decoding and the updater's own work.
     """
     ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
     try:
@@ -90,9 +92,9 @@ async def _train(
     broker = create_broker(
         folder,
         config=QueuesConfig(max_staleness=batches, window=batches * len(groups)),
-        groups_per_batch=len(groups),
-        group_size=len(groups[0].rollouts),
-        steps=batches,
+        spec=RunSpec(
+            groups_per_batch=len(groups), group_size=len(groups[0].rollouts), steps=batches
+        ),
     )
     await _fill(broker, groups, batches)
     publisher = make_publisher(WeightSyncConfig(), create_broadcaster(1.0, 1))
@@ -102,10 +104,12 @@ async def _train(
         task = partial(work, *arguments, **options)
         return await asyncio.get_running_loop().run_in_executor(thread, task)
 
-    lead = ClockedLead(clock, rank, [], call, publisher, checkpoints=folder / "checkpoints")
-    rows: list[Mapping[str, Any]] = []
+    rank_zero = ClockedRankZero(
+        clock, rank, [], call, publisher, checkpoints=folder / "checkpoints"
+    )
+    trained: list[TrainedBatch] = []
     learner = Learner(
-        lead, broker, steps=batches, checkpoint_every=batches + 1, observe=rows.append
+        rank_zero, broker, steps=batches, checkpoint_every=batches + 1, observe=trained.append
     )
     try:
         await learner.run()
@@ -113,21 +117,21 @@ async def _train(
         thread.shutdown()
         publisher.close()
         await broker.close()
-    return parts_of(lead.computed, rows)
+    return parts_of(rank_zero.computed, trained)
 
 
 async def _fill(broker: BrokerClient, groups: Sequence[RolloutGroup], batches: int) -> None:
-    """Has the broker accept the groups of all batches."""
+    """Put the groups of all batches into the broker."""
     wanted = batches * len(groups)
     prompts = [Prompt(prompt_id=f"bench/0/{number}", text="") for number in range(wanted)]
     await broker.serving(ENGINE, 0)
     await broker.issue(prompts, cursor="", last=True)
     done = 0
     while done < wanted:
-        room = (wanted - done) * len(groups[0].rollouts)
-        leases = await broker.lease(ENGINE, room, LEASE_SECONDS)
+        capacity = (wanted - done) * len(groups[0].rollouts)
+        leases = await broker.lease(ENGINE, capacity, LEASE_SECONDS)
         if not leases:
-            raise SystemExit(f"the broker leased {done} of {wanted} groups")
+            raise RunFailed(f"the broker leased {done} of {wanted} groups")
         for lease in leases:
             group = replace(
                 groups[done % len(groups)],
@@ -140,25 +144,25 @@ async def _fill(broker: BrokerClient, groups: Sequence[RolloutGroup], batches: i
 
 
 def parts_of(
-    computed: Sequence[tuple[float, float]], rows: Sequence[Mapping[str, Any]]
+    computed: Sequence[tuple[float, float]], batches: Sequence[TrainedBatch]
 ) -> list[dict[str, float]]:
-    """What `gaps` returns.
+    """Return the figures of `gaps`.
 
     Args:
-        computed: Of each batch, by a clock of its own.
-        rows: What the loop observed of each.
+        computed: Begin and end of the computing of each batch.
+        batches: The batches as the loop observed them.
     """
-    found = []
-    for (_, last), (first, end), before, row in zip(
-        computed[:-1], computed[1:], rows[:-1], rows[1:], strict=True
+    parts = []
+    for (_, last), (first, end), before, batch in zip(
+        computed[:-1], computed[1:], batches[:-1], batches[1:], strict=True
     ):
-        found.append(
+        parts.append(
             {
                 "gap": first - last,
                 "step": end - last,
-                "publish": before["published_at"] - before["step_finished_at"],
-                "ack": row["wait_started_at"] - before["published_at"],
-                "take": row["wait_finished_at"] - row["wait_started_at"],
+                "publish": before.times.publish_seconds,
+                "ack": batch.times.wait_started_at - before.times.published_at,
+                "take": batch.times.wait_seconds,
             }
         )
-    return found
+    return parts

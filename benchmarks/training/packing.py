@@ -1,14 +1,14 @@
-"""How full packed rows are and how even ranks, beside what else could be done. Lengths alone.
+"""Fullness of packed microbatches and balance of ranks, beside other packings; by lengths alone.
 
-headway bench train (prints it), python -m benchmarks.gpu
+A part of `headway bench train` and of `python -m benchmarks.gpu`.
 """
 
 import math
 from collections.abc import Sequence
 
 from benchmarks.harness.synthetic_load import lognormal_lengths
+from learner.batch.microbatch_plan import plan_microbatches, workloads
 from learner.batch.packing import pack
-from learner.batch.row_plan import plan_rows, workloads
 
 ROLLOUTS, MEDIAN, LONGEST, CAPACITY, RANKS = 1024, 600, 8192, 16384, 8
 PADDED_TOGETHER = 16
@@ -16,7 +16,7 @@ PADDED_TOGETHER = 16
 
 
 def next_fit(lengths: Sequence[int], capacity: int) -> list[list[int]]:
-    """Rows of sequences in the order they come; a row is closed when the next does not fit."""
+    """Pack sequences in order; a microbatch is closed when the next sequence does not fit."""
     rows: list[list[int]] = []
     free = 0
     for index, length in enumerate(lengths):
@@ -29,31 +29,31 @@ def next_fit(lengths: Sequence[int], capacity: int) -> list[list[int]]:
 
 
 def fullness(lengths: Sequence[int], rows: Sequence[Sequence[int]], capacity: int) -> float:
-    """Share of the rows' room that holds tokens; a longer sequence is its own room."""
+    """Return the share of the capacity that holds tokens; a longer sequence counts as full."""
     filled = [sum(lengths[i] for i in row) for row in rows if row]
     return sum(filled) / sum(max(capacity, tokens) for tokens in filled)
 
 
-def padded(lengths: Sequence[int], rows_of: int) -> float:
-    """The same where so many sequences make a batch padded to its longest, in their order."""
-    parts = [lengths[at : at + rows_of] for at in range(0, len(lengths), rows_of)]
+def padded(lengths: Sequence[int], size: int) -> float:
+    """Return the same for batches of so many sequences in order, padded to the longest."""
+    parts = [lengths[at : at + size] for at in range(0, len(lengths), size)]
     return sum(lengths) / sum(len(part) * max(part) for part in parts)
 
 
 def possible(tokens: int, ranks: int, capacity: int) -> float:
-    """How full rows can be at best when every rank needs as many rows as the others."""
+    """Return the best fullness when every rank needs the same number of microbatches."""
     return tokens / (ranks * math.ceil(tokens / ranks / capacity) * capacity)
 
 
 def evenness(loads: Sequence[int]) -> float:
-    """The largest over the mean."""
+    """Return the largest load over the mean."""
     return max(loads) * len(loads) / sum(loads)
 
 
 def packing_figures(seed: int = 0) -> dict[str, float]:
-    """One large batch of lognormal lengths, packed and shared out in each way."""
+    """Return the figures of one large batch of lognormal lengths, packed in each way."""
     lengths = lognormal_lengths(ROLLOUTS, median=MEDIAN, longest=LONGEST, seed=seed)
-    plan = plan_rows(lengths, RANKS, CAPACITY)
+    plan = plan_microbatches(lengths, RANKS, CAPACITY)
     in_turn = [list(range(rank, ROLLOUTS, RANKS)) for rank in range(RANKS)]
     return {
         "tokens": float(sum(lengths)),
@@ -68,10 +68,10 @@ def packing_figures(seed: int = 0) -> dict[str, float]:
     }
 
 
-def told(figures: dict[str, float]) -> str:
-    """Them as text."""
+def describe(figures: dict[str, float]) -> str:
+    """Return the figures as text."""
     return (
-        f"{ROLLOUTS} rollouts, {figures['tokens']:,.0f} tokens: rows of {CAPACITY} are "
+        f"{ROLLOUTS} rollouts, {figures['tokens']:,.0f} tokens: microbatches of {CAPACITY} are "
         f"{figures['full_packed']:.3f} full (aim 0.97), shared over {RANKS} ranks "
         f"{figures['full_packed_over_ranks']:.3f} (at best "
         f"{figures['full_possible_over_ranks']:.3f}, since all need as many rows), "

@@ -1,209 +1,203 @@
-"""What the learner makes of the machine: tokens a second, and operations beside a matrix product's.
+"""Utilisation of the machine by the learner: tokens/s, and operations beside a matrix product's.
 
     headway bench train [--sizes demo 60m] [--rounds 3] [--threads 2]
 
-The real learner of one rank (DeepSpeed, AdamW, the loss of CISPO, packed rows) trains batches of
-synthetic rollouts of lognormal lengths, as they come from the broker, on models with random
-weights. Before and after each batch the best rate of a matrix product is measured with the same
-threads and dtype; the utilisation of a batch is its own rate over the mean of the two
-(`flops.training_flops` says what is counted). How full rows are and how even ranks is told of a
-large batch, without training it. "Host" is what the updater does besides computing. "Gap" is all
-that lies between the last optimizer step of a batch and the first forward pass of the next in the
-loop of a run, whose broker has every group already: as many batches are trained in it again. CPU
-seconds over seconds of a batch, beside the utilisation, are fewer than the threads where others use
-the machine. Takes about four minutes on two quiet cores. Raw numbers are stored under
-benchmarks/results/.
+The real learner of one rank (DeepSpeed, AdamW, the loss of CISPO, packed microbatches) trains
+batches of synthetic rollouts of lognormal lengths, as they come from the broker, on models with
+random weights. Before and after each batch the best rate of a matrix product is measured with the
+same threads and dtype; the utilisation of a batch is its own rate over the mean of the two
+(`flops.training_flops` defines what is counted). The fullness of microbatches and the balance of
+ranks are computed for a large batch, without training it. "Host" is the updater's time besides
+computing. "Gap" is the time between the last optimizer step of a batch and the first forward pass
+of the next in the loop of a run, whose broker has every group already: as many batches are trained
+in it again. CPU seconds over seconds of a batch are fewer than the threads where others use the
+machine. Takes about four minutes on two quiet cores.
 """
 
-import argparse
 import os
-import statistics
 import tempfile
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import count
-from multiprocessing import get_context
 from pathlib import Path
+from statistics import median
 from typing import Any
 
-from benchmarks.harness.provenance import RESULTS, environment, reserve, store
-from learner.ranks.heap import KEEP_FREED_MEMORY
+from benchmarks.harness.study import Options, Record, Study, number, option
+from benchmarks.harness.subprocesses import call_in_process
+from learner.ranks.spec import KEEP_FREED_MEMORY, LearnerSpec
 
 AIM = {"utilisation": 0.6, "gap": 0.03}
-"""At least and at most; the first where arithmetic dominates."""
+"""At least, where arithmetic dominates; and at most."""
 FIRST_BATCH = "trained its first batch"
-"""What is said of an endless training, once."""
+"""Printed once by --endless."""
+PARTS = ("forward", "backward", "step", "between", "host")
 
 
-def figures_of(rounds: list[dict[str, float]], flops: float, tokens: int) -> dict[str, Any]:
-    """Medians over rounds of one size.
+def figures_of(rounds: Sequence[Mapping[str, float]], flops: float, tokens: int) -> Record:
+    """Return medians over the rounds of one size.
 
     Args:
-        rounds: As from `learner_clock.timed_update`, with `peak` and `peak_after`, in operations/s.
+        rounds: `learner_clock.timed_update`, with `peak` and `peak_after` in operations/s.
         flops: Of a batch.
         tokens: Of a batch, prompts included.
     """
-    peaks = [(each["peak"] + each["peak_after"]) / 2 for each in rounds]
-
-    def median(values: list[float]) -> float:
-        return statistics.median(values)
-
-    parts = ("forward", "backward", "step", "between", "host")
+    peaks = [(one["peak"] + one["peak_after"]) / 2 for one in rounds]
     return {
         "tokens": tokens,
         "flops": flops,
-        "tokens_per_second": median([tokens / each["seconds"] for each in rounds]),
+        "tokens_per_second": median(tokens / one["seconds"] for one in rounds),
         "peak": median(peaks),
         "utilisation": median(
-            [flops / each["seconds"] / peak for each, peak in zip(rounds, peaks, strict=True)]
+            flops / one["seconds"] / peak for one, peak in zip(rounds, peaks, strict=True)
         ),
-        "cpu": median([each["cpu_seconds"] / each["seconds"] for each in rounds]),
-        "shares": {
-            part: median([each[part] / each["seconds"] for each in rounds]) for part in parts
-        },
+        "cpu": median(one["cpu_seconds"] / one["seconds"] for one in rounds),
+        "shares": {part: median(one[part] / one["seconds"] for one in rounds) for part in PARTS},
         "raw": rounds,
     }
 
 
-def gap_of(batches: list[dict[str, float]]) -> dict[str, Any]:
-    """Medians of what `learner_loop.gaps` found: shares of a step, which the gap is part of."""
+def gap_of(batches: Sequence[Mapping[str, float]]) -> Record:
+    """Return medians of `learner_loop.gaps`, as shares of a step, which includes the gap."""
     parts = ("gap", "publish", "ack", "take")
     return {
-        "shares": {
-            part: statistics.median([each[part] / each["step"] for each in batches])
-            for part in parts
-        },
+        "shares": {part: median(one[part] / one["step"] for one in batches) for part in parts},
         "raw": batches,
     }
 
 
-def told(name: str, found: dict[str, Any]) -> str:
-    """One size on a line."""
-    shares = _listed(found["shares"])
-    loop = found["loop"]["shares"]
-    inside = _listed({part: share for part, share in loop.items() if part != "gap"})
+def describe(name: str, figures: Record) -> str:
+    """Return one size as a line."""
+    loop = dict(figures["loop"]["shares"])
+    gap = loop.pop("gap")
     return (
-        f"{name:5s} {found['parameters'] / 1e6:8.1f} M: {found['tokens_per_second']:9,.0f} tokens/s"
-        f", {found['utilisation']:.0%} of {found['peak'] / 1e9:,.0f} G operations/s ({shares})"
-        f", {found['cpu']:.2f} CPU seconds a second; gap {loop['gap']:.1%} of a step ({inside})"
+        f"{name:5s} {figures['parameters'] / 1e6:8.1f} M:"
+        f" {figures['tokens_per_second']:9,.0f} tokens/s, {figures['utilisation']:.0%} of"
+        f" {figures['peak'] / 1e9:,.0f} G operations/s ({_percent(figures['shares'])}),"
+        f" {figures['cpu']:.2f} CPU seconds a second; gap {gap:.1%} of a step ({_percent(loop)})"
     )
 
 
-def _listed(shares: dict[str, float]) -> str:
+def _percent(shares: Mapping[str, float]) -> str:
     return ", ".join(f"{part} {share:.1%}" for part, share in shares.items())
 
 
-def measure(name: str, *, rounds: int | None) -> dict[str, Any]:
-    """One size, in this process.
+class Trainer:
+    """A learner of one rank with a model of one size, and a batch for it."""
 
-    Args:
-        name: Of the size.
-        rounds: Batches that count; None trains without measuring until the process is ended.
-    """
+    def __init__(self, name: str) -> None:
+        from benchmarks.harness.synthetic_load import SIZES, batch, write
+        from benchmarks.training.learner_clock import ClockedEngine
+        from learner.config.learner import LearnerConfig
+        from learner.ranks.rank import Rank
+        from learner.update import Updater
+        from queues.schema import encode
+
+        self.size = SIZES[name]
+        config = LearnerConfig(microbatch_tokens=self.size.microbatch_tokens, dtype=self.size.dtype)
+        with tempfile.TemporaryDirectory() as folder:
+            write(self.size, Path(folder))
+            self.rank = Rank(LearnerSpec(config=config, model_path=folder, seed=0, steps=1000))
+        self.engine = ClockedEngine(self.rank.engine, self.rank.engine.device)
+        self.updater = self.rank.updater = Updater(self.engine, config)
+        self.groups = batch(self.size, seed=1)
+        self._payloads = [encode(group) for group in self.groups]
+
+    def train(self, version: int) -> dict[str, float]:
+        """Train the batch; return `learner_clock.timed_update`."""
+        from benchmarks.training.learner_clock import timed_update
+        from queues.schema import decode_arrays
+
+        return timed_update(
+            self.updater, self.engine, lambda: decode_arrays(self._payloads), version
+        )
+
+
+def measure_size(name: str, rounds: int) -> Record:
+    """Measure one size in this process."""
     import torch
 
-    from benchmarks.harness.synthetic_load import (
-        SIZES,
-        batch,
-        build,
-        lengths_of,
-        sampled_tokens,
-        write,
-    )
+    from benchmarks.harness.synthetic_load import build, lengths_of, sampled_tokens
     from benchmarks.training.flops import Peak, shape_of, training_flops
-    from benchmarks.training.learner_clock import ClockedEngine, timed_update
-    from learner.config.learner import LearnerConfig
-    from learner.ranks.rank import Rank
-    from learner.update import Updater
-    from queues.schema import decode_arrays, encode
-
-    size = SIZES[name]
-    config = LearnerConfig(microbatch_tokens=size.row_tokens, dtype=size.dtype)
-    with tempfile.TemporaryDirectory() as folder:
-        write(size, Path(folder))
-        rank = Rank(
-            config, model_path=folder, checkpoint_path=None, seed=0, steps=1000, temperature=1.0
-        )
-    engine = ClockedEngine(rank.engine, rank.engine.device)
-    updater = rank.updater = Updater(engine, config)
-    with torch.device("meta"):
-        model = build(size)
-    groups = batch(size, seed=1)
-    payloads = [encode(group) for group in groups]
-    peak = Peak(rank.engine.device, getattr(torch, size.dtype))
-    found = []
-    before = 0.0
-    for version in count() if rounds is None else range(rounds + 1):
-        seconds = timed_update(updater, engine, lambda: decode_arrays(payloads), version)
-        if rounds is None:
-            if not version:
-                print(f"{name} {FIRST_BATCH}", flush=True)
-            continue
-        after = peak.measure()
-        if version:  # the first touches fresh memory
-            found.append({**seconds, "peak": before, "peak_after": after})
-        before = after
-    lengths = lengths_of(groups)
-    flops = training_flops(shape_of(model), lengths, sampled_tokens(groups))
-    parameters = sum(parameter.numel() for parameter in model.parameters())
     from benchmarks.training.learner_loop import gaps
 
-    loop = gap_of(gaps(rank, engine, groups, len(found) + 1))
-    rank.close()
-    figures = figures_of(found, flops, sum(lengths))
-    return {"parameters": parameters, **figures, "loop": loop}
+    trainer = Trainer(name)
+    peak = Peak(trainer.engine.device, getattr(torch, trainer.size.dtype))
+    trainer.train(0)  # touches fresh memory
+    before, measured = peak.measure(), []
+    for version in range(1, rounds + 1):
+        seconds = trainer.train(version)
+        after = peak.measure()
+        measured.append({**seconds, "peak": before, "peak_after": after})
+        before = after
+    with torch.device("meta"):
+        model = build(trainer.size)
+    lengths = lengths_of(trainer.groups)
+    flops = training_flops(shape_of(model), lengths, sampled_tokens(trainer.groups))
+    loop = gap_of(gaps(trainer.rank, trainer.engine, trainer.groups, rounds + 1))
+    trainer.rank.close()
+    return {
+        "parameters": sum(parameter.numel() for parameter in model.parameters()),
+        **figures_of(measured, flops, sum(lengths)),
+        "loop": loop,
+    }
 
 
-def measured_aside(name: str, rounds: int) -> dict[str, Any]:
-    """`measure` in a process of its own, which keeps freed memory as a learner's process does."""
+def train_forever(name: str) -> None:
+    """Train one size without measuring, until the process is ended."""
+    trainer = Trainer(name)
+    for version in count():
+        trainer.train(version)
+        if not version:
+            print(f"{name} {FIRST_BATCH}", flush=True)
+
+
+def measure(options: Options) -> Iterator[Record]:
+    """Compute the packing, and measure every size in a process of its own."""
+    if options.endless:
+        train_forever(options.sizes[0])
     import torch
 
-    if not torch.cuda.is_available():
-        os.environ.update(KEEP_FREED_MEMORY)
-    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
-        return pool.submit(measure, name, rounds=rounds).result()
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        prog="headway bench train", description=__doc__.splitlines()[0]
-    )
-    parser.add_argument(
-        "--sizes", nargs="+", default=["demo", "60m"], choices=["tiny", "demo", "60m", "0.5b"],
-        help="models; tiny is for a trial",
-    )  # fmt: skip
-    parser.add_argument(
-        "--rounds", type=int, default=3, help="batches of each size; 3 take about four minutes"
-    )
-    parser.add_argument(
-        "--endless", action="store_true", help="train the first size, measure nothing, never end"
-    )
-    parser.add_argument("--threads", type=int, default=None, help="of torch; all cores if not said")
-    parser.add_argument(
-        "--output", type=Path, default=RESULTS / "train.json", help="of the figures"
-    )
-    arguments = parser.parse_args()
-    if arguments.rounds < 1:
-        parser.error(f"--rounds {arguments.rounds} must be at least 1")
-    if arguments.threads is not None and arguments.threads < 1:
-        parser.error(f"--threads {arguments.threads} must be at least 1")
-    threads = arguments.threads or len(os.sched_getaffinity(0))
-    os.environ["OMP_NUM_THREADS"] = str(threads)  # before torch is imported
-    os.environ.setdefault("HF_HUB_OFFLINE", "1")
-    if arguments.endless:
-        measure(arguments.sizes[0], rounds=None)
-    reserve(arguments.output)
+    from benchmarks.training.packing import describe as describe_packing
     from benchmarks.training.packing import packing_figures
-    from benchmarks.training.packing import told as packing_told
 
     packing = packing_figures()
-    print(packing_told(packing))
-    record = environment() | {"threads": threads, "packing": packing, "sizes": {}}
-    for name in arguments.sizes:
-        record["sizes"][name] = measured_aside(name, arguments.rounds)
-        print(told(name, record["sizes"][name]), flush=True)
+    print(describe_packing(packing))
+    if not torch.cuda.is_available():
+        os.environ.update(KEEP_FREED_MEMORY)  # as a learner's process does
+    sizes: dict[str, Any] = {}
+    for name in options.sizes:
+        sizes[name] = call_in_process(measure_size, name, options.rounds)
+        print(describe(name, sizes[name]), flush=True)
+        yield {"threads": options.threads, "packing": packing, "sizes": sizes}
     print(f"aims: {AIM['utilisation']:.0%} at 60m, gap at most {AIM['gap']:.0%}")
-    store(record, arguments.output)
 
+
+def check(options: Options) -> None:
+    """Set the number of threads, before torch is imported."""
+    options.threads = options.threads or len(os.sched_getaffinity(0))
+    os.environ["OMP_NUM_THREADS"] = str(options.threads)
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+
+COUNT = number(int, 1)
+STUDY = Study(
+    name="train",
+    about=__doc__,
+    options=(
+        option(
+            "--sizes",
+            ["demo", "60m"],
+            "of models; tiny is for a trial",
+            choices=["tiny", "demo", "60m", "0.5b"],
+        ),
+        option("--rounds", 3, "batches of each size", type=COUNT),
+        option("--endless", False, "train the first size, measure nothing", action="store_true"),
+        option("--threads", None, "of torch; by default as many as cores", type=COUNT),
+    ),
+    check=check,
+    file="train.json",
+    measure=measure,
+)
 
 if __name__ == "__main__":
-    main()
+    STUDY.main()

@@ -1,98 +1,81 @@
-"""Measures weight updates of every transport and codec beside a memcpy and vLLM's own reload.
+"""Weight updates of every transport and codec beside a memcpy and vLLM's own reload.
+
+    headway bench weight-sync --megabytes 3
 
 In one run, with requests running throughout, for each way of sending:
 
-- `publish`: what the learner waits,
-- `prepare`: what the engine does beforehand, while it generates,
+- `publish`: the learner's wait,
+- `prepare`: the engine's work beforehand, while it generates,
 - `stall`: pause, load and resume together, while nothing is generated,
 - `serving`: from the call of `publish` until the engine generates with the new weights,
 - bytes that were fetched, and the share of elements that changed.
 
 Beside them: a warm memcpy of the same bytes by one thread, before and between the updates, the
 bare load of the same weights by vLLM's calls (its layerwise reload), and vLLM's pause and resume
-with nothing in between. At last, in windows that take turns, the tokens a second with an update
-every second and with none; what is lost beyond the stalls is what staging and preparing cost. With
---faults also the seconds that engines need to recover from what may go wrong (`weight_faults`).
-The learner's side is another process. Every update changes one element in a hundred. The second
-node is another node of Ray's on this machine: what crosses goes through two object stores, but over
-no network. The load of the machine is stored with the figures: they mean little on a busy one.
-
-    headway bench weight-sync --megabytes 3
-
-Medians; raw numbers are stored under benchmarks/results/. Leaves out GPUs.
+with nothing in between. At last, in windows that take turns, the tokens per second with an update
+every second and with none; the loss beyond the stalls is the cost of staging and preparing. With
+--faults also the seconds that engines need to recover from faults (`weight_faults`). The learner's
+side is another process. Every update changes one element in a hundred. The second node is another
+node of Ray's on this machine: its bytes go through two object stores, but over no network. The
+figures mean little on a busy machine, whose load is stored. Medians. Leaves out GPUs.
 """
 
-import argparse
 import asyncio
-import multiprocessing
-import os
+import itertools
 import shutil
-import statistics
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
-from datetime import UTC, datetime
-from multiprocessing.connection import Connection
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import replace
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import numpy as np
-import torch
-from safetensors.torch import load_file
 
 from actors.engines.vllm import VllmEngine
-from actors.engines.vllm_settings import VllmSettings
-from benchmarks.harness.provenance import RESULTS, environment, reserve, store
-from benchmarks.weights.update_pause import Load, build_model, empty_pause
+from benchmarks.harness.study import Options, Record, Study, number, option, text_table
+from benchmarks.weights.engine_load import (
+    Load,
+    bare_load,
+    build_model,
+    empty_pause,
+    qwen3_size,
+    start_engine,
+)
+from benchmarks.weights.learner_process import LearnerProcess, Sending
 from benchmarks.weights.weight_faults import measure_faults
+from deploy.errors import RunFailed
+from weight_sync.announcements import WeightUpdateReport
 from weight_sync.broadcaster import Broadcaster
 from weight_sync.manifest import Manifest
-from weight_sync.publish.staged_publisher import StagedPublisher
 from weight_sync.receive.receiver import Receiver, ReceiverOptions
-from weight_sync.receive.staging import stage
-from weight_sync.transports.filesystem import FilesystemTransport
 from weight_sync.transports.protocol import Transport
-from weight_sync.transports.shared_memory import SharedMemoryTransport
 
 SHAPES = {3: (128, 3), 100: (512, 8), 1000: (1024, 20)}
 """Hidden size and layers of a Qwen3 with about so many megabytes of float32."""
-CHANGED = 0.01
-TOKENS_OF_WINDOWS = 50
-"""Of a request while tokens are counted, which is when it ends."""
+WINDOW_TOKENS = 50
+"""Length of requests while tokens are counted, which is when they end."""
 WARM_UP = 2
 """Updates that touch fresh memory, in either snapshot, and have no base for a delta."""
-
-
-@dataclass(frozen=True)
-class Way:
-    """One way to send."""
-
-    transport: str
-    codec: str = "full"
-    wire: str = "float32"
-
-    def __str__(self) -> str:
-        return f"{self.transport} {self.codec} {self.wire}"
-
-
-WAYS = [
-    Way("shared_memory"),
-    Way("shared_memory", "full", "bfloat16"),
-    Way("shared_memory", "delta"),
-    Way("filesystem"),
-    Way("filesystem", "delta"),
-    Way("object_store"),
-    Way("object_store_other_node"),
-    Way("object_store_other_node", "delta"),
-    Way("object_store_other_node", "delta", "bfloat16"),
-]
+OTHER_NODE = "object_store_other_node"
+SENDINGS = (
+    Sending("shared_memory"),
+    Sending("shared_memory", "full", "bfloat16"),
+    Sending("shared_memory", "delta"),
+    Sending("filesystem"),
+    Sending("filesystem", "delta"),
+    Sending("object_store"),
+    Sending(OTHER_NODE),
+    Sending(OTHER_NODE, "delta"),
+    Sending(OTHER_NODE, "delta", "bfloat16"),
+)
 
 
 @contextmanager
 def two_nodes(wanted: bool) -> Iterator[tuple[str | None, str | None]]:
-    """Address of a cluster that this process is connected to, and its second node's name."""
+    """Start a cluster of two nodes; return its address and the second node's name, or None."""
     if not wanted:
         yield None, None
         return
@@ -109,315 +92,240 @@ def two_nodes(wanted: bool) -> Iterator[tuple[str | None, str | None]]:
         cluster.shutdown()
 
 
-def transport_of(way: Way, folder: Path) -> Transport:
-    """The transport of one process."""
-    if way.transport == "shared_memory":
-        return SharedMemoryTransport()
-    if way.transport == "filesystem":
-        return FilesystemTransport(folder)
-    from weight_sync.transports.ray_object_store import ObjectStoreTransport
-
-    return ObjectStoreTransport()
-
-
 class Memcpy:
-    """Warm copies by one thread, taken now and then between updates."""
+    """Warm copies by one thread."""
 
     def __init__(self, nbytes: int) -> None:
         self._source, self._target = np.ones(nbytes, np.uint8), np.zeros(nbytes, np.uint8)
         self.seconds: list[float] = []
-        """Of each."""
 
     def measure(self, times: int) -> None:
-        """Copies some times, after once that does not count."""
-        for number in range(times + 1):
+        """Copy some times; the first copy does not count."""
+        for index in range(times + 1):
             begin = time.perf_counter()
             np.copyto(self._target, self._source)
-            if number:
+            if index:
                 self.seconds.append(time.perf_counter() - begin)
 
 
-def step(weights: dict[str, torch.Tensor]) -> None:
-    """Changes one element in a hundred, in place."""
-    for tensor in weights.values():
-        flat = tensor.view(-1)
-        count = max(1, int(CHANGED * flat.numel()))
-        places = torch.randint(flat.numel(), (count,))
-        flat[places] += 0.01 * torch.randn(count)
+class Updates:
+    """A learner in another process and the receiver of an engine."""
+
+    def __init__(
+        self, engine: VllmEngine, learner: LearnerProcess, transport: Transport, *, delta: bool
+    ) -> None:
+        self._learner, self.transport = learner, transport
+        options = ReceiverOptions(keep_base=delta, timeout=120)
+        self.receiver = Receiver("e0", engine, Broadcaster(1.0, 1), transport, options=options)
+
+    async def update(self) -> tuple[Manifest, WeightUpdateReport, float]:
+        """Publish and load the next version; returns the seconds of `publish` too.
+
+        Raises:
+            RunFailed: The update failed.
+        """
+        manifest = await self._learner.publish()
+        report = await self.receiver.update(manifest)
+        seconds = await self._learner.seconds()
+        if report is None or report.error:
+            raise RunFailed(f"the update failed: {report and report.error}")
+        return manifest, report, seconds
 
 
-def publisher_process(
-    pipe: Connection, model: Path, way: Way, folder: Path, address: str | None
-) -> None:
-    """The learner's side: a step and a `publish` for every version that the pipe asks for."""
-    if address is not None:
-        import ray
+class Bench:
+    """An engine that is updated in one way after another."""
 
-        ray.init(address=address, log_to_driver=False)
-    weights = load_file(model / "model.safetensors")
-    wire = torch.bfloat16 if way.wire == "bfloat16" else None
-    sending = transport_of(way, folder)
-    with StagedPublisher(
-        sending,
-        lambda manifest: pipe.send(manifest.to_json()),
-        codec=way.codec,
-        wire_dtype=wire,
-    ) as publisher:
-        while (version := pipe.recv()) is not None:
-            step(weights)
-            begin = time.perf_counter()
-            publisher.publish(version, weights.items())
-            seconds = time.perf_counter() - begin
-            publisher.flush(120)
-            pipe.send(seconds)
+    def __init__(self, engine: VllmEngine, folder: Path, other_node: str | None) -> None:
+        self.engine, self._folder, self._other_node = engine, folder, other_node
+        self._version = 0
+
+    @asynccontextmanager
+    async def updates(self, sending: Sending) -> AsyncIterator[Updates]:
+        """Start a learner that sends in one way; it ends with the block."""
+        weights = self._folder / "weights"
+        learner = LearnerProcess(self._folder / "model", weights, sending, self._version)
+        transport = sending.open(weights)
+        if sending.transport == OTHER_NODE:
+            transport.node = self._other_node  # type: ignore[attr-defined]
+        updates = Updates(self.engine, learner, transport, delta=sending.codec == "delta")
+        try:
+            yield updates
+        finally:
+            updates.receiver.close()
+            self._version = learner.version
+            learner.close()
+            shutil.rmtree(weights, ignore_errors=True)
+
+    async def measure(self, sending: Sending, rounds: int, memcpy: Memcpy) -> dict[str, list[Any]]:
+        """Return the raw figures of some updates; the first two are not counted."""
+        raw: dict[str, list[Any]] = {}
+        async with self.updates(sending) as updates:
+            for index in range(rounds + WARM_UP):
+                manifest, report, publish_seconds = await updates.update()
+                if index < WARM_UP:
+                    continue
+                assert report.staged_at is not None
+                assert report.swap_finished_at is not None
+                memcpy.measure(1)
+                figures = {
+                    "publish": publish_seconds,
+                    "staging": report.staged_at - report.published_at,
+                    "prepare": report.prepare_seconds,
+                    "stall": report.stalled_seconds,
+                    "serving": report.swap_finished_at - report.published_at,
+                    "bytes": report.bytes,
+                    "changed": report.changed,
+                }
+                if sending == SENDINGS[0]:
+                    transport = updates.transport
+                    figures["bare_load"] = await bare_load(self.engine, manifest, transport)
+                    figures["empty_pause"] = await empty_pause(self.engine)
+                for key, value in figures.items():
+                    raw.setdefault(key, []).append(value)
+                print(f"{sending}: {index - WARM_UP + 1} of {rounds}, {figures['serving']:.3f} s")
+        return raw
+
+    async def measure_loss(self, options: Options) -> dict[str, list[float]]:
+        """Return tokens per second in windows without and with updates, and the share stalled."""
+        rates: dict[str, list[float]] = {"without": [], "with": [], "stalled": [], "updates": []}
+        async with self.updates(SENDINGS[0]) as updates:
+            for _ in range(WARM_UP):
+                await updates.update()
+            load = Load(self.engine, options.requests, tokens=WINDOW_TOKENS)
+            await asyncio.sleep(options.warm_up)
+            kinds = itertools.cycle(("without", "with"))
+            for kind in itertools.islice(kinds, 2 * options.windows):
+                tokens, begin, stalls = load.tokens, time.perf_counter(), []
+                while (elapsed := time.perf_counter() - begin) < options.window_seconds:
+                    if kind == "with":
+                        stalls.append((await updates.update())[1].stalled_seconds)
+                    await asyncio.sleep(max(0.0, 1 - (time.perf_counter() - begin - elapsed)))
+                rates[kind].append((load.tokens - tokens) / elapsed)
+                print(f"{kind} updates: {rates[kind][-1]:.0f} tokens a second", flush=True)
+                if kind == "with":
+                    rates["stalled"].append(sum(stalls) / elapsed)
+                    rates["updates"].append(len(stalls) / elapsed)
+            await load.stop()
+        return rates
 
 
-async def bare_load(engine: VllmEngine, manifest: Manifest, transport: Transport) -> float:
-    """Seconds of vLLM's start, update and finish of a version that the engine has already."""
-    staged = stage(manifest, transport)
-    await engine.pause()
-    begin = time.perf_counter()
-    await engine.load(staged, manifest.version)
-    seconds = time.perf_counter() - begin
-    await engine.resume()
-    staged.close()
-    return seconds
-
-
-async def measure_way(
-    engine: VllmEngine,
-    way: Way,
-    versions: Iterator[int],
-    rounds: int,
-    pipe: Connection,
-    receiving: Transport,
-    memcpy: Memcpy,
-) -> dict[str, list[Any]]:
-    """Some updates from another process to the engine; the first two are not counted."""
-    options = ReceiverOptions(keep_base=way.codec == "delta", timeout=120)
-    receiver = Receiver("e0", engine, Broadcaster(1.0, 1), receiving, options=options)
-    raw: dict[str, list[Any]] = {
-        key: []
-        for key in (
-            *("publish", "staging", "prepare", "stall", "serving", "bytes", "changed"),
-            *("bare_load", "empty_pause"),
-        )
-    }
-    for number in range(rounds + WARM_UP):
-        pipe.send(next(versions))
-        manifest = Manifest.from_json(await asyncio.to_thread(pipe.recv))
-        report = await receiver.update(manifest)
-        publish = await asyncio.to_thread(pipe.recv)
-        if report is None or report.staged_at is None or report.swap_finished_at is None:
-            raise SystemExit(f"{way}: the update failed: {report and report.error}")
-        if number < WARM_UP:
-            continue
-        serving = report.swap_finished_at - report.published_at
-        memcpy.measure(1)
-        print(f"{way}: update {number - WARM_UP + 1} of {rounds}, {serving:.3f} s", flush=True)
-        raw["publish"].append(publish)
-        raw["staging"].append(report.staged_at - report.published_at)
-        raw["prepare"].append(report.prepare_seconds)
-        raw["stall"].append(report.stalled_seconds)
-        raw["serving"].append(serving)
-        raw["bytes"].append(report.bytes)
-        raw["changed"].append(report.changed)
-        if way == WAYS[0]:
-            raw["bare_load"].append(await bare_load(engine, manifest, receiving))
-            raw["empty_pause"].append(await empty_pause(engine))
-    receiver.close()
+async def measure_all(
+    options: Options, folder: Path, address: str | None, other_node: str | None
+) -> Record:
+    """Measure every way of sending, then the loss of tokens."""
+    engine = await start_engine(folder / "model", max_num_seqs=64, initial_version=0)
+    nbytes = (folder / "model" / "model.safetensors").stat().st_size
+    memcpy = Memcpy(nbytes)
+    memcpy.measure(5)
+    raw: Record = {"bytes": nbytes, "memcpy": memcpy.seconds, "ways": {}}
+    bench = Bench(engine, folder, other_node)
+    load = Load(engine, options.requests)
+    try:
+        await asyncio.sleep(options.warm_up)
+        for sending in SENDINGS[: options.ways]:
+            in_store = sending.transport.startswith("object")
+            if in_store and address is None:
+                continue
+            placed = replace(sending, address=address) if in_store else sending
+            raw["ways"][str(sending)] = await bench.measure(placed, options.rounds, memcpy)
+        await load.stop()
+        if options.windows:
+            raw["tokens_per_second"] = await bench.measure_loss(options)
+    finally:
+        await engine.close()
     return raw
 
 
-async def measure_loss(
-    engine: VllmEngine,
-    arguments: argparse.Namespace,
-    versions: Iterator[int],
-    pipe: Connection,
-    receiving: Transport,
-) -> dict[str, list[float]]:
-    """Tokens a second in windows without and with updates, and the share of the latter stalled."""
-    options = ReceiverOptions(timeout=120)
-    receiver = Receiver("e0", engine, Broadcaster(1.0, 1), receiving, options=options)
-
-    async def update() -> float:
-        pipe.send(next(versions))
-        manifest = Manifest.from_json(await asyncio.to_thread(pipe.recv))
-        report = await receiver.update(manifest)
-        await asyncio.to_thread(pipe.recv)
-        if report is None or report.error:
-            raise SystemExit(f"the update failed: {report and report.error}")
-        return report.stalled_seconds
-
-    found: dict[str, list[float]] = {"without": [], "with": [], "stalled": [], "updates": []}
-    for _ in range(WARM_UP):
-        await update()
-    load = Load(engine, arguments.requests, tokens=TOKENS_OF_WINDOWS)
-    await asyncio.sleep(arguments.warm_up)
-    for number in range(2 * arguments.windows):
-        tokens, begin, stalls = load.tokens, time.perf_counter(), []
-        while (elapsed := time.perf_counter() - begin) < arguments.window_seconds:
-            if number % 2:
-                stalls.append(await update())
-            await asyncio.sleep(max(0.0, 1 - (time.perf_counter() - begin - elapsed)))
-        kind, rate = "with" if number % 2 else "without", (load.tokens - tokens) / elapsed
-        found[kind].append(rate)
-        print(f"{kind} updates: {rate:.0f} tokens a second", flush=True)
-        if number % 2:
-            found["stalled"].append(sum(stalls) / elapsed)
-            found["updates"].append(len(stalls) / elapsed)
-    await load.stop()
-    receiver.close()
-    return found
+def measure(options: Options) -> Iterator[Record]:
+    """Measure updates, and recovery from faults."""
+    hidden, layers = SHAPES[options.megabytes]
+    with tempfile.TemporaryDirectory() as scratch, two_nodes(not options.one_node) as nodes:
+        folder = Path(scratch)
+        for name in ("model", "small"):
+            (folder / name).mkdir()
+        build_model(folder / "model", qwen3_size(hidden, layers))
+        raw = asyncio.run(measure_all(options, folder, *nodes))
+        yield {"raw": raw}
+        if options.faults:
+            build_model(folder / "small", qwen3_size(*SHAPES[3]))
+            print("from a fault until every engine serves the newest version again:")
+            faults = measure_faults(folder / "small", folder / "faulty", options.fault_rounds)
+            yield {"raw": raw | {"faults": asyncio.run(faults)}}
 
 
-async def measure(
-    arguments: argparse.Namespace, folder: Path, nodes: tuple[str | None, str | None]
-) -> dict[str, Any]:
-    engine = VllmEngine(
-        VllmSettings(
-            str(folder / "model"),
-            dtype="float32",
-            max_model_len=512,
-            max_num_seqs=64,
-            cores=None,
-            kv_cache_gib=1,
-            initial_version=0,
-        )
-    )
-    await engine.start()
-    nbytes = (folder / "model" / "model.safetensors").stat().st_size
-    versions = iter(range(1, 10_000))
-    memcpy = Memcpy(nbytes)
-    memcpy.measure(5)
-    found: dict[str, Any] = {"bytes": nbytes, "memcpy": memcpy.seconds, "ways": {}}
-    address, other_node = nodes
-    load = Load(engine, arguments.requests)
-    spawn = multiprocessing.get_context("spawn")
-    try:
-        await asyncio.sleep(arguments.warm_up)
-        for way in [
-            way
-            for way in WAYS[: arguments.ways]
-            if address or not way.transport.startswith("object")
-        ]:
-            mine, other = spawn.Pipe()
-            learner = spawn.Process(
-                target=publisher_process,
-                args=(other, folder / "model", way, folder / "weights", address),
-                daemon=True,
-            )
-            learner.start()
-            receiving = transport_of(way, folder / "weights")
-            if way.transport == "object_store_other_node":
-                receiving.node = other_node  # type: ignore[attr-defined]
-            found["ways"][str(way)] = await measure_way(
-                engine, way, versions, arguments.rounds, mine, receiving, memcpy
-            )
-            mine.send(None)
-            await asyncio.to_thread(learner.join, 60)
-            shutil.rmtree(folder / "weights", ignore_errors=True)
-        await load.stop()
-        if arguments.windows:
-            mine, other = spawn.Pipe()
-            learner = spawn.Process(
-                target=publisher_process,
-                args=(other, folder / "model", WAYS[0], folder / "weights", None),
-                daemon=True,
-            )
-            learner.start()
-            found["tokens_per_second"] = await measure_loss(
-                engine, arguments, versions, mine, SharedMemoryTransport()
-            )
-            mine.send(None)
-            await asyncio.to_thread(learner.join, 60)
-    finally:
-        await engine.close()
-    return found
-
-
-def show(found: dict[str, Any]) -> dict[str, Any]:
-    """Prints medians and the ratios that the aims are about; the same as data."""
-    memcpy = statistics.median(found["memcpy"])
-    first = found["ways"][str(WAYS[0])]
-    bare, empty = (statistics.median(first[key]) for key in ("bare_load", "empty_pause"))
-    print(
-        f"{found['bytes']:,} bytes: memcpy {memcpy:.4f} s, vLLM's bare load {bare:.3f} s, "
-        f"its empty pause {empty:.4f} s"
-    )
-    print(f"{'':40s} publish  prepare   stall  serving      bytes   publish/  stall/  serving/")
-    print(f"{'':40s}       s        s       s        s              memcpy    load    load+4memcpy")
-    medians: dict[str, Any] = {"memcpy": memcpy, "bare_load": bare, "empty_pause": empty}
-    for way, raw in found["ways"].items():
-        publish, prepare, stall, serving, nbytes = (
-            statistics.median(raw[key])
-            for key in ("publish", "prepare", "stall", "serving", "bytes")
-        )
-        ratios = publish / memcpy, stall / bare, serving / (bare + 4 * memcpy)
-        medians[way] = {
-            "publish": publish, "prepare": prepare, "stall": stall, "serving": serving,
-            "bytes": nbytes,
-            "publish_per_memcpy": ratios[0], "stall_per_load": ratios[1],
-            "serving_per_load_and_4_memcpy": ratios[2],
-        }  # fmt: skip
-        print(
-            f"{way:40s} {publish:7.4f}  {prepare:7.3f}  {stall:6.4f}  {serving:7.3f}"
-            f"  {nbytes:12,.0f}  {ratios[0]:5.2f}  {ratios[1]:6.3f}  {ratios[2]:6.2f}"
-        )
-    if "faults" in found:
-        medians["recovery"] = {
-            fault: statistics.median(raw) for fault, raw in found["faults"].items()
+def conclude(record: Record) -> Record:
+    """Return the medians, and the ratios that the aims are about."""
+    raw = record["raw"]
+    memcpy, first = median(raw["memcpy"]), raw["ways"][str(SENDINGS[0])]
+    bare, empty = (median(first[key]) for key in ("bare_load", "empty_pause"))
+    medians: Record = {"memcpy": memcpy, "bare_load": bare, "empty_pause": empty}
+    for name, figures in raw["ways"].items():
+        keys = ("publish", "prepare", "stall", "serving", "bytes")
+        row = {key: median(figures[key]) for key in keys}
+        medians[name] = row | {
+            "publish_per_memcpy": row["publish"] / memcpy,
+            "stall_per_load": row["stall"] / bare,
+            "serving_per_load_and_4_memcpy": row["serving"] / (bare + 4 * memcpy),
         }
-        print(f"{'fault':30s} seconds to recover")
-        for fault, seconds in medians["recovery"].items():
-            print(f"{fault:30s} {seconds:7.2f}")
-    if "tokens_per_second" in found:
-        rates = {key: statistics.median(raw) for key, raw in found["tokens_per_second"].items()}
+    if "faults" in raw:
+        medians["recovery"] = {fault: median(values) for fault, values in raw["faults"].items()}
+    if "tokens_per_second" in raw:
+        rates = {key: median(values) for key, values in raw["tokens_per_second"].items()}
         rates["lost"] = 1 - rates["with"] / rates["without"]
         rates["lost_beyond_stalls"] = rates["lost"] - rates["stalled"]
         medians["tokens_per_second"] = rates
-        print(
+    return {"medians": medians}
+
+
+def table(record: Record) -> str:
+    """Return medians and ratios as a table."""
+    raw, medians = record["raw"], record["medians"]
+    title = (
+        f"{raw['bytes']:,} bytes: memcpy {medians['memcpy']:.4f} s, vLLM's bare load "
+        f"{medians['bare_load']:.3f} s, its empty pause {medians['empty_pause']:.4f} s"
+    )
+    head = ["seconds", "publish", "prepare", "stall", "serving", "bytes"]
+    head += ["publish/memcpy", "stall/load", "serving/load+4memcpy"]
+    rows = [[name, *_cells(medians[name])] for name in raw["ways"]]
+    lines = [text_table(head, rows, title)]
+    for fault, seconds in medians.get("recovery", {}).items():
+        lines.append(f"{fault:30s} {seconds:7.2f} s to recover")
+    if rates := medians.get("tokens_per_second"):
+        lines.append(
             f"tokens a second: {rates['without']:.0f} without updates, {rates['with']:.0f} with "
             f"{rates['updates']:.2f} a second: {rates['lost']:.1%} lost, of which stalls are "
             f"{rates['stalled']:.1%}"
         )
-    return medians
+    return "\n".join(lines)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--megabytes", type=int, default=3, choices=sorted(SHAPES))
-    parser.add_argument("--requests", type=int, default=16, help="requests that run throughout")
-    parser.add_argument("--rounds", type=int, default=5, help="updates of each way that count")
-    parser.add_argument("--one-node", action="store_true", help="leave Ray out")
-    parser.add_argument("--ways", type=int, default=len(WAYS), help="only the first so many")
-    parser.add_argument("--fault-rounds", type=int, default=3, help="times that each is put in")
-    parser.add_argument("--windows", type=int, default=4, help="of each kind, for tokens a second")
-    parser.add_argument("--window-seconds", type=float, default=8.0)
-    parser.add_argument("--faults", action="store_true", help="also put faults in, on 3 MB")
-    parser.add_argument("--warm-up", type=float, default=3.0, help="seconds before measuring")
-    arguments = parser.parse_args()
-    file = RESULTS / f"weight_sync_{arguments.megabytes}mb_{datetime.now(UTC):%Y%m%dT%H%M%SZ}.json"
-    reserve(file)
-    os.environ.setdefault("HF_HUB_OFFLINE", "1")
-    hidden, layers = SHAPES[arguments.megabytes]
-    with tempfile.TemporaryDirectory() as scratch, two_nodes(not arguments.one_node) as nodes:
-        folder = Path(scratch)
-        (folder / "model").mkdir()
-        build_model(folder / "model", hidden=hidden, layers=layers)
-        found = asyncio.run(measure(arguments, folder, nodes))
-        if arguments.faults:
-            small = folder / "small"
-            small.mkdir()
-            build_model(small, hidden=SHAPES[3][0], layers=SHAPES[3][1])
-            print("from a fault until every engine serves the newest version again:")
-            found["faults"] = asyncio.run(
-                measure_faults(small, folder / "faulty", arguments.fault_rounds)
-            )
-    medians = show(found)
-    record = environment() | {"medians": medians, "raw": found, "arguments": vars(arguments)}
-    store(record, file)
+def _cells(row: Mapping[str, float]) -> list[str]:
+    seconds = [f"{row[key]:.4f}" for key in ("publish", "prepare", "stall", "serving")]
+    ratios = ("publish_per_memcpy", "stall_per_load", "serving_per_load_and_4_memcpy")
+    return [*seconds, f"{row['bytes']:,.0f}", *(f"{row[key]:.2f}" for key in ratios)]
 
+
+COUNT = number(int, 1)
+STUDY = Study(
+    name="weight-sync",
+    about=__doc__,
+    options=(
+        option("--megabytes", 3, "of the model", type=int, choices=sorted(SHAPES)),
+        option("--requests", 16, "requests that run throughout", type=COUNT),
+        option("--rounds", 5, "updates of each way that count", type=COUNT),
+        option("--one-node", False, "leave Ray out", action="store_true"),
+        option("--ways", len(SENDINGS), "only the first so many", type=COUNT),
+        option("--windows", 4, "of each kind, for tokens a second", type=number(int, 0)),
+        option("--window-seconds", 8.0, "of each window"),
+        option("--faults", False, "also put faults in, on 3 MB", action="store_true"),
+        option("--fault-rounds", 3, "times that each fault is put in", type=COUNT),
+        option("--warm-up", 3.0, "seconds before measuring"),
+    ),
+    file="weight_sync_{megabytes}mb_{time}.json",
+    measure=measure,
+    conclude=conclude,
+    table=table,
+)
 
 if __name__ == "__main__":
-    main()
+    STUDY.main()

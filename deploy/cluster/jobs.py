@@ -43,16 +43,17 @@ class Jobs:
 
     Args:
         address: Address of the cluster's dashboard, as in "http://HEAD:8265".
+        sleep: Waits for so many seconds.
 
     Raises:
         InputError: No cluster answers there, or it refuses the token.
     """
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, sleep: Callable[[float], None] = time.sleep) -> None:
         _use_token()
         from ray.job_submission import JobSubmissionClient
 
-        self._address = address
+        self._address, self._sleep = address, sleep
         try:
             self._client = JobSubmissionClient(address)
         except Exception as error:  # noqa: BLE001  (of any type)
@@ -129,7 +130,7 @@ class Jobs:
                 broken = str(error)
             if self._status(job) in ENDED:
                 return self._exit_code(job)
-            time.sleep(PAUSES_SECONDS[failures])
+            self._sleep(PAUSES_SECONDS[failures])
             failures = 0 if written > before else failures + 1
         raise RunFailed(
             f"the log of job {job} broke off {failures} times ({broken}); {self._hint(job)}"
@@ -148,7 +149,7 @@ class Jobs:
         while (status := self._status(job)) not in ENDED:
             if time.monotonic() > deadline:
                 raise RunFailed(f"job {job} is still {status} 10 minutes after it was stopped")
-            time.sleep(0.5)
+            self._sleep(0.5)
         return status
 
     def _status(self, job: str) -> str:
@@ -178,7 +179,7 @@ class Jobs:
                 return question()
             except OSError as error:
                 broken = first_line(error)
-            time.sleep(pause)
+            self._sleep(pause)
         raise RunFailed(
             f"the cluster at {self._address} does not answer ({broken}); {self._hint(job)}"
         )

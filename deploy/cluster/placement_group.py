@@ -22,7 +22,7 @@ LOOK_SECONDS = 1
 """Interval of the questions whether the group is ready, whole as Ray wants it; Ctrl-C takes effect
 in between."""
 REPORT_SECONDS = 3.0
-"""A wait is reported once it has lasted this long, and then every REPORT_AGAIN_SECONDS."""
+"""A wait is first reported once it has lasted this long, then every REPORT_AGAIN_SECONDS."""
 REPORT_AGAIN_SECONDS = 60.0
 
 
@@ -34,17 +34,23 @@ class Reservation:
             node of its own, and spread otherwise.
         timeout: Seconds to wait for resources that others hold.
         console: Reports a wait.
+        report_seconds: How long a wait lasts until it is first reported.
 
     Raises:
         RunFailed: They were not free in time; names what is free.
     """
 
     def __init__(
-        self, requests: Sequence[ResourceRequest], timeout: float, console: Terminal
+        self,
+        requests: Sequence[ResourceRequest],
+        timeout: float,
+        console: Terminal,
+        *,
+        report_seconds: float = REPORT_SECONDS,
     ) -> None:
         reserved = bundles(requests)
         self._indices = {(b.role, b.number): index for index, b in enumerate(reserved)}
-        self._group: PlacementGroup | None = None
+        self.group: PlacementGroup | None = None
         if not reserved:
             return
         group = placement_group(
@@ -53,20 +59,20 @@ class Reservation:
             bundle_label_selector=[bundle.labels for bundle in reserved],
         )
         with _removed_unless_ready(group):
-            _wait(group, timeout, console)
-        self._group = group
+            _wait(group, timeout, console, report_seconds)
+        self.group = group
 
     def options(self, role: str, number: int) -> dict[str, Any]:
         """Return Ray's options of a process; empty for a process that reserves nothing."""
-        if self._group is None or (role, number) not in self._indices:
+        if self.group is None or (role, number) not in self._indices:
             return {}
         index = self._indices[role, number]
-        return {"scheduling_strategy": PlacementGroupSchedulingStrategy(self._group, index)}
+        return {"scheduling_strategy": PlacementGroupSchedulingStrategy(self.group, index)}
 
 
-def _wait(group: PlacementGroup, timeout: float, console: Terminal) -> None:
+def _wait(group: PlacementGroup, timeout: float, console: Terminal, report_seconds: float) -> None:
     began = time.monotonic()
-    due = REPORT_SECONDS
+    due = report_seconds
     while not group.wait(LOOK_SECONDS):
         waited = time.monotonic() - began
         if waited > timeout:

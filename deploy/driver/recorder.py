@@ -89,7 +89,7 @@ class Recorder:
         record, jsonl = self._context.record, self._context.jsonl
         status = await self._processes.broker.status(after=record.version - 1)
         batches = [{"version": b.version, **b.statistics} for b in status.batches]
-        swaps = [asdict(r) for r in await self._processes.broadcaster.reports(self._swaps)]
+        swaps = await self._processes.broadcaster.reports(self._swaps)
         self._swaps += len(swaps)
         record.batches.extend(batches)
         record.swaps.extend(swaps)
@@ -101,7 +101,7 @@ class Recorder:
 
         def write() -> None:
             jsonl.write("metrics.jsonl", batches)
-            jsonl.write("swaps.jsonl", swaps)
+            jsonl.write("swaps.jsonl", [asdict(report) for report in swaps])
 
         await run_in_daemon_thread(write)
         self._check_lags(batches)

@@ -6,11 +6,13 @@ with it. Weights and queues are restored by `learner` and `queues`.
 
 import json
 from collections import Counter
+from dataclasses import asdict
 
 from deploy.config.run_config import RunConfig
 from deploy.storage.run_directory import RunDirectory
 from deploy.storage.run_record import Earlier, Record
 from queues.readers.accounting import read_batches
+from weight_sync.announcements import WeightUpdateReport
 
 
 def restore(config: RunConfig, directory: RunDirectory, *, now: float) -> Record:
@@ -29,11 +31,11 @@ def restore(config: RunConfig, directory: RunDirectory, *, now: float) -> Record
     )
     if directory.ledger.exists():
         record.batches = [*read_batches(directory.path)]
-        record.swaps = directory.rows("swaps.jsonl")
+        record.swaps = [WeightUpdateReport(**row) for row in directory.rows("swaps.jsonl")]
         restarts = directory.rows("restarts.jsonl")
         record.restarts = Counter(restart["actor"] for restart in restarts)
         directory.rewrite("metrics.jsonl", record.batches)
-        directory.rewrite("swaps.jsonl", record.swaps)
+        directory.rewrite("swaps.jsonl", [asdict(report) for report in record.swaps])
         directory.rewrite("restarts.jsonl", restarts)
     if directory.summary_file.exists():
         summary = json.loads(directory.summary_file.read_text())

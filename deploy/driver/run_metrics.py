@@ -15,7 +15,8 @@ from prometheus_client.core import (
 from prometheus_client.registry import Collector
 
 from deploy.observability.waits import Overdue
-from deploy.storage.run_record import Record, Row
+from deploy.storage.run_record import Record
+from weight_sync.announcements import WeightUpdateReport
 
 PHASES = ("stage", "prepare", "permit", "pause", "serve")
 """Phases of a weight update: `stage` (received and verified during generation), `prepare` (loaded
@@ -108,9 +109,9 @@ class RunMetrics(Collector):
         yield seconds
 
     def _weight_updates(self) -> Iterator[Metric]:
-        for swap in self._record.swaps[self._seen :]:
+        for update in self._record.swaps[self._seen :]:
             self._seen += 1
-            self._add(swap)
+            self._add(update)
         seconds = CounterMetricFamily(
             "headway_weight_update_seconds",
             "Seconds of successful weight updates, by phase.",
@@ -136,19 +137,19 @@ class RunMetrics(Collector):
         yield failures
         yield sent
 
-    def _add(self, swap: Row) -> None:
-        engine = swap["engine_id"]
-        if swap["error"]:
+    def _add(self, update: WeightUpdateReport) -> None:
+        engine = update.engine_id
+        staged, started, serving = update.staged_at, update.swap_started_at, update.serving_seconds
+        if staged is None or started is None or serving is None:
             self._failures[engine] += 1
             return
         self._updates[engine] += 1
-        self._bytes[engine] += swap["bytes"]
-        prepare = swap.get("prepare_seconds", 0.0)
+        self._bytes[engine] += update.bytes
         seconds = {
-            "stage": swap["staged_at"] - swap["published_at"],
-            "prepare": prepare,
-            "permit": swap["swap_started_at"] - swap["staged_at"] - prepare,
-            "pause": swap["pause_seconds"] + swap["load_seconds"] + swap["resume_seconds"],
-            "serve": swap["swap_finished_at"] - swap["published_at"],
+            "stage": staged - update.published_at,
+            "prepare": update.prepare_seconds,
+            "permit": started - staged - update.prepare_seconds,
+            "pause": update.stalled_seconds,
+            "serve": serving,
         }
         self._seconds.update({(engine, phase): seconds[phase] for phase in PHASES})

@@ -29,6 +29,7 @@ from deploy.planner.rates import EngineRates, LearnerRates, Rates, UpdateRates
 from deploy.report.summary import WARM_UP
 from deploy.storage.run_record import Row
 from queues.readers.group_history import GroupTimes, last_lease, read_history
+from weight_sync.announcements import WeightUpdateReport
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -89,27 +90,27 @@ def read_rates(directory: "RunDirectory") -> Measured:
             "these are needed to tell how fast its parts are"
         )
     history = read_history(directory.path, batches[0]["version"], trained[-1]["version"])
-    swaps = directory.rows("swaps.jsonl")
+    swaps = [WeightUpdateReport(**row) for row in directory.rows("swaps.jsonl")]
     return rates_of(batches, swaps, [group for group in history.groups if group.taken_at])
 
 
 def rates_of(
-    batches: Sequence[Row], swaps: Sequence[Row], groups: Sequence[GroupTimes]
+    batches: Sequence[Row], swaps: Sequence[WeightUpdateReport], groups: Sequence[GroupTimes]
 ) -> Measured:
     """Estimate rates from recorded statistics of at least LEAST_BATCHES batches.
 
     Args:
         batches: Statistics of consecutive trained batches of one session, in order.
-        swaps: Swap reports.
+        swaps: Reports of weight updates.
         groups: The trained groups, in the order in which they were accepted; groups of other
         batches
             count only as further load of their engine.
     """
     measured = batches[WARM_UP:]
     begin, end = batches[WARM_UP - 1]["step_finished_at"], batches[-1]["step_finished_at"]
-    updates = [row for row in swaps if row["error"] is None and not row.get("seeding", False)]
+    updates = [update for update in swaps if update.error is None and not update.seeding]
     trained = [group for group in groups if group.taken_at and begin < group.taken_at <= end]
-    swapped = [row for row in updates if begin < row["published_at"] <= end]
+    swapped = [update for update in updates if begin < update.published_at <= end]
     engine, explained = _engine(groups, updates, within=(begin, end))
     waits = sum(row["wait_finished_at"] - row["wait_started_at"] for row in measured)
     tokens = sum(row["tokens_trained"] for row in measured)
@@ -120,12 +121,18 @@ def rates_of(
             update=UpdateRates(
                 staging_seconds=_mean(
                     [
-                        row["staged_at"] - row["published_at"] + row.get("prepare_seconds", 0.0)
-                        for row in swapped
+                        update.staged_at - update.published_at + update.prepare_seconds
+                        for update in swapped
+                        if update.staged_at is not None
                     ]
                 ),
                 pause_seconds=_mean(
-                    [row["swap_finished_at"] - row["swap_started_at"] for row in swapped]
+                    [
+                        update.swap_finished_at - update.swap_started_at
+                        for update in swapped
+                        if update.swap_started_at is not None
+                        and update.swap_finished_at is not None
+                    ]
                 ),
             ),
             lengths=tuple(tuple(max(1, tokens) for tokens in group.tokens) for group in trained),
@@ -142,7 +149,10 @@ def rates_of(
 
 
 def _engine(
-    groups: Sequence[GroupTimes], updates: Sequence[Row], *, within: tuple[float, float]
+    groups: Sequence[GroupTimes],
+    updates: Sequence[WeightUpdateReport],
+    *,
+    within: tuple[float, float],
 ) -> tuple[EngineRates, float]:
     """Fit the rates of an engine, and R², over rollouts that began between two moments."""
     by_engine: defaultdict[str, list[tuple[float, float, int]]] = defaultdict(list)
@@ -154,9 +164,9 @@ def _engine(
             np.array(rollouts),
             np.array(
                 [
-                    (row["swap_started_at"], row["swap_finished_at"])
-                    for row in updates
-                    if row["engine_id"] == engine
+                    (update.swap_started_at, update.swap_finished_at)
+                    for update in updates
+                    if update.engine_id == engine
                 ]
             ).reshape(-1, 2),
         )

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from deploy.report.summary import pause_seconds
+from deploy.report.summary import successful_updates
 from deploy.storage.run_record import Record, Row
 from queues.readers.selection_bias import FATES, BiasReport
 
@@ -217,10 +217,10 @@ def _left_out(figure: "Figure", runs: Sequence[PlottedRun]) -> None:
 def _weight_sync(figure: "Figure", runs: Sequence[PlottedRun]) -> None:
     axes = figure.subplots()
     for run in runs:
-        done = [row for row in run.record.swaps if row["error"] is None and not row["seeding"]]
-        versions = [row["version"] for row in done]
-        serving = [row["swap_finished_at"] - row["published_at"] for row in done]
-        stopped = [pause_seconds(row) for row in done]
+        done = successful_updates(run.record.swaps)
+        versions = [update.version for update in done]
+        serving = [taken for update in done if (taken := update.serving_seconds) is not None]
+        stopped = [update.stalled_seconds for update in done]
         for label, seconds, marker in (
             ("published to serving", serving, "."),
             ("engine stopped", stopped, "x"),

@@ -20,6 +20,7 @@ from deploy.storage.run_record import Record
 from queues.readers.accounting import open_ledger
 from queues.readers.selection_bias import BiasReport, report_bias
 from queues.runtime.atomic_file import atomic_file
+from weight_sync.announcements import WeightUpdateReport
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -60,7 +61,7 @@ def read_record(directory: RunDirectory) -> Record:
     record = Record(config.name, config.steps, config.queues.max_staleness, started_at=0.0)
     batches = {batch["version"]: batch for batch in directory.rows("metrics.jsonl")}
     record.batches = [batches[version] for version in sorted(batches)]
-    record.swaps = directory.rows("swaps.jsonl")
+    record.swaps = [WeightUpdateReport(**row) for row in directory.rows("swaps.jsonl")]
     if directory.summary_file.exists():
         summary = json.loads(directory.summary_file.read_text())
         record.heldout, record.heldout_sampled = summary["heldout"], summary["heldout_sampled"]

@@ -14,6 +14,7 @@ from pathlib import Path
 from deploy.report.summary import WARM_UP
 from deploy.storage.run_record import Row
 from queues.readers.group_history import GroupTimes, History, read_history
+from weight_sync.announcements import WeightUpdateReport
 
 STEPS = 10
 """Batches that a timeline shows."""
@@ -56,7 +57,7 @@ class Timeline:
 def read_timeline(
     run_directory: Path,
     batches: Sequence[Row],
-    swaps: Sequence[Row],
+    swaps: Sequence[WeightUpdateReport],
     *,
     max_staleness: int,
     groups_per_batch: int,
@@ -67,7 +68,7 @@ def read_timeline(
     Args:
         run_directory: The run's folder, whose ledger and journal are read.
         batches: Statistics of the trained batches, in order, with their times.
-        swaps: Swap reports.
+        swaps: Reports of weight updates.
         max_staleness: η of the run.
         groups_per_batch: B of the run.
         count: Number of steps.
@@ -95,7 +96,7 @@ def window(batches: Sequence[Row], count: int) -> Sequence[Row]:
 
 def build(
     batches: Sequence[Row],
-    swaps: Sequence[Row],
+    swaps: Sequence[WeightUpdateReport],
     history: History,
     *,
     groups_per_batch: int,
@@ -185,19 +186,18 @@ def learner_spans(
     return spans
 
 
-def update_spans(swaps: Iterable[Row]) -> dict[str, list[Span]]:
+def update_spans(swaps: Iterable[WeightUpdateReport]) -> dict[str, list[Span]]:
     """List the phases of each version's update of each engine, from its publication on."""
     spans: defaultdict[str, list[Span]] = defaultdict(list)
-    for row in swaps:
-        phases, published = spans[row["engine_id"]], row["published_at"]
-        staged, started, finished = (
-            row[f"{name}_at"] for name in ("staged", "swap_started", "swap_finished")
-        )
-        if row["error"] is not None:
-            known = (time for time in (finished, started, staged, published) if time is not None)
-            phases.append(Span("failed", published, next(known)))
+    for update in swaps:
+        phases, published = spans[update.engine_id], update.published_at
+        staged, started = update.staged_at, update.swap_started_at
+        finished = update.swap_finished_at
+        if staged is None or started is None or finished is None:
+            last = next((time for time in (finished, started, staged) if time is not None), None)
+            phases.append(Span("failed", published, published if last is None else last))
             continue
-        prepared = staged + row.get("prepare_seconds", 0.0)
+        prepared = staged + update.prepare_seconds
         phases += [
             Span("staging", published, staged),
             Span("prepare", staged, prepared),

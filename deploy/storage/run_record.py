@@ -7,6 +7,7 @@ from typing import Any
 
 from deploy.config.evaluation_schedule import GREEDY, SAMPLED
 from queues.records import Evaluation
+from weight_sync.announcements import WeightUpdateReport
 
 Row = Mapping[str, Any]
 """One record of a JSON-lines file of the run."""
@@ -39,8 +40,8 @@ class Record:
     earlier: Earlier = field(default_factory=Earlier)
     batches: list[Row] = field(default_factory=list)
     """Statistics of each trained batch with its `version` (the one it was trained at)."""
-    swaps: list[Row] = field(default_factory=list)
-    """Swap reports."""
+    swaps: list[WeightUpdateReport] = field(default_factory=list)
+    """Attempts of the engines to take new weights."""
     heldout: list[Row] = field(default_factory=list)
     """Greedy evaluations: version, seconds, score, versions."""
     heldout_sampled: list[Row] = field(default_factory=list)

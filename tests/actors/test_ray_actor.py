@@ -15,7 +15,7 @@ from actors.config import ActorsConfig
 from actors.engines.model_folder import context_length, load_tokenizer, weight_shapes
 from actors.errors import ActorsError, EngineDied, InputError
 from actors.ray_actor import ActorSpec, RolloutActor, create_actor
-from queues.config import QueuesConfig
+from queues.config import QueuesConfig, RunSpec
 from queues.errors import QueueClosed
 from queues.records import Prompt
 from queues.schema import decode
@@ -211,9 +211,7 @@ def test_an_actor_generates_what_the_broker_leases_with_the_weights_it_was_sent(
     broker = create_broker(
         tmp_path / "run",
         config=QueuesConfig(max_staleness=1, synchronous="normal"),
-        groups_per_batch=batch,
-        group_size=size,
-        steps=steps,
+        spec=RunSpec(groups_per_batch=batch, group_size=size, steps=steps),
     )
     broadcaster = create_broadcaster(1.0, 1)
     actor = create_actor(

@@ -13,7 +13,7 @@ from actors.errors import RolloutFailed
 from actors.rollout.actor_statistics import ActorStatistics
 from actors.rollout.rollout_worker import RolloutWorker
 from queues.broker.broker import Broker
-from queues.config import QueuesConfig
+from queues.config import QueuesConfig, RunSpec
 from queues.errors import QueueClosed
 from queues.records import Prompt, Purpose
 
@@ -85,7 +85,7 @@ def test_every_rollout_of_an_evaluation_is_of_one_version_while_training_goes_on
         broker = Broker(
             tmp_path,
             config=QueuesConfig(max_staleness=2, synchronous="normal"),
-            groups_per_batch=BATCH, group_size=SIZE, steps=STEPS,
+            spec=RunSpec(groups_per_batch=BATCH, group_size=SIZE, steps=STEPS),
         )  # fmt: skip
         published = Published()
 
@@ -176,7 +176,7 @@ def test_what_is_leased_is_for_the_purpose_that_was_asked_for(tmp_path):
     async def scenario():
         broker = Broker(
             tmp_path, config=QueuesConfig(synchronous="normal"),
-            groups_per_batch=BATCH, group_size=SIZE, steps=STEPS,
+            spec=RunSpec(groups_per_batch=BATCH, group_size=SIZE, steps=STEPS),
         )  # fmt: skip
         await broker.issue(prompts(2, "train"), cursor="{}")
         await broker.evaluate("held", prompts(2, "held"), temperature=0.0, min_version=0)

@@ -14,7 +14,7 @@ from actors.rollout.actor_statistics import ActorStatistics
 from actors.rollout.occupancy import Occupancy
 from actors.rollout.rollout_worker import RolloutWorker
 from queues.broker.broker import Broker
-from queues.config import QueuesConfig
+from queues.config import QueuesConfig, RunSpec
 from queues.errors import BrokerLostError, QueueClosed
 from queues.records import FinishReason, Prompt, Purpose, RolloutGroup
 from queues.schema import decode, encode
@@ -500,10 +500,9 @@ def test_workers_broker_and_learner_train_every_group_within_the_bound(
         broker = Broker(
             tmp_path,
             config=QueuesConfig(max_staleness=staleness, synchronous="normal"),
-            groups_per_batch=batch,
-            group_size=size,
-            steps=steps,
-            greedy_baseline=baseline,
+            spec=RunSpec(
+                groups_per_batch=batch, group_size=size, steps=steps, greedy_baseline=baseline
+            ),
         )
         engine = ScriptedEngine(
             {}, vocabulary=40, median_length=12, length_sigma=0.7, initial_version=0
@@ -597,7 +596,7 @@ def test_what_a_worker_has_sampled_when_it_is_stopped_is_gone_on_with_by_another
 
     async def go_on():
         broker = open_broker()
-        [group] = broker._book.groups.in_flight.values()
+        [group] = broker.commits.state.groups.in_flight.values()
         assert group.saved == 0
         engine, worker = work(broker, "second", version=1, rate=None)
         await engine.start()
@@ -610,7 +609,7 @@ def test_what_a_worker_has_sampled_when_it_is_stopped_is_gone_on_with_by_another
     def open_broker():
         return Broker(
             tmp_path, config=QueuesConfig(max_staleness=2, synchronous="normal"),
-            groups_per_batch=1, group_size=2, steps=3,
+            spec=RunSpec(groups_per_batch=1, group_size=2, steps=3),
         )  # fmt: skip
 
     saved = asyncio.run(begin())

@@ -1,4 +1,4 @@
-"""`headway bench scale`: what simulated actors do, who is timed, and what is said of it."""
+"""`headway bench scale`: calls of simulated actors, which of them are timed, and conclusions."""
 
 import asyncio
 from itertools import pairwise
@@ -7,19 +7,19 @@ from typing import ClassVar
 
 import pytest
 
-from benchmarks.broker import scale_arms
-from benchmarks.broker.queue_arms import GROUP_SIZE, prompt_id
-from benchmarks.broker.scale import WITNESSES, generation_seconds, groups_each, options_of, shares
-from benchmarks.broker.scale_arms import (
+from benchmarks.broker.queue_workers import GROUP_SIZE, make_lease, manifest
+from benchmarks.broker.scale import STUDY, TIMED, generation_seconds, groups_each, shares
+from benchmarks.broker.scale_conclusions import describe, missed, quantiles, verdict
+from benchmarks.broker.scale_workers import (
     CALLS,
     ActorStatistics,
     Crowd,
     Generating,
-    manifest,
+    Pace,
     payload_at,
 )
-from benchmarks.broker.scale_verdict import lines, missed, quantiles, verdict
-from queues.records import Lease, Prompt, Purpose, PutStatus
+from deploy.errors import InputError
+from queues.records import PutStatus
 from queues.schema import summarize
 
 
@@ -32,9 +32,9 @@ def test_actors_give_the_rate_that_is_asked(actors, each):
 
 
 def test_a_few_are_timed_and_everybody_is_simulated_once():
-    names = [f"engine-{number:02d}" for number in range(WITNESSES + 5)]
+    names = [f"engine-{number:02d}" for number in range(TIMED + 5)]
     first, *rest = shares(names, 2)
-    assert first == names[:WITNESSES]
+    assert first == names[:TIMED]
     assert sorted([*first, *(name for share in rest for name in share)]) == names
     assert [len(share) for share in rest] == [3, 2]
     assert shares(names[:8], 2) == [names[:8]]
@@ -50,7 +50,7 @@ def test_payloads_are_sampled_at_the_version_that_is_served(version, rollouts):
     assert manifest(version).version == version
 
 
-def test_a_draft_is_due_with_its_first_rollout_and_whenever_it_has_doubled():
+def test_a_partial_group_is_saved_with_its_first_rollout_and_whenever_it_has_doubled():
     group = Generating(make_lease(1), began=100.0, seconds=8.0)
     saved = []
     for second in range(12):
@@ -58,19 +58,6 @@ def test_a_draft_is_due_with_its_first_rollout_and_whenever_it_has_doubled():
             group.saved = due
             saved.append((second, due))
     assert saved == [(1, 1), (2, 2), (4, 4), (8, 8)]
-
-
-def make_lease(number):
-    return Lease(
-        group_id=f"g{number:08d}",
-        attempt=1,
-        prompt=Prompt(prompt_id=prompt_id(number), text="1+1="),
-        group_size=GROUP_SIZE,
-        purpose=Purpose.TRAIN,
-        temperature=None,
-        start_version=3,
-        deadline_version=5,
-    )
 
 
 class Client:
@@ -108,15 +95,13 @@ class Broadcaster:
         await asyncio.sleep(timeout)
 
 
-def test_every_actor_has_a_client_of_its_own_and_calls_as_real_ones_do(monkeypatch):
-    monkeypatch.setattr(scale_arms, "BrokerClient", Client)
-    monkeypatch.setattr(scale_arms, "POLL_SECONDS", 0.2)
-    monkeypatch.setattr(scale_arms, "HEARTBEAT_SECONDS", 0.05)
+def test_every_actor_has_a_client_of_its_own_and_calls_as_real_ones_do():
     Client.made.clear()
 
     async def play():
         names = ["engine-0", "engine-1"]
-        crowd = Crowd.__ray_metadata__.modified_class(names, tokens=8, at_once=2, seconds=0.6)
+        pace = Pace(tokens=8, at_once=2, seconds=0.6, poll_seconds=0.2, heartbeat_seconds=0.05)
+        crowd = Crowd.__ray_metadata__.modified_class(names, pace, Client)
         work = asyncio.create_task(crowd.run(SimpleNamespace(handle="broker"), Broadcaster()))
         await asyncio.sleep(1.5)
         await crowd.stop()
@@ -134,7 +119,7 @@ def test_every_actor_has_a_client_of_its_own_and_calls_as_real_ones_do(monkeypat
         }
         asked = [call[2] for call in calls if call[0] == "lease"]
         assert asked[:2] == [0.0, 0.0]
-        assert set(asked[2:]) == {0.2}, "who was refused waits"
+        assert set(asked[2:]) == {0.2}, "an actor without a lease waits"
         assert ("heartbeat", ("g00000001", 1), ("g00000002", 1)) in calls
         saved = [call[2] for call in calls if call[:2] == ("save", "g00000001")]
         assert saved
@@ -147,10 +132,10 @@ def test_only_what_is_accepted_is_a_put():
     async def answer(status):
         return status
 
-    tally = ActorStatistics()
+    statistics = ActorStatistics()
     for status in PutStatus:
-        asyncio.run(tally.timed("put", answer(status)))
-    assert len(tally.seconds["put"]) == 1
+        asyncio.run(statistics.timed("put", answer(status)))
+    assert len(statistics.seconds["put"]) == 1
 
 
 def test_quantiles_are_of_what_was_timed():
@@ -191,21 +176,21 @@ def setting(*, accepted=199.0, asked=200.0, machine_busy=1.0, disk=0.0, cores=No
         ({"accepted": 150.0, "put": 0.25, "asked": None}, []),
     ],
 )
-def test_puts_and_leases_are_judged_each_by_itself_and_the_rate_by_what_was_accepted(
+def test_puts_and_leases_have_aims_of_their_own_and_the_rate_counts_accepted_puts(
     changes, expected
 ):
     found = setting(**changes)
     assert missed(found) == expected
-    said = lines(found)
-    assert said[2:] == [f"      missed: {each}" for each in expected]
-    assert f"{found['accepted_groups_per_second']:.0f} groups/s accepted, 3 refused" in said[0]
-    assert "broker 0.40 cores 200 MB" in said[0]
-    assert all(f" {call} " in said[1] for call in ("put", "lease", "heartbeat", "save"))
+    lines = describe(found)
+    assert lines[2:] == [f"      missed: {each}" for each in expected]
+    assert f"{found['accepted_groups_per_second']:.0f} groups/s accepted, 3 refused" in lines[0]
+    assert "broker 0.40 cores 200 MB" in lines[0]
+    assert all(f" {call} " in lines[1] for call in ("put", "lease", "heartbeat", "save"))
 
 
-def test_a_measurement_with_few_puts_says_so():
+def test_a_measurement_with_few_puts_is_marked():
     found = setting() | {"enough_puts": False}
-    assert lines(found)[2] == (
+    assert describe(found)[2] == (
         "      only 1 puts were timed in 40 s: the 99th percentiles are of few"
     )
 
@@ -221,7 +206,7 @@ def test_a_measurement_with_few_puts_says_so():
         ({}, "nothing that is full (broker 0.40 cores, crowd 0.30, machine 1.0 of 2)"),
     ],
 )
-def test_the_verdict_says_how_far_it_goes_and_what_limits_it(changes, limit):
+def test_the_verdict_names_the_reach_and_the_limit(changes, limit):
     fast = [setting(accepted=180.0, asked=180.0), setting(accepted=120.0, asked=None)]
     slow = setting(accepted=300.0, asked=None, put=0.5, **changes)
     aim = "p99 of puts and of leases at most 100 ms"
@@ -241,12 +226,11 @@ def test_the_verdict_says_how_far_it_goes_and_what_limits_it(changes, limit):
         ("--processes", "0", "a whole number, at least 1"),
         ("--rates", "-1", "a number, at least 0"),
         ("--rates", "inf", "a number, at least 0"),
-        ("--seconds", "0", "a number above 0"),
+        ("--seconds", "0", "a number, above 0"),
         ("--warm-up", "nan", "a number, at least 0"),
         ("--tokens", "2", "a whole number, at least 4"),
-        ("--update-fraction", "0", "above 0 and at most 1"),
-        ("--update-fraction", "1.5", "above 0 and at most 1"),
-        ("--dir", "missing", "a folder that can be written to"),
+        ("--update-fraction", "0", "a number, above 0, at most 1"),
+        ("--update-fraction", "1.5", "a number, above 0, at most 1"),
     ],
 )
 def test_bad_input_is_one_message_before_anything_starts(
@@ -255,26 +239,13 @@ def test_bad_input_is_one_message_before_anything_starts(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "file").touch()
     with pytest.raises(SystemExit) as stopped:
-        options_of([f"{option}={value}"])
+        STUDY.parse([f"{option}={value}"])
     assert stopped.value.code == 2
     *usage, said = capsys.readouterr().err.splitlines()
     assert f"argument {option}: {value} must be {allowed}" in said
     assert "Traceback" not in "".join(usage)
 
 
-@pytest.mark.parametrize("name", ["file/figures.json", "."])
-def test_figures_that_cannot_be_written_are_refused_before_anything_starts(
-    tmp_path, monkeypatch, capsys, name
-):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "file").touch()
-    with pytest.raises(SystemExit) as stopped:
-        options_of(["--out", name])
-    assert stopped.value.code == 2
-    [said] = capsys.readouterr().err.splitlines()
-    assert said.startswith(f"headway: {name} cannot be written: ")
-
-
-def test_the_folder_of_the_figures_is_made_first(tmp_path):
-    options_of(["--dir", str(tmp_path), "--out", str(tmp_path / "a/b/c.json")])
-    assert (tmp_path / "a/b").is_dir()
+def test_a_folder_that_cannot_hold_ledgers_is_refused(tmp_path):
+    with pytest.raises(InputError, match=r"--dir .*missing must be a folder that can"):
+        STUDY.run(STUDY.parse(["--dir", str(tmp_path / "missing")]))

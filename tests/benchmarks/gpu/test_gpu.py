@@ -12,13 +12,13 @@ import torch
 from benchmarks.gpu import __main__ as suite
 from benchmarks.gpu import learner
 from benchmarks.gpu.generation import PROMPT, TOKENS, roofline
-from benchmarks.gpu.lines import line
+from benchmarks.gpu.summary import describe
 from benchmarks.harness.provenance import environment
 from benchmarks.harness.synthetic_load import SIZES
 from deploy.cli.bench import ROOT
 
 
-def test_the_learner_and_packing_need_nothing_of_what_serves(monkeypatch):
+def test_the_learner_and_packing_need_no_serving_packages(monkeypatch):
     def find_spec(name):
         return None if name in ("vllm", "ray", "deepspeed") else name
 
@@ -45,7 +45,7 @@ def test_a_part_that_hangs_or_fails_costs_the_others_nothing():
     assert suite.outcome(fails, 30.0)["failed"] == ["no such device"]
 
 
-def test_what_a_part_said_before_its_time_was_over_is_kept_and_what_libraries_log_is_not():
+def test_figures_printed_before_the_deadline_are_kept_and_logs_of_libraries_are_not():
     says = (
         "import time; print('INFO loading', flush=True); print('[1]'); "
         'print(\'{"packed": 1, "by": 1}\'); print(\'{"by": 2}\', flush=True); time.sleep(60)'
@@ -65,13 +65,13 @@ def test_parts_share_what_is_left_and_use_no_more():
     assert suite.budget("pause", [], 70.0) == 70.0  # what others did not use
 
 
-def test_what_is_missing_is_named_with_the_command_that_mends_it(monkeypatch):
+def test_what_is_missing_is_named_with_the_command_that_installs_it(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: name != "pydantic" or None)
     monkeypatch.setattr(suite, "entry_points", lambda group: [])
     python = f"{sys.version_info.major}.{sys.version_info.minor}"
     install = f"pip install --target .gpu --only-binary :all: --python-version {python} pydantic"
     lacking = suite.missing("learner", "cuda")
-    assert line("learner 0.5b", {"not_run": suite.reason(lacking)}) == (
+    assert describe("learner 0.5b", {"not_run": suite.reason(lacking)}) == (
         f"learner 0.5b: not run, because there is no pydantic; {install}; then PYTHONPATH=.:.gpu"
     )
     lacking = suite.missing("pause", "cuda")
@@ -91,7 +91,7 @@ def test_the_suite_itself_starts_without_any_package():
     ("arguments", "message"),
     [
         (["--sizes", "0.5b", "7b"], "argument --sizes: invalid choice: '7b' (choose from"),
-        (["--rounds", "0"], "--rounds 0 must be at least 1"),
+        (["--rounds", "0"], "argument --rounds: 0 must be a whole number, at least 1"),
     ],
 )
 def test_what_no_part_could_measure_is_refused_before_any_of_them(
@@ -106,7 +106,7 @@ def test_what_no_part_could_measure_is_refused_before_any_of_them(
     assert not output.exists()
 
 
-def test_an_arm_without_enough_memory_is_stored_and_the_other_is_measured(monkeypatch):
+def test_attention_without_enough_memory_is_stored_and_the_other_is_measured(monkeypatch):
     make = learner.make
 
     def too_large(*arguments, packed, rate):
@@ -120,7 +120,7 @@ def test_an_arm_without_enough_memory_is_stored_and_the_other_is_measured(monkey
         found |= said
     assert found["packed"] == {"failed": "CUDA out of memory. Tried to allocate 2 GiB."}
     assert "host" in found["masked"]["shares"]
-    assert "packed failed: CUDA out of memory" in line("learner tiny", found)
+    assert "packed failed: CUDA out of memory" in describe("learner tiny", found)
 
 
 def test_a_deep_model_of_bfloat16_attends_sequence_by_sequence(monkeypatch):
@@ -145,10 +145,10 @@ def test_bfloat16_weights_move_far_enough_that_lag_is_seen(monkeypatch):
     *_, found = islice(learner.sample_size_by_lag("tiny", torch.device("cpu")), 5)
     lacking = [1 - row["ess"] for row in found["by_lag"]]
     assert lacking[4] > lacking[0]
-    assert line("lag tiny", found).startswith("lag tiny: 1 − ESS 0: ")
+    assert describe("lag tiny", found).startswith("lag tiny: 1 − ESS 0: ")
 
 
-def test_a_record_says_what_it_can_without_git_and_names_gpus(monkeypatch, tmp_path):
+def test_a_record_without_git_holds_the_rest_and_names_gpus(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("HEADWAY_COMMIT", raising=False)
     found = environment()
@@ -163,7 +163,7 @@ def test_a_record_says_what_it_can_without_git_and_names_gpus(monkeypatch, tmp_p
     assert found["machine"]["gpus"] == gpus
 
 
-def test_programs_that_hang_or_fail_cost_a_record_only_what_they_would_say(monkeypatch, tmp_path):
+def test_programs_that_hang_or_fail_leave_their_part_of_a_record_out(monkeypatch, tmp_path):
     monkeypatch.setattr("benchmarks.harness.provenance.ANSWER_SECONDS", 0.5)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     _program(tmp_path / "git", "exec sleep 60")
@@ -186,7 +186,7 @@ def test_the_roofline_is_weights_once_a_step_and_keys_and_values_of_each_sequenc
 
 
 @pytest.mark.slow
-def test_the_way_of_the_learner_can_be_gone_on_a_cpu_without_what_serves(tmp_path):
+def test_the_learner_parts_run_on_a_cpu_without_serving_packages(tmp_path):
     """The modules that may be missing on a GPU machine are hidden from it."""
     for name in ("vllm", "ray", "deepspeed", "pyarrow", "prometheus_client"):
         (tmp_path / name).mkdir()

@@ -1,11 +1,10 @@
-"""Scores of checkpoints: who is asked, and what is kept and told when one of them fails."""
+"""Scores of checkpoints: what is evaluated, and what is kept when an evaluation fails."""
 
 import asyncio
 import json
 
 import pytest
 
-from benchmarks.harness import checkpoint_scores
 from benchmarks.harness.checkpoint_scores import INITIAL, SCORES, read_scores, write_scores
 from deploy.config.loader import load_recipe
 from deploy.errors import RunFailed
@@ -42,7 +41,7 @@ class FakeFleet:
 
 @pytest.fixture
 def stage(tmp_path):
-    """A recipe of 8 problems, 12 at the end; its inputs; and two runs of two checkpoints each."""
+    """Return a recipe of 8 problems, 12 at the end; its inputs; and two runs of two checkpoints."""
     settings = [f"deploy.runs_dir={tmp_path}", "heldout.size=8", "heldout.final_size=12"]
     runs = [tmp_path / name for name in ("first", "second")]
     for run in runs:
@@ -77,12 +76,11 @@ def test_every_checkpoint_is_a_version_and_the_last_of_a_run_has_more_problems(s
     ],
 )
 def test_a_checkpoint_that_cannot_be_scored_is_named_and_costs_no_other_run_its_scores(
-    stage, monkeypatch, changed, message
+    stage, changed, message
 ):
-    monkeypatch.setattr(checkpoint_scores, "SECONDS", 0.1)
     config, inputs, runs = stage
     with pytest.raises(RunFailed, match=f"second/checkpoints/v000010: {message}"):
-        asyncio.run(write_scores(config, inputs, FakeFleet(**changed), runs))
+        asyncio.run(write_scores(config, inputs, FakeFleet(**changed), runs, seconds=0.1))
     assert json.loads((runs[0].parent / INITIAL).read_text()) == 0.0
     assert read_scores(runs[0]) == {0: 0.0, 5: 0.1, 10: 0.2}
     assert not (runs[1] / SCORES).exists()

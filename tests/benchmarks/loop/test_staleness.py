@@ -1,21 +1,17 @@
 """`headway bench staleness` and `versus-trl`: their figures, and the first from end to end."""
 
-import argparse
-import io
 import json
 import os
 import subprocess
 import sys
 
 import pytest
-from rich.console import Console
-from rich.progress import Progress
 
 from benchmarks.harness.checkpoint_scores import INITIAL, SCORES
 from benchmarks.harness.provenance import RESULTS
-from benchmarks.harness.subprocesses import Children
-from benchmarks.loop import staleness, staleness_outcome, versus_trl
-from benchmarks.loop.staleness import Arm, Study, make_study, read_arm
+from benchmarks.harness.training_runs import Variant
+from benchmarks.loop import staleness, staleness_report, versus_trl
+from benchmarks.loop.staleness import STUDY, read_variant, read_variants
 from benchmarks.loop.staleness_figures import (
     curve,
     interval,
@@ -33,7 +29,7 @@ from tests.deploy.leased import train_early
 
 
 def row(version, **changes):
-    """Statistics of a batch that took a second, after half a second of waiting."""
+    """Return the statistics of a batch that took a second, after half a second of waiting."""
     return {
         "version": version,
         "wait_started_at": 100.0 + 1.5 * version,
@@ -145,7 +141,7 @@ def test_ratios_and_differences_are_taken_within_a_seed():
         for name in ("0", "4", "inf")
         for seed in (0, 1)
     ]
-    found = staleness_outcome.conclude({"arms": arms, "predictions": predictions})
+    found = staleness_report.conclude({"arms": arms, "predictions": predictions})
     assert found["of_predicted"] == {"0": 0.55, "4": 1.05, "inf": 1.1}
     assert found["of_unbounded"]["4"] == 0.95
     assert found["predicted_lag"]["4"] == 1.5
@@ -155,12 +151,12 @@ def test_ratios_and_differences_are_taken_within_a_seed():
 
 @pytest.fixture
 def stored():
-    """A study of two bounds and two corrections on five seeds."""
+    """Return the stored record of two bounds and two corrections on five seeds."""
     return json.loads((RESULTS / "staleness_seeds.json").read_text())
 
 
 def test_the_picture_has_every_seed_and_what_was_predicted(stored):
-    speed, lag, by_bound, by_correction = staleness_outcome.picture(stored).axes
+    speed, lag, by_bound, by_correction = staleness_report.picture(stored).axes
     predicted = [line.get_linestyle() for line in speed.lines if "predicted" in line.get_label()]
     assert predicted == ["--"]
     (dashed,) = [line for line in lag.lines if "predicted" in line.get_label()]
@@ -169,16 +165,14 @@ def test_the_picture_has_every_seed_and_what_was_predicted(stored):
     assert [len(axes.lines) for axes in (by_bound, by_correction)] == [2 * (1 + 5), 3 * (1 + 5)]
 
 
-def test_a_row_of_fewer_seeds_says_so(stored):
+def test_a_row_of_fewer_seeds_names_their_number(stored):
     lost = next(arm for arm in stored["arms"] if arm["name"] == "8")
     stored["arms"].remove(lost)
-    console = Console(file=io.StringIO(), width=200)
-    staleness_outcome.show(stored, console)
-    told = " ".join(console.file.getvalue().split())
-    assert "medians of 5 seed(s), 150 steps, 2000 problems at the last score" in told
-    assert " 8 (4 seed(s)) " in told
-    assert " 0 (" not in told
-    assert "arms were measured at commit unknown; this was written at 1bd9efae" in told
+    text = " ".join(staleness_report.table(stored).split())
+    assert "medians of 5 seed(s), 150 steps, 2000 problems at the last score" in text
+    assert " 8 (4 seed(s)) " in text
+    assert " 0 (" not in text
+    assert "runs were measured at commit unknown; this was written at 1bd9efae" in text
 
 
 def test_headway_stands_beside_the_best_of_trls_settings_at_each_figure():
@@ -212,19 +206,19 @@ def test_headway_stands_beside_the_best_of_trls_settings_at_each_figure():
     assert set(without["medians"]) == {"TRL 8", "TRL 32"}
 
 
-def test_a_recipe_whose_objective_trl_is_not_given_is_refused():
+def test_a_recipe_with_an_objective_that_trl_does_not_get_is_refused():
     versus_trl.check_alike(load_recipe("demo"))
     with pytest.raises(InputError, match=r"learner\.advantage = 'rloo'"):
         versus_trl.check_alike(load_recipe("demo", ['learner.advantage="rloo"']))
 
 
-def trained_arm(folder, *, steps, **late):
-    """An arm with a bound of 2, whose last three batches are trained after the last lease.
+def trained_variant(folder, *, steps, **late):
+    """Return a run with a bound of 2, whose last three batches are trained after the last lease.
 
     Args:
-        folder: For the arm.
-        steps: Of it.
-        late: What the statistics of these three have.
+        folder: Of the benchmark.
+        steps: Of the run.
+        late: Statistics of the last three batches.
     """
     config = load_recipe(str(RECIPE), [f"deploy.runs_dir={folder}", "name=eta2-seed0"])
     directory = RunDirectory.of(config)
@@ -238,14 +232,13 @@ def trained_arm(folder, *, steps, **late):
     )
     (folder / INITIAL).write_text("0.25")
     (directory.path / SCORES).write_text(json.dumps({steps: 0.75}))
-    study = Study(config, ("2",), (0,), (), stale=8, target=0.5, out=folder)
-    return study, Arm("bound", "2", 0, config), rows
+    return Variant("2", 0, config, kind="bound"), rows
 
 
-def test_figures_of_an_arm_are_of_the_batches_before_its_last_lease(tmp_path):
+def test_figures_of_a_run_are_of_the_batches_before_its_last_lease(tmp_path):
     late = {"lag_histogram": {"9": 10}, "lag_mean": 9.0, "max_lag": 9, "ess": 0.1}
-    study, arm, rows = trained_arm(tmp_path, steps=14, **late)
-    found = read_arm(study, arm)
+    variant, rows = trained_variant(tmp_path, steps=14, **late)
+    found = read_variant(variant, 0.5)
     assert (found["first_version"], found["batches"]) == (5, 6)
     seconds = rows[10]["step_finished_at"] - rows[4]["step_finished_at"]
     tokens = sum(2 * (4 + version) for version in range(5, 11))
@@ -256,36 +249,43 @@ def test_figures_of_an_arm_are_of_the_batches_before_its_last_lease(tmp_path):
     assert 0 <= found["actors_idle"] <= 1
 
 
-def test_the_largest_lag_scores_and_seconds_of_an_arm_are_of_the_whole_run(tmp_path):
-    study, arm, rows = trained_arm(tmp_path, steps=14, lag_mean=9.0, max_lag=9)
-    found = read_arm(study, arm)
+def test_the_largest_lag_scores_and_seconds_are_of_the_whole_run(tmp_path):
+    variant, rows = trained_variant(tmp_path, steps=14, lag_mean=9.0, max_lag=9)
+    found = read_variant(variant, 0.5)
     assert (found["lag_max"], found["score"]) == (9, 0.75)
     assert found["seconds"] == rows[13]["step_finished_at"] - rows[0]["wait_started_at"]
     assert found["curve"] == [(0.0, 0.25), (found["seconds"], 0.75)]
 
 
-def test_an_arm_that_leased_everything_too_early_is_refused_with_the_reason(tmp_path):
-    study, arm, _ = trained_arm(tmp_path, steps=12, lag_mean=0.0, max_lag=0)
+def test_a_run_that_leased_everything_too_early_is_refused_with_the_reason(tmp_path):
+    variant, _ = trained_variant(tmp_path, steps=12, lag_mean=0.0, max_lag=0)
     with pytest.raises(InputError, match="trained 12 batches since it was last started, 9 of them"):
-        read_arm(study, arm)
+        read_variant(variant, 0.5)
 
 
-def test_steps_that_surely_leave_too_few_batches_before_the_last_lease_are_refused(tmp_path):
-    given = {"recipe": "demo", "settings": [], "steps": 18, "score_every": 5, "problems": 100}
-    given |= {"bounds": "0,2", "seeds": "0", "stale": 8, "target": 0.85, "out": tmp_path / "out"}
-    with pytest.raises(InputError, match=r"--steps 18 .* at least 19: .* the last 9 of an arm"):
-        make_study(argparse.Namespace(**given, corrections="cispo"))
-    assert make_study(argparse.Namespace(**given, corrections="")).corrections == ()
+def checked(tmp_path, *options):
+    parsed = STUDY.parse(["demo", "--out", str(tmp_path / "out"), *options])
+    staleness.check(parsed)
+    return parsed
 
 
-def test_cores_that_this_machine_does_not_have_are_refused_before_anything_is_held_to_them():
+def test_steps_that_leave_too_few_batches_before_the_last_lease_are_refused(tmp_path):
+    with pytest.raises(InputError, match=r"--steps 18 .* at least 19: .* the last 9 of a run"):
+        checked(tmp_path, "--steps", "18", "--corrections", "cispo")
+    options = ("--steps", "18", "--corrections", "", "--bounds", "inf,0", "--seeds", "0,1")
+    first, second = checked(tmp_path, *options).variants
+    assert [variant.name for variant in first] == ["0", "inf"]
+    assert [variant.name for variant in second] == ["inf", "0"], "every other seed backwards"
+
+
+def test_cores_that_this_machine_does_not_have_are_refused_before_a_process_is_bound():
     before = os.sched_getaffinity(0)
     with pytest.raises(InputError, match=r"learner\.cores names \[0, 4000\], but there are only"):
         versus_trl.hold("0,4000")
     assert os.sched_getaffinity(0) == before
 
 
-def test_what_is_started_is_held_to_the_same_cores_as_who_starts_it():
+def test_a_started_process_is_bound_to_the_cores_of_its_parent():
     core = min(os.sched_getaffinity(0))
     program = (
         "import os, subprocess, sys; from benchmarks.loop.versus_trl import hold; "
@@ -298,38 +298,29 @@ def test_what_is_started_is_held_to_the_same_cores_as_who_starts_it():
     assert done.stdout == f"{{{core}}}\n"
 
 
-def study_arguments(tmp_path, monkeypatch, *options):
-    monkeypatch.setattr("sys.argv", ["staleness", "--out", str(tmp_path / "out"), *options])
-    return staleness.parse()
-
-
-def test_arms_that_cannot_be_read_are_named_and_do_not_end_the_study(tmp_path, monkeypatch):
-    options = ("--bounds", "0,1", "--corrections", "")
-    study = staleness.make_study(study_arguments(tmp_path, monkeypatch, *options))
-    arms = study.arms(0)
-    for arm in arms:
-        directory = RunDirectory.of(arm.config)
-        directory.create(arm.config, replace=False)
-        if arm is arms[0]:
+def test_runs_that_cannot_be_read_are_named_and_do_not_end_the_study(tmp_path, capsys):
+    (variants,) = checked(tmp_path, "--bounds", "0,1", "--corrections", "", "--seeds", "0").variants
+    for variant in variants:
+        directory = variant.directory
+        directory.create(variant.config, replace=False)
+        if variant is variants[0]:
             train_early(directory, steps=12, staleness=2)
         directory.write_summary({"status": "done", "heldout": [], "heldout_sampled": []})
         (directory.path / SCORES).write_text("{}")
-    (study.out / INITIAL).write_text("0.5")
-    console = Console(file=io.StringIO())
-    with Progress(console=console) as progress:
-        children = Children(study.out, progress, len(arms))
-        read, failed = staleness.measure(study, arms, children, console)
-    assert (read, [each["name"] for each in failed]) == ([], ["0", "1"])
+    (tmp_path / "out" / INITIAL).write_text("0.5")
+    read, failed = read_variants(variants, 0.5)
+    assert (read, [failure["name"] for failure in failed]) == ([], ["0", "1"])
     assert "eta0-seed0 cannot be read: " in failed[0]["why"]
     assert "trained 12 batches since it was last started, 9 of them" in failed[0]["why"]
     assert "so it is not the folder of a run" in failed[1]["why"]
+    assert failed[0]["why"] in capsys.readouterr().out
 
 
 @pytest.mark.ray
 @pytest.mark.deepspeed
 @pytest.mark.slow
 @pytest.mark.timeout(560)
-def test_a_study_is_trained_scored_and_gone_on_with(headway):
+def test_a_study_is_trained_scored_and_continued(headway):
     recipe = headway.arguments("run")[2]
     out = headway.folder / "study"
     settings = ("--set", 'learner.cores="1"', "--set", "heldout.size=8")

@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks.reliability.chaos import conclude, markdown, plan_kills
 from benchmarks.reliability.chaos_oracle import Fate, judge
-from benchmarks.reliability.chaos_stage import ROLES
+from benchmarks.reliability.chaos_run import ROLES
 from deploy.cli.bench import ROOT
 from learner.diagnostics.trained_log import VARIABLE, note_trained
 from tests.queues.conftest import make_group, make_rollout
@@ -17,7 +17,7 @@ SOURCE = [f"s/0/{index}" for index in range(20)]
 
 
 def row(version, *prompts, oldest=None):
-    """A line of the learner's log."""
+    """Return a line of the learner's log."""
     start = max(0, version - 1) if oldest is None else oldest
     groups = [[f"s/0/{prompt}", f"g{prompt}", start] for prompt in prompts]
     return {"version": version, "groups": groups}

@@ -1,4 +1,4 @@
-"""`headway bench generate`: the same requests in every arm, ratios inside a round, and a trial."""
+"""`headway bench generate`: the same requests in every variant, ratios inside a round, a trial."""
 
 import asyncio
 import json
@@ -12,18 +12,19 @@ import pytest
 
 from actors.assembly import EngineSpec, build_engine
 from actors.config import ActorsConfig
-from actors.errors import InputError
-from benchmarks.rollouts import generate
+from actors.errors import InputError as EngineInputError
 from benchmarks.rollouts.generate import (
     CHARACTERS,
+    STUDY,
     Sampled,
     check_equal,
     figures_of,
-    learner_beside,
+    other_learner,
     prompts_of,
 )
-from benchmarks.rollouts.generate_arms import SEED, Offline, length_of
+from benchmarks.rollouts.generate_engines import SEED, Offline, length_of
 from deploy.cli.bench import ROOT
+from deploy.errors import RunFailed
 from weight_sync.config import WeightSyncConfig
 
 
@@ -54,10 +55,10 @@ def test_ratios_are_medians_of_those_of_each_round():
     assert found["tokens_per_second"] == {"offline": 100.0, "loop": 50.0}
 
 
-def test_arms_that_sampled_different_numbers_are_not_compared():
+def test_variants_that_sampled_different_numbers_are_not_compared():
     check_equal(0, {"offline": Sampled(1.0, 100, 1.0), "loop": Sampled(2.0, 100, 1.0)})
     message = r"round 3 .* different numbers of tokens: offline 100, loop 101"
-    with pytest.raises(SystemExit, match=message):
+    with pytest.raises(RunFailed, match=message):
         check_equal(3, {"offline": Sampled(1.0, 100, 1.0), "loop": Sampled(2.0, 101, 1.0)})
 
 
@@ -76,7 +77,7 @@ def test_cores_that_are_not_there_are_refused_before_anything_loads(
 ):
     monkeypatch.setattr("sys.argv", ["generate", *arguments])
     with pytest.raises(SystemExit) as refused:
-        generate.main()
+        STUDY.main()
     assert refused.value.code == 2
     assert message in capsys.readouterr().err
 
@@ -104,15 +105,15 @@ def test_the_engine_alone_has_every_argument_of_the_actors(monkeypatch, tmp_path
             index=0, config=config, weight_sync=WeightSyncConfig(), model_path=path, seed=SEED
         )
         engine = build_engine(spec, None, 256)
-        with pytest.raises(InputError, match="enough is known"):
+        with pytest.raises(EngineInputError, match="enough is known"):
             asyncio.run(engine.start())
     assert AsyncEngineArgs(**alone[0]) == inside[0]
     assert inside[0].block_size == 32
 
 
 @pytest.mark.deepspeed
-def test_the_learner_beside_has_trained_a_batch_and_is_halted():
-    with learner_beside("0", "tiny") as learner:
+def test_the_other_learner_has_trained_a_batch_and_is_stopped():
+    with other_learner("0", "tiny") as learner:
         assert "tiny" in learner.args
         assert os.sched_getaffinity(learner.pid) == {0}
         halted = os.waitid(os.P_PID, learner.pid, os.WSTOPPED | os.WNOWAIT)
@@ -123,14 +124,14 @@ def test_the_learner_beside_has_trained_a_batch_and_is_halted():
 @pytest.mark.parametrize(
     ("size", "seconds", "message"),
     [
-        ("huge", 60.0, "has ended; it said: .*invalid choice: 'huge'"),
+        ("huge", 60.0, "has ended; its output: .*invalid choice: 'huge'"),
         ("tiny", 0.0, "trained no batch within 0 s"),
     ],
 )
-def test_a_learner_beside_that_does_not_train_is_told(size, seconds, message):
+def test_another_learner_that_does_not_train_is_an_error(size, seconds, message):
     with (
-        pytest.raises(SystemExit, match=f"(?s)the learner beside {message}"),
-        learner_beside("0", size, seconds),
+        pytest.raises(RunFailed, match=f"(?s)the other learner {message}"),
+        other_learner("0", size, seconds),
     ):
         pytest.fail("it was waited for")
 

@@ -3,11 +3,20 @@
 import pytest
 
 from benchmarks.weights.delta_share import shares
+from weight_sync.announcements import WeightUpdateReport
 
 
-def swap(codec: str, nbytes: int, changed: float | None, **more) -> dict:
-    told = {"codec": codec, "bytes": nbytes, "full_bytes": 100, "changed": changed}
-    return {**told, "seeding": False, "error": None, **more}
+def swap(codec: str, nbytes: int, changed: float | None, **more) -> WeightUpdateReport:
+    return WeightUpdateReport(
+        engine_id="e0",
+        version=1,
+        published_at=0.0,
+        codec=codec,
+        bytes=nbytes,
+        full_bytes=100,
+        changed=changed,
+        **more,
+    )
 
 
 def test_shares_are_of_deltas_and_bytes_of_all_updates_but_first_ones_and_failures() -> None:

@@ -1,5 +1,7 @@
 """`headway bench`: what it refuses, and the figures of `headway bench async`, by hand."""
 
+import dataclasses
+import importlib
 import json
 import os
 import subprocess
@@ -7,21 +9,16 @@ import sys
 
 import pytest
 
-from benchmarks.broker import queue
 from benchmarks.harness.provenance import reserve, store
-from benchmarks.loop import presets
+from benchmarks.harness.study import Study
 from benchmarks.loop.async_figures import (
     actors_limit,
-    arm,
-    conclude,
+    compare_with_limits,
     generation,
     medians,
     samples_per_second,
+    training,
 )
-from benchmarks.observability import metrics_cost
-from benchmarks.reliability import chaos
-from benchmarks.rollouts import generate
-from benchmarks.training import train
 from deploy.cli.app import app
 from deploy.cli.bench import BENCHMARKS, ROOT, start
 from deploy.errors import InputError
@@ -52,7 +49,7 @@ def rows(seconds=2.0, rollouts=10, tokens=200, count=WARM_UP + 4):
 
 def test_the_warm_up_is_left_out_of_every_figure():
     assert samples_per_second(rows(seconds=2.0, rollouts=10)) == pytest.approx(5.0)
-    figures = arm(rows(), actors_idle=0.25)
+    figures = training(rows(), actors_idle=0.25)
     assert figures["learner_idle"] == pytest.approx(0.5 / 2.0)
     assert figures["learner_step_seconds"] == pytest.approx(1.0)
     assert figures["learner_other_seconds"] == pytest.approx(0.5)
@@ -87,7 +84,7 @@ def test_the_limit_of_actors_falls_back_on_tokens(trained):
 def one_round(speed):
     limits = {"actors": {"samples_per_second": 10.0}, "learner_samples_per_second": 8.0}
     figures = {"0": {"samples_per_second": speed}, "2": {"samples_per_second": 2 * speed}}
-    return conclude(figures, limits)
+    return compare_with_limits(figures, limits)
 
 
 def test_an_arm_is_held_against_the_smaller_limit_of_its_own_round():
@@ -105,59 +102,35 @@ def test_medians_are_taken_over_rounds_figure_by_figure():
 def test_the_help_names_every_benchmark(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
     assert app(["bench", "--help"], standalone_mode=False) == 0
-    told = " ".join(capsys.readouterr().out.split())
-    assert all(f" {name}" in told for name in BENCHMARKS), told
+    text = " ".join(capsys.readouterr().out.split())
+    assert all(f" {name}" in text for name in BENCHMARKS), text
 
 
-@pytest.mark.parametrize(
-    ("module", "name", "long"),
-    [
-        (chaos, "chaos", "45 to 75 seconds"),
-        (queue, "queue", "about 25 minutes"),
-        (generate, "generate", "about four minutes"),
-        (train, "train", "about four minutes"),
-    ],
-)
-def test_the_help_of_a_benchmark_tells_its_name_its_options_and_how_long_it_takes(
-    module, name, long, monkeypatch
-):
-    class Told(Exception):
-        pass
-
-    def parse_args(parser):
-        raise Told(parser)
-
-    monkeypatch.setattr("argparse.ArgumentParser.parse_args", parse_args)
-    with pytest.raises(Told) as told:
-        module.main()
-    (parser,) = told.value.args
-    assert parser.prog == f"headway bench {name}"
-    assert [action.dest for action in parser._actions if not action.help] == []
-    assert long in " ".join(parser.format_help().split())
+@pytest.fixture(params=sorted(set(BENCHMARKS) - {"screenshots"}))
+def study(request) -> Study:
+    """Every benchmark but the screenshots, which measure nothing."""
+    module = importlib.import_module(f"benchmarks.{BENCHMARKS[request.param]}")
+    assert module.STUDY.name == request.param
+    return module.STUDY
 
 
-@pytest.mark.parametrize(
-    ("module", "option"),
-    [
-        (chaos, "--out"),
-        (generate, "--output"),
-        (metrics_cost, "--out"),
-        (presets, "--out"),
-        (queue, "--out"),
-        (train, "--output"),
-    ],
-)
-def test_figures_that_could_not_be_stored_are_not_measured(
-    module, option, tmp_path, monkeypatch, capsys
-):
+def test_the_help_of_a_benchmark_names_it_and_explains_every_option(study):
+    parser = study.parser()
+    assert parser.prog == f"headway bench {study.name}"
+    settings = ["settings"]  # --set KEY=VALUE explains itself
+    assert [action.dest for action in parser._actions if not action.help] in ([], settings)
+    assert f"headway bench {study.name}" in parser.format_help()
+
+
+def test_figures_that_could_not_be_stored_are_not_measured(study, tmp_path):
     (tmp_path / "file").touch()
-    monkeypatch.setattr("sys.argv", ["bench", option, str(tmp_path / "file" / "below" / "x.json")])
-    with pytest.raises(SystemExit) as refused:
-        module.main()
-    assert refused.value.code == 2
-    said = capsys.readouterr().err
-    assert "cannot be written: Not a directory" in said
-    assert len(said.splitlines()) == 1
+    options = study.parse(["--out", str(tmp_path / "file" / "below" / "x")])
+    with pytest.raises(InputError, match="cannot be written: Not a directory"):
+        dataclasses.replace(study, check=None, measure=_must_not_measure).run(options)
+
+
+def _must_not_measure(options):
+    pytest.fail("it was measured")
 
 
 def test_the_folder_of_figures_is_made_before_they_are_measured(tmp_path):
@@ -167,7 +140,7 @@ def test_the_folder_of_figures_is_made_before_they_are_measured(tmp_path):
     store({"figure": 1}, file)
     reserve(file)
     assert json.loads(file.read_text()) == {"figure": 1}
-    with pytest.raises(SystemExit):
+    with pytest.raises(InputError):
         reserve(file.parent)
 
 

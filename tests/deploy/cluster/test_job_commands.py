@@ -6,7 +6,6 @@ from types import SimpleNamespace
 
 import pytest
 
-from deploy.cluster import jobs as submission
 from deploy.cluster.jobs import PAUSES_SECONDS, Jobs
 from deploy.errors import RunFailed
 
@@ -37,16 +36,14 @@ class Client:
 
 
 @pytest.fixture
-def pauses(monkeypatch):
-    """How long was paused, without pausing."""
-    found = []
-    monkeypatch.setattr(submission.time, "sleep", found.append)
-    return found
+def pauses():
+    """Seconds of each pause, none of which takes time."""
+    return []
 
 
-def jobs(monkeypatch, client):
+def jobs(monkeypatch, client, pauses):
     monkeypatch.setattr("ray.job_submission.JobSubmissionClient", lambda address: client)
-    return Jobs(ADDRESS)
+    return Jobs(ADDRESS, pauses.append)
 
 
 def test_a_log_that_breaks_often_is_followed_as_long_as_text_comes(monkeypatch, pauses):
@@ -54,16 +51,16 @@ def test_a_log_that_breaks_often_is_followed_as_long_as_text_comes(monkeypatch, 
     broken = RuntimeError("WebSocket connection closed unexpectedly")
     logs = [[*texts[: number + 1], broken] for number in range(len(texts))]
     statuses = [*["RUNNING"] * len(texts), "FAILED"]
-    said = []
-    followed = jobs(monkeypatch, Client(logs, statuses, code=7))
-    assert followed.follow("job", said.append) == 7
-    assert said == texts
+    printed = []
+    followed = jobs(monkeypatch, Client(logs, statuses, code=7), pauses)
+    assert followed.follow("job", printed.append) == 7
+    assert printed == texts
     assert set(pauses) == {PAUSES_SECONDS[0]}
 
 
 def test_a_log_that_brings_nothing_again_and_again_is_given_up(monkeypatch, pauses):
     logs = [[ConnectionResetError("reset by peer")]] * len(PAUSES_SECONDS)
-    followed = jobs(monkeypatch, Client(logs, ["RUNNING"]))
+    followed = jobs(monkeypatch, Client(logs, ["RUNNING"]), pauses)
     with pytest.raises(RunFailed, match=r"broke off 6 times \(reset by peer\).*headway attach job"):
         followed.follow("job", pytest.fail)
     assert pauses == list(PAUSES_SECONDS)
@@ -72,16 +69,16 @@ def test_a_log_that_brings_nothing_again_and_again_is_given_up(monkeypatch, paus
 def test_a_cluster_that_is_away_for_a_while_costs_no_exit_code(monkeypatch, pauses):
     away = [ConnectionError("refused")] * 3
     client = Client([["text"]], ["RUNNING", *away, "SUCCEEDED", *away, "SUCCEEDED"])
-    said = []
-    assert jobs(monkeypatch, client).follow("job", said.append) == 0
-    assert said == ["text"]
+    printed = []
+    assert jobs(monkeypatch, client, pauses).follow("job", printed.append) == 0
+    assert printed == ["text"]
     assert pauses == [0.5, 1.0, 2.0] * 2
 
 
 def test_a_cluster_that_stays_away_is_named(monkeypatch, pauses):
     client = Client([["text"]], ["RUNNING", ConnectionError("refused")])
     with pytest.raises(RunFailed, match=rf"cluster at {ADDRESS} does not answer \(refused\)"):
-        jobs(monkeypatch, client).follow("job", lambda _: None)
+        jobs(monkeypatch, client, pauses).follow("job", lambda _: None)
 
 
 def test_what_the_terminal_refuses_is_not_taken_for_a_broken_log(monkeypatch, pauses):
@@ -89,7 +86,7 @@ def test_what_the_terminal_refuses_is_not_taken_for_a_broken_log(monkeypatch, pa
         raise BrokenPipeError
 
     with pytest.raises(BrokenPipeError):
-        jobs(monkeypatch, Client([["text"]], ["RUNNING"])).follow("job", closed)
+        jobs(monkeypatch, Client([["text"]], ["RUNNING"]), pauses).follow("job", closed)
 
 
 def test_an_interrupt_ends_following_and_closes_the_log(monkeypatch, pauses):
@@ -104,7 +101,7 @@ def test_an_interrupt_ends_following_and_closes_the_log(monkeypatch, pauses):
             finally:
                 closed.append(job)
 
-    said = []
+    printed = []
     with pytest.raises(KeyboardInterrupt):
-        jobs(monkeypatch, Waiting([], ["RUNNING"])).follow("job", said.append)
-    assert (said, closed, pauses) == (["text"], ["job"], [])
+        jobs(monkeypatch, Waiting([], ["RUNNING"]), pauses).follow("job", printed.append)
+    assert (printed, closed, pauses) == (["text"], ["job"], [])

@@ -2,7 +2,6 @@
 
 import io
 import os
-import re
 import signal
 import time
 
@@ -11,7 +10,6 @@ import ray
 from ray.util import placement_group_table
 from rich.console import Console
 
-from deploy.cluster import placement_group as module
 from deploy.cluster.placement import ResourceRequest
 from deploy.cluster.placement_group import Reservation
 from deploy.errors import RunFailed
@@ -37,33 +35,35 @@ def states():
 def test_processes_work_in_the_room_of_their_own_number():
     here = ray.get_runtime_context().get_node_id()
     output, shown = screen()
-    wanted = [want("learner", 1, 0.25, node_id=here), want("actors", 2, 0.25), want("judge", 1, 0)]
+    wanted = [
+        want("learner", 1, 0.25, node_id=here),
+        want("actors", 2, 0.25),
+        want("reward_model", 1, 0),
+    ]
     held = Reservation(wanted, 30.0, shown)
     try:
         places = [held.options("learner", 0), *(held.options("actors", i) for i in range(2))]
-        bundles = [each["scheduling_strategy"].placement_group_bundle_index for each in places]
+        bundles = [place["scheduling_strategy"].placement_group_bundle_index for place in places]
         assert bundles == [0, 1, 2]
-        assert held.options("judge", 0) == {}
+        assert held.options("reward_model", 0) == {}
         work = ray.remote(num_cpus=0.25)(lambda: os.getpid()).options(**places[2])
         assert ray.get(work.remote(), timeout=60) > 0
         assert output.getvalue() == ""
     finally:
-        ray.util.remove_placement_group(held._group)
+        ray.util.remove_placement_group(held.group)
 
 
-def test_who_finds_no_room_is_told_what_is_free_and_leaves_nothing_behind(monkeypatch):
-    monkeypatch.setattr(module, "REPORT_SECONDS", 0.5)
+def test_a_run_without_resources_names_what_is_free_and_leaves_nothing_behind():
     output, shown = screen()
     more = ray.cluster_resources()["CPU"] + 1
-    with pytest.raises(RunFailed, match=r"no room .* = 1.5; free now are [\d.]+: .*2 CPU"):
-        Reservation([want("actors", 2, more / 2)], 1.5, shown)
-    assert re.search(
-        r"waiting for free resources on the cluster for 1 s; free now are", output.getvalue()
-    )
+    with pytest.raises(RunFailed, match=r"no free resources .* = 1.5; free now .*: .*2 CPU"):
+        Reservation([want("actors", 2, more / 2)], 1.5, shown, report_seconds=0.5)
+    waiting = "waiting for free resources on the cluster for 1 s; free now are"
+    assert waiting in output.getvalue()
     assert "PENDING" not in states()
 
 
-def test_an_interrupt_is_heard_while_a_run_waits_for_room():
+def test_an_interrupt_is_heard_while_a_run_waits_for_resources():
     _, shown = screen()
     shown.say = lambda _: os.kill(os.getpid(), signal.SIGINT)
     began, more = time.monotonic(), ray.cluster_resources()["CPU"] + 1
@@ -73,14 +73,14 @@ def test_an_interrupt_is_heard_while_a_run_waits_for_room():
     assert "PENDING" not in states()
 
 
-def test_a_wait_ends_when_others_make_room():
+def test_a_wait_ends_when_others_release_resources():
     cpus = ray.cluster_resources()["CPU"]
     others = Reservation([want("actors", 1, cpus)], 30.0, screen()[1])
     _, shown = screen()
-    shown.say = lambda _: ray.util.remove_placement_group(others._group)
+    shown.say = lambda _: ray.util.remove_placement_group(others.group)
     held = Reservation([want("actors", 1, cpus)], 60.0, shown)
     assert held.options("actors", 0)
-    ray.util.remove_placement_group(held._group)
+    ray.util.remove_placement_group(held.group)
 
 
 def test_a_run_that_reserves_nothing_has_no_group():
@@ -89,7 +89,7 @@ def test_a_run_that_reserves_nothing_has_no_group():
     assert len(placement_group_table()) == before
 
 
-def test_an_actor_for_which_there_is_no_room_is_not_placed():
+def test_an_actor_without_free_resources_is_not_placed():
     class Idle:
         async def here(self):
             return True
@@ -97,6 +97,6 @@ def test_an_actor_for_which_there_is_no_room_is_not_placed():
     more = ray.cluster_resources()["CPU"] + 1
     placed, unplaced = (ray.remote(Idle).options(num_cpus=cpus).remote() for cpus in (0, more))
     assert ray.get(placed.here.remote(), timeout=60)
-    assert [is_placed(each) for each in (placed, unplaced)] == [True, False]
+    assert [is_placed(handle) for handle in (placed, unplaced)] == [True, False]
     ray.kill(placed)
     ray.kill(unplaced)

@@ -1,7 +1,7 @@
-"""What a resumed run knows of its earlier sessions."""
+"""The record of a resumed run has the figures of earlier sessions."""
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pytest
 
@@ -11,6 +11,9 @@ from deploy.errors import InputError
 from deploy.report.summary import summarise
 from deploy.storage.run_directory import RunDirectory
 from tests.deploy.trained import train
+from weight_sync.announcements import WeightUpdateReport
+
+UPDATE = WeightUpdateReport(engine_id="engine-0", version=0, published_at=1.0, bytes=7)
 
 
 @pytest.fixture
@@ -32,14 +35,14 @@ def test_batches_come_from_the_ledger_and_the_drivers_files_are_mended(run):
     config, directory = run
     train(directory, [{"loss": 0.5}, {"loss": 0.25}])
     directory.append("metrics.jsonl", [{"version": 0, "loss": 0.5}])
-    directory.append("swaps.jsonl", [{"version": 0}])
+    directory.append("swaps.jsonl", [asdict(UPDATE)])
     with (directory.path / "swaps.jsonl").open("a") as file:
         file.write('{"version": 1, "byt')
     record = restore(config, directory, now=100.0)
     assert record.batches == [{"version": 0, "loss": 0.5}, {"version": 1, "loss": 0.25}]
-    assert record.version == 2
+    assert (record.version, record.swaps) == (2, [UPDATE])
     assert directory.rows("metrics.jsonl") == record.batches
-    assert (directory.path / "swaps.jsonl").read_text() == '{"version": 0}\n'
+    assert directory.rows("swaps.jsonl") == [asdict(UPDATE)]
 
 
 def test_seconds_tokens_and_scores_go_on_where_the_last_summary_ended(run):
@@ -79,7 +82,7 @@ def test_a_moved_run_finds_its_own_folder(run, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "text", "said"),
+    ("name", "text", "message"),
     [
         ("recipe.json", b"{}", "is damaged, or of another version"),
         ("recipe.json", b"\xff\xfe", "cannot be read"),
@@ -87,11 +90,11 @@ def test_a_moved_run_finds_its_own_folder(run, tmp_path):
         ("metrics.jsonl", b'{"version": 0}\n{bad\n{"version": 2}\n', "line 2 is damaged"),
     ],
 )
-def test_a_damaged_file_of_a_run_is_named(tmp_path, name, text, said):
+def test_a_damaged_file_of_a_run_is_named(tmp_path, name, text, message):
     directory = RunDirectory(tmp_path)
     (tmp_path / name).write_bytes(text)
     read = {"recipe.json": directory.config, "summary.json": directory.status}
-    with pytest.raises(InputError, match=said) as refused:
+    with pytest.raises(InputError, match=message) as refused:
         read.get(name, lambda: directory.rows(name))()
     assert "pydantic" not in str(refused.value)
 

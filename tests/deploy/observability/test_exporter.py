@@ -16,12 +16,18 @@ from deploy.config.loader import load_recipe
 from deploy.driver import run_metrics as module
 from deploy.driver.run_metrics import RunMetrics
 from deploy.errors import InputError
-from deploy.observability.exporter import Exporter, check_address
+from deploy.observability.exporter import Endpoint, Exporter, check_address
 from deploy.observability.waits import Overdue, Wait
 from deploy.preflight.inputs import load_inputs
 from deploy.storage.run_record import Record
+from weight_sync.announcements import WeightUpdateReport
 
 FAILURES, DISK = "headway_weight_update_failures", "headway_disk_free_bytes"
+
+
+FAILED = WeightUpdateReport(
+    engine_id="engine-0", version=2, published_at=11.0, bytes=0, error="LoadFailed: no"
+)
 
 
 @pytest.fixture
@@ -33,29 +39,27 @@ def others():
 def exporter(tmp_path, others):
     record = Record(name="mine", steps=3, max_staleness=2, started_at=0.0)
     record.swaps.append(
-        {
-            "engine_id": "engine-0",
-            "published_at": 10.0,
-            "staged_at": 10.5,
-            "prepare_seconds": 0.125,
-            "swap_started_at": 10.75,
-            "pause_seconds": 0.25,
-            "load_seconds": 0.5,
-            "resume_seconds": 0.25,
-            "swap_finished_at": 12.0,
-            "bytes": 100,
-            "error": None,
-        }
+        WeightUpdateReport(
+            engine_id="engine-0",
+            version=1,
+            published_at=10.0,
+            staged_at=10.5,
+            prepare_seconds=0.125,
+            swap_started_at=10.75,
+            pause_seconds=0.25,
+            load_seconds=0.5,
+            resume_seconds=0.25,
+            swap_finished_at=12.0,
+            bytes=100,
+        )
     )
-    record.swaps.append({"engine_id": "engine-0", "error": "LoadFailed: no"})
+    record.swaps.append(FAILED)
     made = Exporter(
         "mine",
         tmp_path,
         [RunMetrics(record, tmp_path, lambda: [Overdue(Wait("a", "b", "c"), 7.0)])],
         lambda: others,
-        host="127.0.0.1",
-        port=0,
-        node="10.0.0.7",
+        Endpoint("127.0.0.1", 0, node="10.0.0.7"),
         evaluators=["actor-1"],
     )
     yield made
@@ -104,7 +108,7 @@ def test_weight_updates_are_summed_by_phase_once_however_often_they_are_asked_fo
 
 
 class Slow(list):
-    """Rows that a scrape takes its time to read."""
+    """Reports that a scrape reads slowly."""
 
     def __getitem__(self, index):
         found = super().__getitem__(index)
@@ -113,7 +117,7 @@ class Slow(list):
 
 def test_two_scrapes_at_once_count_an_update_once(tmp_path):
     record = Record(name="mine", steps=3, max_staleness=2, started_at=0.0)
-    record.swaps = Slow({"engine_id": "engine-0", "error": "no"} for _ in range(4))
+    record.swaps = Slow([FAILED] * 4)
     metrics = RunMetrics(record, tmp_path, list)
     both = threading.Barrier(2)
 

@@ -18,10 +18,11 @@ from deploy.config.loader import load_recipe
 from deploy.errors import RunFailed
 from deploy.observability.stack_dumps import ProcessDump, ProcessLocation, dump_local
 from deploy.observability.waits import ActorHealth, Wait
-from deploy.observability.watchdog import Probes, Watchdog, concerned, write_durably
+from deploy.observability.watchdog import Probes, Watchdog, WatchedRun, concerned, write_durably
 from deploy.runtime.console import Terminal
 from deploy.storage.run_directory import RunDirectory
 from deploy.storage.run_record import Record
+from weight_sync.announcements import WeightUpdateReport
 
 STATES = ("queued", "leased", "ready", "taken", "trained", "dropped", "failed")
 STATUS = SimpleNamespace(
@@ -66,12 +67,14 @@ class Stage:
             self.directory,
             Terminal(Console(file=self.output, width=400)),
             self.record,
-            status=self.ask,
-            learner_paused=self.ask_learner,
-            actors=lambda: {"actor-0": ActorHealth(engine_id="engine-0", answers=True)},
-            handles=lambda: self.handles,
-            save=self.save,
-            probes=Probes(**{**intervals, "dump": self.dump, **probes}),
+            WatchedRun(
+                status=self.ask,
+                learner_paused=self.ask_learner,
+                actors=lambda: {"actor-0": ActorHealth(engine_id="engine-0", answers=True)},
+                handles=lambda: self.handles,
+                save=self.save,
+            ),
+            Probes(**{**intervals, "dump": self.dump, **probes}),
         )
         self.handles = {"broker": Process(1), "learner-0": Process(2), "learner-1": Process(3)}
 
@@ -214,7 +217,11 @@ def test_where_the_recipe_says_so_the_run_ends_after_a_checkpoint(tmp_path):
 
 def test_a_run_in_which_nothing_moves_ends_after_a_checkpoint_and_names_every_wait(tmp_path):
     stage = Stage(tmp_path, stall_factor=3.0)
-    stage.record.swaps.append({"error": "LoadFailed: a cable"})
+    stage.record.swaps.append(
+        WeightUpdateReport(
+            engine_id="e", version=1, published_at=0.0, bytes=0, error="LoadFailed: a cable"
+        )
+    )
     said = (
         r"^nothing moved for .* more than 3 times deploy.watchdog_seconds = 0.05; version 1, .*"
         r"unfinished evaluations: greedy@4; .* weight update: LoadFailed: a cable; "

@@ -13,6 +13,7 @@ from deploy.planner.simulated_engine import SimulatedEngine
 from deploy.storage.run_directory import RunDirectory
 from queues.readers.group_history import GroupTimes
 from tests.deploy.leased import train_early
+from weight_sync.announcements import WeightUpdateReport
 
 TRUE = EngineRates(step_seconds=0.004, rollout_step_seconds=0.0002, turnover_seconds=0.003)
 PUT = 0.02
@@ -103,17 +104,16 @@ def rows(count):
 
 
 def swap(version, published, *, staged=0.02, pause=0.05, **more):
-    return {
-        "engine_id": "engine-0",
-        "version": version,
-        "published_at": published,
-        "staged_at": published + staged,
-        "swap_started_at": published + staged,
-        "swap_finished_at": published + staged + pause,
-        "error": None,
-        "seeding": False,
+    return WeightUpdateReport(
+        engine_id="engine-0",
+        version=version,
+        published_at=published,
+        bytes=7,
+        staged_at=published + staged,
+        swap_started_at=published + staged,
+        swap_finished_at=published + staged + pause,
         **more,
-    }
+    )
 
 
 def test_an_engine_s_rates_are_found_again():
@@ -144,9 +144,13 @@ def test_a_learner_s_rates_are_found_again():
 
 
 def test_updates_that_failed_or_seeded_an_engine_are_left_out():
-    swaps = [swap(1, 5.0), swap(2, 6.0, pause=0.15), swap(0, 0.1, pause=9.0, seeding=True)]
-    swaps[1]["prepare_seconds"] = 0.01  # after it was staged, and before it asked for a permit
-    swaps.append({**swap(3, 7.0), "error": "no", "staged_at": None, "swap_finished_at": None})
+    failed = replace(swap(3, 7.0), error="no", staged_at=None, swap_finished_at=None)
+    swaps = [
+        swap(1, 5.0),
+        swap(2, 6.0, pause=0.15, prepare_seconds=0.01),
+        swap(0, 0.1, pause=9.0, seeding=True),
+        failed,
+    ]
     update = rates_of(rows(12), swaps, made()).rates.update
     assert update.staging_seconds == pytest.approx(0.025)
     assert update.pause_seconds == pytest.approx(0.1)

@@ -17,6 +17,7 @@ from deploy.report.tables import figures
 from deploy.storage.run_directory import RunDirectory
 from deploy.storage.run_record import Record
 from queues.readers.selection_bias import Fate, compare
+from weight_sync.announcements import WeightUpdateReport
 
 FETCHED = Path(__file__).parents[3] / ".chromium"
 LIBRARIES = FETCHED / "usr" / "lib"
@@ -52,18 +53,16 @@ def batch(version, *, session=1.0, waited=1.0, took=4.0, **more):
 
 
 ORIGINS = ("fresh", "crossed", "stale")
-SWAP = {
-    "engine_id": "engine-0",
-    "version": 1,
-    "published_at": 10.0,
-    "swap_finished_at": 10.5,
-    "pause_seconds": 0.1,
-    "load_seconds": 0.05,
-    "resume_seconds": 0.05,
-    "bytes": 7,
-    "seeding": False,
-    "error": None,
-}
+SWAP = WeightUpdateReport(
+    engine_id="engine-0",
+    version=1,
+    published_at=10.0,
+    swap_finished_at=10.5,
+    pause_seconds=0.1,
+    load_seconds=0.05,
+    resume_seconds=0.05,
+    bytes=7,
+)
 
 
 def shown(label="mine", *, batches=3, swaps=(SWAP,), fates=(), colour="#1f6fb4"):

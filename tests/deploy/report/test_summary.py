@@ -7,7 +7,9 @@ import pytest
 from deploy.report.summary import overlap, summarise
 from deploy.report.tables import figures
 from deploy.storage.run_record import Earlier, Record
+from learner.diagnostics.batch_report import TrainedBatch
 from queues.records import Evaluation
+from weight_sync.announcements import WeightUpdateReport
 
 
 def batch(version, *, start, end, wait, lags, rollouts=4, session=1.0):
@@ -39,19 +41,19 @@ def batch(version, *, start, end, wait, lags, rollouts=4, session=1.0):
 
 
 def swap(version, *, published, started, finished, error=None, seeding=False):
-    return {
-        "seeding": seeding,
-        "engine_id": "actor-0",
-        "version": version,
-        "published_at": published,
-        "swap_started_at": started,
-        "swap_finished_at": finished,
-        "pause_seconds": 0.01,
-        "load_seconds": 0.02,
-        "resume_seconds": 0.03,
-        "bytes": 1000,
-        "error": error,
-    }
+    return WeightUpdateReport(
+        seeding=seeding,
+        engine_id="actor-0",
+        version=version,
+        published_at=published,
+        swap_started_at=started,
+        swap_finished_at=finished,
+        pause_seconds=0.01,
+        load_seconds=0.02,
+        resume_seconds=0.03,
+        bytes=1000,
+        error=error,
+    )
 
 
 BATCHES = [
@@ -63,7 +65,7 @@ SWAPS = [
     swap(0, published=9, started=9.2, finished=9.3, seeding=True),
     swap(1, published=12, started=12.2, finished=12.5),
     swap(2, published=15, started=15.2, finished=15.4),
-    swap(3, published=18, started=18.2, finished=18.4, error="LoadFailed"),
+    swap(3, published=18, started=18.2, finished=None, error="LoadFailed"),
 ]
 
 
@@ -150,7 +152,7 @@ def test_versions_that_were_overtaken_before_they_were_sent_are_counted():
 
 
 def test_overlap_counts_updates_that_arrived_after_the_next_step_had_begun():
-    assert overlap(BATCHES, SWAPS) == {
+    assert overlap([TrainedBatch.from_dict(row) for row in BATCHES], SWAPS) == {
         "updates": 3,
         "learner_ahead": 1,
         "queue_ready": 1,

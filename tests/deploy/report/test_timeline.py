@@ -1,5 +1,7 @@
 """The timeline of a run: rows to curves and spans, by tables."""
 
+from dataclasses import replace
+
 import pytest
 
 from deploy.report.timeline import (
@@ -15,6 +17,7 @@ from deploy.report.timeline import (
     window,
 )
 from queues.readers.group_history import GroupTimes, History
+from weight_sync.announcements import WeightUpdateReport
 
 
 def group(engine="engine-0", accepted=3.0, taken=None, rollouts=((0.0, 2.0),)):
@@ -36,16 +39,17 @@ def batch(version, start, session=0.0):
 
 
 def swap(version, published, engine="engine-0", **changes):
-    return {
-        "engine_id": engine,
-        "version": version,
-        "published_at": published,
-        "staged_at": published + 1,
-        "prepare_seconds": 0.25,
-        "swap_started_at": published + 2,
-        "swap_finished_at": published + 3,
-        "error": None,
-    } | changes
+    report = WeightUpdateReport(
+        engine_id=engine,
+        version=version,
+        published_at=published,
+        bytes=7,
+        staged_at=published + 1,
+        prepare_seconds=0.25,
+        swap_started_at=published + 2,
+        swap_finished_at=published + 3,
+    )
+    return replace(report, **changes)
 
 
 @pytest.mark.parametrize(

@@ -1,24 +1,24 @@
-"""What the figures of `headway bench scale` say: what was missed, where it saturates, and why."""
+"""Conclusions of `headway bench scale`: missed aims, where it saturates, and why."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 AIM_SECONDS = 0.1
-"""99th percentile of a put, and of a lease."""
+"""Aim for the 99th percentile of a put, and of a lease."""
 AIM_SHARE = 0.95
-"""Of the groups/s that were asked for; with less, calls were fast because there were few."""
-JUDGED = ("put", "lease")
-SHOWN = (*JUDGED, "heartbeat", "save", "serving", "lease_poll", "announced", "permit")
+"""Least share of the asked groups/s; with less, calls are fast because they are few."""
+COMPARED = ("put", "lease")
+SHOWN = (*COMPARED, "heartbeat", "save", "serving", "lease_poll", "announced", "permit")
 FULL = 0.9
-"""Of a core."""
+"""Share of a core."""
 WAITING = 0.5
-"""Of a core that waits for the disk."""
+"""Share of a core that waits for the disk."""
 Setting = Mapping[str, Any]
-"""What `scale.measure` returns."""
+"""The figures of `scale.measure_setting`."""
 
 
 def quantiles(values: Sequence[float]) -> dict[str, float] | None:
-    """Count, median, 99th percentile and largest; None of nothing."""
+    """Return count, median, 99th percentile and largest; None without values."""
     if not values:
         return None
     ordered = sorted(values)
@@ -30,12 +30,12 @@ def quantiles(values: Sequence[float]) -> dict[str, float] | None:
     }
 
 
-def lines(setting: Setting) -> list[str]:
-    """One setting."""
+def describe(setting: Setting) -> list[str]:
+    """Return one setting as lines."""
     asked, cores = setting["asked_groups_per_second"], setting["cores"]
     megabytes, count = setting["megabytes"], (setting["seconds"]["put"] or {"count": 0})["count"]
     calls = ", ".join(f"{call} {_milliseconds(setting, call)}" for call in SHOWN)
-    found = [
+    lines = [
         f"{setting['actors']:5d} actors, {'at most' if asked is None else f'{asked:g}':>7} asked:"
         f" {setting['accepted_groups_per_second']:6,.0f} groups/s accepted, {setting['refused']}"
         f" refused; broker {cores['broker']:.2f} cores {megabytes['broker']:.0f} MB (so"
@@ -45,39 +45,38 @@ def lines(setting: Setting) -> list[str]:
         f"      ms p50/p99: {calls}; scrape {1e3 * setting['scrape']['max']:.0f} ms at most",
     ]
     if not setting["enough_puts"]:
-        found.append(
+        lines.append(
             f"      only {count} puts were timed in {setting['measured_seconds']:.0f} s: the 99th"
             " percentiles are of few"
         )
-    found += [f"      missed: {each}" for each in missed(setting)]
-    return found
+    return lines + [f"      missed: {miss}" for miss in missed(setting)]
 
 
 def missed(setting: Setting) -> list[str]:
-    """What was not reached of what was asked for; nothing was where all that they can was asked."""
+    """Return the missed aims; without an asked rate there are none."""
     asked = setting["asked_groups_per_second"]
     if not asked:
         return []
-    accepted, found = setting["accepted_groups_per_second"], slow_calls(setting)
+    accepted, misses = setting["accepted_groups_per_second"], slow_calls(setting)
     if accepted < AIM_SHARE * asked:
-        found.append(f"{accepted:,.0f} groups/s accepted, not {AIM_SHARE:g} of {asked:g}")
-    return found
+        misses.append(f"{accepted:,.0f} groups/s accepted, not {AIM_SHARE:g} of {asked:g}")
+    return misses
 
 
 def slow_calls(setting: Setting) -> list[str]:
-    """Of the judged calls, those whose 99th percentile is above the aim, or unknown."""
-    found = []
-    for call in JUDGED:
+    """Return the compared calls whose 99th percentile is above the aim, or unknown."""
+    slow = []
+    for call in COMPARED:
         seconds = setting["seconds"][call]
         if seconds is None:
-            found.append(f"no {call} was timed")
+            slow.append(f"no {call} was timed")
         elif seconds["p99"] > AIM_SECONDS:
-            found.append(f"{call} p99 {1e3 * seconds['p99']:.0f} ms, above {1e3 * AIM_SECONDS:g}")
-    return found
+            slow.append(f"{call} p99 {1e3 * seconds['p99']:.0f} ms, above {1e3 * AIM_SECONDS:g}")
+    return slow
 
 
 def limit(setting: Setting) -> str:
-    """What is full, the broker first; where all cores are, everybody waits for one."""
+    """Describe what is full, the broker first."""
     cores, machine = setting["cores"], setting["machine"]
     if cores["broker"] >= FULL:
         return f"the broker: {cores['broker']:.2f} of its core"
@@ -103,20 +102,20 @@ def limit(setting: Setting) -> str:
 
 
 def verdict(settings: Sequence[Setting]) -> list[str]:
-    """Where it saturates, and what limits it there."""
-    fast = [each for each in settings if not slow_calls(each)]
-    slow = [each for each in settings if slow_calls(each)]
+    """Describe where it saturates, and what limits it there."""
+    fast = [setting for setting in settings if not slow_calls(setting)]
+    slow = [setting for setting in settings if slow_calls(setting)]
     aim = f"p99 of puts and of leases at most {1e3 * AIM_SECONDS:g} ms"
     if fast:
         best = max(fast, key=_accepted)
-        said = f"{aim}: up to {_accepted(best):,.0f} groups/s, of {best['actors']} actors"
+        reach = f"{aim}: up to {_accepted(best):,.0f} groups/s, of {best['actors']} actors"
     else:
-        said = f"{aim}: in no setting"
+        reach = f"{aim}: in no setting"
     beyond = max(slow, key=_accepted, default=None)
     if beyond is None:
-        return [said, "not saturated: calls were fast in every setting"]
+        return [reach, "not saturated: calls were fast in every setting"]
     return [
-        said,
+        reach,
         f"beyond it ({beyond['actors']} actors, {_accepted(beyond):,.0f} groups/s;"
         f" {'; '.join(slow_calls(beyond))}) the limit is {limit(beyond)}",
     ]
@@ -127,10 +126,10 @@ def _accepted(setting: Setting) -> float:
 
 
 def _crowd(setting: Setting) -> float:
-    """Cores of the busiest process that simulates actors."""
+    """Return the cores of the busiest process that simulates actors."""
     return max(share for name, share in setting["cores"].items() if name.startswith("crowd"))
 
 
 def _milliseconds(setting: Setting, call: str) -> str:
-    each = setting["seconds"][call]
-    return "–" if each is None else f"{1e3 * each['p50']:.0f}/{1e3 * each['p99']:.0f}"
+    known = setting["seconds"][call]
+    return "–" if known is None else f"{1e3 * known['p50']:.0f}/{1e3 * known['p99']:.0f}"

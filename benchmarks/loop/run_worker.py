@@ -1,6 +1,6 @@
 """One measurement of a benchmark in a process of its own, so that Ray ends with it.
 
-python -m benchmarks.loop.async_arm train|actors|learner RECIPE.json [RECORDED_RUN]
+python -m benchmarks.loop.run_worker RECIPE.json train|actors|learner [RECORDED_RUN]
 """
 
 import sys
@@ -17,14 +17,13 @@ from deploy.storage.run_directory import RunDirectory
 
 
 def main() -> None:
-    kind, recipe, *recorded = sys.argv[1:]
+    recipe, kind, *recorded = sys.argv[1:]
     config = RunConfig.model_validate_json(Path(recipe).read_text())
     inputs = load_inputs(config)
     directory = RunDirectory.of(config)
     directory.create(config, replace=False)
     match kind:
-        case "train":
-            # Held-out problems are left out of training; whoever wants scores takes them later.
+        case "train":  # without evaluations: checkpoints are scored afterwards
             run(config, replace(inputs, evaluations=[]), directory, Terminal())
         case "actors":
             actors_alone(config, inputs, directory)

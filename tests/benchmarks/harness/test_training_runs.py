@@ -1,25 +1,23 @@
-"""What arms of a benchmark start from, and how they are named, refused and gone on with."""
+"""Training runs of a benchmark: their start, their names, what is refused, and resuming."""
 
 import argparse
-import io
 import json
 import os
 
 import pytest
-from rich.console import Console
-from rich.progress import Progress
 
-from benchmarks.harness.arms import (
+from benchmarks.harness.study import whole_numbers
+from benchmarks.harness.training_runs import (
+    TrainingRuns,
+    Variant,
     check_devices,
+    conditions,
     finished,
     initial_model,
     make_base,
-    numbers,
-    show_conditions,
 )
-from benchmarks.harness.subprocesses import Children, read_environment
 from deploy.config.loader import load_recipe
-from deploy.errors import InputError, RunFailed
+from deploy.errors import InputError
 from deploy.preflight.provenance import ORIGIN_FILE, warm_start_origin
 from deploy.storage.run_directory import RunDirectory
 
@@ -36,9 +34,9 @@ def recipe(folder, *settings):
 
 def arguments(tmp_path, **changes):
     settings = [f"deploy.runs_dir={tmp_path / 'runs'}"]
-    given = {"recipe": "demo", "settings": settings, "steps": None, "score_every": 5}
-    given |= {"problems": 100, "out": tmp_path / "out"}
-    return argparse.Namespace(**given | changes)
+    options = {"recipe": "demo", "settings": settings, "steps": None, "score_every": 5}
+    options |= {"problems": 100, "out": tmp_path / "out"}
+    return argparse.Namespace(**options | changes)
 
 
 def test_a_warm_start_of_the_benchmark_itself_is_taken_before_one_among_the_runs(tmp_path):
@@ -83,9 +81,9 @@ def test_what_cannot_be_compared_is_refused_before_anything_is_written(tmp_path,
 
 
 def test_a_number_that_is_written_twice_is_one():
-    assert numbers("2,0,00,inf,02", "--bounds", or_else="inf") == ("2", "0", "inf")
+    assert whole_numbers("2,0,00,inf,02", "--bounds", or_else="inf") == ("2", "0", "inf")
     with pytest.raises(InputError, match=r"--seeds '0,-1': give whole numbers, separated"):
-        numbers("0,-1", "--seeds")
+        whole_numbers("0,-1", "--seeds")
 
 
 def test_gpus_are_as_good_as_cores():
@@ -105,24 +103,23 @@ def test_gpus_are_as_good_as_cores():
     ("measured", "written", "line"),
     [
         (["a", "a"], "a", ""),
-        (["b", "a"], "a", "arms were measured at commit a, b; this was written at a\n"),
-        (["a", "a"], "b", "arms were measured at commit a; this was written at b\n"),
-        (["a", None], "a", "arms were measured at commit a, unknown; this was written at a\n"),
-        ([None], None, "arms were measured at commit unknown; this was written at unknown\n"),
+        (["b", "a"], "a", "runs were measured at commit a, b; this was written at a\n"),
+        (["a", "a"], "b", "runs were measured at commit a; this was written at b\n"),
+        (["a", None], "a", "runs were measured at commit a, unknown; this was written at a\n"),
+        ([None], None, "runs were measured at commit unknown; this was written at unknown\n"),
     ],
 )
-def test_commits_of_arms_are_told_where_they_differ_or_are_unknown(measured, written, line):
-    def arm(commit):
+def test_commits_of_runs_are_named_where_they_differ_or_are_unknown(measured, written, line):
+    def run(commit):
         machine = {"load_average": [0.0]}
         return {"environment": {"commit": commit, "machine": machine} if commit else None}
 
-    told = Console(file=io.StringIO(), width=200)
-    arms = [arm(commit) for commit in measured]
-    show_conditions({"commit": written, "arms": arms, "failed": []}, told)
-    assert told.file.getvalue().partition("largest")[0] == line
+    runs = [run(commit) for commit in measured]
+    text = conditions({"commit": written, "arms": runs, "failed": []}) + "\n"
+    assert text.partition("largest")[0].lstrip() == line
 
 
-def test_an_arm_is_finished_by_the_same_recipe_alone(tmp_path):
+def test_a_run_is_finished_by_the_same_recipe_alone(tmp_path):
     config = recipe(tmp_path)
     directory = RunDirectory.of(config)
     assert not finished(directory, config)
@@ -135,13 +132,13 @@ def test_an_arm_is_finished_by_the_same_recipe_alone(tmp_path):
         finished(directory, config.model_copy(update={"steps": 3}))
 
 
-def test_an_arm_that_fails_names_its_last_words_and_what_it_ran_on(tmp_path):
-    config = recipe(tmp_path)
-    with Progress(console=Console(file=io.StringIO())) as progress:
-        children = Children(tmp_path, progress, 1)
-        with pytest.raises(RunFailed, match="arm ended with exit code 2: headway: ") as failure:
-            children.run("arm", "train", config)
-    assert str(tmp_path / "demo.log") in str(failure.value)
-    machine = read_environment(tmp_path, config)["machine"]
+def test_a_run_that_fails_is_left_out_with_its_last_line_and_its_provenance_is_kept(tmp_path):
+    variant = Variant("demo", 0, recipe(tmp_path))
+    with TrainingRuns(tmp_path, 1) as runs:
+        trained, (failed,) = runs.train([variant])
+    assert trained == []
+    assert failed["why"].startswith("seed 0 · demo ended with exit code 2: headway: ")
+    assert str(tmp_path / "demo.log") in failed["why"]
+    machine = variant.environment()["machine"]
     assert machine["cores"] == os.cpu_count()
     assert json.loads((tmp_path / "demo.json").read_text())["name"] == "demo"

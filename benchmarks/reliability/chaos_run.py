@@ -1,4 +1,4 @@
-"""One run of `headway bench chaos`: its recipe, its processes, and what is left of it to judge."""
+"""One run of `headway bench chaos`: its recipe, its processes, and its files for the oracle."""
 
 import json
 import os
@@ -12,8 +12,10 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
+from benchmarks.harness.subprocesses import CLI
 from benchmarks.reliability.chaos_oracle import Fate, Verdict, judge
 from deploy.cluster.cleanup import AGENTS
+from deploy.errors import RunFailed
 from learner.diagnostics.trained_log import VARIABLE
 
 T = TypeVar("T")
@@ -21,16 +23,16 @@ T = TypeVar("T")
 ROLES = {
     "rollout actor": "ray::RolloutActor",
     "engine worker": "VLLM::EngineCore|.* spawn_main",
-    "broker": "ray::_BrokerActor",
+    "broker": "ray::BrokerActor",
     "learner rank": "ray::RankActor",
     "driver": "",
 }
-"""Patterns of the title of each role's process, as vLLM does not always get to set its own; the
-driver is the command itself."""
+"""Patterns of the titles of processes by role; vLLM does not always set its own. The driver is the
+command itself."""
 END_SECONDS = 300.0
-"""Deadline of a run to end after a kill that it does not outlive."""
+"""Deadline of a run to end after a kill that it does not survive."""
 REST_SECONDS = 60.0
-"""How long processes may outlive their driver before they are ended."""
+"""Time that processes may outlive their driver before they are killed."""
 GROUPS, SIZE, STALENESS = 4, 2, 2
 
 RECIPE = """
@@ -91,13 +93,13 @@ def score(prompt, completion, answer, metadata):
 '''
 
 
-class Stage:
-    """One run and the command that works on it, seen from outside.
+class ChaosRun:
+    """One run and its command, seen from outside.
 
     Args:
-        folder: Holds recipe, reward, runs and what commands said.
+        folder: Folder of recipe, reward, runs and the output of commands.
         name: Of the run.
-        settings: Of the recipe, beyond its name.
+        settings: Settings of the recipe.
     """
 
     def __init__(self, folder: Path, name: str, settings: Mapping[str, Any]) -> None:
@@ -110,7 +112,7 @@ class Stage:
         self.process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        """Begins the run, or goes on with it."""
+        """Start the run, or resume it."""
         begun = (self.folder / "runs" / self.name / "recipe.json").exists()
         arguments = ["resume", self.name] if begun else ["run", f"{self.name}.toml"]
         with self.output.open("ab") as output:
@@ -119,26 +121,26 @@ class Stage:
             )
 
     def poll(self) -> int | None:
-        """The exit code of the command; None while it works."""
+        """Return the exit code of the command; None while it runs."""
         assert self.process is not None
         return self.process.poll()
 
     def batches(self) -> int:
-        """Lines of the learner's log."""
+        """Return the number of lines of the learner's log."""
         return self.log.read_bytes().count(b"\n") if self.log.exists() else 0
 
     def target(self, role: str) -> int | None:
-        """The process of a role; None while there is none."""
+        """Return the process of a role; None while there is none."""
         assert self.process is not None
         if role == "driver":
             return self.process.pid
-        found = [pid for pid, title in processes(self.folder) if re.match(ROLES[role], title)]
-        return found[-1] if found else None
+        pids = [pid for pid, title in processes(self.folder) if re.match(ROLES[role], title)]
+        return pids[-1] if pids else None
 
-    def rest(self) -> None:
-        """Returns when no process of the run is left; ends those that outlive the deadline.
+    def settle(self) -> None:
+        """Wait until no process of the run is left; kills those that outlive the deadline.
 
-        Ray's own agents are not waited for: they take a minute to see that their node is gone.
+        Ray's own agents are not waited for: they need a minute to notice that their node is gone.
         """
         deadline = time.monotonic() + REST_SECONDS
         while left := [
@@ -151,15 +153,15 @@ class Stage:
             time.sleep(0.2)
 
     def end(self) -> None:
-        """Ends what is left of the command, where it did not end by itself."""
+        """Kill the command if it has not ended, and wait for its processes."""
         assert self.process is not None
         if self.process.poll() is None:
             os.killpg(self.process.pid, signal.SIGKILL)
             self.process.wait()
-        self.rest()
+        self.settle()
 
     def judge(self) -> Verdict:
-        """What the oracle says of the run."""
+        """Return the oracle's verdict on the run."""
         rows = [json.loads(line) for line in self.log.read_text().splitlines()]
         fates = read_fates(self.folder / "runs" / self.name)
         return judge(
@@ -175,12 +177,11 @@ class Stage:
 def headway(
     folder: Path, arguments: Sequence[str], output: Any, extra: Mapping[str, str] | None = None
 ) -> "subprocess.Popen[bytes]":
-    """Starts a command of ours in a session of its own."""
-    program = "from deploy.cli import main; main()"
+    """Start a command of Headway in a session of its own."""
     root = str(Path(__file__).parents[2])
     paths = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
     return subprocess.Popen(
-        [sys.executable, "-c", program, *arguments],
+        [sys.executable, *CLI, *arguments],
         cwd=folder,
         env={**os.environ, "PYTHONPATH": paths, "HF_HUB_OFFLINE": "1", **(extra or {})},
         stdout=output,
@@ -190,21 +191,21 @@ def headway(
 
 
 def processes(folder: Path) -> list[tuple[int, str]]:
-    """Id and title of living processes that work in a folder, oldest first."""
-    found = []
+    """Return id and title of the living processes whose working directory is a folder, in order."""
+    alive = []
     for path in Path("/proc").glob("[0-9]*"):
         try:
             status = (path / "stat").read_text().rsplit(")", 1)[1].split()
             if (path / "cwd").readlink() == folder and status[0] != "Z":
                 title = (path / "cmdline").read_text().replace("\0", " ")
-                found.append((int(status[19]), int(path.name), title))
+                alive.append((int(status[19]), int(path.name), title))
         except OSError:
             continue
-    return [(pid, title) for _, pid, title in sorted(found)]
+    return [(pid, title) for _, pid, title in sorted(alive)]
 
 
 def kill(pid: int) -> bool:
-    """SIGKILL to one process; whether it was there."""
+    """Kill one process by SIGKILL; return False if it is gone."""
     try:
         os.kill(pid, signal.SIGKILL)
     except ProcessLookupError:
@@ -213,7 +214,7 @@ def kill(pid: int) -> bool:
 
 
 def read_fates(run: Path) -> list[Fate]:
-    """What the ledger says of every train group, in the order of issue, with rewards compared."""
+    """Return the ledger's rows of all train groups in the order of issue, with rewards compared."""
     from queues.schema import summarize
     from queues.storage.journal import read_group
 
@@ -235,7 +236,7 @@ def read_fates(run: Path) -> list[Fate]:
 
 
 def issued_prompts(recipe: Path, count: int) -> list[str]:
-    """Ids of the first prompts of a recipe's source."""
+    """Return the ids of the first prompts of a recipe's source."""
     from actors.sources.registry import load_source
     from deploy.config.loader import load_recipe
 
@@ -251,19 +252,19 @@ def issued_prompts(recipe: Path, count: int) -> list[str]:
     return [prompt.prompt_id for prompt in source.next(count)]
 
 
-def until(happened: Callable[[], T], stage: Stage, seconds: float, what: str) -> T | None:
-    """What `happened` returns once it is true; None where the command ended first.
+def until(condition: Callable[[], T], run: ChaosRun, seconds: float, what: str) -> T | None:
+    """Wait until a condition is true and return its value; None where the command ended first.
 
     Raises:
-        SystemExit: It did not happen in time, which is a finding.
+        RunFailed: It was not true in time, which is a result of the benchmark.
     """
     deadline = time.monotonic() + seconds
-    while not (found := happened()):
-        if stage.poll() is not None:
+    while not (value := condition()):
+        if run.poll() is not None:
             return None
         if time.monotonic() > deadline:
-            sys.exit(
-                f"{stage.name}: {what} did not happen within {seconds:g} s; see {stage.output}"
+            raise RunFailed(
+                f"{run.name}: {what} did not happen within {seconds:g} s; see {run.output}"
             )
         time.sleep(0.02)
-    return found
+    return value

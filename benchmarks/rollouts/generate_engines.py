@@ -1,10 +1,9 @@
 """The two engines of `headway bench generate`: one inside the loop, one alone. Actors of Ray.
 
 Both sample the same numbers of tokens for the same prompts: an end of a sequence is ignored, and
-`length_of` says how long each is.
+`length_of` gives the length of each.
 """
 
-import asyncio
 import random
 import time
 from collections.abc import Sequence
@@ -26,13 +25,13 @@ SEED = 0
 
 
 def length_of(prompt_ids: Sequence[int], sample_index: int, longest: int) -> int:
-    """Tokens that a sample of a prompt has: lognormal, the same wherever it is asked."""
+    """Return the lognormal number of tokens of a sample, a function of its prompt and index."""
     draw = random.Random(f"{list(prompt_ids)}/{sample_index}")
     return min(longest, max(1, round(MEDIAN_TOKENS * draw.lognormvariate(0, SIGMA))))
 
 
 class MeasuredActor(ray_actor.RolloutActor):
-    """A rollout actor as it is, but for the lengths of what it samples."""
+    """A rollout actor that samples given numbers of tokens."""
 
     def _build(self) -> Any:
         import vllm
@@ -43,7 +42,7 @@ class MeasuredActor(ray_actor.RolloutActor):
 
 
 def fix_lengths(engine: Any) -> Any:
-    """The engine, whose every request is as long as `length_of` says."""
+    """Return the engine, whose every request is as long as `length_of` gives."""
     generate = engine.generate
 
     async def fixed(
@@ -64,13 +63,10 @@ def fix_lengths(engine: Any) -> Any:
 
 
 class Offline:
-    """vLLM by itself: a list of requests in, all their tokens out.
-
-    What no argument says is vLLM's own: an `LLM` may take more tokens of prompts in one step.
-    """
+    """An `LLM` of vLLM: a list of requests in, all their tokens out."""
 
     def start(self, model_path: str, config: ActorsConfig, max_model_len: int) -> None:
-        """Loads the model with the arguments that the actor's engine has."""
+        """Load the model with the arguments of the actor's engine; others are vLLM's defaults."""
         spec = EngineSpec(
             index=0,
             config=config,
@@ -86,10 +82,7 @@ class Offline:
         self._llm = LLM(**arguments)
 
     def generate(self, requests: Sequence[tuple[list[int], int]]) -> tuple[float, int]:
-        """Samples each prompt's number of tokens; seconds and tokens.
-
-        Token ids and log-probabilities, as training needs them, and no text.
-        """
+        """Sample token ids and log-probabilities, as many as asked; return seconds and tokens."""
         from vllm import SamplingParams
         from vllm.inputs import tokens_input
 
@@ -109,8 +102,3 @@ class Offline:
         outputs = self._llm.generate(prompts, sampling, use_tqdm=False)
         seconds = time.perf_counter() - begin
         return seconds, sum(len(output.outputs[0].token_ids) for output in outputs)
-
-
-async def settled(seconds: float = 0.3) -> None:
-    """Lets what the last arm left behind be done."""
-    await asyncio.sleep(seconds)

@@ -1,11 +1,10 @@
-"""One run of TRL's GRPOTrainer on a recipe of ours, in a process of its own.
+"""One run of TRL's GRPOTrainer on a recipe of Headway, in a process of its own.
 
-    python -m benchmarks.loop.trl_arm RECIPE.json MICROBATCH padded|continuous
+    python -m benchmarks.loop.trl_worker RECIPE.json MICROBATCH padded|continuous
 
 The recipe's model folder, prompts in the same order, reward, batch, group size, loss, optimizer and
-schedule; TRL's own loop, on the cores that it is started on, with the threads that the environment
-sets. Leaves behind what a run of ours does, as far as it is compared: `metrics.jsonl`, with a row
-for each batch, and `checkpoints/`; beside them `trl.json`, its settings and versions.
+schedule in TRL's own loop, on the cores and threads of this process. Writes `metrics.jsonl` with a
+row for each batch, `checkpoints/`, and `trl.json` with TRL's settings and versions.
 """
 
 import asyncio
@@ -30,8 +29,8 @@ from learner.engine.lr_schedule import rate_factor
 from queues.records import FinishReason
 
 
-class OurSchedule(GRPOTrainer):
-    """TRL's trainer with the recipe's learning rates: the first of its own kinds would be 0."""
+class RecipeSchedule(GRPOTrainer):
+    """TRL's trainer with the recipe's learning rates: the first of its own schedules would be 0."""
 
     def __init__(self, config: RunConfig, **arguments: Any) -> None:
         self._recipe = config
@@ -46,8 +45,8 @@ class OurSchedule(GRPOTrainer):
         return self.lr_scheduler
 
 
-class Watch(TrainerCallback):
-    """Writes down when each batch was done and saves the model every so often."""
+class BatchLog(TrainerCallback):
+    """Writes a row when a batch is done, and saves the model every `every` batches."""
 
     def __init__(self, directory: RunDirectory, every: int, tokenizer: Any) -> None:
         self._directory, self._every, self._tokenizer = directory, every, tokenizer
@@ -55,13 +54,13 @@ class Watch(TrainerCallback):
         self.tokens = self.rollouts = 0
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **more: Any) -> None:
-        """TRL generates and trains within a step."""
+        """Note the begin of a step, which generates and trains."""
         self._began = time.time()
 
     def on_step_end(
         self, args: Any, state: Any, control: Any, *, model: Any = None, **more: Any
     ) -> None:
-        """A batch is trained."""
+        """Write the row of a trained batch."""
         row = {
             "version": state.global_step - 1,
             "wait_started_at": self._began,
@@ -78,7 +77,7 @@ class Watch(TrainerCallback):
 
 
 def settings(config: RunConfig, directory: RunDirectory, micro: int, generation: str) -> GRPOConfig:
-    """The recipe in TRL's words; where it has none of them, its default stays."""
+    """Return the recipe as TRL's settings; the others stay at their defaults."""
     prompts, actors, learner = config.prompts, config.actors, config.learner
     samples = prompts.groups_per_batch * prompts.group_size
     options = dict(config.objective.loss_options)
@@ -115,11 +114,11 @@ def settings(config: RunConfig, directory: RunDirectory, micro: int, generation:
 
 
 def write_settings(stated: GRPOConfig, file: Path) -> None:
-    """What TRL was set to, and what of it was installed."""
-    places = ("output_dir", "logging_dir")
-    found = {key: value for key, value in stated.to_dict().items() if key not in places}
+    """Write TRL's settings and the versions of its packages."""
+    folders = ("output_dir", "logging_dir")
+    settings = {key: value for key, value in stated.to_dict().items() if key not in folders}
     versions = {name: version(name) for name in ("trl", "transformers", "accelerate", "torch")}
-    file.write_text(json.dumps({"versions": versions, "settings": found}, default=str))
+    file.write_text(json.dumps({"versions": versions, "settings": settings}, default=str))
 
 
 def main() -> None:
@@ -129,7 +128,7 @@ def main() -> None:
     directory = RunDirectory.of(config)
     directory.create(config, replace=False)
     tokenizer = AutoTokenizer.from_pretrained(inputs.model_path)
-    watch = Watch(directory, config.learner.checkpoint_every, tokenizer)
+    log = BatchLog(directory, config.learner.checkpoint_every, tokenizer)
 
     def reward(
         prompts: list[str],
@@ -138,32 +137,31 @@ def main() -> None:
         answer: list[str],
         **more: Any,
     ) -> list[float]:
-        watch.rollouts += len(completions)
-        watch.tokens += sum(map(len, completion_ids))
+        log.rollouts += len(completions)
+        log.tokens += sum(map(len, completion_ids))
 
-        async def one(place: int) -> float:
-            ended = completion_ids[place][-1] == tokenizer.eos_token_id
-            reason = FinishReason.STOP if ended else FinishReason.LENGTH
-            given = {"finish_reason": reason}
-            return await last_answer(prompts[place], completions[place], answer[place], given)
+        async def score(index: int) -> float:
+            ended = completion_ids[index][-1] == tokenizer.eos_token_id
+            metadata = {"finish_reason": FinishReason.STOP if ended else FinishReason.LENGTH}
+            return await last_answer(prompts[index], completions[index], answer[index], metadata)
 
-        async def every() -> list[float]:
-            return [await one(place) for place in range(len(completions))]
+        async def score_all() -> list[float]:
+            return [await score(index) for index in range(len(completions))]
 
-        return asyncio.run(every())
+        return asyncio.run(score_all())
 
     stated = settings(config, directory, int(micro), generation)
     write_settings(stated, directory.path / SETTINGS)
     rows = inputs.source.next(config.steps * config.prompts.groups_per_batch)
     data = Dataset.from_list([{"prompt": row.text, "answer": row.answer} for row in rows])
-    trainer = OurSchedule(
+    trainer = RecipeSchedule(
         config,
         model=AutoModelForCausalLM.from_pretrained(inputs.model_path, dtype="float32"),
         reward_funcs=reward,
         args=stated,
         train_dataset=data,
         processing_class=tokenizer,
-        callbacks=[watch],
+        callbacks=[log],
     )
     trainer.train()
     if not (directory.checkpoints / f"v{config.steps:06d}").exists():

@@ -1,6 +1,6 @@
 """What `headway bench queue` compares, and the processes that drive it.
 
-All arms are driven by the same producers and the same consumer through the same `BrokerClient`:
+All are driven by the same producers and the same consumer through the same `BrokerClient`:
 
     broker     the broker, durable
     empty      a Ray actor with the same methods and messages that keeps nothing: what Ray allows
@@ -14,97 +14,104 @@ import os
 import time
 from collections import Counter
 from collections.abc import Sequence
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import ray
-from ray.util.queue import Queue
+from ray.util.queue import Empty, Queue
 
-from queues.config import QueuesConfig
-from queues.ray_broker import MAX_CONCURRENCY, BrokerClient, _BrokerActor
+from benchmarks.harness.synthetic_load import make_rollout
+from queues.config import QueuesConfig, RunSpec
+from queues.ray_broker import MAX_CONCURRENCY, BrokerActor, BrokerClient
 from queues.records import (
     Batch,
-    FinishReason,
     Lease,
     Prompt,
     Purpose,
     PutStatus,
-    Rollout,
     RolloutGroup,
 )
 from queues.runtime.ray_payloads import to_arrays
 from queues.schema import encode
+from weight_sync.manifest import Bucket, Manifest, TensorSpec
+from weight_sync.ray_broadcaster import BroadcasterClient
 
 GROUP_SIZE = 8
 BATCH = 32
 WINDOW = 2048
-"""Groups that may be live: never what anybody waits for."""
+"""Groups that may be live: more than are ever waited for."""
 POLL_SECONDS = 2.0
 FOREVER = 10**6
-"""Steps, and η: weights are no part of this."""
+"""Steps, and η where weights play no part."""
 
 
 def groups_at_once(tokens: int) -> int:
-    """Groups that an actor generates side by side: 256 rollouts, or 512,000 tokens."""
+    """Return how many groups an actor generates at once: 256 rollouts, or 512,000 tokens."""
     return min(32, 64_000 // tokens)
 
 
 def prompt_id(number: int) -> str:
-    """All have one length, so that a payload can be made from another one."""
+    """Return an id; all have one length, so that one payload can be made from another."""
     return f"bench/0/{number:08d}"
 
 
+def make_lease(number: int, deadline: int = FOREVER) -> Lease:
+    """Return the lease of a group."""
+    return Lease(
+        group_id=f"g{number:08d}",
+        attempt=1,
+        prompt=Prompt(prompt_id=prompt_id(number), text="1+1="),
+        group_size=GROUP_SIZE,
+        purpose=Purpose.TRAIN,
+        temperature=None,
+        start_version=0,
+        deadline_version=deadline,
+    )
+
+
 def template(tokens: int) -> bytes:
-    """The payload of group 0: GROUP_SIZE rollouts of so many tokens."""
-    sampled = tokens - 3
-    now = datetime.now(UTC)
+    """Return the payload of group 0: GROUP_SIZE rollouts of so many tokens."""
     rollouts = [
-        Rollout(
-            sample_index=index,
-            token_ids=list(range(tokens)),
-            prompt_length=3,
-            loss_mask=[False] * 3 + [True] * sampled,
-            behavior_logprobs=[0.0] * 3 + [-0.5] * sampled,
-            versions=[-1] * 3 + [0] * sampled,
-            reward=float(index),
-            reward_parts={"exact": float(index)},
-            finish_reason=FinishReason.STOP,
-            turns=1,
-            environment="single_turn",
-            engine_id="engine-0",
-            created_at=now,
-            finished_at=now,
-        )
-        for index in range(GROUP_SIZE)
+        make_rollout(list(range(tokens)), index, prompt_length=3) for index in range(GROUP_SIZE)
     ]
     return encode(
         RolloutGroup(group_id="g00000000", prompt_id=prompt_id(0), attempt=1, rollouts=rollouts)
     )
 
 
-def payload_of(lease: Lease, made_from: bytes) -> bytes:
-    """The template as the result of a lease; encoding is the actors' work and not measured."""
-    renamed = made_from.replace(b"g00000000", lease.group_id.encode())
+def payload_of(lease: Lease, template: bytes) -> bytes:
+    """Return a template as the result of a lease; the work of encoding is not measured."""
+    renamed = template.replace(b"g00000000", lease.group_id.encode())
     return renamed.replace(prompt_id(0).encode(), lease.prompt.prompt_id.encode())
 
 
-class CountedBroker(_BrokerActor):
-    """The broker, and how often its journal was synced."""
+def manifest(version: int) -> Manifest:
+    """Return a version of one small tensor, made now."""
+    spec = TensorSpec(name="w", dtype="float32", shape=(16,), bucket=0, offset=0)
+    return Manifest(
+        version=version,
+        tensors=(spec,),
+        buckets=(Bucket(nbytes=64, checksum="0" * 32, location="nowhere"),),
+        created_at=time.time(),
+    )
+
+
+class CountedBroker(BrokerActor):
+    """The broker, with a count of the syncs of its journal."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
-        self._syncs, commit = 0, self._journal.commit
+        self.syncs, fdatasync = 0, os.fdatasync
 
-        def counted() -> None:
-            self._syncs += self._journal._dirty
-            commit()
+        def counted(file: int) -> None:
+            self.syncs += 1
+            fdatasync(file)
 
-        self._journal.commit = counted
+        os.fdatasync = counted
 
     async def vitals(self) -> tuple[int, int]:
-        """Syncs so far, and the process."""
-        return self._syncs, os.getpid()
+        """Return the number of syncs so far, and the id of the process."""
+        return self.syncs, os.getpid()
 
 
 class EmptyBroker:
@@ -113,14 +120,14 @@ class EmptyBroker:
     def __init__(self, tokens: int) -> None:
         self._payload = template(tokens)
         self._issued = self._leased = self._put = self._wanted = 0
-        self._line_is_short, self._batch_is_ready = asyncio.Event(), asyncio.Event()
-        self._line_is_short.set()
+        self._queue_is_short, self._batch_is_ready = asyncio.Event(), asyncio.Event()
+        self._queue_is_short.set()
 
     async def prompts_wanted(self, timeout: float) -> int:
-        """Half a line at a time, as the broker's feeder is asked."""
+        """Ask for a window of prompts whenever the queue is short."""
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._line_is_short.wait(), timeout)
-            self._line_is_short.clear()
+            await asyncio.wait_for(self._queue_is_short.wait(), timeout)
+            self._queue_is_short.clear()
             return WINDOW
         return 0
 
@@ -131,25 +138,13 @@ class EmptyBroker:
     async def serving(self, engine_id: str, version: int) -> None:
         """See `Broker.serving`."""
 
-    async def lease(self, engine_id: str, room: int, timeout: float) -> list[Lease]:
+    async def lease(self, engine_id: str, capacity: int, timeout: float) -> list[Lease]:
         """See `Broker.lease`; never empty."""
         first = self._leased + 1
-        self._leased += room // GROUP_SIZE
+        self._leased += capacity // GROUP_SIZE
         if self._issued - self._leased < WINDOW:
-            self._line_is_short.set()
-        return [
-            Lease(
-                group_id=f"g{number:08d}",
-                attempt=1,
-                prompt=Prompt(prompt_id=prompt_id(number), text="1+1="),
-                group_size=GROUP_SIZE,
-                purpose=Purpose.TRAIN,
-                temperature=None,
-                start_version=0,
-                deadline_version=FOREVER,
-            )
-            for number in range(first, self._leased + 1)
-        ]
+            self._queue_is_short.set()
+        return [make_lease(number) for number in range(first, self._leased + 1)]
 
     async def put_many(self, puts: Sequence[tuple[str, bytes]]) -> list[PutStatus]:
         """See `Broker.put_many`."""
@@ -175,11 +170,10 @@ class EmptyBroker:
 
 @ray.remote(num_cpus=0, max_concurrency=100)
 class Producers:
-    """A process of simulated actors: they lease, generate in no time, and put."""
+    """A process of simulated actors that lease, generate in no time, and put."""
 
     def __init__(self, tokens: int, names: Sequence[str]) -> None:
-        self._template = template(tokens)
-        self._names = names
+        self._template, self._names = template(tokens), names
         self._stop = asyncio.Event()
         self.served: Counter[str] = Counter()
         self.seconds: dict[str, list[float]] = {"lease": [], "put": []}
@@ -189,7 +183,7 @@ class Producers:
         await asyncio.gather(*(self._act(client, name, at_once) for name in self._names))
 
     async def fill(self, queue: Queue, at_once: int) -> None:
-        """Put into a queue that knows no leases."""
+        """Put into a queue without leases until `stop`."""
 
         async def make() -> None:
             while not self._stop.is_set():
@@ -198,15 +192,15 @@ class Producers:
         await asyncio.gather(*(make() for _ in range(at_once * len(self._names))))
 
     async def _act(self, client: BrokerClient, name: str, at_once: int) -> None:
-        """Keep so many groups in the making, each put as soon as it is finished: at once."""
+        """Keep so many groups in the making; each is put at once."""
         await client.serving(name, 0)
         making: set[asyncio.Task[None]] = set()
         while not self._stop.is_set():
-            if room := at_once - len(making):
+            if free := at_once - len(making):
                 began = time.perf_counter()
-                leases = await client.lease(name, room * GROUP_SIZE, POLL_SECONDS)
+                leases = await client.lease(name, free * GROUP_SIZE, POLL_SECONDS)
                 self.seconds["lease"].append(time.perf_counter() - began)
-                making |= {asyncio.create_task(self._put(client, name, x)) for x in leases}
+                making |= {asyncio.create_task(self._put(client, name, lease)) for lease in leases}
             if making:
                 done, making = await asyncio.wait(making, return_when=asyncio.FIRST_COMPLETED)
                 for task in done:
@@ -228,71 +222,74 @@ class Producers:
             seconds.clear()
 
     async def figures(self) -> tuple[dict[str, int], dict[str, list[float]]]:
-        """Groups put by each actor, and how long each call took, since `begin`."""
+        """Return the groups put by each actor, and the seconds of each call, since `begin`."""
         return {name: self.served[name] for name in self._names}, self.seconds
 
     async def stop(self) -> None:
-        """Actors leave after their next put."""
+        """Let the actors end after their next put."""
         self._stop.set()
 
 
 @ray.remote(num_cpus=0, max_concurrency=100)
 class Consumer:
-    """The learner and the feeder of prompts, in a process."""
+    """A simulated learner and feeder of prompts: takes and acknowledges every batch at once."""
 
     def __init__(self) -> None:
         self._stop = asyncio.Event()
-        self.groups = self.bytes = 0
+        self.groups = self.bytes = self.batches = 0
 
-    async def drive(self, client: BrokerClient) -> None:
-        """Feed, take and acknowledge until `stop`."""
-        feeding = asyncio.create_task(self._feed(client))
-        version = 0
+    async def run(self, broker: BrokerClient, broadcaster: BroadcasterClient | None = None) -> None:
+        """Feed, take and acknowledge until `stop`; announces every version to a broadcaster."""
+        feeding = asyncio.create_task(self._feed(broker))
         while not self._stop.is_set():
-            batch = await client.take(version, POLL_SECONDS)
+            batch = await broker.take(self.batches, POLL_SECONDS)
+            if feeding.done():
+                feeding.result()
             if batch is None:
                 continue
-            await client.ack(version, {})
-            version += 1
+            await broker.ack(self.batches, {})
+            self.batches += 1
+            if broadcaster is not None:
+                await broadcaster.announce(manifest(self.batches))
             self.groups += len(batch.payloads)
             self.bytes += sum(map(len, batch.payloads))
         feeding.cancel()
 
-    async def _feed(self, client: BrokerClient) -> None:
-        number = 0
+    async def _feed(self, broker: BrokerClient) -> None:
+        issued = 0
         while True:
-            wanted = await client.prompts_wanted(POLL_SECONDS)
+            wanted = await broker.prompts_wanted(POLL_SECONDS)
             if wanted:
-                ids = range(number + 1, number + wanted + 1)
-                prompts = [Prompt(prompt_id=prompt_id(each), text="1+1=") for each in ids]
-                number += wanted
-                await client.issue(prompts, cursor=str(number))
+                numbers = range(issued + 1, issued + wanted + 1)
+                prompts = [Prompt(prompt_id=prompt_id(number), text="1+1=") for number in numbers]
+                issued += wanted
+                await broker.issue(prompts, cursor=str(issued))
 
     async def drain(self, queue: Queue) -> None:
-        """Take from a queue that knows no batches, a batch of calls at once."""
+        """Take from a queue without batches, a batch of calls at once."""
 
         async def act() -> None:
             while not self._stop.is_set():
                 try:
                     payload = await queue.get_async(timeout=POLL_SECONDS)
-                except ray.util.queue.Empty:
+                except Empty:
                     continue
                 self.groups += 1
                 self.bytes += len(payload)
 
         await asyncio.gather(*(act() for _ in range(BATCH)))
 
-    async def counts(self) -> tuple[float, int, int]:
-        """Now, groups and bytes consumed so far."""
-        return time.perf_counter(), self.groups, self.bytes
+    async def counts(self) -> tuple[float, int, int, int]:
+        """Return the time, and groups, bytes and batches consumed so far."""
+        return time.perf_counter(), self.groups, self.bytes, self.batches
 
     async def stop(self) -> None:
-        """Leave after the next batch."""
+        """End after the next batch."""
         self._stop.set()
 
 
 def start_broker(directory: Path) -> tuple[Any, BrokerClient]:
-    """The broker under test, as durable as it gets."""
+    """Start the broker under test, with `synchronous = "full"`."""
     config = QueuesConfig(
         max_staleness=FOREVER,
         window=WINDOW,
@@ -306,9 +303,7 @@ def start_broker(directory: Path) -> tuple[Any, BrokerClient]:
         .remote(
             directory,
             config=config,
-            groups_per_batch=BATCH,
-            group_size=GROUP_SIZE,
-            steps=FOREVER,
+            spec=RunSpec(groups_per_batch=BATCH, group_size=GROUP_SIZE, steps=FOREVER),
         )
     )
     ray.get(actor.opened.remote(), timeout=120)
@@ -316,7 +311,7 @@ def start_broker(directory: Path) -> tuple[Any, BrokerClient]:
 
 
 def start_empty(tokens: int) -> BrokerClient:
-    """The ceiling of messages."""
+    """Start the ceiling of messages."""
     options = {"num_cpus": 0, "max_concurrency": MAX_CONCURRENCY}
     return BrokerClient(ray.remote(EmptyBroker).options(**options).remote(tokens))
 
@@ -324,7 +319,7 @@ def start_empty(tokens: int) -> BrokerClient:
 def write_and_sync(
     directory: Path, payload: bytes, groups_per_sync: float, seconds: float
 ) -> float:
-    """The ceiling of the disk: groups/s of these bytes, synced after so many groups."""
+    """Return the ceiling of the disk: groups/s of these bytes, synced after so many groups."""
     path, groups, due = directory / "ceiling", 0, groups_per_sync
     with path.open("wb", buffering=0) as file:
         began = time.perf_counter()

@@ -1,0 +1,236 @@
+"""The frame of every benchmark: options, measurement, conclusions, table, figure, stored record.
+
+    STUDY = Study(name="rewards", about=__doc__, measure=measure, file="reward_rate.json")
+
+    if __name__ == "__main__":
+        STUDY.main()
+
+`measure` yields the parts of the record as they become known; after each the conclusions are drawn
+anew and the record is stored, so that an interrupted benchmark leaves what it has measured. Needs
+nothing but Python.
+"""
+
+import argparse
+import math
+import signal
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, NoReturn
+
+from benchmarks.harness.provenance import RESULTS, environment, reserve, store
+from deploy.errors import DeployError, InputError, Interrupted
+from queues.errors import QueuesError
+
+Record = dict[str, Any]
+Options = argparse.Namespace
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One option of a command: a flag, or a positional argument, with its keywords of argparse."""
+
+    flag: str
+    keywords: Mapping[str, Any]
+
+
+def option(flag: str, default: Any = None, about: str = "", **keywords: Any) -> Option:
+    """Describe an option; its type is that of its default, and a list takes several values."""
+    sample = default
+    if isinstance(default, list) and default:
+        keywords.setdefault("nargs", "+")
+        sample = default[0]
+    if "action" not in keywords and "choices" not in keywords and sample is not None:
+        keywords.setdefault("type", type(sample))
+    shown = "" if default is None or default == [] else f" ({_text(default)})"
+    return Option(flag, {"default": default, "help": (about + shown).strip(), **keywords})
+
+
+def _text(default: Any) -> str:
+    values = default if isinstance(default, list) else [default]
+    return " ".join(map(str, values)).replace("%", "%%")
+
+
+def number(
+    kind: type, least: float = -math.inf, *, above: float = -math.inf, most: float = math.inf
+) -> Callable[[str], Any]:
+    """Return the type of an option that is a finite number within bounds.
+
+    Args:
+        kind: int or float.
+        least: Smallest allowed value.
+        above: Largest value that is too small.
+        most: Largest allowed value.
+    """
+    rule = "a whole number" if kind is int else "a number"
+    rule += f", at least {least:g}" if least > -math.inf else ""
+    rule += f", above {above:g}" if above > -math.inf else ""
+    rule += f", at most {most:g}" if most < math.inf else ""
+
+    def parse(text: str) -> Any:
+        try:
+            value = kind(text)
+        except ValueError:
+            value = math.nan
+        if not (math.isfinite(value) and least <= value <= most and value > above):
+            raise argparse.ArgumentTypeError(f"{text} must be {rule}")
+        return value
+
+    return parse
+
+
+@dataclass(frozen=True, kw_only=True)
+class Study:
+    """A benchmark: what is varied and measured, and what is concluded from it."""
+
+    name: str
+    """In `headway bench NAME`."""
+    about: str
+    """The help text: the module's docstring."""
+    measure: Callable[[Options], Iterable[Record]]
+    """Yields parts of the record, each when it is known."""
+    file: str
+    """Name of the record; may hold {time} and the names of options."""
+    options: Sequence[Option] = ()
+    command: str = "headway bench"
+    check: Callable[[Options], None] | None = None
+    """Checks options together, before anything is written; raises `InputError`."""
+    in_folder: bool = False
+    """The option --out is a folder that holds `file`; otherwise it is the file."""
+    folder: Path | None = RESULTS
+    """Default folder of the record; None: `check` sets `options.out`."""
+    conclude: Callable[[Record], Record] = lambda record: {}
+    """Conclusions from the record, which become part of it; pure."""
+    table: Callable[[Record], str] = lambda record: ""
+    """Text that is printed at the end; pure."""
+    figures: Callable[[Record, Path], None] | None = None
+    """Writes further files into the folder of the record: a picture, a page."""
+    misses: Callable[[Record], Sequence[str]] = lambda record: ()
+    """Aims that were missed; with any, the exit code is 1."""
+
+    def main(self) -> NoReturn:
+        """Run the benchmark of the command line and end the process; errors are one message."""
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        try:
+            sys.exit(self.run(self.parse()))
+        except KeyboardInterrupt:
+            print("headway: stopped by the user", file=sys.stderr)
+            sys.exit(Interrupted.exit_code)
+        except (DeployError, QueuesError) as error:
+            print(f"headway: {error}", file=sys.stderr)
+            sys.exit(error.exit_code)
+
+    def parser(self) -> argparse.ArgumentParser:
+        """Return the parser of the benchmark's options."""
+        parser = argparse.ArgumentParser(
+            prog=f"{self.command} {self.name}".strip(),
+            description=self.about,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        for described in self.options:
+            parser.add_argument(described.flag, **described.keywords)
+        kind = "folder" if self.in_folder else "file"
+        where = self.folder.name if self.folder else f"runs/bench-{self.name}-TIME"
+        parser.add_argument(
+            "--out", "--output", type=Path, help=f"{kind} of the figures, else in {where}/"
+        )
+        return parser
+
+    def parse(self, arguments: Sequence[str] | None = None) -> Options:
+        """Read the command line; an option that is wrong ends the process with exit code 2."""
+        return self.parser().parse_args(arguments)
+
+    def run(self, options: Options) -> int:
+        """Measure, conclude, print and store.
+
+        Returns:
+            The exit code: 1 where an aim was missed.
+
+        Raises:
+            InputError: The options do not go together, or the record cannot be written.
+        """
+        if self.check is not None:
+            self.check(options)
+        file = self.record_file(options)
+        reserve(file)
+        record = environment() | {"arguments": _arguments(options)}
+        for part in self.measure(options):
+            record |= part
+            record |= self.conclude(record)
+            store(record, file)
+        if text := self.table(record):
+            print(text)
+        misses = self.misses(record)
+        for miss in misses:
+            print(f"aim missed: {miss}")
+        if self.figures is not None:
+            self.figures(record, file.parent)
+        print(f"stored in {file}", flush=True)
+        return int(bool(misses))
+
+    def record_file(self, options: Options) -> Path:
+        """Return the path of the record."""
+        if options.out is not None and not self.in_folder:
+            return Path(options.out)
+        folder = options.out or self.folder
+        time = f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}"
+        return Path(folder) / self.file.format(time=time, **_arguments(options))
+
+
+def _arguments(options: Options) -> Record:
+    """Return the options that say something about the measurement, as JSON values."""
+    plain = (str, int, float, list, type(None))
+    return {
+        name: value
+        for name, value in vars(options).items()
+        if name != "out" and isinstance(value, plain)
+    }
+
+
+def text_table(head: Sequence[str], rows: Iterable[Sequence[str]], title: str = "") -> str:
+    """Return a table with columns aligned: the first to the left, the others to the right."""
+    cells = [list(head), *(list(row) for row in rows)]
+    widths = [max(len(row[column]) for row in cells) for column in range(len(head))]
+    lines = [
+        "  ".join(
+            cell.rjust(width) if column else cell.ljust(width)
+            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in cells
+    ]
+    return "\n".join([*([title] if title else []), *lines])
+
+
+def whole_numbers(text: str, flag: str, or_else: str | None = None) -> tuple[str, ...]:
+    """Return the whole numbers of a list on the command line, each once, without leading zeros.
+
+    Args:
+        text: Numbers separated by commas.
+        flag: The option, for the message.
+        or_else: A word that may stand for a number.
+
+    Raises:
+        InputError: Something else is in the list.
+    """
+    parts = text.split(",")
+    if not all(part.isdecimal() or part == or_else for part in parts):
+        allowed = f" or {or_else!r}" if or_else else ""
+        raise InputError(f"{flag} {text!r}: give whole numbers{allowed}, separated by commas")
+    return tuple(dict.fromkeys(part if part == or_else else str(int(part)) for part in parts))
+
+
+def known_names(text: str, flag: str, known: Iterable[str]) -> tuple[str, ...]:
+    """Return the names of a list on the command line, each once.
+
+    Raises:
+        InputError: A name is not among those known.
+    """
+    names = tuple(dict.fromkeys(filter(None, text.split(","))))
+    if unknown := set(names) - set(known):
+        raise InputError(
+            f"{flag} {text!r}: there are {', '.join(known)}, and not {', '.join(sorted(unknown))}"
+        )
+    return names

@@ -1,0 +1,341 @@
+"""Training runs of a benchmark: variants of a recipe, one process after the other, resumable."""
+
+import json
+import shutil
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from statistics import fmean
+from typing import Any, Self
+
+from pydantic import ValidationError
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+from benchmarks.harness.provenance import environment, reserve
+from benchmarks.harness.study import Options, Record, option
+from benchmarks.harness.subprocesses import CLI, child, raise_failure
+from deploy.config.loader import load_recipe
+from deploy.config.run_config import RunConfig
+from deploy.errors import InputError, RunFailed
+from deploy.preflight.models import model_path
+from deploy.preflight.provenance import ORIGIN_FILE, refuse_another_origin, warm_start_origin
+from deploy.report.summary import WARM_UP
+from deploy.storage.run_directory import RunDirectory
+from learner.config.learner import ModelConfig
+
+RECIPE = (
+    option("recipe", "demo", "a TOML file or a shipped recipe", nargs="?"),
+    option("--set", [], dest="settings", action="append", metavar="KEY=VALUE"),
+    option("--steps", None, "of every run; the recipe's by default", type=int),
+)
+SCORED = (
+    *RECIPE,
+    option("--seeds", "0,1,2", "of prompts and sampling"),
+    option("--problems", 2000, "of the last score"),
+    option("--target", 0.85, "held-out score whose time is taken"),
+)
+"""Options of benchmarks that score checkpoints; --score-every has a default of each benchmark."""
+ENVIRONMENT = ".environment.json"
+"""Suffix of the file with the provenance of a run."""
+POLL_SECONDS = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """One training run of a benchmark."""
+
+    name: str
+    """In tables."""
+    seed: int
+    config: RunConfig
+    kind: str = ""
+    """The part of the benchmark that it belongs to."""
+    worker: tuple[str, ...] = ()
+    """Module that runs it and further arguments; empty: Headway itself."""
+    variables: Mapping[str, str] | None = None
+    """Added to the environment of its process."""
+
+    @property
+    def directory(self) -> RunDirectory:
+        """The folder of the run."""
+        return RunDirectory.of(self.config)
+
+    def environment(self) -> dict[str, Any] | None:
+        """Return the provenance of the run; None where it was not stored."""
+        file = self.directory.path.parent / f"{self.config.name}{ENVIRONMENT}"
+        return json.loads(file.read_text()) if file.exists() else None
+
+
+def vary(base: RunConfig, name: str, **changes: dict[str, Any]) -> RunConfig:
+    """Return the recipe of a variant.
+
+    Args:
+        base: The recipe that all variants share.
+        name: Of the run.
+        changes: By section.
+
+    Raises:
+        InputError: The changes do not go together.
+    """
+    sections = {
+        section: getattr(base, section).model_copy(update=keys) for section, keys in changes.items()
+    }
+    changed = base.model_copy(update={"name": name, **sections})
+    try:
+        return RunConfig.model_validate(changed.model_dump())
+    except ValidationError as error:
+        raise InputError(f"{name}: {error.errors()[0]['msg']}") from None
+
+
+class TrainingRuns:
+    """Runs variants one after the other and shows progress and the time left.
+
+    Args:
+        out: The folder of the benchmark.
+        total: Runs that there will be.
+    """
+
+    def __init__(self, out: Path, total: int) -> None:
+        self._out, self._left = out, total
+        console = Console(highlight=False)
+        self._progress = Progress(
+            BarColumn(bar_width=20),
+            TextColumn("{task.description}"),
+            TimeElapsedColumn(),
+            console=console,
+            disable=not console.is_terminal,
+        )
+        self._task = self._progress.add_task("", total=total)
+        self._seconds: list[float] = []
+
+    def __enter__(self) -> Self:
+        self._progress.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._progress.stop()
+
+    def run(
+        self,
+        label: str,
+        config: RunConfig,
+        module: str,
+        *arguments: str | Path,
+        variables: Mapping[str, str] | None = None,
+    ) -> RunDirectory:
+        """Run one process to its end; it is given the file of the recipe and the arguments.
+
+        Raises:
+            RunFailed: It failed; names its log.
+        """
+        recipe, log = self._out / f"{config.name}.json", self._out / f"{config.name}.log"
+        recipe.write_text(config.model_dump_json(indent=2))
+        (self._out / f"{config.name}{ENVIRONMENT}").write_text(json.dumps(environment(), indent=2))
+        directory = RunDirectory(self._out / config.name)
+        began = time.monotonic()
+        if not self._progress.console.is_terminal:
+            print(f"{datetime.now():%H:%M:%S}  {label}", flush=True)
+        command = [sys.executable, "-m", module, recipe, *arguments]
+        with log.open("w") as file, child(command, file, variables) as process:
+            while process.poll() is None:
+                self._show(label, config.steps, directory)
+                time.sleep(POLL_SECONDS)
+        raise_failure(label, process.returncode, log)
+        self._seconds.append(time.monotonic() - began)
+        self._done()
+        return directory
+
+    def train(self, variants: Sequence[Variant]) -> tuple[list[Variant], list[Record]]:
+        """Train variants that are not finished yet; a failure does not end the others.
+
+        Returns:
+            The finished variants, and a record of each failure.
+        """
+        trained, failed = [], []
+        for variant in variants:
+            try:
+                self._train(variant)
+                trained.append(variant)
+            except RunFailed as error:
+                failed.append(failure(variant, str(error)))
+        return trained, failed
+
+    def _train(self, variant: Variant) -> None:
+        if finished(variant.directory, variant.config):
+            self._done()
+            return
+        shutil.rmtree(variant.directory.path, ignore_errors=True)
+        module, *arguments = variant.worker or ("benchmarks.loop.run_worker", "train")
+        label = f"seed {variant.seed} · {variant.name}"
+        self.run(label, variant.config, module, *arguments, variables=variant.variables)
+
+    def _done(self) -> None:
+        self._left -= 1
+        self._progress.advance(self._task)
+
+    def _show(self, label: str, steps: int, directory: RunDirectory) -> None:
+        rows = directory.path / "metrics.jsonl"
+        done = rows.read_bytes().count(b"\n") if rows.exists() else 0
+        phase = f"step {done}/{steps}" if done else "starting"
+        left = "time left: known after the first"
+        if self._seconds:
+            left = f"about {self._left * fmean(self._seconds) / 60:.0f} min left"
+        self._progress.update(self._task, description=f"{label} · {phase} · {left}")
+
+
+def failure(variant: Variant, reason: str) -> Record:
+    """Print why a variant is left out, and return it as a record."""
+    print(reason, flush=True)
+    return {"kind": variant.kind, "name": variant.name, "seed": variant.seed, "why": reason}
+
+
+def all_cores(config: RunConfig) -> str:
+    """Return the cores of actors and learner together.
+
+    Raises:
+        InputError: The recipe does not name them.
+    """
+    if config.actors.cores is None or config.learner.cores is None:
+        raise InputError(
+            "a comparison at equal cores needs actors.cores and learner.cores in the recipe"
+        )
+    return ",".join([*config.actors.cores, config.learner.cores])
+
+
+def check_devices(config: RunConfig) -> None:
+    """Raise `InputError` for a recipe whose variants would not have equal devices."""
+    if not (config.actors.gpus and config.learner.gpus):
+        all_cores(config)
+
+
+def finished(directory: RunDirectory, config: RunConfig) -> bool:
+    """Return True if a run was finished with the same recipe.
+
+    Raises:
+        InputError: It was made with another one.
+    """
+    if not directory.summary_file.exists():
+        return False
+    if directory.config() != config:
+        raise InputError(
+            f"{directory.path} was made from another recipe, checkout or warm start; name another "
+            "--out"
+        )
+    return bool(json.loads(directory.summary_file.read_text())["status"] == "done")
+
+
+def make_base(options: Options, name: str) -> RunConfig:
+    """Return the recipe that all variants share, scored by checkpoints; writes nothing.
+
+    Raises:
+        InputError: The options or the recipe cannot be measured.
+    """
+    recipe = load_recipe(options.recipe, options.settings)
+    check_devices(recipe)
+    least = WARM_UP + 5
+    steps = recipe.steps if options.steps is None else options.steps
+    if steps < least or min(options.score_every, options.problems) < 1:
+        raise InputError(
+            f"--steps {steps} must be at least {least}, --score-every {options.score_every} and "
+            f"--problems {options.problems} at least 1"
+        )
+    if recipe.heldout is None:
+        raise InputError(f"recipe {options.recipe} has no [heldout] to score by")
+    size = min(options.problems, recipe.heldout.size)
+    base = start_from(recipe, options, name, steps)
+    return base.model_copy(
+        update={
+            "heldout": recipe.heldout.model_copy(
+                update={"size": size, "final_size": options.problems}
+            ),
+            "learner": recipe.learner.model_copy(
+                update={"checkpoint_every": options.score_every, "keep_checkpoints": steps}
+            ),
+        }
+    )
+
+
+def start_from(recipe: RunConfig, options: Options, name: str, steps: int) -> RunConfig:
+    """Return a recipe on its initial model in the benchmark's folder; sets `options.out`."""
+    stamp = f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}"
+    out = (options.out or recipe.deploy.runs_dir / f"bench-{name}-{stamp}").absolute()
+    options.out = out
+    return recipe.model_copy(
+        update={
+            "steps": steps,
+            "model": ModelConfig(path=initial_model(recipe, out)),
+            "sft": None,
+            "deploy": recipe.deploy.model_copy(update={"runs_dir": out}),
+        }
+    )
+
+
+def initial_model(recipe: RunConfig, out: Path) -> str:
+    """Return the recipe's initial model, or the warm start that exists or will be made.
+
+    Args:
+        recipe: With or without [sft].
+        out: Folder of the benchmark. A warm start in it is preferred to one among the runs, since
+            finished variants came from it.
+
+    Raises:
+        InputError: There is no such model, or `out` has a warm start of other settings.
+    """
+    if recipe.sft is None:
+        return model_path(recipe)
+    origin = warm_start_origin(recipe)
+    for folder in (out, recipe.deploy.runs_dir):
+        for file in sorted(folder.glob(f"*-sft/model/{ORIGIN_FILE}")):
+            if file.read_text() == origin:
+                return str(file.parent.absolute())
+    deploy = recipe.deploy.model_copy(update={"runs_dir": out})
+    warm_start = recipe.model_copy(update={"deploy": deploy}).warm_start
+    if warm_start.exists():
+        refuse_another_origin(warm_start, origin, "name another --out")
+    return str(warm_start)
+
+
+def make_warm_start(options: Options, base: RunConfig) -> None:
+    """Make the folder of a benchmark, and the warm start that its variants need.
+
+    Raises:
+        RunFailed: The warm start could not be made.
+    """
+    out, model = base.deploy.runs_dir, Path(str(base.model.path))
+    reserve(out / f"{base.name}.json")
+    if model.is_relative_to(out) and not model.exists():
+        settings = [*options.settings, f"deploy.runs_dir={out}"]
+        words = [word for setting in settings for word in ("--set", setting)]
+        with child([sys.executable, *CLI, "sft", options.recipe, *words], None) as process:
+            process.wait()
+        if process.returncode:
+            raise RunFailed("the warm start failed, for the reason above")
+    print(f"every variant starts from {base.model.path}", flush=True)
+
+
+def commits(runs: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the commits that runs were measured at, each once; "unknown" where none is stored."""
+    return sorted({(run["environment"] or {}).get("commit") or "unknown" for run in runs})
+
+
+def conditions(document: Mapping[str, Any]) -> str:
+    """Describe which runs failed, the commits of the others, and the load of the machine."""
+    lines = [
+        f"left out: seed {failed['seed']}, {failed['name']}: {failed['why']}"
+        for failed in document["failed"]
+    ]
+    measured = commits(document["arms"])
+    if measured != [document["commit"]]:
+        lines.append(
+            f"runs were measured at commit {', '.join(measured)}; "
+            f"this was written at {document['commit'] or 'unknown'}"
+        )
+    known = [run["environment"] for run in document["arms"] if run["environment"]]
+    if known:
+        largest = max(facts["machine"]["load_average"][0] for facts in known)
+        lines.append(f"largest load average at the start of a run {largest:.1f}")
+    return "\n".join(lines)

@@ -1,0 +1,99 @@
+"""A vLLM engine under load, with a model of random weights."""
+
+import asyncio
+import itertools
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from actors.engines.protocol import SamplingParameters
+from actors.engines.vllm import VllmEngine
+from actors.engines.vllm_settings import VllmSettings
+from benchmarks.harness.synthetic_load import Size, build
+from weight_sync.manifest import Manifest
+from weight_sync.receive.staging import stage
+from weight_sync.transports.protocol import Transport
+
+MAX_MODEL_LEN = 512
+
+
+def qwen3_size(hidden: int, layers: int) -> Size:
+    """Return the sizes of a small Qwen3 with a vocabulary of 1,024."""
+    return Size(
+        hidden=hidden, layers=layers, intermediate=3 * hidden, heads=4, kv_heads=2,
+        head_size=hidden // 4, vocabulary=1024, groups=1, group_size=1, tokens=1, longest=1024,
+        microbatch_tokens=1024,
+    )  # fmt: skip
+
+
+def build_model(folder: Path, size: Size, dtype: str = "float32") -> int:
+    """Write a Qwen3 with random weights that never ends a sequence; return its parameters."""
+    from tokenizers import Tokenizer, models
+    from transformers import PreTrainedTokenizerFast
+
+    model = build(size)
+    eos = model.config.vocab_size  # outside of what the model samples
+    words = {str(token): token for token in range(eos)} | {"<eos>": eos}
+    PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer(models.WordLevel(words, unk_token="0")), eos_token="<eos>"
+    ).save_pretrained(folder)
+    model.to(getattr(torch, dtype)).save_pretrained(folder)
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+async def start_engine(folder: Path, **options: Any) -> VllmEngine:
+    """Start vLLM with a model folder; `options` are those of `VllmSettings`."""
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    defaults = {"dtype": "float32", "max_model_len": MAX_MODEL_LEN, "cores": None}
+    engine = VllmEngine(VllmSettings(str(folder), kv_cache_gib=1, **(defaults | options)))
+    await engine.start()
+    return engine
+
+
+class Load:
+    """Keeps a number of requests running and counts the tokens that they sampled."""
+
+    def __init__(self, engine: VllmEngine, requests: int, tokens: int = 400) -> None:
+        self._engine, self._length = engine, tokens
+        self.tokens = 0
+        self.crossed = 0
+        """Requests that were sampled by several versions."""
+        self._tasks = [asyncio.create_task(self._repeat(slot)) for slot in range(requests)]
+
+    async def _repeat(self, slot: int) -> None:
+        sampling = SamplingParameters(temperature=1.0, max_new_tokens=self._length)
+        for count in itertools.count():
+            done = await self._engine.generate(
+                f"{slot}-{count}", [3, 13, slot], sampling, cache_salt=str(count)
+            )
+            self.tokens += len(done.token_ids)
+            self.crossed += len(set(done.versions)) > 1
+
+    async def stop(self) -> None:
+        """Cancel every request."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+
+async def empty_pause(engine: VllmEngine) -> float:
+    """Return the seconds of vLLM's pause and resume with nothing in between."""
+    begin = time.perf_counter()
+    await engine.pause()
+    await engine.resume()
+    return time.perf_counter() - begin
+
+
+async def bare_load(engine: VllmEngine, manifest: Manifest, transport: Transport) -> float:
+    """Return the seconds of vLLM's start, update and finish of a version that it has already."""
+    staged = stage(manifest, transport)
+    await engine.pause()
+    begin = time.perf_counter()
+    await engine.load(staged, manifest.version)
+    seconds = time.perf_counter() - begin
+    await engine.resume()
+    staged.close()
+    return seconds

@@ -1,0 +1,143 @@
+"""The learner's side of a weight update in a process of its own."""
+
+import asyncio
+import multiprocessing
+import time
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+
+from weight_sync.manifest import Manifest
+from weight_sync.publish.staged_publisher import StagedPublisher
+from weight_sync.transports.filesystem import FilesystemTransport
+from weight_sync.transports.protocol import Transport
+from weight_sync.transports.shared_memory import SharedMemoryTransport
+
+CHANGED = 0.01
+"""Share of the elements that a step changes."""
+DEADLINE = 180.0
+CLOSE_SECONDS = 30.0
+
+
+@dataclass(frozen=True)
+class Sending:
+    """How versions are sent."""
+
+    transport: str
+    codec: str = "full"
+    wire: str = "float32"
+    bucket_bytes: int = 64 * 2**20
+    address: str | None = None
+    """Of the Ray cluster of an object store."""
+
+    def __str__(self) -> str:
+        return f"{self.transport} {self.codec} {self.wire}"
+
+    def open(self, folder: Path) -> Transport:
+        """Return the transport of one process; `folder` is that of a filesystem."""
+        if self.transport == "shared_memory":
+            return SharedMemoryTransport()
+        if self.transport == "filesystem":
+            return FilesystemTransport(folder)
+        from weight_sync.transports.ray_object_store import ObjectStoreTransport
+
+        return ObjectStoreTransport()
+
+
+class LearnerProcess:
+    """A process that changes weights and publishes them; the next version is `version + 1`."""
+
+    def __init__(self, model: Path, folder: Path, sending: Sending, version: int = -1) -> None:
+        self._arguments = model, folder, sending
+        self.version = version
+        self._start()
+
+    def _start(self) -> None:
+        spawn = multiprocessing.get_context("spawn")
+        self._pipe, other = spawn.Pipe()
+        self._process = spawn.Process(target=_publish, args=(other, *self._arguments), daemon=True)
+        self._process.start()
+
+    async def publish(self) -> Manifest:
+        """Publish the next version; returns when it is announced."""
+        self.version += 1
+        self._pipe.send((self.version, False))
+        return Manifest.from_json(await asyncio.to_thread(self._pipe.recv))
+
+    async def seconds(self) -> float:
+        """Return the seconds of the last call of `publish`, when everything is sent."""
+        seconds: float = await asyncio.to_thread(self._pipe.recv)
+        return seconds
+
+    async def publish_part(self) -> None:
+        """Begin the next version; returns when its first bucket is written and the second hangs."""
+        self.version += 1
+        self._pipe.send((self.version, True))
+        await asyncio.to_thread(self._pipe.recv)
+
+    def kill(self) -> None:
+        """Kill the process and start another one."""
+        self._process.kill()
+        self._process.join()
+        self._start()
+
+    def close(self) -> None:
+        """Let the process remove what it has published, and end it."""
+        self._pipe.send(None)
+        self._process.join(CLOSE_SECONDS)
+        self._process.kill()
+        self._process.join()
+
+
+def _publish(pipe: Connection, model: Path, folder: Path, sending: Sending) -> None:
+    """Make a step and publish, for every version that the pipe asks for."""
+    if sending.address is not None:
+        import ray
+
+        ray.init(address=sending.address, log_to_driver=False)
+    weights = load_file(model / "model.safetensors")
+    transport = sending.open(folder)
+    with StagedPublisher(
+        transport,
+        lambda manifest: pipe.send(manifest.to_json()),
+        sending.bucket_bytes,
+        codec=sending.codec,  # type: ignore[arg-type]
+        wire_dtype=torch.bfloat16 if sending.wire == "bfloat16" else None,
+    ) as publisher:
+        while (request := pipe.recv()) is not None:
+            version, cut_off = request
+            if cut_off:
+                _hang_at_second_bucket(transport, pipe)
+            _step(weights)
+            begin = time.perf_counter()
+            publisher.publish(version, weights.items())
+            seconds = time.perf_counter() - begin
+            publisher.flush(DEADLINE)
+            pipe.send(seconds)
+
+
+def _hang_at_second_bucket(transport: Transport, pipe: Connection) -> None:
+    write, written = transport.write, 0
+
+    def hang(*arguments: Any) -> Any:
+        nonlocal written
+        written += 1
+        if written == 2:
+            pipe.send(None)
+            time.sleep(DEADLINE)
+        return write(*arguments)
+
+    transport.write = hang  # type: ignore[method-assign]
+
+
+def _step(weights: dict[str, torch.Tensor]) -> None:
+    """Change one element in a hundred, in place."""
+    for tensor in weights.values():
+        flat = tensor.view(-1)
+        count = max(1, int(CHANGED * flat.numel()))
+        indices = torch.randint(flat.numel(), (count,))
+        flat[indices] += (0.01 * torch.randn(count)).to(flat.dtype)

@@ -1,0 +1,100 @@
+"""The frame of a benchmark: options, parts of the record, conclusions, misses, errors."""
+
+import json
+
+import pytest
+
+from benchmarks.harness.study import Study, known_names, number, option, text_table
+from deploy.errors import InputError, RunFailed
+
+
+def study(measure, **changes):
+    """Return a benchmark that concludes the largest of its values."""
+    return Study(
+        name="test",
+        about="Test.",
+        options=(option("--values", [1, 2], "to measure"),),
+        file="test.json",
+        measure=measure,
+        **{"conclude": lambda record: {"largest": max(record["values"])}, **changes},
+    )
+
+
+def values(options):
+    """Yield the values so far."""
+    for count in range(1, len(options.values) + 1):
+        yield {"values": options.values[:count]}
+
+
+def run(study, file, *arguments):
+    return study.run(study.parse(["--out", str(file), *arguments]))
+
+
+def test_the_record_holds_provenance_options_measurement_and_conclusions(tmp_path, capsys):
+    shown = study(values, table=lambda record: f"largest {record['largest']}")
+    assert run(shown, tmp_path / "test.json", "--values", "3", "5") == 0
+    record = json.loads((tmp_path / "test.json").read_text())
+    assert (record["values"], record["largest"]) == ([3, 5], 5)
+    assert record["arguments"] == {"values": [3, 5]}
+    assert {"command", "commit", "machine", "versions"} <= record.keys()
+    assert capsys.readouterr().out == f"largest 5\nstored in {tmp_path / 'test.json'}\n"
+
+
+def test_what_was_measured_before_a_failure_is_stored(tmp_path):
+    def fails(options):
+        yield {"values": [7]}
+        raise RunFailed("the second failed")
+
+    with pytest.raises(RunFailed):
+        run(study(fails), tmp_path / "test.json")
+    assert json.loads((tmp_path / "test.json").read_text())["largest"] == 7
+
+
+def test_a_missed_aim_is_named_and_is_the_exit_code(tmp_path, capsys):
+    missed = study(values, misses=lambda record: ["too small"] if record["largest"] < 3 else [])
+    assert run(missed, tmp_path / "test.json") == 1
+    assert "aim missed: too small" in capsys.readouterr().out
+    assert run(missed, tmp_path / "test.json", "--values", "3") == 0
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "message"),
+    [
+        (InputError("no such thing"), 2, "headway: no such thing\n"),
+        (RunFailed("it died"), 1, "headway: it died\n"),
+        (KeyboardInterrupt(), 130, "headway: stopped by the user\n"),
+    ],
+)
+def test_errors_are_one_message_and_an_exit_code(
+    tmp_path, monkeypatch, capsys, error, code, message
+):
+    def raises(options):
+        raise error
+
+    monkeypatch.setattr("sys.argv", ["test", "--out", str(tmp_path / "test.json")])
+    with pytest.raises(SystemExit) as ended:
+        study(raises).main()
+    assert ended.value.code == code
+    assert capsys.readouterr().err == message
+
+
+def test_numbers_and_names_outside_what_is_allowed_are_refused():
+
+    assert study(values).parse([]).values == [1, 2]
+    assert number(int, 2)("2") == 2
+    assert number(float, above=0, most=1)("1") == 1.0
+    for parse, text in ((number(int, 2), "1"), (number(float, above=0), "nan")):
+        with pytest.raises(Exception, match=f"{text} must be a"):
+            parse(text)
+    assert known_names("b,a,b", "--names", ("a", "b")) == ("b", "a")
+    with pytest.raises(InputError, match="--names 'c': there are a, b, and not c"):
+        known_names("c", "--names", ("a", "b"))
+
+
+def test_columns_of_a_table_are_aligned():
+    assert text_table(["η", "samples/s"], [["0", "5"], ["16", "12.5"]], "title").splitlines() == [
+        "title",
+        "η   samples/s",
+        "0           5",
+        "16       12.5",
+    ]
