@@ -27,7 +27,7 @@ class Targets:
     ) -> None:
         self._processes, self._host, self._node_of = processes, host, node_of
         self._addresses: dict[str, str] = {}
-        """Of the processes that live as long as the run."""
+        """Addresses of the processes that are never restarted, by name."""
 
     def serve(self) -> list[tuple[str, Awaitable[None]]]:
         """Have processes serve their metrics; actors and reward models do so by themselves.

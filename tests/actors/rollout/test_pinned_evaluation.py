@@ -40,7 +40,7 @@ class Published:
                 while self.version <= served:
                     await self.changed.wait()
                 served = self.version
-            engine._version = served
+            engine.version = served
             await worker.on_version(served)
 
 
@@ -49,7 +49,7 @@ def prompts(count, name):
 
 
 async def actor(index, broker, purpose, done, *, rate, failures=0):
-    """An engine and its worker; `done` takes the lease and the rollout of every end.
+    """Make an engine and its worker; `done` is called with the lease and rollout of every end.
 
     So many first attempts of every evaluated group fail.
     """
@@ -147,7 +147,7 @@ def test_what_fails_while_a_lease_is_asked_for_is_evaluated_before_the_next_vers
                 return await super().lease(engine_id, limit, timeout, purpose)
             await self.note("lease", limit)
             failing.set()
-            while worker._held:  # noqa: ASYNC110
+            while worker.held:  # noqa: ASYNC110
                 await asyncio.sleep(0)
             self.leases.append(lease("one", size=1, attempt=2))
             return []
