@@ -69,7 +69,7 @@ def build(desk, stage, *, slots=4, size=2, heartbeat=60.0, run=None):
 
 @contextlib.asynccontextmanager
 async def working(worker):
-    """The worker at work; stopped at the end, when it must leave in time."""
+    """Run a worker and stop it at the end; it has to leave in time."""
     stop = asyncio.Event()
     task = asyncio.create_task(worker.run(stop))
     yield task
@@ -534,7 +534,7 @@ def test_workers_broker_and_learner_train_every_group_within_the_bound(
                 taken = await broker.take(version, 10.0)
                 groups = [decode(payload) for payload in taken.payloads]
                 trained.extend((version, group) for group in groups)
-                engine._version = version + 1
+                engine.version = version + 1
                 await worker.on_version(version + 1)
                 await broker.ack(version, {})
 
