@@ -28,7 +28,7 @@ from deploy.driver.scrape_targets import Targets, create_exporter
 from deploy.errors import RunFailed
 from deploy.observability.stack_dumps import is_placed
 from deploy.observability.trackers import Trackers
-from deploy.observability.watchdog import Watchdog
+from deploy.observability.watchdog import Watchdog, WatchedRun
 from deploy.runtime.signals import Interrupts
 from queues.errors import QueuesError
 from queues.readers.accounting import newest_checkpoint
@@ -52,7 +52,7 @@ class Run:
         self.checkpoint = newest_checkpoint(directory.path) if directory.ledger.exists() else None
         """Version and folder of the checkpoint that the learner goes on from."""
         self.learning: asyncio.Task[None] | None = None
-        self.processes = Processes(context)
+        self.processes = Processes(context, self.checkpoint)
         self.watchdog = self._create_watchdog()
         self.targets = Targets(self.processes, config.deploy.metrics_host, self.watchdog.node_of)
         metrics = RunMetrics(context.record, directory.path, lambda: self.watchdog.overdue)
@@ -75,11 +75,13 @@ class Run:
             self.context.directory,
             self.context.console,
             self.context.record,
-            status=lambda: broker.status(after=self.context.config.steps),
-            learner_paused=self.processes.learner.paused,
-            actors=lambda: {a.name: health for a in actors if (health := a.health) is not None},
-            handles=self.processes.handles,
-            save=self.save,
+            WatchedRun(
+                status=lambda: broker.status(after=self.context.config.steps),
+                learner_paused=self.processes.learner.paused,
+                actors=lambda: {a.name: health for a in actors if (health := a.health) is not None},
+                handles=self.processes.handles,
+                save=self.save,
+            ),
         )
 
     async def run(self) -> None:
@@ -151,13 +153,7 @@ class Run:
         model_path = self.context.inputs.model_path
         console.say(f"the learner and {config.actors.count} actor(s) load {model_path}")
         loading = {
-            "learner": self.processes.learner.start(
-                model_path,
-                checkpoint=str(self.checkpoint[1]) if self.checkpoint else None,
-                seed=config.seed,
-                steps=config.steps,
-                temperature=config.actors.temperature,
-            ),
+            "learner": self.processes.learner.start(),
             **{models.name: models.start() for models in self.processes.reward_models},
             **{actor.name: actor.start() for actor in self.processes.actors},
         }
@@ -191,14 +187,7 @@ class Run:
 
     async def learn(self) -> None:
         """Run the learner from its first publication to its last."""
-        await self.processes.learner.run(
-            self.processes.broker,
-            self.processes.broadcaster,
-            version=self.checkpoint[0] if self.checkpoint else 0,
-            steps=self.context.config.steps,
-            checkpoints=str(self.context.directory.checkpoints),
-            weight_sync=self.context.config.weight_sync,
-        )
+        await self.processes.learner.run(self.processes.broker, self.processes.broadcaster)
 
     async def feed(self) -> None:
         """Issue prompts, once the initial policy is scored or its evaluator has it."""

@@ -1,8 +1,7 @@
-"""Learning: advantages, policy losses, corrections, aggregation and packing as pure functions.
+"""The learner: advantages, policy losses, corrections, packing, and the processes that train.
 
-The names below are the public interface; they are imported when first used, so that
-`learner.config.learner` is read without loading torch. The processes that train with them are
-`learner.update`, `learner.engine.deepspeed` and `learner.learner`.
+The names below are the public interface. They are imported when first used, so that
+`learner.config.learner` is read without loading torch.
 """
 
 import importlib
@@ -45,24 +44,7 @@ _HOMES = {
     "value_loss": "learner.losses.value_loss",
 }
 
-__all__ = [
-    "Advantages",
-    "Correction",
-    "LossInputs",
-    "TokenLoss",
-    "advantage",
-    "balance",
-    "compute_advantages",
-    "effective_sample_size",
-    "gae",
-    "importance_weights",
-    "kl_penalty",
-    "pack",
-    "policy_loss",
-    "policy_loss_function",
-    "token_weights",
-    "value_loss",
-]
+__all__ = sorted(_HOMES)
 
 
 def __getattr__(name: str) -> Any:

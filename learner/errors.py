@@ -16,7 +16,7 @@ class LearnerError(Exception):
 
 
 class InputError(LearnerError, ValueError):
-    """A setting, model folder or demonstration that cannot be used; says what would be."""
+    """A setting, model folder or demonstration that cannot be used; says what is allowed."""
 
     exit_code: ClassVar[int] = 2
 
@@ -26,7 +26,7 @@ class TrainingDiverged(LearnerError):
 
 
 class RankFailed(LearnerError):
-    """A rank died or raised; `exit_code` is that of what it raised."""
+    """A rank died or raised; `exit_code` is that of the error it raised."""
 
-    explains: bool = True
-    """False where it may be another rank's death that this one felt."""
+    is_root_cause: bool = True
+    """False for a lost connection, which the death of another rank may have caused."""

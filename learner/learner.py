@@ -1,20 +1,21 @@
 """The learner's loop.
 
-    take(v) ──▶ update: optimizer steps ──▶ publish(v + 1) ──▶ ack(v, statistics) ──▶ checkpoint?
-      │ waits for the broker:                 │ returns when the       │ frees B places for
-      │ B groups are ready                    │ weights are copied     │ new leases
+    take(v) ──▶ update: optimizer steps ──▶ publish(v + 1) ──▶ ack(v, report) ──▶ checkpoint?
+      │ waits for the broker:                 │ returns when the     │ frees capacity for
+      │ B groups are ready                    │ weights are copied   │ B new leases
 
-It waits only in `take`; actors unblock it by putting groups. Actors wait for the `ack` (places) and
-for the publication (a version new enough to sample with). A version that was trained before, which
-happens after going back to an older checkpoint, is the recorded batch again, and its `ack` does
-nothing. Leaves out how ranks train together (`ray_lead`), supervision and how weights travel.
+It waits only in `take`; actors unblock it by putting groups. Actors wait for the `ack` (capacity)
+and for the publication (a version new enough to sample with). A version that was trained before,
+which happens after going back to an older checkpoint, is the recorded batch again, and its `ack`
+does nothing. How ranks train together is `learner.ranks.ray_leader`.
 """
 
 import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
+from learner.diagnostics.batch_report import BatchReport, BatchTimes, TrainedBatch
 from queues.errors import QueueClosed
 from queues.protocols import BatchQueue
 from queues.records import Payload
@@ -23,12 +24,12 @@ from queues.records import Payload
 class Trainer(Protocol):
     """All ranks of a learner, as its loop sees them."""
 
-    async def update(self, payloads: Sequence[Payload], version: int) -> dict[str, Any]:
-        """Trains the batch of a version; its statistics."""
+    async def update(self, payloads: Sequence[Payload], version: int) -> BatchReport:
+        """Train the batch of a version."""
         ...
 
     async def publish(self, version: int) -> str:
-        """Copies the weights of a version and returns; sending goes on behind it.
+        """Copy the weights of a version and return; they are sent in the background.
 
         Returns:
             Their checksum (`weight_sync.checksum`).
@@ -36,11 +37,11 @@ class Trainer(Protocol):
         ...
 
     async def save(self, version: int, *, cursor: str | None, totals: Mapping[str, int]) -> str:
-        """Writes a checkpoint; its path, relative to the run's folder."""
+        """Write a checkpoint; return its path, relative to the run's folder."""
         ...
 
     async def prune(self, version: int) -> None:
-        """Removes checkpoints that are not kept; this version's was the last to be committed."""
+        """Remove checkpoints that are not kept; this version's was the last to be committed."""
         ...
 
 
@@ -62,9 +63,9 @@ class Learner:
         start_version: int = 0,
         totals: Mapping[str, int] | None = None,
         poll_seconds: float = 2.0,
-        observe: Callable[[Mapping[str, Any]], None] = lambda _: None,
+        observe: Callable[[TrainedBatch], None] = lambda _: None,
     ) -> None:
-        """Takes its collaborators.
+        """Take the collaborators.
 
         Args:
             trainer: Trains, publishes and saves.
@@ -74,7 +75,7 @@ class Learner:
             start_version: The version that the trainer's weights are.
             totals: `rollouts` and `tokens` trained until then.
             poll_seconds: Longest time that one `take` waits, and so until a stop is seen.
-            observe: Gets the statistics of each batch once they are acknowledged.
+            observe: Called with each batch once it is acknowledged.
         """
         self._trainer = trainer
         self._batches = batches
@@ -85,31 +86,35 @@ class Learner:
         self._poll_seconds = poll_seconds
         self._observe = observe
         self.state = "publishes the weights that it begins with"
-        """What it does, in words."""
+        """What the loop is doing, for people to read."""
 
     async def run(self, stop: asyncio.Event | None = None) -> int:
-        """Trains until the last step, the end of the queue, or `stop`; the version reached."""
+        """Train to the last step, the end of the queue, or `stop`; return the version reached."""
         stop = stop or asyncio.Event()
-        began = {"session_started_at": time.time()}
+        session_started_at = time.time()
         version = saved = self._start_version
         await self._trainer.prune(version)  # else a later one that lacks its commit would count
         await self._trainer.publish(version)
         while version < self._steps:
             self.state = f"waits for batch {version}"
-            times = {**began, "wait_started_at": time.time()}
+            wait_started_at = time.time()
             payloads = await self._take(version, stop)
             if payloads is None:
                 break
             self.state = f"trains batch {version}"
-            times["wait_finished_at"] = times["step_started_at"] = time.time()
-            statistics = await self._trainer.update(payloads, version)
-            times["step_finished_at"] = time.time()
+            wait_finished_at = step_started_at = time.time()
+            report = await self._trainer.update(payloads, version)
+            step_finished_at = time.time()
             checksum = await self._trainer.publish(version + 1)
-            times["published_at"] = time.time()
-            self._count(statistics)
-            told = {**statistics, **times, "weights_checksum": checksum, "totals": self._totals}
-            await self._batches.ack(version, told)
-            self._observe(told)
+            times = BatchTimes(
+                session_started_at=session_started_at,
+                wait_started_at=wait_started_at,
+                wait_finished_at=wait_finished_at,
+                step_started_at=step_started_at,
+                step_finished_at=step_finished_at,
+                published_at=time.time(),
+            )
+            await self._acknowledge(version, report, times, checksum)
             version += 1
             if version % self._checkpoint_every == 0:
                 await self._save(version)
@@ -118,8 +123,25 @@ class Learner:
             await self._save(version)
         return version
 
+    async def _acknowledge(
+        self, version: int, report: BatchReport, times: BatchTimes, checksum: str
+    ) -> None:
+        self._totals = {
+            "rollouts": self._totals["rollouts"] + report.rollouts_trained,
+            "tokens": self._totals["tokens"] + report.tokens_trained,
+        }
+        batch = TrainedBatch(
+            version=version,
+            report=report,
+            times=times,
+            weights_checksum=checksum,
+            totals=self._totals,
+        )
+        await self._batches.ack(version, batch.to_dict())
+        self._observe(batch)
+
     async def _take(self, version: int, stop: asyncio.Event) -> Sequence[Payload] | None:
-        """The groups of a version; None when there will be none, or after `stop`."""
+        """Return the groups of a version; None when there will be none, or after `stop`."""
         while not stop.is_set():
             try:
                 batch = await self._batches.take(version, timeout=self._poll_seconds)
@@ -128,13 +150,6 @@ class Learner:
             if batch is not None:
                 return batch.payloads
         return None
-
-    def _count(self, statistics: Mapping[str, Any]) -> None:
-        """Adds a batch to the totals; every row of statistics gets totals of its own."""
-        self._totals = {
-            "rollouts": self._totals["rollouts"] + statistics["rollouts_trained"],
-            "tokens": self._totals["tokens"] + statistics["tokens_trained"],
-        }
 
     async def _save(self, version: int) -> None:
         self.state = f"saves version {version}"

@@ -1,10 +1,9 @@
-"""Metrics of the learner: the statistics of the batches that it trained, and what it does now."""
+"""Prometheus metrics of the learner: figures of trained batches, and its current phase."""
 
 import threading
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 from prometheus_client.core import (
     CounterMetricFamily,
@@ -13,6 +12,8 @@ from prometheus_client.core import (
     Metric,
 )
 from prometheus_client.registry import Collector
+
+from learner.diagnostics.batch_report import BatchReport, TrainedBatch
 
 LAGS = (0, 1, 2, 3, 4, 6, 8, 12, 16)
 """Upper ends of the buckets of lags."""
@@ -23,118 +24,119 @@ COUNTS = {
     "tied_groups": "Groups in trained batches whose rewards were all equal.",
     "unscored": "Rollouts in trained batches without a finite reward.",
     "truncated_rollouts": "Rollouts in trained batches that were cut off at their length limit.",
-    "multi_version_rollouts": "Rollouts in trained batches that crossed an update.",
-    "versions_skipped": "Versions that were never sent, since a newer one overtook them.",
+    "multi_version_rollouts": "Rollouts in trained batches that crossed a weight update.",
+    "versions_skipped": "Versions never sent to engines, since a newer one overtook them.",
 }
-"""Statistics that are summed over batches, and what they are."""
+"""Fields of `BatchReport` that are summed over batches, and their help texts."""
 FIGURES = {
-    "loss": "Of the newest batch.",
-    "grad_norm": "Before clipping.",
-    "reward_mean": "Of the newest batch.",
-    "reward_std": "Of the newest batch.",
-    "response_length_mean": "Sampled tokens of a rollout.",
-    "entropy_mean": "Nats a token.",
-    "ess": "Effective sample size over the number of tokens.",
-    "lag_mean": "Versions.",
-    "max_lag": "Versions.",
-    "pack_efficiency": "Tokens over room of the rows of a batch.",
-    "rank_imbalance": "Workload of the busiest rank over the mean; at each row with ZeRO 2 and 3.",
-    "reference_kl": "Nats a token, to the reference policy.",
-    "value_loss": "Of the critic.",
-    "explained_variance": "Of the critic.",
+    "loss": "Loss of the newest batch, with penalties.",
+    "grad_norm": "Gradient norm of the newest batch, before clipping.",
+    "reward_mean": "Mean reward of the newest batch.",
+    "reward_std": "Standard deviation of the rewards of the newest batch.",
+    "response_length_mean": "Sampled tokens of a rollout, mean of the newest batch.",
+    "entropy_mean": "Entropy of the policy in nats a token, mean of the newest batch.",
+    "ess": "Effective sample size of the newest batch over its number of tokens.",
+    "lag_mean": "Versions between sampling and training of a token, mean of the newest batch.",
+    "max_lag": "Versions between sampling and training of a token, largest of the newest batch.",
+    "pack_efficiency": "Tokens over the capacity of the microbatches of the newest batch.",
+    "rank_imbalance": "Workload of the busiest rank over the mean of the ranks.",
+    "reference_kl": "KL divergence from the reference policy in nats a token.",
+    "value_loss": "Loss of the critic on the newest batch.",
+    "explained_variance": "Share of the variance of the returns that the critic explains.",
 }
-"""Statistics of the newest batch, and what they are; those without a number are left out."""
-ORIGINS = ("fresh", "crossed", "stale")
-"""Of rollouts, as `learner.diagnostics.off_policy` tells them apart."""
-PHASES = ("wait", "step", "publish")
-"""What the learner spends its time with; while it waits for a batch it is idle."""
+"""Figures of the newest batch, and their help texts; those without a number are left out."""
 
 
 class LearnerMetrics(Collector):
-    """What `observe` was told, and since when the learner has been doing what it does."""
+    """Metrics of the batches that `observe` was called with."""
 
     def __init__(self) -> None:
-        self._row: Mapping[str, Any] = {}
+        self._report: BatchReport | None = None
         self._sums: Counter[str] = Counter()
         self._lags: Counter[int] = Counter()
         self._group_lags: Counter[int] = Counter()
-        self._seconds: Counter[str] = Counter()
+        self._seconds = {"wait": 0.0, "step": 0.0, "publish": 0.0}
         self._batches = 0
         self._finished_at = time.time()
-        self._whole = threading.Lock()
+        self._lock = threading.Lock()
         """Scrapes come from another thread, and see a batch whole or not at all."""
 
-    def observe(self, row: Mapping[str, Any]) -> None:
-        """Takes in the statistics of a trained batch, as they are acknowledged."""
-        with self._whole:
-            self._add(row)
-
-    def _add(self, row: Mapping[str, Any]) -> None:
-        self._batches += 1
-        self._sums.update({name: row.get(name) or 0 for name in COUNTS})
-        for lags, counted in (
-            (self._lags, row["lag_histogram"]),
-            (self._group_lags, row["group_lag_histogram"]),
-        ):
-            lags.update({int(lag): count for lag, count in counted.items()})
-        self._seconds["wait"] += row["wait_finished_at"] - row["wait_started_at"]
-        self._seconds["step"] += row["step_finished_at"] - row["step_started_at"]
-        self._seconds["publish"] += row["published_at"] - row["step_finished_at"]
-        self._finished_at, self._row = time.time(), row
+    def observe(self, batch: TrainedBatch) -> None:
+        """Add a trained batch."""
+        report, times = batch.report, batch.times
+        with self._lock:
+            self._batches += 1
+            self._sums.update({name: getattr(report, name) or 0 for name in COUNTS})
+            self._lags.update(report.lag_histogram)
+            self._group_lags.update(report.group_lag_histogram)
+            self._seconds["wait"] += times.wait_seconds
+            self._seconds["step"] += times.step_seconds
+            self._seconds["publish"] += times.publish_seconds
+            self._finished_at, self._report = time.time(), report
 
     def collect(self) -> Iterator[Metric]:
-        """One scrape."""
-        with self._whole:
+        """Collect one scrape."""
+        with self._lock:
             return iter([*self._collect()])
 
     def _collect(self) -> Iterator[Metric]:
-        row = self._row
-        yield CounterMetricFamily("headway_batches_trained", "In this session.", self._batches)
+        yield CounterMetricFamily(
+            "headway_batches_trained", "Batches trained in this session.", self._batches
+        )
         for name, text in COUNTS.items():
             yield CounterMetricFamily(f"headway_{name}", text, self._sums[name])
         seconds = CounterMetricFamily(
-            "headway_learner_seconds", "Of the learner, by phase.", labels=["phase"]
+            "headway_learner_seconds",
+            "Seconds of the learner by phase; it is idle while it waits for a batch.",
+            labels=["phase"],
         )
-        for phase in PHASES:
-            seconds.add_metric([phase], self._seconds[phase])
+        for phase, total in self._seconds.items():
+            seconds.add_metric([phase], total)
         yield seconds
         yield GaugeMetricFamily(
             "headway_last_batch_timestamp_seconds",
             "When the newest batch was trained; before the first, when metrics began.",
             self._finished_at,
         )
-        yield _histogram("headway_token_lag", "Versions, of each trained token.", self._lags)
+        yield _histogram("headway_token_lag", "Lag in versions of each trained token.", self._lags)
         yield _histogram(
             "headway_group_lag",
-            "Versions, of the oldest token of each trained group.",
+            "Lag in versions of the oldest token of each trained group.",
             self._group_lags,
         )
-        for name, text in FIGURES.items():
-            if row.get(name) is not None:
-                yield GaugeMetricFamily(f"headway_{name}", text, row[name])
-        for kind, text in (
-            ("mismatch", "Mean |log-ratio| of learner and sampler"),
-            ("kl", "KL(sampler ‖ learner), nats a token"),
-            ("tokens", "Tokens of the newest batch"),
-        ):
-            family = GaugeMetricFamily(f"headway_origin_{kind}", f"{text}.", labels=["origin"])
-            for origin in ORIGINS:
-                if row.get(f"{kind}_{origin}") is not None:
-                    family.add_metric([origin], row[f"{kind}_{origin}"])
-            yield family
-        fractions = GaugeMetricFamily(
-            "headway_token_fraction",
-            "Of the newest batch's tokens: clipped, capped, rejected, not finite.",
-            labels=["kind"],
-        )
-        for kind, value in row.get("fractions", {}).items():
-            if value is not None:
-                fractions.add_metric([kind], value)
-        yield fractions
+        yield from _figures(self._report)
+
+
+def _figures(report: BatchReport | None) -> Iterator[Metric]:
+    """Yield the figures of the newest batch; families with labels also before the first."""
+    row = report.to_dict() if report is not None else {}
+    for name, text in FIGURES.items():
+        if row.get(name) is not None:
+            yield GaugeMetricFamily(f"headway_{name}", text, row[name])
+    origins = report.off_policy.origins if report is not None else {}
+    for kind, text in (
+        ("mismatch", "Mean |log-ratio| of learner and sampler, by origin of the rollouts."),
+        ("kl", "KL(sampler ‖ learner) in nats a token, by origin of the rollouts."),
+        ("tokens", "Tokens of the newest batch, by origin of the rollouts."),
+    ):
+        family = GaugeMetricFamily(f"headway_origin_{kind}", text, labels=["origin"])
+        for origin, figures in origins.items():
+            if (value := getattr(figures, kind)) is not None:
+                family.add_metric([origin], value)
+        yield family
+    fractions = GaugeMetricFamily(
+        "headway_token_fraction",
+        "Fraction of the newest batch's tokens that were clipped, capped, rejected, not finite.",
+        labels=["kind"],
+    )
+    for kind, fraction in (report.fractions if report is not None else {}).items():
+        if fraction is not None:
+            fractions.add_metric([kind], fraction)
+    yield fractions
 
 
 def _histogram(name: str, text: str, lags: Mapping[int, int]) -> Metric:
-    """Lags, cumulatively by bucket."""
+    """Return a histogram of lags, with cumulative buckets."""
     buckets = [(str(top), sum(n for lag, n in lags.items() if lag <= top)) for top in LAGS]
     total = sum(lags.values())
     family = HistogramMetricFamily(name, text)

@@ -1,11 +1,12 @@
-"""Named functions that a recipe chooses by name, and user code extends by "module:function".
+"""Registries of functions that a recipe names; user code is named by a path "module:function".
 
-Holds no algorithm. Built-in entries register themselves when their package is imported.
+Built-in functions register themselves when their package is imported.
 """
 
 import difflib
 import importlib
 import inspect
+import pkgutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Generic, TypeVar, get_type_hints
 
@@ -35,7 +36,7 @@ class Registry(Generic[T]):
         return iter(sorted(self._entries))
 
     def add(self, name: str, entry: T) -> None:
-        """Makes `entry` known as `name`.
+        """Register `entry` as `name`.
 
         Raises:
             InputError: The name is taken.
@@ -44,8 +45,21 @@ class Registry(Generic[T]):
             raise InputError(f"{self._kind} {name!r} is already registered")
         self._entries[name] = entry
 
+    def decorator(
+        self, *names: str, make: Callable[[Callable[..., Any]], T]
+    ) -> Callable[[Callable[..., Any]], T]:
+        """Return a decorator that registers what `make` makes of a function under some names."""
+
+        def register(function: Callable[..., Any]) -> T:
+            entry = make(function)
+            for name in names:
+                self.add(name, entry)
+            return entry
+
+        return register
+
     def __getitem__(self, name: str) -> T:
-        """The entry of a registered name, or of a path "module:function" to a decorated function.
+        """Return the entry of a name, or of a path "module:function" to a decorated function.
 
         Raises:
             InputError: There is none; names the nearest.
@@ -75,15 +89,21 @@ class Registry(Generic[T]):
         return entry
 
 
+def import_modules(package: str, path: Iterable[str]) -> None:
+    """Import every module of a package, so that its functions register themselves."""
+    for module in pkgutil.iter_modules(path):
+        importlib.import_module(f"{package}.{module.name}")
+
+
 def options_of(function: Callable[..., Any]) -> list[str]:
-    """The keyword-only parameters of a registered function: its options."""
+    """Return the options of a registered function: its keyword-only parameters."""
     parameters = inspect.signature(function).parameters.values()
     return [item.name for item in parameters if item.kind is item.KEYWORD_ONLY]
 
 
-def refuse_unknown_options(what: str, given: Iterable[str], known: Iterable[str]) -> None:
-    """Raises InputError where an option is not among those known."""
-    unknown = sorted(set(given) - set(known))
+def refuse_unknown_options(what: str, options: Iterable[str], known: Iterable[str]) -> None:
+    """Raise InputError if an option is not among those known."""
+    unknown = sorted(set(options) - set(known))
     if unknown:
         allowed = ", ".join(sorted(known)) or "none"
         raise InputError(f"{what} has no option {', '.join(unknown)}; its options: {allowed}")
@@ -92,16 +112,16 @@ def refuse_unknown_options(what: str, given: Iterable[str], known: Iterable[str]
 def refuse_wrong_options(
     setting: str, name: str, function: Callable[..., Any], options: object
 ) -> None:
-    """Holds a recipe's options against what a registered function says that it takes.
+    """Check a recipe's options against the keyword-only parameters of a function.
 
     Args:
-        setting: The table in the recipe.
-        name: Of the function.
-        function: Its keyword-only parameters are the options; those without a type take anything.
+        setting: Name of the table in the recipe.
+        name: Name of the function.
+        function: The function; a parameter without a type accepts any value.
         options: By name.
 
     Raises:
-        InputError: One is unknown, lacks, or has another type.
+        InputError: An option is unknown, missing, or has another type.
     """
     if not isinstance(options, Mapping):
         raise InputError(f"{setting} = {options!r} must be a table of options of {name!r}")
@@ -111,10 +131,10 @@ def refuse_wrong_options(
     for key in known:
         if key not in options:
             if parameters[key].default is inspect.Parameter.empty:
-                raise InputError(f"{setting} lacks {key}, which {name!r} cannot do without")
+                raise InputError(f"{setting} lacks {key}, which {name!r} requires")
             continue
         try:
             TypeAdapter(types.get(key, Any)).validate_python(options[key], strict=True)
         except ValidationError as error:
-            said = error.errors()[0]["msg"]
-            raise InputError(f"{setting}.{key} = {options[key]!r} of {name!r}: {said}") from None
+            reason = error.errors()[0]["msg"]
+            raise InputError(f"{setting}.{key} = {options[key]!r} of {name!r}: {reason}") from None

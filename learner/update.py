@@ -1,24 +1,24 @@
-"""One batch through a train engine: groups in, optimizer steps, statistics out.
+"""One batch through a train engine: groups in, optimizer steps, a report out.
 
     batch ─▶ scored by the proximal and reference policies and the critic, where asked for
-      └─▶ advantages ─▶ epoch ─▶ minibatch ─▶ rows of this rank: forward, backward ─▶ one step
+      └─▶ advantages ─▶ epoch ─▶ minibatch ─▶ microbatches of this rank: forward, backward ─▶ step
 
-Every rank is given the whole batch and trains its rows of it; `work_plan` says which. The loop
-around it, versions and publishing are `learner.learner`; what is minimised is
-`learner.objective.objective`.
+Every rank is given the whole batch and trains its microbatches of it (`microbatch_plan`). What is
+minimised is `learner.objective.objective`; versions and publishing are `learner.learner`.
 """
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
-from learner.batch.batch import MicroBatch, Sequences, TrainBatch, read_batch, split_groups
-from learner.batch.row_plan import Rows, plan_rows, slowest, workloads
+from learner.batch.batch import Microbatch, Sequences, TrainBatch, read_batch, split_groups
+from learner.batch.microbatch_plan import Indices, plan_microbatches, slowest, workloads
 from learner.config.learner import LearnerConfig
-from learner.diagnostics.batch_report import Work, statistics
+from learner.diagnostics.batch_report import BatchReport
+from learner.diagnostics.batch_statistics import Work, batch_report
 from learner.diagnostics.off_policy import measure, origins
 from learner.engine.protocol import TrainEngine, ValueEngine
 from learner.model.reference import Reference
@@ -27,7 +27,7 @@ from queues.records import RolloutGroup
 
 
 class Updater:
-    """Trains batches; keeps nothing between them but what the objective carries."""
+    """Trains batches; only the objective carries state between them."""
 
     def __init__(
         self,
@@ -37,7 +37,7 @@ class Updater:
         critic: ValueEngine | None = None,
         reference: Reference | None = None,
     ) -> None:
-        """Tries the objective out, so that a wrong setting is found before anything is generated.
+        """Check the objective, so that a wrong setting is found before anything is generated.
 
         Raises:
             InputError: See `check_objective`.
@@ -48,16 +48,15 @@ class Updater:
         self._reference = reference
         self._config = config
 
-    def update(self, groups: Sequence[RolloutGroup], version: int) -> dict[str, Any]:
-        """Takes the optimizer steps of a batch. Collective: every rank is given the same batch.
+    def update(self, groups: Sequence[RolloutGroup], version: int) -> BatchReport:
+        """Take the optimizer steps of a batch. Collective: every rank is given the same batch.
 
         Args:
             groups: The batch.
             version: The version being trained; the steps produce `version + 1`.
 
         Returns:
-            Statistics over all ranks, JSON-serialisable; `statistics` lists them. With a limit of
-            lag also `tokens_too_old`: sampled tokens that are left out for it.
+            Figures over all ranks.
 
         Raises:
             LearnerError: The batch cannot be trained.
@@ -71,12 +70,7 @@ class Updater:
             process_rewards=config.process_rewards,
         )
         batch = _with_origins(self.objective.weighed(self._scored(batch)), version)
-        trains_policy = config.critic is None or version >= config.critic.pretrain_batches
-        sums = _Sums()
-        packed: Counter[str] = Counter()
-        norms: list[float] = []
-        critic_norms: list[float] = []
-        busiest, total, minibatches = 0, 0, 0
+        progress = _Progress()
         for epoch in range(config.epochs):
             for part in split_groups(
                 batch.groups, config.minibatches, version=version, epoch=epoch
@@ -84,48 +78,56 @@ class Updater:
                 minibatch = batch.minibatch(
                     part, aggregation=config.aggregation, fixed_length=config.fixed_length
                 )
-                plan = self._plan(minibatch, minibatch.trainable)
-                busiest += slowest(minibatch.lengths, plan, at_rows=config.zero_stage >= 2)
-                total += sum(workloads(minibatch.lengths, plan))
-                positive = self.objective.positive(minibatch)
-                rows = plan[self._engine.rank]
-                packed.update(self._packed(minibatch, rows))
-                compared = []
-                for micro in minibatch.rows(rows, self._engine.device):
-                    of_row, tokens = self._policy_row(micro, version, positive, train=trains_policy)
-                    compared.append(tokens)
-                    sums.add(of_row)
-                    sums.add(self._critic_row(micro))
-                sums.add(measure(*map(torch.cat, zip(*compared, strict=True))))
-                minibatches += 1
-                if trains_policy:
-                    norms.append(self._engine.step())
-                if self._critic is not None:
-                    critic_norms.append(self._critic.step())
-        work = Work(
-            sums=self._over_ranks({**sums.numbers(), **packed}),
-            epochs=config.epochs,
-            minibatches=minibatches,
-            grad_norms=norms,
-            critic_grad_norms=critic_norms,
-            imbalance=busiest * self._engine.ranks / total if total else 1.0,
-        )
-        figures = statistics(batch, work, version)
-        figures |= self._coefficients()
-        if limit is not None:
-            lags = version - batch.tokens.versions[batch.sampled]
-            figures["tokens_too_old"] = int((lags > limit).sum())
-        if trains_policy:
+                self._step(minibatch, version, progress)
+        report = batch_report(batch, self._work(progress), version)
+        if self._trains_policy(version):
             self.objective.adapt(
-                kl=figures.get("reference_kl"),
-                entropy=figures["entropy_mean"],
-                rollouts=len(batch.lengths),
+                kl=report.reference_kl, entropy=report.entropy_mean, rollouts=len(batch.lengths)
             )
         self._refresh(version + 1)
-        return figures
+        return report
+
+    def _trains_policy(self, version: int) -> bool:
+        critic = self._config.critic
+        return critic is None or version >= critic.pretrain_batches
+
+    def _step(self, minibatch: Sequences, version: int, progress: "_Progress") -> None:
+        """Compute the gradient of a minibatch and take the steps of policy and critic."""
+        plan = self._plan(minibatch, minibatch.trainable)
+        at_each = self._config.zero_stage >= 2
+        progress.busiest += slowest(minibatch.lengths, plan, at_microbatches=at_each)
+        progress.workload += sum(workloads(minibatch.lengths, plan))
+        positive, trains_policy = self.objective.positive(minibatch), self._trains_policy(version)
+        mine = plan[self._engine.rank]
+        progress.packed.update(self._packed(minibatch, mine))
+        compared = []
+        for micro in minibatch.microbatches(mine, self._engine.device):
+            sums, tokens = self._policy_pass(micro, version, positive, train=trains_policy)
+            compared.append(tokens)
+            progress.sums.add(sums)
+            progress.sums.add(self._critic_pass(micro))
+        progress.sums.add(measure(*map(torch.cat, zip(*compared, strict=True))))
+        progress.minibatches += 1
+        if trains_policy:
+            progress.grad_norms.append(self._engine.step())
+        if self._critic is not None:
+            progress.critic_grad_norms.append(self._critic.step())
+
+    def _work(self, progress: "_Progress") -> Work:
+        busiest, workload = progress.busiest, progress.workload
+        return Work(
+            sums=self._over_ranks({**progress.sums.numbers(), **progress.packed}),
+            epochs=self._config.epochs,
+            minibatches=progress.minibatches,
+            grad_norms=progress.grad_norms,
+            critic_grad_norms=progress.critic_grad_norms,
+            imbalance=busiest * self._engine.ranks / workload if workload else 1.0,
+            coefficients=self._coefficients(),
+            max_token_lag=self._config.max_token_lag,
+        )
 
     def _scored(self, batch: TrainBatch) -> TrainBatch:
-        """The batch with what models say of it before its first step, from all ranks."""
+        """Return the batch with the scores of models before its first step, from all ranks."""
         columns: dict[str, Tensor] = {}
         shared = self._critic is None and self._config.critic is not None
         if self._config.uses_proximal or shared:
@@ -139,7 +141,7 @@ class Updater:
         return batch.with_columns(**columns) if columns else batch
 
     def _of_policy(self, token_ids: Tensor, position_ids: Tensor, wanted: Tensor) -> Tensor:
-        """Log-probabilities, and values where the policy has a head for them; [N] or [2, N]."""
+        """Return log-probabilities [N], or with those of a value head [2, N]."""
         out = self._engine.forward(token_ids, position_ids, wanted)
         return out.logprobs if out.values is None else torch.stack([out.logprobs, out.values])
 
@@ -155,34 +157,34 @@ class Updater:
         *,
         outputs: int = 1,
     ) -> Tensor:
-        """[outputs, N] float32 of one model, at least of tokens that were sampled; else 0.
+        """Return the scores of one model, [outputs, N] float32; 0 for tokens not sampled.
 
-        Each rank computes its rows.
+        Each rank computes its microbatches.
         """
         rollouts = batch.generated if self.objective.credits_tokens else batch.trainable
-        rows = self._plan(batch, rollouts)[self._engine.rank]
+        mine = self._plan(batch, rollouts)[self._engine.rank]
         device = self._engine.device
         scores = torch.zeros(outputs, len(batch.tokens.token_ids), device=device)
-        for row, micro in zip(rows, batch.rows(rows, device), strict=True):
-            said = model(micro.token_ids, micro.position_ids, micro.mask | (micro.versions >= 0))
-            if row:
-                scores[:, batch.positions(row)] = said.float()
+        for members, micro in zip(mine, batch.microbatches(mine, device), strict=True):
+            output = model(micro.token_ids, micro.position_ids, micro.mask | (micro.versions >= 0))
+            if members:
+                scores[:, batch.positions(members)] = output.float()
         return self._engine.sum_over_ranks(scores).cpu()
 
-    def _plan(self, batch: Sequences, rollouts: Sequence[int]) -> list[Rows]:
-        """Rows of some rollouts, whole groups in one row where the loss needs them."""
+    def _plan(self, batch: Sequences, rollouts: Sequence[int]) -> list[Indices]:
+        """Plan the microbatches of some rollouts, with whole groups where the loss needs them."""
         units = [[i] for i in rollouts]
         if self.objective.unit == "group":
             units = batch.by_group(rollouts)
         lengths = [sum(batch.lengths[i] for i in unit) for unit in units]
-        plan = plan_rows(lengths, self._engine.ranks, self._config.microbatch_tokens)
-        return [[[i for u in row for i in units[u]] for row in rows] for rows in plan]
+        plan = plan_microbatches(lengths, self._engine.ranks, self._config.microbatch_tokens)
+        return [[[i for u in members for i in units[u]] for members in share] for share in plan]
 
-    def _packed(self, batch: Sequences, rows: Rows) -> dict[str, int]:
-        """How full rows are; a dummy takes no place."""
-        tokens = [sum(batch.lengths[i] for i in row) for row in rows]
-        room = sum(max(self._config.microbatch_tokens, each) for each in tokens if each)
-        return {"rows": len(rows), "row_tokens": sum(tokens), "row_room": room}
+    def _packed(self, batch: Sequences, mine: Indices) -> dict[str, int]:
+        """Return how full microbatches are; a dummy has no capacity."""
+        tokens = [sum(batch.lengths[i] for i in members) for members in mine]
+        capacity = sum(max(self._config.microbatch_tokens, size) for size in tokens if size)
+        return {"rows": len(mine), "row_tokens": sum(tokens), "row_capacity": capacity}
 
     def _over_ranks(self, sums: Mapping[str, float]) -> dict[str, float]:
         names = sorted(sums)
@@ -190,10 +192,10 @@ class Updater:
         total = self._engine.sum_over_ranks(values).tolist()
         return dict(zip(names, total, strict=True))
 
-    def _policy_row(
-        self, micro: MicroBatch, version: int, positive: int, *, train: bool
+    def _policy_pass(
+        self, micro: Microbatch, version: int, positive: int, *, train: bool
     ) -> tuple[dict[str, Tensor], tuple[Tensor, ...]]:
-        """Forward and backward of one row; what `Objective.loss` gives beside the loss."""
+        """Run forward and backward of a microbatch; return sums and what `measure` compares."""
         with torch.set_grad_enabled(train):
             out = self._engine.forward(micro.token_ids, micro.position_ids, micro.mask)
             loss, sums, compared = self.objective.loss(
@@ -203,7 +205,7 @@ class Updater:
             self._engine.backward(loss)
         return sums, compared
 
-    def _critic_row(self, micro: MicroBatch) -> dict[str, Tensor]:
+    def _critic_pass(self, micro: Microbatch) -> dict[str, Tensor]:
         if self._critic is None:
             return {}
         values = self._critic.values(micro.token_ids, micro.position_ids)
@@ -212,14 +214,14 @@ class Updater:
         return sums
 
     def _coefficients(self) -> dict[str, float]:
-        """Coefficients that a batch was trained with."""
+        """Return the coefficients that the batch was trained with."""
         config = self._config
         kl = {"kl_coefficient": self.objective.kl_coefficient} if config.kl else {}
         entropy = {"entropy_coefficient": self.objective.entropy_coefficient}
         return kl | (entropy if config.entropy else {})
 
     def _refresh(self, version: int) -> None:
-        """Moves the reference towards the policy, where the version is one for it. Collective."""
+        """Move the reference towards the policy, where the version is one for it. Collective."""
         kl = self._config.kl
         if kl is None or kl.refresh_every is None or version % kl.refresh_every:
             return
@@ -229,34 +231,49 @@ class Updater:
 
 def _with_origins(batch: TrainBatch, version: int) -> TrainBatch:
     tokens = batch.tokens
-    found = origins(tokens.versions, tokens.mask, tokens.sequence_ids, version=version)
-    return batch.with_columns(origins=found)
+    column = origins(tokens.versions, tokens.mask, tokens.sequence_ids, version=version)
+    return batch.with_columns(origins=column)
 
 
 class _Sums:
-    """Sums over rows, which stay on the device until they are asked for."""
+    """Sums over microbatches, which stay on the device until they are asked for."""
 
     def __init__(self) -> None:
         self._totals: dict[tuple[tuple[str, torch.Size], ...], Tensor] = {}
 
-    def add(self, row: Mapping[str, Tensor]) -> None:
-        """Adds sums over one row or more, scalars and vectors."""
-        if not row:
+    def add(self, sums: Mapping[str, Tensor]) -> None:
+        """Add sums over one microbatch or more, scalars and vectors."""
+        if not sums:
             return
-        names = tuple((name, value.shape) for name, value in row.items())
-        values = torch.cat([value.detach().double().reshape(-1) for value in row.values()])
+        names = tuple((name, value.shape) for name, value in sums.items())
+        values = torch.cat([value.detach().double().reshape(-1) for value in sums.values()])
         known = self._totals.get(names)
         self._totals[names] = values if known is None else known.add_(values)
 
     def numbers(self) -> dict[str, float]:
-        """Scalars by name, and vectors as `name/0`, `name/1`, …; one transfer from the device."""
-        found: defaultdict[str, float] = defaultdict(float)
+        """Return scalars by name, and vectors as `name/0`, …; one transfer from the device."""
+        numbers: defaultdict[str, float] = defaultdict(float)
         for names, total in self._totals.items():
             for label, value in zip(_labels(names), total.tolist(), strict=True):
-                found[label] += value
-        return found
+                numbers[label] += value
+        return numbers
 
 
 def _labels(names: Sequence[tuple[str, torch.Size]]) -> Iterator[str]:
     for name, shape in names:
         yield from (f"{name}/{index}" for index in range(shape.numel())) if shape else (name,)
+
+
+@dataclass(slots=True)
+class _Progress:
+    """What the steps of a batch have come to so far, on this rank."""
+
+    sums: _Sums = field(default_factory=_Sums)
+    packed: Counter[str] = field(default_factory=Counter)
+    grad_norms: list[float] = field(default_factory=list)
+    critic_grad_norms: list[float] = field(default_factory=list)
+    minibatches: int = 0
+    busiest: int = 0
+    """Workload of the busiest rank, summed over the steps."""
+    workload: int = 0
+    """Workload of all ranks."""

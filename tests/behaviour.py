@@ -33,6 +33,7 @@ from deploy.driver.run_metrics import RunMetrics
 from deploy.observability.exporter import role
 from deploy.observability.waits import Overdue, Wait
 from deploy.storage.run_record import Record
+from learner.diagnostics.batch_report import TrainedBatch
 from learner.metrics import FIGURES, LearnerMetrics
 from queues.broker.metrics import BrokerMetrics
 from queues.runtime.prometheus import ProcessMetrics
@@ -222,10 +223,13 @@ def learner_metrics():
     times = ("wait_started_at", "wait_finished_at", "step_started_at", "step_finished_at")
     kinds = ("mismatch_fresh", "kl_fresh", "tokens_fresh")
     metrics = LearnerMetrics()
-    metrics.observe(
-        dict.fromkeys((*times, "published_at", *kinds, *FIGURES), 1.0)
-        | {"lag_histogram": {"0": 1}, "group_lag_histogram": {"0": 1}, "fractions": {"capped": 0.5}}
-    )
+    row = dict.fromkeys((*times, "published_at", *kinds, *FIGURES), 1.0) | {
+        "version": 0,
+        "lag_histogram": {"0": 1},
+        "group_lag_histogram": {"0": 1},
+        "fractions": {"capped": 0.5},
+    }
+    metrics.observe(TrainedBatch.from_dict(row))
     return exposed(metrics)
 
 

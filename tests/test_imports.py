@@ -38,7 +38,7 @@ HEAVY = {
 }
 ORDER = {
     "queues": (
-        "errors records runtime policy state storage config schema readers broker protocols "
+        "errors records runtime policy state storage config schema protocols readers broker "
         "ray_broker"
     ),
     "weight_sync": (
@@ -46,7 +46,7 @@ ORDER = {
         "ray_broadcaster transports codecs publish receive vllm direct factory"
     ),
     "learner": (
-        "errors registry config full_disk advantages losses corrections batch diagnostics model "
+        "errors registry config disk_wait advantages losses corrections batch diagnostics model "
         "engine objective update learner metrics ranks supervised"
     ),
     "actors": (

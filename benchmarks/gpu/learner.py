@@ -131,7 +131,7 @@ def sample_size_by_lag(name: str, device: torch.device) -> Iterator[dict[str, An
     keys = ("ess", "ess_sequence", "kl", "mismatch", "ratio_max")
     by_lag = []
     for version, groups in enumerate(batches):
-        row = updater.update(groups, version)
+        row = updater.update(groups, version).to_dict()
         by_lag.append({"lag": row["max_lag"], **{key: row[key] for key in keys}})
         yield {"learning_rate": LAG_LEARNING_RATE, "by_lag": by_lag}
 

@@ -21,7 +21,9 @@ from deploy.errors import RunFailed
 from deploy.preflight.inputs import Inputs
 from deploy.storage.run_directory import RunDirectory
 from learner.ranks.ray_group import create_learner
+from learner.ranks.spec import LearnerSpec
 from queues.broker.broker import Broker
+from queues.config import RunSpec
 from queues.errors import QueueClosed
 from queues.ray_broker import BrokerClient
 from queues.schema import decode
@@ -122,27 +124,26 @@ async def _train(config: RunConfig, inputs: Inputs, directory: RunDirectory) -> 
         .remote(
             directory.path,
             config=config.queues,
-            groups_per_batch=config.prompts.groups_per_batch,
-            group_size=config.prompts.group_size,
-            steps=config.steps,
+            spec=RunSpec(
+                groups_per_batch=config.prompts.groups_per_batch,
+                group_size=config.prompts.group_size,
+                steps=config.steps,
+            ),
             rows=directory.path / ROWS,
         )
     )
     broadcaster = create_broadcaster(config.weight_sync.update_fraction, config.actors.count)
-    learner = create_learner(config.objective)
-    async with asyncio.timeout(config.deploy.start_timeout_seconds):
-        await learner.start(
-            inputs.model_path,
-            checkpoint=None,
+    learner = create_learner(
+        LearnerSpec(
+            config=config.objective,
+            model_path=inputs.model_path,
             seed=config.seed,
             steps=config.steps,
             temperature=config.actors.temperature,
+            checkpoints=str(directory.checkpoints),
+            weight_sync=config.weight_sync,
         )
-    await learner.run(
-        BrokerClient(replay),
-        broadcaster,
-        version=0,
-        steps=config.steps,
-        checkpoints=str(directory.checkpoints),
-        weight_sync=config.weight_sync,
     )
+    async with asyncio.timeout(config.deploy.start_timeout_seconds):
+        await learner.start()
+    await learner.run(BrokerClient(replay), broadcaster)

@@ -23,7 +23,7 @@ import tempfile
 import time
 import timeit
 import urllib.request
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -40,6 +40,7 @@ from deploy.preflight.inputs import load_inputs
 from deploy.run import Run
 from deploy.runtime.console import Terminal
 from deploy.storage.run_directory import RunDirectory
+from learner.diagnostics.batch_report import TrainedBatch
 from learner.metrics import LearnerMetrics
 
 REST_SECONDS = 6.0
@@ -117,9 +118,9 @@ def scrape(addresses: list[str]) -> float:
     return time.thread_time() - began
 
 
-def note(batch: dict[str, Any]) -> float:
+def note(row: Mapping[str, Any]) -> float:
     """Return the seconds of the learner's metrics of a batch."""
-    metrics = LearnerMetrics()
+    metrics, batch = LearnerMetrics(), TrainedBatch.from_dict(row)
     return min(timeit.repeat(lambda: metrics.observe(batch), number=1000, repeat=5)) / 1000
 
 

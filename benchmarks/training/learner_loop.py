@@ -20,10 +20,11 @@ import ray
 
 from benchmarks.training.learner_clock import ClockedEngine
 from deploy.errors import RunFailed
+from learner.diagnostics.batch_report import BatchReport, TrainedBatch
 from learner.learner import Learner
 from learner.ranks.rank import Rank
 from learner.ranks.ray_leader import RankZero
-from queues.config import QueuesConfig
+from queues.config import QueuesConfig, RunSpec
 from queues.ray_broker import BrokerClient, create_broker
 from queues.records import Payload, Prompt, RolloutGroup
 from queues.schema import encode
@@ -44,13 +45,13 @@ class ClockedRankZero(RankZero):
         self.computed: list[tuple[float, float]] = []
         """Begin of the first forward pass and end of the last step of each batch."""
 
-    async def update(self, payloads: Sequence[Payload], version: int) -> dict[str, Any]:
+    async def update(self, payloads: Sequence[Payload], version: int) -> BatchReport:
         """See `Trainer.update`."""
         self._clock.restart()
-        statistics = await super().update(payloads, version)
+        report = await super().update(payloads, version)
         assert self._clock.first is not None
         self.computed.append((self._clock.first, self._clock.last))
-        return statistics
+        return report
 
     async def save(self, version: int, *, cursor: str | None, totals: Mapping[str, int]) -> str:
         """Do nothing."""
@@ -91,9 +92,9 @@ async def _train(
     broker = create_broker(
         folder,
         config=QueuesConfig(max_staleness=batches, window=batches * len(groups)),
-        groups_per_batch=len(groups),
-        group_size=len(groups[0].rollouts),
-        steps=batches,
+        spec=RunSpec(
+            groups_per_batch=len(groups), group_size=len(groups[0].rollouts), steps=batches
+        ),
     )
     await _fill(broker, groups, batches)
     publisher = make_publisher(WeightSyncConfig(), create_broadcaster(1.0, 1))
@@ -106,9 +107,9 @@ async def _train(
     rank_zero = ClockedRankZero(
         clock, rank, [], call, publisher, checkpoints=folder / "checkpoints"
     )
-    rows: list[Mapping[str, Any]] = []
+    trained: list[TrainedBatch] = []
     learner = Learner(
-        rank_zero, broker, steps=batches, checkpoint_every=batches + 1, observe=rows.append
+        rank_zero, broker, steps=batches, checkpoint_every=batches + 1, observe=trained.append
     )
     try:
         await learner.run()
@@ -116,7 +117,7 @@ async def _train(
         thread.shutdown()
         publisher.close()
         await broker.close()
-    return parts_of(rank_zero.computed, rows)
+    return parts_of(rank_zero.computed, trained)
 
 
 async def _fill(broker: BrokerClient, groups: Sequence[RolloutGroup], batches: int) -> None:
@@ -143,25 +144,25 @@ async def _fill(broker: BrokerClient, groups: Sequence[RolloutGroup], batches: i
 
 
 def parts_of(
-    computed: Sequence[tuple[float, float]], rows: Sequence[Mapping[str, Any]]
+    computed: Sequence[tuple[float, float]], batches: Sequence[TrainedBatch]
 ) -> list[dict[str, float]]:
     """Return the figures of `gaps`.
 
     Args:
         computed: Begin and end of the computing of each batch.
-        rows: The statistics of each batch.
+        batches: The batches as the loop observed them.
     """
     parts = []
-    for (_, last), (first, end), before, row in zip(
-        computed[:-1], computed[1:], rows[:-1], rows[1:], strict=True
+    for (_, last), (first, end), before, batch in zip(
+        computed[:-1], computed[1:], batches[:-1], batches[1:], strict=True
     ):
         parts.append(
             {
                 "gap": first - last,
                 "step": end - last,
-                "publish": before["published_at"] - before["step_finished_at"],
-                "ack": row["wait_started_at"] - before["published_at"],
-                "take": row["wait_finished_at"] - row["wait_started_at"],
+                "publish": before.times.publish_seconds,
+                "ack": batch.times.wait_started_at - before.times.published_at,
+                "take": batch.times.wait_seconds,
             }
         )
     return parts

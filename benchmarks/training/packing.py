@@ -7,8 +7,8 @@ import math
 from collections.abc import Sequence
 
 from benchmarks.harness.synthetic_load import lognormal_lengths
+from learner.batch.microbatch_plan import plan_microbatches, workloads
 from learner.batch.packing import pack
-from learner.batch.row_plan import plan_rows, workloads
 
 ROLLOUTS, MEDIAN, LONGEST, CAPACITY, RANKS = 1024, 600, 8192, 16384, 8
 PADDED_TOGETHER = 16
@@ -53,7 +53,7 @@ def evenness(loads: Sequence[int]) -> float:
 def packing_figures(seed: int = 0) -> dict[str, float]:
     """Return the figures of one large batch of lognormal lengths, packed in each way."""
     lengths = lognormal_lengths(ROLLOUTS, median=MEDIAN, longest=LONGEST, seed=seed)
-    plan = plan_rows(lengths, RANKS, CAPACITY)
+    plan = plan_microbatches(lengths, RANKS, CAPACITY)
     in_turn = [list(range(rank, ROLLOUTS, RANKS)) for rank in range(RANKS)]
     return {
         "tokens": float(sum(lengths)),

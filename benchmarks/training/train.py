@@ -24,7 +24,7 @@ from typing import Any
 
 from benchmarks.harness.study import Options, Record, Study, number, option
 from benchmarks.harness.subprocesses import call_in_process
-from learner.ranks.heap import KEEP_FREED_MEMORY
+from learner.ranks.spec import KEEP_FREED_MEMORY, LearnerSpec
 
 AIM = {"utilisation": 0.6, "gap": 0.03}
 """At least, where arithmetic dominates; and at most."""
@@ -41,17 +41,17 @@ def figures_of(rounds: Sequence[Mapping[str, float]], flops: float, tokens: int)
         flops: Of a batch.
         tokens: Of a batch, prompts included.
     """
-    peaks = [(each["peak"] + each["peak_after"]) / 2 for each in rounds]
+    peaks = [(one["peak"] + one["peak_after"]) / 2 for one in rounds]
     return {
         "tokens": tokens,
         "flops": flops,
-        "tokens_per_second": median(tokens / each["seconds"] for each in rounds),
+        "tokens_per_second": median(tokens / one["seconds"] for one in rounds),
         "peak": median(peaks),
         "utilisation": median(
-            flops / each["seconds"] / peak for each, peak in zip(rounds, peaks, strict=True)
+            flops / one["seconds"] / peak for one, peak in zip(rounds, peaks, strict=True)
         ),
-        "cpu": median(each["cpu_seconds"] / each["seconds"] for each in rounds),
-        "shares": {part: median(each[part] / each["seconds"] for each in rounds) for part in PARTS},
+        "cpu": median(one["cpu_seconds"] / one["seconds"] for one in rounds),
+        "shares": {part: median(one[part] / one["seconds"] for one in rounds) for part in PARTS},
         "raw": rounds,
     }
 
@@ -60,7 +60,7 @@ def gap_of(batches: Sequence[Mapping[str, float]]) -> Record:
     """Return medians of `learner_loop.gaps`, as shares of a step, which includes the gap."""
     parts = ("gap", "publish", "ack", "take")
     return {
-        "shares": {part: median(each[part] / each["step"] for each in batches) for part in parts},
+        "shares": {part: median(one[part] / one["step"] for one in batches) for part in parts},
         "raw": batches,
     }
 
@@ -96,9 +96,7 @@ class Trainer:
         config = LearnerConfig(microbatch_tokens=self.size.microbatch_tokens, dtype=self.size.dtype)
         with tempfile.TemporaryDirectory() as folder:
             write(self.size, Path(folder))
-            self.rank = Rank(
-                config, model_path=folder, checkpoint_path=None, seed=0, steps=1000, temperature=1.0
-            )
+            self.rank = Rank(LearnerSpec(config=config, model_path=folder, seed=0, steps=1000))
         self.engine = ClockedEngine(self.rank.engine, self.rank.engine.device)
         self.updater = self.rank.updater = Updater(self.engine, config)
         self.groups = batch(self.size, seed=1)

@@ -6,6 +6,7 @@
 import os
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import ray
@@ -21,6 +22,8 @@ from deploy.driver.actor_supervisor import Supervisor
 from deploy.driver.reward_model_supervisor import RewardModelSupervisor
 from deploy.driver.run_context import RunContext
 from learner.ranks.ray_group import create_learner
+from learner.ranks.spec import LearnerSpec
+from queues.config import RunSpec
 from queues.ray_broker import create_broker
 from queues.runtime.cpu_affinity import parse_cores
 from weight_sync.ray_broadcaster import create_broadcaster
@@ -31,9 +34,10 @@ class Processes:
 
     Args:
         context: The run.
+        checkpoint: Version and folder of the checkpoint that the learner goes on from.
     """
 
-    def __init__(self, context: RunContext) -> None:
+    def __init__(self, context: RunContext, checkpoint: tuple[int, Path] | None) -> None:
         self._context = context
         config = context.config
         self._metrics_host = config.deploy.metrics_host if config.deploy.metrics else None
@@ -49,12 +53,14 @@ class Processes:
         self.broker = create_broker(
             context.directory.path,
             config=config.flow,
-            groups_per_batch=config.prompts.groups_per_batch,
-            group_size=config.prompts.group_size,
-            steps=config.steps,
-            greedy_baseline=config.actors.greedy_baseline,
-            pass_rate_cap=config.prompts.pass_rate_cap,
-            pass_threshold=config.prompts.pass_threshold,
+            spec=RunSpec(
+                groups_per_batch=config.prompts.groups_per_batch,
+                group_size=config.prompts.group_size,
+                steps=config.steps,
+                greedy_baseline=config.actors.greedy_baseline,
+                pass_rate_cap=config.prompts.pass_rate_cap,
+                pass_threshold=config.prompts.pass_threshold,
+            ),
         )
         self.broadcaster = create_broadcaster(
             config.weight_sync.update_fraction,
@@ -64,8 +70,19 @@ class Processes:
         self.reward_models = self._create_reward_models()
         """One process for all reward models; none where no reward asks them."""
         placement = config.deploy.placement.learner
+        version, folder = checkpoint or (0, None)
         self.learner = create_learner(
-            config.objective,
+            LearnerSpec(
+                config=config.objective,
+                model_path=context.inputs.model_path,
+                seed=config.seed,
+                steps=config.steps,
+                temperature=config.actors.temperature,
+                checkpoint=str(folder) if folder else None,
+                version=version,
+                checkpoints=str(context.directory.checkpoints),
+                weight_sync=config.weight_sync,
+            ),
             lambda rank: self._options("learner", rank, options(placement, self._on_driver_node)),
         )
         self.actors = self._create_actors()

@@ -14,7 +14,7 @@ import re
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,9 +26,11 @@ from deploy.errors import InputError
 from deploy.preflight.models import model_path
 from deploy.runtime.console import Terminal
 from deploy.storage.run_directory import RunDirectory
+from learner.diagnostics.batch_report import BatchReport
+from learner.ranks.spec import LearnerSpec
 from queues.broker.batch_queue import CHECKSUM
-from queues.readers.accounting import read_batches
-from queues.readers.recorded_batches import RecordedBatches, committed_checkpoints
+from queues.readers.accounting import committed_checkpoints, read_batches
+from queues.readers.recorded_batches import RecordedBatches
 from queues.records import Payload
 from weight_sync.config import WeightSyncConfig
 
@@ -148,6 +150,20 @@ def train_again(
         return asyncio.run(_in_this_process(config, batches, model, plan, show))
 
 
+def _spec(config: RunConfig, model: str, plan: Plan) -> LearnerSpec:
+    """Return the specification of the run's learner, from the first replayed batch."""
+    return LearnerSpec(
+        config=config.objective,
+        model_path=model,
+        seed=config.seed,
+        steps=config.steps,
+        temperature=config.actors.temperature,
+        checkpoint=str(plan.checkpoint[1]) if plan.checkpoint else None,
+        version=plan.start,
+        last_version=plan.end,
+    )
+
+
 async def _in_this_process(
     config: RunConfig,
     batches: RecordedBatches,
@@ -167,14 +183,7 @@ async def _in_this_process(
     if (cores := cores_of_rank(objective, 0)) is not None:
         bind_process(cores, "learner.cores")
     torch.set_num_threads(threads_of(objective))
-    rank = Rank(
-        objective,
-        model_path=model,
-        checkpoint_path=str(plan.checkpoint[1]) if plan.checkpoint else None,
-        seed=config.seed,
-        steps=config.steps,
-        temperature=config.actors.temperature,
-    )
+    rank = Rank(_spec(config, model, plan))
     learner = Learner(
         _SingleRank(rank, show, config.weight_sync),
         batches,
@@ -200,10 +209,10 @@ class _SingleRank:
         self._rank, self._show = rank, show
         self._snapshot, self._wire_dtype = Snapshot(), wire_dtype(weight_sync)
 
-    async def update(self, payloads: Sequence[Payload], version: int) -> dict[str, Any]:
-        statistics = self._rank.update(payloads, version)
-        self._show([{**statistics, "version": version}])
-        return statistics
+    async def update(self, payloads: Sequence[Payload], version: int) -> BatchReport:
+        report = self._rank.update(payloads, version)
+        self._show([{**report.to_dict(), "version": version}])
+        return report
 
     async def publish(self, version: int) -> str:
         return self._snapshot.take(self._rank.weights(), self._wire_dtype)
@@ -234,36 +243,23 @@ async def _by_processes(
     learner_only = config.model_copy(
         update={"actors": config.actors.model_copy(update={"cpus": 0.0, "gpus": 0.0})}
     )
-    objective = config.objective.model_copy(update={"checkpoint_every": plan.end + 1})
     with (
         tempfile.TemporaryDirectory(prefix="headway-replay-") as scratch,
         cluster(learner_only, Path(scratch)),
     ):
         batches = ray.remote(RecordedBatches).options(num_cpus=0).remote(directory.path)
-        group = create_learner(objective)
-        await named(
-            "learner",
-            group.start(
-                model,
-                checkpoint=str(plan.checkpoint[1]) if plan.checkpoint else None,
-                seed=config.seed,
-                steps=config.steps,
-                temperature=config.actors.temperature,
-            ),
-        )
-        training = named(
-            "learner",
-            group.run(
-                BrokerClient(batches),
-                create_broadcaster(1.0, 1),
-                version=plan.start,
-                steps=plan.end,
+        group = create_learner(
+            replace(
+                _spec(config, model, plan),
+                config=config.objective.model_copy(update={"checkpoint_every": plan.end + 1}),
                 checkpoints=f"{scratch}/checkpoints",
                 weight_sync=config.weight_sync.model_copy(
                     update={"transport": "shared_memory", "folder": None}
                 ),
-            ),
+            )
         )
+        await named("learner", group.start())
+        training = named("learner", group.run(BrokerClient(batches), create_broadcaster(1.0, 1)))
         seen = plan.start - 1
         while not training.done():
             await asyncio.wait({training}, timeout=POLL_SECONDS)

@@ -3,18 +3,16 @@
 from collections import Counter
 from collections.abc import Sequence
 from itertools import groupby
-from operator import itemgetter
 from statistics import fmean
 from typing import Any
 
-from deploy.storage.run_record import REWARD_MODEL, Record, Row
+from deploy.storage.run_record import REWARD_MODEL, Record
+from learner.diagnostics.batch_report import ORIGINS, BatchReport, TrainedBatch
 from weight_sync.announcements import WeightUpdateReport
 
 WARM_UP = 5
 """Batches at a run's beginning that figures of its speed leave out: engines warm up and the
 pipeline fills."""
-ORIGINS = ("fresh", "crossed", "stale")
-"""Rollouts by the versions that sampled them; `learner.diagnostics.off_policy` defines them."""
 READY_SECONDS = 0.1
 """A batch that the learner waited for less than this was ready: requesting it takes that long."""
 
@@ -27,40 +25,41 @@ def summarise(record: Record, *, status: str, now: float) -> dict[str, Any]:
         status: running, done, failed or interrupted.
         now: Epoch seconds.
     """
-    batches = record.batches
+    batches = [TrainedBatch.from_dict(row) for row in record.batches]
+    reports = [batch.report for batch in batches]
     return {
         "name": record.name,
         "status": status,
         "version": record.version,
         "steps": record.steps,
-        "optimizer_steps": sum(row["optimizer_steps"] for row in batches),
+        "optimizer_steps": sum(report.optimizer_steps for report in reports),
         "seconds": record.seconds(now),
         "seconds_to_first_step": _seconds_to_first_step(record),
         "tokens_generated": record.earlier.tokens_generated
         + sum(row["tokens_generated"] for row in record.actors),
-        "tokens_trained": sum(row["tokens_trained"] for row in batches),
-        "rollouts_trained": sum(row["rollouts_trained"] for row in batches),
+        "tokens_trained": sum(report.tokens_trained for report in reports),
+        "rollouts_trained": sum(report.rollouts_trained for report in reports),
         "samples_per_second": samples_per_second(batches),
         "heldout": record.heldout,
         "heldout_sampled": record.heldout_sampled,
         "max_staleness": record.max_staleness,
         "max_lag_trained": max(
-            (row["max_lag"] for row in batches if row["max_lag"] is not None), default=None
+            (report.max_lag for report in reports if report.max_lag is not None), default=None
         ),
-        "lag_histogram": _lags(batches),
-        "ess_mean": _mean(row["ess"] for row in batches),
-        "mismatch": {origin: _mismatch(batches, origin) for origin in ORIGINS},
-        "multi_version_rollouts": sum(row["multi_version_rollouts"] for row in batches),
+        "lag_histogram": _lags(reports),
+        "ess_mean": _mean(report.off_policy.ess for report in reports),
+        "mismatch": {origin: _mismatch(reports, origin) for origin in ORIGINS},
+        "multi_version_rollouts": sum(report.multi_version_rollouts for report in reports),
         "idle_fraction": {
             "learner": learner_idle(batches),
             "actors": _mean(row["idle_fraction"] for row in record.actors),
         },
         "weight_sync": {
             **weight_sync(record.swaps),
-            "skipped": sum(row.get("versions_skipped", 0) for row in batches),
+            "skipped": sum(report.versions_skipped or 0 for report in reports),
         },
         "overlap": overlap(batches, record.swaps),
-        "selection": selection(record),
+        "selection": selection(record, batches),
         "restarts": {
             "actors": record.restarts.total() - record.restarts[REWARD_MODEL],
             "reward_models": record.restarts[REWARD_MODEL],
@@ -69,9 +68,9 @@ def summarise(record: Record, *, status: str, now: float) -> dict[str, Any]:
     }
 
 
-def selection(record: Record) -> dict[str, int]:
+def selection(record: Record, batches: Sequence[TrainedBatch]) -> dict[str, int]:
     """Count what was left out of training or trained late, as of the newest batch."""
-    newest = record.batches[-1] if record.batches else {}
+    newest = batches[-1].flow if batches else {}
     return {
         "groups_filtered": record.accounting.get("dropped", {}).get("filtered", 0),
         "groups_let_through": newest.get("groups_let_through", 0),
@@ -80,32 +79,31 @@ def selection(record: Record) -> dict[str, int]:
     }
 
 
-def samples_per_second(batches: Sequence[Row]) -> float | None:
+def samples_per_second(batches: Sequence[TrainedBatch]) -> float | None:
     """Return the rollouts trained per second, between the first and the last step of sessions."""
     sessions = _sessions(batches)
-    seconds = sum(_span(rows) for rows in sessions)
-    rollouts = sum(row["rollouts_trained"] for rows in sessions for row in rows[1:])
+    seconds = sum(_span(session) for session in sessions)
+    rollouts = sum(batch.report.rollouts_trained for session in sessions for batch in session[1:])
     return rollouts / seconds if seconds else None
 
 
-def learner_idle(batches: Sequence[Row]) -> float | None:
+def learner_idle(batches: Sequence[TrainedBatch]) -> float | None:
     """Return the share of the time of `samples_per_second` in which the learner waited."""
     sessions = _sessions(batches)
-    seconds = sum(_span(rows) for rows in sessions)
-    waits = sum(
-        row["wait_finished_at"] - row["wait_started_at"] for rows in sessions for row in rows[1:]
-    )
+    seconds = sum(_span(session) for session in sessions)
+    waits = sum(batch.times.wait_seconds for session in sessions for batch in session[1:])
     return waits / seconds if seconds else None
 
 
-def _sessions(batches: Sequence[Row]) -> list[list[Row]]:
+def _sessions(batches: Sequence[TrainedBatch]) -> list[list[TrainedBatch]]:
     """Split the batches by session, in order."""
-    return [list(rows) for _, rows in groupby(batches, key=itemgetter("session_started_at"))]
+    by_session = groupby(batches, key=lambda batch: batch.times.session_started_at)
+    return [list(session) for _, session in by_session]
 
 
-def _span(rows: Sequence[Row]) -> float:
+def _span(session: Sequence[TrainedBatch]) -> float:
     """Return the seconds from the end of the first step to the end of the last step."""
-    return float(rows[-1]["step_finished_at"] - rows[0]["step_finished_at"])
+    return session[-1].times.step_finished_at - session[0].times.step_finished_at
 
 
 def _seconds_to_first_step(record: Record) -> float | None:
@@ -131,14 +129,14 @@ def weight_sync(swaps: Sequence[WeightUpdateReport]) -> dict[str, Any]:
     }
 
 
-def overlap(batches: Sequence[Row], swaps: Sequence[WeightUpdateReport]) -> dict[str, int]:
+def overlap(batches: Sequence[TrainedBatch], swaps: Sequence[WeightUpdateReport]) -> dict[str, int]:
     """Count the updates that reached an engine after the learner had begun its next step.
 
     `queue_ready` counts the updates whose next batch was ready when the version was published; in
     the others the learner waited for rollouts, not for the update.
     """
-    next_step = {row["version"]: row["step_started_at"] for row in batches}
-    ready = {row["version"]: row["wait_finished_at"] - row["wait_started_at"] for row in batches}
+    next_step = {batch.version: batch.times.step_started_at for batch in batches}
+    ready = {batch.version: batch.times.wait_seconds for batch in batches}
     done = [
         (update.version, update.swap_finished_at)
         for update in swaps
@@ -159,17 +157,18 @@ def overlap(batches: Sequence[Row], swaps: Sequence[WeightUpdateReport]) -> dict
     }
 
 
-def _lags(batches: Sequence[Row]) -> dict[str, int]:
-    counts: Counter[str] = Counter()
-    for row in batches:
-        counts.update(row["lag_histogram"])
-    return {lag: counts[lag] for lag in sorted(counts, key=int)}
+def _lags(reports: Sequence[BatchReport]) -> dict[str, int]:
+    counts: Counter[int] = Counter()
+    for report in reports:
+        counts.update(report.lag_histogram)
+    return {str(lag): counts[lag] for lag in sorted(counts)}
 
 
-def _mismatch(batches: Sequence[Row], origin: str) -> dict[str, Any]:
+def _mismatch(reports: Sequence[BatchReport], origin: str) -> dict[str, Any]:
     """Return the mean |log current − log behaviour| over all tokens of one origin."""
-    tokens = sum(row[f"tokens_{origin}"] for row in batches)
-    total = sum(row[f"tokens_{origin}"] * (row[f"mismatch_{origin}"] or 0.0) for row in batches)
+    figures = [report.off_policy.origins[origin] for report in reports]
+    tokens = sum(part.tokens for part in figures)
+    total = sum(part.tokens * (part.mismatch or 0.0) for part in figures)
     return {"tokens": tokens, "mean_abs_logprob_difference": total / tokens if tokens else None}
 
 

@@ -1,26 +1,8 @@
 """Advantage estimators: one idea a file, found by name.
 
-`grouped` says what each is given, `estimator` what it returns; the others register themselves on
-import.
+`grouped` has what each is given, `registry` what it returns.
 """
 
-from learner.advantages import (
-    batch_norm,
-    best_of_n,
-    best_worst,
-    dr_grpo,
-    gae,
-    gdpo,
-    grpo,
-    maxrl,
-    opo,
-    pass_at_k,
-    reinforce,
-    reinforce_pp,
-    reinforce_pp_baseline,
-    remax,
-    rloo,
-)
 from learner.advantages.grouped import GroupedRewards, RolloutTokens
 from learner.advantages.registry import (
     ESTIMATORS,
@@ -30,6 +12,7 @@ from learner.advantages.registry import (
     advantage,
     compute_advantages,
 )
+from learner.registry import import_modules
 
 __all__ = [
     "ESTIMATORS",
@@ -39,20 +22,7 @@ __all__ = [
     "GroupedRewards",
     "RolloutTokens",
     "advantage",
-    "batch_norm",
-    "best_of_n",
-    "best_worst",
     "compute_advantages",
-    "dr_grpo",
-    "gae",
-    "gdpo",
-    "grpo",
-    "maxrl",
-    "opo",
-    "pass_at_k",
-    "reinforce",
-    "reinforce_pp",
-    "reinforce_pp_baseline",
-    "remax",
-    "rloo",
 ]
+
+import_modules(__name__, __path__)

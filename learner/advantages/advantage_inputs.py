@@ -1,7 +1,4 @@
-"""What `compute_advantages` was given: arguments that fit each other, and the rollouts they score.
-
-Knows no estimator.
-"""
+"""Arguments of `compute_advantages`, checked against each other, and the batch made of them."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -18,7 +15,7 @@ class AdvantageInputs:
     """Arguments of `compute_advantages`, which describes them.
 
     Raises:
-        InputError: Shapes that differ, rows that do not exist, or tokens without what they need.
+        InputError: Shapes that differ, sequence ids out of range, or tokens without mask and ids.
         TrainingDiverged: A value of the critic is not finite.
     """
 
@@ -39,33 +36,33 @@ class AdvantageInputs:
                 "rewards and group_ids must be [R], found "
                 f"{tuple(self.rewards.shape)} and {tuple(self.group_ids.shape)}"
             )
-        rows = {f"reward_parts[{name!r}]": part for name, part in self.reward_parts.items()}
+        of_rollouts = {f"reward_parts[{name!r}]": part for name, part in self.reward_parts.items()}
         for name in ("lengths", "baseline_rewards", "truncated"):
-            rows[name] = getattr(self, name)
-        _check_shapes(rows, "[R] like rewards", self.rewards.shape)
-        columns = {
+            of_rollouts[name] = getattr(self, name)
+        _check_shapes(of_rollouts, "[R] like rewards", self.rewards.shape)
+        of_tokens = {
             name: getattr(self, name)
             for name in ("mask", "sequence_ids", "token_rewards", "values")
             if getattr(self, name) is not None
         }
-        if not columns:
+        if not of_tokens:
             return
         if self.mask is None or self.sequence_ids is None:
-            raise InputError(f"{', '.join(columns)} given, but tokens need mask and sequence_ids")
-        _check_shapes(columns, "[N] like mask", self.mask.shape)
+            raise InputError(f"{', '.join(of_tokens)} given, but tokens need mask and sequence_ids")
+        _check_shapes(of_tokens, "[N] like mask", self.mask.shape)
         _check_rows(self.sequence_ids, len(self.rewards))
         if self.values is not None and not torch.isfinite(self.values[self.mask]).all():
             raise TrainingDiverged("the critic has values that are not finite; nothing is trained")
 
     def has(self, name: str) -> bool:
-        """Whether the optional argument `name` was given."""
+        """Return True if the optional argument `name` was given."""
         value = getattr(self, name)
         return bool(value) if isinstance(value, Mapping) else value is not None
 
     def scored(self, needs: Iterable[str]) -> Tensor:
-        """[R] bool: rollouts of which every number that makes up the reward is finite.
+        """Return the rollouts whose reward is finite, with all that it is made of, [R] bool.
 
-        Of several parts of a reward one is enough.
+        Of several reward parts one finite part is enough.
         """
         scored = torch.isfinite(self.rewards)
         if self.tokens is not None:
@@ -77,22 +74,22 @@ class AdvantageInputs:
         return scored
 
     def batch(self, chosen: Tensor, state: dict[str, float]) -> GroupedRewards:
-        """What an estimator is given: the rows where `chosen` [R] is true."""
+        """Return the input of an estimator: the rollouts where `chosen` [R] is true."""
         _, groups = torch.unique(self.group_ids[chosen], return_inverse=True)
 
-        def rows(column: Tensor | None) -> Tensor | None:
+        def take(column: Tensor | None) -> Tensor | None:
             return None if column is None else column[chosen]
 
-        baseline, tokens = rows(self.baseline_rewards), self.tokens
+        baseline, tokens = take(self.baseline_rewards), self.tokens
         return GroupedRewards(
             rewards=self.rewards[chosen].double(),
             groups=groups,
-            lengths=rows(self.lengths),
+            lengths=take(self.lengths),
             state=state,
             baseline_rewards=None if baseline is None else baseline.double(),
             reward_parts={k: part[chosen].double() for k, part in self.reward_parts.items()},
             tokens=None if tokens is None else tokens.of_rollouts(chosen),
-            truncated=rows(self.truncated),
+            truncated=take(self.truncated),
         )
 
     @property
@@ -109,10 +106,12 @@ class AdvantageInputs:
         )
 
 
-def _check_shapes(columns: Mapping[str, Tensor | None], what: str, shape: torch.Size) -> None:
+def _check_shapes(columns: Mapping[str, Tensor | None], expected: str, shape: torch.Size) -> None:
     for name, column in columns.items():
         if column is not None and (column.ndim != 1 or column.shape != shape):
-            raise InputError(f"{name} must be {what} {tuple(shape)}, found {tuple(column.shape)}")
+            raise InputError(
+                f"{name} must be {expected} {tuple(shape)}, found {tuple(column.shape)}"
+            )
 
 
 def _check_rows(ids: Tensor, rows: int) -> None:

@@ -12,12 +12,11 @@ def best_of_n(batch: GroupedRewards, *, top: int = 1, min_reward: float | None =
     """A_i = 1 for the `top` rollouts of a group by reward; the others do not train.
 
     Among equal rewards the first in the batch is taken (RAFT: any), so that a batch trained again
-    is the same. A group without variance shows no rollout to be better and is skipped, unless
-    `min_reward` says that it is good.
+    is the same. A group without variance is skipped, unless `min_reward` accepts it.
 
     Args:
         batch: The rewards.
-        top: Rollouts to take of a group.
+        top: Number of rollouts to take of a group.
         min_reward: Take only rollouts with at least this reward; a group may then give none.
 
     Returns:
@@ -34,11 +33,11 @@ def best_of_n(batch: GroupedRewards, *, top: int = 1, min_reward: float | None =
 
 
 def ranks(batch: GroupedRewards) -> torch.Tensor:
-    """Place of each rollout in its group by falling reward, from 0; ties in their order; [R]."""
+    """Return each rollout's rank in its group by falling reward, from 0; ties in order; [R]."""
     order = torch.argsort(batch.rewards, descending=True, stable=True)
     order = order[torch.argsort(batch.groups[order], stable=True)]
     sizes = torch.bincount(batch.groups)
     starts = (sizes.cumsum(0) - sizes)[batch.groups[order]]
-    places = torch.empty_like(order)
-    places[order] = torch.arange(len(order), device=order.device) - starts
-    return places
+    ranks = torch.empty_like(order)
+    ranks[order] = torch.arange(len(order), device=order.device) - starts
+    return ranks

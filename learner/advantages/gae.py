@@ -31,8 +31,8 @@ def gae(
         lam_values: λ of the critic's targets (VAPO's decoupled GAE: 1); None: `lam`.
         length_adaptive: α of λ = 1 − 1 / (α·n), which replaces `lam` (VAPO: 0.05); None: off.
         whiten: Whiten the advantages over all sampled tokens, as PPO does; never the returns.
-        bootstrap_truncated: Whether what follows a rollout that was cut off is worth the last value
-            known, that of the state before its last token (AReaL), not 0 (verl, NeMo-RL, OpenRLHF).
+        bootstrap_truncated: Whether the state after a rollout that was cut off is worth the value
+            before its last token (AReaL), not 0 (verl, NeMo-RL, OpenRLHF).
 
     Returns:
         Advantages and returns, [N] float64.
@@ -71,7 +71,7 @@ def gae(
 
 
 def _after_the_end(batch: GroupedRewards, tokens: RolloutTokens, values: Tensor) -> Tensor:
-    """The value that stands for what follows each rollout, [R]."""
+    """Return the value of the state after each rollout, [R]."""
     if batch.truncated is None:
         raise InputError("bootstrap_truncated of advantage 'gae' needs truncated [R]")
     last = tokens.last(len(batch.rewards))

@@ -23,12 +23,12 @@ def gdpo(
     the rollouts of groups in which some part varies; in the others A is exactly 0. The authors'
     TRL code: the same with ε = 1e-4; their verl code takes the batch's statistics over tokens.
 
-    The rollout's own reward is not looked at.
+    The rollout's own reward is not used.
 
     Args:
         batch: With `reward_parts`.
-        weights: By the name of the part; those not named do not count, and a name that the batch
-            lacks adds nothing. None: each counts 1.
+        weights: By the name of the part; other parts do not count, and a name that the batch lacks
+            adds nothing. None: every part counts 1.
         epsilon: ε.
 
     Returns:
@@ -48,11 +48,11 @@ def gdpo(
     for name, weight in sorted(weights.items()):
         if name not in batch.reward_parts:  # perhaps only this batch lacks it
             continue
-        there = torch.isfinite(batch.reward_parts[name])
-        part = GroupedRewards(batch.reward_parts[name][there], batch.groups[there])
-        total[there] += weight * part.normalised(epsilon)
-        varied[there] += (~part.tied).long()
-        keep |= there
+        finite = torch.isfinite(batch.reward_parts[name])
+        part = GroupedRewards(batch.reward_parts[name][finite], batch.groups[finite])
+        total[finite] += weight * part.normalised(epsilon)
+        varied[finite] += (~part.tied).long()
+        keep |= finite
     kept = keep & (batch.group_sum(varied) > 0)
     chosen = total[kept]
     deviation = (chosen - chosen.mean()).square().sum() / max(len(chosen) - 1, 1)

@@ -1,6 +1,6 @@
-"""What an advantage estimator is given: rewards with their groups, and the tokens where it asks.
+"""Input of an advantage estimator: rewards with their groups, and perhaps the tokens.
 
-Rows that have no reward are left out before. Everything is float64; nothing is differentiated.
+Rollouts without a reward are left out before. Everything is float64; nothing is differentiated.
 """
 
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ from queues.policy.dynamic_sampling import TIE
 
 
 def all_tied(values: Tensor) -> bool:
-    """Whether the largest and the smallest of `values` [N] are within `TIE`; true of none."""
+    """Return True if all `values` [N] are equal within `TIE`, or there are none."""
     if not values.numel():
         return True
     low, high = float(values.min()), float(values.max())
@@ -23,7 +23,7 @@ def all_tied(values: Tensor) -> bool:
 
 @dataclass(frozen=True)
 class RolloutTokens:
-    """The tokens of R rollouts, packed: index t of each column speaks about token t."""
+    """The packed tokens of R rollouts; index t of each column belongs to token t."""
 
     mask: Tensor  # [N] bool, tokens that the policy sampled
     sequence_ids: Tensor  # [N] int64 in 0..R−1, the row of the rollout
@@ -31,26 +31,26 @@ class RolloutTokens:
     values: Tensor | None = None  # [N] float64, the critic's value of the state before token t
 
     def sums(self, column: Tensor, rollouts: int) -> Tensor:
-        """Sum of `column` [N] over the masked-in tokens of each rollout, [R] float64."""
+        """Return the sum of `column` [N] over the masked-in tokens of each rollout, [R] float64."""
         masked = torch.where(self.mask, column.double(), 0.0)
         return masked.new_zeros(rollouts).index_add(0, self.sequence_ids, masked)
 
     def last(self, rollouts: int) -> Tensor:
-        """Where the last masked-in token of each rollout is, [R] int64; −1 where it has none.
+        """Return the index of the last masked-in token of each rollout, [R] int64; −1 for none.
 
-        Not the last token: a rollout of several turns may end on a message of the environment.
+        It need not be the last token: a rollout may end on a message of the environment.
         """
-        at = self.mask.nonzero().flatten()
-        nowhere = at.new_full((rollouts,), -1)
-        return nowhere.scatter_reduce(0, self.sequence_ids[at], at, "amax")
+        sampled = self.mask.nonzero().flatten()
+        none = sampled.new_full((rollouts,), -1)
+        return none.scatter_reduce(0, self.sequence_ids[sampled], sampled, "amax")
 
     def with_final(self, rewards: Tensor) -> Tensor:
-        """Token rewards plus `rewards` [R], each on its rollout's last masked-in token; [N]."""
+        """Return token rewards plus `rewards` [R] on each rollout's last masked-in token, [N]."""
         last = self.last(len(rewards))
         return self.rewards.index_add(0, last[last >= 0], rewards[last >= 0])
 
     def of_rollouts(self, chosen: Tensor) -> "RolloutTokens":
-        """The tokens of the rollouts where `chosen` [R] is true, whose rows are counted anew."""
+        """Return the tokens of the rollouts where `chosen` [R] is true, with new sequence ids."""
         kept, row = chosen[self.sequence_ids], chosen.cumsum(0) - 1
         return RolloutTokens(
             mask=self.mask[kept],
@@ -62,7 +62,7 @@ class RolloutTokens:
 
 @dataclass(frozen=True)
 class GroupedRewards:
-    """Rewards with their groups; rows whose reward is not finite are already left out.
+    """Rewards with their groups, without rollouts whose reward is not finite.
 
     The rule for a group without variance (largest − smallest reward ≤ `TIE`) is applied here,
     before any division: float32 rewards of 0.3 have a standard deviation of 3e-8, not 0.
@@ -72,19 +72,19 @@ class GroupedRewards:
     groups: Tensor  # [R] int64
     lengths: Tensor | None = None  # [R] int64, sampled tokens
     state: dict[str, float] = field(default_factory=dict)
-    """What the estimator carries from batch to batch; it may change it."""
+    """State that the estimator carries from batch to batch, and may change."""
     baseline_rewards: Tensor | None = None  # [R] float64, of the greedy rollout of the prompt
     reward_parts: Mapping[str, Tensor] = field(default_factory=dict)
-    """Each [R] float64; not finite where a rollout has no such part."""
+    """By name, each [R] float64; not finite where a rollout has no such part."""
     tokens: RolloutTokens | None = None
     truncated: Tensor | None = None  # [R] bool, cut off at the length limit
 
     def as_one_group(self) -> "GroupedRewards":
-        """The whole batch taken as a single group."""
+        """Return the whole batch as a single group."""
         return replace(self, groups=torch.zeros_like(self.groups))
 
     def with_token_rewards(self) -> "GroupedRewards":
-        """The rewards plus what the tokens were given on top, for an estimator of whole rollouts.
+        """Add token rewards to the rewards, for an estimator of whole rollouts.
 
         Σ_t over masked-in tokens, before any baseline, so that −β·k1 per token becomes the penalty
         of the sequence (as in RLOO, arXiv 2402.14740).
@@ -95,44 +95,44 @@ class GroupedRewards:
         return replace(self, rewards=self.rewards + extra)
 
     def the_tokens(self, name: str) -> RolloutTokens:
-        """The tokens.
+        """Return the tokens.
 
         Raises:
-            InputError: They were not given; `name` is the estimator that asks.
+            InputError: They are missing; the message names the estimator `name`.
         """
         if self.tokens is None:
             raise InputError(f"advantage {name!r} is per token: it needs mask and sequence_ids")
         return self.tokens
 
     def group_sum(self, values: Tensor) -> Tensor:
-        """Sum of `values` [R] over each row's group, [R]."""
+        """Return the sum of `values` [R] over each rollout's group, [R]."""
         return values.new_zeros(self._count).index_add(0, self.groups, values)[self.groups]
 
     @property
     def sizes(self) -> Tensor:
-        """Rollouts in each row's group, [R] float64."""
+        """Rollouts in each rollout's group, [R] float64."""
         return self.group_sum(torch.ones_like(self.rewards))
 
     @property
     def lowest(self) -> Tensor:
-        """Smallest reward of each row's group, [R]."""
+        """Smallest reward of each rollout's group, [R]."""
         return self._extreme("amin")
 
     @property
     def highest(self) -> Tensor:
-        """Largest reward of each row's group, [R]."""
+        """Largest reward of each rollout's group, [R]."""
         return self._extreme("amax")
 
     @property
     def tied(self) -> Tensor:
-        """Where the row's group has no variance, [R] bool; true for a group of one."""
+        """True for rollouts of a group without variance, [R] bool; and for a group of one."""
         low, high = self.lowest, self.highest
         scale = torch.maximum(low.abs(), high.abs()).clamp(min=1.0)
         return high - low <= TIE * scale
 
     @property
     def means(self) -> Tensor:
-        """Mean reward of each row's group, [R]."""
+        """Mean reward of each rollout's group, [R]."""
         return self.group_sum(self.rewards) / self.sizes
 
     @property
@@ -154,7 +154,7 @@ class GroupedRewards:
         return self.sizes / (self.sizes - 1) * self.centred
 
     def normalised(self, epsilon: float) -> Tensor:
-        """(R − μ_g) / (σ_g + `epsilon`), exactly 0 in a group without variance; [R].
+        """Return (R − μ_g) / (σ_g + `epsilon`), exactly 0 in a group without variance; [R].
 
         σ_g is Bessel's: it divides by G − 1, and is over the whole group.
         """

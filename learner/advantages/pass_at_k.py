@@ -23,10 +23,10 @@ def pass_at_k(
 
     Args:
         batch: The rewards.
-        k: Size of the sets, below the group's: the whole group is a single set, which says nothing
-            of one rollout. Of a group that is smaller, the group's.
-        threshold: A rollout is correct whose reward is at least this. That is all that counts of
-            the reward: put a KL penalty in the loss.
+        k: Size of the sets, below the group's: with the whole group as a single set all rollouts
+            have the same credit. In a smaller group it is the group's size.
+        threshold: A rollout is correct if its reward is at least this. Nothing else of the reward
+            counts: put a KL penalty in the loss.
         epsilon: ε.
 
     Returns:
@@ -46,7 +46,7 @@ def pass_at_k(
 
 
 def _advantages(n: int, c: int, k: int, epsilon: float) -> tuple[float, float]:
-    """Of a wrong and of a correct rollout, where c of n are correct."""
+    """Return the advantages of a wrong and of a correct rollout, where c of n are correct."""
     failures = comb(n - c, k) / comb(n, k)  # 1 − ρ
     deviation = (failures * (1 - failures)) ** 0.5
     if not deviation:

@@ -1,4 +1,4 @@
-"""How an advantage estimator is declared, found by name, and run on a batch.
+"""Registration of advantage estimators, their lookup by name, and their run on a batch.
 
 An estimator maps the rewards of complete groups to one number per rollout or token, once per batch
 and outside autograd. All sums are float64; `compute_advantages` returns float32.
@@ -21,7 +21,7 @@ from learner.registry import Registry, options_of, refuse_unknown_options
 
 @dataclass(frozen=True)
 class Estimate:
-    """What an estimator returns that says more than one number per rollout."""
+    """The result of an estimator that returns more than one number per rollout."""
 
     values: Tensor
     """[R], or [N] where `token_level`."""
@@ -29,7 +29,7 @@ class Estimate:
     keep: Tensor | None = None
     """[R] bool; false where the rollout must not train. None: all may."""
     returns: Tensor | None = None
-    """[N], what the critic learns."""
+    """[N], the targets of the critic."""
 
 
 @dataclass(frozen=True)
@@ -44,12 +44,12 @@ class Advantages:
     stats: Mapping[str, float]
     """`groups`, `tied_groups` (all rewards equal, so no signal), `unscored` rollouts."""
     returns: Tensor | None = None
-    """[N] float32, what a critic learns; None of estimators without one."""
+    """[N] float32, the targets of a critic; None without one."""
     token_level: bool = False
     """Whether `values` are per token."""
 
     def on_tokens(self, sequence_ids: Tensor) -> Tensor:
-        """The advantage of each token, [N]; `sequence_ids` [N] are the rows of the rollouts."""
+        """Return the advantage of each token, [N]; `sequence_ids` [N] index the rollouts."""
         return self.values if self.token_level else self.values[sequence_ids]
 
 
@@ -71,7 +71,7 @@ ESTIMATORS = Registry("advantage", Estimator)
 
 def built_in_advantage(name: str) -> Callable[[Callable[..., Tensor | Estimate]], Estimator]:
     """Register an estimator with its traits from `ADVANTAGE_TRAITS`."""
-    return _registered(name, ADVANTAGE_TRAITS[name])
+    return _decorator(name, ADVANTAGE_TRAITS[name])
 
 
 def advantage(
@@ -102,18 +102,13 @@ def advantage(
     traits = AdvantageTraits(
         needs=frozenset(needs), relative=relative, takes_token_rewards=takes_token_rewards
     )
-    return _registered(name, traits)
+    return _decorator(name, traits)
 
 
-def _registered(
+def _decorator(
     name: str, traits: AdvantageTraits
 ) -> Callable[[Callable[..., Tensor | Estimate]], Estimator]:
-    def register(function: Callable[..., Tensor | Estimate]) -> Estimator:
-        estimator = Estimator(name, function, traits)
-        ESTIMATORS.add(name, estimator)
-        return estimator
-
-    return register
+    return ESTIMATORS.decorator(name, make=lambda function: Estimator(name, function, traits))
 
 
 @torch.no_grad()
@@ -133,24 +128,25 @@ def compute_advantages(
     truncated: Tensor | None = None,
     **options: Any,
 ) -> Advantages:
-    """Advantages of R rollouts by a named estimator.
+    """Compute the advantages of R rollouts by a named estimator.
 
-    What tokens are given on top of the final reward (`token_rewards`) is summed over a rollout and
-    added to its reward before any baseline, but for the estimators that are themselves per token:
-    those look at what is still to come, the final reward being that of the last masked-in token.
+    `token_rewards` are summed over a rollout and added to its reward before any baseline, except
+    for estimators per token, which take the sum of later rewards; the final reward is then that of
+    the last masked-in token.
 
     Args:
         name: reinforce, rloo, grpo, dr_grpo, batch_norm, reinforce_pp, reinforce_pp_baseline,
             remax, opo, gdpo, maxrl, pass_at_k, gae, best_of_n, best_worst, or "module:function" of
             a decorated function.
-        rewards: [R] floating; a row that is not finite neither trains nor enters a baseline.
+        rewards: [R] floating; a rollout whose reward is not finite neither trains nor enters a
+            baseline.
         group_ids: [R] integers; rollouts of one prompt share one. Groups must be complete.
         lengths: [R] sampled tokens, for estimators that weigh by length.
-        state: What the estimator carries between batches; changed in place.
+        state: State that the estimator carries between batches; changed in place.
         baseline_rewards: [R] reward of a greedy rollout of the same prompt.
         reward_parts: By name, [R] each; not finite where a rollout has no such part.
-        mask: [N] bool, tokens that the policy sampled, of the whole batch as one packed row.
-        sequence_ids: [N] integers, the row 0..R−1 of each token's rollout.
+        mask: [N] bool, tokens that the policy sampled, of the whole batch, packed.
+        sequence_ids: [N] integers, the index 0..R−1 of each token's rollout.
         token_rewards: [N] on top of `rewards` (of steps, −β·k1); those masked out do not count.
         values: [N], the critic's value of the state before token t.
         truncated: [R] bool, rollouts that were cut off.
@@ -163,7 +159,7 @@ def compute_advantages(
     """
     estimator = ESTIMATORS[name]
     refuse_unknown_options(f"advantage {name!r}", options, options_of(estimator.function))
-    given = AdvantageInputs(
+    inputs = AdvantageInputs(
         rewards=rewards,
         group_ids=group_ids,
         lengths=lengths,
@@ -175,11 +171,11 @@ def compute_advantages(
         token_rewards=token_rewards,
         values=values,
     )
-    missing = [need for need in sorted(estimator.traits.needs) if not given.has(need)]
+    missing = [need for need in sorted(estimator.traits.needs) if not inputs.has(need)]
     if missing:
         raise InputError(f"advantage {name!r} needs {', '.join(missing)}, which was not given")
-    scored = given.scored(estimator.traits.needs)
-    batch = given.batch(scored, state={} if state is None else state)
+    scored = inputs.scored(estimator.traits.needs)
+    batch = inputs.batch(scored, state={} if state is None else state)
     whole = batch if estimator.traits.takes_token_rewards else batch.with_token_rewards()
     result = estimator(whole, **options)
     estimate = result if isinstance(result, Estimate) else Estimate(result)
@@ -207,10 +203,10 @@ def _placed(
     *,
     token_level: bool,
 ) -> Tensor:
-    """What `name` said of the `scored` rollouts, at their places; 0 where not `keep`; float32."""
+    """Scatter values of the `scored` rollouts over all; 0 where not `keep`; float32."""
     if token_level:
-        rows = scored.new_zeros(0, dtype=torch.int64) if sequence_ids is None else sequence_ids
-        scored, keep = scored[rows], keep[rows]
+        ids = scored.new_zeros(0, dtype=torch.int64) if sequence_ids is None else sequence_ids
+        scored, keep = scored[ids], keep[ids]
     if values.shape != (int(scored.sum()),):
         raise InputError(
             f"advantage {name!r} must return {int(scored.sum())} numbers, one for each "

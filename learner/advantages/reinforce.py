@@ -42,7 +42,7 @@ def reinforce(
 
 
 def _advance(batch: GroupedRewards, decay: float) -> float:
-    """The baseline before this batch; takes the batch into the running mean."""
+    """Return the baseline before this batch, and add the batch to the running mean."""
     total, weight = batch.state.get("ema", 0.0), batch.state.get("ema_weight", 0.0)
     if batch.rewards.numel():
         batch.state["ema"] = decay * total + (1 - decay) * float(batch.rewards.mean())

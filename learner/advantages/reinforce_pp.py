@@ -1,6 +1,6 @@
-"""REINFORCE++: what is still to come, whitened over all tokens (Hu et al. 2025, arXiv 2501.03262).
+"""REINFORCE++: return to go, whitened over all tokens (Hu et al. 2025, arXiv 2501.03262).
 
-No group is needed: one rollout a prompt will do.
+It needs no groups: one rollout a prompt is enough.
 """
 
 from learner.advantages.grouped import GroupedRewards
@@ -15,7 +15,7 @@ def reinforce_pp(batch: GroupedRewards, *, gamma: float = 1.0) -> Estimate:
 
     r is the token reward (−β·k1 in the paper) plus, at the last sampled token, the final reward.
     Mean and variance are over all sampled tokens of the batch, so long rollouts weigh more. verl
-    and OpenRLHF sum what is to come too; NeMo-RL takes the penalty of each token alone.
+    and OpenRLHF sum later rewards too; NeMo-RL takes the penalty of each token alone.
 
     Returns:
         [N] float64; exactly 0 where all Q_t are equal.

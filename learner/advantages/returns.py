@@ -1,6 +1,6 @@
-"""Generalised advantage estimation and returns, of packed rows.
+"""Generalised advantage estimation and returns of packed tokens.
 
-Pure functions; index t speaks about token t, and a value is that of the state before it.
+Pure functions; index t belongs to token t, and a value is that of the state before it.
 """
 
 import torch
@@ -19,21 +19,21 @@ def gae(
     lam: float | Tensor,
     bootstrap: float | Tensor = 0.0,
 ) -> tuple[Tensor, Tensor]:
-    """Generalised advantage estimation, not whitened, and the returns that the critic learns.
+    """Compute generalised advantages, not whitened, and the returns that the critic learns.
 
     δ_t = r_t + γ·V_{t+1} − V_t,  A_t = δ_t + γλ·A_{t+1},  return_t = A_t + V_t
     (Schulman et al. 2016, arXiv 1506.02438, eq. 11-16). t + 1 is the next masked-in token of the
-    sequence: what an environment injected is stepped over, as in verl, AReaL and NeMo-RL (OpenRLHF
+    sequence: tokens of the environment are stepped over, as in verl, AReaL and NeMo-RL (OpenRLHF
     takes V = 0 there).
 
     Args:
-        rewards: [N] of each token; those masked out do not count.
+        rewards: [N] of each token; masked-out tokens do not count.
         values: [N] of the state before each token.
         mask: [N] bool, tokens that the policy sampled.
         sequence_ids: [N] integers.
         gamma: Discount per masked-in token, in [0, 1].
-        lam: λ in [0, 1], or [S] of them: one for each of the S sequences, by ascending id.
-        bootstrap: Value of the state after a sequence's last masked-in token, or [S] of them.
+        lam: λ in [0, 1], or [S]: one for each of the S sequences, by ascending id.
+        bootstrap: Value of the state after a sequence's last masked-in token, or [S].
 
     Returns:
         Advantages [N], 0 where `mask` is false, and returns [N], there the value itself (0 where it
@@ -50,14 +50,13 @@ def gae(
     if not 0 <= gamma <= 1:
         raise InputError(f"gamma must be in [0, 1], found {gamma}")
     if not ((decay >= 0) & (decay <= 1)).all():
-        found = f"{float(decay.min())}..{float(decay.max())}"
-        raise InputError(f"lam must be in [0, 1], found {found}")
+        raise InputError(f"lam must be in [0, 1], found {float(decay.min())}..{float(decay.max())}")
     reward, value = rewards.detach().double(), values.detach().double()
     at = mask.nonzero().flatten()
     at = at[torch.argsort(row[at], stable=True)]
     lengths = torch.bincount(row[mask], minlength=size)
-    # All sequences are walked at once from their ends, the longest first, so that those which are
-    # not over yet are a prefix.
+    # All sequences are walked at once from their ends, the longest first, so that the unfinished
+    # ones are a prefix.
     order = torch.argsort(lengths, descending=True)
     last, lengths = lengths.cumsum(0)[order] - 1, lengths[order]
     decay, following = decay[order], following[order]
@@ -80,7 +79,7 @@ def returns_to_go(
 ) -> Tensor:
     """Q_t = Σ_{s ≥ t} γ^(s − t)·r_s over the masked-in tokens of a sequence, 0 where masked out.
 
-    What `gae` is with λ = 1 and without a critic; arguments and errors as there.
+    Equal to `gae` with λ = 1 and values of 0; arguments and errors are the same.
 
     Returns:
         [N], at least float32.
@@ -114,13 +113,13 @@ def length_adaptive_lambda(lengths: Tensor, alpha: float) -> Tensor:
 
 
 def _per_sequence(name: str, value: float | Tensor, size: int, device: torch.device) -> Tensor:
-    given = torch.as_tensor(value, dtype=torch.float64, device=device).detach()
-    if given.ndim and given.shape != (size,):
+    numbers = torch.as_tensor(value, dtype=torch.float64, device=device).detach()
+    if numbers.ndim and numbers.shape != (size,):
         raise InputError(
             f"{name} must be a number or one for each of {size} sequences, found "
-            f"{tuple(given.shape)}"
+            f"{tuple(numbers.shape)}"
         )
-    return given.expand(size)
+    return numbers.expand(size)
 
 
 def check_row_shapes(values: Tensor, **others: Tensor) -> None:

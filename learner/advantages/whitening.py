@@ -1,4 +1,4 @@
-"""Whitening over all tokens of a batch: the one definition of it."""
+"""Whitening over all tokens of a batch."""
 
 import torch
 from torch import Tensor
@@ -8,7 +8,7 @@ from learner.advantages.grouped import all_tied
 EPSILON = 1e-8
 """Added to the variance, under the root."""
 NO_VARIANCE = 1e-12
-"""Below this variance values are centred only."""
+"""Variance below which values are only centred."""
 
 
 def whiten(values: Tensor, mask: Tensor) -> Tensor:

@@ -1,9 +1,9 @@
-"""From the rollout groups of one batch to minibatches and packed rows of tensors.
+"""From the rollout groups of one batch to minibatches and microbatches of packed tensors.
 
-    groups ─▶ read_batch ─▶ scored by models ─▶ with_advantages ─▶ minibatch ─▶ rows
+    groups ─▶ read_batch ─▶ scored by models ─▶ with_advantages ─▶ minibatch ─▶ microbatches
 
 Advantages are computed over the whole batch and token weights over each minibatch, so that how it
-is cut into rows changes nothing. No model is involved.
+is cut into microbatches changes nothing. No model is involved.
 """
 
 import random
@@ -25,8 +25,8 @@ from queues.records import FinishReason, Rollout, RolloutGroup
 
 
 @dataclass(frozen=True, kw_only=True)
-class MicroBatch:
-    """One packed row: sequences one after the other. Index t speaks about token t."""
+class Microbatch:
+    """Packed sequences, one after the other. Index t of each column belongs to token t."""
 
     token_ids: Tensor  # [N] int64
     position_ids: Tensor  # [N] int64, restart at 0 with every sequence
@@ -35,21 +35,21 @@ class MicroBatch:
     mask: Tensor  # [N] bool, tokens that train; never the first of a sequence
     behavior_logprobs: Tensor  # [N] float32, 0 where not sampled
     versions: Tensor  # [N] int64, −1 where not sampled
-    rewards: Tensor  # [N] float32, the rollout's as its task gives it, without shaping
+    rewards: Tensor  # [N] float32, of the rollout's task, without shaping
     advantages: Tensor  # [N] float32
     token_weights: Tensor  # [N] float32, loss = Σ weights · per_token over the minibatch
     proximal_logprobs: Tensor | None = None  # [N] float32, where the proximal policy is computed
     reference_logprobs: Tensor | None = None  # [N] float32, where there is a reference
     values: Tensor | None = None  # [N] float32 at the start of the batch, where there is a critic
     returns: Tensor | None = None  # [N] float32, what the critic learns
-    origins: Tensor | None = None  # [N] int64, `offpolicyness.Origin` of the token's rollout
+    origins: Tensor | None = None  # [N] int64, `off_policy.Origin` of the token's rollout
 
     def to(self, device: torch.device) -> Self:
-        """The same row on another device."""
+        """Return the same tokens on another device."""
         return self._each(lambda column: column.to(device))
 
     def take(self, indices: Tensor | slice) -> Self:
-        """The tokens at `indices` [M]; whole sequences, in order, make a valid row."""
+        """Return the tokens at `indices` [M]; they must be whole sequences, in order."""
         return self._each(lambda column: column[indices])
 
     def _each(self, change: Callable[[Tensor], Tensor]) -> Self:
@@ -59,10 +59,10 @@ class MicroBatch:
 
 @dataclass(frozen=True, kw_only=True)
 class Sequences:
-    """Some rollouts of a batch, in the order of their groups: what one optimizer step trains."""
+    """Rollouts of a batch that one optimizer step trains, in the order of their groups."""
 
-    tokens: MicroBatch
-    """All of them as a single row."""
+    tokens: Microbatch
+    """All of them, packed."""
     lengths: list[int]
     """[R] tokens of each rollout, prompt included."""
 
@@ -72,15 +72,18 @@ class Sequences:
         lengths = torch.tensor(self.lengths)
         return lengths.cumsum(0) - lengths
 
-    def positions(self, row: Sequence[int]) -> Tensor:
-        """Where the tokens of some rollouts are in `tokens`, [M] int64."""
-        starts = self.starts[list(row)].tolist()
-        spans = [torch.arange(at, at + self.lengths[i]) for i, at in zip(row, starts, strict=True)]
+    def positions(self, members: Sequence[int]) -> Tensor:
+        """Return the indices in `tokens` of the tokens of some rollouts, [M] int64."""
+        starts = self.starts[list(members)].tolist()
+        spans = [
+            torch.arange(start, start + self.lengths[i])
+            for i, start in zip(members, starts, strict=True)
+        ]
         return torch.cat(spans) if spans else torch.empty(0, dtype=torch.int64)
 
     @cached_property
     def trainable(self) -> list[int]:
-        """The rollouts with a token that trains; no row needs the others."""
+        """The rollouts with a token that trains; no microbatch needs the others."""
         trained: list[int] = torch.unique(self.rollout_of_token[self.tokens.mask]).tolist()
         return trained
 
@@ -90,7 +93,7 @@ class Sequences:
         return torch.arange(len(self.lengths)).repeat_interleave(torch.tensor(self.lengths))
 
     def by_group(self, rollouts: Sequence[int]) -> list[list[int]]:
-        """Some rollouts, those of a group together."""
+        """Return some rollouts, those of a group together."""
         groups: dict[int, list[int]] = {}
         for i in rollouts:
             groups.setdefault(self.group_of_rollout[i], []).append(i)
@@ -102,10 +105,10 @@ class Sequences:
         groups: list[int] = self.tokens.group_ids[self.starts].tolist()
         return groups
 
-    def row(self, indices: Sequence[int]) -> MicroBatch:
-        """The packed row of some rollouts; of none: a short dummy that trains nothing."""
-        if indices:
-            return self.tokens.take(self.positions(indices))
+    def microbatch(self, members: Sequence[int]) -> Microbatch:
+        """Return the microbatch of some rollouts; of none: a short dummy that trains nothing."""
+        if members:
+            return self.tokens.take(self.positions(members))
         dummy = self.tokens.take(torch.arange(min(2, self.lengths[0])))
         return replace(
             dummy,
@@ -113,12 +116,12 @@ class Sequences:
             token_weights=torch.zeros_like(dummy.token_weights),
         )
 
-    def rows(self, plan: Sequence[Sequence[int]], device: torch.device) -> list[MicroBatch]:
-        """Several rows, each as `row` makes it; their tokens go to the device together."""
-        members = [i for indices in plan for i in indices]
-        tokens = self.tokens.take(self.positions(members)).to(device)
-        dummy = self.row([]).to(device)
-        lengths = [sum(self.lengths[i] for i in indices) for indices in plan]
+    def microbatches(self, plan: Sequence[Sequence[int]], device: torch.device) -> list[Microbatch]:
+        """Return several microbatches; their tokens go to the device together."""
+        everyone = [i for members in plan for i in members]
+        tokens = self.tokens.take(self.positions(everyone)).to(device)
+        dummy = self.microbatch([]).to(device)
+        lengths = [sum(self.lengths[i] for i in members) for members in plan]
         return [
             tokens.take(slice(end - length, end)) if length else dummy
             for end, length in zip(accumulate(lengths), lengths, strict=True)
@@ -132,8 +135,7 @@ class TrainBatch(Sequences):
     rewards: Tensor
     """[R] float64, process rewards left out."""
     task_rewards: Tensor
-    """[R] float64, what tells right from wrong: without shaping of lengths, and with what turns
-    earned."""
+    """[R] float64, of the task itself: without shaping of lengths, and with what turns earned."""
     reward_parts: Mapping[str, Tensor]
     """[R] float64 each; NaN where a rollout lacks the part."""
     baseline_rewards: Tensor | None
@@ -145,9 +147,9 @@ class TrainBatch(Sequences):
     groups: int
     """Groups that the batch was built of."""
     advantages: Advantages | None = None
-    """Of the R rollouts, or of the N tokens."""
+    """Of the R rollouts, or of the N tokens; None before they are computed."""
     dropped: Tensor | None = None
-    """[R] bool: left out of every minibatch."""
+    """[R] bool: left out of every minibatch; None before advantages are computed."""
 
     @property
     def group_ids(self) -> Tensor:
@@ -186,16 +188,16 @@ class TrainBatch(Sequences):
         return zeros.index_add(0, self.rollout_of_token, self.sampled.long())
 
     def with_columns(self, **columns: Tensor) -> "TrainBatch":
-        """The batch with further columns [N] of its tokens."""
+        """Return the batch with further columns [N] of its tokens."""
         return replace(self, tokens=replace(self.tokens, **columns))
 
     def with_advantages(self, advantages: Advantages, dropped: Tensor) -> "TrainBatch":
-        """The batch with its advantages.
+        """Return the batch with its advantages.
 
         Args:
             advantages: Of its rollouts or tokens.
-            dropped: [R] bool, rollouts to mask out and to leave out of denominators. A minibatch of
-                nothing else keeps them: its gradient is 0.
+            dropped: [R] bool, rollouts to mask out and to leave out of denominators. A minibatch
+                that holds no other rollouts keeps them: its gradient is 0.
         """
         tokens = self.tokens
         changed = replace(
@@ -209,15 +211,15 @@ class TrainBatch(Sequences):
     def minibatch(
         self, groups: Sequence[int], *, aggregation: str, fixed_length: int | None
     ) -> Sequences:
-        """The rollouts of some groups, with token weights over them.
+        """Return the rollouts of some groups, with token weights over them.
 
         Args:
             groups: Indices.
             aggregation: Mode of `token_weights`.
             fixed_length: Its `max_length`.
         """
-        wanted = set(groups)
-        members = [i for i, group in enumerate(self.group_of_rollout) if group in wanted]
+        chosen = set(groups)
+        members = [i for i, group in enumerate(self.group_of_rollout) if group in chosen]
         if self.dropped is not None:
             members = [i for i in members if not self.dropped[i]] or members
         tokens = self.tokens.take(self.positions(members))
@@ -231,7 +233,7 @@ class TrainBatch(Sequences):
 
 
 def split_groups(groups: int, minibatches: int, *, version: int, epoch: int) -> list[list[int]]:
-    """Shares whole groups out over the minibatches of one epoch, in a shuffled order.
+    """Share whole groups out over the minibatches of one epoch, in a shuffled order.
 
     Args:
         groups: Number of groups of the batch.
@@ -257,7 +259,7 @@ def read_batch(
     oldest_version: int | None = None,
     process_rewards: bool = False,
 ) -> TrainBatch:
-    """Tensors of a batch, without advantages and token weights.
+    """Return the tensors of a batch, without advantages and token weights.
 
     Fewer rollouts than the group size are fine: every statistic is over what is there.
 
@@ -266,8 +268,8 @@ def read_batch(
         mask_truncated: Mask out rollouts that ended at the limit of their length; their tokens
             still count as sampled.
         oldest_version: Mask out tokens that an older version sampled; they too count as sampled.
-        process_rewards: Tell rewards of turns, which a rollout's metadata has as `turn_rewards`, a
-            list of [index of the turn's last token, reward], from the rest of its reward.
+        process_rewards: Separate rewards of turns from the rest of a rollout's reward. Its metadata
+            has them as `turn_rewards`, a list of [index of the turn's last token, reward].
 
     Raises:
         LearnerError: No rollouts, or one whose first token counts as sampled: a model gives no
@@ -293,7 +295,7 @@ def read_batch(
         rewards = rewards.index_add(0, sequence_ids, -of_turns.double())
     task_rewards = torch.tensor([r.task_reward for r in rollouts], dtype=torch.float64)
     empty = torch.zeros(len(mask))
-    tokens = MicroBatch(
+    tokens = Microbatch(
         token_ids=_column(rollouts, "token_ids", torch.int64),
         position_ids=torch.cat([torch.arange(length) for length in lengths]),
         sequence_ids=sequence_ids,

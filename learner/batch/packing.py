@@ -1,4 +1,4 @@
-"""Which sequences share a micro-batch, and which share a rank. Pure functions over lengths."""
+"""Packing of sequences into microbatches, and their balance over ranks, by their lengths."""
 
 import heapq
 from bisect import bisect_left, insort
@@ -8,17 +8,17 @@ from learner.errors import InputError
 
 
 def pack(lengths: Sequence[int], capacity: int) -> list[list[int]]:
-    """Packs sequences into rows of at most `capacity` tokens: best fit, longest first.
+    """Pack sequences into microbatches of at most `capacity` tokens: best fit, longest first.
 
-    A sequence longer than the capacity gets a row of its own. Deterministic; at most
-    11/9 · optimum + 1 rows (Johnson 1974).
+    A sequence longer than the capacity gets one of its own. Deterministic; at most
+    11/9 · optimum + 1 microbatches (Johnson 1974).
 
     Args:
         lengths: Tokens of each sequence.
-        capacity: Tokens of a row.
+        capacity: Tokens of a microbatch.
 
     Returns:
-        Rows of ascending indices into `lengths`; each index once.
+        Microbatches of ascending indices into `lengths`; each index once.
 
     Raises:
         InputError: The capacity is not positive.
@@ -29,22 +29,22 @@ def pack(lengths: Sequence[int], capacity: int) -> list[list[int]]:
     """
     if capacity < 1:
         raise InputError(f"capacity must be at least 1 token, found {capacity}")
-    rows: list[list[int]] = []
-    space: list[tuple[int, int]] = []  # (free tokens, row), ascending
+    packed: list[list[int]] = []
+    space: list[tuple[int, int]] = []  # (free tokens, number of the microbatch), ascending
     for index in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):
-        at = bisect_left(space, (lengths[index], -1))
-        if at < len(space):
-            free, row = space.pop(at)
-            rows[row].append(index)
+        fit = bisect_left(space, (lengths[index], -1))
+        if fit < len(space):
+            free, number = space.pop(fit)
+            packed[number].append(index)
         else:
-            free, row = capacity, len(rows)
-            rows.append([index])
-        insort(space, (free - lengths[index], row))
-    return [sorted(row) for row in rows]
+            free, number = capacity, len(packed)
+            packed.append([index])
+        insort(space, (free - lengths[index], number))
+    return [sorted(members) for members in packed]
 
 
 def balance(lengths: Sequence[int], ranks: int) -> list[list[int]]:
-    """Shares work out so that the busiest rank has little more than the mean.
+    """Share work out so that the busiest rank has little more than the mean.
 
     Longest processing time first (Graham 1969): the busiest rank has at most the mean plus one
     item, and at most 4/3 of the optimum. Deterministic.

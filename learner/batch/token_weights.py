@@ -1,7 +1,7 @@
-"""How tokens are weighed against each other: loss = Σ weights · per_token.
+"""Weights of tokens in the loss: loss = Σ weights · per_token.
 
-Denominators count the whole batch, so that neither packing, nor micro-batches, nor ranks change
-the gradient.
+Denominators count the whole batch, so that neither packing, microbatches nor ranks change the
+gradient.
 """
 
 from collections.abc import Mapping
@@ -31,7 +31,7 @@ class Totals:
 
 
 def count(mask: Tensor, sequence_ids: Tensor, group_ids: Tensor | None = None) -> Totals:
-    """Counts the batch that the three [N] tensors describe."""
+    """Count the batch that the three [N] tensors describe."""
     return Totals(
         tokens=int(mask.sum()),
         sequences=len(torch.unique(sequence_ids)),
@@ -49,7 +49,7 @@ def token_weights(
     totals: Totals | None = None,
     max_length: int | None = None,
 ) -> Tensor:
-    """Weight of each token in the loss, 0 where `mask` is false.
+    """Return the weight of each token in the loss, 0 where `mask` is false.
 
     token_mean     1 / N                  every token the same (DAPO as implemented)
     sequence_mean  1 / (B′ · n_i)         every sequence the same (GRPO); B′: with tokens to train
@@ -61,7 +61,7 @@ def token_weights(
         mask: [N] bool, tokens that train.
         sequence_ids: [N] integers.
         group_ids: [N] integers; needed by prompt_mean.
-        totals: Counts over the batch of which these N tokens are a part; None: they are all of it.
+        totals: Counts over the batch of which these N tokens are a part; None: they are the batch.
         max_length: Largest response in tokens; needed by fixed_length.
 
     Returns:
@@ -96,7 +96,7 @@ def _tokens_by_id(ids: Tensor) -> dict[int, int]:
 
 
 def _spread(tokens: Mapping[int, int], ids: Tensor) -> Tensor:
-    """For each token: the count of its sequence or group, times how many counts there are."""
+    """Return for each token the count of its sequence or group, times the number of counts."""
     values, inverse = torch.unique(ids, return_inverse=True)
     counts = torch.tensor([tokens.get(value, 0) for value in values.tolist()])
     return len(tokens) * counts[inverse.cpu()]

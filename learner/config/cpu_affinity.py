@@ -9,10 +9,10 @@ if TYPE_CHECKING:
 
 
 def cores_of_rank(config: "LearnerConfig", rank: int) -> list[int] | None:
-    """The cores of one rank: an equal share, or all where there are fewer cores than ranks.
+    """Return the cores of one rank: an equal share, or all if there are fewer cores than ranks.
 
     Returns:
-        Ascending core numbers; None where the recipe names none.
+        Ascending core numbers; None if the recipe names no cores.
 
     Example:
         >>> cores_of_rank(LearnerConfig(cores="0-3", ranks=2), rank=1)
@@ -23,17 +23,17 @@ def cores_of_rank(config: "LearnerConfig", rank: int) -> list[int] | None:
     cores = parse_cores(config.cores)
     if len(cores) < config.ranks:
         return cores
-    share = len(cores) // config.ranks  # without a rest: `LearnerConfig` sees to it
+    share = len(cores) // config.ranks  # without a remainder, as `LearnerConfig` checks
     return cores[rank * share : (rank + 1) * share]
 
 
 def threads_of(config: "LearnerConfig") -> int:
-    """Torch threads of one rank."""
+    """Return the torch threads of one rank."""
     return config.threads or len(cores_of_rank(config, 0) or [0])
 
 
 def cpus_of(config: "LearnerConfig") -> float:
-    """CPUs that one rank reserves: one a thread, or its part of cores that ranks have in common."""
+    """Return the CPUs that one rank reserves: one a thread, or its part of shared cores."""
     threads = threads_of(config)
-    there = len(parse_cores(config.cores)) if config.cores else threads * config.ranks
-    return min(float(threads), there / config.ranks)
+    available = len(parse_cores(config.cores)) if config.cores else threads * config.ranks
+    return min(float(threads), available / config.ranks)

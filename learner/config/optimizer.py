@@ -1,4 +1,4 @@
-"""How weights are changed: the settings that policy, critic, reward model and warm start share."""
+"""Settings of optimizers, shared by policy, critic, reward model and warm start."""
 
 from typing import Annotated, Literal
 
@@ -55,17 +55,17 @@ def check_deepspeed(
     offload: bool = False,
     where: str = "",
 ) -> None:
-    """Refuses what DeepSpeed cannot do, or does otherwise than it says.
+    """Refuse combinations that DeepSpeed cannot compute, or computes differently.
 
     Args:
-        config: Of one of the optimizers of a section.
+        config: One of the optimizers of a section.
         dtype: Of weights.
         zero_stage: Of ZeRO.
         offload: Whether the optimizer's state is kept in host memory.
-        where: What stands before the optimizer's settings in the section, as "critic.".
+        where: Prefix of the optimizer's settings in the section, such as "critic.".
 
     Raises:
-        ValueError: A combination that cannot be.
+        ValueError: A combination that is not supported.
     """
     if dtype == "bfloat16" and zero_stage == 0:
         raise ValueError(

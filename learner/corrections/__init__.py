@@ -1,13 +1,12 @@
-"""Importance weights for what the loss does not correct itself: proximal over behaviour policy.
+"""Importance weights for the difference of proximal and behaviour policy, and rejections.
 
 Weights are detached and multiply the policy loss per token, after its clip and before aggregation;
 never a KL, entropy or value term. Bounds are on proximal / behaviour. Denominators stay those of
-all tokens: rejected ones count as 0. To average over what is kept instead would need its count over
-the whole batch before the first backward pass, so it is left out, as are normalising weights by
-their mean and rejecting by rank (M2PO): over one row they would depend on how a batch is packed.
+all tokens: rejected tokens count as 0. Averaging over kept tokens would need their count over the
+whole batch before the first backward pass, so it is left out, as are normalising weights by their
+mean and rejecting by rank (M2PO), which would depend on how a batch is packed.
 """
 
-from learner.corrections import by_lag, by_sequence, by_token, rejection
 from learner.corrections.registry import (
     CORRECTIONS,
     Correction,
@@ -15,15 +14,14 @@ from learner.corrections.registry import (
     correction,
     importance_weights,
 )
+from learner.registry import import_modules
 
 __all__ = [
     "CORRECTIONS",
     "Correction",
     "ImportanceWeights",
-    "by_lag",
-    "by_sequence",
-    "by_token",
     "correction",
     "importance_weights",
-    "rejection",
 ]
+
+import_modules(__name__, __path__)

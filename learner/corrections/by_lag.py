@@ -1,7 +1,4 @@
-"""Corrections by the lag of each token, which needs a version per token.
-
-Caps by lag: `tis` with `lag_caps`.
-"""
+"""Rejection by the lag of each token. Caps by lag are `tis` with `lag_caps`."""
 
 from learner.corrections.registry import Correction, built_in_correction, unweighted
 from learner.errors import InputError
@@ -10,7 +7,7 @@ from learner.losses.loss_inputs import LossInputs
 
 @built_in_correction("lag_mask")
 def lag_mask(inputs: LossInputs, *, max_lag: int) -> Correction:
-    """Rejects tokens whose lag is larger than `max_lag`; of one rollout perhaps only the oldest.
+    """Reject tokens whose lag is larger than `max_lag`, perhaps only the oldest of a rollout.
 
     Returns:
         Stats count tokens: `too_old`.

@@ -54,7 +54,7 @@ def sequence_mis(inputs: LossInputs, *, low: float = 0.0, high: float = 3.0) -> 
 
 @built_in_correction("geometric_mis")
 def geometric_mis(inputs: LossInputs, *, low: float = 0.999, high: float = 1.002) -> Correction:
-    """Rejects a sequence unless low ≤ exp(mean_t log ρ_t) ≤ high; weighs by 1.
+    """Reject a sequence unless low ≤ exp(mean_t log ρ_t) ≤ high; weigh by 1.
 
     verl's `seq_mean_k1`, with its bounds on proximal / behaviour instead of the inverse.
 
@@ -72,7 +72,7 @@ def geometric_mis(inputs: LossInputs, *, low: float = 0.999, high: float = 1.002
 
 
 def _product(inputs: LossInputs) -> tuple[Tensor, Tensor]:
-    """[N] product of the ratios of each token's sequence, bounded; and how often it is bounded."""
+    """Return the bounded product of ratios of each sequence, [N], and a count of bounded tokens."""
     log_ratio = inputs.sequences.totals(inputs.raw_behavior_log_ratio)
     ratio = bounded(log_ratio).exp().to(inputs.raw_behavior_log_ratio.dtype)
     return ratio, count_outside(log_ratio, inputs.trained)

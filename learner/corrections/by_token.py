@@ -24,13 +24,13 @@ def none(inputs: LossInputs) -> Correction:
 def tis(
     inputs: LossInputs, *, cap: float = 2.0, lag_caps: Sequence[float] | None = None
 ) -> Correction:
-    """Truncated importance sampling: min(ρ_t, cap).
+    """Truncate importance weights: min(ρ_t, cap).
 
     Source: Yao et al. 2025, "Your efficient RL framework secretly brings you off-policy RL
     training"; cap 2 as in verl, slime and open-instruct.
 
     Args:
-        inputs: One packed row.
+        inputs: One microbatch.
         cap: Largest weight, absolute.
         lag_caps: Instead of `cap`, the largest weight of tokens of lag 0, 1, …; the last is for all
             larger lags. Needs `versions` and `version`.

@@ -1,4 +1,4 @@
-"""What a correction returns, how one is registered, and how several compose."""
+"""Registration of corrections, their lookup by name, and their composition."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,10 +15,10 @@ from learner.registry import Registry, options_of, refuse_unknown_options
 
 @dataclass(frozen=True)
 class Correction:
-    """How much each token of a packed row counts."""
+    """How much each token of a microbatch counts."""
 
     weights: Tensor
-    """[N], detached; 1 where a token does not train, 0 where `keep` is false for its ratio."""
+    """[N], detached; 1 where a token does not train, 0 where its ratio is rejected."""
     keep: Tensor
     """[N] bool; false where the token is rejected."""
     stats: Mapping[str, Tensor]
@@ -39,7 +39,7 @@ CORRECTIONS = Registry("correction", ImportanceWeights)
 
 def built_in_correction(name: str) -> Callable[[Callable[..., Correction]], ImportanceWeights]:
     """Register a correction with its traits from `CORRECTION_TRAITS`."""
-    return _registered(name, CORRECTION_TRAITS[name])
+    return _decorator(name, CORRECTION_TRAITS[name])
 
 
 def correction(
@@ -50,41 +50,38 @@ def correction(
     Raises:
         InputError: The name is taken.
     """
-    return _registered(name, CorrectionTraits(weighs=weighs, needs=frozenset(needs)))
+    return _decorator(name, CorrectionTraits(weighs=weighs, needs=frozenset(needs)))
 
 
-def _registered(
+def _decorator(
     name: str, traits: CorrectionTraits
 ) -> Callable[[Callable[..., Correction]], ImportanceWeights]:
-    def register(function: Callable[..., Correction]) -> ImportanceWeights:
-        entry = ImportanceWeights(name, function, traits)
-        CORRECTIONS.add(name, entry)
-        return entry
-
-    return register
+    return CORRECTIONS.decorator(
+        name, make=lambda function: ImportanceWeights(name, function, traits)
+    )
 
 
 def unweighted(inputs: LossInputs) -> Tensor:
-    """[N] ones of the ratio's dtype."""
+    """Return ones of the ratio's dtype, [N]."""
     return torch.ones_like(inputs.behavior_log_ratio)
 
 
 def kept(inputs: LossInputs) -> Tensor:
-    """[N] true."""
+    """Return true for every token, [N]."""
     return torch.ones_like(inputs.mask)
 
 
 def importance_weights(name: str | Sequence[str], inputs: LossInputs, **options: Any) -> Correction:
-    """Weights of one correction, or of several: the product of weights, and kept by all.
+    """Compute the weights of one correction, or the product of several; all must keep a token.
 
-    With no `proximal_logprobs` the numerator is the current policy, detached: exact for one
-    optimizer step per batch.
+    Without `proximal_logprobs` the numerator is the current policy, detached, which is exact for
+    one optimizer step per batch.
 
     Args:
         name: One of `CORRECTIONS`, "module:function" of a decorated function, or a list of them.
-        inputs: One packed row.
-        **options: Each goes to every named correction that has a parameter of that name; under the
-            name of a correction, a mapping of options for this one alone.
+        inputs: One microbatch.
+        **options: Passed to every named correction with a parameter of that name; under the name of
+            a correction, a mapping of options for that correction alone.
 
     Returns:
         Stats of all of them, and `weight_bounded`: tokens whose log-ratio is beyond ± 20.

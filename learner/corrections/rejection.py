@@ -1,4 +1,4 @@
-"""Corrections that only reject, for a sign that a token or sequence is too far off-policy."""
+"""Corrections that only reject tokens or sequences too far off-policy."""
 
 import torch
 
@@ -12,14 +12,14 @@ from learner.losses.loss_inputs import LossInputs
 def kl_mask(
     inputs: LossInputs, *, threshold: float, estimator: str = "k3", level: str = "token"
 ) -> Correction:
-    """Rejects what is further than `threshold` nats from the sampler by an estimate of the KL.
+    """Reject what is further than `threshold` nats from the sampler by an estimate of the KL.
 
-    Of tokens that the behaviour policy μ drew, k3 = ρ − 1 − log ρ with ρ = proximal / μ estimates
+    For tokens that the behaviour policy μ drew, k3 = ρ − 1 − log ρ with ρ = proximal / μ estimates
     KL(μ ‖ proximal) without bias; k2 = ½·(log ρ)². verl's `token_k2`, `token_k3`, `seq_mean_k3` and
     so on.
 
     Args:
-        inputs: One packed row.
+        inputs: One microbatch.
         threshold: Largest estimate that is kept. The field has no common default.
         estimator: "k2" or "k3".
         level: "token", or of whole sequences the mean ("sequence") or the largest ("sequence_max").
@@ -47,7 +47,7 @@ def kl_mask(
 
 @built_in_correction("veto")
 def veto(inputs: LossInputs, *, threshold: float = 1e-4) -> Correction:
-    """Rejects a sequence that holds a token with proximal / behaviour below `threshold`.
+    """Reject a sequence that holds a token with proximal / behaviour below `threshold`.
 
     slime's `rs_veto_threshold`.
 
@@ -65,7 +65,7 @@ def veto(inputs: LossInputs, *, threshold: float = 1e-4) -> Correction:
 
 @built_in_correction("opsm")
 def opsm(inputs: LossInputs, *, threshold: float = 0.5) -> Correction:
-    """Off-policy sequence masking: rejects tokens with A < 0 of a sequence far behind the policy.
+    """Off-policy sequence masking: reject tokens with A < 0 of a sequence far behind the policy.
 
     Far: mean_t (log behaviour − log current) > threshold. The current policy is meant, whether or
     not there is a proximal one. DeepSeek-V3.2 (arXiv 2512.02556, eq. 9); 0.5 as TRL suggests, slime

@@ -1,132 +1,255 @@
-"""What training one batch was and did, as figures for logs, metrics and the report."""
+"""Records of a trained batch: what training it came to, when, and how that is written as JSON.
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+Imports no torch, so that reports read them without it. `learner.diagnostics.batch_statistics` makes
+the figures.
+"""
 
-import torch
+from collections.abc import Mapping
+from dataclasses import MISSING, dataclass, field, fields, replace
+from typing import Any, Self
 
-from learner.batch.batch import TrainBatch
-from learner.diagnostics.off_policy import (
-    Origin,
-    figures,
-    group_lag_histogram,
-    lag_histogram,
-    share,
-)
-from learner.losses.value_loss import explained_variance
+ORIGINS = ("fresh", "crossed", "stale")
+"""Kinds of rollouts by the policy versions that sampled them; see `off_policy.Origin`."""
+
+
+def _values(record: type, row: Mapping[str, Any], *, suffix: str = "") -> dict[str, Any]:
+    """Return the values of a dataclass's fields in a record of JSON; None where it lacks one."""
+    return {item.name: row.get(item.name + suffix) for item in fields(record)}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Work:
-    """What training one batch came to, over all ranks."""
+class OriginFigures:
+    """How far the rollouts of one origin are from the policy that is trained."""
 
-    sums: Mapping[str, float]
-    """Sums over the tokens of all rows, each token once an epoch."""
-    epochs: int
-    minibatches: int
-    """That were trained, of all epochs; fewer than asked for where there are fewer groups."""
-    grad_norms: Sequence[float]
-    """Before clipping, of each optimizer step of the policy."""
-    critic_grad_norms: Sequence[float]
-    """Likewise of a critic with an optimizer of its own."""
-    imbalance: float
-    """Workload of the busiest rank over the mean. Ranks wait for each other at every step; with
-    ZeRO 2 and 3 at every row, and then it is that of the busiest rank at each row, added up."""
+    mismatch: float | None
+    """Mean |log ratio| of current / behaviour policy over tokens."""
+    kl: float | None
+    """KL(behaviour ‖ current) in nats a token, by k3."""
+    tokens: int
+    """Sampled tokens that were trained."""
 
 
-def statistics(batch: TrainBatch, work: Work, version: int) -> dict[str, Any]:
-    """What one batch was and did, as JSON values; None where there was nothing to measure.
+@dataclass(frozen=True, kw_only=True)
+class OffPolicyFigures:
+    """How far a batch is from the policy that is trained; None where there is nothing to measure.
 
-    Rewards are whole, with what turns earned. `loss`, `policy_loss` (the loss without penalties),
-    both a mean over the minibatches that were trained, `reward_mean`, `reward_std`, `groups`,
-    `tied_groups`, `unscored`, `truncated_rollouts`, `dropped_rollouts`; `tokens_trained`,
-    `rollouts_trained`, `multi_version_rollouts`, `response_length_mean` (sampled tokens),
-    `entropy_mean` (nats); `max_lag`, `lag_mean`, `lag_histogram` (lag as a string → tokens),
-    `group_lag_histogram` (lag of the oldest token as a string → groups);
-    what `offpolicyness.figures` lists (`ess`, ratios, `mismatch_*`, `kl_*`, `tokens_*`, …), of
-    the proximal instead of the current policy where it is computed;
-    `fractions` of tokens that the loss or correction clipped, capped or rejected, and that had a
-    log-probability which is not finite; `microbatches` (rows of all ranks and steps),
-    `pack_efficiency`, `rank_imbalance` (see `Work.imbalance`),
-    `optimizer_steps`, and `grad_norm` (see `Trainable.step`), a mean over them. With a reference
-    `reference_kl` (nats a token); with a critic `value_loss`, `explained_variance`, `value_mean`,
-    `return_mean` and `critic_grad_norm`.
-
-    Args:
-        batch: The batch, with origins.
-        work: What training it came to.
-        version: The version being trained.
+    ρ is current / behaviour policy over tokens; of the proximal instead of the current policy where
+    it is computed.
     """
-    sums, steps = work.sums, len(work.grad_norms)
-    row = batch.tokens
-    tokens = int(row.mask.sum())
-    trained = sums["trained"]
-    histogram = lag_histogram(row.versions, row.mask, version=version)
-    sampled = torch.bincount(row.sequence_ids[row.mask], minlength=len(batch.lengths))
-    rewards = batch.whole_rewards
-    scored = rewards[torch.isfinite(rewards)]
-    assert row.origins is not None
-    crossed = torch.unique(row.sequence_ids[row.mask & (row.origins == Origin.CROSSED)])
-    advantages = batch.advantages.stats if batch.advantages is not None else {}
-    dropped = int(batch.dropped.sum()) if batch.dropped is not None else 0
-    return {
-        "loss": sums["loss"] / work.minibatches,
-        "policy_loss": sums["policy_loss"] / work.minibatches,
-        "reward_mean": share(float(scored.sum()), len(scored)),
-        "reward_std": float(scored.std()) if len(scored) > 1 else None,
-        **advantages,
-        "truncated_rollouts": int(batch.truncated.sum()),
-        "dropped_rollouts": dropped,
-        "tokens_trained": tokens,
-        "rollouts_trained": int((sampled > 0).sum()),
-        "multi_version_rollouts": len(crossed),
-        "response_length_mean": share(tokens, int((sampled > 0).sum())),
-        "entropy_mean": share(sums["entropy"], trained),
-        "max_lag": max(histogram, default=None),
-        "lag_mean": share(sum(lag * n for lag, n in histogram.items()), tokens),
-        "lag_histogram": {str(lag): n for lag, n in histogram.items()},
-        "group_lag_histogram": {
-            str(lag): n
-            for lag, n in group_lag_histogram(
-                row.versions, row.mask, row.group_ids, version=version
-            ).items()
-        },
-        **figures(sums, passes=work.epochs),
-        "fractions": {
-            "rejected": share(sums["rejected"], trained),
-            "not_finite": share(sums["masked_in"] - trained, sums["masked_in"]),
-            **{
-                name.removeprefix("fraction/"): share(value, trained)
-                for name, value in sums.items()
-                if name.startswith("fraction/")
-            },
-        },
-        "microbatches": int(sums["rows"]),
-        "pack_efficiency": sums["row_tokens"] / sums["row_room"] if sums["row_room"] else None,
-        "rank_imbalance": work.imbalance,
-        "optimizer_steps": steps,
-        "grad_norm": share(sum(work.grad_norms), steps),
-        **_of_reference(sums),
-        **_of_critic(work),
-    }
+
+    ess: float | None
+    """Effective sample size of tokens, as a fraction of their number."""
+    ess_sequence: float | None
+    """That of whole rollouts, by the product of the ratios of their tokens."""
+    sequence_clamped: float | None
+    """Fraction of rollouts whose product was bounded for it."""
+    ratio_mean: float | None
+    """1 in expectation."""
+    ratio_min: float | None
+    """Lower edge of the lowest bin of a histogram of log ρ."""
+    ratio_p1: float | None
+    ratio_p99: float | None
+    ratio_max: float | None
+    """Upper edge of the highest bin."""
+    chi2: float | None
+    """Mean ρ² − 1, the χ²-divergence."""
+    mismatch: float | None
+    """Mean |log ρ|."""
+    kl: float | None
+    """KL(behaviour ‖ current) in nats a token, by k3."""
+    origins: Mapping[str, OriginFigures]
+    """By each of `ORIGINS`; in JSON `<figure>_<origin>`."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the figures by their JSON keys."""
+        row = {item.name: getattr(self, item.name) for item in fields(self)}
+        for origin, figures in row.pop("origins").items():
+            row |= {f"{name}_{origin}": value for name, value in vars(figures).items()}
+        return row
+
+    @classmethod
+    def from_dict(cls, row: Mapping[str, Any]) -> Self:
+        """Read the figures from a record of JSON."""
+        origins = {
+            origin: OriginFigures(**_values(OriginFigures, row, suffix=f"_{origin}"))
+            for origin in ORIGINS
+        }
+        return cls(**{**_values(cls, row), "origins": origins})
 
 
-def _of_reference(sums: Mapping[str, float]) -> dict[str, float | None]:
-    if "reference_kl" not in sums:
-        return {}
-    return {"reference_kl": share(sums["reference_kl"], sums["trained"])}
+@dataclass(frozen=True, kw_only=True)
+class CriticFigures:
+    """How the critic did on a batch."""
+
+    value_loss: float
+    """Mean over minibatches."""
+    explained_variance: float | None
+    """See `learner.losses.value_loss.explained_variance`."""
+    value_mean: float | None
+    return_mean: float | None
+    critic_grad_norm: float | None
+    """Mean over the steps of an optimizer of its own, before clipping."""
 
 
-def _of_critic(work: Work) -> dict[str, float | None]:
-    sums, norms = work.sums, work.critic_grad_norms
-    if "value_loss" not in sums:
-        return {}
-    tokens, returns = sums["critic_tokens"], sums["critic_returns"]
-    return {
-        "value_loss": sums["value_loss"] / work.minibatches,
-        "explained_variance": explained_variance(sums),
-        "value_mean": share(returns - sums["critic_errors"], tokens),
-        "return_mean": share(returns, tokens),
-        "critic_grad_norm": share(sum(norms), len(norms)),
-    }
+@dataclass(frozen=True, kw_only=True)
+class BatchReport:
+    """What training one batch came to, over all ranks; None where there was nothing to measure.
+
+    A figure with a default is absent from JSON where it has none.
+    """
+
+    loss: float
+    """With penalties; a mean over minibatches, as `policy_loss` is."""
+    policy_loss: float
+    """Without penalties."""
+    reward_mean: float | None
+    """Whole rewards, with what turns earned."""
+    reward_std: float | None
+    groups: float
+    tied_groups: float
+    """Groups whose rewards are all equal."""
+    unscored: float
+    """Rollouts without a finite reward."""
+    truncated_rollouts: int
+    """Cut off at their length limit."""
+    dropped_rollouts: int
+    """Left out of every minibatch."""
+    tokens_trained: int
+    rollouts_trained: int
+    multi_version_rollouts: int
+    """Rollouts with tokens of several policy versions."""
+    response_length_mean: float | None
+    """Sampled tokens of a rollout."""
+    entropy_mean: float | None
+    """Nats a token."""
+    max_lag: int | None
+    """Versions."""
+    lag_mean: float | None
+    """Versions, over tokens."""
+    lag_histogram: Mapping[int, int]
+    """Lag → tokens."""
+    group_lag_histogram: Mapping[int, int]
+    """Lag of the oldest token → groups."""
+    fractions: Mapping[str, float | None]
+    """Fractions of tokens that a loss or correction clipped, capped or rejected, or whose
+    log-probabilities are not finite."""
+    microbatches: int
+    """Of all ranks and steps."""
+    pack_efficiency: float | None
+    """Tokens over the capacity of the microbatches."""
+    rank_imbalance: float
+    """Workload of the busiest rank over the mean. Ranks wait for each other at every step; with
+    ZeRO 2 and 3 at every microbatch, and then it is that of the busiest rank at each, added up."""
+    optimizer_steps: int
+    grad_norm: float | None
+    """Mean over the optimizer steps, before clipping."""
+    off_policy: OffPolicyFigures
+    reference_kl: float | None = None
+    """Nats a token, to the reference policy."""
+    critic: CriticFigures | None = None
+    kl_coefficient: float | None = None
+    entropy_coefficient: float | None = None
+    tokens_too_old: int | None = None
+    """Sampled tokens left out for their lag, where there is a limit."""
+    versions_skipped: int | None = None
+    """Versions never sent to engines, since a newer one overtook them."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the report as JSON values by its keys in `metrics.jsonl`."""
+        row = {
+            item.name: value
+            for item in fields(self)
+            if (value := getattr(self, item.name)) is not None or item.name in _ALWAYS
+        }
+        row |= row.pop("off_policy").to_dict()
+        row |= vars(row.pop("critic")) if self.critic is not None else {}
+        for name in _HISTOGRAMS:
+            row[name] = {str(lag): count for lag, count in row[name].items()}
+        return row
+
+    @classmethod
+    def from_dict(cls, row: Mapping[str, Any]) -> Self:
+        """Read a report from a record of JSON; a key that it lacks reads as None."""
+        values = _values(cls, row)
+        values["off_policy"] = OffPolicyFigures.from_dict(row)
+        values["fractions"] = row.get("fractions", {})
+        if "value_loss" in row:
+            values["critic"] = CriticFigures(**_values(CriticFigures, row))
+        for name in _HISTOGRAMS:
+            values[name] = {int(lag): count for lag, count in row.get(name, {}).items()}
+        return cls(**values)
+
+
+_HISTOGRAMS = ("lag_histogram", "group_lag_histogram")
+_ALWAYS = {item.name for item in fields(BatchReport) if item.default is MISSING}
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchTimes:
+    """When the learner worked on a batch, in seconds since the epoch."""
+
+    session_started_at: float
+    """When the learner's loop began; the same for all batches of a session."""
+    wait_started_at: float
+    wait_finished_at: float
+    step_started_at: float
+    step_finished_at: float
+    published_at: float
+
+    @property
+    def wait_seconds(self) -> float:
+        """Seconds that the learner waited for the batch."""
+        return self.wait_finished_at - self.wait_started_at
+
+    @property
+    def step_seconds(self) -> float:
+        """Seconds that it trained."""
+        return self.step_finished_at - self.step_started_at
+
+    @property
+    def publish_seconds(self) -> float:
+        """Seconds until the weights were handed over."""
+        return self.published_at - self.step_finished_at
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainedBatch:
+    """A trained batch as it is acknowledged, and recorded in `metrics.jsonl`."""
+
+    version: int
+    """The policy version that it was trained at."""
+    report: BatchReport
+    times: BatchTimes
+    weights_checksum: str | None
+    """Of the version that it produced."""
+    totals: Mapping[str, int]
+    """`rollouts` and `tokens` trained by the run so far."""
+    flow: Mapping[str, Any] = field(default_factory=dict)
+    """Figures that the broker adds: groups filtered, overdue, the staleness window."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the batch as a flat record of JSON values."""
+        return {
+            "version": self.version,
+            **self.report.to_dict(),
+            **vars(self.times),
+            "weights_checksum": self.weights_checksum,
+            "totals": dict(self.totals),
+            **self.flow,
+        }
+
+    @classmethod
+    def from_dict(cls, row: Mapping[str, Any]) -> Self:
+        """Read a batch from a flat record of JSON; a key that it lacks reads as None.
+
+        Keys that are not the learner's go to `flow`.
+        """
+        batch = cls(
+            version=row["version"],
+            report=BatchReport.from_dict(row),
+            times=BatchTimes(**_values(BatchTimes, row)),
+            weights_checksum=row.get("weights_checksum"),
+            totals=row.get("totals", {}),
+        )
+        known = batch.to_dict()
+        return replace(batch, flow={key: value for key, value in row.items() if key not in known})

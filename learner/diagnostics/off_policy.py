@@ -1,8 +1,8 @@
-"""How far the policy being trained is from the one that sampled: lags, ESS, ratios, divergence.
+"""The distance between the policy being trained and the one that sampled: lags, ESS, ratios, KL.
 
-Everything is detached. `measure` gives sums and counts, which add up over micro-batches and ranks,
-and `figures` makes of them what is reported. Causes are kept apart: numerics (engine against
-trainer, at one version), a KV cache kept over an update, and age.
+Everything is detached. `measure` computes sums and counts, which add up over microbatches and
+ranks, and `figures` the reported numbers. Causes are kept apart: numerics (engine against trainer,
+at one version), a KV cache kept over an update, and age.
 """
 
 import math
@@ -12,24 +12,25 @@ from enum import IntEnum
 import torch
 from torch import Tensor
 
+from learner.diagnostics.batch_report import OffPolicyFigures, OriginFigures
 from learner.losses.kl import k3
 from learner.losses.loss_inputs import LOG_RATIO_BOUND
 
 SEQUENCE_BOUND = 300.0
-"""Log-ratios of whole rollouts are clamped to ± this: the squares of their exp can be added up."""
+"""Log-ratios of whole rollouts are clamped to ± this, so that squares of their exp add up."""
 
 _FINEST, _STEPS = 1e-5, 108
 _SIZES = [_FINEST * (LOG_RATIO_BOUND / _FINEST) ** (step / _STEPS) for step in range(_STEPS + 1)]
 BIN_EDGES = (*(-size for size in reversed(_SIZES)), *_SIZES)
-"""Of the histogram of log-ratios: ± 1e-5 is one bin, then each bin is a seventh longer than the one
-before, out to ± `LOG_RATIO_BOUND`."""
+"""Bin edges of the histogram of log-ratios: ± 1e-5 is one bin, then each bin is a seventh longer
+than the one before, out to ± `LOG_RATIO_BOUND`."""
 
 
 class Origin(IntEnum):
-    """Which policy versions sampled a rollout."""
+    """Kind of a rollout by the policy versions that sampled it."""
 
     FRESH = 0
-    """All tokens by the version being trained: what differs is engine numerics."""
+    """All tokens by the version being trained: only engine numerics differ."""
     CROSSED = 1
     """Tokens of more than one version: an update arrived while it was generated, and the engine may
     have kept the KV cache of the old weights."""
@@ -38,29 +39,29 @@ class Origin(IntEnum):
 
 
 def origins(versions: Tensor, mask: Tensor, sequence_ids: Tensor, *, version: int) -> Tensor:
-    """The `Origin` of the rollout that each token belongs to, [N] int64.
+    """Return the `Origin` of the rollout that each token belongs to, [N] int64.
 
     Args:
         versions: [N] int64, the version that sampled a token.
-        mask: [N] bool, tokens to look at; a sequence without any counts as FRESH.
+        mask: [N] bool, tokens that count; a sequence without any is FRESH.
         sequence_ids: [N] integers.
         version: The version being trained.
     """
-    _, row = torch.unique(sequence_ids, return_inverse=True)
-    looked_at, size = versions[mask], int(row.max()) + 1 if row.numel() else 0
+    _, sequence = torch.unique(sequence_ids, return_inverse=True)
+    counted, size = versions[mask], int(sequence.max()) + 1 if sequence.numel() else 0
     start = versions.new_full((size,), version)
-    oldest = start.scatter_reduce(0, row[mask], looked_at, "amin", include_self=False)
-    newest = start.scatter_reduce(0, row[mask], looked_at, "amax", include_self=False)
+    oldest = start.scatter_reduce(0, sequence[mask], counted, "amin", include_self=False)
+    newest = start.scatter_reduce(0, sequence[mask], counted, "amax", include_self=False)
     origin = torch.where(
         oldest != newest,
         int(Origin.CROSSED),
         torch.where(newest == version, int(Origin.FRESH), int(Origin.STALE)),
     )
-    return origin[row]
+    return origin[sequence]
 
 
 def lag_histogram(versions: Tensor, mask: Tensor, *, version: int) -> dict[int, int]:
-    """Tokens by lag = `version` − the version that sampled them, ascending, of masked-in tokens."""
+    """Count masked-in tokens by lag = `version` − the version that sampled them, ascending."""
     lags, counts = torch.unique(version - versions[mask], return_counts=True)
     return dict(zip(lags.tolist(), counts.tolist(), strict=True))
 
@@ -68,16 +69,16 @@ def lag_histogram(versions: Tensor, mask: Tensor, *, version: int) -> dict[int, 
 def group_lag_histogram(
     versions: Tensor, mask: Tensor, group_ids: Tensor, *, version: int
 ) -> dict[int, int]:
-    """Groups by the lag of their oldest token, ascending; the lag that admission bounds.
+    """Count groups by the lag of their oldest token, ascending; the lag that admission bounds.
 
-    Groups without a masked-in token are left out. Arguments as of `origins`.
+    Groups without a masked-in token are left out. The arguments are those of `origins`.
     """
     _, group = torch.unique(group_ids[mask], return_inverse=True)
     lags = version - versions[mask]
     oldest = lags.new_zeros(int(group.max()) + 1 if group.numel() else 0)
     oldest.scatter_reduce_(0, group, lags, "amax", include_self=False)
-    found, counts = torch.unique(oldest, return_counts=True)
-    return dict(zip(found.tolist(), counts.tolist(), strict=True))
+    groups, counts = torch.unique(oldest, return_counts=True)
+    return dict(zip(groups.tolist(), counts.tolist(), strict=True))
 
 
 def effective_sample_size(log_ratios: Tensor, mask: Tensor) -> float:
@@ -101,30 +102,30 @@ def effective_sample_size(log_ratios: Tensor, mask: Tensor) -> float:
 
 
 def sequence_log_ratios(log_ratios: Tensor, mask: Tensor, sequence_ids: Tensor) -> Tensor:
-    """Log of current / behaviour of whole rollouts: Σ_t over masked-in tokens, [S] float64.
+    """Return the log-ratio of whole rollouts: Σ_t over masked-in tokens, [S] float64.
 
-    Of the S sequences that have any, by ascending id. A sequence must lie whole in the row.
+    S counts the sequences with such tokens, by ascending id. Each must be complete.
 
     Args:
         log_ratios: [N] log of current / behaviour.
         mask: [N] bool.
         sequence_ids: [N] integers.
     """
-    ids, row = torch.unique(sequence_ids[mask], return_inverse=True)
+    ids, sequence = torch.unique(sequence_ids[mask], return_inverse=True)
     selected = log_ratios.detach()[mask].double()
-    return selected.new_zeros(len(ids)).index_add(0, row, selected)
+    return selected.new_zeros(len(ids)).index_add(0, sequence, selected)
 
 
 def measure(
     log_ratios: Tensor, mask: Tensor, token_origins: Tensor, sequence_ids: Tensor
 ) -> dict[str, Tensor]:
-    """Sums over masked-in tokens and their sequences from which `figures` follow.
+    """Compute the sums over masked-in tokens and their sequences that `figures` needs.
 
     Args:
         log_ratios: [N] log of current / behaviour, detached, clamped to ± `LOG_RATIO_BOUND`.
         mask: [N] bool.
         token_origins: [N] as from `origins`.
-        sequence_ids: [N] integers; every sequence is there as a whole.
+        sequence_ids: [N] integers; every sequence is complete.
 
     Returns:
         float64 scalars: `ratio` and `ratio_squared` (Σ ρ, Σ ρ²), `sequences`, `sequence_ratio`,
@@ -154,16 +155,8 @@ def measure(
     return {name: value.double() for name, value in sums.items()}
 
 
-def figures(sums: Mapping[str, float], *, passes: int = 1) -> dict[str, float | None]:
-    """What is reported of a batch; None where there is nothing to measure.
-
-    `ess` and `ess_sequence`: effective sample size of tokens and of whole rollouts (product of the
-    ratios), as fractions of their numbers; `sequence_clamped`: fraction of rollouts whose product
-    was bounded for it. Of ρ = current / behaviour over tokens: `ratio_mean` (1 in expectation),
-    `ratio_min`, `ratio_p1`, `ratio_p99`, `ratio_max` (from the histogram: of the extremes, the
-    outer edge of the bin), `chi2` (mean ρ² − 1, the χ²-divergence), `mismatch` (mean |log ρ|) and
-    `kl` (k3, of behaviour from current). For rollouts of each origin `mismatch_<origin>`,
-    `kl_<origin>` and `tokens_<origin>`.
+def figures(sums: Mapping[str, float], *, passes: int = 1) -> OffPolicyFigures:
+    """Return what is reported of a batch.
 
     Args:
         sums: As from `measure`, added up; bin i of the histogram is `log_ratio_bins/<i>`.
@@ -173,33 +166,33 @@ def figures(sums: Mapping[str, float], *, passes: int = 1) -> dict[str, float | 
     tokens, rollouts = sum(sums[f"{name}_tokens"] for name in names), sums["sequences"]
     bins = [sums[f"log_ratio_bins/{index}"] for index in range(len(BIN_EDGES) - 1)]
     low, high = _extremes(bins)
-    found: dict[str, float | None] = {
-        "ess": share(sums["ratio"] ** 2, sums["ratio_squared"] * tokens),
-        "ess_sequence": share(
-            sums["sequence_ratio"] ** 2, sums["sequence_ratio_squared"] * rollouts
-        ),
-        "sequence_clamped": share(sums["sequence_clamped"], rollouts),
-        "ratio_mean": share(sums["ratio"], tokens),
-        "ratio_min": low,
-        "ratio_p1": quantile(bins, 0.01),
-        "ratio_p99": quantile(bins, 0.99),
-        "ratio_max": high,
-        "chi2": sums["ratio_squared"] / tokens - 1 if tokens else None,
-        "mismatch": share(sum(sums[f"{name}_difference"] for name in names), tokens),
-        "kl": share(sum(sums[f"{name}_k3"] for name in names), tokens),
-    }
-    for name in names:
-        count = sums[f"{name}_tokens"]
-        found[f"mismatch_{name}"] = share(sums[f"{name}_difference"], count)
-        found[f"kl_{name}"] = share(sums[f"{name}_k3"], count)
-        found[f"tokens_{name}"] = int(count / passes)
-    return found
+    return OffPolicyFigures(
+        ess=share(sums["ratio"] ** 2, sums["ratio_squared"] * tokens),
+        ess_sequence=share(sums["sequence_ratio"] ** 2, sums["sequence_ratio_squared"] * rollouts),
+        sequence_clamped=share(sums["sequence_clamped"], rollouts),
+        ratio_mean=share(sums["ratio"], tokens),
+        ratio_min=low,
+        ratio_p1=quantile(bins, 0.01),
+        ratio_p99=quantile(bins, 0.99),
+        ratio_max=high,
+        chi2=sums["ratio_squared"] / tokens - 1 if tokens else None,
+        mismatch=share(sum(sums[f"{name}_difference"] for name in names), tokens),
+        kl=share(sum(sums[f"{name}_k3"] for name in names), tokens),
+        origins={
+            name: OriginFigures(
+                mismatch=share(sums[f"{name}_difference"], sums[f"{name}_tokens"]),
+                kl=share(sums[f"{name}_k3"], sums[f"{name}_tokens"]),
+                tokens=int(sums[f"{name}_tokens"] / passes),
+            )
+            for name in names
+        },
+    )
 
 
 def quantile(log_ratio_bins: Sequence[float], q: float) -> float | None:
-    """The ratio below which a share `q` of the tokens lies; None without tokens.
+    """Return the ratio below which a share `q` of the tokens lies; None without tokens.
 
-    Log-ratios are taken as spread evenly over their bin, so the error is at most a bin: a seventh
+    Log-ratios are assumed to be even within their bin, so the error is at most a bin: a seventh
     of the log-ratio, or 1e-5.
     """
     rank = q * sum(log_ratio_bins)
@@ -212,7 +205,7 @@ def quantile(log_ratio_bins: Sequence[float], q: float) -> float | None:
 
 
 def _extremes(log_ratio_bins: Sequence[float]) -> tuple[float | None, float | None]:
-    """Bounds of the smallest and of the largest ratio."""
+    """Return bounds of the smallest and of the largest ratio."""
     filled = [index for index, count in enumerate(log_ratio_bins) if count]
     if not filled:
         return None, None
@@ -220,11 +213,11 @@ def _extremes(log_ratio_bins: Sequence[float]) -> tuple[float | None, float | No
 
 
 def _bins(log_ratios: Tensor) -> Tensor:
-    """How many of `log_ratios` [M] float64 are in each bin, [bins] float64."""
+    """Count `log_ratios` [M] float64 by bin, [bins] float64."""
     inner = torch.tensor(BIN_EDGES[1:-1], dtype=torch.float64, device=log_ratios.device)
     return torch.bincount(torch.bucketize(log_ratios, inner), minlength=len(BIN_EDGES) - 1).double()
 
 
 def share(part: float, whole: float) -> float | None:
-    """`part` / `whole`; None where there is no whole."""
+    """Return `part` / `whole`; None if the whole is 0."""
     return part / whole if whole else None

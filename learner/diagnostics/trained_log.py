@@ -1,8 +1,8 @@
-"""What a learner has trained, written down by the learner itself: a witness beside the ledger.
+"""A log of trained batches that the learner writes itself, to check the broker's ledger against.
 
-Only where the environment names a file. A line for every batch, after its last optimizer step and
-before anyone is told of it, so one that is trained again after a rollback has several. Leaves out
-what is made of it: `benchmarks/reliability/chaos_oracle.py` holds the books against it.
+It is written only if the environment names a file: one JSON line for every batch, after its last
+optimizer step and before it is acknowledged, so a batch trained again after a rollback has several.
+`benchmarks/reliability/chaos_oracle.py` compares it with the ledger.
 """
 
 import json
@@ -13,19 +13,19 @@ from collections.abc import Sequence
 from queues.records import RolloutGroup
 
 VARIABLE = "HEADWAY_TRAINED_LOG"
-"""In the environment of rank 0: the file to append to."""
+"""Environment variable of rank 0 that names the file to append to."""
 
 
 def note_trained(groups: Sequence[RolloutGroup], version: int) -> None:
-    """Appends a JSON line of a batch, if anyone asked for it; survives the end of the process.
+    """Append a JSON line for a batch if a log is asked for; it survives the end of the process.
 
     Args:
-        groups: Of the batch.
-        version: That it was trained at.
+        groups: The batch.
+        version: The version it was trained at.
     """
     if not (file := os.environ.get(VARIABLE)):
         return
-    row = {
+    record = {
         "version": version,
         "at": time.time(),
         "pid": os.getpid(),
@@ -33,13 +33,13 @@ def note_trained(groups: Sequence[RolloutGroup], version: int) -> None:
     }
     descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     try:
-        os.write(descriptor, (json.dumps(row) + "\n").encode())
+        os.write(descriptor, (json.dumps(record) + "\n").encode())
     finally:
         os.close(descriptor)
 
 
 def oldest_version(group: RolloutGroup) -> int | None:
-    """The oldest policy version that sampled a token of a group; None where none was sampled."""
+    """Return the oldest policy version that sampled a token of a group; None if none was."""
     return min(
         (
             int(version)

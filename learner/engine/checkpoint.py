@@ -1,10 +1,10 @@
-"""Checkpoints: a complete folder appears at once, or not at all.
+"""Checkpoints, created atomically: a complete folder appears under its name, or none.
 
     prepare ─▶ every rank writes its part ─▶ finish: state, rename ─▶ commit ─▶ prune
                and syncs it                   and sync of the parent
 
-Rank 0 prepares, finishes and prunes; the commit is the caller's (a row in the broker's ledger). A
-folder without its row is garbage: pruning at the start, when all later versions are, leaves none.
+Rank 0 prepares, finishes and prunes; the caller commits the checkpoint to the broker's ledger. A
+folder that was never committed is garbage, which `prune` removes when training begins.
 """
 
 import json
@@ -22,22 +22,22 @@ from typing import Any
 import numpy as np
 import torch
 
+from learner.disk_wait import write_file, write_whole
 from learner.engine.protocol import TrainEngine, ValueEngine
 from learner.errors import InputError
-from learner.full_disk import write_file, write_whole
 from learner.model.reference import Reference
 
 log = logging.getLogger(__name__)
 
 STATE_FILE = "state.json"
 RANDOM_FOLDER = "optimizer/random"
-"""Beside the optimizer's state, which an export of the model leaves out as a whole."""
+"""Random state, in the optimizer's folder, which an export of the model leaves out as a whole."""
 CRITIC_FOLDER = "critic"
 
 
 @dataclass(frozen=True, kw_only=True)
 class State:
-    """What a checkpoint says of itself, in `state.json`."""
+    """The description of a checkpoint, in `state.json`."""
 
     version: int
     saved_at: float
@@ -45,25 +45,25 @@ class State:
     optimizer_steps: int
     """Steps taken since version 0."""
     ranks: int
-    """Processes that wrote it, and that it can be loaded by."""
+    """Processes that wrote it; as many can load it."""
     zero_stage: int
     dtype: str
     cursor: str | None
-    """Of the prompt source, as of the last issue; None before the first. For people to read: a run
-    that goes on takes the ledger's."""
+    """Cursor of the prompt source at the last issue; None before the first. For people to read: a
+    resumed run takes the ledger's."""
     objective_state: dict[str, float] = field(default_factory=dict)
-    """What the objective carries from batch to batch: running baselines, adapted coefficients."""
+    """Running baselines and adapted coefficients, carried from batch to batch."""
     totals: dict[str, int] = field(default_factory=dict)
     """Rollouts and tokens trained since version 0."""
 
 
 def checkpoint_path(root: Path, version: int) -> Path:
-    """The folder of a version: `v000060`."""
+    """Return the folder of a version: `v000060`."""
     return root / f"v{version:06d}"
 
 
 def prepare(root: Path, version: int) -> Path:
-    """Makes the temporary folder of a version, and removes what a killed process left behind.
+    """Make the temporary folder of a version, and remove what a killed process left behind.
 
     Args:
         root: Folder of all checkpoints; created if missing.
@@ -77,18 +77,18 @@ def prepare(root: Path, version: int) -> Path:
 
 
 def remove_leftovers(root: Path) -> None:
-    """Removes what a killed process left of checkpoints that it was writing or replacing."""
+    """Remove what a killed process left of checkpoints that it was writing or replacing."""
     for leftover in [*root.glob(".v*.tmp"), *root.glob(".v*.old")]:
         _try(shutil.rmtree, leftover)
 
 
 def size(folder: Path) -> int:
-    """Bytes of all files in a folder; 0 where there is none."""
+    """Return the bytes of all files in a folder; 0 where there is none."""
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 
 def newest_size(root: Path) -> int:
-    """Bytes of the newest finished checkpoint, as an estimate of the next; 0 before the first."""
+    """Return the bytes of the newest checkpoint, an estimate of the next; 0 before the first."""
     return size(max(root.glob("v*"), default=root / "none"))
 
 
@@ -99,7 +99,7 @@ def write_part(
     critic: ValueEngine | None = None,
     reference: Reference | None = None,
 ) -> None:
-    """Writes this rank's part of a checkpoint and its random state, durably. Collective."""
+    """Write this rank's part of a checkpoint and its random state, durably. Collective."""
     engine.save(temporary)
     if critic is not None:
         critic.save(temporary / CRITIC_FOLDER)
@@ -115,7 +115,7 @@ def write_part(
 
 
 def finish(root: Path, state: State) -> Path:
-    """Completes the folder of a version, when every rank has written its part.
+    """Complete the folder of a version, when every rank has written its part.
 
     Returns:
         The finished folder; one that existed is replaced.
@@ -133,10 +133,10 @@ def finish(root: Path, state: State) -> Path:
 
 
 def read_state(folder: Path) -> State:
-    """What a checkpoint says of itself.
+    """Read the description of a checkpoint.
 
     Raises:
-        InputError: There is no checkpoint, or not one of this program.
+        InputError: There is no checkpoint, or it was not written by this program.
     """
     try:
         return State(**json.loads((folder / STATE_FILE).read_text()))
@@ -152,21 +152,21 @@ def load(
     dtype: str,
     critic: ValueEngine | None = None,
 ) -> State:
-    """Goes on from a checkpoint, exactly as if training had not been interrupted. Collective.
+    """Load a checkpoint, to go on exactly as if training had not been interrupted. Collective.
 
     Args:
         engine: Of the same model; its weights and optimizer are replaced.
         folder: As `finish` returned it.
-        critic: Likewise, where there is one.
-        zero_stage: Of the engine.
-        dtype: Of the engine.
+        critic: Engine of the critic, where it has its own.
+        zero_stage: ZeRO stage of the engine.
+        dtype: Dtype of the engine.
 
     Raises:
         InputError: No checkpoint, a damaged one, or one of other ranks, ZeRO stage or dtype.
     """
     state = read_state(folder)
-    here = {"ranks": engine.ranks, "zero_stage": zero_stage, "dtype": dtype}
-    for name, value in here.items():
+    engine_settings = {"ranks": engine.ranks, "zero_stage": zero_stage, "dtype": dtype}
+    for name, value in engine_settings.items():
         if (saved := getattr(state, name)) != value:
             raise InputError(
                 f"the checkpoint {folder} was saved with learner.{name} = {saved!r} and cannot be "
@@ -182,16 +182,16 @@ def load(
 
 
 def check_whole(folder: Path, files: Iterable[Path]) -> None:
-    """Compares the files of a checkpoint that this rank needs with what `torch.save` leaves.
+    """Check that files of a checkpoint are complete archives of `torch.save`.
 
     Raises:
         InputError: One is missing or was cut off.
     """
     for file in files:
         if not zipfile.is_zipfile(file):
-            found = "is damaged" if file.exists() else "is missing"
+            state = "is damaged" if file.exists() else "is missing"
             raise InputError(
-                f"the checkpoint {folder} cannot be loaded: {file.relative_to(folder)} {found}; "
+                f"the checkpoint {folder} cannot be loaded: {file.relative_to(folder)} {state}; "
                 "put the folder back from a copy"
             )
 
@@ -199,14 +199,14 @@ def check_whole(folder: Path, files: Iterable[Path]) -> None:
 def expired(
     saved_at: Mapping[int, float], *, newest: int, keep: int, keep_seconds: float, now: float
 ) -> list[int]:
-    """The versions whose checkpoints are to be removed, ascending.
+    """Return the versions whose checkpoints are to be removed, ascending.
 
     Args:
         saved_at: Seconds since the epoch, by version.
-        newest: The version committed last. Later ones have no row: they are garbage. Earlier ones
-            have theirs, if garbage was removed when training began.
-        keep: So many of the newest are kept, `newest` included.
-        keep_seconds: Younger ones are kept too.
+        newest: The version committed last. Later ones were never committed; earlier ones were, if
+            garbage was removed when training began.
+        keep: Number of the newest checkpoints that are kept, `newest` included.
+        keep_seconds: Checkpoints younger than this are kept too.
         now: Seconds since the epoch.
 
     Example:
@@ -219,10 +219,9 @@ def expired(
 
 
 def prune(root: Path, *, newest: int, keep: int, keep_seconds: float) -> None:
-    """Removes the checkpoints that `expired` names.
+    """Remove the checkpoints that `expired` names, when training begins and after every commit.
 
-    To be called when training begins and after every commit. What cannot be read or removed stays,
-    and is logged.
+    A checkpoint that cannot be read or removed stays, and is logged.
 
     Args:
         root: Folder of all checkpoints.
@@ -252,7 +251,7 @@ def _try(remove: Callable[[Path], None], folder: Path) -> None:
 
 
 def _remove(folder: Path) -> None:
-    """Renames first, so that no half of a folder is ever seen under its name."""
+    """Remove a folder; rename it first, so that no partial folder is ever seen under its name."""
     if folder.exists():
         old = folder.with_name(f".{folder.name}.old")
         folder.rename(old)

@@ -1,7 +1,6 @@
-"""Trains models with DeepSpeed: ZeRO, gradient clipping, schedule, optimizer state.
+"""The train engine on DeepSpeed: ZeRO, gradient clipping, schedule, optimizer state.
 
-The only file that imports deepspeed. One process is one rank; who starts it is `ray_group`, how
-ranks meet is `rendezvous`.
+The only file that imports deepspeed. One process is one rank.
 """
 
 import math
@@ -16,38 +15,38 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from learner.config.optimizer import OptimizerConfig
+from learner.disk_wait import write_file, write_whole
 from learner.engine.checkpoint import check_whole
 from learner.engine.lr_schedule import rate_factor
 from learner.engine.process_group import join_alone
 from learner.engine.protocol import Forward
 from learner.errors import InputError, TrainingDiverged
-from learner.full_disk import write_file, write_whole
 from learner.model.policy import Policy, before_each, check_packing, load_tokenizer
 
 OPTIMIZER_FOLDER = "optimizer"
 GATHER_BYTES = 64 * 2**20
 """Weights that ZeRO 3 gathers at once, at least one tensor."""
 HEADS = ("score.weight", "value_head.weight")
-"""Matrices of critics, whose updates Muon does not orthogonalise."""
+"""Heads of critics, whose updates Muon does not orthogonalise."""
 PERSISTENT_ELEMENTS = 10_000
-"""Under ZeRO 3: tensors with fewer elements stay whole on every rank."""
+"""Tensors with fewer elements stay whole on every rank under ZeRO 3."""
 
 
 def _prepare() -> None:
-    """Joins a group, alone unless `rendezvous.join` was called before, and tells DeepSpeed."""
+    """Join a group, alone unless `process_group.join` was called before, and set DeepSpeed up."""
     join_alone()
     os.environ["LOCAL_RANK"] = "0"  # a rank sees no device but its own
     if not torch.cuda.is_available():
         # Without a GPU these would compile C++ for a minute before the first step.
         deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
         torch._dynamo.config.disable = True
-    # It would mark every matrix but embeddings, and undo what `_optimizer` marks.
+    # DeepSpeed's own would mark every matrix but embeddings, and undo the marks of `_optimizer`.
     deepspeed.set_optimizer_flags = lambda config, model: None
     deepspeed.init_distributed(dist_backend=dist.get_backend(), verbose=False)
 
 
 def _optimizer(config: OptimizerConfig, module: Any) -> dict[str, Any]:
-    """DeepSpeed's optimizer section; marks the matrices that Muon takes."""
+    """Return DeepSpeed's optimizer section; mark the matrices that Muon updates."""
     ends = [module.model.get_input_embeddings(), module.model.get_output_embeddings()]
     outer = {id(end.weight) for end in ends if end is not None}
     for name, parameter in module.named_parameters():
@@ -66,7 +65,7 @@ def _optimizer(config: OptimizerConfig, module: Any) -> dict[str, Any]:
 
 
 def _zero(stage: int, *, offload: bool) -> dict[str, Any]:
-    """DeepSpeed's section on ZeRO."""
+    """Return DeepSpeed's section on ZeRO."""
     section: dict[str, Any] = {"stage": stage}
     if stage == 3:
         section["stage3_param_persistence_threshold"] = PERSISTENT_ELEMENTS
@@ -76,7 +75,7 @@ def _zero(stage: int, *, offload: bool) -> dict[str, Any]:
 
 
 def _groups(module: nn.Module, rates: Mapping[str, float]) -> list[dict[str, Any]] | None:
-    """Parameter groups where parts of a module have learning rates of their own."""
+    """Return parameter groups where parts of a module have their own learning rates, else None."""
     if not rates:
         return None
     parts: dict[str, list[nn.Parameter]] = {name: [] for name in ("", *rates)}
@@ -88,8 +87,8 @@ def _groups(module: nn.Module, rates: Mapping[str, float]) -> list[dict[str, Any
     ]
 
 
-def _wait_for_room(writer: Any) -> None:
-    """Makes DeepSpeed's writer of checkpoint files wait while the disk is full."""
+def _wait_for_space(writer: Any) -> None:
+    """Make DeepSpeed's writer of checkpoint files wait while the disk is full."""
     save = writer.save
 
     def write(state_dict: Any, path: str) -> None:
@@ -101,7 +100,7 @@ def _wait_for_room(writer: Any) -> None:
 class DeepSpeedEngine:
     """A module, its gradients and its optimizer under DeepSpeed (a `Trainable`).
 
-    The module has a transformers model as `model`, and is called with columns of a packed row.
+    The module has a transformers model as `model`, and is called with columns of a microbatch.
     """
 
     def __init__(
@@ -116,17 +115,17 @@ class DeepSpeedEngine:
         offload_optimizer: bool = False,
         rates: Mapping[str, float] | None = None,
     ) -> None:
-        """Joins the group of ranks and shards the module.
+        """Join the group of ranks and shard the module.
 
         Args:
             module: Changed in place.
             config: Optimizer, schedule, clipping.
-            model_path: Where the tokenizer is from.
+            model_path: Folder or hub name of the tokenizer.
             zero_stage: Of ZeRO.
             dtype: Of weights and activations.
-            total_steps: Optimizer steps that the schedule is for.
+            total_steps: Optimizer steps of the whole schedule.
             offload_optimizer: Keep the optimizer's state in host memory.
-            rates: Learning rates of parts of the module, by the beginning of parameters' names.
+            rates: Learning rates of parts of the module, by the prefix of their parameters' names.
         """
         _prepare()
         self.rank, self.ranks = dist.get_rank(), dist.get_world_size()
@@ -151,7 +150,7 @@ class DeepSpeedEngine:
                 "optimizer": optimizer,
             },
         )
-        _wait_for_room(self._engine.checkpoint_engine)
+        _wait_for_space(self._engine.checkpoint_engine)
         self._register(module)
         if zero_stage == 0 and dtype == "float32":
             self._engine.clip_fp32_gradients = self._clip  # DeepSpeed's own forgets the norm
@@ -160,23 +159,23 @@ class DeepSpeedEngine:
 
     @property
     def device(self) -> torch.device:
-        """Where the module computes."""
+        """Device the module computes on."""
         return torch.device(self._engine.device)
 
     def _register(self, module: nn.Module) -> None:
-        """Tells ZeRO 3 of parameters that are used outside of the module that owns them."""
+        """Register with ZeRO 3 parameters used outside of the module that owns them."""
 
     def outputs(self, *columns: Tensor) -> tuple[Tensor, ...]:
-        """What the module says of the tokens of a row, on its device. Collective.
+        """Run the module on the tokens of a microbatch, on its device. Collective.
 
         Args:
             columns: [N] each, as the module's `forward` takes them.
         """
-        outputs: tuple[Tensor, ...] = self._engine(*(each.to(self.device) for each in columns))
+        outputs: tuple[Tensor, ...] = self._engine(*(column.to(self.device) for column in columns))
         return outputs
 
     def backward(self, loss: Tensor) -> None:
-        """See `Trainable.backward`; undoes that DeepSpeed takes the mean over ranks."""
+        """See `Trainable.backward`; the factor undoes DeepSpeed's mean over ranks."""
         self._engine.backward(loss * self.ranks, scale_wrt_gas=False)
 
     def step(self) -> float:
@@ -195,14 +194,14 @@ class DeepSpeedEngine:
         return norm
 
     def _clip(self) -> None:
-        """Clips as DeepSpeed does, and keeps the norm where `get_global_grad_norm` looks."""
+        """Clip as DeepSpeed does, and keep the norm for `get_global_grad_norm`."""
         norm = torch.nn.utils.clip_grad_norm_(
             self._engine.module.parameters(), self._engine.gradient_clipping()
         )
         self._engine._global_grad_norm = float(norm)
 
     def sum_over_ranks(self, values: Tensor) -> Tensor:
-        """The sum of a tensor over ranks, on the tensor's device. Collective."""
+        """See `TrainEngine.sum_over_ranks`."""
         if self.ranks == 1:
             return values
         total = values.detach().to(self._engine.device, copy=True)
@@ -211,11 +210,11 @@ class DeepSpeedEngine:
 
     @property
     def gathers(self) -> bool:
-        """Whether no rank has all weights, so that all must take part in `weights`."""
+        """True if no rank has all weights, so that all must take part in `weights`."""
         return self._zero_stage == 3
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Names and tensors as in the model folder; gathers `GATHER_BYTES` at a time."""
+        """See `TrainEngine.weights`; gathers `GATHER_BYTES` at a time."""
         for bucket in self._buckets():
             parameters = [parameter for _, parameter in bucket]
             with deepspeed.zero.GatheredParameters(parameters, enabled=self.gathers):
@@ -235,7 +234,7 @@ class DeepSpeedEngine:
         yield bucket
 
     def save_model(self, folder: Path) -> None:
-        """Writes the model and its tokenizer as a folder that transformers loads. Collective."""
+        """Write the model and its tokenizer as a folder that transformers loads. Collective."""
         gathered = {}
         if self.gathers:
             for name, tensor in self.weights():

@@ -1,4 +1,4 @@
-"""Learning-rate schedules as one pure function of the optimizer step."""
+"""Learning-rate schedules, as one pure function of the optimizer step."""
 
 import math
 
@@ -6,7 +6,7 @@ from learner.config.optimizer import ScheduleConfig
 
 
 def rate_factor(config: ScheduleConfig, step: int, total_steps: int) -> float:
-    """Factor on the full learning rate at an optimizer step.
+    """Return the factor on the full learning rate at an optimizer step.
 
     Args:
         config: Shape of the schedule.
@@ -14,7 +14,7 @@ def rate_factor(config: ScheduleConfig, step: int, total_steps: int) -> float:
         total_steps: Optimizer steps of the whole run.
 
     Returns:
-        A factor in [0, 1]; the first warm-up step has 1/(warmup_steps + 1), never 0.
+        A factor in [0, 1]; 1/(warmup_steps + 1) at the first warm-up step, not 0.
     """
     if step < config.warmup_steps:
         return (step + 1) / (config.warmup_steps + 1)

@@ -1,7 +1,6 @@
-"""How the ranks of a learner find each other: a store on a free port of rank 0, then one group.
+"""The process group of the ranks: they meet in a store on a free port of rank 0.
 
-Rank 0 holds the port from the moment it is chosen, so that no other process can take it. Leaves out
-what the ranks then do together (`deepspeed_engine`).
+Rank 0 holds the port from the moment it is chosen, so that no other process can take it.
 """
 
 import socket
@@ -12,15 +11,15 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore, Store, TCPStore
 
 STORE_SECONDS = 300.0
-"""Deadline of every rank to have arrived."""
+"""Deadline for every rank to arrive."""
 COLLECTIVE_SECONDS = 1800.0
-"""Deadline of one collective operation, which covers the slowest rank's longest step."""
+"""Deadline of one collective operation, longer than the longest step of the slowest rank."""
 
 Address = tuple[str, int]
 
 
 def open_store(host: str) -> TCPStore:
-    """The store of a group, on a free port of this address alone; to be called by rank 0.
+    """Open the store of a group on a free port of this address alone; called by rank 0.
 
     Args:
         host: Address of this node that every rank reaches.
@@ -37,15 +36,15 @@ def open_store(host: str) -> TCPStore:
 
 
 def find_store(address: Address) -> TCPStore:
-    """The same store, seen from another rank."""
+    """Connect to the store from another rank."""
     return TCPStore(*address, is_master=False, timeout=timedelta(seconds=STORE_SECONDS))
 
 
 def join(store: Store, rank: int, ranks: int) -> None:
-    """Makes this process a rank of a group; waits until all have come.
+    """Make this process a rank of a group; wait until all have joined.
 
     Raises:
-        torch.distributed.DistError: One did not come within `STORE_SECONDS`.
+        torch.distributed.DistError: A rank did not join within `STORE_SECONDS`.
     """
     dist.init_process_group(
         "nccl" if torch.cuda.is_available() else "gloo",
@@ -57,6 +56,6 @@ def join(store: Store, rank: int, ranks: int) -> None:
 
 
 def join_alone() -> None:
-    """Makes this process a group of its own, unless it has joined one; opens no port."""
+    """Make this process a group of its own, unless it has joined one; opens no port."""
     if not dist.is_initialized():
         join(HashStore(), 0, 1)

@@ -1,8 +1,7 @@
-"""The seam between the learner and what trains the weights.
+"""The interface of the engine that holds and trains weights.
 
-One implementation trains for real (`deepspeed_engine`); tests of the update use a plain torch one.
-With several ranks every rank has an engine, and the methods marked collective must be called by all
-of them in the same order.
+DeepSpeed implements it (`learner.engine.deepspeed`); tests use plain torch. Every rank has an
+engine, and methods marked collective must be called by all of them in the same order.
 """
 
 from collections.abc import Iterator
@@ -14,7 +13,7 @@ from torch import Tensor
 
 
 class Forward(NamedTuple):
-    """What a policy says of each token of a row."""
+    """The output of a policy for each token of a microbatch."""
 
     logprobs: Tensor
     """[N] float32 with gradient."""
@@ -28,14 +27,14 @@ class Trainable(Protocol):
     """A module under an optimizer. Calls come from one thread at a time."""
 
     rank: int
-    """Of this process, from 0."""
+    """Number of this process, from 0."""
     ranks: int
     """Processes that train together."""
     steps_taken: int
     """Optimizer steps since version 0."""
 
     def backward(self, loss: Tensor) -> None:
-        """Adds the gradient of a scalar, unscaled, to what `step` will use. Collective.
+        """Add the gradient of a scalar, unscaled, to the one that `step` will use. Collective.
 
         The gradient of the step is the sum over the calls of all ranks. A loss that is not finite
         flows into it, so that `step` fails on every rank and none waits for another.
@@ -43,7 +42,7 @@ class Trainable(Protocol):
         ...
 
     def step(self) -> float:
-        """One optimizer step on the gathered gradient; its norm before clipping. Collective.
+        """Take one optimizer step; return the gradient's norm before clipping. Collective.
 
         Under Muon with ZeRO it is the norm of the orthogonalised update of the matrices, which
         DeepSpeed makes first, with the gradient of the rest.
@@ -54,14 +53,14 @@ class Trainable(Protocol):
         ...
 
     def save(self, folder: Path) -> None:
-        """Writes the model with its tokenizer, and what else is needed to go on. Collective.
+        """Write the model with its tokenizer, and everything needed to go on. Collective.
 
-        When it returns every rank's part is there; what this rank wrote need not be synced yet.
+        When it returns every rank's part exists, perhaps not yet synced to disk.
         """
         ...
 
     def load(self, folder: Path) -> None:
-        """Goes on from what `save` wrote: weights, optimizer and schedule. Collective.
+        """Load what `save` wrote: weights, optimizer and schedule. Collective.
 
         Raises:
             InputError: Part of it is missing or damaged; names the folder.
@@ -69,7 +68,7 @@ class Trainable(Protocol):
         ...
 
     def close(self) -> None:
-        """Gives back processes, ports and memory."""
+        """Release processes, ports and memory."""
         ...
 
 
@@ -77,7 +76,7 @@ class ValueEngine(Trainable, Protocol):
     """A critic with an optimizer of its own."""
 
     def values(self, token_ids: Tensor, position_ids: Tensor) -> Tensor:
-        """Values [N] float32 with gradient, of the state before each token. Collective."""
+        """Return values [N] float32 with gradient, of the state before each token. Collective."""
         ...
 
 
@@ -86,13 +85,13 @@ class TrainEngine(Trainable, Protocol):
 
     @property
     def device(self) -> torch.device:
-        """Where it computes."""
+        """Device it computes on."""
         ...
 
     def forward(
         self, token_ids: Tensor, position_ids: Tensor, wanted: Tensor | None = None
     ) -> Forward:
-        """What the policy says of the tokens of a row. Collective.
+        """Compute log-probabilities and entropies of the tokens of a microbatch. Collective.
 
         Args:
             token_ids: [N] int64.
@@ -103,11 +102,11 @@ class TrainEngine(Trainable, Protocol):
         ...
 
     def sum_over_ranks(self, values: Tensor) -> Tensor:
-        """The sum of a tensor over ranks, on the tensor's device. Collective."""
+        """Return the sum of a tensor over ranks, on the tensor's device. Collective."""
         ...
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Names and tensors of the policy as in its model folder, each valid until the next.
+        """Yield names and tensors of the policy as in its model folder, each valid until the next.
 
         Views, not copies. Collective where `gathers`; then it must be read to its end.
         """
@@ -115,5 +114,5 @@ class TrainEngine(Trainable, Protocol):
 
     @property
     def gathers(self) -> bool:
-        """Whether no rank has all weights, so that all must take part in `weights`."""
+        """True if no rank has all weights, so that all must take part in `weights`."""
         ...

@@ -13,7 +13,7 @@ def cispo(inputs: LossInputs, *, cap_low: float = 0.0, cap_high: float = 5.0) ->
     """ℓ_t = −sg(clip(r, cap_low, cap_high)) · A · log π(y_t), r = current / anchor.
 
     Args:
-        inputs: One packed row.
+        inputs: One microbatch.
         cap_low: Smallest weight, absolute.
         cap_high: Largest weight, absolute.
 

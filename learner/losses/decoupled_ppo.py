@@ -28,7 +28,7 @@ def decoupled_ppo(
 ) -> TokenLoss:
     """ℓ_t = sg(w) · max(−A·r, −A·clip(r, 1 − clip_low, 1 + clip_high)).
 
-    r = current / proximal, w = min(proximal / behaviour, cap). As w is part of the loss, a
+    r = current / proximal, w = min(proximal / behaviour, cap). w is part of the loss, so a
     correction that weighs would count it twice.
 
         recompute   the proximal policy is `proximal_logprobs`
@@ -37,7 +37,7 @@ def decoupled_ppo(
         linear      proximal = (1 − a)·behaviour + a·current
 
     Args:
-        inputs: One packed row.
+        inputs: One microbatch.
         clip_low: ε below 1.
         clip_high: ε above 1.
         dual_clip: See `ppo`.
@@ -73,7 +73,7 @@ def decoupled_ppo(
 
 
 def _proximal(inputs: LossInputs, source: str, fresh: str) -> Tensor:
-    """[N] log-probabilities of the proximal policy, detached."""
+    """Return the log-probabilities of the proximal policy, [N], detached."""
     require_one_of(
         "decoupled_ppo's proximal", source, ("recompute", "detach", "loglinear", "linear")
     )

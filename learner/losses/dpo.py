@@ -34,7 +34,7 @@ def dpo(
         ipo       (z − 1/(2β))², D being means over tokens instead of sums
 
     Args:
-        inputs: One packed row, of whole groups.
+        inputs: One microbatch of whole groups.
         beta: Inverse of the distance allowed from the reference.
         label_smoothing: How probable it is that a preference is the wrong way round, below 0.5.
         variant: One of the two.
@@ -66,7 +66,7 @@ def dpo(
 
 
 def _margins(inputs: LossInputs, *, mean: bool) -> tuple[Tensor, Tensor]:
-    """The z of each token's pair, [N] float64, and which trained tokens belong to one, [N] bool."""
+    """Return z of each token's pair, [N] float64, and the tokens that belong to one, [N] bool."""
     sequences, groups = inputs.sequences, Segments(inputs.require("dpo", "group_ids"))
     group_of = torch.empty_like(sequences.index[: sequences.count])
     group_of = group_of.scatter(0, sequences.index, groups.index)

@@ -18,7 +18,7 @@ def gspo(inputs: LossInputs, *, clip_low: float = 3e-4, clip_high: float = 4e-4)
     sequence carries the sequence's loss.
 
     Args:
-        inputs: One packed row, of whole sequences.
+        inputs: One microbatch of whole sequences.
         clip_low: ε below 1; ten to a hundred times smaller than PPO's.
         clip_high: ε above 1.
 
@@ -45,7 +45,7 @@ def gspo_token(inputs: LossInputs, *, clip_low: float = 3e-4, clip_high: float =
 
 
 def _sequence_log_ratio(inputs: LossInputs) -> Tensor:
-    """[N] mean log-ratio of each token's sequence, not bounded."""
+    """Return the mean log-ratio of each token's sequence, [N], not bounded."""
     ratio = inputs.raw_log_ratio
     return inputs.sequences.means(ratio, inputs.trained).to(ratio.dtype)
 
@@ -57,8 +57,8 @@ def _clipped(
     clip_high: float,
     score: Tensor | float = 0.0,
 ) -> TokenLoss:
-    found = clipped(
+    surrogate = clipped(
         inputs, (bounded(log_ratio) + score).exp(), clip_low=clip_low, clip_high=clip_high
     )
     outside = count_outside(log_ratio, inputs.trained)
-    return TokenLoss(found.per_token, {**found.stats, "ratio_bounded": outside})
+    return TokenLoss(surrogate.per_token, {**surrogate.stats, "ratio_bounded": outside})

@@ -25,7 +25,7 @@ def kimi(inputs: LossInputs, *, tau: float = 0.1, variant: str = "k1.5") -> Toke
         token_sq   ℓ_t = −A·log π(y_t) + τ/2·(log current − log behaviour)²: without cross terms
 
     Args:
-        inputs: One packed row, of whole sequences.
+        inputs: One microbatch of whole sequences.
         tau: Weight of the square.
         variant: One of the three.
 

@@ -4,7 +4,7 @@ With x drawn from the sampling policy and d = log policy(x) − log reference(x)
 
     k1 = d                 k2 = ½·d²                 k3 = exp(−d) − 1 + d
 
-Schulman 2020, "Approximating KL divergence". Leaves out who computes the reference.
+Schulman 2020, "Approximating KL divergence".
 """
 
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ FORMS = (*ESTIMATORS, "ratio_k1", "ratio_k3", "weighted_k2")
 def kl_penalty(
     estimator: str, logprobs: Tensor, reference_logprobs: Tensor, *, mask: Tensor | None = None
 ) -> Tensor:
-    """An estimate of KL(policy ‖ reference) per token, differentiable in `logprobs`.
+    """Estimate KL(policy ‖ reference) per token, differentiable in `logprobs`.
 
     k1 and k3 are unbiased for tokens of the policy, k2 to second order; k2 and k3 are ≥ 0. d is
     clamped to ± 20, the result is not.
@@ -49,9 +49,9 @@ def kl_penalty(
 
 
 def kl_loss(form: str, inputs: LossInputs, *, cap: float = 5.0) -> TokenLoss:
-    """A term for the loss whose gradient pulls the current policy towards the reference.
+    """Compute a term for the loss that pulls the current policy towards the reference.
 
-    What the expected gradient is when it is summed over tokens of the behaviour policy μ, with
+    The expected gradient of each form, summed over tokens of the behaviour policy μ, with
     r = current / μ:
 
         weighted_k2  sg(min(r, cap))·k2     ∇KL(current ‖ reference), but for the cap. The value
@@ -64,12 +64,12 @@ def kl_loss(form: str, inputs: LossInputs, *, cap: float = 5.0) -> TokenLoss:
         k1           k1                     0 in expectation where μ is the current policy: noise
 
     The ratio is to μ whatever the anchor of the policy loss, because corrections never multiply
-    this term. No form sees how a token changes the KL of those after it: only rewards do that
+    this term. No form accounts for the effect of a token on the KL of later tokens; rewards do
     (`kl_rewards`).
 
     Args:
         form: One of the six.
-        inputs: One packed row, with `reference_logprobs`.
+        inputs: One microbatch, with `reference_logprobs`.
         cap: Largest r of weighted_k2, absolute.
 
     Returns:
@@ -99,9 +99,9 @@ def kl_loss(form: str, inputs: LossInputs, *, cap: float = 5.0) -> TokenLoss:
 def kl_rewards(
     logprobs: Tensor, reference_logprobs: Tensor, mask: Tensor, *, coefficient: float
 ) -> Tensor:
-    """Rewards per token −β·k1, detached.
+    """Compute rewards per token −β·k1, detached.
 
-    Summed over the rest of a sequence they count what a token does to the KL of those after it.
+    Summed over the rest of a sequence they count the effect of a token on the KL of later tokens.
     k2 and k3 in a reward would have a biased gradient.
 
     Args:
@@ -122,7 +122,7 @@ def kl_rewards(
 
 @dataclass(frozen=True)
 class AdaptiveCoefficient:
-    """A KL coefficient that holds the KL near a target: Ziegler et al. 2019 (arXiv 1909.08593).
+    """A KL coefficient that keeps the KL near a target: Ziegler et al. 2019 (arXiv 1909.08593).
 
     β ← β·(1 + e·min(samples/horizon, 1)), e = clip(KL/target − 1, −0.2, 0.2): a batch changes β by
     a fifth at most, so that it stays positive. The unit of `target` is that of the KL it is given:
@@ -137,7 +137,7 @@ class AdaptiveCoefficient:
     initial: float
     target: float
     horizon: float = 10_000.0
-    """In samples: at the largest error, the coefficient changes by a fifth in so many."""
+    """Samples in which the coefficient changes by a fifth at the largest error."""
 
     KEY = "kl_coefficient"
 
@@ -149,11 +149,11 @@ class AdaptiveCoefficient:
             raise InputError("an adaptive KL coefficient of 0 stays 0; start above")
 
     def coefficient(self, state: dict[str, float]) -> float:
-        """β as it is now."""
+        """Return the present β."""
         return state.get(self.KEY, self.initial)
 
     def updated(self, state: dict[str, float], *, kl: float, samples: int) -> dict[str, float]:
-        """The state after a batch; `state` itself is left alone.
+        """Return the state after a batch; `state` itself is not changed.
 
         Args:
             state: What the last update returned; empty at first. Part of a checkpoint.
@@ -166,7 +166,7 @@ class AdaptiveCoefficient:
 
 
 def _estimate(estimator: str, distance: Tensor) -> Tensor:
-    """An estimate from d [N], bounded."""
+    """Estimate from d [N], bounded."""
     if estimator == "k1":
         return distance
     if estimator == "k2":
@@ -175,7 +175,7 @@ def _estimate(estimator: str, distance: Tensor) -> Tensor:
 
 
 def k3(log_ratios: Tensor) -> Tensor:
-    """KL(behaviour ‖ current) per token from tokens of the behaviour policy: ρ − 1 − log ρ ≥ 0.
+    """Estimate KL(behaviour ‖ current) per token of the behaviour policy: ρ − 1 − log ρ ≥ 0.
 
     Unbiased (Schulman 2020, "Approximating KL divergence"); `log_ratios` [N] is log of current /
     behaviour, clamped to ± 20 on input.

@@ -1,6 +1,6 @@
-"""What every policy loss is given and returns.
+"""Input and output of every policy loss.
 
-Index t of each tensor speaks about token t of one packed row of N tokens.
+Index t of each tensor belongs to token t of one microbatch of N packed tokens.
 """
 
 from collections.abc import Mapping
@@ -19,18 +19,18 @@ LOG_RATIO_BOUND = 20.0
 
 
 def bounded(log_ratios: Tensor) -> Tensor:
-    """Clamped to ± `LOG_RATIO_BOUND`, as every log-ratio is before `exp`."""
+    """Clamp to ± `LOG_RATIO_BOUND`, as every log-ratio is before `exp`."""
     return log_ratios.clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND)
 
 
 @dataclass(frozen=True)
 class LossInputs:
-    """One packed row.
+    """One microbatch.
 
     A ratio is current / anchor; the anchor is the proximal policy where there is one, else the
-    behaviour policy. Ratios with `raw` in their name are not bounded yet: sums over a sequence are
-    taken of them, and bounded afterwards. The learner computes log-probabilities and entropies
-    where the mask is true; elsewhere they are 0.
+    behaviour policy. Ratios with `raw` in their name are not bounded yet, so that sums over a
+    sequence are bounded afterwards. The learner computes log-probabilities and entropies where the
+    mask is true; elsewhere they are 0.
     """
 
     logprobs: Tensor  # [N] floating, with gradient: the current policy
@@ -43,7 +43,7 @@ class LossInputs:
     versions: Tensor | None = None  # [N] integers, −1 where not sampled
     group_ids: Tensor | None = None  # [N] integers
     version: int | None = None  # the version being trained; lag = version − versions
-    rewards: Tensor | None = None  # [N]: what its task gives the token's rollout, without shaping
+    rewards: Tensor | None = None  # [N]: reward of the rollout's task, without shaping
     entropies: Tensor | None = None  # [N] nats; with gradient where a regulariser asks for it
 
     def __post_init__(self) -> None:
@@ -57,14 +57,14 @@ class LossInputs:
                 )
 
     def require(self, what: str, field: str) -> Any:
-        """An optional field that `what` cannot do without.
+        """Return an optional field that `what` requires.
 
         Raises:
             InputError: It is None.
         """
         value = getattr(self, field)
         if value is None:
-            raise InputError(f"{what} needs {field}, which this row does not have")
+            raise InputError(f"{what} needs {field}, which this microbatch does not have")
         return value
 
     @cached_property
@@ -90,7 +90,7 @@ class LossInputs:
 
     @cached_property
     def sequences(self) -> Segments:
-        """The row by sequence."""
+        """The tokens by sequence."""
         return Segments(self.sequence_ids)
 
     @cached_property
@@ -138,7 +138,7 @@ class LossInputs:
         return self._where(here, self.logprobs) - self._where(here, reference.detach())
 
     def lags(self, what: str) -> Tensor:
-        """[N] integers: the version being trained minus the one that sampled a token, at least 0.
+        """Return the version being trained minus the one that sampled a token, [N] integers ≥ 0.
 
         Raises:
             InputError: `version` or `versions` is missing; names `what`.
@@ -168,5 +168,5 @@ class TokenLoss:
 
 
 def count_outside(raw_log_ratios: Tensor, trained: Tensor) -> Tensor:
-    """How many trained tokens have a log-ratio that `bounded` changes."""
+    """Count the trained tokens whose log-ratio `bounded` changes."""
     return (trained & (raw_log_ratios.detach().abs() > LOG_RATIO_BOUND)).sum()

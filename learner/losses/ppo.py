@@ -24,7 +24,7 @@ def ppo(
     r is current / anchor. The gradient is 0 where the clip is active.
 
     Args:
-        inputs: One packed row.
+        inputs: One microbatch.
         clip_low: ε below 1.
         clip_high: ε above 1.
         dual_clip: An absolute bound of the ratio where A < 0, above 1 + clip_high; None: off.
@@ -36,7 +36,7 @@ def ppo(
     Raises:
         InputError: Bounds out of order.
     """
-    found = clipped(
+    surrogate = clipped(
         inputs,
         inputs.log_ratio.exp(),
         clip_low=clip_low,
@@ -44,7 +44,7 @@ def ppo(
         dual_clip=dual_clip,
     )
     outside = count_outside(inputs.raw_log_ratio, inputs.trained)
-    return TokenLoss(found.per_token, {**found.stats, "ratio_bounded": outside})
+    return TokenLoss(surrogate.per_token, {**surrogate.stats, "ratio_bounded": outside})
 
 
 def clipped(
@@ -55,7 +55,7 @@ def clipped(
     clip_high: float,
     dual_clip: float | None = None,
 ) -> TokenLoss:
-    """PPO's surrogate of any `ratio` [N], which carries the gradient; see `ppo`.
+    """Compute PPO's surrogate of any `ratio` [N], which carries the gradient; see `ppo`.
 
     Raises:
         InputError: Bounds out of order.

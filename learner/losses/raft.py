@@ -1,4 +1,4 @@
-"""RAFT: likelihood of what was good, nothing else.
+"""RAFT: likelihood of the best rollouts, nothing else.
 
 Dong et al. 2023 (arXiv 2304.06767); all positives: as in Xiong et al. 2025 (arXiv 2504.11343).
 """
@@ -19,10 +19,10 @@ def raft(inputs: LossInputs, *, keep: str = "positive") -> TokenLoss:
     Denominators stay those of all rollouts: what is not kept counts as 0.
 
     Args:
-        inputs: One packed row; of whole groups for "best".
+        inputs: One microbatch; of whole groups for "best".
         keep: "positive": rollouts better than their baseline (A > 0); "best": the best of each
-            group that has a positive one. Several equally good share its weight, which is what
-            breaking the tie at random comes to in expectation.
+            group that has a positive one. Equally good rollouts share its weight, which equals
+            breaking the tie at random in expectation.
 
     Returns:
         Stats count tokens: `kept`.
@@ -38,7 +38,7 @@ def raft(inputs: LossInputs, *, keep: str = "positive") -> TokenLoss:
 
 
 def _share_of_best(inputs: LossInputs) -> Tensor:
-    """[N] 1 / (number of best rollouts in the group) for tokens of a best one, else 0."""
+    """Return 1 / (number of best rollouts in the group) for tokens of a best rollout, else 0."""
     groups = Segments(inputs.require('raft with keep = "best"', "group_ids"))
     gains = torch.where(inputs.trained, inputs.gains, -torch.inf)
     highest = gains.new_full((groups.count,), -torch.inf)

@@ -27,7 +27,7 @@ LOSSES = Registry("loss", PolicyLoss)
 
 def built_in_loss(*names: str) -> Callable[[Callable[..., TokenLoss]], PolicyLoss]:
     """Register a policy loss with its traits from `LOSS_TRAITS`, under one or more names."""
-    return _registered(names, LOSS_TRAITS[names[0]])
+    return _decorator(names, LOSS_TRAITS[names[0]])
 
 
 def policy_loss_function(
@@ -69,19 +69,13 @@ def policy_loss_function(
         needs=frozenset(needs),
         by_option=by_option or {},
     )
-    return _registered(names, traits)
+    return _decorator(names, traits)
 
 
-def _registered(
+def _decorator(
     names: tuple[str, ...], traits: LossTraits
 ) -> Callable[[Callable[..., TokenLoss]], PolicyLoss]:
-    def register(function: Callable[..., TokenLoss]) -> PolicyLoss:
-        loss = PolicyLoss(names[0], function, traits)
-        for name in names:
-            LOSSES.add(name, loss)
-        return loss
-
-    return register
+    return LOSSES.decorator(*names, make=lambda function: PolicyLoss(names[0], function, traits))
 
 
 def policy_loss(name: str, inputs: LossInputs, **options: Any) -> TokenLoss:

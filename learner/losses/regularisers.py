@@ -1,4 +1,4 @@
-"""Terms that are added to a policy loss: likelihood of what was right, entropy.
+"""Terms added to a policy loss: likelihood of positive rollouts, entropy.
 
 Importance weights never multiply them. KL terms are in `learner.losses.kl`.
 """
@@ -14,28 +14,28 @@ from learner.losses.loss_inputs import LossInputs, TokenLoss
 
 
 def positive_tokens(rewards: Tensor, mask: Tensor, *, threshold: float = 0.0) -> Tensor:
-    """[N] bool: tokens that train, of rollouts with a reward above `threshold`.
+    """Return the tokens that train of rollouts with a reward above `threshold`, [N] bool.
 
     Their count over the whole batch is `total` of `positive_nll`.
 
     Args:
         rewards: [N] the reward of the token's rollout.
         mask: [N] bool.
-        threshold: Rewards above it are right.
+        threshold: Rewards above it are positive.
     """
     return mask & (rewards > threshold)
 
 
 def positive_nll(inputs: LossInputs, *, total: float, threshold: float = 0.0) -> TokenLoss:
-    """−log π(y_t) / total on the tokens of rollouts that were right: VAPO (arXiv 2504.05118).
+    """−log π(y_t) / total on the tokens of positive rollouts: VAPO (arXiv 2504.05118).
 
-    The sum over all rows is the mean over the right tokens of the batch; token weights are not to
-    be multiplied in.
+    The sum over all microbatches is the mean over the positive tokens of the batch, without token
+    weights.
 
     Args:
-        inputs: One packed row, with `rewards`.
-        total: Right tokens of the whole batch (`positive_tokens`), on all ranks.
-        threshold: Rewards above it are right.
+        inputs: One microbatch, with `rewards`.
+        total: Positive tokens of the whole batch (`positive_tokens`), on all ranks.
+        threshold: Rewards above it are positive.
 
     Returns:
         Stats count tokens: `positive`.
@@ -51,12 +51,12 @@ def positive_nll(inputs: LossInputs, *, total: float, threshold: float = 0.0) ->
 
 
 def entropy_bonus(inputs: LossInputs) -> TokenLoss:
-    """−H_t, the entropy of the distribution that the token was drawn from, to be minimised.
+    """−H_t, H the entropy of the distribution that the token was drawn from.
 
-    −log π(y_t) would not do instead: its gradient is 0 in expectation.
+    −log π(y_t) would not do: its gradient is 0 in expectation.
 
     Args:
-        inputs: One packed row, with `entropies` that carry a gradient.
+        inputs: One microbatch, with `entropies` that carry a gradient.
 
     Raises:
         InputError: No entropies, or entropies that were computed without a gradient.
@@ -72,7 +72,7 @@ def entropy_bonus(inputs: LossInputs) -> TokenLoss:
 
 @dataclass(frozen=True)
 class AdaptiveEntropy:
-    """A coefficient of the entropy bonus that holds up the entropy: Skywork-OR1 (arXiv 2505.22312).
+    """A coefficient of the entropy bonus that keeps the entropy up: Skywork-OR1 (arXiv 2505.22312).
 
     After each batch c grows by `step` where the entropy is at most the target, and falls by it
     otherwise, never below 0. The bonus is applied only while the entropy is at most the target.
@@ -91,11 +91,11 @@ class AdaptiveEntropy:
         require_finite("the initial entropy coefficient", self.initial)
 
     def coefficient(self, state: dict[str, float], *, entropy: float) -> float:
-        """What multiplies the bonus of a batch whose mean entropy is `entropy`."""
+        """Return the weight of the bonus for a batch whose mean entropy is `entropy`."""
         return self._value(state) if entropy <= self.target else 0.0
 
     def updated(self, state: dict[str, float], *, entropy: float) -> dict[str, float]:
-        """The state after a batch; `state` itself is left alone."""
+        """Return the state after a batch; `state` itself is not changed."""
         change = self.step if entropy <= self.target else -self.step
         return {**state, self.KEY: max(0.0, self._value(state) + change)}
 

@@ -18,7 +18,7 @@ def sapo(inputs: LossInputs, *, tau_positive: float = 1.0, tau_negative: float =
     p = σ(τ·(r − 1)). The value itself is offset: f(1) = 2/τ.
 
     Args:
-        inputs: One packed row.
+        inputs: One microbatch.
         tau_positive: τ where A > 0.
         tau_negative: τ elsewhere; a larger one lets negatives decay faster.
 

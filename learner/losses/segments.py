@@ -1,11 +1,11 @@
-"""Which tokens of a packed row belong together: to one sequence, or to one group."""
+"""Sums and means over the tokens of a sequence or group."""
 
 import torch
 from torch import Tensor
 
 
 class Segments:
-    """The tokens of a row by an id they share.
+    """The tokens of a microbatch by an id they share.
 
     Example:
         >>> Segments(torch.tensor([7, 7, 2])).totals(torch.tensor([1.0, 2.0, 5.0])).tolist()
@@ -18,18 +18,18 @@ class Segments:
         self.count = len(values)
 
     def sums(self, values: Tensor) -> Tensor:
-        """Of [N] numbers or booleans the sum over each segment, [segments] float64."""
+        """Return the sum of `values` [N] over each segment, [segments] float64."""
         zeros = values.new_zeros(self.count, dtype=torch.float64)
         return zeros.index_add(0, self.index, values.double())
 
     def totals(self, values: Tensor) -> Tensor:
-        """For each token the sum of `values` [N] over its segment, [N] float64."""
+        """Return for each token the sum of `values` [N] over its segment, [N] float64."""
         return self.sums(values)[self.index]
 
     def means(self, values: Tensor, chosen: Tensor) -> Tensor:
-        """For each token the mean of `values` over the tokens `chosen` [N] bool of its segment.
+        """Return for each token the mean of `values` over the `chosen` tokens of its segment.
 
-        0 where a segment has none of them; [N] float64.
+        Of shape [N] float64; 0 where a segment has no chosen token.
         """
         total = self.totals(torch.where(chosen, values, 0.0))
         return total / self.totals(chosen).clamp(min=1)

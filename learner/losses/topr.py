@@ -1,4 +1,4 @@
-"""TOPR: positives by plain likelihood, negatives tapered as the policy leaves them behind.
+"""TOPR: plain likelihood of positives, tapered weights of negatives.
 
 Le Roux et al. 2025 (arXiv 2503.14286, eq. 8). Made for stale rollouts: its ratio is to the
 behaviour policy always.
@@ -16,7 +16,7 @@ def topr(inputs: LossInputs, *, level: str = "sequence") -> TokenLoss:
     """ℓ_t = −w · A · log π(y_t), w = 1 where A ≥ 0, else sg(min(current / behaviour, 1)).
 
     Args:
-        inputs: One packed row; of whole sequences at the sequence level.
+        inputs: One microbatch; of whole sequences at the sequence level.
         level: "sequence": the product of the ratios of all trained tokens (the paper); "token":
             each token's own (ROLL).
 

@@ -1,7 +1,7 @@
-"""The loss of a critic, and how much of the returns it explains.
+"""The loss of a critic, and the share of the returns that it explains.
 
-Pure functions on packed rows; index t speaks about token t, and a value is that of the state before
-it. Where the values come from is the engine's business.
+Pure functions on packed tokens; index t belongs to token t, and a value is that of the state before
+it.
 """
 
 from collections.abc import Mapping
@@ -47,9 +47,9 @@ def value_loss(
 
 
 def variance_sums(values: Tensor, returns: Tensor, mask: Tensor) -> dict[str, Tensor]:
-    """Sums over masked-in tokens from which `explained_variance` follows.
+    """Compute the sums over masked-in tokens that `explained_variance` needs.
 
-    They add up over micro-batches and ranks. float64 scalars `critic_tokens`, `critic_returns`,
+    They add up over microbatches and ranks. float64 scalars `critic_tokens`, `critic_returns`,
     `critic_returns_squared`, `critic_errors` and `critic_errors_squared`; error: return − value.
 
     Args:

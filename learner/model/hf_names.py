@@ -1,7 +1,7 @@
-"""Weights as a model folder has them, where transformers holds them otherwise while it computes.
+"""Weights under the names and shapes of a model folder, which engines load.
 
-Experts of a layer are one tensor in memory, and one each in the folder, which is what engines load.
-Leaves out all other tensors: they pass unchanged.
+transformers holds the experts of a layer as one tensor in memory, and the folder has one for each.
+All other tensors pass unchanged.
 """
 
 from collections.abc import Iterable, Iterator
@@ -12,26 +12,26 @@ from torch import Tensor
 
 
 class HuggingFaceNames:
-    """What a model's tensors are called and shaped like in its folder.
+    """Translation of a model's tensors to those of its folder.
 
     Args:
-        model: Transformers' model, whole: before its parameters are divided among ranks.
+        model: A transformers model, before its parameters are divided among ranks.
     """
 
     def __init__(self, model: Any) -> None:
         from transformers.core_model_loading import revert_weight_conversion
 
         self._model, self._revert = model, revert_weight_conversion
-        self._other: set[str] = set()
+        self._converted: set[str] = set()
         for name, parameter in model.named_parameters():
             blank = torch.empty(parameter.shape, dtype=parameter.dtype, device="meta")
             if list(revert_weight_conversion(model, {name: blank})) != [name]:
-                self._other.add(name)
+                self._converted.add(name)
 
     def of(self, weights: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
-        """The same weights in the folder's form; in order, each valid until the next is asked."""
+        """Yield the same weights in the folder's form, in order, each valid until the next."""
         for name, tensor in weights:
-            if name in self._other:
+            if name in self._converted:
                 yield from self._revert(self._model, {name: tensor}).items()
             else:
                 yield name, tensor

@@ -1,7 +1,7 @@
-"""Log-probabilities and entropies of tokens without ever holding the logits of all of them.
+"""Log-probabilities and entropies of tokens, without holding the logits of all of them at once.
 
-The head is applied chunk by chunk, and once more in the backward pass; between the two only two
-numbers per token are kept. Exact: no approximation, and the gradient is the analytic one.
+The head is applied chunk by chunk, and again in the backward pass; between the two only two numbers
+per token are kept. Nothing is approximated, and the gradient is the analytic one.
 """
 
 from typing import Any, cast
@@ -26,7 +26,7 @@ def chunked_logprobs(
     entropy_gradient: bool = False,
     float32_head: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """Log-probability of each target, log softmax(hidden · weightᵀ / temperature), and entropy.
+    """Compute log softmax(hidden · weightᵀ / temperature) of each target, and the entropy.
 
     Logits are formed in the dtype of the weights, as engines form them; everything after is float32
     (float64 for float64 inputs). At most `chunk · V` logits exist at a time.
@@ -38,8 +38,8 @@ def chunked_logprobs(
         temperature: Divides the logits, as the engine does when it samples.
         chunk: Positions at a time.
         entropy_gradient: Entropies carry a gradient too, as an entropy bonus needs.
-        float32_head: Multiply hidden states and weights in float32 whatever their dtype, and their
-            gradients too. Meant for engines that do the same (ScaleRL, arXiv 2510.13786).
+        float32_head: Multiply hidden states and weights, and their gradients, in float32 whatever
+            their dtype; for engines that do the same (ScaleRL, arXiv 2510.13786).
 
     Returns:
         Log-probabilities [N] with gradient, and entropies [N] in nats, detached unless asked for.
@@ -89,8 +89,8 @@ class _ChunkedLogprobs(torch.autograd.Function):
             normalisers[at] = largest + log_total
             logprobs[at] = shifted.gather(-1, targets[at, None]).squeeze(-1) - log_total
             expected = powers.mul_(shifted).sum(-1)
-            # A logit of −inf has probability 0 and adds nothing, where 0 · −inf is nan. A GPU is
-            # not asked whether there is one: it would be waited for.
+            # A logit of −inf has probability 0 and adds nothing, but 0 · −inf is nan. On a GPU the
+            # check would force a synchronisation, so it is replaced always.
             if expected.is_cuda or not expected.isfinite().all():
                 expected = powers.nan_to_num_(nan=0.0).sum(-1)
             entropies[at] = log_total - expected / total
@@ -132,9 +132,9 @@ class _ChunkedLogprobs(torch.autograd.Function):
 
 
 class _Head:
-    """The products with the head's weights [V, H], in their dtype or, slice by slice, in float32.
+    """Products with the head's weights [V, H], in their dtype or, slice by slice, in float32.
 
-    A float32 copy of all of them would be the largest tensor there is.
+    A float32 copy of all weights would be the largest tensor of a step.
     """
 
     def __init__(self, weight: Tensor, *, wide: bool) -> None:
@@ -142,7 +142,7 @@ class _Head:
         self._wide = wide and weight.dtype not in (torch.float32, torch.float64)
 
     def logits(self, hidden: Tensor, *, out: Tensor) -> Tensor:
-        """Logits hidden · Wᵀ into `out` [n, V], which is float32 or float64."""
+        """Compute the logits hidden · Wᵀ into `out` [n, V], which is float32 or float64."""
         if out.dtype == self._weight.dtype:
             return torch.mm(hidden, self._weight.T, out=out)
         if not self._wide:
@@ -152,7 +152,7 @@ class _Head:
         return out
 
     def to_hidden(self, gradient: Tensor) -> Tensor:
-        """Of a gradient [n, V] of the logits the product with W, [n, H]."""
+        """Return the product of a gradient [n, V] of the logits with W, [n, H]."""
         if not self._wide:
             return gradient.to(self._weight.dtype) @ self._weight
         total = gradient.new_zeros(len(gradient), self._weight.shape[1])
@@ -161,7 +161,7 @@ class _Head:
         return total
 
     def add_to_weight(self, total: Tensor, gradient: Tensor, hidden: Tensor) -> None:
-        """Adds gradientᵀ · hidden to `total` [V, H]."""
+        """Add gradientᵀ · hidden to `total` [V, H]."""
         if total.dtype == self._weight.dtype:
             total.addmm_(gradient.T, hidden)  # with no product [V, H] beside the total
         elif not self._wide:
@@ -175,12 +175,12 @@ class _Head:
 
 
 def _shift(logits: Tensor, temperature: float, *, by: Tensor) -> Tensor:
-    """In place logits / temperature − by, of logits [n, V] and `by` [n]; one pass over them."""
+    """Compute logits / temperature − by in place, of logits [n, V] and `by` [n], in one pass."""
     return torch.add(-by[:, None], logits, alpha=1 / temperature, out=logits)
 
 
 def _buffers(hidden: Tensor, weight: Tensor, dtype: torch.dtype, chunk: int) -> Tensor:
-    """Room for two chunks of logits [2, chunk, V]; to have it anew for each would cost time."""
+    """Return buffers for two chunks of logits [2, chunk, V], allocated once for all chunks."""
     return hidden.new_empty(2, min(chunk, len(hidden)), len(weight), dtype=dtype)
 
 

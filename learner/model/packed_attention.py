@@ -1,9 +1,8 @@
-"""Attention of packed rows, sequence by sequence, for transformers' models.
+"""Attention over packed sequences, one sequence at a time, for transformers' models.
 
-With torch's attention transformers would make a mask of N × N for a row of N tokens and compute all
-of it, though a token sees only those of its own sequence. Here each sequence of a row is given to
-torch alone, as plain causal attention: no mask, and no work that a mask would hide. Models with
-`flash_attention_2`, which does that itself, stay as they are.
+With torch's attention transformers would make a mask of N × N for N packed tokens and compute all
+of it, though a token sees only its own sequence. Here torch is given each sequence alone, as plain
+causal attention without a mask. `flash_attention_2` does that itself and stays as it is.
 """
 
 import logging
@@ -17,19 +16,19 @@ log = logging.getLogger(__name__)
 NAME = "headway_packed"
 
 TOLERANCE, HALF_TOLERANCE = 0.01, 0.1
-"""Largest difference, relative to the norm, that is taken for rounding: in float32, and in half
+"""Largest difference, relative to the norm, that counts as rounding, in float32 and in half
 precision. A token that sees another sequence differs by about the norm."""
 
 
 def attend_packed(model: Any) -> bool:
-    """Has a model attend sequence by sequence, where that is the same.
+    """Make a model attend one sequence at a time, if that gives the same results.
 
     Args:
-        model: Of transformers, loaded, on any device. Changed where it computes plain causal
+        model: A loaded transformers model on any device. It is changed if it computes plain causal
             attention by torch's `scaled_dot_product_attention`.
 
     Returns:
-        Whether it was changed. Where it was tried out and stays as it is, the log says why.
+        True if it was changed. The log says why a model that was tried stays as it is.
     """
     config = model.config
     if config._attn_implementation != "sdpa" or _windowed(config):
@@ -47,16 +46,16 @@ def attend_packed(model: Any) -> bool:
         why = str(error) or repr(error)
     if why:
         model.set_attn_implementation("sdpa")
-        log.warning("%s keeps its mask over whole rows: %s", type(model).__name__, why)
+        log.warning("%s keeps its mask over all packed tokens: %s", type(model).__name__, why)
     return not why
 
 
 class _NotOneRow(Exception):
-    """Attention was not told where sequences begin."""
+    """Attention was called without the positions that mark where sequences begin."""
 
 
 def _windowed(config: Any) -> bool:
-    """Whether some layer sees less of its sequence than everything before a token."""
+    """Return True if some layer sees less than everything before a token."""
     kinds = set(getattr(config, "layer_types", None) or ())
     windows = ("sliding_window", "attention_chunk_size")
     # A window that no layer type names is one of all layers.
@@ -66,13 +65,13 @@ def _windowed(config: Any) -> bool:
 
 @torch.no_grad()
 def _try_out(model: Any) -> Tensor:
-    """Last hidden states [8, H] of a row of two sequences."""
-    row = torch.tensor([[5, 3, 7, 4, 4, 7, 3, 5]], device=model.device)
-    places = torch.tensor([[0, 1, 2, 0, 1, 2, 3, 4]], device=model.device)
-    found: Tensor = model.base_model(
-        input_ids=row, position_ids=places, use_cache=False
+    """Return the last hidden states [8, H] of two packed sequences."""
+    token_ids = torch.tensor([[5, 3, 7, 4, 4, 7, 3, 5]], device=model.device)
+    position_ids = torch.tensor([[0, 1, 2, 0, 1, 2, 3, 4]], device=model.device)
+    hidden: Tensor = model.base_model(
+        input_ids=token_ids, position_ids=position_ids, use_cache=False
     ).last_hidden_state[0]
-    return found.float()
+    return hidden.float()
 
 
 def _attend(
@@ -84,32 +83,32 @@ def _attend(
     position_ids: Tensor | None = None,
     **options: Any,
 ) -> tuple[Tensor, None]:
-    """Attention [1, N, heads, size] of a row whose sequences begin where `position_ids` are 0."""
+    """Return attention [1, N, heads, size]; sequences begin where `position_ids` are 0."""
     from transformers.integrations.sdpa_attention import repeat_kv, sdpa_attention_forward
 
     if position_ids is None or len(query) != 1 or attention_mask is not None:
-        raise _NotOneRow("its attention is not told where sequences begin")
+        raise _NotOneRow("its attention is called without position_ids, or with a mask")
     options.setdefault("is_causal", getattr(module, "is_causal", True))
     if not _shares_keys(query):
-        key, value = (repeat_kv(each, query.shape[1] // each.shape[1]) for each in (key, value))
-        module = torch.nn.Module()  # one that tells of no groups of heads
+        key, value = (repeat_kv(kv, query.shape[1] // kv.shape[1]) for kv in (key, value))
+        module = torch.nn.Module()  # without an attribute for groups of heads
     lengths = _lengths(position_ids)
-    columns = (torch.split(each, lengths, dim=2) for each in (query, key, value))
+    columns = (torch.split(column, lengths, dim=2) for column in (query, key, value))
     parts = zip(*columns, strict=True)
     outputs = [sdpa_attention_forward(module, *part, None, **options)[0] for part in parts]
     return torch.cat(outputs, dim=1), None
 
 
 def _shares_keys(query: Tensor) -> bool:
-    """Whether torch lets several heads of queries share one of keys without a matrix of scores.
+    """Return True if torch lets query heads share a key head without a matrix of scores.
 
-    On GPUs it has kernels for that in half precision alone.
+    On GPUs it has kernels for that in half precision only.
     """
     return query.device.type == "cpu" or query.dtype != torch.float32
 
 
 def _lengths(position_ids: Tensor) -> list[int]:
-    """Tokens of each sequence of a row; found once for all layers, which get the same tensor."""
+    """Return the tokens of each sequence, cached on the tensor that all layers are given."""
     known: list[int] | None = getattr(position_ids, "_sequence_lengths", None)
     if known is None:
         starts = (position_ids.reshape(-1) == 0).nonzero().flatten().tolist()

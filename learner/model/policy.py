@@ -1,7 +1,4 @@
-"""Policies: building a tiny one from scratch, loading one, log-probabilities of packed rows.
-
-Leaves out how a policy is trained (`deepspeed_engine`) and where it is saved (`checkpoint`).
-"""
+"""Policies: building a tiny one from scratch, loading, and log-probabilities of packed tokens."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -25,7 +22,7 @@ PACKING_TOLERANCE = {"float32": 1e-3, "bfloat16": 0.25}
 
 
 def build_tiny(config: TinyModelConfig, folder: Path, *, seed: int) -> None:
-    """Writes a Qwen3 with random weights and its character tokenizer into a folder.
+    """Write a Qwen3 with random weights and its character tokenizer into a folder.
 
     Args:
         config: Sizes and characters.
@@ -71,14 +68,14 @@ def build_tiny(config: TinyModelConfig, folder: Path, *, seed: int) -> None:
 
 
 def quiet() -> None:
-    """Keeps transformers' progress bars out of ours."""
+    """Switch off transformers' progress bars."""
     from transformers.utils import logging
 
     logging.disable_progress_bar()
 
 
 def load_tokenizer(path: str) -> Any:
-    """The tokenizer of a model folder or hub name.
+    """Load the tokenizer of a model folder or hub name.
 
     Raises:
         InputError: It cannot be loaded, or has no end-of-sequence token.
@@ -124,10 +121,10 @@ class Policy(nn.Module):
     def forward(
         self, token_ids: Tensor, position_ids: Tensor, wanted: Tensor | None = None
     ) -> tuple[Tensor, ...]:
-        """Log-probability of every token given those before it in its sequence.
+        """Compute the log-probability of every token given those before it in its sequence.
 
         Args:
-            token_ids: [N] int64, the sequences of one row, one after the other.
+            token_ids: [N] int64, the packed sequences of a microbatch.
             position_ids: [N] int64, restarting at 0 with every sequence.
             wanted: [N] bool, tokens for which the head is applied; None: all.
 
@@ -142,9 +139,9 @@ class Policy(nn.Module):
         ).last_hidden_state[0]
         states, targets = hidden[:-1], token_ids[1:]
         if wanted is not None:
-            # Also where none is: the loss must reach every parameter on every rank.
-            places = wanted[1:].nonzero().squeeze(-1)
-            states, targets = states.index_select(0, places), targets[places]
+            # Also if none is wanted: the loss must reach every parameter on every rank.
+            chosen = wanted[1:].nonzero().squeeze(-1)
+            states, targets = states.index_select(0, chosen), targets[chosen]
         scored = chunked_logprobs(
             states,
             self.model.get_output_embeddings().weight,
@@ -157,16 +154,16 @@ class Policy(nn.Module):
         outputs = [*scored]
         if wanted is not None:
             zeros = scored[0].new_zeros(len(hidden) - 1)
-            outputs = [zeros.index_copy(0, places, values) for values in scored]
+            outputs = [zeros.index_copy(0, chosen, values) for values in scored]
         if self.value_head is not None:
             outputs.append(self.value_head(hidden[:-1]).squeeze(-1).float())
         return tuple(before_each(values, position_ids) for values in outputs)
 
 
 def before_each(values: Tensor, position_ids: Tensor) -> Tensor:
-    """Turns what holds after each token but the last, [N − 1], into what holds before each, [N].
+    """Shift values after each token but the last, [N − 1], to before each token, [N].
 
-    0 before the first token of every sequence.
+    They are 0 before the first token of every sequence.
     """
     return nn.functional.pad(torch.where(position_ids[1:] > 0, values, 0.0), (1, 0))
 
@@ -183,7 +180,7 @@ def load_policy(
     float32_head: bool = False,
     value_head: bool = False,
 ) -> Policy:
-    """Loads a causal language model for training on packed rows.
+    """Load a causal language model for training on packed sequences.
 
     Args:
         path: A model folder or hub name.
@@ -236,7 +233,7 @@ def _value_head(model: Any) -> nn.Linear:
 
 
 def checkpoint_activations(model: Any, path: str) -> None:
-    """Has transformers compute the insides of layers again in the backward pass.
+    """Have transformers compute the insides of layers again in the backward pass.
 
     Raises:
         InputError: The model cannot.
@@ -254,24 +251,24 @@ def checkpoint_activations(model: Any, path: str) -> None:
 
 @torch.no_grad()
 def check_packing(forward: Callable[[Tensor, Tensor], tuple[Tensor, ...]], *, dtype: str) -> None:
-    """Compares two short sequences in one row with each alone.
+    """Compare two short sequences packed together with each alone.
 
     Args:
-        forward: What a model says of each token of a row; its first output is compared.
-        dtype: That the policy computes in.
+        forward: Called with token ids and position ids; its first output is compared.
+        dtype: Dtype that the policy computes in.
 
     Raises:
         InputError: The sequences see each other: linear attention, convolutions, or an attention
             implementation that ignores where position_ids restart.
     """
     sequences = [torch.tensor([5, 3, 7, 4]), torch.tensor([4, 7, 3, 5, 6])]
-    places = [torch.arange(len(sequence)) for sequence in sequences]
-    packed = forward(torch.cat(sequences), torch.cat(places))[0]
-    alone = torch.cat([forward(*row)[0] for row in zip(sequences, places, strict=True)])
+    positions = [torch.arange(len(sequence)) for sequence in sequences]
+    packed = forward(torch.cat(sequences), torch.cat(positions))[0]
+    alone = torch.cat([forward(*one)[0] for one in zip(sequences, positions, strict=True)])
     difference = float((packed - alone).abs().max())
     if difference > PACKING_TOLERANCE[dtype]:
         raise InputError(
-            f"sequences packed into one row see each other (log-probabilities differ by "
+            f"sequences packed together see each other (log-probabilities differ by "
             f"{difference:.3g}): this model's layers ignore position_ids, as linear attention and "
             "convolutions do; only models with plain attention can be trained"
         )

@@ -1,6 +1,6 @@
 """The reference policy: frozen weights that the KL penalty and DPO compare with.
 
-Every rank holds all of it. Leaves out when it is refreshed (`update`).
+Every rank holds all of it.
 """
 
 from collections.abc import Iterator
@@ -9,22 +9,22 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from learner.full_disk import write_whole
+from learner.disk_wait import write_whole
 from learner.model.policy import Policy
 
 REFERENCE_FOLDER = "reference"
 
 
 class Reference:
-    """A frozen policy that may be moved towards the one that is trained."""
+    """A frozen policy, which `refresh` moves towards the one that is trained."""
 
     def __init__(self, policy: Policy, *, device: torch.device, refreshed: bool = False) -> None:
-        """Freezes the policy.
+        """Freeze the policy.
 
         Args:
             policy: Its weights are the reference; it is moved to the device.
-            device: Where rows are computed.
-            refreshed: Its weights are not those of the model folder any more.
+            device: Where it computes.
+            refreshed: Its weights are no longer those of the model folder.
         """
         self._policy = policy.to(device).requires_grad_(requires_grad=False)
         self._device = device
@@ -32,14 +32,14 @@ class Reference:
 
     @torch.no_grad()
     def logprobs(self, token_ids: Tensor, position_ids: Tensor, wanted: Tensor) -> Tensor:
-        """Log-probabilities [N] float32 of the tokens of a row; see `model.Policy`."""
+        """Return the log-probabilities [N] float32 of packed tokens; see `Policy.forward`."""
         columns = (token_ids, position_ids, wanted)
-        said: tuple[Tensor, ...] = self._policy(*(each.to(self._device) for each in columns))
-        return said[0]
+        outputs: tuple[Tensor, ...] = self._policy(*(one.to(self._device) for one in columns))
+        return outputs[0]
 
     @torch.no_grad()
     def refresh(self, weights: Iterator[tuple[str, Tensor]], mix: float) -> None:
-        """Becomes mix · weights + (1 − mix) · itself.
+        """Replace the weights by mix · weights + (1 − mix) · their own values.
 
         TR-DPO (arXiv 2404.09656, §3): hard at mix = 1, soft below.
 
@@ -53,7 +53,7 @@ class Reference:
         self._refreshed = True
 
     def save(self, folder: Path) -> None:
-        """Writes what cannot be loaded from a model folder any more. By one rank."""
+        """Write the weights if they differ from the model folder's; called by one rank."""
         if self._refreshed:
             own = folder / REFERENCE_FOLDER
             own.mkdir(parents=True, exist_ok=True)

@@ -1,7 +1,7 @@
 """Models with one number per token: critics and reward models.
 
-A causal language model whose head is a single row, as transformers' sequence classification with
-one label has it, so that its folder is loaded by transformers as well.
+They are causal language models with the head of transformers' sequence classification with one
+label, so that transformers loads their folders too.
 """
 
 from typing import Any
@@ -22,10 +22,10 @@ class ScalarModel(nn.Module):
         self.model = model
 
     def forward(self, token_ids: Tensor, position_ids: Tensor) -> tuple[Tensor]:
-        """The score after each token, given it and those before it in its sequence.
+        """Compute the score after each token, given it and those before it in its sequence.
 
         Args:
-            token_ids: [N] int64, the sequences of one row, one after the other.
+            token_ids: [N] int64, the packed sequences of a microbatch.
             position_ids: [N] int64, restarting at 0 with every sequence.
 
         Returns:
@@ -40,7 +40,7 @@ class ScalarModel(nn.Module):
 def load_scalar_model(
     path: str, *, dtype: str, attention: str, seed: int, activation_checkpointing: bool = False
 ) -> ScalarModel:
-    """Loads a model folder with one number as its output.
+    """Load a model folder with one number as its output.
 
     Args:
         path: A model folder or hub name: of a language model, which gets a new head, or of a model

@@ -1,10 +1,10 @@
-"""What is minimised, of one packed row: policy loss, corrections, KL, entropy, values.
+"""The objective that is minimised: policy loss, corrections, KL, entropy, values.
 
-    batch ─▶ advantages ─▶ row ─▶ loss = Σ weights · (keep · w · policy loss + penalties)
+    batch ─▶ advantages ─▶ microbatch ─▶ loss = Σ weights · (keep · w · policy loss + penalties)
       └ state: running baselines and adapted coefficients, carried from batch to batch
 
-Pure but for that state. No model is involved; which models are asked for what is `update`'s, and
-what goes together is `objective_check`'s.
+Pure but for that state. No model is involved (`learner.update`); the rules of what goes together
+are `learner.config.objective_rules`.
 """
 
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from learner.advantages import ESTIMATORS, Advantages, compute_advantages
-from learner.batch.batch import MicroBatch, Sequences, TrainBatch
+from learner.batch.batch import Microbatch, Sequences, TrainBatch
 from learner.config.objective import EntropyConfig, ObjectiveConfig
 from learner.corrections import importance_weights
 from learner.engine.protocol import Forward
@@ -31,10 +31,10 @@ from learner.objective.checks import check_objective
 
 
 class Objective:
-    """The objective of a recipe, with what it carries from batch to batch."""
+    """The objective of a recipe, with the state it carries from batch to batch."""
 
     def __init__(self, config: ObjectiveConfig) -> None:
-        """Tries itself out, so that a wrong setting is found before anything is generated.
+        """Check the objective, so that a wrong setting is found before anything is generated.
 
         Raises:
             InputError: See `check_objective`.
@@ -46,18 +46,18 @@ class Objective:
 
     @property
     def unit(self) -> str:
-        """What must lie whole in one row: `token` (nothing), `sequence` or `group`."""
+        """What must lie whole in one microbatch: `token` (nothing), `sequence` or `group`."""
         return LOSSES[self._config.loss].traits.under(self._config.loss_options).unit
 
     @property
     def kl_coefficient(self) -> float:
-        """β as it is now; 0 without a KL penalty."""
+        """The present β; 0 without a KL penalty."""
         kl = self._config.kl
         return self.state.get(AdaptiveCoefficient.KEY, kl.coefficient) if kl else 0.0
 
     @property
     def entropy_coefficient(self) -> float:
-        """What multiplies the entropy bonus now: the entropy that counts is the last batch's."""
+        """Present weight of the entropy bonus, by the entropy of the last batch."""
         entropy = self._config.entropy
         if entropy is None:
             return 0.0
@@ -67,12 +67,12 @@ class Objective:
         return _entropy_controller(entropy, entropy.target).coefficient(self.state, entropy=last)
 
     def adapt(self, *, kl: float | None, entropy: float | None, rollouts: int) -> None:
-        """Adapts the coefficients after a batch.
+        """Adapt the coefficients after a batch.
 
         Args:
             kl: Mean KL from the reference per token, in nats.
             entropy: Mean entropy of a token, in nats.
-            rollouts: Of the batch.
+            rollouts: Number of rollouts of the batch.
         """
         config = self._config
         if config.kl is not None and config.kl.target is not None and kl is not None:
@@ -81,24 +81,24 @@ class Objective:
             )
             self.state.update(controller.updated(self.state, kl=kl, samples=rollouts))
         if config.entropy is not None and config.entropy.target and entropy is not None:
-            held = _entropy_controller(config.entropy, config.entropy.target)
-            self.state.update(held.updated(self.state, entropy=entropy))
+            bonus = _entropy_controller(config.entropy, config.entropy.target)
+            self.state.update(bonus.updated(self.state, entropy=entropy))
             self.state["entropy"] = entropy
 
     def positive(self, minibatch: Sequences) -> int:
-        """Tokens of a minibatch that the likelihood of positive examples is a mean over."""
+        """Count the tokens of a minibatch over which the likelihood of positives is a mean."""
         tokens, threshold = minibatch.tokens, self._config.positive_reward
         return int(positive_tokens(tokens.rewards, tokens.mask, threshold=threshold).sum())
 
     @property
     def credits_tokens(self) -> bool:
-        """Whether advantages are made of what models say of every token that was sampled."""
+        """True if advantages depend on model scores of every sampled token."""
         config = self._config
         in_reward = config.kl is not None and config.kl.placement == "reward"
         return in_reward or config.critic is not None
 
     def weighed(self, batch: TrainBatch) -> TrainBatch:
-        """The batch with its advantages, after models have scored it."""
+        """Return the batch with its advantages, after models have scored it."""
         config = self._config
         raw = ESTIMATORS[config.advantage].traits.takes_task_rewards
         advantages = compute_advantages(
@@ -119,10 +119,10 @@ class Objective:
         return batch.with_advantages(advantages, dropped=self._dropped(batch, advantages))
 
     def _token_rewards(self, batch: TrainBatch) -> Tensor | None:
-        """[N] what tokens are given on top of the final reward; None: nothing."""
-        kl, tokens, given = self._config.kl, batch.tokens, batch.process_rewards
+        """Return rewards of tokens on top of the final reward, [N]; None if there are none."""
+        kl, tokens, turns = self._config.kl, batch.tokens, batch.process_rewards
         if kl is None or kl.placement != "reward":
-            return given
+            return turns
         assert tokens.reference_logprobs is not None
         penalty = kl_rewards(
             tokens.behavior_logprobs,
@@ -130,28 +130,28 @@ class Objective:
             batch.sampled,
             coefficient=self.kl_coefficient,
         )
-        return penalty if given is None else penalty + given
+        return penalty if turns is None else penalty + turns
 
     def _dropped(self, batch: TrainBatch, advantages: Advantages) -> Tensor:
-        """[R] bool, rollouts that no minibatch holds."""
+        """Return the rollouts that no minibatch holds, [R] bool."""
         unused = ~advantages.keep
         return unused | batch.tied if self._config.drop_tied else unused
 
     def loss(
-        self, micro: MicroBatch, out: Forward, *, version: int, positive_tokens: int
+        self, micro: Microbatch, out: Forward, *, version: int, positive_tokens: int
     ) -> tuple[Tensor, dict[str, Tensor], tuple[Tensor, ...]]:
-        """The loss of a row, sums over its tokens, and how far they are from the sampler.
+        """Compute the loss of a microbatch, sums over tokens, and what `off_policy.measure` needs.
 
         Args:
-            micro: The row, on the device of `out`.
-            out: What the policy says of it.
-            version: Being trained.
-            positive_tokens: Of the whole minibatch; see `positive`.
+            micro: The microbatch, on the device of `out`.
+            out: Output of the policy for it.
+            version: The version being trained.
+            positive_tokens: Positive tokens of the whole minibatch; see `positive`.
 
         Returns:
-            A scalar with gradient, whose sum over the rows of a minibatch is what a step minimises;
-            scalars that add up over rows and ranks; and, of the tokens, the arguments of
-            `offpolicyness.measure`, which needs no row of its own.
+            A scalar with gradient, whose sum over the microbatches of a minibatch is minimised;
+            scalars that add up over microbatches and ranks; and the arguments of
+            `off_policy.measure`, which may be concatenated.
         """
         config = self._config
         inputs = LossInputs(
@@ -194,9 +194,9 @@ class Objective:
         return loss, sums, compared
 
     def _penalties(
-        self, micro: MicroBatch, inputs: LossInputs, out: Forward, positive: int
+        self, micro: Microbatch, inputs: LossInputs, out: Forward, positive: int
     ) -> Iterator[tuple[Tensor, dict[str, Tensor]]]:
-        """What is added to the policy loss, with sums over tokens."""
+        """Yield the terms added to the policy loss, each with sums over tokens."""
         config, weights = self._config, micro.token_weights
         if micro.reference_logprobs is not None:
             form, cap = (config.kl.form, config.kl.cap) if config.kl else ("weighted_k2", 5.0)
@@ -226,8 +226,8 @@ class Objective:
             loss, sums = self.value_loss(micro, out.values)
             yield config.critic.coefficient * loss, sums
 
-    def value_loss(self, micro: MicroBatch, values: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-        """The critic's loss of a row, averaged like the policy loss, and sums over its tokens."""
+    def value_loss(self, micro: Microbatch, values: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        """Compute the critic's loss, averaged like the policy loss, and sums over its tokens."""
         assert self._config.critic is not None
         assert micro.values is not None
         assert micro.returns is not None

@@ -1,7 +1,7 @@
 """One rank of the learner: its engine, and its part in everything that ranks do together.
 
-Methods marked collective wait for all ranks to call them. Leaves out processes (`ray_rank`) and
-which rank leads (`ray_lead`).
+Methods marked collective wait for all ranks to call them. Processes are `ray_rank`, the leading
+rank is `ray_leader`.
 """
 
 import random
@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from learner.config.learner import LearnerConfig
 from learner.config.objective import CriticConfig
+from learner.diagnostics.batch_report import BatchReport
 from learner.diagnostics.trained_log import note_trained
 from learner.engine import checkpoint
 from learner.engine.deepspeed import CriticEngine, PolicyEngine
@@ -22,6 +22,7 @@ from learner.model.hf_names import HuggingFaceNames
 from learner.model.policy import load_policy
 from learner.model.reference import REFERENCE_FOLDER, Reference
 from learner.model.scalar_model import load_scalar_model
+from learner.ranks.spec import LearnerSpec
 from learner.update import Updater
 from queues.records import Payload
 from queues.schema import decode_arrays
@@ -30,47 +31,30 @@ from queues.schema import decode_arrays
 class Rank:
     """A loaded rank. Calls come from one thread at a time."""
 
-    def __init__(
-        self,
-        config: LearnerConfig,
-        *,
-        model_path: str,
-        checkpoint_path: str | None,
-        seed: int,
-        steps: int,
-        temperature: float,
-    ) -> None:
-        """Loads model and optimizer. Collective; a group must have been joined before.
-
-        Args:
-            config: Section `[learner]`.
-            model_path: Where the weights are from, unless there is a checkpoint, and the tokenizer.
-            checkpoint_path: A folder to go on from exactly.
-            seed: Of everything random in the process.
-            steps: Batches of the whole run.
-            temperature: At which actors sample.
+    def __init__(self, spec: LearnerSpec) -> None:
+        """Load model and optimizer. Collective; a group must have been joined before.
 
         Raises:
             InputError: The model cannot be trained, or the checkpoint not be loaded.
         """
-        self.config = config
-        random.seed(seed)
-        np.random.seed(seed)
-        torch.manual_seed(seed)
+        self._spec = spec
+        config = self.config = spec.config
+        random.seed(spec.seed)
+        np.random.seed(spec.seed)
+        torch.manual_seed(spec.seed)
         self._settings: dict[str, Any] = {
-            "model_path": model_path,
+            "model_path": spec.model_path,
             "zero_stage": config.zero_stage,
             "dtype": config.dtype,
             "offload_optimizer": config.offload_optimizer,
         }
-        self._steps, self._temperature, self._seed = steps, temperature, seed
-        self.engine = self._policy(model_path)
+        self.engine = self._policy(spec.model_path)
         critic = config.critic
         self.critic = None
         if critic is not None and not critic.shared:
-            self.critic = self._critic(critic, model_path)
-        saved = Path(checkpoint_path) if checkpoint_path else None
-        self.reference = self._reference(model_path, saved) if config.uses_reference else None
+            self.critic = self._critic(critic, spec.model_path)
+        saved = Path(spec.checkpoint) if spec.checkpoint else None
+        self.reference = self._reference(saved) if config.uses_reference else None
         self.updater = Updater(self.engine, config, critic=self.critic, reference=self.reference)
         self.state: checkpoint.State | None = None
         if saved is not None:
@@ -98,66 +82,66 @@ class Rank:
         policy = load_policy(
             **self._load(path),
             chunk=config.logprob_chunk,
-            temperature=self._temperature,
+            temperature=self._spec.temperature,
             entropy_gradient=config.entropy is not None,
             float32_head=config.float32_head,
             value_head=shared is not None,
         )
-        self._folder_form = HuggingFaceNames(policy.model)
+        self._names = HuggingFaceNames(policy.model)
         rates = {"value_head": shared.learning_rate} if shared else None
-        trained = self._steps - (critic.pretrain_batches if critic else 0)
+        trained = self._spec.steps - (critic.pretrain_batches if critic else 0)
         steps = max(1, trained) * config.steps_per_batch
         return PolicyEngine(policy, config, total_steps=steps, rates=rates, **self._settings)
 
     def _critic(self, config: CriticConfig, model_path: str) -> CriticEngine:
-        model = load_scalar_model(**self._load(config.path or model_path), seed=self._seed)
-        steps = self._steps * self.config.steps_per_batch
+        model = load_scalar_model(**self._load(config.path or model_path), seed=self._spec.seed)
+        steps = self._spec.steps * self.config.steps_per_batch
         return CriticEngine(model, config, total_steps=steps, **self._settings)
 
-    def _reference(self, model_path: str, saved: Path | None) -> Reference:
-        """The reference as it was saved, or else as it is at the start of a run."""
+    def _reference(self, saved: Path | None) -> Reference:
+        """Load the reference as it was saved, or else as it is at the start of a run."""
         config = self.config
         folder = saved / REFERENCE_FOLDER if saved else None
         refreshed = folder is not None and folder.exists()
-        first = (config.kl.reference if config.kl else None) or model_path
+        first = (config.kl.reference if config.kl else None) or self._spec.model_path
         policy = load_policy(
             str(folder) if refreshed else first,
             dtype=config.dtype,
             attention=config.attention,
             chunk=config.logprob_chunk,
-            temperature=self._temperature,
+            temperature=self._spec.temperature,
             float32_head=config.float32_head,
         )
         return Reference(policy, device=self.engine.device, refreshed=refreshed)
 
-    def update(self, payloads: Sequence[Payload], version: int) -> dict[str, Any]:
-        """Trains a batch of encoded groups; statistics over all ranks. Collective."""
+    def update(self, payloads: Sequence[Payload], version: int) -> BatchReport:
+        """Train a batch of encoded groups; return figures over all ranks. Collective."""
         groups = decode_arrays(payloads)
-        statistics = self.updater.update(groups, version)
+        report = self.updater.update(groups, version)
         if self.engine.rank == 0:
             note_trained(groups, version)
-        return statistics
+        return report
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Names and tensors of the policy, as its folder has them.
+        """Yield names and tensors of the policy as its folder has them.
 
         Collective where the engine gathers.
         """
-        return self._folder_form.of(self.engine.weights())
+        return self._names.of(self.engine.weights())
 
     def gather(self) -> None:
-        """Takes part in another rank's reading of the weights. Collective."""
+        """Take part in another rank's reading of the weights. Collective."""
         for _ in self.weights():
             pass
 
     def write(self, temporary: str) -> None:
-        """Writes this rank's part of a checkpoint, durably. Collective."""
+        """Write this rank's part of a checkpoint, durably. Collective."""
         checkpoint.write_part(
             self.engine, Path(temporary), critic=self.critic, reference=self.reference
         )
 
     def close(self) -> None:
-        """Gives back what the engines hold."""
+        """Release what the engines hold."""
         self.engine.close()
         if self.critic is not None:
             self.critic.close()

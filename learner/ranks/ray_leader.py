@@ -1,22 +1,23 @@
-"""Rank 0 as the leader: what it does, the other ranks do at the same time (a `learner.Trainer`).
+"""Rank 0 as the leader: the other ranks take part in each of its operations (a `learner.Trainer`).
 
 The batch goes to the object store once. A follower that fails fails the operation at once, though
-this rank may still hang in it. Leaves out what the operations are (`rank`).
+this rank may still hang in it. The operations themselves are `rank`.
 """
 
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import ray
-from ray.exceptions import RayError
 
+from learner.diagnostics.batch_report import BatchReport
+from learner.disk_wait import wait_for_space
 from learner.engine import checkpoint
-from learner.full_disk import wait_for_room
 from learner.ranks.rank import Rank
-from learner.ranks.ray_failure import failure
+from learner.ranks.ray_calls import call_rank
 from queues.records import Payload
 from queues.runtime.ray_payloads import to_arrays
 from weight_sync.publish.background_publisher import BackgroundPublisher
@@ -36,7 +37,7 @@ class RankZero:
         *,
         checkpoints: Path,
     ) -> None:
-        """Takes its collaborators.
+        """Take the collaborators.
 
         Args:
             rank: This process's own, 0.
@@ -50,18 +51,18 @@ class RankZero:
         self._call = call
         self._publisher = publisher
         self._skipped = 0
-        """Of the versions that the publisher skipped, those that were told of."""
+        """Versions that the publisher skipped, as far as they are reported."""
         self._checkpoints = checkpoints
 
-    async def update(self, payloads: Sequence[Payload], version: int) -> dict[str, Any]:
+    async def update(self, payloads: Sequence[Payload], version: int) -> BatchReport:
         """See `Trainer.update`."""
         shared = ray.put(to_arrays(payloads)) if self._followers else None
         calls = [follower.update.remote(shared, version) for follower in self._followers]
-        statistics: dict[str, Any] = await self._together(
+        report: BatchReport = await self._together(
             self._call(self._rank.update, payloads, version), calls
         )
         skipped, self._skipped = self._publisher.skipped - self._skipped, self._publisher.skipped
-        return {**statistics, "versions_skipped": skipped}
+        return replace(report, versions_skipped=skipped)
 
     async def publish(self, version: int) -> str:
         """See `Trainer.publish`."""
@@ -75,18 +76,18 @@ class RankZero:
     async def save(self, version: int, *, cursor: str | None, totals: Mapping[str, int]) -> str:
         """See `Trainer.save`.
 
-        Waits first for as much room on the disk as the last checkpoint took, and what a killed
-        process left of one is removed before; a disk that fills up later is waited for by the rank
-        that writes (`full_disk`).
+        Removes first what a killed process left of a checkpoint, and waits for as much disk space
+        as the last one took. A disk that fills up later is waited for by the rank that writes
+        (`disk_wait`).
         """
-        await self._call(self._make_room)
+        await self._call(self._prepare)
         return await self._write(version, cursor, totals)
 
-    def _make_room(self) -> None:
+    def _prepare(self) -> None:
         root = self._checkpoints
         root.mkdir(parents=True, exist_ok=True)
         checkpoint.remove_leftovers(root)
-        wait_for_room(root, checkpoint.newest_size(root))
+        wait_for_space(root, checkpoint.newest_size(root))
 
     async def _write(self, version: int, cursor: str | None, totals: Mapping[str, int]) -> str:
         root, config = self._checkpoints, self._rank.config
@@ -119,13 +120,6 @@ class RankZero:
         )
 
     async def _together(self, own: Awaitable[Any], calls: Sequence[Any]) -> Any:
-        """This rank's result, when all are done; the first failure at once."""
-        followers = (_named(rank, call) for rank, call in enumerate(calls, start=1))
+        """Return this rank's result when all are done; raise the first failure at once."""
+        followers = (call_rank(rank, call) for rank, call in enumerate(calls, start=1))
         return (await asyncio.gather(own, *followers))[0]
-
-
-async def _named(rank: int, call: Any) -> None:
-    try:
-        await call
-    except RayError as error:
-        raise failure(rank, error) from error

@@ -6,20 +6,20 @@ that wait for it in a collective operation still hang.
 
 import asyncio
 import gc
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Never, ParamSpec, TypeVar
 
 import ray
 
-from learner import full_disk
+from learner import disk_wait
 from learner.config.cpu_affinity import cores_of_rank
-from learner.config.learner import LearnerConfig
+from learner.diagnostics.batch_report import TrainedBatch
 from learner.errors import LearnerError
+from learner.ranks.spec import LearnerSpec
 from queues.runtime.cpu_affinity import bind_process
 from queues.runtime.ray_process_title import keep_title
-from weight_sync.config import WeightSyncConfig
 
 if TYPE_CHECKING:
     from learner.learner import Learner
@@ -32,8 +32,8 @@ T = TypeVar("T")
 class RankActor:
     """Loads the policy in `start`, trains in `run`. Created by `ray_group.create_learner`."""
 
-    def __init__(self, config: LearnerConfig, rank: int) -> None:
-        self._config, self._number = config, rank
+    def __init__(self, spec: LearnerSpec, rank: int) -> None:
+        self._spec, self._number = spec, rank
         self._stop = asyncio.Event()
         self._failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         # One thread for everything that computes, so that torch keeps one pool of threads.
@@ -46,90 +46,82 @@ class RankActor:
         return f"learner-{self._number}"
 
     def _state(self) -> str:
-        """What it does, for the title of its process; what the others do, rank 0 knows."""
+        """Return the title of this process; only rank 0 shows its state."""
         if self._number:
             return f"{self}"
         return f"{self}: {self._learner.state if self._learner else 'loads the model'}"
 
     async def open_store(self) -> tuple[str, int]:
-        """Rank 0: makes the store where ranks meet; its address."""
+        """Make the store where ranks meet, on rank 0; return its address."""
         from learner.engine.process_group import open_store
 
         host = ray.util.get_node_ip_address()
         self._store = await self._call(open_store, host)
         return host, self._store.port
 
-    async def start(self, address: tuple[str, int] | None, **settings: Any) -> None:
-        """Loads model and optimizer, on this rank's cores.
+    async def start(self, address: tuple[str, int] | None) -> None:
+        """Load model and optimizer, on this rank's cores.
 
         Args:
             address: Of the store; None where there is one rank.
-            **settings: Those of `rank.Rank`.
 
         Raises:
             InputError: The model cannot be trained, or the cores do not exist.
         """
         self._title = asyncio.create_task(keep_title("RankActor", self._state))
-        cores = cores_of_rank(self._config, self._number)
+        cores = cores_of_rank(self._spec.config, self._number)
         if cores is not None:
             bind_process(cores, "learner.cores")
-        await self._call(self._load, address, settings)
+        await self._call(self._load, address)
         gc.collect()
-        gc.freeze()  # what was loaded stays: looking through it again would take most of a second
+        gc.freeze()  # what was loaded stays; scanning it again would take most of a second
 
-    def _load(self, address: tuple[str, int] | None, settings: dict[str, Any]) -> None:
+    def _load(self, address: tuple[str, int] | None) -> None:
         from learner.engine.process_group import find_store, join
         from learner.ranks.rank import Rank
 
         if address is not None:
             store = self._store if self._number == 0 else find_store(address)
-            join(store, self._number, self._config.ranks)
-        self._rank = Rank(self._config, **settings)
+            join(store, self._number, self._spec.config.ranks)
+        self._rank = Rank(self._spec)
 
-    async def run(
-        self,
-        followers: list[Any],
-        broker: Any,
-        broadcaster: Any,
-        *,
-        version: int,
-        steps: int,
-        checkpoints: str,
-        weight_sync: WeightSyncConfig,
-    ) -> int:
-        """Rank 0: trains to the last step or to `stop`; the version reached, its weights published.
+    async def run(self, followers: list[Any], broker: Any, broadcaster: Any) -> int:
+        """Train to the last version or to `stop`, as rank 0; return the version reached.
 
         Published weights are kept until this process ends, so that actors can still take them.
+
+        Raises:
+            LearnerError: The loaded weights are not those of `spec.version`.
         """
         from learner.learner import Learner
         from learner.ranks.ray_leader import RankZero
         from weight_sync.factory import make_publisher
 
-        state = self._rank.state
-        if version != (state.version if state else 0):
+        spec, state = self._spec, self._rank.state
+        if spec.version != (state.version if state else 0):
             raise LearnerError(
-                f"training was to go on at version {version}, but the weights are those of "
+                f"training was to go on at version {spec.version}, but the weights are those of "
                 f"{f'version {state.version}' if state else 'the initial model'}"
             )
-        self._publisher = make_publisher(weight_sync, broadcaster)
-        lead = RankZero(
-            self._rank, followers, self._call, self._publisher, checkpoints=Path(checkpoints)
+        self._publisher = make_publisher(spec.weight_sync, broadcaster)
+        leader = RankZero(
+            self._rank, followers, self._call, self._publisher, checkpoints=Path(spec.checkpoints)
         )
         learner = self._learner = Learner(
-            lead,
+            leader,
             broker,
-            steps=steps,
-            checkpoint_every=self._config.checkpoint_every,
-            start_version=version,
+            steps=spec.steps if spec.last_version is None else spec.last_version,
+            checkpoint_every=spec.config.checkpoint_every,
+            start_version=spec.version,
             totals=state.totals if state else None,
             observe=self._observe,
         )
         reached = await learner.run(self._stop)
-        await self._call(self._publisher.flush, weight_sync.timeout_seconds)
+        await self._call(self._publisher.flush, spec.weight_sync.timeout_seconds)
         return reached
 
     async def serve_metrics(self, host: str) -> str:
-        """Rank 0: shows `metrics.LearnerMetrics` until the process ends; host:port."""
+        """Serve `LearnerMetrics` of rank 0 until the process ends; return host:port."""
         from learner.metrics import LearnerMetrics
         from queues.runtime.prometheus import public_address, serve
 
@@ -137,32 +129,33 @@ class RankActor:
         port = serve([self._metrics], host=host)
         return public_address(host, port, ray.util.get_node_ip_address())
 
-    def _observe(self, row: Mapping[str, Any]) -> None:
+    def _observe(self, batch: TrainedBatch) -> None:
         if self._metrics is not None:
-            self._metrics.observe(row)
+            self._metrics.observe(batch)
 
     async def stop(self) -> None:
-        """Rank 0: ends `run` at the next batch boundary, with a checkpoint."""
+        """End `run` of rank 0 at the next batch boundary, with a checkpoint."""
         self._stop.set()
 
     async def paused(self) -> str | None:
-        """Why this rank waits for room on a disk, if it does; answered while it works."""
-        return full_disk.paused()
+        """Return why this rank waits for disk space, or None; answers while the rank computes."""
+        return disk_wait.paused()
 
     async def watch(self) -> None:
-        """Another rank: never returns; raises what this rank raised."""
+        """Wait for a failure of this rank, not 0, and raise it; never returns."""
         await self._failed
 
     async def update(self, payloads: list[Any], version: int) -> None:
-        """Takes part in training a batch, as `ray_broker.share` made it."""
-        await self._follow(self._rank.update, [memoryview(each) for each in payloads], version)
+        """Take part in training a batch of payloads from `ray_payloads.to_arrays`."""
+        views = [memoryview(payload) for payload in payloads]
+        await self._follow(self._rank.update, views, version)
 
     async def gather(self) -> None:
-        """Takes part in gathering the weights."""
+        """Take part in gathering the weights."""
         await self._follow(self._rank.gather)
 
     async def write(self, temporary: str) -> None:
-        """Takes part in writing a checkpoint."""
+        """Take part in writing a checkpoint."""
         await self._follow(self._rank.write, temporary)
 
     async def _follow(self, work: Callable[P, Any], *args: P.args, **options: P.kwargs) -> None:

@@ -1,8 +1,7 @@
-"""Trains a reward model on preference pairs: Bradley and Terry's likelihood on packed rows.
+"""Training of a reward model on preference pairs, by the likelihood of Bradley and Terry.
 
-The score of a text is the model's output after its last token. Both texts of a pair lie in one row,
-so that a row's loss needs no other row. Runs in one process, through the same engine as
-reinforcement. Leaves out where pairs come from and how they are written as tokens.
+The score of a text is the model's output after its last token. Both texts of a pair lie in one
+microbatch. It runs in one process, on the same engine as reinforcement learning.
 """
 
 import time
@@ -18,18 +17,18 @@ from learner.config.reward_model import RewardTrainingConfig
 
 
 class ScoreEngine(Protocol):
-    """What training needs of an engine; `DeepSpeedEngine` has it."""
+    """The part of an engine that training needs; `DeepSpeedEngine` implements it."""
 
     def outputs(self, token_ids: Tensor, position_ids: Tensor) -> tuple[Tensor, ...]:
-        """Scores [N] float32 after each token of a row, with gradient, alone in a tuple."""
+        """Return the scores [N] float32 after each token, with gradient, as a tuple of one."""
         ...
 
     def backward(self, loss: Tensor) -> None:
-        """Adds the gradient of a scalar to what `step` will use."""
+        """Add the gradient of a scalar to the one that `step` will use."""
         ...
 
     def step(self) -> float:
-        """One optimizer step; the gradient's norm before clipping."""
+        """Take one optimizer step; return the gradient's norm before clipping."""
         ...
 
 
@@ -42,13 +41,13 @@ class Pair:
 
     @property
     def tokens(self) -> int:
-        """Of both."""
+        """Tokens of both texts."""
         return len(self.chosen) + len(self.rejected)
 
 
 @dataclass(frozen=True, slots=True)
 class RewardProgress:
-    """What one optimizer step did."""
+    """Progress after one optimizer step."""
 
     step: int
     steps: int
@@ -72,7 +71,7 @@ def bradley_terry(
 
     Args:
         chosen: s_w, [P] scores of the better texts.
-        rejected: s_l, [P] scores of the worse ones.
+        rejected: s_l, [P] scores of the worse texts.
         margin: By how much the better score should exceed the worse one.
         centring: Weight of the squared sum.
 
@@ -93,7 +92,7 @@ def train_reward_model(
     config: RewardTrainingConfig,
     report: Callable[[RewardProgress], None],
 ) -> None:
-    """Trains `config.steps` optimizer steps on an endless stream of pairs.
+    """Train `config.steps` optimizer steps on an endless stream of pairs.
 
     Args:
         engine: Holds the model; its weights are changed.
@@ -116,10 +115,10 @@ def train_reward_model(
 def _step(
     engine: ScoreEngine, batch: Sequence[Pair], config: RewardTrainingConfig
 ) -> tuple[float, float]:
-    """One optimizer step; mean loss and accuracy over the pairs of the batch."""
+    """Take one optimizer step; return mean loss and accuracy over the pairs of the batch."""
     loss_sum, right = 0.0, 0
-    for row in _rows(batch, config.microbatch_tokens):
-        chosen, rejected = _scores(engine, row)
+    for members in _microbatches(batch, config.microbatch_tokens):
+        chosen, rejected = _scores(engine, members)
         losses = bradley_terry(chosen, rejected, margin=config.margin, centring=config.centring)
         loss = losses.sum() / len(batch)
         engine.backward(loss)
@@ -131,30 +130,31 @@ def _step(
 
 @torch.no_grad()
 def score_pairs(engine: ScoreEngine, pairs: Sequence[Pair], capacity: int) -> Tensor:
-    """Scores of pairs as they are now; nothing is trained.
+    """Score pairs without training.
 
     Args:
         engine: Holds the model.
         pairs: At least one.
-        capacity: Tokens of a packed row.
+        capacity: Tokens of a microbatch.
 
     Returns:
-        [2, P] float64 on the CPU: of the better texts, and of the worse ones.
+        [2, P] float64 on the CPU: scores of the better texts, and of the worse texts.
     """
-    found = torch.empty(2, len(pairs), dtype=torch.float64)
+    scores = torch.empty(2, len(pairs), dtype=torch.float64)
     for indices in pack([pair.tokens for pair in pairs], capacity):
-        found[:, indices] = torch.stack(_scores(engine, [pairs[i] for i in indices])).double().cpu()
-    return found
+        of_some = torch.stack(_scores(engine, [pairs[i] for i in indices]))
+        scores[:, indices] = of_some.double().cpu()
+    return scores
 
 
-def _rows(batch: Sequence[Pair], capacity: int) -> Iterator[list[Pair]]:
+def _microbatches(batch: Sequence[Pair], capacity: int) -> Iterator[list[Pair]]:
     for indices in pack([pair.tokens for pair in batch], capacity):
         yield [batch[i] for i in indices]
 
 
-def _scores(engine: ScoreEngine, row: Sequence[Pair]) -> tuple[Tensor, Tensor]:
-    """Scores [P] of the better and of the worse texts of a row, with gradient."""
-    texts = [text for pair in row for text in (pair.chosen, pair.rejected)]
+def _scores(engine: ScoreEngine, pairs: Sequence[Pair]) -> tuple[Tensor, Tensor]:
+    """Return the scores [P] of the better and of the worse texts of pairs, with gradient."""
+    texts = [text for pair in pairs for text in (pair.chosen, pair.rejected)]
     token_ids = torch.tensor([token for text in texts for token in text])
     position_ids = torch.cat([torch.arange(len(text)) for text in texts])
     (scores,) = engine.outputs(token_ids, position_ids)

@@ -1,7 +1,6 @@
-"""Supervised warm start: next-token likelihood of demonstrations on packed rows.
+"""Supervised warm start: next-token likelihood of demonstrations.
 
-Runs in one process, through the same engine as reinforcement. Where the demonstrations come from
-is the caller's business.
+It runs in one process, on the same engine as reinforcement learning.
 """
 
 import time
@@ -19,7 +18,7 @@ from learner.engine.protocol import TrainEngine
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """One demonstration as token ids; the loss is on everything after the prompt."""
+    """A demonstration as token ids; the loss is on everything after the prompt."""
 
     token_ids: list[int]
     prompt_length: int
@@ -27,7 +26,7 @@ class Example:
 
 @dataclass(frozen=True, slots=True)
 class SftProgress:
-    """What one optimizer step did."""
+    """Progress after one optimizer step."""
 
     step: int
     steps: int
@@ -39,7 +38,7 @@ class SftProgress:
 
 
 def tokenize(tokenizer: Any, prompt: str, completion: str) -> Example:
-    """Ids of a prompt and its completion, closed by the end-of-sequence token."""
+    """Return the ids of a prompt and its completion, closed by the end-of-sequence token."""
     prompt_ids = tokenizer.encode(prompt, add_special_tokens=False)
     completion_ids = tokenizer.encode(completion, add_special_tokens=False)
     return Example([*prompt_ids, *completion_ids, tokenizer.eos_token_id], len(prompt_ids))
@@ -51,7 +50,7 @@ def train_supervised(
     config: SftConfig,
     report: Callable[[SftProgress], None],
 ) -> None:
-    """Trains `config.steps` optimizer steps on an endless stream of examples.
+    """Train `config.steps` optimizer steps on an endless stream of examples.
 
     Args:
         engine: Holds the policy; its weights are changed.
@@ -71,11 +70,11 @@ def train_supervised(
 
 
 def _step(engine: TrainEngine, batch: list[Example], capacity: int) -> float:
-    """One optimizer step; the mean loss over all completion tokens of the batch."""
+    """Take one optimizer step; return the mean loss over all completion tokens of the batch."""
     completion_tokens = sum(len(e.token_ids) - e.prompt_length for e in batch)
     total = 0.0
-    for row in pack([len(e.token_ids) for e in batch], capacity):
-        members = [batch[i] for i in row]
+    for indices in pack([len(e.token_ids) for e in batch], capacity):
+        members = [batch[i] for i in indices]
         token_ids = torch.tensor(list(chain.from_iterable(e.token_ids for e in members)))
         position_ids = torch.cat([torch.arange(len(e.token_ids)) for e in members])
         starts = torch.cat([torch.full((len(e.token_ids),), e.prompt_length) for e in members])

@@ -13,7 +13,7 @@ import torch.distributed as dist
 import torch.multiprocessing
 from rollouts import random_groups
 
-from learner import full_disk
+from learner import disk_wait
 from learner.config.learner import LearnerConfig
 from learner.config.optimizer import ScheduleConfig
 from learner.engine import checkpoint
@@ -22,6 +22,7 @@ from learner.engine.process_group import find_store, join, open_store
 from learner.errors import TrainingDiverged
 from learner.model.policy import load_policy
 from learner.ranks import rank as learner_rank
+from learner.ranks.spec import LearnerSpec
 from learner.update import Updater
 
 BUDGETS = (16, 40, 10_000)
@@ -95,7 +96,7 @@ def gradients(rank, model_path, file):
                 zero_stage=stage, microbatch_tokens=budget, ranks=dist.get_world_size()
             )
             updater, engine = _updater(model_path, config)
-            statistics = updater.update(groups, 0)
+            statistics = updater.update(groups, 0).to_dict()
             results[stage, budget] = engine.gradient, statistics
             engine.close()
     if rank == 0:
@@ -177,7 +178,7 @@ def filled(rank, model_path, disk, file):
         (disk / f"waited-{rank}").touch()
         ballast.unlink(missing_ok=True)
 
-    full_disk.time = SimpleNamespace(sleep=make_room)
+    disk_wait.time = SimpleNamespace(sleep=make_room)
     straight = _train(rank, model_path, config, disk, [0, 1, 2, 3], load=None)
     again = _train(rank, model_path, config, disk, [2, 3], load=2)
     if rank == 0:
@@ -195,7 +196,8 @@ def _train(rank, model_path, config, root, versions, *, load):
     for version in versions:
         if version == 2 and load is None:
             _save(rank, root, updater, engine, config)
-        statistics.append(updater.update(random_groups(seed=version, version=version), version))
+        groups = random_groups(seed=version, version=version)
+        statistics.append(updater.update(groups, version).to_dict())
         draws.append(torch.rand(2).tolist())
     weights = {name: tensor.clone() for name, tensor in engine.weights()}
     steps = engine.steps_taken
@@ -247,12 +249,9 @@ def _rank(model_path, config, *, checkpoint_path=None):
     """A rank whose engines keep their gradients."""
     learner_rank.PolicyEngine, learner_rank.CriticEngine = CapturingEngine, CapturingCritic
     return learner_rank.Rank(
-        config,
-        model_path=model_path,
-        checkpoint_path=checkpoint_path,
-        seed=0,
-        steps=BATCHES,
-        temperature=1.0,
+        LearnerSpec(
+            config=config, model_path=model_path, checkpoint=checkpoint_path, seed=0, steps=BATCHES
+        )
     )
 
 
@@ -268,9 +267,9 @@ def objectives(rank, model_path, file):
                 **settings,
             )
             loaded = _rank(model_path, config)
-            statistics = loaded.updater.update(random_groups(count=5, size=3, version=1), 1)
+            report = loaded.updater.update(random_groups(count=5, size=3, version=1), 1)
             engines = [loaded.engine] if loaded.critic is None else [loaded.engine, loaded.critic]
-            results[name, stage] = [engine.gradient for engine in engines], statistics
+            results[name, stage] = [engine.gradient for engine in engines], report.to_dict()
             loaded.close()
     if rank == 0:
         torch.save(results, file)
@@ -306,7 +305,7 @@ def _go_on(loaded, versions, rank, root):
         if version == 2 and root is not None:
             _save_rank(loaded, rank, root)
         groups = random_groups(seed=version, version=version)
-        statistics.append(loaded.updater.update(groups, version))
+        statistics.append(loaded.updater.update(groups, version).to_dict())
     weights = {name: tensor.clone() for name, tensor in loaded.engine.weights()}
     loaded.close()
     return {"weights": weights, "statistics": statistics[-2:]}

@@ -5,6 +5,7 @@ import asyncio
 import pytest
 from rollouts import random_groups
 
+from learner.diagnostics.batch_report import BatchReport
 from learner.learner import Learner
 from queues.errors import QueueClosed
 from queues.records import Batch
@@ -46,7 +47,8 @@ class RecordingTrainer:
 
     async def update(self, payloads, version):
         self.events.append(f"update {version} with {len(payloads)}")
-        return {"loss": 0.5, "rollouts_trained": 8, "tokens_trained": 100 + version}
+        figures = {"loss": 0.5, "rollouts_trained": 8, "tokens_trained": 100 + version}
+        return BatchReport.from_dict(figures)
 
     async def publish(self, version):
         self.events.append(f"publish {version}")

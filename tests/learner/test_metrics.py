@@ -2,11 +2,13 @@
 
 from prometheus_client import CollectorRegistry
 
+from learner.diagnostics.batch_report import TrainedBatch
 from learner.metrics import LearnerMetrics
 
 
-def row(**changes):
-    return {
+def batch(**changes):
+    row = {
+        "version": 0,
         "tokens_trained": 10,
         "rollouts_trained": 4,
         "optimizer_steps": 1,
@@ -26,13 +28,14 @@ def row(**changes):
         "published_at": 103.5,
         **changes,
     }
+    return TrainedBatch.from_dict(row)
 
 
 def test_counts_add_up_over_batches_and_figures_are_the_newest():
     metrics, registry = LearnerMetrics(), CollectorRegistry()
     registry.register(metrics)
-    metrics.observe(row())
-    metrics.observe(row(reward_mean=0.75, lag_histogram={"20": 10}))
+    metrics.observe(batch())
+    metrics.observe(batch(reward_mean=0.75, lag_histogram={"20": 10}))
 
     def value(name, **labels):
         return registry.get_sample_value(f"headway_{name}", labels)

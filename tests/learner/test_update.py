@@ -9,6 +9,7 @@ import torch
 from rollouts import PlainEngine, group, random_groups, rollout
 
 from learner.config.learner import LearnerConfig
+from learner.diagnostics.batch_report import BatchReport
 from learner.errors import InputError
 from learner.update import Updater
 
@@ -69,12 +70,11 @@ def test_tokens_that_lag_too_much_train_as_little_as_if_they_were_masked_by_hand
     gradient, found = train(
         aged(groups, newest=version), version=version, max_token_lag=limit, **settings
     )
-    too_old = found.pop("tokens_too_old")
     assert torch.equal(gradient, by_hand)
-    assert found == expected
-    assert found["max_lag"] == limit
+    assert dataclasses.replace(found, tokens_too_old=None) == expected
+    assert found.max_lag == limit
     everything, whole = train(aged(groups, newest=version), version=version, **settings)
-    assert too_old == whole["tokens_trained"] - found["tokens_trained"] > 0
+    assert found.tokens_too_old == whole.tokens_trained - found.tokens_trained > 0
     assert not torch.equal(gradient, everything)
 
 
@@ -89,10 +89,10 @@ def test_the_gradient_does_not_depend_on_packing_or_micro_batching(loss, aggrega
     for capacity in (16, 24, 50):
         gradient, many = train(groups, **settings, microbatch_tokens=capacity)
         torch.testing.assert_close(gradient, whole, atol=1e-9, rtol=1e-9)
-        assert many["loss"] == pytest.approx(one["loss"], abs=1e-9)
-        assert many["ess"] == pytest.approx(one["ess"])
-        assert many["fractions"] == pytest.approx(one["fractions"])
-        assert many["microbatches"] > one["microbatches"] == 1
+        assert many.loss == pytest.approx(one.loss, abs=1e-9)
+        assert many.off_policy.ess == pytest.approx(one.off_policy.ess)
+        assert many.fractions == pytest.approx(one.fractions)
+        assert many.microbatches > one.microbatches == 1
 
 
 def test_the_gradient_does_not_depend_on_the_order_of_groups():
@@ -124,8 +124,8 @@ def test_on_policy_every_loss_has_the_gradient_of_reinforce(loss):
     gradient, statistics = train(groups, loss=loss)
     assert gradient.norm() > 1e-3
     torch.testing.assert_close(gradient, expected, atol=1e-6, rtol=1e-6)
-    assert statistics["ess"] == pytest.approx(1.0)
-    assert statistics["mismatch_fresh"] < 1e-6
+    assert statistics.off_policy.ess == pytest.approx(1.0)
+    assert statistics.off_policy.origins["fresh"].mismatch < 1e-6
 
 
 def test_truncated_weights_on_reinforce_equal_capped_weights():
@@ -133,31 +133,31 @@ def test_truncated_weights_on_reinforce_equal_capped_weights():
     one, _ = train(groups, loss="reinforce", correction="tis", correction_options={"cap": 2.0})
     other, statistics = train(groups, loss="cispo", loss_options={"cap_high": 2.0})
     torch.testing.assert_close(one, other, atol=1e-9, rtol=1e-9)
-    assert statistics["fractions"]["capped"] > 0
+    assert statistics.fractions["capped"] > 0
 
 
 def test_a_batch_with_equal_rewards_has_a_zero_gradient():
     groups = [group("a", [rollout([1, 2, 3, 4], reward=0.3, index=i) for i in range(4)])]
     gradient, statistics = train(groups)
     assert gradient.abs().max() == 0
-    assert statistics["tied_groups"] == 1
+    assert statistics.tied_groups == 1
 
 
 def test_a_batch_that_is_masked_out_is_finite_and_leaves_the_weights():
     groups = [group("a", [rollout([1, 2, 3], reward=math.nan)])]
     gradient, statistics = train(groups)
     assert gradient.abs().max() == 0
-    assert (statistics["loss"], statistics["tokens_trained"]) == (0.0, 0)
-    assert statistics["ess"] is None
-    assert statistics["max_lag"] is None
-    assert statistics["unscored"] == 1
+    assert (statistics.loss, statistics.tokens_trained) == (0.0, 0)
+    assert statistics.off_policy.ess is None
+    assert statistics.max_lag is None
+    assert statistics.unscored == 1
 
 
 def test_the_loss_falls_on_the_batch_that_was_trained():
     engine = PlainEngine(learning_rate=0.5)
     updater = Updater(engine, LearnerConfig(loss="reinforce"))
     groups = on_policy(random_groups())
-    losses = [updater.update(groups, 0)["loss"] for _ in range(3)]
+    losses = [updater.update(groups, 0).loss for _ in range(3)]
     assert losses[0] > losses[1] > losses[2]
 
 
@@ -179,32 +179,40 @@ def test_statistics_describe_the_batch():
         ),
     ]
     _, found = train(groups, version=5, microbatch_tokens=16)
-    assert json.loads(json.dumps(found)) == found
-    assert found["reward_mean"] == 0.75
-    assert (found["groups"], found["tied_groups"]) == (2, 1)
-    assert found["tokens_trained"] == 7
-    assert found["rollouts_trained"] == 4
-    assert found["response_length_mean"] == 7 / 4
-    assert found["multi_version_rollouts"] == 1
-    assert found["lag_histogram"] == {"0": 5, "1": 1, "2": 1}
-    assert found["group_lag_histogram"] == {"1": 1, "2": 1}
-    assert found["max_lag"] == 2
-    assert found["lag_mean"] == pytest.approx(3 / 7)
-    assert (found["tokens_fresh"], found["tokens_crossed"], found["tokens_stale"]) == (3, 3, 1)
-    assert found["optimizer_steps"] == 1
-    assert found["microbatches"] == 1
-    assert found["pack_efficiency"] == 15 / 16
-    assert 0 < found["entropy_mean"] <= math.log(11)
-    assert 0 < found["ess"] <= 1
-    assert found["grad_norm"] > 0
-    assert found["rank_imbalance"] == 1.0
+    row = json.loads(json.dumps(found.to_dict()))
+    assert row == found.to_dict()
+    assert row["lag_histogram"] == {"0": 5, "1": 1, "2": 1}
+    assert row["tokens_crossed"] == 3
+    assert BatchReport.from_dict(row) == found
+    assert found.reward_mean == 0.75
+    assert (found.groups, found.tied_groups) == (2, 1)
+    assert found.tokens_trained == 7
+    assert found.rollouts_trained == 4
+    assert found.response_length_mean == 7 / 4
+    assert found.multi_version_rollouts == 1
+    assert found.lag_histogram == {0: 5, 1: 1, 2: 1}
+    assert found.group_lag_histogram == {1: 1, 2: 1}
+    assert found.max_lag == 2
+    assert found.lag_mean == pytest.approx(3 / 7)
+    assert (
+        found.off_policy.origins["fresh"].tokens,
+        found.off_policy.origins["crossed"].tokens,
+        found.off_policy.origins["stale"].tokens,
+    ) == (3, 3, 1)
+    assert found.optimizer_steps == 1
+    assert found.microbatches == 1
+    assert found.pack_efficiency == 15 / 16
+    assert 0 < found.entropy_mean <= math.log(11)
+    assert 0 < found.off_policy.ess <= 1
+    assert found.grad_norm > 0
+    assert found.rank_imbalance == 1.0
 
 
 def test_mismatch_is_measured_apart_by_origin():
     fresh = on_policy(random_groups(count=1))[0]
     stale = group("b", [rollout([1, 2, 3], reward=1.0, versions=-0, logprobs=-9.0)])
     _, found = train([fresh, stale], version=0)
-    assert found["mismatch_stale"] is None
+    assert found.off_policy.origins["stale"].mismatch is None
     moved = group("b", [rollout([1, 2, 3], reward=1.0, versions=1, logprobs=-9.0)])
     stamped = group(
         "a",
@@ -220,9 +228,9 @@ def test_mismatch_is_measured_apart_by_origin():
         ],
     )
     _, found = train([stamped, moved], version=2)
-    assert found["mismatch_fresh"] < 1e-6
-    assert found["mismatch_stale"] > 1
-    assert found["mismatch_crossed"] is None
+    assert found.off_policy.origins["fresh"].mismatch < 1e-6
+    assert found.off_policy.origins["stale"].mismatch > 1
+    assert found.off_policy.origins["crossed"].mismatch is None
 
 
 def test_the_running_baseline_survives_between_batches():
@@ -284,13 +292,16 @@ def train_steps(groups, **settings):
 
 def test_minibatches_and_epochs_are_optimizer_steps():
     engine, found = train_steps(random_groups(count=5), minibatches=2, epochs=3)
-    assert len(engine.gradients) == found["optimizer_steps"] == engine.steps_taken == 6
-    assert found["grad_norm"] == pytest.approx(sum(float(g.norm()) for g in engine.gradients) / 6)
+    assert len(engine.gradients) == found.optimizer_steps == engine.steps_taken == 6
+    assert found.grad_norm == pytest.approx(sum(float(g.norm()) for g in engine.gradients) / 6)
     once = train_steps(random_groups(count=5))[1]
-    for name in ("tokens_trained", "rollouts_trained", "tokens_stale", "tokens_fresh"):
-        assert found[name] == once[name]
-    assert found["fractions"]["not_finite"] == 0
-    assert found["ess"] == pytest.approx(once["ess"])
+    assert found.tokens_trained == once.tokens_trained
+    assert found.rollouts_trained == once.rollouts_trained
+    for origin in ("stale", "fresh"):
+        tokens = found.off_policy.origins[origin].tokens
+        assert tokens == once.off_policy.origins[origin].tokens
+    assert found.fractions["not_finite"] == 0
+    assert found.off_policy.ess == pytest.approx(once.off_policy.ess)
 
 
 def test_the_loss_is_a_mean_over_the_minibatches_that_there_are():
@@ -298,8 +309,8 @@ def test_the_loss_is_a_mean_over_the_minibatches_that_there_are():
     many, asked = train_steps(groups, minibatches=5)
     two, found = train_steps(groups, minibatches=2)
     assert many.steps_taken == two.steps_taken == 2
-    assert found["loss"] != 0
-    assert (asked["loss"], asked["policy_loss"]) == (found["loss"], found["policy_loss"])
+    assert found.loss != 0
+    assert (asked.loss, asked.policy_loss) == (found.loss, found.policy_loss)
 
 
 def test_rewards_are_reported_with_what_turns_earned():
@@ -315,8 +326,8 @@ def test_rewards_are_reported_with_what_turns_earned():
     ]
     for process_rewards in (False, True):
         _, found = train_steps(groups, process_rewards=process_rewards)
-        assert found["reward_mean"] == 1.5
-        assert found["reward_std"] == pytest.approx(0.5**0.5)
+        assert found.reward_mean == 1.5
+        assert found.reward_std == pytest.approx(0.5**0.5)
 
 
 def test_training_a_batch_again_is_the_same():
@@ -349,8 +360,8 @@ def test_the_decoupled_objective_weighs_by_proximal_over_behavior_and_clips_at_t
     other, found = train_steps(groups, loss="ppo", recompute_proximal=True, **options)
     assert one.gradient.norm() > 1e-3
     torch.testing.assert_close(other.gradient, one.gradient, atol=1e-6, rtol=1e-6)
-    assert found["fractions"]["truncated"] > 0
-    assert found["fractions"]["clip_high"] == found["fractions"]["clip_low"] == 0
+    assert found.fractions["truncated"] > 0
+    assert found.fractions["clip_high"] == found.fractions["clip_low"] == 0
 
 
 def test_a_ratio_to_the_proximal_policy_alone_does_not_correct_staleness():
@@ -364,7 +375,7 @@ def test_the_second_step_moves_the_ratio_away_from_one():
     _, found = train_steps(
         random_groups(), epochs=4, loss="ppo", loss_options={"clip_low": 0.0, "clip_high": 0.0}
     )
-    assert found["fractions"]["clip_high"] + found["fractions"]["clip_low"] > 0
+    assert found.fractions["clip_high"] + found.fractions["clip_low"] > 0
 
 
 def test_truncated_weights_follow_the_current_policy_at_every_step():

@@ -120,8 +120,8 @@ class Forgetful(Countdown):
     """Shows only the newest message."""
 
     async def get_prompt_messages(self, state):
-        found = await super().get_prompt_messages(state)
-        return found[-1:] if state["trajectory"] else found
+        result = await super().get_prompt_messages(state)
+        return result[-1:] if state["trajectory"] else result
 
 
 async def double(number: int) -> str:
@@ -159,10 +159,10 @@ def build(kind):
 
 @pytest.fixture(autouse=True)
 def module(monkeypatch):
-    """The module `tiny_env`, as a package of the library's is."""
-    found = types.ModuleType("tiny_env")
-    found.load_environment = lambda kind="single": build(kind)
-    monkeypatch.setitem(sys.modules, "tiny_env", found)
+    """Make the module `tiny_env`, in the form of a package of the library."""
+    result = types.ModuleType("tiny_env")
+    result.load_environment = lambda kind="single": build(kind)
+    monkeypatch.setitem(sys.modules, "tiny_env", result)
 
 
 async def until(happened):
@@ -288,8 +288,8 @@ def test_a_row_comes_back_to_its_environment_as_it_was():
     assert asyncio.run(rewards()) == [1.0, 1.0]
     for row, prompt in zip(Columns.rows, prompts, strict=True):
         number = int(prompt.text.removesuffix("?"))
-        found = {key: row[key] for key in ("answer", "shape", "info", "example_id")}
-        assert found == {
+        result = {key: row[key] for key in ("answer", "shape", "info", "example_id")}
+        assert result == {
             "answer": number, "shape": {"of": [number, 1.5]}, "info": {"n": number},
             "example_id": number - 2,
         }  # fmt: skip
@@ -338,7 +338,7 @@ def test_an_environment_that_ends_while_the_policy_speaks_names_its_own_limit():
     async def scenario():
         conversation = load_environment("verifiers:tiny-env", {"kind": "hasty"})()
         await conversation.reset(lease(text="2+2=", answer="4").prompt)
-        await until(conversation._task.done)
+        await until(conversation.task.done)
         await conversation.step(Message("assistant", "4"))
 
     with pytest.raises(ValueError, match=r"while the policy spoke; its own timeout_seconds is 0.5"):

@@ -27,9 +27,9 @@ def rewards(name, pool, *, timeout=20.0, **options):
 
 async def warmed(name, pool, **options):
     """Rewards whose process has started, so that later times are those of calls."""
-    found = rewards(name, pool, **options)
-    await found.score(SUM, "7")
-    return found
+    result = rewards(name, pool, **options)
+    await result.score(SUM, "7")
+    return result
 
 
 def gone(pid):
@@ -112,7 +112,7 @@ def test_coroutines_wait_side_by_side_in_one_process(pool):
         return time.monotonic() - began
 
     assert asyncio.run(scenario()) < 100 * 0.2 / 4
-    assert len(pool._all) == 1
+    assert len(pool.alive) == 1
 
 
 def test_a_process_that_leaks_is_replaced_before_a_rollout_fails(pool):

@@ -20,6 +20,7 @@ from benchmarks.training.packing import (
 )
 from benchmarks.training.train import figures_of, gap_of
 from deploy.cli.bench import ROOT
+from learner.diagnostics.batch_report import TrainedBatch
 from queues.schema import encode, summarize
 
 
@@ -90,13 +91,14 @@ def test_utilisation_is_held_against_the_peaks_beside_a_batch():
 
 
 def test_the_gap_lies_between_the_computing_of_one_batch_and_that_of_the_next():
-    def row(begin):
+    def trained(begin):
         times = ("wait_started_at", "wait_finished_at", "step_finished_at", "published_at")
-        return dict(zip(times, (begin, begin + 1.0, begin + 9.0, begin + 11.0), strict=True))
+        row = dict(zip(times, (begin, begin + 1.0, begin + 9.0, begin + 11.0), strict=True))
+        return TrainedBatch.from_dict({"version": 0, **row})
 
     # Batches are 12 s apart; of each 6 s are computed, and 2 s more are the updater's.
     computed = [(102.0 + 12.0 * number, 108.0 + 12.0 * number) for number in range(3)]
-    found = parts_of(computed, [row(12.0 * number) for number in range(3)])
+    found = parts_of(computed, [trained(12.0 * number) for number in range(3)])
     assert found == 2 * [{"gap": 6.0, "step": 12.0, "publish": 2.0, "ack": 1.0, "take": 1.0}]
     shares = gap_of(found)["shares"]
     assert shares == pytest.approx({"gap": 1 / 2, "publish": 1 / 6, "ack": 1 / 12, "take": 1 / 12})

@@ -7,6 +7,7 @@ import pytest
 from deploy.report.summary import overlap, summarise
 from deploy.report.tables import figures
 from deploy.storage.run_record import Earlier, Record
+from learner.diagnostics.batch_report import TrainedBatch
 from queues.records import Evaluation
 from weight_sync.announcements import WeightUpdateReport
 
@@ -151,7 +152,7 @@ def test_versions_that_were_overtaken_before_they_were_sent_are_counted():
 
 
 def test_overlap_counts_updates_that_arrived_after_the_next_step_had_begun():
-    assert overlap(BATCHES, SWAPS) == {
+    assert overlap([TrainedBatch.from_dict(row) for row in BATCHES], SWAPS) == {
         "updates": 3,
         "learner_ahead": 1,
         "queue_ready": 1,

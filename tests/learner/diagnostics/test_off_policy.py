@@ -119,16 +119,20 @@ def test_figures_keep_the_origins_apart():
     mask = torch.tensor([True, True, True, False])
     origin = torch.tensor([Origin.FRESH, Origin.FRESH, Origin.STALE, Origin.CROSSED])
     found = figures_of(log_ratios, torch.tensor([0, 0, 1, 1]), origin, mask, passes=1)
-    assert (found["tokens_fresh"], found["tokens_stale"], found["tokens_crossed"]) == (2, 1, 0)
-    assert found["mismatch_fresh"] == pytest.approx(0.2)
-    assert found["mismatch_stale"] == pytest.approx(0.5)
-    assert found["mismatch_crossed"] is None
-    assert found["kl_stale"] == pytest.approx(math.exp(0.5) - 1.5)
-    assert found["kl_crossed"] is None
-    assert found["mismatch"] == pytest.approx(0.3)
-    assert found["ratio_mean"] == pytest.approx(sum(map(math.exp, (0.1, -0.3, 0.5))) / 3)
+    assert (
+        found.origins["fresh"].tokens,
+        found.origins["stale"].tokens,
+        found.origins["crossed"].tokens,
+    ) == (2, 1, 0)
+    assert found.origins["fresh"].mismatch == pytest.approx(0.2)
+    assert found.origins["stale"].mismatch == pytest.approx(0.5)
+    assert found.origins["crossed"].mismatch is None
+    assert found.origins["stale"].kl == pytest.approx(math.exp(0.5) - 1.5)
+    assert found.origins["crossed"].kl is None
+    assert found.mismatch == pytest.approx(0.3)
+    assert found.ratio_mean == pytest.approx(sum(map(math.exp, (0.1, -0.3, 0.5))) / 3)
     twice = figures_of(log_ratios, torch.tensor([0, 0, 1, 1]), origin, mask, passes=2)
-    assert twice["tokens_fresh"] == 1
+    assert twice.origins["fresh"].tokens == 1
 
 
 def test_a_rollouts_ratio_is_the_product_over_its_sampled_tokens():
@@ -145,12 +149,12 @@ def test_effective_sample_size_of_rollouts_is_that_of_the_products():
     ids = torch.randint(6, (40,), generator=make)
     mask = torch.rand(40, generator=make) < 0.8
     found = figures_of(log_ratios, ids, mask=mask)
-    assert found["ess"] == pytest.approx(effective_sample_size(log_ratios, mask) / int(mask.sum()))
+    assert found.ess == pytest.approx(effective_sample_size(log_ratios, mask) / int(mask.sum()))
     products = sequence_log_ratios(log_ratios, mask, ids)
     expected = effective_sample_size(products, torch.ones(6, dtype=torch.bool)) / 6
-    assert found["ess_sequence"] == pytest.approx(expected)
-    assert found["ess_sequence"] < found["ess"]
-    assert found["sequence_clamped"] == 0
+    assert found.ess_sequence == pytest.approx(expected)
+    assert found.ess_sequence < found.ess
+    assert found.sequence_clamped == 0
 
 
 def test_products_too_large_to_square_are_bounded_and_counted():
@@ -159,15 +163,15 @@ def test_products_too_large_to_square_are_bounded_and_counted():
     ids = torch.arange(200) // 50
     found = figures_of(log_ratios, ids)
     assert 50 * LOG_RATIO_BOUND > SEQUENCE_BOUND
-    assert found["sequence_clamped"] == 1.0
-    assert found["ess_sequence"] == pytest.approx(0.5)
-    assert all(math.isfinite(value) for value in found.values() if value is not None)
+    assert found.sequence_clamped == 1.0
+    assert found.ess_sequence == pytest.approx(0.5)
+    assert all(math.isfinite(value) for value in found.to_dict().values() if value is not None)
     lowest = figures_of(log_ratios[100:], ids[100:])
-    assert lowest["ess_sequence"] == pytest.approx(1.0)
+    assert lowest.ess_sequence == pytest.approx(1.0)
 
 
 def test_on_policy_everything_is_at_its_ideal():
-    found = figures_of(torch.zeros(5), torch.tensor([0, 0, 1, 1, 1]))
+    found = figures_of(torch.zeros(5), torch.tensor([0, 0, 1, 1, 1])).to_dict()
     for name in ("ess", "ess_sequence", "ratio_mean"):
         assert found[name] == 1.0
     for name in ("chi2", "mismatch", "kl", "mismatch_fresh", "kl_fresh", "sequence_clamped"):
@@ -181,9 +185,9 @@ def test_chi2_and_kl_average_to_the_exact_divergences():
     current = torch.tensor([1, 2, 3, 4], dtype=torch.float64) / 10
     drawn = torch.tensor([0, 0, 0, 0, 1, 1, 1, 2, 2, 3])
     found = figures_of((current / behavior).log()[drawn])
-    assert found["chi2"] == pytest.approx((current**2 / behavior).sum().item() - 1)
-    assert found["kl"] == pytest.approx((behavior * (behavior / current).log()).sum().item())
-    assert found["ratio_mean"] == pytest.approx(1.0)
+    assert found.chi2 == pytest.approx((current**2 / behavior).sum().item() - 1)
+    assert found.kl == pytest.approx((behavior * (behavior / current).log()).sum().item())
+    assert found.ratio_mean == pytest.approx(1.0)
 
 
 @given(
@@ -196,8 +200,8 @@ def test_figures_of_parts_added_up_are_those_of_the_whole(logs, cut):
     mask = torch.arange(len(logs)) % 5 != 4
     cut = 3 * (cut // 3)
     parts = [measure(logs[s], mask[s], origin[s], ids[s]) for s in (slice(cut), slice(cut, None))]
-    whole = figures(added_up(measure(logs, mask, origin, ids)))
-    assert figures(added_up(*parts)) == pytest.approx(whole)
+    whole = figures(added_up(measure(logs, mask, origin, ids))).to_dict()
+    assert figures(added_up(*parts)).to_dict() == pytest.approx(whole)
 
 
 @given(logs=st.lists(st.floats(-19.9, 19.9), min_size=1, max_size=80))
@@ -212,13 +216,13 @@ def test_quantiles_and_extremes_are_within_a_bin_of_the_exact_ones(logs):
         high = min(edge for edge in BIN_EDGES if edge > exact + rounding)
         return low - rounding <= math.log(ratio) <= high + rounding
 
-    assert near(found["ratio_min"], logs[0])
-    assert near(found["ratio_max"], logs[-1])
-    assert found["ratio_min"] <= math.exp(logs[0]) * (1 + 1e-9)
-    assert found["ratio_max"] >= math.exp(logs[-1]) * (1 - 1e-9)
+    assert near(found.ratio_min, logs[0])
+    assert near(found.ratio_max, logs[-1])
+    assert found.ratio_min <= math.exp(logs[0]) * (1 + 1e-9)
+    assert found.ratio_max >= math.exp(logs[-1]) * (1 - 1e-9)
     # The smallest value that at least the share q of all values does not exceed.
-    assert near(found["ratio_p1"], logs[math.ceil(0.01 * len(logs)) - 1])
-    assert near(found["ratio_p99"], logs[math.ceil(0.99 * len(logs)) - 1])
+    assert near(found.ratio_p1, logs[math.ceil(0.01 * len(logs)) - 1])
+    assert near(found.ratio_p99, logs[math.ceil(0.99 * len(logs)) - 1])
 
 
 def test_bins_are_symmetric_ascending_and_reach_the_bound_of_log_ratios():
@@ -232,5 +236,5 @@ def test_bins_are_symmetric_ascending_and_reach_the_bound_of_log_ratios():
 
 def test_without_tokens_there_is_nothing_to_report():
     found = figures_of(torch.tensor([math.nan, math.inf]), mask=torch.zeros(2, dtype=torch.bool))
-    counts = {name: value for name, value in found.items() if value is not None}
+    counts = {name: value for name, value in found.to_dict().items() if value is not None}
     assert counts == {"tokens_fresh": 0, "tokens_crossed": 0, "tokens_stale": 0}

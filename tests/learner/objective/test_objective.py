@@ -23,6 +23,7 @@ from learner.config.traits import (
     LossTraits,
 )
 from learner.corrections import CORRECTIONS, ImportanceWeights
+from learner.diagnostics.batch_report import BatchReport
 from learner.engine.protocol import Forward
 from learner.errors import InputError
 from learner.losses import LOSSES, PolicyLoss, TokenLoss
@@ -71,7 +72,8 @@ def train(groups, *, reference=None, **settings):
     """The engine after one update, and its statistics."""
     engine = PlainEngine()
     statistics = Updater(engine, LearnerConfig(**settings), reference=reference).update(groups, 0)
-    assert json.loads(json.dumps(statistics)) == statistics
+    row = json.loads(json.dumps(statistics.to_dict()))
+    assert BatchReport.from_dict(row) == statistics
     return engine, statistics
 
 
@@ -89,10 +91,10 @@ def test_the_gradient_at_the_reference_has_no_pull_and_away_from_it_points_back(
     plain, _ = train(groups)
     at, none = train(groups, reference=PlainReference(), **KL)
     torch.testing.assert_close(at.gradient, plain.gradient, atol=1e-6, rtol=1e-6)
-    assert none["reference_kl"] == pytest.approx(0.0, abs=1e-6)
+    assert none.reference_kl == pytest.approx(0.0, abs=1e-6)
     away, some = train(groups, reference=PlainReference(shift=1.0), **KL)
-    assert some["reference_kl"] > 0.01
-    assert some["loss"] > some["policy_loss"]
+    assert some.reference_kl > 0.01
+    assert some.loss > some.policy_loss
     far, _ = train(groups, reference=PlainReference(shift=1.0), kl={"coefficient": 1.0})
     pull, twice = away.gradient - plain.gradient, far.gradient - plain.gradient
     torch.testing.assert_close(twice, 2 * pull, atol=1e-6, rtol=1e-5)
@@ -106,10 +108,10 @@ def test_kl_in_the_reward_is_taken_off_before_the_baseline_and_adds_no_term():
         kl={"coefficient": 0.5, "placement": "reward"},
     )
     _, plain = train(groups)
-    assert found["loss"] == found["policy_loss"] != plain["policy_loss"]
-    assert found["reward_mean"] == plain["reward_mean"]
-    assert found["policy_loss"] == pytest.approx(loss_by_hand(groups, beta=0.5), abs=1e-6)
-    assert plain["policy_loss"] == pytest.approx(loss_by_hand(groups, beta=0.0), abs=1e-6)
+    assert found.loss == found.policy_loss != plain.policy_loss
+    assert found.reward_mean == plain.reward_mean
+    assert found.policy_loss == pytest.approx(loss_by_hand(groups, beta=0.5), abs=1e-6)
+    assert plain.policy_loss == pytest.approx(loss_by_hand(groups, beta=0.0), abs=1e-6)
 
 
 def loss_by_hand(groups, *, beta):
@@ -143,8 +145,8 @@ def test_a_distance_that_is_only_measured_has_no_gradient(monkeypatch):
     for placement in ("loss", "reward"):
         kl = {"coefficient": 0.5, "placement": placement}
         _, found = train(random_groups(), reference=PlainReference(shift=1.0), kl=kl)
-        assert found["reference_kl"] > 0.01
-        assert found["fractions"]["reference_not_finite"] == 0
+        assert found.reference_kl > 0.01
+        assert found.fractions["reference_not_finite"] == 0
     assert asked == [True, False]
 
 
@@ -222,8 +224,8 @@ def test_an_adaptive_coefficient_follows_the_measured_kl_and_is_state():
     updater = Updater(PlainEngine(), config, reference=reference)
     first = updater.update(random_groups(), 0)
     second = updater.update(random_groups(), 1)
-    assert first["kl_coefficient"] == 0.1
-    assert second["kl_coefficient"] == pytest.approx(0.1 * 1.2)
+    assert first.kl_coefficient == 0.1
+    assert second.kl_coefficient == pytest.approx(0.1 * 1.2)
     other = Objective(config)
     other.state.update(updater.objective.state)
     assert other.kl_coefficient == updater.objective.kl_coefficient
@@ -239,8 +241,8 @@ def test_coefficients_stay_while_the_critic_alone_is_trained():
     reference = PlainReference(shift=1.0)
     updater = Updater(EntropyEngine(), config, critic=PlainCritic(), reference=reference)
     found = [updater.update(random_groups(), version) for version in range(3)]
-    assert [one["kl_coefficient"] for one in found] == pytest.approx([0.1, 0.1, 0.12])
-    assert [one["entropy_coefficient"] for one in found] == pytest.approx([0.0, 0.0, 0.1])
+    assert [one.kl_coefficient for one in found] == pytest.approx([0.1, 0.1, 0.12])
+    assert [one.entropy_coefficient for one in found] == pytest.approx([0.0, 0.0, 0.1])
 
 
 def test_the_reference_is_refreshed_at_the_versions_asked_for():
@@ -260,14 +262,14 @@ def test_an_entropy_bonus_raises_entropy():
     engine = EntropyEngine(learning_rate=0.5)
     config = LearnerConfig(entropy={"coefficient": 1.0})
     updater = Updater(engine, config)
-    entropies = [updater.update(flat, version)["entropy_mean"] for version in range(3)]
+    entropies = [updater.update(flat, version).entropy_mean for version in range(3)]
     assert entropies[0] < entropies[1] < entropies[2] <= math.log(11)
 
 
 def test_an_adaptive_entropy_bonus_grows_below_its_target():
     config = LearnerConfig(entropy={"target": 2.39, "step": 0.1})
     updater = Updater(EntropyEngine(), config)
-    found = [updater.update(random_groups(), v)["entropy_coefficient"] for v in range(3)]
+    found = [updater.update(random_groups(), v).entropy_coefficient for v in range(3)]
     assert found == pytest.approx([0.0, 0.1, 0.2])
 
 
@@ -284,26 +286,26 @@ def test_positive_examples_are_a_mean_over_all_of_their_tokens(budget):
             for one in right
         ]
     ).mean()
-    assert found["loss"] - found["policy_loss"] == pytest.approx(0.5 * nll.item(), rel=1e-6)
+    assert found.loss - found.policy_loss == pytest.approx(0.5 * nll.item(), rel=1e-6)
     assert (both.gradient - plain.gradient).norm() > 1e-3
     of_right = sum(len(one.token_ids) - 2 for one in right)
-    assert found["fractions"]["positive"] == pytest.approx(of_right / found["tokens_trained"])
+    assert found.fractions["positive"] == pytest.approx(of_right / found.tokens_trained)
 
 
 def test_gae_trains_a_critic_beside_the_policy():
     critic = PlainCritic()
     engine, found = learn(critic)
     assert engine.steps_taken == critic.steps_taken == 1
-    assert found["value_loss"] > 0
-    assert found["critic_grad_norm"] > 0
-    assert found["explained_variance"] < 1
+    assert found.critic.value_loss > 0
+    assert found.critic.critic_grad_norm > 0
+    assert found.critic.explained_variance < 1
 
 
 def test_a_critic_learns_to_explain_the_returns_of_a_batch():
     critic = PlainCritic(learning_rate=0.5)
     config = LearnerConfig(advantage="gae", critic={"clip": None})
     updater = Updater(PlainEngine(learning_rate=0.0), config, critic=critic)
-    losses = [updater.update(random_groups(), 0)["value_loss"] for _ in range(30)]
+    losses = [updater.update(random_groups(), 0).critic.value_loss for _ in range(30)]
     assert losses[-1] < 0.7 * losses[0]
 
 
@@ -311,9 +313,9 @@ def test_value_pretraining_leaves_the_policy_alone():
     critic = PlainCritic()
     engine, found = learn(critic, version=1, pretrain_batches=2)
     assert (engine.steps_taken, critic.steps_taken) == (0, 1)
-    assert found["optimizer_steps"] == 0
-    assert found["grad_norm"] is None
-    assert found["ess"] is not None
+    assert found.optimizer_steps == 0
+    assert found.grad_norm is None
+    assert found.off_policy.ess is not None
     engine, _ = learn(PlainCritic(), version=2, pretrain_batches=2)
     assert engine.steps_taken == 1
 
@@ -331,10 +333,10 @@ def test_pairs_lie_whole_in_a_row_whatever_its_capacity(budget):
     engine, found = train(groups, reference=reference, **settings)
     whole, one = train(groups, reference=reference, **{**settings, "microbatch_tokens": 10_000})
     torch.testing.assert_close(engine.gradient, whole.gradient, atol=1e-9, rtol=1e-9)
-    assert found["loss"] == pytest.approx(one["loss"], abs=1e-9)
-    assert found["fractions"]["unpaired"] == 0
-    assert found["rollouts_trained"] % 2 == 0
-    assert found["dropped_rollouts"] == 20 - found["rollouts_trained"]
+    assert found.loss == pytest.approx(one.loss, abs=1e-9)
+    assert found.fractions["unpaired"] == 0
+    assert found.rollouts_trained % 2 == 0
+    assert found.dropped_rollouts == 20 - found.rollouts_trained
 
 
 ALL = [
@@ -396,7 +398,7 @@ def test_every_algorithm_has_one_gradient_for_every_micro_batching_and_order(set
     for capacity in (16, 40):
         cut, many = train(groups, microbatch_tokens=capacity, **settings)
         torch.testing.assert_close(cut.gradient, whole.gradient, atol=1e-9, rtol=1e-7)
-        assert many["loss"] == pytest.approx(one["loss"], abs=1e-8)
+        assert many.loss == pytest.approx(one.loss, abs=1e-8)
     turned, _ = train(groups[::-1], **settings)
     torch.testing.assert_close(turned.gradient, whole.gradient, atol=1e-6, rtol=1e-6)
 
@@ -540,7 +542,9 @@ def test_an_advantage_of_the_users_may_have_a_critic_which_learns_what_it_return
         Objective(LearnerConfig(advantage=advantage))
     config = LearnerConfig(advantage=advantage, critic={})
     critic = PlainCritic()
-    assert Updater(PlainEngine(), config, critic=critic).update(random_groups(), 0)["value_loss"]
+    assert (
+        Updater(PlainEngine(), config, critic=critic).update(random_groups(), 0).critic.value_loss
+    )
     silent = of_the_users(Estimator("silent", lambda batch: batch.rewards, AdvantageTraits()))
     with pytest.raises(InputError, match="a critic learns returns, and"):
         Objective(LearnerConfig(advantage=silent, critic={}))

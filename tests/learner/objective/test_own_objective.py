@@ -37,7 +37,7 @@ def test_it_trains_with_its_options_and_figures():
     updater = Updater(engine, LearnerConfig(**OWN, loss_options={"width": 0.1}))
     found = updater.update(random_groups(), 0)
     assert engine.gradient.norm() > 0
-    assert 0 < found["fractions"]["faded"] <= 1
+    assert 0 < found.fractions["faded"] <= 1
 
 
 def test_it_is_held_to_the_checks_of_built_in_ones():

@@ -13,13 +13,13 @@ import ray
 from rollouts import random_groups
 
 from learner.config.learner import LearnerConfig, TinyModelConfig
+from learner.disk_wait import wait_for_space
 from learner.errors import LearnerError, RankFailed
-from learner.full_disk import wait_for_room
 from learner.model.policy import build_tiny
 from learner.ranks.ray_group import create_learner
+from learner.ranks.spec import LearnerSpec
 from queues.records import Batch
 from queues.schema import encode
-from weight_sync.config import WeightSyncConfig
 
 pytestmark = [pytest.mark.ray, pytest.mark.deepspeed]
 
@@ -66,35 +66,30 @@ def model_path(tmp_path_factory):
 
 
 class Session:
-    """A group, started; its broker writes to `log`."""
+    """A learner group; its broker writes to `log`."""
 
-    def __init__(self, model_path, folder, *, checkpoint=None, **settings):
+    def __init__(self, model_path, folder, *, checkpoint=None, version=0, steps=1000, **settings):
         self.folder, self.log = folder, folder / "log.jsonl"
         self.config = LearnerConfig(**{"ranks": 2, "threads": 1, **settings})
-        self.group = create_learner(self.config)
-        self.model_path, self.checkpoint = model_path, checkpoint
+        spec = LearnerSpec(
+            config=self.config,
+            model_path=model_path,
+            seed=0,
+            steps=steps,
+            checkpoint=checkpoint,
+            version=version,
+            checkpoints=str(folder / "checkpoints"),
+        )
+        self.group = create_learner(spec)
 
-    async def start(self, steps=1000):
+    async def start(self):
         async with asyncio.timeout(SECONDS):
-            await self.group.start(
-                self.model_path,
-                checkpoint=self.checkpoint,
-                seed=0,
-                steps=steps,
-                temperature=1.0,
-            )
+            await self.group.start()
 
-    async def run(self, version=0, steps=1000):
+    async def run(self):
         broker = FileBroker(str(self.log), [encode(item) for item in random_groups(count=4)])
         async with asyncio.timeout(SECONDS):
-            return await self.group.run(
-                broker,
-                NobodyListens(),
-                version=version,
-                steps=steps,
-                checkpoints=str(self.folder / "checkpoints"),
-                weight_sync=WeightSyncConfig(),
-            )
+            return await self.group.run(broker, NobodyListens())
 
     def rows(self):
         return [json.loads(line) for line in self.log.read_text().splitlines()]
@@ -131,7 +126,7 @@ def test_a_rank_whose_thread_waits_for_room_says_why_and_the_group_with_it(sessi
             return await group.paused()
 
     def wait(actor):
-        actor._thread.submit(wait_for_room, tmp_path, 2**60)
+        actor._thread.submit(wait_for_space, tmp_path, 2**60)
 
     assert asyncio.run(reason()) is None
     ray.get(group._ranks[1].__ray_call__.remote(wait), timeout=SECONDS)
@@ -146,11 +141,11 @@ def test_a_rank_whose_thread_waits_for_room_says_why_and_the_group_with_it(sessi
 
 def test_a_group_trains_saves_and_goes_on_exactly_from_a_checkpoint(session, tmp_path):
     settings = {"zero_stage": 3, "checkpoint_every": 2, "keep_checkpoints": 2}
-    first = session(**settings)
+    first = session(**settings, steps=6)
 
     async def train():
-        await first.start(steps=6)
-        return await first.run(steps=6)
+        await first.start()
+        return await first.run()
 
     assert asyncio.run(train()) == 6
     rows = first.rows()
@@ -171,11 +166,13 @@ def test_a_group_trains_saves_and_goes_on_exactly_from_a_checkpoint(session, tmp
     first.group.kill()
     first.group.stop()  # a group that is dead takes it too
 
-    second = session(**settings, checkpoint=str(tmp_path / "checkpoints/v000004"))
+    second = session(
+        **settings, checkpoint=str(tmp_path / "checkpoints/v000004"), version=4, steps=6
+    )
 
     async def go_on():
-        await second.start(steps=6)
-        return await second.run(version=4, steps=6)
+        await second.start()
+        return await second.run()
 
     assert asyncio.run(go_on()) == 6
     for version in (4, 5):  # the second feels whether the optimizer's state came back
@@ -198,16 +195,18 @@ def test_bfloat16_with_checkpointed_activations_and_an_offloaded_optimizer_train
         "loss": "reinforce",
         "learning_rate": 1e-3,
     }
-    first = session(**settings)
+    first = session(**settings, steps=4)
 
-    async def train(item, version=0):
-        await item.start(steps=4)
-        return await item.run(version=version, steps=4)
+    async def train(item):
+        await item.start()
+        return await item.run()
 
     assert asyncio.run(train(first)) == 4
     first.group.kill()
-    second = session(**settings, checkpoint=str(tmp_path / "checkpoints/v000002"))
-    assert asyncio.run(train(second, 2)) == 4
+    second = session(
+        **settings, checkpoint=str(tmp_path / "checkpoints/v000002"), version=2, steps=4
+    )
+    assert asyncio.run(train(second)) == 4
     for version in (2, 3):
         [before, after] = [row for row in second.rows() if row.get("ack") == version]
         for name in ("loss", "grad_norm", "entropy_mean"):

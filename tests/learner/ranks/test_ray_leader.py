@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from learner import full_disk
+from learner import disk_wait
 from learner.ranks.ray_leader import RankZero
 
 
@@ -52,8 +52,8 @@ def test_a_checkpoint_begins_once_there_is_room_for_one_like_the_last(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     disk = Disk(free=0)
-    monkeypatch.setattr(full_disk, "has_space", disk.has_space)
-    monkeypatch.setattr(full_disk, "RETRY_SECONDS", 0.0)
+    monkeypatch.setattr(disk_wait, "has_space", disk.has_space)
+    monkeypatch.setattr(disk_wait, "RETRY_SECONDS", 0.0)
     root = tmp_path / "checkpoints"
     path = asyncio.run(make_lead(root, Rank(disk)).save(5, cursor=None, totals={}))
     assert path == "checkpoints/v000005"
@@ -80,7 +80,7 @@ def test_what_a_kill_left_of_a_checkpoint_is_removed_before_room_is_waited_for(
         assert len(asked) < 9, "room is waited for that only the removal makes"
         return not leftover.exists()
 
-    monkeypatch.setattr(full_disk, "has_space", has_space)
-    monkeypatch.setattr(full_disk, "RETRY_SECONDS", 0.0)
+    monkeypatch.setattr(disk_wait, "has_space", has_space)
+    monkeypatch.setattr(disk_wait, "RETRY_SECONDS", 0.0)
     asyncio.run(make_lead(tmp_path, Rank(Disk(free=0))).save(5, cursor=None, totals={}))
     assert [entry.name for entry in tmp_path.iterdir()] == ["v000005"]

@@ -10,7 +10,7 @@ import pytest
 
 from actors import ray_actor
 from actors.config import ActorsConfig
-from actors.ray_actor import ActorSpec, RolloutActor, _Parts
+from actors.ray_actor import ActorParts, ActorSpec, RolloutActor
 from tests.weight_sync.conftest import until
 from weight_sync.broadcaster import Broadcaster
 from weight_sync.checksum import checksum
@@ -64,8 +64,8 @@ class FakeRollout(RolloutActor):
         super().__init__(ActorSpec(index=0, **arguments))
         self.engine, self.worker = FakeVllm(shapes, fails_at), FakeWorker()
 
-    def _build(self) -> _Parts:
-        return _Parts(self.engine, self.worker, self._receiver(self.engine, self.worker))
+    def _build(self) -> ActorParts:
+        return ActorParts(self.engine, self.worker, self._receiver(self.engine, self.worker))
 
 
 class FakeVllmSender:

@@ -1,4 +1,4 @@
-"""Of several ranks that fail, the one that is to blame is named."""
+"""Failures of ranks are translated, and told apart by whether they are a root cause."""
 
 import pickle
 
@@ -6,7 +6,7 @@ import pytest
 from ray.exceptions import ActorDiedError, RayTaskError
 
 from learner.errors import InputError, RankFailed, TrainingDiverged
-from learner.ranks.ray_failure import explains, failure
+from learner.ranks.ray_calls import rank_failure
 
 
 def raised(cause):
@@ -25,27 +25,27 @@ LOST = RuntimeError("[gloo/transport/tcp/pair.cc:547] Connection closed by peer"
         (raised(TrainingDiverged("nan")), True),
         (raised(ValueError("boom")), True),
         (raised(LOST), False),
-        (raised(failure(2, raised(LOST))), False),
-        (raised(failure(1, ActorDiedError())), True),
-        (raised(failure(1, raised(TrainingDiverged("nan")))), True),
+        (raised(rank_failure(2, raised(LOST))), False),
+        (raised(rank_failure(1, ActorDiedError())), True),
+        (raised(rank_failure(1, raised(TrainingDiverged("nan")))), True),
     ],
 )
-def test_a_lost_connection_does_not_explain_whoever_reports_it(error, expected):
-    assert explains(error) is expected
+def test_a_lost_connection_is_no_root_cause(error, expected):
+    assert rank_failure(0, error).is_root_cause is expected
 
 
-def test_what_explains_survives_the_way_between_processes():
-    sent = pickle.loads(pickle.dumps(failure(2, raised(LOST))))
+def test_the_root_cause_survives_pickling():
+    sent = pickle.loads(pickle.dumps(rank_failure(2, raised(LOST))))
     assert isinstance(sent, RankFailed)
-    assert (sent.explains, sent.exit_code) == (False, 1)
+    assert (sent.is_root_cause, sent.exit_code) == (False, 1)
 
 
 def test_a_failure_has_the_number_of_its_rank_and_the_text_and_exit_code_of_its_cause():
-    died = failure(0, ActorDiedError())
+    died = rank_failure(0, ActorDiedError())
     assert str(died).startswith("rank 0 died: ")
     assert "\n" not in str(died)
-    bad = failure(1, raised(InputError("no such model")))
+    bad = rank_failure(1, raised(InputError("no such model")))
     assert (str(bad), bad.exit_code) == ("rank 1: no such model", 2)
-    foreign = failure(1, raised(ValueError("boom")))
+    foreign = rank_failure(1, raised(ValueError("boom")))
     assert (str(foreign), foreign.exit_code) == ("rank 1: ValueError('boom')", 1)
-    assert failure(0, raised(bad)) is bad, "named once"
+    assert rank_failure(0, raised(bad)) is bad, "named once"

@@ -10,8 +10,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from learner import full_disk
-from learner.full_disk import paused, wait_for_room, write_file, write_whole
+from learner import disk_wait
+from learner.disk_wait import paused, wait_for_space, write_file, write_whole
 
 SYSTEM = OSError(errno.ENOSPC, "No space left on device")
 SAFETENSORS = Exception("Error while serializing: I/O error: No space left on device (os error 28)")
@@ -25,10 +25,10 @@ class Disk:
         self.asked: list[int] = []
         self.slept = 0
         self.reasons: list[str | None] = []
-        monkeypatch.setattr(full_disk, "has_space", self.has_space)
-        monkeypatch.setattr(full_disk, "time", SimpleNamespace(sleep=self.sleep))
+        monkeypatch.setattr(disk_wait, "has_space", self.has_space)
+        monkeypatch.setattr(disk_wait, "time", SimpleNamespace(sleep=self.sleep))
 
-    def has_space(self, folder: Path, size: int = full_disk.PROBE_BYTES) -> bool:
+    def has_space(self, folder: Path, size: int = disk_wait.PROBE_BYTES) -> bool:
         self.asked.append(size)
         return len(self.asked) > 3
 
@@ -56,7 +56,7 @@ def test_a_file_that_is_cut_off_is_removed_and_written_again_once_there_is_as_mu
 
     write_whole(file, write)
     assert there == [False, False]
-    assert disk.asked == [full_disk.PROBE_BYTES + 5000] * 4
+    assert disk.asked == [disk_wait.PROBE_BYTES + 5000] * 4
     assert disk.slept == 3
     assert "paused: no space is left on the disk of" in caplog.text
     assert sorted(path.name for path in tmp_path.iterdir()) == ["other", "part.pt"]
@@ -97,7 +97,7 @@ def test_whoever_asks_is_told_why_a_process_waits_and_for_how_much_room(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     disk = Disk(monkeypatch)
-    wait_for_room(tmp_path, 5_000_000)
+    wait_for_space(tmp_path, 5_000_000)
     assert disk.asked == [5_000_000] * 4
     assert len(disk.reasons) == 2
     for reason in disk.reasons:
@@ -129,7 +129,7 @@ def test_a_library_that_fills_a_disk_is_known_by_its_error_though_there_is_room_
         finally:
             ballast.unlink(missing_ok=True)
 
-    monkeypatch.setattr(full_disk, "time", SimpleNamespace(sleep=asked.append))
+    monkeypatch.setattr(disk_wait, "time", SimpleNamespace(sleep=asked.append))
     if library == "torch":
         write_file(file, save)
         found = torch.load(file, weights_only=True)
@@ -137,4 +137,4 @@ def test_a_library_that_fills_a_disk_is_known_by_its_error_though_there_is_room_
     else:
         write_whole(file, write)
         assert file.stat().st_size > 2_000_000
-    assert asked == [full_disk.RETRY_SECONDS]
+    assert asked == [disk_wait.RETRY_SECONDS]

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from learner.ranks.heap import KEEP_FREED_MEMORY
+from learner.ranks.spec import KEEP_FREED_MEMORY
 
 MIB = 2**20
 PROGRAM = """

@@ -1,0 +1,104 @@
+"""The plan of one optimizer step: the microbatches of each rank. Pure functions over lengths.
+
+Every rank must enter the same collectives, so all get the same number of microbatches.
+"""
+
+from collections.abc import Sequence
+
+from learner.batch.packing import balance, pack
+
+BREAK_EVEN_TOKENS = 6144
+"""Sequence length at which attention costs as much as everything else. The two are equal at about
+6 · hidden size; this is for a hidden size of 1024."""
+
+Indices = list[list[int]]
+"""Microbatches of one rank, each as indices of its sequences."""
+
+
+def workload(length: int) -> int:
+    """Return the cost of training a sequence: linear in its tokens, and quadratic by attention."""
+    return length * (BREAK_EVEN_TOKENS + length)
+
+
+def plan_microbatches(lengths: Sequence[int], ranks: int, capacity: int) -> list[Indices]:
+    """Share sequences out over ranks by workload, and pack each share into microbatches.
+
+    The busiest rank has at most the mean workload plus one sequence (see `balance`). Where a rank
+    needs fewer microbatches than another, its largest are cut in two; a rank with fewer sequences
+    than microbatches gets dummies for the rest. The microbatches of every rank descend by workload,
+    so that ranks that meet at each have much the same to do there. Deterministic.
+
+    Args:
+        lengths: Tokens of each sequence.
+        ranks: Number of ranks.
+        capacity: Tokens of a microbatch; a longer sequence is alone in one.
+
+    Returns:
+        For each rank the same number of microbatches, at least one, of indices into `lengths`; each
+        index once. A dummy is empty.
+
+    Raises:
+        InputError: The capacity or the number of ranks is not positive.
+
+    Example:
+        >>> plan_rows([5, 9, 3, 2], ranks=2, capacity=8)
+        [[[1], []], [[0, 2], [3]]]
+    """
+    plan: list[Indices] = []
+    for share in balance([workload(length) for length in lengths], ranks):
+        packed = pack([lengths[i] for i in share], capacity)
+        plan.append([[share[i] for i in members] for members in packed])
+    count = max(1, *(len(share) for share in plan))
+    return [
+        sorted(_cut(share, count, lengths), key=lambda one: _load(one, lengths), reverse=True)
+        for share in plan
+    ]
+
+
+def workloads(lengths: Sequence[int], plan: Sequence[Indices]) -> list[int]:
+    """Return the workload of each rank under a plan; dummies cost nothing."""
+    return [sum(_load(members, lengths) for members in share) for share in plan]
+
+
+def slowest(lengths: Sequence[int], plan: Sequence[Indices], *, at_microbatches: bool) -> int:
+    """Return the workload that a step waits for: that of the busiest rank.
+
+    Args:
+        lengths: Tokens of each sequence.
+        plan: The microbatches of each rank.
+        at_microbatches: Ranks wait for each other at every microbatch; then it is the sum over them
+            of the busiest rank's workload.
+
+    Example:
+        >>> plan = [[[0], []], [[], [1]]]
+        >>> slowest([1, 2], plan, at_microbatches=False) == workload(2)
+        True
+        >>> slowest([1, 2], plan, at_microbatches=True) == workload(1) + workload(2)
+        True
+    """
+    if not at_microbatches:
+        return max(workloads(lengths, plan))
+    at_each = zip(*plan, strict=True)
+    return sum(max(_load(members, lengths) for members in ranks) for ranks in at_each)
+
+
+def _load(members: Sequence[int], lengths: Sequence[int]) -> int:
+    return sum(workload(lengths[i]) for i in members)
+
+
+def _cut(share: Indices, count: int, lengths: Sequence[int]) -> Indices:
+    """Return the same sequences in exactly `count` microbatches."""
+    share = list(share)
+    while len(share) < count:
+        largest = max(
+            (i for i, members in enumerate(share) if len(members) > 1),
+            key=lambda i: sum(lengths[j] for j in share[i]),
+            default=None,
+        )
+        if largest is None:
+            share.append([])
+            continue
+        members = share[largest]
+        parts = balance([lengths[i] for i in members], 2)
+        share[largest : largest + 1] = [[members[i] for i in part] for part in parts]
+    return share

@@ -1,0 +1,128 @@
+"""Makes the report of a batch from the sums that training it left."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from learner.batch.batch import TrainBatch
+from learner.diagnostics.batch_report import BatchReport, CriticFigures
+from learner.diagnostics.off_policy import (
+    Origin,
+    figures,
+    group_lag_histogram,
+    lag_histogram,
+    share,
+)
+from learner.losses.value_loss import explained_variance
+
+
+@dataclass(frozen=True, kw_only=True)
+class Work:
+    """What training one batch came to, over all ranks."""
+
+    sums: Mapping[str, float]
+    """Sums over the tokens of all microbatches, each token once an epoch."""
+    epochs: int
+    minibatches: int
+    """Minibatches trained in all epochs; fewer than configured where there are fewer groups."""
+    grad_norms: Sequence[float]
+    """Before clipping, of each optimizer step of the policy."""
+    critic_grad_norms: Sequence[float]
+    """Before clipping, of each step of a critic with an optimizer of its own."""
+    imbalance: float
+    """See `BatchReport.rank_imbalance`."""
+    coefficients: Mapping[str, float]
+    """`kl_coefficient` and `entropy_coefficient` of the batch, where there are such terms."""
+    max_token_lag: int | None
+    """Limit of lag above which tokens are left out."""
+
+
+def batch_report(batch: TrainBatch, work: Work, version: int) -> BatchReport:
+    """Report on one trained batch.
+
+    Args:
+        batch: The batch, with advantages and origins.
+        work: What training it came to.
+        version: The version being trained.
+    """
+    sums, steps = work.sums, len(work.grad_norms)
+    columns = batch.tokens
+    tokens, trained = int(columns.mask.sum()), sums["trained"]
+    lags = lag_histogram(columns.versions, columns.mask, version=version)
+    sampled = torch.bincount(columns.sequence_ids[columns.mask], minlength=len(batch.lengths))
+    rollouts = int((sampled > 0).sum())
+    rewards = batch.whole_rewards
+    scored = rewards[torch.isfinite(rewards)]
+    assert batch.advantages is not None
+    assert batch.dropped is not None
+    assert columns.origins is not None
+    crossed = columns.mask & (columns.origins == Origin.CROSSED)
+    return BatchReport(
+        loss=sums["loss"] / work.minibatches,
+        policy_loss=sums["policy_loss"] / work.minibatches,
+        reward_mean=share(float(scored.sum()), len(scored)),
+        reward_std=float(scored.std()) if len(scored) > 1 else None,
+        groups=batch.advantages.stats["groups"],
+        tied_groups=batch.advantages.stats["tied_groups"],
+        unscored=batch.advantages.stats["unscored"],
+        truncated_rollouts=int(batch.truncated.sum()),
+        dropped_rollouts=int(batch.dropped.sum()),
+        tokens_trained=tokens,
+        rollouts_trained=rollouts,
+        multi_version_rollouts=len(torch.unique(columns.sequence_ids[crossed])),
+        response_length_mean=share(tokens, rollouts),
+        entropy_mean=share(sums["entropy"], trained),
+        max_lag=max(lags, default=None),
+        lag_mean=share(sum(lag * count for lag, count in lags.items()), tokens),
+        lag_histogram=lags,
+        group_lag_histogram=group_lag_histogram(
+            columns.versions, columns.mask, columns.group_ids, version=version
+        ),
+        fractions=_fractions(sums),
+        microbatches=int(sums["rows"]),
+        pack_efficiency=share(sums["row_tokens"], sums["row_capacity"]),
+        rank_imbalance=work.imbalance,
+        optimizer_steps=steps,
+        grad_norm=share(sum(work.grad_norms), steps),
+        off_policy=figures(sums, passes=work.epochs),
+        reference_kl=share(sums["reference_kl"], trained) if "reference_kl" in sums else None,
+        critic=_critic_figures(work) if "value_loss" in sums else None,
+        kl_coefficient=work.coefficients.get("kl_coefficient"),
+        entropy_coefficient=work.coefficients.get("entropy_coefficient"),
+        tokens_too_old=_too_old(batch, version, work.max_token_lag),
+    )
+
+
+def _fractions(sums: Mapping[str, float]) -> dict[str, float | None]:
+    """Return fractions of tokens by what happened to them; sums `fraction/<name>` count tokens."""
+    trained, masked_in = sums["trained"], sums["masked_in"]
+    counts = {
+        name.removeprefix("fraction/"): count
+        for name, count in sums.items()
+        if name.startswith("fraction/")
+    }
+    return {
+        "rejected": share(sums["rejected"], trained),
+        "not_finite": share(masked_in - trained, masked_in),
+        **{name: share(count, trained) for name, count in counts.items()},
+    }
+
+
+def _too_old(batch: TrainBatch, version: int, limit: int | None) -> int | None:
+    """Return how many sampled tokens lag by more than the limit; None without a limit."""
+    if limit is None:
+        return None
+    return int((version - batch.tokens.versions[batch.sampled] > limit).sum())
+
+
+def _critic_figures(work: Work) -> CriticFigures:
+    sums, norms = work.sums, work.critic_grad_norms
+    tokens, returns = sums["critic_tokens"], sums["critic_returns"]
+    return CriticFigures(
+        value_loss=sums["value_loss"] / work.minibatches,
+        explained_variance=explained_variance(sums),
+        value_mean=share(returns - sums["critic_errors"], tokens),
+        return_mean=share(returns, tokens),
+        critic_grad_norm=share(sum(norms), len(norms)),
+    )

@@ -1,0 +1,90 @@
+"""Waiting for disk space while a checkpoint is written.
+
+A rank whose disk fills up waits where it is, reports why (`paused`), and then writes the file again
+from its beginning. Ranks that meet in a collective operation meet later; past that operation's own
+deadline the run ends. How much space a checkpoint needs is estimated by `learner.ranks.ray_leader`.
+"""
+
+import logging
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import BinaryIO
+
+from queues.runtime.disk_space import PROBE_BYTES, full_disk_message, has_space, is_full
+
+log = logging.getLogger(__name__)
+RETRY_SECONDS = 2.0
+"""Interval between two probes of a full disk."""
+_reasons: list[str] = []
+"""Why this process waits; empty or one entry."""
+
+
+def paused() -> str | None:
+    """Return why this process waits for space, or None; callable from any thread."""
+    return next(iter(_reasons), None)
+
+
+def wait_for_space(folder: Path, size: int) -> None:
+    """Block until the disk of a folder has at least `size` bytes and PROBE_BYTES free."""
+    size = max(size, PROBE_BYTES)
+    if has_space(folder, size):
+        return
+    reason = f"{full_disk_message(folder)} (a checkpoint needs {size} bytes)"
+    log.warning("paused: %s", reason)
+    _reasons.append(reason)
+    try:
+        while not has_space(folder, size):
+            time.sleep(RETRY_SECONDS)
+    finally:
+        _reasons.clear()
+    log.warning("there is space again on the disk of %s", folder)
+
+
+def write_whole(path: Path, write: Callable[[], object]) -> None:
+    """Call `write`, and again for as long as it fails because the disk is full.
+
+    A partial file is removed first, and at least as much space as it took is waited for. Only the
+    error itself shows that the disk was full: probed afterwards it may have space, since another
+    rank has removed its own partial file. torch hides the cause when it writes to a path, so it has
+    to write to an open file (`write_file`).
+
+    Args:
+        path: The file that `write` makes, or the folder whose own files it makes.
+        write: Makes all of it, and replaces what exists.
+
+    Raises:
+        Exception: What `write` raised for another reason.
+    """
+    folder = path if path.is_dir() else path.parent
+    while True:
+        try:
+            write()
+        except Exception as error:
+            if not is_full(error, folder):
+                raise
+            log.warning("no space was left for %s: %s", path, error)
+            size = PROBE_BYTES + _remove(path)
+            time.sleep(RETRY_SECONDS)  # a quota may leave less than it seems
+            wait_for_space(folder, size)
+        else:
+            return
+
+
+def write_file(path: Path, write: Callable[[BinaryIO], object]) -> None:
+    """Run `write_whole` for a function that writes to an open file."""
+
+    def whole() -> None:
+        with path.open("wb") as file:
+            write(file)
+
+    write_whole(path, whole)
+
+
+def _remove(path: Path) -> int:
+    """Remove a file, or the files of a folder; return the bytes that they had."""
+    files = [file for file in path.iterdir() if file.is_file()] if path.is_dir() else [path]
+    size = sum(file.stat().st_size for file in files if file.exists())
+    for file in files:
+        file.unlink(missing_ok=True)
+    return size

@@ -1,0 +1,51 @@
+"""The specification and the environment that every process of a learner is started with."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from learner.config.cpu_affinity import threads_of
+from learner.config.learner import LearnerConfig
+from weight_sync.config import WeightSyncConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class LearnerSpec:
+    """Settings and inputs of a learner, the same for all of its ranks."""
+
+    config: LearnerConfig
+    model_path: str
+    """Model folder or hub name: the tokenizer, and the weights unless there is a checkpoint."""
+    seed: int
+    """Of everything random in a rank; a checkpoint restores the random state."""
+    steps: int
+    """Batches of the whole run, which the learning rate is scheduled over."""
+    temperature: float = 1.0
+    """Sampling temperature of the actors."""
+    checkpoint: str | None = None
+    """Folder of a checkpoint to go on from exactly."""
+    version: int = 0
+    """Version of the weights to begin with: that of the checkpoint."""
+    last_version: int | None = None
+    """Version to stop at; None: `steps`."""
+    checkpoints: str = "checkpoints"
+    """Folder of all checkpoints."""
+    weight_sync: WeightSyncConfig = field(default_factory=WeightSyncConfig)
+
+
+KEEP_FREED_MEMORY: Mapping[str, str] = {
+    "MALLOC_ARENA_MAX": "1",
+    "MALLOC_MMAP_MAX_": "0",
+    "MALLOC_TRIM_THRESHOLD_": str(10**11),
+    "MALLOC_TOP_PAD_": str(256 * 2**20),
+}
+"""Environment that has glibc keep freed memory in one heap for all threads, on a CPU.
+
+Tensors of a step are as large as those of the last one. By default glibc maps large ones anew each
+time, and the kernel fills every page with zeros first: a tenth of a step of 60 M parameters. GPUs
+have an allocator of their own."""
+
+
+def environment(config: LearnerConfig) -> dict[str, str]:
+    """Return the environment variables of a rank's process, which are read when it starts."""
+    variables = {"OMP_NUM_THREADS": str(threads_of(config))}
+    return variables if config.gpus else {**variables, **KEEP_FREED_MEMORY}
