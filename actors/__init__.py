@@ -1,4 +1,4 @@
-"""What generates: prompt sources, engines, environments, rewards, and the worker that joins them.
+"""Rollouts: prompt sources, engines, environments, rewards, and the worker that joins them.
 
 Importing the package, or `actors.config`, loads no engine, tokenizer or task library.
 """

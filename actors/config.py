@@ -28,16 +28,16 @@ class RewardModelConfig(_Section):
     """How the scores of several models become one: the smallest, their mean, or their mean less
     `uncertainty` times their variance (Coste et al. 2023)."""
     uncertainty: float = Field(default=0.5, ge=0)
-    """λ: what a unit of variance between the models costs under `uwo`."""
+    """λ: factor of the variance between the models under `uwo`."""
     standardise: bool = True
-    """Give each model's scores mean 0 and standard deviation 1 on the held-out pairs, the same for
-    all, as its folder says: their scales differ by chance."""
+    """Scale the scores of every model to mean 0 and standard deviation 1 on the held-out pairs, by
+    the figures in its folder: otherwise their scales differ by chance."""
     batch_size: int = Field(default=32, ge=1)
-    """Most texts of one padded batch."""
+    """Most texts in one padded batch."""
     max_wait_ms: float = Field(default=5.0, ge=0)
     """Longest that a text waits for others to share its batch."""
     dtype: Literal["float32", "bfloat16"] = "float32"
-    """What the models compute in; in bfloat16 a score depends on its batch by rounding."""
+    """Type that the models compute in; in bfloat16, rounding depends on the batch of a text."""
     cores: Cores | None = None
     """CPU cores, as "1" or "2-5,8"; torch uses as many threads. None: one thread anywhere."""
     gpus: float = Field(default=0.0, ge=0)
@@ -45,17 +45,17 @@ class RewardModelConfig(_Section):
 
 
 class OverlongConfig(_Section):
-    """Soft punishment of rollouts that come close to their limit (DAPO).
+    """Soft penalty on rollouts that come close to their length limit (DAPO).
 
     The limit is actors.max_new_tokens, or what the context has left after the prompt.
     """
 
     buffer: int | None = Field(default=None, ge=1)
-    """Tokens before the limit over which the punishment grows from 0 to `factor`."""
+    """Tokens before the limit over which the penalty grows from 0 to `factor`."""
     share: float | None = Field(default=None, gt=0, le=1)
     """The buffer as a share of the limit, instead."""
     factor: float = Field(default=1.0, gt=0)
-    """What a rollout that reaches the limit loses."""
+    """Penalty of a rollout that reaches the limit."""
 
     @model_validator(mode="after")
     def _one_buffer(self) -> Self:
@@ -67,7 +67,7 @@ class OverlongConfig(_Section):
         return self
 
     def tokens(self, limit: int) -> int:
-        """The buffer in tokens, at least 1."""
+        """Return the buffer in tokens, at least 1."""
         return self.buffer or max(1, round((self.share or 0) * limit))
 
 
@@ -84,7 +84,7 @@ class ActorsConfig(_Section):
     environment_options: dict[str, Any] = {}
     """Keyword arguments of the environment; of `tools` those of `ToolOptions`."""
     environment_timeout_seconds: float = Field(default=300.0, gt=0)
-    """Deadline of each answer of the environment; past it the rollout has failed."""
+    """Deadline of each answer of the environment; past it the rollout fails."""
     max_turns: int = Field(default=32, ge=1)
     """Most messages of the policy in one rollout; it is cut off where the environment would go on.
     """
@@ -94,15 +94,15 @@ class ActorsConfig(_Section):
     where the environment gives all of it. A dotted path is "module:function" of
     score(prompt, completion, answer, metadata) -> float | dict[str, float]."""
     heldout_reward: tuple[str, ...] | None = None
-    """Likewise, of held-out rollouts; None takes `reward`."""
+    """Rewards of held-out rollouts, in the same form; None takes `reward`."""
     reward_options: dict[str, dict[str, Any]] = {}
     """Keyword arguments of rewards by name, as { regex = { pattern = "…" } }."""
     reward_weights: dict[str, float] = {}
-    """Factors of rewards by name, 1 where there is none. The parts of a rollout are recorded
-    without them: learner.advantage = "gdpo" weighs parts by its own option."""
+    """Factors of rewards by name; 1 for the others. The parts of a rollout are recorded without
+    factors: learner.advantage = "gdpo" weighs parts by its own option."""
 
     temperature: float = Field(default=1.0, gt=0)
-    """Of training rollouts. The learner divides its logits by it too."""
+    """Temperature of training rollouts. The learner divides its logits by it too."""
     top_p: float = Field(default=1.0, gt=0, le=1)
     """Sample from the most probable tokens that reach this mass; 1 is the whole distribution."""
     top_k: int = Field(default=-1, ge=-1)
@@ -117,27 +117,27 @@ class ActorsConfig(_Section):
     """Rollouts that one engine generates at once; at least prompts.group_size, and one more with
     greedy_baseline."""
     overlong: OverlongConfig | None = None
-    """Punish training rollouts softly that come close to their limit; None: do not."""
+    """Soft penalty on training rollouts that come close to their limit; None: no penalty."""
     missing_eos_penalty: float = Field(default=0.0, ge=0)
-    """What a training rollout loses that the policy did not end itself."""
+    """Penalty of a training rollout that the policy did not end itself."""
     greedy_baseline: bool = False
     """Generate one more rollout for every training group, greedily by the same weights: it is
     scored and not trained, and its reward is the baseline of ReMax."""
     reward_timeout_seconds: float = Field(default=30.0, gt=0)
-    """Deadline of each reward of a rollout; past it the rollout has failed."""
+    """Deadline of each reward of a rollout; past it the rollout fails."""
     code_execution: Literal["off", "sandbox"] = "off"
-    """Whether the reward `code` and the tool `python` may run the programs that a model writes, in
-    a sandbox; where the machine allows none, the run is refused."""
+    """Allow the reward `code` and the tool `python` to run programs that a model writes, in a
+    sandbox; without one on the machine, the run is refused."""
     reward_processes: int = Field(default=2, ge=1)
     """Processes of each actor that call rewards at once; while some calls are slow, up to eight
     times as many."""
     reward_memory_gib: float = Field(default=4.0, gt=0)
-    """Private memory of such a process; a reward that needs more has failed its rollout."""
+    """Private memory of such a process; a reward that needs more fails its rollout."""
     rollout_timeout_seconds: float = Field(default=1800.0, gt=0)
-    """Deadline of a whole rollout, rewards included; past it the rollout has failed."""
+    """Deadline of a whole rollout, rewards included; past it the rollout fails."""
 
     dtype: Literal["float32", "bfloat16", "auto"] = "auto"
-    """What the engine computes in; `auto` is what the model folder says, float32 included."""
+    """Type that the engine computes in; `auto` takes that of the model folder, float32 included."""
     float32_head: bool = False
     """Let the engine form logits in float32 where the model is bfloat16, as learner.float32_head
     does in the learner; ScaleRL wants both."""
@@ -160,7 +160,7 @@ class ActorsConfig(_Section):
     scripted_options: dict[str, Any] = {}
     """Keywords of the scripted engine, such as tokens_per_second and median_length."""
     reward_model: RewardModelConfig = RewardModelConfig()
-    """Of the reward `reward_model`."""
+    """Settings of the reward `reward_model`."""
 
     @field_validator("reward", "heldout_reward")
     @classmethod
@@ -187,10 +187,10 @@ class ActorsConfig(_Section):
 
     @model_validator(mode="after")
     def _something_rewards(self) -> Self:
-        given = (
+        rewards = (
             self.reward if self.heldout_reward is None else (self.reward and self.heldout_reward)
         )
-        if not given and self.environment in ("single_turn", "tools"):
+        if not rewards and self.environment in ("single_turn", "tools"):
             raise ValueError(
                 f'with actors.environment = "{self.environment}" actors.reward must name at least '
                 "one reward; other environments may give all of it by themselves"
@@ -200,11 +200,11 @@ class ActorsConfig(_Section):
     @model_validator(mode="after")
     def _rewards_are_used(self) -> Self:
         used = (*self.reward, *(self.heldout_reward or ()))
-        for setting, given in (
+        for setting, values in (
             ("reward_options", self.reward_options),
             ("reward_weights", self.reward_weights),
         ):
-            unused = sorted(given.keys() - set(used))
+            unused = sorted(values.keys() - set(used))
             if unused:
                 raise ValueError(
                     f"actors.{setting} names {', '.join(unused)}, which is no reward of this "
@@ -229,7 +229,7 @@ class ActorsConfig(_Section):
         if self.max_model_len is not None and self.max_model_len <= self.max_new_tokens:
             raise ValueError(
                 f"actors.max_model_len = {self.max_model_len} must exceed actors.max_new_tokens = "
-                f"{self.max_new_tokens}: the prompt needs room too"
+                f"{self.max_new_tokens}: the prompt needs space too"
             )
         buffer = self.overlong.tokens(self.max_new_tokens) if self.overlong else 0
         if buffer > self.max_new_tokens:
@@ -245,12 +245,12 @@ class ActorsConfig(_Section):
 
     @property
     def asks_reward_models(self) -> bool:
-        """Whether a reward needs the process of the reward models."""
+        """True if a reward needs the process of the reward models."""
         return "reward_model" in (*self.reward, *(self.heldout_reward or ()))
 
 
 class PromptsConfig(_Section):
-    """Where prompts come from, and how many make a batch."""
+    """The source of prompts, and the size of a batch."""
 
     source: str
     """`files`, `datasets:NAME`, `mixture`, `lettered_chain_sum`, `tiny:TASK`, `reasoning_gym:TASK`,
@@ -259,7 +259,7 @@ class PromptsConfig(_Section):
     """Keywords of the source: of `files` path, heldout_path and how rows are read, of `mixture` its
     parts, of reasoning-gym the task's, or the level of its curriculum."""
     max_tokens: int | None = Field(default=None, ge=1)
-    """Prompts with more tokens, as the chat template writes them, are left out, held-out ones too.
+    """Prompts with more tokens, as the chat template renders them, are left out, held-out ones too.
     None leaves out none; one that is longer than the context then ends the run before it begins."""
     groups_per_batch: int = Field(default=16, ge=1)
     """B: groups that are trained at one version."""
@@ -269,7 +269,7 @@ class PromptsConfig(_Section):
     """Share of a group that may pass before its prompt is mastered: from there on the prompt is not
     issued again in later epochs. None issues every prompt in every epoch."""
     pass_threshold: float = 1.0
-    """Reward from which a rollout passes, its punishments for length left out."""
+    """Reward from which a rollout passes, without penalties for its length."""
 
     @field_validator("source")
     @classmethod
@@ -281,8 +281,8 @@ class HeldoutConfig(_Section):
     """Evaluation on problems that are never trained."""
 
     source: str | None = None
-    """As prompts.source; None takes the held-out problems of the training source, which it then
-    never draws."""
+    """As prompts.source; None takes the held-out problems of the training source, which then never
+    draws them for training."""
     source_options: dict[str, Any] = {}
     """Keywords of `source`; empty takes prompts.source_options."""
     size: int = Field(default=500, ge=1)
@@ -294,15 +294,15 @@ class HeldoutConfig(_Section):
     sampled: bool = False
     """Evaluate at actors.temperature too, not only greedily."""
     samples: int = Field(default=1, ge=1)
-    """Of each problem at actors.temperature; several (k) also give pass@k, the mean over the
-    problems of the best of their k rewards."""
+    """Rollouts of each problem at actors.temperature; several (k) also give pass@k, the mean over
+    the problems of the best of their k rewards."""
 
     pinned: bool = False
     """Let the last actor do nothing but evaluate, and take no new version before it is done: all
     rollouts of a score are of one version, and the other actors go on with training. It needs
     actors.count of 2 or more. Else all actors evaluate, and may take new versions meanwhile."""
     pinned_seconds: float = Field(default=600.0, gt=0)
-    """Longest that a new version waits for that; past it the rest is evaluated with newer ones,
+    """Longest that a new version waits for that; past it the rest is evaluated with newer versions,
     and the score names all of them."""
 
     @model_validator(mode="after")

@@ -82,7 +82,7 @@ def create_actor(spec: ActorSpec, **options: Any) -> Any:
 
 
 @dataclass(frozen=True, slots=True)
-class _Parts:
+class ActorParts:
     """The parts of an actor once it is built."""
 
     engine: RolloutEngine
@@ -101,7 +101,7 @@ class RolloutActor:
         self._statistics = ActorStatistics(engine_id_of(spec.index))
         self._pool = RewardPool(spec.config.reward_processes, spec.config.reward_memory_gib)
         self._stop = asyncio.Event()
-        self._parts: _Parts | None = None
+        self.parts: ActorParts | None = None
         self._works = False
         self._title: asyncio.Task[Never] | None = None
 
@@ -111,7 +111,7 @@ class RolloutActor:
     def _state(self) -> str:
         """Describe what it does, for the title of its process."""
         version, running = self._statistics.version, self._statistics.occupancy.running
-        if self._parts is None:
+        if self.parts is None:
             doing = "loads the model"
         elif version is None:
             doing = "waits for its first weights"
@@ -132,7 +132,7 @@ class RolloutActor:
         await parts.engine.start()
         gc.collect()
         gc.freeze()  # collecting what was loaded again would take most of a second
-        self._parts = parts
+        self.parts = parts
 
     async def run(self) -> None:
         """Follow the weights and work until `stop`, or until the run is over.
@@ -142,9 +142,9 @@ class RolloutActor:
             QueuesError: The broker is gone.
             WeightSyncError: The engine cannot take the weights, or was left in an unknown state.
         """
-        if self._parts is None:
-            raise ActorsError(f"{self._statistics.engine_id} was told to run before it had started")
-        parts, self._works = self._parts, True
+        if self.parts is None:
+            raise ActorsError(f"{self._statistics.engine_id} must be started before it runs")
+        parts, self._works = self.parts, True
         try:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(parts.receiver.run(self._stop))
@@ -166,7 +166,7 @@ class RolloutActor:
             ActorsError: The actor receives weights in another way.
             WeightSyncError: As the method raises it.
         """
-        receiver = self._parts and self._parts.receiver
+        receiver = self.parts and self.parts.receiver
         if not isinstance(receiver, DirectReceiver):
             raise ActorsError(f"{self._statistics.engine_id} takes no weights directly")
         calls: dict[str, Callable[..., Awaitable[int | None]]] = {
@@ -187,8 +187,8 @@ class RolloutActor:
         Returns when they are saved; the engine may still be running.
         """
         self._stop.set()
-        if self._works and self._parts is not None:
-            await self._parts.worker.left.wait()
+        if self._works and self.parts is not None:
+            await self.parts.worker.left.wait()
 
     def _serve_metrics(self) -> None:
         host = self._spec.metrics_host
@@ -201,7 +201,7 @@ class RolloutActor:
         port = serve([ActorMetrics(self._statistics), *engine], host=host)
         self._statistics.metrics = public_address(host, port, ray.util.get_node_ip_address())
 
-    def _build(self) -> _Parts:
+    def _build(self) -> ActorParts:
         """Build everything but the running engine; blocks while it reads the model folder."""
         spec, config = self._spec, self._spec.config
         rewards = build_rewards(
@@ -224,7 +224,7 @@ class RolloutActor:
             purpose=spec.purpose,
             pinned_seconds=spec.pinned_seconds,
         )
-        return _Parts(engine, worker, self._receiver(engine, worker))
+        return ActorParts(engine, worker, self._receiver(engine, worker))
 
     def _receiver(self, engine: Any, worker: RolloutWorker) -> Receiver | DirectReceiver:
         """Make the receiver of the engine's weights."""

@@ -1,8 +1,7 @@
-"""Reward models as a process of Ray, and the client that rollout actors ask.
+"""Reward models in a Ray actor, and the client that rollout actors call.
 
-The process keeps nothing but the models, so that Ray itself makes it again when it dies: every life
-loads them when it is first asked, and scores whose answer was lost are asked for again. Who counts
-its deaths is `deploy.driver.reward_model_supervisor`.
+The actor has no state but the models, so Ray restarts it when it dies: it loads them at the first
+call, and calls whose answer was lost are repeated. The driver's supervisor counts the restarts.
 """
 
 import asyncio
@@ -24,7 +23,7 @@ MAX_CONCURRENCY = 10_000
 def create_reward_model(
     paths: Sequence[str], config: RewardModelConfig, *, timeout: float, **options: Any
 ) -> "RewardModelClient":
-    """Starts the process of the reward models on the cluster; it has yet to load them.
+    """Start the process of the reward models on the cluster; `start` loads them.
 
     Args:
         paths: Local folders or hub names.
@@ -45,7 +44,7 @@ def create_reward_model(
 
 
 class RewardModelActor:
-    """The process; arguments as `load_reward_models`, which the constructor only keeps."""
+    """The Ray actor; arguments as in `load_reward_models`, which the first call runs."""
 
     def __init__(self, paths: Sequence[str], config: RewardModelConfig) -> None:
         self._paths, self._config = paths, config
@@ -56,19 +55,19 @@ class RewardModelActor:
         return NAME
 
     async def start(self) -> None:
-        """Loads the models.
+        """Load the models.
 
         Raises:
-            InputError: One cannot be used.
+            InputError: A model cannot be used.
         """
         await self._loaded()
 
     async def score(self, prompt: str, completion: str) -> float:
-        """See `Judge.score`."""
+        """See `TextScorer.score`."""
         return await (await self._loaded()).score(prompt, completion)
 
     async def live(self) -> NoReturn:
-        """Never returns: who waits for it learns of the death of the process."""
+        """Never return: a call fails when the process dies."""
         while True:
             await asyncio.Event().wait()
 
@@ -82,34 +81,34 @@ class RewardModelActor:
 
 
 class RewardModelClient:
-    """The reward models from any process of the cluster (a `Judge`); can be sent to others."""
+    """A client of the reward models (a `TextScorer`); can be sent to other processes."""
 
     def __init__(self, actor: Any, *, timeout: float) -> None:
         self._actor, self._timeout = actor, timeout
 
     @property
     def handle(self) -> Any:
-        """Of the process in Ray, over all its lives."""
+        """The Ray handle, which restarts do not change."""
         return self._actor
 
     async def start(self, *, again: bool = False) -> None:
-        """Loads the models; the caller sets the deadline.
+        """Load the models; the caller sets the deadline.
 
         Args:
-            again: Wait for the process to come back, however often it has to be made.
+            again: Wait for the process to come back, after any number of restarts.
 
         Raises:
-            InputError: One cannot be used.
+            InputError: A model cannot be used.
             RayError: The process died.
         """
         await self._actor.start.options(max_task_retries=-1 if again else 0).remote()
 
     async def score(self, prompt: str, completion: str) -> float:
-        """See `Judge.score`; asks again where the process died and came back in time."""
-        ask = self._actor.score.options(max_task_retries=-1)
+        """See `TextScorer.score`; repeats the call if the process restarts in time."""
+        call = self._actor.score.options(max_task_retries=-1)
         try:
             async with asyncio.timeout(self._timeout):
-                return float(await ask.remote(prompt, completion))
+                return float(await call.remote(prompt, completion))
         except RayTaskError as error:
             if isinstance(error.cause, ActorsError):
                 raise error.cause from error
@@ -120,7 +119,7 @@ class RewardModelClient:
             raise RewardModelLost(f"{NAME} gave no score within {self._timeout:g} s") from error
 
     async def live(self) -> None:
-        """Waits for the death of the process, which is made again meanwhile.
+        """Wait for the death of the process, which Ray restarts.
 
         Raises:
             RayError: It died.
@@ -128,5 +127,5 @@ class RewardModelClient:
         await self._actor.live.remote()
 
     def stop(self) -> None:
-        """Ends the process for good."""
+        """End the process for good."""
         ray.kill(self._actor)

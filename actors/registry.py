@@ -87,10 +87,10 @@ class Registry:
 SOURCES = Registry(
     "prompts.source",
     "module:Class",
-    Entry("files", "sources.files:FileSource", "rows of a JSONL, Parquet or Arrow file"),
+    Entry("files", "sources.files:file_source", "rows of a JSONL, Parquet or Arrow file"),
     Entry(
         "datasets:NAME",
-        "sources.hub_dataset:DatasetSource",
+        "sources.hub_dataset:dataset_source",
         "a data set of Hugging Face's `datasets`, by name or from a folder",
     ),
     Entry("mixture", "sources.mixture:Mixture", "several sources, by weights that may change"),
@@ -111,7 +111,7 @@ SOURCES = Registry(
     ),
     Entry(
         "verifiers:ID",
-        "sources.verifiers_source:VerifiersSource",
+        "sources.verifiers_source:verifiers_source",
         "the data set of an environment of the library verifiers",
     ),
 )
@@ -191,9 +191,7 @@ REWARDS = Registry(
     ),
     Entry("code", "rewards.code:code", "1 where a program passes the prompt's tests, sandboxed"),
     Entry(
-        "reward_model",
-        "rewards.learned:LearnedReward",
-        "the score of one reward model or several",
+        "reward_model", "rewards.learned:LearnedReward", "the score of one reward model or several"
     ),
     Entry("llm_judge", "rewards.llm_judge:LlmJudge", "the mark that a language model gives"),
 )

@@ -28,7 +28,7 @@ from deploy.driver.scrape_targets import Targets, create_exporter
 from deploy.errors import RunFailed
 from deploy.observability.stack_dumps import is_placed
 from deploy.observability.trackers import Trackers
-from deploy.observability.watchdog import Watchdog
+from deploy.observability.watchdog import Watchdog, WatchedRun
 from deploy.runtime.signals import Interrupts
 from queues.errors import QueuesError
 from queues.readers.accounting import newest_checkpoint
@@ -75,11 +75,13 @@ class Run:
             self.context.directory,
             self.context.console,
             self.context.record,
-            status=lambda: broker.status(after=self.context.config.steps),
-            learner_paused=self.processes.learner.paused,
-            actors=lambda: {a.name: health for a in actors if (health := a.health) is not None},
-            handles=self.processes.handles,
-            save=self.save,
+            WatchedRun(
+                status=lambda: broker.status(after=self.context.config.steps),
+                learner_paused=self.processes.learner.paused,
+                actors=lambda: {a.name: health for a in actors if (health := a.health) is not None},
+                handles=self.processes.handles,
+                save=self.save,
+            ),
         )
 
     async def run(self) -> None:

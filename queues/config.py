@@ -1,10 +1,39 @@
-"""Section `[queues]` of a recipe. Imports neither pyarrow nor Ray: `headway validate` loads it."""
+"""Section `[queues]` of a recipe, and what else the broker is given of a run.
 
+This module imports neither pyarrow nor Ray: `headway validate` loads it.
+"""
+
+from dataclasses import dataclass
 from typing import Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from queues.errors import InputError
 from queues.policy.admission import OnOverdue
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunSpec:
+    """Sizes and prompt rules of one run, which the broker needs beside `[queues]`."""
+
+    groups_per_batch: int
+    """B."""
+    group_size: int
+    """G, rollouts per group."""
+    steps: int
+    """Batches to train."""
+    greedy_baseline: bool = False
+    """Generate one greedy rollout beside every train group, as a baseline."""
+    pass_rate_cap: float | None = None
+    """Pass rate from which a prompt is not issued again (`queues.policy.prompt_retirement`); None
+    is no cap."""
+    pass_threshold: float = 1.0
+    """Task reward from which a rollout passes."""
+
+    def __post_init__(self) -> None:
+        """Refuse empty groups; `Bounds` checks batches and steps."""
+        if self.group_size < 1:
+            raise InputError(f"group_size = {self.group_size} must be at least 1")
 
 
 class QueuesConfig(BaseModel):
@@ -15,31 +44,31 @@ class QueuesConfig(BaseModel):
     )
 
     max_staleness: int = Field(default=2, ge=0)
-    """η: the largest lag, in policy versions, of a token that is trained. 0 is synchronous
-    training. It is also the back-pressure: at most (η + 1) · groups_per_batch groups are live."""
+    """η: the largest lag, in policy versions, of a trained token. 0 is synchronous training. It is
+    also the back-pressure: at most (η + 1) · groups_per_batch groups are live."""
     window: int | None = Field(default=None, ge=1)
-    """Groups that may be live at once: leased, ready or being trained; never more than the above.
-    A window that is full of ready results makes every group wait until its deadline, and the
-    learner wait for those that take long. None: one batch in training, one in the making or what
-    all engines hold at once, and a quarter of a batch."""
+    """Groups that may be live at once: leased, ready or being trained; at most the number above. A
+    window that is full of ready results makes every group wait until its deadline, and the learner
+    wait for long rollouts. None: one batch in training, one being generated or as much as all
+    engines hold at once, and a quarter of a batch."""
     on_overdue: OnOverdue = "wait"
-    """What the learner does about a straggler that is due. `wait`: it waits, so that nothing is
-    discarded and no token exceeds `max_staleness`. The others train without it. `drop`: it is
-    aborted and its prompt issued anew, which favours short answers. `mask`: it is trained when it
-    is ready, less the tokens that exceed `max_staleness`. `train`: it is trained whole when it is
-    ready, beyond `max_staleness`."""
+    """Treatment of a group that is due and not ready. `wait`: the learner waits for it, so that
+    nothing is discarded and no token exceeds `max_staleness`. Otherwise it trains without the
+    group. `drop`: the group is aborted and its prompt issued anew, which favours short answers.
+    `mask`: it is trained when it is ready, less the tokens that exceed `max_staleness`. `train`: it
+    is trained whole when it is ready, beyond `max_staleness`."""
     ess_target: float | None = Field(default=None, gt=0, lt=1)
-    """Effective sample size, as a fraction of a batch's tokens, that is held: while it is less, new
-    groups get an earlier deadline, down to synchronous training, and while it is more a later one,
-    up to `max_staleness`. None: the deadline is always `max_staleness`."""
+    """Set point of the effective sample size, as a fraction of a batch's tokens. Below it, new
+    groups get an earlier deadline, down to synchronous training; above it a later deadline, up to
+    `max_staleness`. None: the deadline is always `max_staleness`."""
     ess_batches: int = Field(default=4, ge=1)
-    """With ess_target: batches that each decision is made of, since one batch's is noisy."""
+    """With ess_target: batches for each decision, since the figure of one batch is noisy."""
     filter_tied: bool = False
     """Dynamic sampling: drop a group whose rollouts all earned the same task reward, since it holds
     no signal, and generate another in its place."""
     max_filtered_batches: int = Field(default=10, ge=1)
-    """With filter_tied: groups that may be dropped for one batch, in batches. After that many tied
-    groups are trained, on nothing, rather than the batch is waited for without end."""
+    """With filter_tied: largest number of groups dropped for one batch, in batches. Further tied
+    groups are trained, without effect, so that the batch does not wait for ever."""
     allow_uncorrected: bool = False
     """Allow max_staleness > 0 with a loss that corrects for neither staleness nor the engine."""
     lease_seconds: float = Field(default=60.0, gt=0)
@@ -47,17 +76,16 @@ class QueuesConfig(BaseModel):
     heartbeat_seconds: float = Field(default=5.0, gt=0)
     """How often a worker renews its leases."""
     patience_seconds: float = Field(default=0.25, ge=0)
-    """How long an engine that serves an older version than the learner's is given no training
-    groups after a batch: one that takes the new version meanwhile starts them a version later, and
-    so with a later deadline. Longer than a weight update, shorter than a step."""
+    """Time after a batch in which an engine that serves an older version than the learner's gets no
+    training groups: once it has the new version it starts them a version later, and so with a later
+    deadline. Should be longer than a weight update and shorter than a step."""
     max_attempts: int = Field(default=3, ge=1)
-    """Attempts of a group that may fail, a lost lease included, before it counts as failed and its
-    prompt is set aside: later epochs of the source skip it. An engine or reward models that died
-    are not held against it."""
+    """Failed attempts, lost leases included, after which a group counts as failed and later epochs
+    of the source skip its prompt. Attempts whose engine or reward models died do not count."""
     retry_seconds: float = Field(default=1.0, ge=0, le=3600)
-    """How long a group whose attempt failed waits for its next lease; doubled with every further
-    failure, up to 32 times this. Others are leased meanwhile. Again without a wait: attempts whose
-    engine or reward models died, and evaluations, which one version is to answer."""
+    """Wait of a group whose attempt failed for its next lease; doubled with every further failure,
+    up to 32 times this. Other groups are leased meanwhile. There is no wait after an attempt whose
+    engine or reward models died, nor for evaluations, which one version is to answer."""
     queued_batches: int = Field(default=2, ge=1)
     """Batches of prompts kept waiting for their first lease."""
     synchronous: Literal["full", "normal"] = "full"
@@ -68,8 +96,8 @@ class QueuesConfig(BaseModel):
     segment_bytes: int = Field(default=256 * 2**20, ge=1)
     """A journal segment that has reached this size is closed and the next one begun."""
     keep_rollouts: Literal["all", "needed"] = "all"
-    """Which rollouts the journal keeps: all of them, for `headway replay` and `inspect --parquet`,
-    at 13 bytes a token; or only segments that a rollback to a checkpoint could need."""
+    """Rollouts that the journal keeps: `all`, for `headway replay` and `inspect --parquet`, at 13
+    bytes a token; or only the segments that a rollback to a checkpoint could need."""
 
     @model_validator(mode="after")
     def _leases_outlive_heartbeats(self) -> Self:

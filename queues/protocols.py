@@ -1,7 +1,11 @@
-"""The broker as its three kinds of callers see it.
+"""The broker's contract with its three kinds of callers.
 
-`Broker` (in this process) and `BrokerClient` (over Ray) satisfy all three; one contract test-suite
-runs against both. Every `timeout` is in seconds and ends a long poll without an error.
+`queues.broker.broker.Broker` (in this process) and `queues.ray_broker.BrokerClient` (over Ray)
+satisfy all three protocols; one contract test suite runs against both. Every `timeout` is in
+seconds and ends a long poll without an error.
+
+After the broker is closed every call raises QueueClosed, and after a failed commit LedgerError;
+only `cursor`, which reads memory, still answers.
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,68 +15,182 @@ from queues.records import Batch, Evaluation, Lease, Prompt, Purpose, PutStatus
 
 
 class PromptFeed(Protocol):
-    """What the feeder of prompts calls."""
+    """The calls of the feeder of prompts."""
 
     async def prompts_wanted(self, timeout: float) -> int:
-        """How many train prompts to issue now; 0 at the timeout."""
+        """Return how many train prompts to issue now; long-polls, 0 at the timeout.
+
+        This fills the prompt queue, and never exceeds what the remaining steps can train.
+
+        Raises:
+            QueueClosed: No prompt will be wanted any more.
+        """
 
     async def issue(self, prompts: Sequence[Prompt], *, cursor: str, last: bool = False) -> None:
-        """Queue prompts for training, in one transaction with the source's cursor."""
+        """Queue prompts for training, in one transaction with the source's cursor.
+
+        Args:
+            prompts: Each becomes a group, unless it is retired or failed before. Once a whole epoch
+                is skipped that way, the source counts as ended.
+            cursor: Position of the source after these prompts.
+            last: The source has ended; only then may the last batch be short. If that ends training
+                before its last step, evaluations of versions that were not reached end without a
+                score, all their prompts failed.
+
+        Raises:
+            InputError: Metadata that is not JSON, or with a pass-rate cap an id without an epoch.
+            ProtocolError: The last prompts were issued before.
+        """
 
     async def cursor(self) -> str | None:
-        """The cursor of the last `issue`."""
+        """Return the cursor of the last `issue`; None before the first."""
 
     async def evaluate(
         self, name: str, prompts: Sequence[Prompt], *, temperature: float, min_version: int
     ) -> None:
-        """Queue an evaluation."""
+        """Queue an evaluation; a name that exists already is left as it is.
+
+        Every prompt is sampled once, or as often as it is given, ahead of training, by engines that
+        serve `min_version` or later. Queue the evaluation of the last version before the last
+        `ack`: without work left to generate, the run is over then and the workers leave.
+
+        Raises:
+            InputError: No prompts, or `min_version` is after the last step.
+            QueueClosed: The run is over.
+        """
 
     async def evaluation(self, name: str, timeout: float) -> Evaluation | None:
-        """The outcome; None while unfinished at the timeout."""
+        """Return the outcome of an evaluation; long-polls, None if unfinished at the timeout.
+
+        Raises:
+            ProtocolError: No evaluation of this name was queued.
+        """
 
 
 class WorkQueue(Protocol):
-    """What a rollout worker calls, and its supervisor once it is gone."""
+    """The calls of a rollout worker, and of its supervisor once the worker is gone."""
 
     async def serving(self, engine_id: str, version: int) -> None:
-        """The engine now samples from this policy version."""
+        """Report that the engine samples from this policy version from now on.
+
+        Raises:
+            ProtocolError: The engine reported a later version before.
+        """
 
     async def lease(
-        self, engine_id: str, room: int, timeout: float, purpose: Purpose | None = None
+        self, engine_id: str, capacity: int, timeout: float, purpose: Purpose | None = None
     ) -> list[Lease]:
-        """Groups to generate, of at most `room` rollouts together; empty at the timeout."""
+        """Lease groups to generate; long-polls, empty at the timeout.
+
+        Evaluations come first, then what admission allows at the version that the engine last
+        reported. An engine that has reported none gets nothing.
+
+        Args:
+            engine_id: The engine that generates them.
+            capacity: Largest number of rollouts of all leased groups together: an evaluation takes
+                1, a train group `Lease.capacity`.
+            timeout: Seconds.
+            purpose: Lease only groups of this purpose; None leases groups of either.
+
+        Raises:
+            QueueClosed: The run is over.
+        """
 
     async def heartbeat(
         self, engine_id: str, held: Sequence[tuple[str, int]]
     ) -> list[tuple[str, int]]:
-        """Renew leases (group id, attempt); returns those that are lost and must be aborted."""
+        """Renew leases, given as (group id, attempt); return those that are lost: abort them."""
 
     async def put(self, engine_id: str, payload: bytes) -> PutStatus:
-        """Deliver a finished group, made by `queues.schema.encode`; durable when accepted."""
+        """Deliver a finished group, made by `queues.schema.encode`.
+
+        An accepted group is durable before the answer, and no second result of it is ever accepted.
+        Evaluation groups are scored and not kept. Train groups without a signal are kept but, with
+        `filter_tied`, not trained.
+
+        Raises:
+            SchemaError: The payload breaks the schema, or is not what was leased; the lease stays.
+            ProtocolError: The group was never issued.
+        """
 
     async def save(self, engine_id: str, payload: bytes) -> None:
-        """Keep what there is of a group without a result, for whoever leases it next."""
+        """Save the sampled tokens of a group that has no result yet, replacing earlier ones.
+
+        The next lease of the group carries them if they still fit (`queues.state.partial_groups`).
+        Does nothing if the caller does not hold the lease, or the group is of an evaluation.
+
+        Args:
+            engine_id: Holder of the lease.
+            payload: Made by `queues.schema.encode`, with at least one sampled token; unfinished
+                rollouts are `aborted`.
+
+        Raises:
+            SchemaError: The payload breaks the schema.
+        """
 
     async def fail(
         self, engine_id: str, group_id: str, attempt: int, *, reason: str, error: str
     ) -> None:
-        """Give a group back."""
+        """Return a group that could not be generated: it is redelivered, or failed for good.
+
+        It fails after `max_attempts`. Before its next lease it waits, unless the reason is the loss
+        of the reward models. Does nothing if the caller does not hold the lease.
+        """
 
     async def release(self, engine_id: str) -> int:
-        """Take back every lease of an engine that is gone; returns how many it held."""
+        """Take back all leases of an engine that is gone, and forget the version it served.
+
+        The groups are redelivered first; results of the old leases are fenced, and open `lease`
+        calls of the engine end empty. A successor of the same name begins with `serving`.
+
+        Returns:
+            Number of leases that the engine held.
+
+        Raises:
+            QueueClosed: The run is over, so no successor is needed.
+        """
 
 
 class BatchQueue(Protocol):
-    """What the learner calls."""
+    """The calls of the learner."""
 
     async def take(self, version: int, timeout: float) -> Batch | None:
-        """The batch to train at `version`; the same one when asked again; None at the timeout."""
+        """Return the batch to train at `version`; long-polls, None at the timeout.
+
+        Its composition is recorded before the answer: the same call returns the same batch again,
+        also after a restart.
+
+        Raises:
+            QueueClosed: That batch will never come.
+            ProtocolError: Another batch is due.
+        """
 
     async def ack(self, version: int, statistics: Mapping[str, Any]) -> None:
-        """The batch is trained: the learner is at version + 1."""
+        """Acknowledge that the batch is trained: the learner is at version + 1.
+
+        Repeating it changes nothing. Weights that differ from the first time, as they may where
+        kernels are not deterministic, are counted.
+
+        Args:
+            version: Version that the batch was trained at.
+            statistics: JSON values, kept in the ledger. The broker adds the number of groups that
+                were left out of training or trained late so far, where that is possible, and the
+                state of the staleness controller, which reads `ess`.
+
+        Raises:
+            InputError: The statistics are not JSON.
+            ProtocolError: That batch is not taken.
+            AccountingError: The states of the groups do not add up any more.
+        """
 
     async def commit_checkpoint(self, version: int, path: str) -> None:
-        """A checkpoint of `version` is complete at `path`, relative to the run's folder."""
+        """Record a checkpoint that is complete on disk.
+
+        Args:
+            version: Number of batches trained in it.
+            path: Its folder, relative to the run's, so that a run that is moved or copied keeps its
+                checkpoints; an absolute path is kept as it is.
+        """
 
     async def cursor(self) -> str | None:
-        """The cursor of the last `issue`, which a checkpoint keeps."""
+        """Return the cursor of the last `issue`, which a checkpoint keeps; None before it."""

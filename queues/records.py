@@ -1,8 +1,7 @@
-"""What travels between actors, queues and learner: prompts, leases, rollouts, groups.
+"""The records that travel between actors, queues and learner: prompts, leases, rollouts, groups.
 
-Plain values without behaviour beyond their own consistency. How they look on the wire is
-`queues.schema`; who may hold which one when is `queues.policy.admission` and
-`queues.storage.ledger`.
+They are plain values. `queues.schema` defines their encoding, `queues.policy.admission` when a
+group may be leased and trained.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,18 +11,18 @@ from enum import StrEnum
 from typing import Any
 
 Payload = bytes | memoryview
-"""An encoded group; a view where it lies in memory of Ray's."""
+"""An encoded group; a view if it is in Ray's memory."""
 SHAPING = frozenset({"overlong", "missing_eos"})
-"""Reward parts that shape lengths rather than judge the task."""
+"""Reward parts that shape lengths and do not judge the task."""
 BASELINE_REWARD = "baseline_reward"
-"""Key of `Rollout.metadata`: what the greedy rollout of the same prompt earned."""
+"""Key of `Rollout.metadata`: reward of the greedy rollout of the same prompt."""
 
 REWARD_MODEL_LOST = "reward_model_lost"
-"""Why attempts of groups fail while the reward models are gone; not held against them."""
+"""Reason of attempts that fail while the reward models are gone; they do not count."""
 
 
 class FinishReason(StrEnum):
-    """Why a rollout ended."""
+    """The end of a rollout."""
 
     STOP = "stop"
     """The policy sampled an end-of-sequence token."""
@@ -34,7 +33,7 @@ class FinishReason(StrEnum):
 
 
 class Purpose(StrEnum):
-    """What a group is generated for."""
+    """The purpose that a group is generated for."""
 
     TRAIN = "train"
     EVALUATE = "evaluate"
@@ -54,9 +53,9 @@ class Prompt:
     """Stable: `source/epoch/index`."""
     text: str
     answer: str | None = None
-    """What a reward compares with; None where the reward needs no reference."""
+    """Reference answer for the reward; None if the reward needs none."""
     metadata: Mapping[str, Any] = field(default_factory=dict)
-    """JSON-serialisable; handed to the reward as it is."""
+    """JSON values, passed to the reward unchanged."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,25 +67,25 @@ class Lease:
     """Fencing token, from 1: only the current attempt may be put."""
     prompt: Prompt
     group_size: int
-    """Rollouts that are put."""
+    """Rollouts to put."""
     purpose: Purpose
     temperature: float | None
-    """None: the temperature of the actor's configuration."""
+    """Sampling temperature; None for that of the actor's configuration."""
     start_version: int
-    """The version that the engine served when the lease was granted, or the oldest of the saved
-    tokens, where that is older (s)."""
+    """s: the version that the engine served when the lease was granted, or the oldest version of
+    the saved tokens, if that is older."""
     deadline_version: int | None
-    """The last version whose batch may train the group: s + η, or earlier where a controller says
-    so; None for evaluations. Whether it is trained later all the same says `queues.on_overdue`."""
+    """The last version whose batch may train the group: s + η, or earlier with a controller; None
+    for evaluations. `queues.on_overdue` decides about a group that misses it."""
     greedy_baseline: bool = False
-    """Whether one more rollout is sampled, greedily: it is scored as a baseline and not put."""
+    """Sample one more rollout, greedily, which is scored as a baseline and not put."""
     saved: bytes | None = None
-    """What earlier attempts have sampled and saved (`partial_groups`), to be gone on with."""
+    """Saved tokens of earlier attempts, to be continued (`queues.state.partial_groups`)."""
 
     @property
-    def room(self) -> int:
-        """Rollouts that are generated at once."""
-        return self.group_size + self.greedy_baseline
+    def capacity(self) -> int:
+        """Rollouts that are generated at once, the greedy baseline included."""
+        return self.group_size + (1 if self.greedy_baseline else 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,14 +115,14 @@ class Rollout:
 
     @property
     def task_reward(self) -> float:
-        """The reward less its shaping: what tells right from wrong."""
+        """The reward less its shaping, which judges the task alone."""
         return self.reward - sum(self.reward_parts.get(name, 0.0) for name in SHAPING)
 
     @property
     def baseline_reward(self) -> float | None:
-        """What the greedy rollout of the group earned; None where none was asked for."""
-        found = self.metadata.get(BASELINE_REWARD)
-        return None if found is None else float(found)
+        """Reward of the group's greedy rollout; None without one."""
+        reward = self.metadata.get(BASELINE_REWARD)
+        return None if reward is None else float(reward)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,7 +137,7 @@ class RolloutGroup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
-    """What the broker keeps in mind of a group's result; made by `queues.schema.summarize`."""
+    """The properties of a group's result that the broker needs; see `queues.schema.summarize`."""
 
     group_id: str
     prompt_id: str
@@ -149,9 +148,9 @@ class Summary:
     reward: float
     """Mean over the rollouts."""
     task_rewards: Sequence[float]
-    """Of each rollout: its reward less the parts that are `SHAPING`."""
+    """`Rollout.task_reward` of each rollout."""
     oldest_version: int | None
-    """Of the sampled tokens; None where nothing was sampled."""
+    """Oldest version of the sampled tokens; None if nothing was sampled."""
     newest_version: int | None
 
 
@@ -177,14 +176,14 @@ class Batch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchRecord:
-    """One trained batch; made at its acknowledgement, for whoever watches the run."""
+    """One trained batch; made at its acknowledgement, for the status of the run."""
 
     version: int
-    """That it was trained at."""
+    """Version that it was trained at."""
     acked_at: float
     """Epoch seconds."""
     statistics: Mapping[str, Any]
-    """As the learner acknowledged it, and what the broker adds."""
+    """The learner's statistics and those that the broker adds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -193,19 +192,19 @@ class Evaluation:
 
     name: str
     count: int
-    """Rollouts, failed ones included; a prompt has as many as it was given."""
+    """Rollouts, failed rollouts included; a prompt has as many as times it was given."""
     failed: int
     score: float | None
-    """Mean reward of the rollouts that did not fail; None where all did."""
+    """Mean reward of the rollouts that did not fail; None if all did."""
     best: float | None
-    """Mean over the complete prompts of their largest reward: pass@k where each was given k times.
-    None where there are none."""
+    """Mean over the complete prompts of their largest reward: pass@k if each was given k times.
+    None without complete prompts."""
     incomplete: int
     """Prompts of which a rollout failed: `best` leaves them out."""
     lowest_version: int | None
-    """Of all sampled tokens; None where there are none."""
+    """Lowest version of all sampled tokens; None without tokens."""
     highest_version: int | None
     tokens: int
     """Sampled tokens."""
     seconds: float
-    """From the first lease to the last result; 0 where nothing was leased."""
+    """Time from the first lease to the last result; 0 if nothing was leased."""

@@ -1,16 +1,14 @@
 """Rollout groups as Arrow: a record batch of G rows, an IPC stream on the wire and in the journal.
 
 Validation happens in two places with the same checks: `encode` refuses to write what `decode`
-would refuse to read. Columns are checked as arrays, not row by row. What a group may do next is
-not decided here (`queues.broker.broker`), nor where its bytes lie (`queues.storage.journal`).
+would refuse to read. Columns are checked as arrays, not row by row.
 """
 
 import json
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
-from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import numpy.typing as npt
@@ -23,7 +21,7 @@ from queues.records import SHAPING, FinishReason, Payload, Rollout, RolloutGroup
 SCHEMA_VERSION = 1
 VERSION_KEY = b"headway.schema_version"
 SMALL_BYTES = 2**17
-"""Payloads up to this size are checked together."""
+"""Payloads up to this size, in bytes, are checked together."""
 LOGPROB_TOLERANCE = 1e-4
 """Log-probabilities may exceed 0 by this much: engines round."""
 
@@ -61,7 +59,7 @@ _TOKEN_COLUMNS = ("loss_mask", "behavior_logprobs", "versions")
 
 
 def encode(group: RolloutGroup) -> bytes:
-    """The group as an Arrow IPC stream.
+    """Encode a group as an Arrow IPC stream.
 
     Raises:
         SchemaError: The group breaks the schema; the message starts with the field's name.
@@ -83,10 +81,10 @@ def encode(group: RolloutGroup) -> bytes:
 
 
 def decode(payload: Payload) -> RolloutGroup:
-    """The group in a payload that `encode` made.
+    """Decode a payload that `encode` made.
 
     Raises:
-        SchemaError: Not such a payload, another schema version, or values out of range.
+        SchemaError: The payload is of another kind or schema version, or a value is out of range.
     """
     batch = read_batch(payload)
     rows = batch.to_pylist(maps_as_pydicts="strict")
@@ -97,12 +95,12 @@ def decode(payload: Payload) -> RolloutGroup:
 
 
 def decode_arrays(payloads: Sequence[Payload]) -> list[RolloutGroup]:
-    """As `decode` of each, with read-only arrays as per-token columns.
+    """Decode payloads, with read-only arrays as per-token columns.
 
     No Python object is made of any token, and small groups are decoded together.
 
     Raises:
-        SchemaError: As `decode`.
+        SchemaError: See `decode`.
     """
     if _small(payloads):
         return _groups(*_read_together(payloads))
@@ -111,7 +109,7 @@ def decode_arrays(payloads: Sequence[Payload]) -> list[RolloutGroup]:
 
 
 def _groups(batch: pa.RecordBatch, sizes: Sequence[int]) -> list[RolloutGroup]:
-    """Consecutive groups of so many rows, with arrays as per-token columns."""
+    """Decode consecutive groups of these numbers of rows, with arrays as per-token columns."""
     per_token = ("token_ids", *_TOKEN_COLUMNS)
     columns = [name for name in SCHEMA.names if name not in per_token]
     rows = batch.select(columns).to_pylist(maps_as_pydicts="strict")
@@ -130,25 +128,25 @@ def _groups(batch: pa.RecordBatch, sizes: Sequence[int]) -> list[RolloutGroup]:
 
 
 def read_batch(payload: Payload) -> pa.RecordBatch:
-    """The validated record batch in a payload; raises as `decode` does."""
+    """Return the validated record batch in a payload; raises as `decode` does."""
     batch = _parse(payload)
     _validate(batch, [batch.num_rows])
     return batch
 
 
 def summarize(payload: Payload) -> Summary:
-    """Validate a payload and say what is in it, without making a Python object of every token."""
+    """Validate and summarise a payload, without making a Python object of every token."""
     batch = read_batch(payload)
     return _summaries(batch, [batch.num_rows])[0]
 
 
 def summarize_many(payloads: Sequence[Payload]) -> list[Summary | SchemaError]:
-    """What `summarize` returns or raises for each.
+    """Return for each payload what `summarize` returns or raises.
 
-    Small groups are looked at together, since the calls cost more than their rows.
+    Small groups are validated together, since the calls cost more than their rows.
     """
     if _small(payloads):
-        with suppress(SchemaError):  # then one by one, to see whose it is
+        with suppress(SchemaError):  # then one by one, to find the invalid payload
             return [*_summaries(*_read_together(payloads))]
     results: list[Summary | SchemaError] = []
     for payload in payloads:
@@ -160,12 +158,12 @@ def summarize_many(payloads: Sequence[Payload]) -> list[Summary | SchemaError]:
 
 
 def _small(payloads: Sequence[Payload]) -> bool:
-    """Whether they are several, and worth being read together."""
+    """Return True if the payloads are several and small, so that they are read together."""
     return len(payloads) > 1 and max(map(len, payloads)) <= SMALL_BYTES
 
 
 def _read_together(payloads: Sequence[Payload]) -> tuple[pa.RecordBatch, list[int]]:
-    """One validated record batch of all groups, and the rows of each."""
+    """Return one validated record batch of all groups, and the number of rows of each."""
     batches = [_parse(payload) for payload in payloads]
     sizes = [batch.num_rows for batch in batches]
     together = pa.concat_batches(batches)
@@ -174,7 +172,7 @@ def _read_together(payloads: Sequence[Payload]) -> tuple[pa.RecordBatch, list[in
 
 
 def _summaries(batch: pa.RecordBatch, sizes: Sequence[int]) -> list[Summary]:
-    """Of consecutive groups of so many rows."""
+    """Summarise consecutive groups of these numbers of rows."""
     lengths = _lengths(batch, "token_ids")
     ends = np.cumsum(lengths)
     mask, versions = _flat(batch, "loss_mask"), _flat(batch, "versions")
@@ -196,7 +194,7 @@ def _summaries(batch: pa.RecordBatch, sizes: Sequence[int]) -> list[Summary]:
                 tokens=sampled,
                 reward=float(rewards[rows].mean()),
                 task_rewards=tuple((rewards[rows] - shaping[rows]).tolist()),
-                # Those that are not sampled are -1, the largest of unsigned numbers.
+                # Tokens that are not sampled are -1, the largest unsigned number.
                 oldest_version=int(versions[tokens].view(np.uint32).min()) if sampled else None,
                 newest_version=int(versions[tokens].max()) if sampled else None,
             )
@@ -205,12 +203,12 @@ def _summaries(batch: pa.RecordBatch, sizes: Sequence[int]) -> list[Summary]:
     return summaries
 
 
-def write_parquet(groups: Iterable[tuple[bytes, str, int | None]], file: Path) -> int:
+def write_parquet(groups: Iterable[tuple[bytes, str, int | None]], file: BinaryIO) -> int:
     """Write groups to Parquet, one row per rollout.
 
     Args:
-        groups: Payload, state, and the version whose batch trained it (None: untrained).
-        file: Replaced if it exists.
+        groups: Payload, state, and version whose batch trained the group (None: untrained).
+        file: File to write to.
 
     Returns:
         The number of rows.
@@ -259,9 +257,9 @@ def _rollout(row: dict[str, Any]) -> Rollout:
 def _check_schema(schema: pa.Schema) -> None:
     if schema.equals(SCHEMA, check_metadata=True):
         return
-    found = (schema.metadata or {}).get(VERSION_KEY, b"none").decode(errors="replace")
-    if found != str(SCHEMA_VERSION):
-        raise SchemaError(f"{VERSION_KEY.decode()}: found {found}, must be {SCHEMA_VERSION}")
+    version = (schema.metadata or {}).get(VERSION_KEY, b"none").decode(errors="replace")
+    if version != str(SCHEMA_VERSION):
+        raise SchemaError(f"{VERSION_KEY.decode()}: found {version}, must be {SCHEMA_VERSION}")
     for field in SCHEMA:
         if field.name not in schema.names:
             raise SchemaError(f"{field.name}: column is missing")
@@ -275,7 +273,7 @@ def _check_schema(schema: pa.Schema) -> None:
 
 
 def _parse(payload: Payload) -> pa.RecordBatch:
-    """The record batch in a payload, of the right schema and whole, its values not yet checked."""
+    """Return the record batch in a payload; schema and buffers are checked, values are not."""
     try:
         with pa.ipc.open_stream(payload) as reader:
             _check_schema(reader.schema)
@@ -298,7 +296,7 @@ def _validate_whole(batch: pa.RecordBatch) -> None:
 
 
 def _validate(batch: pa.RecordBatch, sizes: Sequence[int]) -> None:
-    """Check the values of consecutive groups of so many rows."""
+    """Check the values of consecutive groups of these numbers of rows."""
     for name in SCHEMA.names:
         _validate_no_nulls(name, batch.column(name))
     _validate_groups(batch, sizes)
@@ -386,11 +384,11 @@ def _require(name: str, holds: bool | np.bool, rule: str) -> None:
 
 
 def _lengths(batch: pa.RecordBatch, name: str) -> npt.NDArray[np.int64]:
-    """Entries per row of a list column [R], int64."""
+    """Return the entries per row of a list column [R], int64."""
     return np.asarray(batch.column(name).value_lengths(), dtype=np.int64)
 
 
 def _flat(batch: pa.RecordBatch, name: str) -> npt.NDArray[Any]:
-    """All entries of a list column, row after row [sum of lengths]."""
+    """Return all entries of a list column, row after row [sum of lengths]."""
     values: npt.NDArray[Any] = batch.column(name).flatten().to_numpy(zero_copy_only=False)
     return values

@@ -38,7 +38,7 @@ HEAVY = {
 }
 ORDER = {
     "queues": (
-        "errors records runtime policy state storage config schema readers broker protocols "
+        "errors records runtime policy state storage config schema protocols readers broker "
         "ray_broker"
     ),
     "weight_sync": (

@@ -1,8 +1,7 @@
-"""What actors read from a model folder or hub name: tokenizer, context length, weight shapes.
+"""Reads a model folder or hub name: tokenizer, context length, weight shapes.
 
-`check_model` tells from its description whether a model can be trained here at all. That sequences
-packed into one row do not see each other is measured once the model is loaded
-(`learner.model.policy`).
+`check_model` decides from its description whether a model can be trained here at all. The learner
+measures, once the model is loaded, that packed sequences do not see each other.
 """
 
 import json
@@ -15,7 +14,7 @@ from actors.errors import InputError
 TOKENIZER_FILES = (
     "tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model", "tekken.json",
 )  # fmt: skip
-"""Of which a tokenizer has at least one."""
+"""A tokenizer has at least one of these files."""
 
 CAUSAL = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
 """Endings of the architectures that predict the next token."""
@@ -31,9 +30,9 @@ ATTENTION = frozenset({"full_attention", "sliding_attention", "chunked_attention
 
 
 def check_model(model_path: str) -> None:
-    """Reads the description of a model and the headers of its weights; imports no torch.
+    """Check the description of a model and the headers of its weights; imports no torch.
 
-    Of a hub name only the description is fetched.
+    For a hub name only the description is fetched.
 
     Raises:
         InputError: A file is missing or broken, the model does not predict the next token, or its
@@ -64,25 +63,25 @@ def check_model(model_path: str) -> None:
 
 
 def read_description(folder: Path) -> Mapping[str, Any]:
-    """The contents of `config.json`.
+    """Return the contents of `config.json`.
 
     Raises:
         InputError: It is missing or broken.
     """
     file = folder / "config.json"
     try:
-        found = json.loads(file.read_text())
+        description = json.loads(file.read_text())
     except FileNotFoundError:
         raise InputError(f"model folder {str(folder)!r} has no config.json") from None
     except (OSError, ValueError) as error:
         raise InputError(f"{file} cannot be read: {error}") from None
-    if not isinstance(found, dict):
-        raise InputError(f"{file} holds a {type(found).__name__}, must be a JSON object")
-    return found
+    if not isinstance(description, dict):
+        raise InputError(f"{file} holds a {type(description).__name__}, must be a JSON object")
+    return description
 
 
 def configuration(model_path: str) -> Any:
-    """The configuration as transformers reads it."""
+    """Return the configuration as transformers reads it."""
     from transformers import AutoConfig
 
     try:
@@ -93,12 +92,12 @@ def configuration(model_path: str) -> Any:
 
 
 def _brief(error: Exception) -> str:
-    """The first line of a library's message."""
+    """Return the first line of a library's message."""
     return (str(error).strip() or repr(error)).splitlines()[0]
 
 
 def load_tokenizer(model_path: str) -> Any:
-    """The tokenizer of a model.
+    """Load the tokenizer of a model.
 
     Raises:
         InputError: It cannot be loaded, or has no end-of-sequence token.
@@ -123,10 +122,10 @@ def load_tokenizer(model_path: str) -> Any:
 
 
 def context_length(model_path: str) -> int:
-    """Longest sequence, in tokens, that the model is made for.
+    """Return the longest sequence, in tokens, that the model is made for.
 
     Raises:
-        InputError: The model's configuration does not say.
+        InputError: The model's configuration has no max_position_embeddings.
     """
     config = configuration(model_path).get_text_config()
     length = getattr(config, "max_position_embeddings", None)
@@ -136,7 +135,7 @@ def context_length(model_path: str) -> int:
 
 
 def vocabulary_size(model_path: str) -> int | None:
-    """Rows of the model's embedding; None where its configuration does not say.
+    """Return the rows of the model's embedding; None without vocab_size in its configuration.
 
     Raises:
         InputError: The configuration cannot be read.
@@ -146,18 +145,18 @@ def vocabulary_size(model_path: str) -> int | None:
 
 
 def stated_dtype(model_path: str) -> str:
-    """What the configuration says that the weights are, as "float32"; `auto` where it does not.
+    """Return the type of the weights in the configuration, as "float32"; `auto` without one.
 
     Raises:
         InputError: The configuration cannot be read.
     """
-    found = configuration(model_path)
-    dtype = found.dtype or found.get_text_config().dtype
+    config = configuration(model_path)
+    dtype = config.dtype or config.get_text_config().dtype
     return "auto" if dtype is None else str(dtype).removeprefix("torch.")
 
 
 def weight_shapes(model_path: str) -> dict[str, tuple[int, ...]]:
-    """Names and shapes of the weights that a learner publishes for this model.
+    """Return names and shapes of the weights that a learner publishes for this model.
 
     Raises:
         InputError: No safetensors file, or one that is missing or broken.

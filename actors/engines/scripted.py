@@ -46,7 +46,8 @@ class ScriptedEngine:
     """Version before any update; None starts STALE."""
 
     def __post_init__(self) -> None:
-        self._version = self.initial_version
+        self.version = self.initial_version
+        """Version that stamps the tokens; None before the first."""
         self._runs = asyncio.Event()
         self._interrupted = False
         self._closed = False
@@ -69,7 +70,7 @@ class ScriptedEngine:
     ) -> Generation:
         """See `RolloutEngine.generate`; without a seed the request id decides the tokens."""
         self._check_open()
-        if self._version is None:
+        if self.version is None:
             raise EngineStale(f"{request_id}: no policy version has been loaded yet")
         origin = f"{list(prompt_ids)}|{request_id if sampling.seed is None else sampling.seed}"
         length = self._length(origin)
@@ -86,13 +87,13 @@ class ScriptedEngine:
                 break
             for position in range(len(token_ids), min(len(token_ids) + burst, count)):
                 token_ids.append(self._token(origin, position, length))
-                versions.append(self._version)
+                versions.append(self.version)
         return Generation(
             token_ids=token_ids,
             logprobs=[-_unit(f"{origin}|{position}|logprob") for position in range(len(token_ids))],
             versions=versions,
             finish_reason=_reason(len(token_ids), count, length),
-            cache_salt=str((versions or [self._version])[0]) if cache_salt is None else cache_salt,
+            cache_salt=str((versions or [self.version])[0]) if cache_salt is None else cache_salt,
         )
 
     async def interrupt(self) -> None:
@@ -118,7 +119,7 @@ class ScriptedEngine:
             raise LoadFailed(str(error)) from error
         for _, tensor in weights.tensors():
             tensor.reshape(-1)[0].item()
-        self._version = version
+        self.version = version
 
     async def resume(self) -> None:
         """See `UpdatableEngine.resume`."""

@@ -1,1 +1,1 @@
-"""What a policy talks to: environments, found by name or dotted path in `environment`."""
+"""Environments, the partners of the policy, by name or dotted path."""

@@ -28,7 +28,7 @@ def calculator(expression: str) -> str:
         ['3034', '3.5', '3', '-4']
 
     Raises:
-        ValueError: No such expression, or no finite result; says why.
+        ValueError: No such expression, or no finite result.
     """
     if len(expression) > LONGEST:
         raise ValueError(f"the expression has {len(expression)} characters, at most {LONGEST}")

@@ -133,11 +133,11 @@ class Conversation:
         self._messages: list[dict[str, Any]] = []
         """All messages so far, the policy's included."""
         self._tools = False
-        self._task: Future[Any] | None = None
+        self.task: Future[Any] | None = None
 
     def __del__(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
+        if self.task is not None:
+            self.task.cancel()
 
     async def reset(self, prompt: Prompt) -> list[Message]:
         """See `Environment.reset`."""
@@ -145,7 +145,7 @@ class Conversation:
         first = [{"role": message.role, "content": message.content} for message in opening(prompt)]
         self._begin(_play(self._environment, {**row, "prompt": first}, self._client))
         if not await self._wants_message():
-            raise ValueError("the environment ended before the policy said anything")
+            raise ValueError("the environment ended before the first message of the policy")
         self._messages = _plain(self._client.prompt)
         messages = [_message(plain) for plain in self._messages]
         if not self._client.tools:
@@ -156,9 +156,9 @@ class Conversation:
 
     async def step(self, message: Message) -> Turn:
         """See `Environment.step`."""
-        assert self._task is not None
-        if self._task.done():
-            error = self._task.exception() or self._task.result().get("error")
+        assert self.task is not None
+        if self.task.done():
+            error = self.task.exception() or self.task.result().get("error")
             limit = getattr(self._environment, "timeout_seconds", None)
             raise ValueError(
                 "the environment ended while the policy spoke"
@@ -181,8 +181,8 @@ class Conversation:
 
     def _begin(self, played: Coroutine[Any, Any, Any]) -> None:
         client = self._client  # not `self`: deleting this conversation has to cancel the task
-        self._task = asyncio.run_coroutine_threadsafe(played, _loop())
-        self._task.add_done_callback(lambda _: client.wake())
+        self.task = asyncio.run_coroutine_threadsafe(played, _loop())
+        self.task.add_done_callback(lambda _: client.wake())
 
     async def _wants_message(self) -> bool:
         """Return True once the environment wants a message, and False if it has ended.
@@ -190,22 +190,22 @@ class Conversation:
         Raises:
             Exception: It ended with this error.
         """
-        assert self._task is not None
+        assert self.task is not None
         try:
-            if not self._task.done():
+            if not self.task.done():
                 await asyncio.wrap_future(self._client.turn)
         except asyncio.CancelledError:
-            self._task.cancel()
+            self.task.cancel()
             raise
-        if not self._task.done():
+        if not self.task.done():
             return True
         self._end()
         return False
 
     def _end(self) -> Any:
         """Return the state in which the environment ended, or raise its error."""
-        assert self._task is not None
-        state = self._task.result()
+        assert self.task is not None
+        state = self.task.result()
         if (error := state.get("error")) is not None:
             raise error
         return state

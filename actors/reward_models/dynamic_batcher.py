@@ -1,7 +1,7 @@
 """Gathers concurrent requests into batches, which are computed one after the other in a thread.
 
-A batch is begun when it is full, or when its oldest request has waited long enough; what arrives
-while one is computed has waited by the time that it ends. Leaves out what is computed.
+A batch begins when it is full, or when its oldest request has waited long enough; the time in which
+another batch is computed counts as waiting.
 """
 
 import asyncio
@@ -15,21 +15,21 @@ Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, slots=True)
-class _Waiting(Generic[Request, Result]):
+class _Request(Generic[Request, Result]):
     request: Request
     answer: "asyncio.Future[Result]"
     since: float
     """In seconds of the event loop's clock."""
 
 
-class MicroBatches(Generic[Request, Result]):
+class DynamicBatcher(Generic[Request, Result]):
     """One computation shared by many callers of one event loop.
 
     Args:
-        compute: The results of some requests, in their order; runs in a thread, never twice at
-            once.
+        compute: Returns the results of some requests, in their order; called in a thread, one call
+            at a time.
         size: Most requests of a batch.
-        wait: Seconds that a request waits at most for others to join it.
+        wait: Longest time in seconds that a request waits for others to join it.
     """
 
     def __init__(
@@ -37,29 +37,29 @@ class MicroBatches(Generic[Request, Result]):
     ) -> None:
         self._compute = compute
         self._size, self._wait = size, wait
-        self._waiting: list[_Waiting[Request, Result]] = []
+        self._waiting: list[_Request[Request, Result]] = []
         self._arrived = asyncio.Event()
         self._worker: asyncio.Task[None] | None = None
 
     async def submit(self, request: Request) -> Result:
-        """The result of one request.
+        """Return the result of one request.
 
-        The caller sets the deadline; a request that is cancelled before its batch begins is left
-        out of it.
+        The caller sets the deadline. A request that is cancelled before its batch begins is left
+        out of the batch.
 
         Raises:
-            Exception: What `compute` raised for its batch.
+            Exception: The error that `compute` raised for its batch.
         """
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[Result] = loop.create_future()
-        self._waiting.append(_Waiting(request, answer, loop.time()))
+        self._waiting.append(_Request(request, answer, loop.time()))
         self._arrived.set()
         if self._worker is None or self._worker.done():
             self._worker = loop.create_task(self._work())
         return await answer
 
     async def _work(self) -> None:
-        """Computes until nobody waits."""
+        """Compute batches until no request waits."""
         while self._waiting:
             await self._gather()
             batch = [w for w in self._waiting[: self._size] if not w.answer.done()]
@@ -68,14 +68,14 @@ class MicroBatches(Generic[Request, Result]):
                 await self._answer(batch)
 
     async def _gather(self) -> None:
-        """Waits for a full batch, or for the deadline of the oldest request."""
+        """Wait for a full batch, or for the deadline of the oldest request."""
         with suppress(TimeoutError):
             async with asyncio.timeout_at(self._waiting[0].since + self._wait):
                 while len(self._waiting) < self._size:
                     self._arrived.clear()
                     await self._arrived.wait()
 
-    async def _answer(self, batch: list[_Waiting[Request, Result]]) -> None:
+    async def _answer(self, batch: list[_Request[Request, Result]]) -> None:
         try:
             results = await asyncio.to_thread(self._compute, [w.request for w in batch])
         except Exception as error:  # noqa: BLE001  (raised again by every caller)

@@ -1,7 +1,7 @@
-"""What a reward model's folder says: its output, its scale, and how it reads a text.
+"""Reads and checks the folder of a reward model: its output, scale and tokenizer.
 
-A folder is that of transformers' sequence classification with one label, with a tokenizer; what
-`headway reward-model` makes holds `reward_scale.json` too. Imports no torch.
+The folder holds a sequence classifier of transformers with one label, and a tokenizer. Folders that
+`headway reward-model` writes hold `reward_scale.json` too. Imports no torch.
 """
 
 import json
@@ -22,26 +22,26 @@ CLASSIFIER = "ForSequenceClassification"
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """Mean and standard deviation of a model's scores on the held-out pairs, common to all."""
+    """Mean and standard deviation of a model's scores on the held-out pairs."""
 
     mean: float = 0.0
     std: float = 1.0
 
     def write(self, folder: Path) -> None:
-        """Puts it into a model folder."""
+        """Write the scale into a model folder."""
         (folder / SCALE_FILE).write_text(json.dumps(asdict(self)))
 
 
 def read_scale(model_path: str) -> Scale:
-    """The scale of a reward model.
+    """Read the scale of a reward model.
 
     Raises:
-        InputError: The folder has none, or one that nothing can be divided by.
+        InputError: The folder has none, or its figures are not finite or the deviation is 0.
     """
     file = Path(model_path) / SCALE_FILE
     try:
-        found = json.loads(file.read_text())
-        scale = Scale(float(found["mean"]), float(found["std"]))
+        values = json.loads(file.read_text())
+        scale = Scale(float(values["mean"]), float(values["std"]))
     except FileNotFoundError:
         raise InputError(
             f"reward model {model_path!r} has no {SCALE_FILE}, which `headway reward-model` writes "
@@ -58,10 +58,10 @@ def read_scale(model_path: str) -> Scale:
 
 
 class TextReader:
-    """Writes a prompt and its completion as a model with this tokenizer reads them.
+    """Encodes a prompt and its completion as input of a reward model.
 
     Args:
-        tokenizer: Of transformers.
+        tokenizer: A tokenizer of transformers.
         context: Most tokens of a text.
     """
 
@@ -69,11 +69,11 @@ class TextReader:
         self._tokenizer, self.context = tokenizer, context
 
     def __call__(self, prompt: str, completion: str) -> list[int]:
-        """Token ids: by the tokenizer's chat template, or else plainly, closed by its eos token.
+        """Return token ids: by the chat template, or else concatenated, closed by the eos token.
 
-        Closed also where the completion was cut off: the model knows nothing else. Only a text
-        that fills the context to its end stays open: its last token, the closing one, is left off
-        rather than the text refused, for rollouts that were cut off there have room for no more.
+        A completion that was cut off is closed too, as the model was trained. Only where the
+        closing token exceeds the context it is left off: rollouts that were cut off there have no
+        space for it.
 
         Raises:
             PromptRefused: A character that the tokenizer does not know, or more tokens than fit.
@@ -96,13 +96,13 @@ class TextReader:
         return ids[: self.context]
 
     def check_free_space(self, prompt: str, *, max_new_tokens: int, max_model_len: int) -> None:
-        """Compares the longest rollout of a prompt, closed, with the context.
+        """Check that the longest rollout of a prompt, closed, fits the context.
 
-        Completions are taken to have as many tokens here as in the policy, which is so where both
+        Completions are assumed to have as many tokens as in the policy, which is true where both
         have the same tokenizer.
 
         Args:
-            prompt: Its text.
+            prompt: Text of the prompt.
             max_new_tokens: Most tokens that the policy samples.
             max_model_len: Longest rollout in tokens, its prompt included.
 
@@ -123,16 +123,16 @@ class TextReader:
 
     def _ids(self, text: str) -> list[int]:
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False)
-        foreign = unknown_character(self._tokenizer, text, ids)
-        if foreign is not None:
+        unknown = unknown_character(self._tokenizer, text, ids)
+        if unknown is not None:
             raise PromptRefused(
-                f"the reward model's tokenizer has no token for {foreign!r} in {text[:80]!r}"
+                f"the reward model's tokenizer has no token for {unknown!r} in {text[:80]!r}"
             )
         return ids
 
 
 def load_reader(model_path: str) -> TextReader:
-    """How a model reads texts.
+    """Load the tokenizer and the context length of a reward model.
 
     Raises:
         InputError: The tokenizer or the model's description cannot be read.
@@ -141,7 +141,7 @@ def load_reader(model_path: str) -> TextReader:
 
 
 def padding_id(model_path: str) -> int:
-    """The token that fills up a batch.
+    """Return the padding token of a reward model.
 
     Raises:
         InputError: Neither the model nor its tokenizer names one.
@@ -165,18 +165,18 @@ def check_reward_model(
     max_model_len: int,
     prompts: Iterable[str] = (),
 ) -> None:
-    """Reads the description of a reward model, and has it read the prompts that it will meet.
+    """Check the description of a reward model, and that it can encode prompts.
 
     Args:
         model_path: Local folder or hub name.
-        standardise: Whether its scale is needed.
+        standardise: True if its scale is needed.
         max_new_tokens: Most tokens that the policy samples.
         max_model_len: Longest rollout in tokens, its prompt included.
         prompts: Texts of prompts.
 
     Raises:
-        InputError: It gives anything but one number, lacks what batches or standardising need,
-            cannot read a prompt, or has no room for its longest rollout.
+        InputError: It has several outputs, no padding token or no scale, or it cannot encode a
+            prompt or its longest rollout.
     """
     description = configuration(model_path)
     names = description.architectures or []

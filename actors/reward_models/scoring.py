@@ -1,12 +1,12 @@
 """Scores texts with one reward model or several, in batches that concurrent callers share.
 
-    score(prompt, completion) ─▶ token ids, by each member's own tokenizer ─▶ MicroBatches
+    score(prompt, completion) ─▶ token ids, by each member's own tokenizer ─▶ DynamicBatcher
                                                                                   │
     one number ◀── combine ◀── standardise ◀── every member, one padded batch ◀───┘
 
-Batches are padded on the right and scored at the last token of each text, so that a text has one
-score, whatever shares its batch. Leaves out processes (`ray_reward_model`) and how the models were
-trained (`deploy.offline.reward_model`).
+Batches are padded on the right and scored at the last token of each text, so that the score of a
+text does not depend on its batch. `ray_reward_model` runs this in a process of its own, and
+`headway reward-model` trains such models.
 """
 
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from actors.config import RewardModelConfig
 from actors.errors import InputError
-from actors.reward_models.dynamic_batcher import MicroBatches
+from actors.reward_models.dynamic_batcher import DynamicBatcher
 from actors.reward_models.folder import Scale, load_reader, padding_id, read_scale
 from queues.runtime.cpu_affinity import bind_process, parse_cores
 
@@ -25,16 +25,16 @@ SECONDS_PER_MS = 1e-3
 
 
 def combine(scores: Tensor, how: str, *, uncertainty: float = 0.0) -> Tensor:
-    """One score for each text from those of several models (Coste et al. 2023, arXiv 2310.02743).
+    """Combine the scores of several models (Coste et al. 2023, arXiv 2310.02743).
 
     Args:
-        scores: [M, …] of M models, on one scale.
-        how: `min`: the worst case; `mean`; `uwo`: the mean less `uncertainty` times the population
+        scores: [M, …], the scores of M models on one scale.
+        how: `min`: the smallest; `mean`; `uwo`: the mean less `uncertainty` times the population
             variance over models.
         uncertainty: λ, for `uwo`.
 
     Returns:
-        The other dimensions.
+        The shape of `scores` without its first dimension.
 
     Example:
         >>> combine(torch.tensor([[1.0], [3.0]]), "uwo", uncertainty=0.5)
@@ -52,9 +52,9 @@ class Member:
 
     Args:
         model_path: Local folder or hub name of a sequence classifier with one label.
-        dtype: That it computes in.
-        device: Where.
-        standardise: Bring its scores to mean 0 and deviation 1, as its folder says.
+        dtype: Type that it computes in.
+        device: Device of torch.
+        standardise: Scale its scores to mean 0 and deviation 1, by the figures in its folder.
 
     Raises:
         InputError: It cannot be loaded, or has no head of one row.
@@ -84,7 +84,7 @@ class Member:
 
     @torch.inference_mode()
     def score(self, texts: Sequence[Sequence[int]]) -> Tensor:
-        """Scores of texts, each that of its last token.
+        """Score texts at their last tokens.
 
         Args:
             texts: Token ids, as `read` gives them.
@@ -107,43 +107,43 @@ class Member:
 
 
 class RewardModels:
-    """Several reward models as one `Judge`.
+    """Several reward models as one `TextScorer`.
 
     Args:
         members: At least one.
-        config: How they are combined, and how batches are made.
+        config: Decides how scores are combined, and how batches are made.
     """
 
     def __init__(self, members: Sequence[Member], config: RewardModelConfig) -> None:
         self._members = list(members)
         self._config = config
-        self._batches: MicroBatches[list[list[int]], float] = MicroBatches(
+        self._batches: DynamicBatcher[list[list[int]], float] = DynamicBatcher(
             self._compute, size=config.batch_size, wait=config.max_wait_ms * SECONDS_PER_MS
         )
 
     async def score(self, prompt: str, completion: str) -> float:
-        """See `actors.rewards.learned.Judge`."""
+        """See `actors.rewards.learned.TextScorer`."""
         return await self._batches.submit([m.read(prompt, completion) for m in self._members])
 
     def _compute(self, texts: list[list[list[int]]]) -> list[float]:
-        """Scores of texts, each given as the token ids of every member."""
+        """Score texts, each given as the token ids of every member."""
         scores = [
             member.score([text[index] for text in texts])
             for index, member in enumerate(self._members)
         ]
         config = self._config
-        found: list[float] = combine(
+        combined: list[float] = combine(
             torch.stack(scores), config.combine, uncertainty=config.uncertainty
         ).tolist()
-        return found
+        return combined
 
 
 def load_reward_models(paths: Sequence[str], config: RewardModelConfig) -> RewardModels:
-    """Loads reward models into this process, and keeps it on its cores.
+    """Load reward models into this process, and bind it to its cores.
 
     Args:
         paths: Local folders or hub names.
-        config: Section `[actors.reward_model]`; its own paths are left aside.
+        config: Section `[actors.reward_model]`; its own paths are ignored.
 
     Raises:
         InputError: One cannot be loaded, or this machine does not have the cores.

@@ -1,4 +1,4 @@
-"""What scores rollouts: rewards by name or dotted path, added up."""
+"""Rewards by name or dotted path, added up into the score of a rollout."""
 
 from actors.rewards.pool import RewardPool
 from actors.rewards.rewards import Rewards, Score, check_scorable, load_rewards

@@ -1,7 +1,7 @@
 """Rewards that compare text with the prompt's answer.
 
-An answer counts only if the policy ended it itself: the start of "=12" may have become "=123". All
-of them take time in proportion to the text, and so run where they are called.
+An answer counts only if the policy ended it itself: "=12" may be the beginning of "=123". All of
+them take time proportional to the text, and so run in the process of the actor.
 """
 
 import re
@@ -19,7 +19,7 @@ NUMBER = re.compile(
 """A number as people and programs write it: -3, 1,234.5, .5, 6.02e23, 3/4."""
 
 LONGEST = 1000
-"""Characters of a number; what is longer is none."""
+"""Most characters of a number."""
 
 
 async def exact_match(
@@ -33,8 +33,8 @@ async def last_answer(
     prompt: str, completion: str, answer: str | None, metadata: Mapping[str, Any]
 ) -> float:
     """1 where what follows the last "=" of the completion is the answer; else 0."""
-    _, found, last = completion.rpartition("=")
-    return _equal(last, answer, metadata) if found else 0.0
+    _, separator, last = completion.rpartition("=")
+    return _equal(last, answer, metadata) if separator else 0.0
 
 
 async def numeric_match(
@@ -49,24 +49,24 @@ async def numeric_match(
     """1 where the last number of the completion is the answer's; else 0.
 
     Args:
-        prompt: Not looked at.
-        completion: Its last number is judged; 7, 7.0 and 14/2 are one number.
-        answer: Likewise.
+        prompt: Ignored.
+        completion: Its last number counts; 7, 7.0 and 14/2 are equal.
+        answer: Its last number counts.
         metadata: With `finish_reason`.
         tolerance: Largest difference.
-        relative_tolerance: Likewise, as a share of the answer; the larger of the two counts.
+        relative_tolerance: Largest difference as a share of the answer; the larger bound counts.
 
     Raises:
         ValueError: The prompt has no answer, or one that holds no number.
     """
-    gold = _last_number(_given(answer))
+    gold = _last_number(required_answer(answer))
     if gold is None:
         raise ValueError(f"numeric_match finds no number in the answer {answer!r}")
-    found = _last_number(completion)
-    if found is None or metadata["finish_reason"] != FinishReason.STOP:
+    number = _last_number(completion)
+    if number is None or metadata["finish_reason"] != FinishReason.STOP:
         return 0.0
     allowed = max(Fraction(tolerance), Fraction(relative_tolerance) * abs(gold))
-    return float(abs(found - gold) <= allowed)
+    return float(abs(number - gold) <= allowed)
 
 
 def _last_number(text: str) -> Fraction | None:
@@ -80,17 +80,18 @@ def _last_number(text: str) -> Fraction | None:
 
 
 def last_match(pattern: re.Pattern[str], text: str) -> re.Match[str] | None:
-    """The last of the matches that do not overlap; None if there is none."""
+    """Return the last of the matches that do not overlap; None if there is none."""
     last = deque(pattern.finditer(text), maxlen=1)
     return last[0] if last else None
 
 
 def _equal(text: str, answer: str | None, metadata: Mapping[str, Any]) -> float:
-    right = text.strip() == _given(answer).strip()
+    right = text.strip() == required_answer(answer).strip()
     return float(right and metadata["finish_reason"] == FinishReason.STOP)
 
 
-def _given(answer: str | None) -> str:
+def required_answer(answer: str | None) -> str:
+    """Return the answer of a prompt; raise ValueError if it has none."""
     if answer is None:
         raise ValueError("the prompt has no answer to compare with")
     return answer

@@ -1,7 +1,7 @@
-"""Whether a program that the policy wrote passes its tests, run in the sandbox of `actors.sandbox`.
+"""The reward `code`: a program that the policy wrote passes its tests in the sandbox.
 
-What the program should answer never enters the sandbox: it is compared outside. A program can give
-any answer it likes, but it has to find the right one.
+Expected results never enter the sandbox: they are compared outside, so that a program cannot read
+them.
 """
 
 import ast
@@ -16,13 +16,13 @@ from actors.sandbox import Sandbox
 FENCED = re.compile(r"```(?:python|py)?[ \t]*\n(.*?)```", re.DOTALL)
 CALLER = """
 import contextlib, json, sys
-given = json.load(sys.stdin)
+request = json.load(sys.stdin)
 answers, space = sys.stdout, {"__name__": "candidate"}
 def plain(value):
     return sorted(value) if isinstance(value, (set, frozenset)) else f"{value!r}, not JSON"
 with contextlib.redirect_stdout(sys.stderr):
-    exec(compile(given["program"], "candidate", "exec"), space)
-    for call in given["calls"]:
+    exec(compile(request["program"], "candidate", "exec"), space)
+    for call in request["calls"]:
         try:
             answer = json.dumps([eval(call, space)], default=plain)
         except Exception as error:
@@ -64,43 +64,43 @@ def code(
     The program is the last fenced block of the completion, or without one the whole of it.
 
     Args:
-        prompt: Not looked at.
-        completion: With the program.
-        answer: Not looked at.
+        prompt: Ignored.
+        completion: Text with the program.
+        answer: Ignored.
         metadata: Its `tests` are a list of {"stdin": …, "stdout": …}, {"call": "add(1, 2)",
             "result": 3}, or texts like "assert add(1, 2) == 3" whose right side is a literal.
-        score: `share` gives the share of the tests that are passed.
-        seconds: Of the program in all tests together; what is not tried in time is not passed. The
-            sandboxes take their own time to start, one for all calls and one for each dialogue:
-            actors.reward_timeout_seconds must have room for both.
-        memory_mib: Of the program.
+        score: `share` gives the share of the tests that pass.
+        seconds: Time of the program in all tests together; tests after it fail. Sandboxes take
+            time to start as well, one for all calls and one for each dialogue:
+            actors.reward_timeout_seconds has to cover both.
+        memory_mib: Memory of the program.
 
     Raises:
         ValueError: There are no tests, or one that cannot be read.
-        InputError: There is no sandbox on this machine, or one did not start in time.
+        InputError: This machine has no sandbox, or a sandbox did not start in time.
     """
     blocks = FENCED.findall(completion)
     program = blocks[-1] if blocks else completion
     tests = read_tests(metadata.get("tests"))
-    passed, left = 0, seconds
+    passed, remaining = 0, seconds
     for run in _runs(tests):
-        count, spent = _judge(program, run, Sandbox(seconds=left, memory_mib=memory_mib))
+        count, spent = _run_tests(program, run, Sandbox(seconds=remaining, memory_mib=memory_mib))
         passed += count
-        left -= spent
-        if left <= 0 or (score == "all" and count < len(run)):
+        remaining -= spent
+        if remaining <= 0 or (score == "all" and count < len(run)):
             break
     return passed / len(tests) if score == "share" else float(passed == len(tests))
 
 
-def read_tests(found: Any) -> list[Dialogue | Call]:
-    """The tests of a prompt.
+def read_tests(tests: Any) -> list[Dialogue | Call]:
+    """Parse the tests of a prompt.
 
     Raises:
         ValueError: There are none, or one has another form.
     """
-    if not isinstance(found, list) or not found:
-        raise ValueError(f"the metadata of the prompt has tests = {found!r}, must be a list")
-    return [_read_test(test) for test in found]
+    if not isinstance(tests, list) or not tests:
+        raise ValueError(f"the metadata of the prompt has tests = {tests!r}, must be a list")
+    return [_read_test(test) for test in tests]
 
 
 def _read_test(test: Any) -> Dialogue | Call:
@@ -135,66 +135,66 @@ def _read_assertion(text: str) -> Call:
 
 
 def _plain(value: Any) -> Any:
-    """A literal as JSON has it.
+    """Convert a literal to a JSON value.
 
     Raises:
-        TypeError: JSON has none such, or a set's values have no order.
+        TypeError: JSON has no such value, or a set's values have no order.
     """
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     if isinstance(value, (list, tuple)):
-        return [_plain(each) for each in value]
+        return [_plain(item) for item in value]
     if isinstance(value, (set, frozenset)):
-        return [_plain(each) for each in sorted(value)]
+        return [_plain(item) for item in sorted(value)]
     if isinstance(value, dict):
-        # The names of numbers, true and null are what the sandbox's JSON makes of them.
-        return json.loads(json.dumps({key: _plain(each) for key, each in value.items()}))
+        # Keys that are numbers, true or null become text, as the JSON of the sandbox does it.
+        return json.loads(json.dumps({key: _plain(item) for key, item in value.items()}))
     raise TypeError(f"{value!r} is not JSON")
 
 
 def _runs(tests: Sequence[Dialogue | Call]) -> Iterator[list[Dialogue] | list[Call]]:
-    """Tests that share a run of the program: all calls, and each dialogue by itself."""
+    """Group the tests by run of the program: all calls, and each dialogue by itself."""
     calls = [test for test in tests if isinstance(test, Call)]
     if calls:
         yield calls
     yield from ([test] for test in tests if isinstance(test, Dialogue))
 
 
-def _judge(program: str, run: Sequence[Dialogue | Call], sandbox: Sandbox) -> tuple[int, float]:
-    """Tests of one run that are passed, and the seconds that the program took."""
+def _run_tests(program: str, run: Sequence[Dialogue | Call], sandbox: Sandbox) -> tuple[int, float]:
+    """Return how many tests of one run pass, and the seconds that the program took."""
     first = run[0]
     if isinstance(first, Dialogue):
         outcome = sandbox.run(program, first.stdin)
         ended = (outcome.ended, outcome.code) == ("exit", 0)
         return int(ended and _lines(outcome.stdout) == _lines(first.stdout)), outcome.seconds
     calls = [test for test in run if isinstance(test, Call)]
-    given = {"program": program, "calls": [call.expression for call in calls]}
-    outcome = sandbox.run(CALLER, json.dumps(given))
+    request = {"program": program, "calls": [call.expression for call in calls]}
+    outcome = sandbox.run(CALLER, json.dumps(request))
     answers = zip(outcome.stdout.split("\n"), calls, strict=False)
     return sum(_is_right(line, call.result) for line, call in answers), outcome.seconds
 
 
 def _is_right(line: str, expected: Any) -> bool:
     try:
-        found = json.loads(line)
+        value = json.loads(line)
     except (ValueError, RecursionError):
         return False
-    return isinstance(found, list) and len(found) == 1 and _equal(found[0], expected)
+    return isinstance(value, list) and len(value) == 1 and _equal(value[0], expected)
 
 
-def _equal(found: Any, expected: Any) -> bool:
-    """Whether two JSON values are one; numbers that are not whole may differ by 1e-9 of them."""
-    if _is_number(expected) and _is_number(found):
-        return bool(found == expected) or (
-            isinstance(expected, float) and math.isclose(found, expected, abs_tol=1e-12)
+def _equal(actual: Any, expected: Any) -> bool:
+    """Compare two JSON values; numbers that are not whole may differ by a share of 1e-9."""
+    if _is_number(expected) and _is_number(actual):
+        return bool(actual == expected) or (
+            isinstance(expected, float) and math.isclose(actual, expected, abs_tol=1e-12)
         )
-    if isinstance(expected, list) and isinstance(found, list):
-        return len(found) == len(expected) and all(map(_equal, found, expected))
-    if isinstance(expected, dict) and isinstance(found, dict):
-        return found.keys() == expected.keys() and all(
-            _equal(found[key], expected[key]) for key in expected
+    if isinstance(expected, list) and isinstance(actual, list):
+        return len(actual) == len(expected) and all(map(_equal, actual, expected))
+    if isinstance(expected, dict) and isinstance(actual, dict):
+        return actual.keys() == expected.keys() and all(
+            _equal(actual[key], expected[key]) for key in expected
         )
-    return type(found) is type(expected) and bool(found == expected)
+    return type(actual) is type(expected) and bool(actual == expected)
 
 
 def _is_number(value: Any) -> bool:

@@ -1,4 +1,4 @@
-"""Whether a completion is JSON that a schema allows."""
+"""The reward `json_schema`: a completion is JSON that a schema allows."""
 
 import json
 import re
@@ -19,18 +19,18 @@ def json_schema(
 ) -> float:
     """1 where the completion is JSON and valid; else 0.
 
-    Judged is the last fenced block of the completion, or without one the whole of it.
+    The last fenced block of the completion counts, or without one the whole of it.
 
     Args:
-        prompt: Not looked at.
-        completion: NaN, infinities and what is nested too deeply to be read are not JSON.
-        answer: Not looked at.
+        prompt: Ignored.
+        completion: NaN, infinities and values nested too deeply to be parsed are not JSON.
+        answer: Ignored.
         metadata: Its `schema` counts where the option is not given.
-        schema: JSON Schema, draft 2020-12 where `$schema` says nothing else. A reference to another
+        schema: JSON Schema, draft 2020-12 unless `$schema` names another. A reference to another
             document is an error: nothing is fetched.
 
     Raises:
-        ValueError: There is no schema, or it is none.
+        ValueError: There is no schema, or it is not valid.
     """
     wanted = metadata.get("schema") if schema is None else schema
     if wanted is None:

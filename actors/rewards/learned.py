@@ -1,6 +1,7 @@
 """The reward `reward_model`: the score that the reward models of the run give the whole text."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from actors.errors import RewardFailed
@@ -20,20 +21,17 @@ class TextScorer(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
 class LearnedReward:
-    """A reward that asks reward models; it ignores the prompt's answer.
+    """A reward that asks reward models; it ignores the prompt's answer."""
 
-    Args:
-        client: None where rewards are only checked and never called.
-    """
-
-    def __init__(self, client: TextScorer | None) -> None:
-        self._client = client
+    client: TextScorer | None
+    """None where rewards are only checked and never called."""
 
     async def __call__(
         self, prompt: str, completion: str, answer: str | None, metadata: Mapping[str, Any]
     ) -> float:
         """Score a prompt with its completion; errors as in `TextScorer.score`."""
-        if self._client is None:
+        if self.client is None:
             raise RewardFailed("no reward model was started for this actor")
-        return await self._client.score(prompt, completion)
+        return await self.client.score(prompt, completion)

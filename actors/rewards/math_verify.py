@@ -5,20 +5,20 @@ from typing import Any
 
 from math_verify import parse, verify
 
+from actors.rewards.answers import required_answer
+
 
 def math_verify(
     prompt: str, completion: str, answer: str | None, metadata: Mapping[str, Any]
 ) -> float:
     """1 where the last expression of the completion equals the answer; else 0.
 
-    Deadlines are left to the caller: math-verify's own need the main thread.
+    The caller sets the deadline: math-verify's own deadlines need the main thread.
 
     Raises:
         ValueError: The prompt has no answer, or one that holds no expression.
     """
-    if answer is None:
-        raise ValueError("the prompt has no answer to compare with")
-    gold = parse(answer, parsing_timeout=None)
+    gold = parse(required_answer(answer), parsing_timeout=None)
     if not gold:
         raise ValueError(f"math-verify finds no expression in the answer {answer!r}")
     return float(verify(gold, parse(completion, parsing_timeout=None), timeout_seconds=None))

@@ -19,12 +19,12 @@ def regex(
     r"""1 where a regular expression is found in the completion; else 0.
 
     Args:
-        prompt: Not looked at.
+        prompt: Ignored.
         completion: Searched; "." matches new lines too.
-        answer: Must equal the group named `answer`, apart from white space, if there is such a one.
-        metadata: Not looked at.
+        answer: Must equal the group named `answer`, apart from white space, if there is one.
+        metadata: Ignored.
         pattern: In Python's syntax, as "\\\\boxed\\{(?P<answer>[^}]*)\\}". Of several matches the
-            last one counts.
+            last counts.
 
     Raises:
         ValueError: The pattern has a group `answer` and the prompt has none.
@@ -55,8 +55,7 @@ async def tags(
 ) -> float:
     """1 where the completion is `<think>…</think><answer>…</answer>` and nothing else; else 0.
 
-    Each tag must be there once; between them and around them there may be white space. Takes time
-    in proportion to the text.
+    Each tag occurs once; between and around the pairs of tags there may be white space.
     """
     rest = completion
     for name in names:
@@ -64,7 +63,7 @@ async def tags(
         if completion.count(opening) != 1 or completion.count(closing) != 1:
             return 0.0
         before, _, rest = rest.partition(opening)
-        _, found, rest = rest.partition(closing)
-        if before.strip() or not found:
+        _, closed, rest = rest.partition(closing)
+        if before.strip() or not closed:
             return 0.0
     return float(not rest.strip())

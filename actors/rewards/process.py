@@ -1,7 +1,4 @@
-"""A process that calls rewards, seen from the process that asks it.
-
-Leaves out when to start and when to end one (`pool`).
-"""
+"""The client of a process that calls rewards; `pool` starts and ends such processes."""
 
 import asyncio
 import itertools
@@ -18,7 +15,7 @@ from typing import Any, NamedTuple, Self
 
 
 class ProcessEnded(Exception):
-    """The process ended before it answered; says how."""
+    """The process ended before it answered; the message names its exit code or signal."""
 
 
 class Unanswered(Exception):
@@ -26,26 +23,26 @@ class Unanswered(Exception):
 
 
 class Home(NamedTuple):
-    """What a process inherits; taken before an engine binds its own process to cores."""
+    """Cores and environment of a new process, taken before an engine binds this one to cores."""
 
     cores: frozenset[int]
     environment: dict[str, str]
 
     @classmethod
     def here(cls) -> Self:
-        """That of this process as it is now."""
+        """Return the cores and the environment of this process now."""
         return cls(frozenset(os.sched_getaffinity(0)), dict(os.environ))
 
 
 class RewardProcess:
     """A running `actors.rewards.process_main`.
 
-    It may be asked from any event loop, one at a time or several. It ends at `close`, with this
-    object, and with the thread that made it.
+    Several event loops may call `ask` at once. The process ends at `close`, with this object, and
+    with the thread that made it.
 
     Args:
         memory_bytes: Limit of its private memory (RLIMIT_DATA).
-        home: Where it runs; None: with the cores and the environment of this process.
+        home: Its cores and environment; None takes those of this process.
     """
 
     def __init__(self, memory_bytes: int, home: Home | None = None) -> None:
@@ -69,9 +66,9 @@ class RewardProcess:
         self._outbox: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         self._pending: dict[int, asyncio.Future[dict[str, Any]]] = {}
         self.resident = 0
-        """Bytes in RAM after its last answer."""
+        """Resident memory in bytes after its last answer."""
         self.loaded: set[str] = set()
-        """Rewards that it has made ready; kept by whoever asks."""
+        """Rewards that it has loaded; updated by the caller."""
         self.ended = threading.Event()
         for work, arguments in (
             (_write, (self._popen, self._outbox)),
@@ -82,21 +79,22 @@ class RewardProcess:
 
     @property
     def asked(self) -> int:
-        """Questions without an answer."""
+        """Number of messages without an answer."""
         return len(self._pending)
 
     async def ask(self, message: dict[str, Any], timeout: float, *, grace: float = 0) -> Any:
-        """The answer to a message of `process_main`.
+        """Send a message to `process_main` and return the answer.
 
         Args:
             message: Without its `id`.
             timeout: Deadline in seconds.
-            grace: Where above 0, how long the process may take to admit that it was cancelled.
+            grace: Above 0, the call is cancelled at the deadline, and this is the time to confirm
+            it.
 
         Raises:
-            ProcessEnded: There will be none.
-            TimeoutError: It took longer, and the process lives and answers.
-            Unanswered: It took longer, and the process is blocked by this call or another.
+            ProcessEnded: The process has ended.
+            TimeoutError: The deadline passed, and the process is responsive.
+            Unanswered: The deadline passed, and this call or another blocks the process.
         """
         number = next(self._numbers)
         future: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
@@ -120,7 +118,7 @@ class RewardProcess:
         return answer
 
     def close(self) -> None:
-        """Ends the process at once, and those that it started in its session."""
+        """Kill the process and the other processes of its session."""
         self._finalizer()
 
     def _send(self, message: dict[str, Any]) -> None:
@@ -145,7 +143,7 @@ def _read(
     assert popen.stdout is not None
     with popen.stdout:
         for line in popen.stdout:
-            with suppress(ValueError, KeyError):  # not ours, or nobody waits any more
+            with suppress(ValueError, KeyError):  # no answer, or nobody waits for it
                 answer = json.loads(line)
                 _resolve(pending[answer["id"]], answer)
     popen.wait()
@@ -163,7 +161,7 @@ def _resolve(future: asyncio.Future[dict[str, Any]], result: dict[str, Any] | Ex
         else:
             future.set_result(result)
 
-    with suppress(RuntimeError):  # the loop is closed: nobody waits any more
+    with suppress(RuntimeError):  # the loop is closed
         future.get_loop().call_soon_threadsafe(resolve)
 
 

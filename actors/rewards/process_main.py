@@ -1,11 +1,11 @@
-"""What a reward process runs: reads calls from its input, and writes what came out.
+"""The program of a reward process: reads calls from its input and writes their results.
 
     python -m actors.rewards.process_main MEMORY_BYTES PARENT_PID CORES
 
-One JSON object a line in both directions. `{"load": [name, options]}` makes a reward ready,
-`{"call": [name, options], "arguments": [...]}` calls it, `{"cancel": id}` ends a coroutine; each of
-the first two has an `id`, and one answer with it. What rewards print goes to the log. The process
-ends with whoever started it. It keeps nothing from the outside: it isolates failures, not attacks.
+Messages are JSON objects, one a line, in both directions. `{"load": [name, options]}` loads a
+reward, `{"call": [name, options], "arguments": [...]}` calls it, `{"cancel": id}` ends a coroutine;
+each of the first two has an `id`, and one answer with it. Rewards print to the log. The process
+ends with its parent. It isolates failures, not attacks.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ PR_SET_PDEATHSIG = 1
 
 
 class Server:
-    """Answers calls; coroutines wait side by side, everything else in its turn."""
+    """Answers calls; coroutines run concurrently, plain functions one after the other."""
 
     def __init__(self, out: int) -> None:
         self._out = out
@@ -36,7 +36,7 @@ class Server:
         self._running: dict[int, asyncio.Task[None]] = {}
 
     def take(self, message: dict[str, Any]) -> None:
-        """Begins what a line asks for."""
+        """Start the work of one message."""
         if "cancel" in message:
             task = self._running.get(message["cancel"])
             if task is not None:
@@ -62,14 +62,14 @@ class Server:
             answer = {"error": f"cannot be used: {error}"}
         except MemoryError as error:
             answer = {"error": f"raised {error!r}", "memory": True}
-        except BaseException as error:  # noqa: BLE001  (SystemExit too: told to whoever asked)
+        except BaseException as error:  # noqa: BLE001  (SystemExit too: the caller gets it)
             answer = {"error": f"raised {error!r}"}
         line = json.dumps({"id": message["id"], "resident": resident_bytes(), **answer}) + "\n"
         _write(self._out, line.encode())
 
     async def _call(self, reward: list[Any], arguments: list[Any]) -> dict[str, float]:
-        found = self._reward(*reward)(*arguments)
-        return parts_of(reward[0], await found if inspect.isawaitable(found) else found)
+        value = self._reward(*reward)(*arguments)
+        return parts_of(reward[0], await value if inspect.isawaitable(value) else value)
 
     def _reward(self, name: str, options: dict[str, Any]) -> RewardFunction:
         key = json.dumps([name, options])
@@ -79,7 +79,7 @@ class Server:
 
 
 def resident_bytes() -> int:
-    """Memory of this process that is in RAM."""
+    """Return the resident memory of this process."""
     with open("/proc/self/statm", encoding="ascii") as file:
         return int(file.read().split()[1]) * resource.getpagesize()
 
@@ -102,7 +102,7 @@ async def _serve_until_end(out: int) -> None:
 
 
 def main() -> None:
-    """Serves until the input ends."""
+    """Serve until the input ends."""
     memory, parent = int(sys.argv[1]), int(sys.argv[2])
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:  # it died before

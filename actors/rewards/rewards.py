@@ -8,6 +8,7 @@ cost many times their own work.
 
 import asyncio
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, Protocol
 
 from actors.errors import InputError, RewardFailed, RewardModelLost
@@ -16,7 +17,7 @@ from actors.rewards.code import read_tests
 from actors.rewards.learned import LearnedReward, TextScorer
 from actors.rewards.parts import NoNumber, parts_of
 from actors.rewards.pool import RewardPool
-from actors.rewards.registry import check_options, find_reward, is_coroutine
+from actors.rewards.registry import RewardFunction, check_options, find_reward, is_coroutine
 from actors.sandbox import check_sandbox
 from queues.records import FinishReason, Prompt
 
@@ -47,30 +48,22 @@ class Reward(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
 class Inline:
-    """A coroutine function that is called in this process.
+    """A coroutine function that never blocks, called in this process."""
 
-    Args:
-        name: Name of its part.
-        function: A coroutine function that never blocks.
-        timeout: Deadline in seconds.
-        late: Error of a call that takes longer.
-    """
-
-    def __init__(
-        self,
-        name: str,
-        function: Any,
-        timeout: float,
-        late: type[RewardFailed | RewardModelLost] = RewardFailed,
-    ) -> None:
-        self._name, self._function, self._timeout, self._late = name, function, timeout, late
+    name: str
+    function: RewardFunction
+    timeout: float
+    """Deadline in seconds."""
+    late: type[RewardFailed | RewardModelLost] = RewardFailed
+    """Error of a call that takes longer."""
 
     async def parts(self, arguments: Arguments) -> dict[str, float]:
         """See `Reward.parts`."""
         try:
-            async with asyncio.timeout(self._timeout) as deadline:
-                return parts_of(self._name, await self._function(*arguments))
+            async with asyncio.timeout(self.timeout) as deadline:
+                return parts_of(self.name, await self.function(*arguments))
         except RewardModelLost as error:
             raise RewardModelLost(f"has no score: {error}") from error
         except NoNumber as error:
@@ -79,37 +72,28 @@ class Inline:
             raise
         except Exception as error:
             if deadline.expired():
-                raise self._late(f"took longer than {self._timeout:g} s") from None
+                raise self.late(f"took longer than {self.timeout:g} s") from None
             raise RewardFailed(f"raised {error!r}") from error
 
 
+@dataclass(frozen=True, slots=True)
 class Isolated:
-    """A reward that is called in a process of its own.
+    """A reward that is called in a process of its own."""
 
-    Args:
-        name: As in the recipe.
-        options: Its keyword-only arguments.
-        pool: Processes to call it in.
-        timeout: Deadline in seconds.
-        coroutine: True if many calls may wait in one process.
-    """
-
-    def __init__(
-        self,
-        name: str,
-        options: Mapping[str, Any],
-        pool: RewardPool,
-        timeout: float,
-        *,
-        coroutine: bool,
-    ) -> None:
-        self._reward = (name, dict(options))
-        self._pool, self._timeout, self._coroutine = pool, timeout, coroutine
+    name: str
+    options: Mapping[str, Any]
+    """Its keyword-only arguments."""
+    pool: RewardPool
+    timeout: float
+    """Deadline in seconds."""
+    coroutine: bool
+    """True if many calls may wait in one process."""
 
     async def parts(self, arguments: Arguments) -> dict[str, float]:
         """See `Reward.parts`."""
-        return await self._pool.call(
-            self._reward, arguments, timeout=self._timeout, coroutine=self._coroutine
+        reward = (self.name, dict(self.options))
+        return await self.pool.call(
+            reward, arguments, timeout=self.timeout, coroutine=self.coroutine
         )
 
 
@@ -197,7 +181,7 @@ def load_rewards(
         function, entry = find_reward(name, chosen), REWARDS.find(name)
         if entry is not None and entry.inline:
             return Inline(name, function, timeout)
-        return Isolated(name, chosen, pool, timeout, coroutine=is_coroutine(function))
+        return Isolated(name, chosen, pool, timeout, is_coroutine(function))
 
     return Rewards({name: load(name) for name in dict.fromkeys(names)})
 

@@ -1,8 +1,10 @@
-"""How close a completion comes to the answer, by edits of characters."""
+"""The reward `similarity`: edit distance between a completion and the answer."""
 
 from collections import defaultdict
 from collections.abc import Mapping
 from typing import Any
+
+from actors.rewards.answers import required_answer
 
 
 def similarity(
@@ -13,27 +15,25 @@ def similarity(
     Raises:
         ValueError: The prompt has no answer.
     """
-    if answer is None:
-        raise ValueError("the prompt has no answer to compare with")
-    found, gold = completion.strip(), answer.strip()
-    return 1.0 - edits(found, gold) / max(len(found), len(gold), 1)
+    text, gold = completion.strip(), required_answer(answer).strip()
+    return 1.0 - edits(text, gold) / max(len(text), len(gold), 1)
 
 
 def edits(one: str, other: str) -> int:
-    """Fewest insertions, deletions and replacements that turn one text into the other.
+    """Count the fewest insertions, deletions and replacements that turn one text into the other.
 
     The bit-parallel algorithm of Hyyrö (2003, "A bit-vector algorithm for computing Levenshtein and
     Damerau edit distances"), one bit a character of `one`: a column of the table is two integers.
     """
     if not one:
         return len(other)
-    places: dict[str, int] = defaultdict(int)
-    for place, character in enumerate(one):
-        places[character] |= 1 << place
+    positions: dict[str, int] = defaultdict(int)
+    for index, character in enumerate(one):
+        positions[character] |= 1 << index
     everywhere, last = (1 << len(one)) - 1, 1 << (len(one) - 1)
     rising, falling, distance = everywhere, 0, len(one)
     for character in other:
-        equal = places.get(character, 0)
+        equal = positions.get(character, 0)
         diagonal = (((equal & rising) + rising) ^ rising) | equal | falling
         up = falling | (everywhere & ~(diagonal | rising))
         down = rising & diagonal

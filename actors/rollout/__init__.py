@@ -1,1 +1,1 @@
-"""The loop of a rollout actor, and what it reports."""
+"""The loop of a rollout actor, its episodes and its statistics."""

@@ -33,7 +33,7 @@ class Renderer:
                 "actors.chat_template = true, but the tokenizer has no chat template; "
                 'use false or "auto"'
             )
-        self._tokenizer = tokenizer
+        self.tokenizer = tokenizer
         self._templated = has_template and chat_template is not False
         self._last: tuple[tuple[Message, ...], list[int]] = ((), [])
         """Prompt and ids of the last call: every rollout of a group renders the same prompt."""
@@ -51,8 +51,8 @@ class Renderer:
 
     def _prompt(self, messages: Sequence[Message]) -> list[int]:
         if self._templated:
-            return self._encode(self._template(messages))
-        return self._encode("".join(message.content for message in messages))
+            return self.encode(self._template(messages))
+        return self.encode("".join(message.content for message in messages))
 
     def continuation(self, messages: Sequence[Message], last: int) -> list[int]:
         """Return the ids to append after a message of the policy.
@@ -68,7 +68,7 @@ class Renderer:
                 refuses.
         """
         if not self._templated:
-            return self._encode("".join(message.content for message in messages))
+            return self.encode("".join(message.content for message in messages))
         user, policy = Message("user", "-"), Message("assistant", PLACEHOLDER)
         before = self._template([user])
         whole = self._template([user, policy, *messages])
@@ -77,12 +77,12 @@ class Renderer:
                 "the chat template rewrites earlier messages, so that a conversation of several "
                 "turns cannot be continued; use actors.chat_template = false"
             )
-        ids = self._encode(whole.partition(PLACEHOLDER)[2])
+        ids = self.encode(whole.partition(PLACEHOLDER)[2])
         return ids[1:] if ids[:1] == [last] else ids
 
     def text(self, token_ids: Sequence[int]) -> str:
         """Decode a message of the policy, without end-of-sequence and other special tokens."""
-        text: str = self._tokenizer.decode(
+        text: str = self.tokenizer.decode(
             list(token_ids), skip_special_tokens=True, clean_up_tokenization_spaces=False
         )
         return text
@@ -90,7 +90,7 @@ class Renderer:
     def _template(self, messages: Sequence[Message]) -> str:
         plain = [{"role": message.role, "content": message.content} for message in messages]
         try:
-            text: str = self._tokenizer.apply_chat_template(
+            text: str = self.tokenizer.apply_chat_template(
                 plain, tokenize=False, add_generation_prompt=True
             )
         except Exception as error:
@@ -100,9 +100,10 @@ class Renderer:
             ) from error
         return text
 
-    def _encode(self, text: str) -> list[int]:
-        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False)
-        unknown = unknown_character(self._tokenizer, text, ids)
+    def encode(self, text: str) -> list[int]:
+        """Encode a text; raise PromptRefused for a character without a token."""
+        ids: list[int] = self.tokenizer.encode(text, add_special_tokens=False)
+        unknown = unknown_character(self.tokenizer, text, ids)
         if unknown is not None:
             raise PromptRefused(
                 f"the tokenizer has no token for {unknown!r} in {text[:80]!r}, and would write it "

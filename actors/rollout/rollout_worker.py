@@ -84,7 +84,7 @@ class RolloutWorker:
         self._occupancy = self.statistics.occupancy
         self._evaluated: asyncio.Future[None] | None = None
         """Done when nothing is left to evaluate at the version; `on_version` waits for it."""
-        self._held: dict[tuple[str, int], asyncio.Task[None]] = {}
+        self.held: dict[tuple[str, int], asyncio.Task[None]] = {}
         """Tasks of the groups with a lease, by group id and attempt."""
         self._running: dict[tuple[str, int], int] = {}
         """Rollouts of each held group that have not ended."""
@@ -140,7 +140,7 @@ class RolloutWorker:
                     for lease in await self._lease(capacity, POLL_SECONDS):
                         self._begin(lease, tasks)
                 await self._hand_over()
-                for task in (*background, *self._held.values()):
+                for task in (*background, *self.held.values()):
                     task.cancel()
         except BaseExceptionGroup as errors:
             error = root_error(errors)
@@ -159,7 +159,7 @@ class RolloutWorker:
         while not stop.is_set():
             self._changed.clear()
             pinned, capacity = self._evaluated, self._capacity()
-            idle = not self._held  # before asking: a group that fails meanwhile is leased again
+            idle = not self.held  # before asking: a group that fails meanwhile is leased again
             leases = await self._lease(capacity, 0.0) if capacity > 0 else []
             for lease in leases:
                 self._begin(lease, tasks)
@@ -180,8 +180,8 @@ class RolloutWorker:
         self._leaving = True
         with suppress(ActorsError):  # an engine that is gone has nothing to save
             await self.interrupt()
-            if self._held:
-                await asyncio.wait([*self._held.values()], timeout=HAND_OVER_SECONDS)
+            if self.held:
+                await asyncio.wait([*self.held.values()], timeout=HAND_OVER_SECONDS)
 
     def _capacity(self) -> int:
         """Return how many rollouts may begin now."""
@@ -192,10 +192,10 @@ class RolloutWorker:
         )
 
     def _begin(self, lease: Lease, tasks: asyncio.TaskGroup) -> None:
-        self._occupancy.change(lease.room)
+        self._occupancy.change(lease.capacity)
         key = (lease.group_id, lease.attempt)
-        self._running[key] = lease.room
-        self._held[key] = task = tasks.create_task(self._complete(lease))
+        self._running[key] = lease.capacity
+        self.held[key] = task = tasks.create_task(self._complete(lease))
         task.add_done_callback(lambda _: self._end(lease))
 
     def _vacate(self, lease: Lease) -> None:
@@ -206,7 +206,7 @@ class RolloutWorker:
 
     def _end(self, lease: Lease) -> None:
         self._occupancy.change(-self._running.pop((lease.group_id, lease.attempt)))
-        del self._held[lease.group_id, lease.attempt]
+        del self.held[lease.group_id, lease.attempt]
         self._partial_groups.pop((lease.group_id, lease.attempt), None)
         self._changed.set()
 
@@ -266,7 +266,7 @@ class RolloutWorker:
                     episodes.create_task(
                         self._episode(lease if index < lease.group_size else greedy, index, partial)
                     )
-                    for index in range(lease.room)
+                    for index in range(lease.capacity)
                 ]
         except BaseExceptionGroup as errors:
             raise root_error(errors) from errors
@@ -300,10 +300,10 @@ class RolloutWorker:
         """Renew the leases, save finished rollouts, and abort the groups whose lease is lost."""
         while True:
             await asyncio.sleep(self.heartbeat_seconds)
-            if not self._held:
+            if not self.held:
                 continue
-            for lost in await self.work.heartbeat(self._engine_id, list(self._held)):
-                if (task := self._held.get(lost)) is not None:
+            for lost in await self.work.heartbeat(self._engine_id, list(self.held)):
+                if (task := self.held.get(lost)) is not None:
                     task.cancel()
             for partial in [*self._partial_groups.values()]:
                 if partial.due:

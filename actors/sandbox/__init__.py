@@ -1,4 +1,4 @@
-"""Runs programs that nobody has read, kept from everything but their own input and output."""
+"""Runs untrusted programs, isolated from everything but their own input and output."""
 
 from actors.sandbox.sandbox import Outcome, Sandbox, check_sandbox
 

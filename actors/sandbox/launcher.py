@@ -1,14 +1,14 @@
-"""What stands between the kernel and a program in the sandbox: three processes, one inside another.
+"""Starts a program in the sandbox, through three nested processes.
 
     launcher ─new namespaces─▶ init (pid 1: mounts, a root of its own, no rights) ─▶ the program
 
-Run by path, as `python -I -S launcher.py CONFIG_FD STATUS_FD`, and imports nothing of ours but the
-file beside it. CONFIG is JSON (`sandbox.Sandbox` writes it). To STATUS lines of JSON are written,
-each with the time in `at`: `{"started": true}` just before the program begins, and how it ended as
-`{"exit": code}` or `{"signal": number}`; or `{"error": text}` where it was not started. Every step
-must succeed before the next: nothing of the program runs in a sandbox that lacks a wall.
+It runs as `python -I -S launcher.py CONFIG_FD STATUS_FD`, and imports nothing of Headway but the
+file beside it. CONFIG is JSON (`sandbox.Sandbox` writes it). STATUS receives lines of JSON, each
+with the time in `at`: `{"started": true}` just before the program begins, then `{"exit": code}` or
+`{"signal": number}`; or `{"error": text}` if it was not started. Every step must succeed before the
+next: no program runs in a sandbox with an incomplete barrier.
 
-Walls: user (unless started by root, who becomes nobody), mount, pid, network, IPC and UTS
+Barriers: user (unless started by root, who becomes nobody), mount, pid, network, IPC and UTS
 namespaces; a root file system of a few read-only directories without /proc, /etc or any home; one
 small writable folder that holds no programs; limits of memory, time, file size, files and threads;
 no capabilities, no new privileges; a list of allowed system calls. When the launcher dies, the
@@ -36,24 +36,24 @@ SYS_PIVOT_ROOT, SYS_CAPSET, SYS_MOUNT_SETATTR = 155, 126, 442
 AT_RECURSIVE, AT_FDCWD = 0x8000, -100
 DEVICES = ("null", "zero", "full", "urandom")
 FIRST_USER = 0x60000000
-"""Users of sandboxes that root starts: nobody else's, and one for each that runs at a time."""
+"""First user id of sandboxes that root starts; each running sandbox has an id of its own."""
 libc = ctypes.CDLL(None, use_errno=True)
 
 
 def check(what: str, result: int) -> None:
-    """Raises what a call of libc has left in errno."""
+    """Raise OSError from errno if a call of libc failed."""
     if result < 0:
         number = ctypes.get_errno()
         raise OSError(number, f"{what}: {os.strerror(number)}")
 
 
 def prctl(what: str, option: int, *values: Any) -> None:
-    """One setting of this process."""
+    """Change one setting of this process."""
     check(what, libc.prctl(option, *values, *[0] * (4 - len(values))))
 
 
 def mount(source: str, target: str, kind: str | None, flags: int, data: str | None = None) -> None:
-    """Mounts a file system, or a folder somewhere else."""
+    """Mount a file system or folder."""
     texts = [None if text is None else text.encode() for text in (source, target, kind, data)]
     check(
         f"mount {target}",
@@ -62,7 +62,7 @@ def mount(source: str, target: str, kind: str | None, flags: int, data: str | No
 
 
 def unshare(*, root: bool) -> None:
-    """New namespaces of every kind; as oneself in a new user namespace where that is needed."""
+    """Enter new namespaces of every kind; without root, in a new user namespace."""
     flags = CLONE_NEWNS | CLONE_NEWUTS | CLONE_NEWIPC | CLONE_NEWPID | CLONE_NEWNET
     user, group = os.getuid(), os.getgid()
     check("unshare", libc.unshare(flags | (0 if root else CLONE_NEWUSER)))
@@ -77,7 +77,7 @@ def unshare(*, root: bool) -> None:
 
 
 def bind_read_only(source: str, target: str) -> None:
-    """Shows a folder of the machine, with all that is mounted in it, for reading."""
+    """Mount a folder of the machine, with the mounts in it, read-only."""
     os.makedirs(target, exist_ok=True)
     mount(source, target, None, MS_BIND | MS_REC)
     wanted = (ctypes.c_uint64 * 4)(MS_RDONLY | MS_NOSUID | MS_NODEV, 0, 0, 0)
@@ -95,7 +95,7 @@ def bind_read_only(source: str, target: str) -> None:
 
 
 def build_root(config: dict[str, Any]) -> None:
-    """Moves into a root of its own that holds what the config names, a few devices and /work."""
+    """Change to a new root that holds the folders of the config, a few devices and /work."""
     mount("none", "/", None, MS_REC | MS_PRIVATE)
     root = "/tmp"
     mount("sandbox", root, "tmpfs", MS_NOSUID | MS_NODEV, "size=1m,nr_inodes=512,mode=755")
@@ -128,7 +128,7 @@ def build_root(config: dict[str, Any]) -> None:
 
 
 def drop_rights(user: int | None) -> None:
-    """Becomes a user without any right, for good."""
+    """Become a user without any privilege, irrevocably."""
     if user is not None:
         os.setgroups([])
         os.setresgid(user, user, user)
@@ -141,13 +141,13 @@ def drop_rights(user: int | None) -> None:
 
 
 def limit(config: dict[str, Any]) -> None:
-    """What the program may use."""
+    """Set the resource limits of the program."""
     for name, most in config["limits"].items():
         resource.setrlimit(getattr(resource, name), (most, most))
 
 
 def allow_system_calls(program: bytes) -> None:
-    """Installs a seccomp filter."""
+    """Install a seccomp filter."""
     buffer = ctypes.create_string_buffer(program, len(program))
 
     class Program(ctypes.Structure):
@@ -158,13 +158,13 @@ def allow_system_calls(program: bytes) -> None:
 
 
 def report(status: int, what: dict[str, Any]) -> None:
-    """Tells whoever started the launcher; the clock is the same in all processes."""
+    """Write a status line; the clock is the same in all processes."""
     line = json.dumps({**what, "at": time.monotonic()})
     os.write(status, line.encode() + b"\n")
 
 
 def run_program(config: dict[str, Any], program: bytes, status: int) -> NoReturn:
-    """Becomes the program."""
+    """Replace this process by the program."""
     try:
         os.setsid()
         limit(config)
@@ -173,13 +173,13 @@ def run_program(config: dict[str, Any], program: bytes, status: int) -> NoReturn
         allow_system_calls(program)
         report(status, {"started": True})
         os.execve(config["command"][0], config["command"], config["environment"])
-    except BaseException as error:  # noqa: BLE001  (the only way to tell)
+    except BaseException as error:  # noqa: BLE001  (reported as status)
         report(status, {"error": f"the program was not started: {error}"})
     os._exit(1)
 
 
 def run_init(config: dict[str, Any], program: bytes, status: int) -> NoReturn:
-    """Pid 1 of the sandbox: builds it, starts the program, and ends everything with it."""
+    """Run pid 1 of the sandbox: build it, start the program, and end everything with it."""
     try:
         prctl("die with the launcher", PR_SET_PDEATHSIG, signal.SIGKILL)
         signal.signal(signal.SIGALRM, lambda *_: os._exit(1))
@@ -198,13 +198,13 @@ def run_init(config: dict[str, Any], program: bytes, status: int) -> NoReturn:
                 break
         code = os.waitstatus_to_exitcode(how)
         report(status, {"exit": code} if code >= 0 else {"signal": -code})
-    except BaseException as error:  # noqa: BLE001  (the only way to tell)
+    except BaseException as error:  # noqa: BLE001  (reported as status)
         report(status, {"error": str(error)})
     os._exit(0)
 
 
 def load_filter() -> bytes:
-    """The filter of the file beside this one; read before the root changes."""
+    """Return the filter of the file beside this one; call it before the root changes."""
     path = os.path.join(os.path.dirname(os.path.abspath(__file__)), "system_calls.py")
     spec = importlib.util.spec_from_file_location("system_calls", path)
     assert spec is not None
@@ -216,7 +216,7 @@ def load_filter() -> bytes:
 
 
 def main() -> None:
-    """Reads what to run, makes the namespaces, and waits for init."""
+    """Read the config, enter the namespaces, and wait for init."""
     status = int(sys.argv[2])
     try:
         with open(int(sys.argv[1]), encoding="utf-8", errors="surrogatepass") as file:
@@ -233,7 +233,7 @@ def main() -> None:
         if child == 0:
             run_init(config, program, status)
         os.waitpid(child, 0)
-    except BaseException as error:  # noqa: BLE001  (the only way to tell)
+    except BaseException as error:  # noqa: BLE001  (reported as status)
         report(status, {"error": str(error)})
 
 

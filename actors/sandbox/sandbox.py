@@ -1,8 +1,8 @@
-"""Runs one Python program at a time in a sandbox, and tells how it ended.
+"""Runs one Python program at a time in a sandbox, and returns its outcome.
 
-The walls are those of `launcher`. They need Linux 5.12 on x86-64, and either root with
-CAP_SYS_ADMIN or user namespaces that everybody may make; where they cannot be had nothing is run.
-What is left to an attacker is the kernel behind the allowed system calls, and side channels.
+The barriers are those of `launcher`. They need Linux 5.12 on x86-64, and either root with
+CAP_SYS_ADMIN or unprivileged user namespaces; without them nothing is run. An attacker is left with
+the kernel behind the allowed system calls, and side channels.
 """
 
 import json
@@ -23,9 +23,9 @@ from actors.sandbox.system_calls import MACHINE
 
 LAUNCHER = Path(__file__).with_name("launcher.py")
 FOLDERS = ("/usr/lib", "/usr/lib64", "/lib", "/lib64")
-"""What a Python interpreter needs beside its own folder, where it is there."""
+"""Folders that a Python interpreter needs beside its own, where they exist."""
 START_SECONDS = 30.0
-"""What a sandbox gets to start its program, and to end after it; apart from the program's time."""
+"""Default of `Sandbox.start_seconds`."""
 
 PROBE = """
 import os, socket
@@ -53,17 +53,17 @@ print("walls stand" if not seen else f"the program had {seen}")
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How a program ended."""
+    """The end of a program, and its output."""
 
     ended: Literal["exit", "signal", "timeout", "output"]
     """`timeout` and `output`: it was stopped at its limit."""
     code: int
     """Exit code, or the number of the signal."""
     stdout: str
-    """What it wrote, up to the limit."""
+    """Its standard output, up to the limit."""
     stderr: str
     seconds: float
-    """Of the program alone."""
+    """Duration of the program alone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,39 +71,41 @@ class Sandbox:
     """Limits of a program."""
 
     seconds: float = 10.0
-    """Of the clock, the start of the program's interpreter included, that of the sandbox not."""
+    """Time limit, with the start of the program's interpreter but not that of the sandbox."""
     memory_mib: int = 256
     """Address space."""
     disk_mib: int = 16
-    """Of its folder /work, which lies in memory too."""
+    """Size of its folder /work, which is in memory too."""
     output_kib: int = 1024
-    """Of standard output, and as many of standard error."""
+    """Limit of standard output, and another of standard error."""
     threads: int = 16
+    start_seconds: float = START_SECONDS
+    """Time for the sandbox to start its program, and to end after it."""
 
     def run(self, program: str, stdin: str = "") -> Outcome:
-        """Runs a program of Python's standard library; blocks until it has ended.
+        """Run a program of Python's standard library; blocks until it has ended.
 
         Args:
             program: Source text.
-            stdin: What it can read.
+            stdin: Its standard input.
 
         Raises:
-            InputError: The sandbox cannot be had, or not within `START_SECONDS`; names what is
+            InputError: The sandbox is unavailable, or not within `start_seconds`; names what is
                 missing. Nothing was run.
         """
         status_read, status_write = os.pipe()
         with tempfile.TemporaryFile("w+", encoding="utf-8", errors="surrogatepass") as config:
-            json.dump(self._config(program), config)
+            json.dump(self.launcher_config(program), config)
             config.flush()
             config.seek(0)
-            handed = (config.fileno(), status_write)
+            descriptors = (config.fileno(), status_write)
             try:
                 process = subprocess.Popen(
-                    [sys.executable, "-I", "-S", "-B", str(LAUNCHER), *map(str, handed)],
+                    [sys.executable, "-I", "-S", "-B", str(LAUNCHER), *map(str, descriptors)],
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
                     stderr=subprocess.PIPE,
-                    pass_fds=handed,
+                    pass_fds=descriptors,
                     start_new_session=True,
                     cwd="/",
                     env={},
@@ -111,27 +113,28 @@ class Sandbox:
             finally:
                 os.close(status_write)
         with process, open(status_read, "rb", buffering=0) as pipe:
-            status = _Status(self.seconds)
+            status = _Status(self.seconds, self.start_seconds)
             try:
                 stopped, outputs = self._exchange(
                     process, stdin.encode(errors="replace"), pipe.fileno(), status
                 )
             finally:
-                process.kill()  # and so init, and so all that is in it
-            process.wait(START_SECONDS)
+                process.kill()  # which ends init, and so everything in the sandbox
+            process.wait(self.start_seconds)
         texts = [output.decode(errors="replace") for output in outputs]
-        said = status.said
-        if "error" in said:
-            raise InputError(unavailable(said["error"]))
+        reported = status.reported
+        if "error" in reported:
+            raise InputError(unavailable(reported["error"]))
         if stopped is not None:
             return Outcome(stopped, 0, texts[0], texts[1], status.seconds())
-        if "signal" in said:
-            return Outcome("signal", said["signal"], texts[0], texts[1], status.seconds())
-        if "exit" in said:
-            return Outcome("exit", said["exit"], texts[0], texts[1], status.seconds())
+        if "signal" in reported:
+            return Outcome("signal", reported["signal"], texts[0], texts[1], status.seconds())
+        if "exit" in reported:
+            return Outcome("exit", reported["exit"], texts[0], texts[1], status.seconds())
         raise InputError(unavailable(f"the launcher did not say how it ended: {texts[1]}"))
 
-    def _config(self, program: str) -> dict[str, Any]:
+    def launcher_config(self, program: str) -> dict[str, Any]:
+        """Return the CONFIG that `launcher` reads."""
         prefix = os.path.realpath(sys.base_prefix)
         folders = [path for path in FOLDERS if os.path.lexists(path)]
         folders = [path for path in folders if not path.startswith(prefix + "/")] + [prefix]
@@ -143,7 +146,7 @@ class Sandbox:
             "command": [interpreter, "-I", "-B", "/work/program.py"],
             "environment": {"PATH": "", "HOME": "/work", "LD_LIBRARY_PATH": f"{prefix}/lib"},
             "folders": folders,
-            "seconds": START_SECONDS + self.seconds,
+            "seconds": self.start_seconds + self.seconds,
             "disk_bytes": bytes_of_disk,
             "files": 1024,
             "limits": {
@@ -161,7 +164,7 @@ class Sandbox:
     def _exchange(
         self, process: subprocess.Popen[bytes], stdin: bytes, pipe: int, status: "_Status"
     ) -> tuple[Literal["timeout", "output"] | None, list[bytearray]]:
-        """Feeds the program and takes what it writes and what is told of it, up to the limits."""
+        """Exchange input, output and status with the program, up to the limits."""
         outputs = [bytearray(), bytearray()]
         assert process.stdin is not None
         with selectors.DefaultSelector() as selector:
@@ -189,59 +192,60 @@ class Sandbox:
                 most = self.output_kib * 1024
                 if max(map(len, outputs)) > most:
                     return "output", [output[:most] for output in outputs]
-                if late and status.deadline == deadline:  # nor was it told just now
+                if late and status.deadline == deadline:  # and no status line has moved it
                     return status.late(), outputs
         return None, outputs
 
 
 class _Status:
-    """What the launcher has told, and when it must tell more.
+    """The status lines of the launcher, and the deadline of the next.
 
     Args:
-        seconds: Of the program, from when it was started.
+        seconds: Time limit of the program, from its start.
+        start_seconds: Time to start it, and to end after it.
     """
 
-    def __init__(self, seconds: float) -> None:
-        self.said: dict[str, Any] = {}
-        self.deadline = time.monotonic() + START_SECONDS
-        self._limit = seconds
+    def __init__(self, seconds: float, start_seconds: float) -> None:
+        self.reported: dict[str, Any] = {}
+        self.deadline = time.monotonic() + start_seconds
+        self._limit, self._start_seconds = seconds, start_seconds
         self._text = b""
 
     def take(self, block: bytes) -> None:
-        """Reads on; a line moves the deadline."""
+        """Parse more status; a line moves the deadline."""
         *lines, self._text = (self._text + block).split(b"\n")
         for line in lines:
-            told = json.loads(line)
-            if "started" in told:
-                self.said["started"] = told["at"]
-                self.deadline = told["at"] + self._limit
+            event = json.loads(line)
+            if "started" in event:
+                self.reported["started"] = event["at"]
+                self.deadline = event["at"] + self._limit
             else:
-                self.said |= told
-                self.deadline = time.monotonic() + START_SECONDS
+                self.reported |= event
+                self.deadline = time.monotonic() + self._start_seconds
 
     def seconds(self) -> float:
-        """Of the program, until its end or now."""
-        seconds: float = self.said.get("at", time.monotonic()) - self.said["started"]
+        """Return the duration of the program, until its end or now."""
+        seconds: float = self.reported.get("at", time.monotonic()) - self.reported["started"]
         return seconds
 
     def late(self) -> Literal["timeout"] | None:
-        """Whose fault a missed deadline is: the program's, or nobody's once it has ended.
+        """Return "timeout" if the program missed its deadline, and None if it has ended.
 
         Raises:
-            InputError: The sandbox's, which had not started it.
+            InputError: The sandbox had not started the program.
         """
-        if "at" in self.said:
+        if "at" in self.reported:
             return None
-        if "started" in self.said:
+        if "started" in self.reported:
             return "timeout"
         raise InputError(
-            f"the sandbox did not start a program within {START_SECONDS:g} s, and nothing was run; "
-            "give this machine less to do at once"
+            f"the sandbox did not start a program within {self._start_seconds:g} s, and nothing "
+            "was run; give this machine less to do at once"
         )
 
 
 def _feed(descriptor: int, text: bytes) -> bytes:
-    """Writes what fits; what is left, nothing where nobody reads."""
+    """Write what fits; return the rest, or nothing if the reader has gone."""
     try:
         return text[os.write(descriptor, text[:65536]) :] if text else b""
     except BlockingIOError:
@@ -252,10 +256,10 @@ def _feed(descriptor: int, text: bytes) -> bytes:
 
 @lru_cache(maxsize=1)
 def check_sandbox() -> None:
-    """Runs a program that tries the walls.
+    """Run a program that tests the barriers.
 
     Raises:
-        InputError: One is missing, or the sandbox cannot be had; names what would help.
+        InputError: A barrier is missing, or the sandbox is unavailable; names what would help.
     """
     if platform.system() != "Linux" or platform.machine() != MACHINE:
         raise InputError(unavailable(f"it needs Linux on {MACHINE}"))
@@ -266,7 +270,7 @@ def check_sandbox() -> None:
 
 
 def unavailable(reason: str) -> str:
-    """The one message of a sandbox that cannot be had."""
+    """Return the message for a sandbox that is unavailable."""
     return (
         f"no sandbox for programs that models write on this machine ({reason}); it needs Linux "
         "5.12 on x86-64 and either user namespaces (sysctl kernel.unprivileged_userns_clone=1, "

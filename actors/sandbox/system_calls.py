@@ -1,6 +1,6 @@
 """The system calls that a program in the sandbox may make, as a seccomp filter for x86-64.
 
-Whatever is not listed fails with EPERM: sockets, new processes and namespaces, mounts, tracing,
+Every other call fails with EPERM: sockets, new processes and namespaces, mounts, tracing,
 memory that is a file (`memfd_create` and System V shared memory escape the limit of memory), keys,
 io_uring, performance counters, modules. Threads may be made. Imports nothing of ours: the launcher
 loads it by its path.
@@ -43,7 +43,7 @@ _EPERM, _ENOSYS = 1, 38
 
 
 def filter_program() -> bytes:
-    """The filter as the kernel takes it: one `struct sock_filter` after the other."""
+    """Return the filter in the kernel's format: one `struct sock_filter` after the other."""
     program = [
         (_LOAD, 0, 0, _ARCHITECTURE_AT),
         (_EQUAL, 1, 0, _ARCHITECTURE),
@@ -51,7 +51,7 @@ def filter_program() -> bytes:
         (_LOAD, 0, 0, _NUMBER_AT),
         (_AT_LEAST, 0, 1, _X32),
         (_RETURN, 0, 0, _KILL),
-        (_EQUAL, 0, 1, _CLONE3),  # its flags are out of a filter's reach: libc falls back to clone
+        (_EQUAL, 0, 1, _CLONE3),  # a filter cannot read its flags; libc falls back to clone
         (_RETURN, 0, 0, _ERROR | _ENOSYS),
     ]
     for number in ALLOWED.values():

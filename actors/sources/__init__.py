@@ -1,1 +1,1 @@
-"""Where prompts come from: one source a file, found by name or dotted path in `source`."""
+"""Prompt sources, by name or dotted path."""

@@ -4,58 +4,41 @@
 library `datasets`.
 """
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from actors.errors import InputError
-from actors.sources.protocol import Split
-from actors.sources.row_source import RowSource
-from actors.sources.rows import ParsedRows, RowOptions, read_rows, row_options
+from actors.sources.row_source import RowSource, Table
+from actors.sources.rows import RowOptions, read_rows, row_options
 from actors.sources.tables import read_table
 
 PATHS = ("path", "heldout_path")
 
 
-class FileSource(RowSource):
-    """Rows of a file (a `PromptSource`).
+def file_source(*, options: dict[str, Any], **order: Any) -> RowSource:
+    """Open a file as a source.
 
     Args:
         options: `path` of the file, `heldout_path` of a second one to hold out from, and those of
             `RowOptions`.
-        seed, split, heldout_size: As in `RowSource`.
+        **order: Keywords `seed`, `split` and `heldout_size` of `RowSource`.
 
     Raises:
         InputError: A file that cannot be read, rows that are malformed, or too few of them.
     """
-
-    def __init__(
-        self,
-        *,
-        options: dict[str, Any],
-        seed: int,
-        split: Split = "train",
-        heldout_size: int = 0,
-    ) -> None:
-        path, heldout_path = (_path(options, name) for name in PATHS)
-        if path is None:
-            raise InputError(
-                f"source 'files' with options {options}: give path, and if you like heldout_path "
-                f"and {', '.join(RowOptions.model_fields)}"
-            )
-        others = {key: value for key, value in options.items() if key not in PATHS}
-        chosen = row_options("files", others)
-        super().__init__(
-            _table(path, chosen),
-            _table(heldout_path, chosen) if heldout_path else None,
-            seed=seed,
-            split=split,
-            heldout_size=heldout_size,
-            shard=chosen.shard,
+    path, heldout_path = (_path(options, name) for name in PATHS)
+    if path is None:
+        raise InputError(
+            f"source 'files' with options {options}: give path, and if you like heldout_path "
+            f"and {', '.join(RowOptions.model_fields)}"
         )
+    others = {key: value for key, value in options.items() if key not in PATHS}
+    chosen = row_options("files", others)
+    heldout = _table(heldout_path, chosen) if heldout_path else None
+    return RowSource(_table(path, chosen), heldout, shard=chosen.shard, **order)
 
 
-def _table(path: Path, options: RowOptions) -> tuple[str, Callable[[], ParsedRows]]:
+def _table(path: Path, options: RowOptions) -> Table:
     return path.stem, lambda: read_rows(str(path), read_table(path), options)
 
 

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from actors.environments.single_turn import opening
@@ -16,26 +17,17 @@ PATIENCE = 10_000
 """Prompts in a row that may be left out before the source counts as exhausted."""
 
 
+@dataclass(frozen=True, slots=True)
 class FilteredSource:
-    """A source less some of its prompts (a `PromptSource`).
+    """A source less some of its prompts (a `PromptSource`)."""
 
-    Args:
-        source: Where prompts come from.
-        keeps: Returns True for the prompts to keep.
-        exhausted: Describes, given the last prompt, what `patience` prompts in a row were.
-        patience: Prompts in a row that may be left out.
-    """
-
-    def __init__(
-        self,
-        source: PromptSource,
-        keeps: Callable[[Prompt], bool],
-        exhausted: Callable[[Prompt], str],
-        *,
-        patience: int = PATIENCE,
-    ) -> None:
-        self._source, self._keeps, self._exhausted = source, keeps, exhausted
-        self._patience = patience
+    source: PromptSource
+    keeps: Callable[[Prompt], bool]
+    """Returns True for the prompts to keep."""
+    exhausted: Callable[[Prompt], str]
+    """Describes, given the last prompt, what `patience` prompts in a row were."""
+    patience: int = PATIENCE
+    """Prompts in a row that may be left out."""
 
     def next(self, count: int) -> list[Prompt]:
         """See `PromptSource.next`.
@@ -46,24 +38,24 @@ class FilteredSource:
         kept: list[Prompt] = []
         in_a_row = 0
         while len(kept) < count:
-            for prompt in self._source.next(count - len(kept)):
-                if self._keeps(prompt):
+            for prompt in self.source.next(count - len(kept)):
+                if self.keeps(prompt):
                     kept.append(prompt)
                     in_a_row = 0
                     continue
                 in_a_row += 1
-                if in_a_row == self._patience:
-                    reason = self._exhausted(prompt)
-                    raise InputError(f"{self._patience} prompts in a row were {reason}")
+                if in_a_row == self.patience:
+                    reason = self.exhausted(prompt)
+                    raise InputError(f"{self.patience} prompts in a row were {reason}")
         return kept
 
     def cursor(self) -> str:
         """See `PromptSource.cursor`."""
-        return self._source.cursor()
+        return self.source.cursor()
 
     def restore(self, cursor: str) -> None:
         """See `PromptSource.restore`."""
-        self._source.restore(cursor)
+        self.source.restore(cursor)
 
 
 def without_heldout(source: PromptSource, texts: frozenset[str]) -> FilteredSource:

@@ -8,53 +8,40 @@ from pathlib import Path
 from typing import Any
 
 from actors.errors import InputError
-from actors.sources.protocol import Split
-from actors.sources.row_source import RowSource
-from actors.sources.rows import ParsedRows, read_rows, row_options
+from actors.sources.row_source import RowSource, Table
+from actors.sources.rows import read_rows, row_options
 
 OWN_OPTIONS = ("split", "config", "heldout_split", "revision")
 
 
-class DatasetSource(RowSource):
-    """Rows of a data set (a `PromptSource`).
+def dataset_source(name: str, *, options: dict[str, Any], **order: Any) -> RowSource:
+    """Open a data set as a source.
 
     Args:
         name: On the hub, as "openai/gsm8k", or a folder, written by `save_to_disk` or of files.
         options: `split` ("train" if not given), `config`, `revision`, `heldout_split` to hold out
             from, and those of `RowOptions`.
-        seed, split, heldout_size: As in `RowSource`.
+        **order: Keywords `seed`, `split` and `heldout_size` of `RowSource`.
 
     Raises:
         InputError: The library is not installed, no such data set, or rows that are malformed.
     """
+    own = {key: value for key, value in options.items() if key in OWN_OPTIONS}
+    others = {key: value for key, value in options.items() if key not in OWN_OPTIONS}
+    chosen = row_options(f"datasets:{name}", others)
+    label = Path(name).name
 
-    def __init__(
-        self,
-        name: str,
-        *,
-        options: dict[str, Any],
-        seed: int,
-        split: Split = "train",
-        heldout_size: int = 0,
-    ) -> None:
-        own = {key: value for key, value in options.items() if key in OWN_OPTIONS}
-        others = {key: value for key, value in options.items() if key not in OWN_OPTIONS}
-        chosen = row_options(f"datasets:{name}", others)
-        part, heldout_part = own.get("split", "train"), own.get("heldout_split")
-        label = Path(name).name
+    def table(label: str, part: str) -> Table:
+        table_name = f"datasets:{name}[{part}]"
+        return label, lambda: read_rows(table_name, enumerate(_rows(name, part, own), 1), chosen)
 
-        def read(part: str) -> ParsedRows:
-            table = f"datasets:{name}[{part}]"
-            return read_rows(table, enumerate(_rows(name, part, own), 1), chosen)
-
-        super().__init__(
-            (label, lambda: read(part)),
-            (f"{label}_{heldout_part}", lambda: read(str(heldout_part))) if heldout_part else None,
-            seed=seed,
-            split=split,
-            heldout_size=heldout_size,
-            shard=chosen.shard,
-        )
+    heldout_part = own.get("heldout_split")
+    return RowSource(
+        table(label, own.get("split", "train")),
+        table(f"{label}_{heldout_part}", heldout_part) if heldout_part else None,
+        shard=chosen.shard,
+        **order,
+    )
 
 
 def _rows(name: str, part: str, options: dict[str, Any]) -> Iterable[dict[str, Any]]:

@@ -185,13 +185,13 @@ def weight_at(weight: float | Points, position: int) -> float:
 
 
 def _parts(options: dict[str, Any]) -> list[Part]:
-    given = options.get("parts")
-    if options.keys() != {"parts"} or not isinstance(given, list) or not given:
+    specified = options.get("parts")
+    if options.keys() != {"parts"} or not isinstance(specified, list) or not specified:
         raise InputError(
             f"source 'mixture' with options {options}: give parts, a list with a source each"
         )
     parts = []
-    for number, part in enumerate(given):
+    for number, part in enumerate(specified):
         try:
             parts.append(Part(**part))
         except (ValidationError, TypeError) as error:

@@ -19,10 +19,6 @@ from queues.records import Prompt
 
 SPACING = 10**8
 """Seeds of one split of one run; the held-out problems have the first range."""
-EPOCH = 10_000
-"""Items of one data set; a few tasks build all of them at once."""
-PATIENCE = 1000
-"""Known problems in a row after which the task counts as exhausted."""
 
 
 class ReasoningGymSource(ResumableSource):
@@ -39,6 +35,11 @@ class ReasoningGymSource(ResumableSource):
     Raises:
         InputError: No such task, options that it refuses, or fewer problems than are asked for.
     """
+
+    EPOCH = 10_000
+    """Items of one data set; a few tasks build all of them at once."""
+    PATIENCE = 1000
+    """Held-out problems in a row after which the task counts as exhausted."""
 
     def __init__(
         self,
@@ -68,11 +69,11 @@ class ReasoningGymSource(ResumableSource):
         self._train = split == "train"
         self._opened: tuple[int, Any] | None = None
         self._heldout: list[Prompt] = []
-        self._first_seed, self._label = 0, f"{task}_heldout"
+        self.first_seed, self._label = 0, f"{task}_heldout"
         self._hold_out(heldout_size)
         if self._train:
-            self._first_seed, self._label = SPACING * (seed + 1), task
-            self._data(self._first_seed)
+            self.first_seed, self._label = SPACING * (seed + 1), task
+            self._data(self.first_seed)
         self._texts = {prompt.text for prompt in self._heldout}
         self.position = 0
 
@@ -100,16 +101,16 @@ class ReasoningGymSource(ResumableSource):
 
     def _draw_unless(self, texts: set[str]) -> Prompt:
         """Return the next problem with none of these texts, and move past it."""
-        for _ in range(PATIENCE):
-            epoch, index = divmod(self.position, EPOCH)
+        for _ in range(self.PATIENCE):
+            epoch, index = divmod(self.position, self.EPOCH)
             self.position += 1
-            entry = self._data(self._first_seed + epoch * EPOCH)[index]
+            entry = self._data(self.first_seed + epoch * self.EPOCH)[index]
             if entry["question"] not in texts:
                 return self._prompt(entry, f"{self._label}/{epoch}/{index}")
         raise InputError(
             f"reasoning_gym:{self._task} with options {self._options} has too few different "
-            f"problems: {len(texts)} are held out, and the last {PATIENCE} were all among them; "
-            "hold out fewer, or make the task larger"
+            f"problems: {len(texts)} are held out, and all of the last {self.PATIENCE} were among "
+            "them; hold out fewer, or make the task larger"
         )
 
     def _data(self, seed: int) -> Any:
@@ -117,7 +118,7 @@ class ReasoningGymSource(ResumableSource):
         if self._opened is None or self._opened[0] != seed:
             try:
                 data = reasoning_gym.create_dataset(
-                    self._task, seed=seed, size=EPOCH, **self._options
+                    self._task, seed=seed, size=self.EPOCH, **self._options
                 )
             except (ValueError, TypeError, AssertionError) as error:
                 raise InputError(
@@ -138,8 +139,8 @@ class ReasoningGymSource(ResumableSource):
 
 def _at_level(task: str, options: dict[str, Any]) -> dict[str, Any]:
     """Add the options of a curriculum's level to explicit ones, which take precedence."""
-    given = dict(options)
-    level = given.pop("level")
+    explicit = dict(options)
+    level = explicit.pop("level")
     if not has_curriculum(task):
         raise InputError(
             f"reasoning_gym:{task} has no curriculum, and so no level; give its options"
@@ -153,7 +154,7 @@ def _at_level(task: str, options: dict[str, Any]) -> dict[str, Any]:
     curriculum.set_global_level(level)
     chosen = vars(curriculum.generate_configuration({}))
     fixed = {name: value for name, value in chosen.items() if name not in ("seed", "size")}
-    return {**_plain(fixed), **given}
+    return {**_plain(fixed), **explicit}
 
 
 def _plain(value: Any) -> Any:

@@ -17,13 +17,16 @@ from actors.sources.resumable import ResumableSource
 from actors.sources.rows import LOG, ParsedRows
 from queues.records import Prompt
 
+Table = tuple[str, Callable[[], ParsedRows]]
+"""Name of a table, and a function that reads it."""
+
 
 class RowSource(ResumableSource):
     """Rows of a table (a `PromptSource`).
 
     Args:
-        table: Its name, and a function that reads it.
-        heldout: The same of the table to hold out from; None holds out from the first.
+        table: Table to draw from.
+        heldout: Table to hold out from; None holds out from the first.
         seed: Decides the order.
         split: Rows to draw.
         heldout_size: Distinct held-out prompts.
@@ -35,12 +38,12 @@ class RowSource(ResumableSource):
 
     def __init__(
         self,
-        table: tuple[str, Callable[[], ParsedRows]],
-        heldout: tuple[str, Callable[[], ParsedRows]] | None,
+        table: Table,
+        heldout: Table | None,
         *,
         seed: int,
-        split: Split,
-        heldout_size: int,
+        split: Split = "train",
+        heldout_size: int = 0,
         shard: tuple[int, int],
     ) -> None:
         super().__init__()

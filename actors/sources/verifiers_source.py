@@ -9,48 +9,35 @@ from typing import Any
 
 from actors.environments.verifiers_environment import ROW, load_verifiers
 from actors.errors import InputError
-from actors.sources.protocol import Split
 from actors.sources.row_source import RowSource
 from actors.sources.rows import ParsedRows, read_rows, row_options
 
 
-class VerifiersSource(RowSource):
-    """Rows of an environment's data sets (a `PromptSource`).
+def verifiers_source(identifier: str, *, options: dict[str, Any], **order: Any) -> RowSource:
+    """Open the data sets of an environment as a source.
 
     Args:
         identifier: Id of the environment.
         options: Keywords of the environment.
-        seed, split, heldout_size: As in `RowSource`.
+        **order: Keywords `seed`, `split` and `heldout_size` of `RowSource`.
 
     Raises:
         InputError: The environment cannot be loaded, has no data, or rows that cannot be read.
     """
-
-    def __init__(
-        self,
-        identifier: str,
-        *,
-        options: dict[str, Any],
-        seed: int,
-        split: Split = "train",
-        heldout_size: int = 0,
-    ) -> None:
-        name = f"verifiers:{identifier}"
-        environment = load_verifiers(name, options, setting="source")
-        try:
-            training = environment.get_dataset()
-        except ValueError as error:
-            raise InputError(f"source = {name!r}: {error}") from None
-        evaluation = environment.build_eval_dataset()
-        label = name.rpartition(":")[2].rpartition("/")[2]
-        super().__init__(
-            (label, lambda: _read(name, training)),
-            None if evaluation is None else (label, lambda: _read(f"{name}[eval]", evaluation)),
-            seed=seed,
-            split=split,
-            heldout_size=heldout_size,
-            shard=(0, 1),
-        )
+    name = f"verifiers:{identifier}"
+    environment = load_verifiers(name, options, setting="source")
+    try:
+        training = environment.get_dataset()
+    except ValueError as error:
+        raise InputError(f"source = {name!r}: {error}") from None
+    evaluation = environment.build_eval_dataset()
+    label = name.rpartition(":")[2].rpartition("/")[2]
+    return RowSource(
+        (label, lambda: _read(name, training)),
+        None if evaluation is None else (label, lambda: _read(f"{name}[eval]", evaluation)),
+        shard=(0, 1),
+        **order,
+    )
 
 
 def _read(table: str, rows: Iterable[Mapping[str, Any]]) -> ParsedRows:

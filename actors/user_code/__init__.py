@@ -1,1 +1,1 @@
-"""Loads and calls functions that users name in a recipe."""
+"""Imports and calls functions that users name in a recipe."""

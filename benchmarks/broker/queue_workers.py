@@ -21,8 +21,8 @@ import ray
 from ray.util.queue import Empty, Queue
 
 from benchmarks.harness.synthetic_load import make_rollout
-from queues.config import QueuesConfig
-from queues.ray_broker import MAX_CONCURRENCY, BrokerClient, _BrokerActor
+from queues.config import QueuesConfig, RunSpec
+from queues.ray_broker import MAX_CONCURRENCY, BrokerActor, BrokerClient
 from queues.records import (
     Batch,
     Lease,
@@ -96,7 +96,7 @@ def manifest(version: int) -> Manifest:
     )
 
 
-class CountedBroker(_BrokerActor):
+class CountedBroker(BrokerActor):
     """The broker, with a count of the syncs of its journal."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
@@ -303,9 +303,7 @@ def start_broker(directory: Path) -> tuple[Any, BrokerClient]:
         .remote(
             directory,
             config=config,
-            groups_per_batch=BATCH,
-            group_size=GROUP_SIZE,
-            steps=FOREVER,
+            spec=RunSpec(groups_per_batch=BATCH, group_size=GROUP_SIZE, steps=FOREVER),
         )
     )
     ray.get(actor.opened.remote(), timeout=120)

@@ -33,7 +33,7 @@ from benchmarks.broker.scale_conclusions import describe, missed, quantiles, ver
 from benchmarks.broker.scale_workers import Crowd, Pace
 from benchmarks.harness.study import Options, Record, Study, number, option
 from deploy.errors import InputError
-from queues.config import QueuesConfig
+from queues.config import QueuesConfig, RunSpec
 from queues.ray_broker import BrokerClient, create_broker
 from weight_sync.ray_broadcaster import BroadcasterClient, create_broadcaster
 
@@ -73,9 +73,7 @@ def cluster_of(
     broker = create_broker(
         folder,
         config=QueuesConfig(max_staleness=2, window=2 * batch + batch // 4),
-        groups_per_batch=batch,
-        group_size=GROUP_SIZE,
-        steps=FOREVER,
+        spec=RunSpec(groups_per_batch=batch, group_size=GROUP_SIZE, steps=FOREVER),
     )
     broadcaster = create_broadcaster(options.update_fraction, actors)
     crowds = [

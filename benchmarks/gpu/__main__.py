@@ -146,10 +146,10 @@ def outcome(command: Sequence[str], seconds: float) -> dict[str, Any]:
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
         output.seek(0)
-        found = figures(output)
-    if not found:
+        printed = figures(output)
+    if not printed:
         ended.setdefault("failed", "it ended well and printed no figures")
-    return found | ended
+    return printed | ended
 
 
 def figures(lines: Iterable[str]) -> Record:

@@ -12,7 +12,7 @@ from actors.ray_actor import ActorSpec, create_actor
 from deploy.config.run_config import RunConfig
 from deploy.driver.named_tasks import all_or_first_error, named
 from deploy.preflight.inputs import Inputs
-from queues.config import QueuesConfig
+from queues.config import QueuesConfig, RunSpec
 from queues.ray_broker import BrokerClient, create_broker
 from weight_sync.publish.staged_publisher import StagedPublisher
 from weight_sync.ray_broadcaster import create_broadcaster
@@ -66,9 +66,11 @@ async def start_fleet(
     broker = create_broker(
         ledger,
         config=queues,
-        groups_per_batch=config.prompts.groups_per_batch,
-        group_size=config.prompts.group_size,
-        steps=steps,
+        spec=RunSpec(
+            groups_per_batch=config.prompts.groups_per_batch,
+            group_size=config.prompts.group_size,
+            steps=steps,
+        ),
     )
     broadcaster = create_broadcaster(config.weight_sync.update_fraction, config.actors.count)
     actors = [

@@ -130,8 +130,8 @@ class Study:
             description=self.about,
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
-        for each in self.options:
-            parser.add_argument(each.flag, **each.keywords)
+        for described in self.options:
+            parser.add_argument(described.flag, **described.keywords)
         kind = "folder" if self.in_folder else "file"
         where = self.folder.name if self.folder else f"runs/bench-{self.name}-TIME"
         parser.add_argument(

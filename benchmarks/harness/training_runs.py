@@ -325,8 +325,8 @@ def commits(runs: Sequence[Mapping[str, Any]]) -> list[str]:
 def conditions(document: Mapping[str, Any]) -> str:
     """Describe which runs failed, the commits of the others, and the load of the machine."""
     lines = [
-        f"left out: seed {each['seed']}, {each['name']}: {each['why']}"
-        for each in document["failed"]
+        f"left out: seed {failed['seed']}, {failed['name']}: {failed['why']}"
+        for failed in document["failed"]
     ]
     measured = commits(document["arms"])
     if measured != [document["commit"]]:
@@ -336,6 +336,6 @@ def conditions(document: Mapping[str, Any]) -> str:
         )
     known = [run["environment"] for run in document["arms"] if run["environment"]]
     if known:
-        largest = max(each["machine"]["load_average"][0] for each in known)
+        largest = max(facts["machine"]["load_average"][0] for facts in known)
         lines.append(f"largest load average at the start of a run {largest:.1f}")
     return "\n".join(lines)

@@ -23,6 +23,7 @@ from deploy.storage.run_directory import RunDirectory
 from learner.ranks.ray_group import create_learner
 from learner.ranks.spec import LearnerSpec
 from queues.broker.broker import Broker
+from queues.config import RunSpec
 from queues.errors import QueueClosed
 from queues.ray_broker import BrokerClient
 from queues.schema import decode
@@ -123,9 +124,11 @@ async def _train(config: RunConfig, inputs: Inputs, directory: RunDirectory) -> 
         .remote(
             directory.path,
             config=config.queues,
-            groups_per_batch=config.prompts.groups_per_batch,
-            group_size=config.prompts.group_size,
-            steps=config.steps,
+            spec=RunSpec(
+                groups_per_batch=config.prompts.groups_per_batch,
+                group_size=config.prompts.group_size,
+                steps=config.steps,
+            ),
             rows=directory.path / ROWS,
         )
     )

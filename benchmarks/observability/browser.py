@@ -76,7 +76,7 @@ class Browser:
         port = await asyncio.to_thread(self._start)
         self._session = aiohttp.ClientSession()
         async with self._session.get(f"http://127.0.0.1:{port}/json/list") as answer:
-            pages = [each for each in await answer.json() if each["type"] == "page"]
+            pages = [page for page in await answer.json() if page["type"] == "page"]
         self._socket = await self._session.ws_connect(
             pages[0]["webSocketDebuggerUrl"], max_msg_size=0
         )

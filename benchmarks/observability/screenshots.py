@@ -44,7 +44,7 @@ display:inline-block"><pre style="font:13px/15px 'DejaVu Sans Mono',monospace;ma
 color:#dfe3e8">{code}</pre></body>"""
 SHOWS_ACTORS = "document.body.innerText.includes('actor-0')"
 FIRST_OF_RUN = (
-    "[...document.querySelectorAll('tbody tr')].find(row => row.innerText.includes('_BrokerActor'))"
+    "[...document.querySelectorAll('tbody tr')].find(row => row.innerText.includes('BrokerActor'))"
     ".getBoundingClientRect().top"
 )
 SHOWS_STATES = "/actor-0: .*rollouts/.test(document.body.innerText)"

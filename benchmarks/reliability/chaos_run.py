@@ -23,7 +23,7 @@ T = TypeVar("T")
 ROLES = {
     "rollout actor": "ray::RolloutActor",
     "engine worker": "VLLM::EngineCore|.* spawn_main",
-    "broker": "ray::_BrokerActor",
+    "broker": "ray::BrokerActor",
     "learner rank": "ray::RankActor",
     "driver": "",
 }

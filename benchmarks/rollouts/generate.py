@@ -175,7 +175,7 @@ class Loop:
 
         from actors.ray_actor import MAX_CONCURRENCY, ActorSpec
         from benchmarks.rollouts.generate_engines import SEED, MeasuredActor
-        from queues.config import QueuesConfig
+        from queues.config import QueuesConfig, RunSpec
         from queues.ray_broker import create_broker
         from weight_sync.config import WeightSyncConfig
         from weight_sync.publish.staged_publisher import StagedPublisher
@@ -186,9 +186,7 @@ class Loop:
         self.broker = create_broker(
             folder,
             config=QueuesConfig(max_staleness=steps, window=2 * options.groups, patience_seconds=0),
-            groups_per_batch=options.groups,
-            group_size=GROUP_SIZE,
-            steps=steps,
+            spec=RunSpec(groups_per_batch=options.groups, group_size=GROUP_SIZE, steps=steps),
         )
         broadcaster = create_broadcaster(0.25, 1)
         self.actor = (

@@ -24,7 +24,7 @@ from learner.diagnostics.batch_report import BatchReport, TrainedBatch
 from learner.learner import Learner
 from learner.ranks.rank import Rank
 from learner.ranks.ray_leader import RankZero
-from queues.config import QueuesConfig
+from queues.config import QueuesConfig, RunSpec
 from queues.ray_broker import BrokerClient, create_broker
 from queues.records import Payload, Prompt, RolloutGroup
 from queues.schema import encode
@@ -92,9 +92,9 @@ async def _train(
     broker = create_broker(
         folder,
         config=QueuesConfig(max_staleness=batches, window=batches * len(groups)),
-        groups_per_batch=len(groups),
-        group_size=len(groups[0].rollouts),
-        steps=batches,
+        spec=RunSpec(
+            groups_per_batch=len(groups), group_size=len(groups[0].rollouts), steps=batches
+        ),
     )
     await _fill(broker, groups, batches)
     publisher = make_publisher(WeightSyncConfig(), create_broadcaster(1.0, 1))

@@ -41,17 +41,17 @@ def figures_of(rounds: Sequence[Mapping[str, float]], flops: float, tokens: int)
         flops: Of a batch.
         tokens: Of a batch, prompts included.
     """
-    peaks = [(each["peak"] + each["peak_after"]) / 2 for each in rounds]
+    peaks = [(one["peak"] + one["peak_after"]) / 2 for one in rounds]
     return {
         "tokens": tokens,
         "flops": flops,
-        "tokens_per_second": median(tokens / each["seconds"] for each in rounds),
+        "tokens_per_second": median(tokens / one["seconds"] for one in rounds),
         "peak": median(peaks),
         "utilisation": median(
-            flops / each["seconds"] / peak for each, peak in zip(rounds, peaks, strict=True)
+            flops / one["seconds"] / peak for one, peak in zip(rounds, peaks, strict=True)
         ),
-        "cpu": median(each["cpu_seconds"] / each["seconds"] for each in rounds),
-        "shares": {part: median(each[part] / each["seconds"] for each in rounds) for part in PARTS},
+        "cpu": median(one["cpu_seconds"] / one["seconds"] for one in rounds),
+        "shares": {part: median(one[part] / one["seconds"] for one in rounds) for part in PARTS},
         "raw": rounds,
     }
 
@@ -60,7 +60,7 @@ def gap_of(batches: Sequence[Mapping[str, float]]) -> Record:
     """Return medians of `learner_loop.gaps`, as shares of a step, which includes the gap."""
     parts = ("gap", "publish", "ack", "take")
     return {
-        "shares": {part: median(each[part] / each["step"] for each in batches) for part in parts},
+        "shares": {part: median(one[part] / one["step"] for one in batches) for part in parts},
         "raw": batches,
     }
 

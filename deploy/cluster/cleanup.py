@@ -18,7 +18,7 @@ AGENTS = ("ray::DashboardAgent", "ray::RuntimeEnvAgent")
 """Ray's own helper processes, without which it takes the whole node for dead."""
 
 TRACKER = "multiprocessing.resource_tracker"
-"""In the command line of Python's resource trackers, which clean up when their clients are gone."""
+"""Part of the command line of Python's resource trackers, which remove leaked shared memory."""
 _MAPPED = re.compile(rf"(\d+) +{SHARED_MEMORY}/", re.MULTILINE)
 """Inode of a shared memory file in a line of /proc/<pid>/maps."""
 

@@ -37,7 +37,7 @@ class ResourceRequest:
     role: str
     count: int
     resources: Mapping[str, float]
-    """Of each process."""
+    """Amounts that each process requests, by kind."""
     labels: Mapping[str, str] = field(default_factory=dict)
     """Labels that their nodes must have."""
     node_id: str | None = None

@@ -35,13 +35,13 @@ class Placements(BaseModel):
     model_config = SECTION
 
     learner: Placement | None = Field(default=None)
-    """On other nodes than the driver's, the run's folder must be on a disk that they share."""
+    """A learner on other nodes than the driver needs the run's folder on a disk that they share."""
     actors: Placement | None = Field(default=None)
     reward_model: Placement | None = Field(default=None)
 
 
 class DeployConfig(BaseModel):
-    """Where a run lives, which Ray cluster it uses, and how long its processes may take."""
+    """Section `[deploy]`: folder, cluster, metrics and deadlines of a run."""
 
     model_config = SECTION
 
@@ -74,13 +74,13 @@ class DeployConfig(BaseModel):
     watchdog_aborts: bool = False
     """End the run at the first such report, after a checkpoint where the learner can save one."""
     checkpoint_seconds: float = Field(default=12, gt=0)
-    """After an interrupt: how long the learner may take to end its step and save a checkpoint."""
+    """Deadline, after an interrupt, for the learner to end its step and save a checkpoint."""
     max_failed_groups: int = Field(default=64, ge=0)
     """Groups that may fail for good, by a reward that raises or a prompt that does not fit, before
     the run is ended with their last error."""
     max_restarts: int = Field(default=5, ge=0)
-    """How often in a row an actor that died is restarted before the run is ended with its last
-    error; an actor that worked for 10 minutes starts counting anew."""
+    """Restarts in a row of an actor that dies, before the run is ended with its last error; an
+    actor that worked for 10 minutes starts counting anew."""
 
     @field_validator("runs_dir")
     @classmethod

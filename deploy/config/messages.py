@@ -31,7 +31,7 @@ ALLOWED = {
     "string_too_long": "at most {max_length} characters",
     "string_pattern_mismatch": "text of the form {pattern}",
 }
-"""What a value must be, by pydantic's type of error; formatted with the error's context."""
+"""Allowed values by pydantic's type of error; formatted with the error's context."""
 
 ALIASES = {
     "stall_seconds": "watchdog_seconds",

@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from queues.ray_broker import BrokerClient
 
 POLL_SECONDS = 0.2
-"""Interval of questions for the engines that serve a version."""
+"""Interval at which the broker is asked which engines serve a version."""
 OUTCOME_SECONDS = 10.0
-"""How long one question to the broker waits for the end of an evaluation."""
+"""Timeout of one long poll of the broker for the end of an evaluation."""
 
 
 async def queue_all(

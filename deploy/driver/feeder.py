@@ -16,7 +16,7 @@ from queues.runtime.daemon_thread import run_in_daemon_thread
 T = TypeVar("T")
 
 WANTED_SECONDS = 10.0
-"""How long one question to the broker waits for prompts to be wanted."""
+"""Timeout of one long poll of the broker for wanted prompts."""
 
 
 class Feeder:

@@ -23,6 +23,7 @@ from deploy.driver.reward_model_supervisor import RewardModelSupervisor
 from deploy.driver.run_context import RunContext
 from learner.ranks.ray_group import create_learner
 from learner.ranks.spec import LearnerSpec
+from queues.config import RunSpec
 from queues.ray_broker import create_broker
 from queues.runtime.cpu_affinity import parse_cores
 from weight_sync.ray_broadcaster import create_broadcaster
@@ -52,12 +53,14 @@ class Processes:
         self.broker = create_broker(
             context.directory.path,
             config=config.flow,
-            groups_per_batch=config.prompts.groups_per_batch,
-            group_size=config.prompts.group_size,
-            steps=config.steps,
-            greedy_baseline=config.actors.greedy_baseline,
-            pass_rate_cap=config.prompts.pass_rate_cap,
-            pass_threshold=config.prompts.pass_threshold,
+            spec=RunSpec(
+                groups_per_batch=config.prompts.groups_per_batch,
+                group_size=config.prompts.group_size,
+                steps=config.steps,
+                greedy_baseline=config.actors.greedy_baseline,
+                pass_rate_cap=config.prompts.pass_rate_cap,
+                pass_threshold=config.prompts.pass_threshold,
+            ),
         )
         self.broadcaster = create_broadcaster(
             config.weight_sync.update_fraction,

@@ -9,7 +9,7 @@ from deploy.config import evaluation_schedule
 from deploy.driver.processes import Processes
 from deploy.driver.run_context import RunContext
 from deploy.driver.run_metrics import RunMetrics
-from deploy.observability.exporter import Exporter, is_loopback, show_process
+from deploy.observability.exporter import Endpoint, Exporter, is_loopback, show_process
 from queues.records import Purpose
 
 
@@ -27,7 +27,7 @@ class Targets:
     ) -> None:
         self._processes, self._host, self._node_of = processes, host, node_of
         self._addresses: dict[str, str] = {}
-        """Of the processes that live as long as the run."""
+        """Addresses of the processes that are never restarted, by name."""
 
     def serve(self) -> list[tuple[str, Awaitable[None]]]:
         """Have processes serve their metrics; actors and reward models do so by themselves.
@@ -90,9 +90,11 @@ def create_exporter(context: RunContext, targets: Targets, metrics: RunMetrics) 
         context.directory.path,
         [metrics],
         targets.reachable,
-        host=config.deploy.metrics_host,
-        port=config.deploy.metrics_port,
-        node=ray.util.get_node_ip_address(),
+        Endpoint(
+            config.deploy.metrics_host,
+            config.deploy.metrics_port,
+            node=ray.util.get_node_ip_address(),
+        ),
         evaluators=[
             f"actor-{index}"
             for index in range(count)

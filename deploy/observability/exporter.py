@@ -11,6 +11,7 @@ import socket
 import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,18 @@ Addresses = Sequence[tuple[str, str]]
 """Process and address, as "actor-0", "127.0.0.1:9000"."""
 
 
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """The address that an exporter binds to."""
+
+    host: str
+    port: int
+    """0 takes a free one."""
+    node: str
+    """Address of this node as Ray knows it: a label, and the host under which others reach what is
+    bound to all interfaces."""
+
+
 class Exporter:
     """HTTP server for Prometheus that answers until `close`.
 
@@ -40,10 +53,7 @@ class Exporter:
         collectors: Metrics of this process.
         targets: Returns names and addresses of the other processes that serve metrics now; called
             in another thread.
-        host: Address to bind to.
-        port: Port to bind to; 0 takes a free one.
-        node: Address of this node as Ray knows it: a label, and the host under which others reach
-            what is bound to all interfaces.
+        endpoint: The address to bind to.
         evaluators: Processes that only evaluate, and may therefore idle and lag.
 
     Raises:
@@ -56,14 +66,11 @@ class Exporter:
         folder: Path,
         collectors: Sequence[Collector],
         targets: Callable[[], Addresses],
-        *,
-        host: str,
-        port: int,
-        node: str,
+        endpoint: Endpoint,
         evaluators: Collection[str] = (),
     ) -> None:
         self._run, self._file, self._targets = run, folder / FILE, targets
-        self._node, self._evaluators = node, evaluators
+        self._node, self._evaluators = endpoint.node, evaluators
         self._written = ""
         self._lock, self._closed = threading.Lock(), False
         """A thread of `follow` may still be writing when the exporter is closed."""
@@ -90,9 +97,9 @@ class Exporter:
             def log_message(self, *_: Any) -> None:
                 """Keep scrapes out of the log."""
 
-        with _explained(host, port):
-            self._server = ThreadingHTTPServer((host, port), Handler)
-        self.address = public_address(host, self._server.server_port, node)
+        with _explained(endpoint.host, endpoint.port):
+            self._server = ThreadingHTTPServer((endpoint.host, endpoint.port), Handler)
+        self.address = public_address(endpoint.host, self._server.server_port, endpoint.node)
         """Where it answers, as host:port."""
         self._thread = threading.Thread(
             target=self._server.serve_forever, name="exporter", daemon=True

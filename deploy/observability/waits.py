@@ -48,7 +48,7 @@ class BrokerHealth:
     scores_first: bool = False
     """The initial policy is not scored yet, and no prompt is issued before it is."""
     paused: bool
-    """It, or the learner, waits for space on a disk."""
+    """True while the broker or the learner waits for space on a disk."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

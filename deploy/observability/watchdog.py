@@ -74,6 +74,22 @@ class Probes:
     """Times deploy.watchdog_seconds: how long nothing may move."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WatchedRun:
+    """The processes of a run as the watchdog reaches them."""
+
+    status: Callable[[], Awaitable[BrokerStatus]]
+    """Asks the broker for its status."""
+    learner_paused: Callable[[], Awaitable[str | None]]
+    """Asks the learner why it waits for space on a disk, if it does."""
+    actors: Callable[[], Mapping[str, ActorHealth]]
+    """Returns the health of each rollout actor that has started."""
+    handles: Callable[[], Mapping[str, Any]]
+    """Returns the present Ray handles of the processes by name."""
+    save: Callable[[], Awaitable[None]]
+    """Has the learner save a checkpoint; returns in time, whether it did or not."""
+
+
 class Watchdog:
     """Watches one run.
 
@@ -82,11 +98,7 @@ class Watchdog:
         directory: Gets `waits.jsonl`, and stacks in its logs.
         screen: Shows overdue waits.
         record: Has the last weight update that failed.
-        status: Asks the broker for its status.
-        learner_paused: Asks the learner why it waits for space on a disk, if it does.
-        actors: Returns the health of each rollout actor that has started.
-        handles: Returns the present Ray handles of the processes by name.
-        save: Has the learner save a checkpoint; returns in time, whether it did or not.
+        run: The processes of the run.
         probes: Access to processes and disk, and deadlines.
     """
 
@@ -96,19 +108,12 @@ class Watchdog:
         directory: RunDirectory,
         screen: Terminal,
         record: Record,
-        *,
-        status: Callable[[], Awaitable[BrokerStatus]],
-        learner_paused: Callable[[], Awaitable[str | None]],
-        actors: Callable[[], Mapping[str, ActorHealth]],
-        handles: Callable[[], Mapping[str, Any]],
-        save: Callable[[], Awaitable[None]],
+        run: WatchedRun,
         probes: Probes = Probes(),
     ) -> None:
         self._config, self._directory = config, directory
         self._screen, self._record = screen, record
-        self._status, self._learner_paused = status, learner_paused
-        self._actors, self._handles, self._save = actors, handles, save
-        self._probes = probes
+        self._run, self._probes = run, probes
         self._waits = Waits(config.deploy.watchdog_seconds)
         self._movement = Movement()
         self._paused: str | None = None
@@ -162,7 +167,7 @@ class Watchdog:
             await self._announce(new)
         idle = self._movement.idle_seconds(health, now)
         if idle > self._probes.stall_factor * self._config.deploy.watchdog_seconds:
-            await self._save()
+            await self._run.save()
             raise RunFailed(self._explain_stall(idle))
 
     def node_of(self, name: str) -> str | None:
@@ -171,7 +176,7 @@ class Watchdog:
         return known[1].node_id if known else None
 
     async def _health(self) -> Health:
-        actors = self._actors()
+        actors = self._run.actors()
         self._newest, paused = await asyncio.gather(
             self._ask_broker(), self._ask_learner(working=bool(actors))
         )
@@ -192,12 +197,12 @@ class Watchdog:
     async def _ask_broker(self) -> BrokerStatus | None:
         with suppress(TimeoutError, QueuesError):
             async with asyncio.timeout(self._probes.answer_seconds):
-                return await self._status()
+                return await self._run.status()
         return None
 
     async def _ask_learner(self, *, working: bool) -> str | None:
         """Return why the learner waits for space on a disk; None where it does not, or starts."""
-        return await self._learner_paused() if working else None
+        return await self._run.learner_paused() if working else None
 
     def _explain_stall(self, idle: float) -> str:
         """Describe a run in which nothing moves: its state, every wait, and the last failures."""
@@ -238,7 +243,7 @@ class Watchdog:
 
     async def _ask_processes(self) -> None:
         """Ask every process for its location; a process that does not answer is asked once."""
-        handles = self._handles()
+        handles = self._run.handles()
         for name, handle in handles.items():
             known = self._asked.get(name)
             if known is None or known[0] is not handle or known[1].done():
@@ -251,7 +256,7 @@ class Watchdog:
         for name, request in requests.items():
             if request.done() and request.exception() is None:
                 self._locations[name] = (handles[name], request.result())
-        reported = {"broker", *self._actors()}  # their health shows whether they answer
+        reported = {"broker", *self._run.actors()}  # their health shows whether they answer
         self._silent = [
             name for name, task in requests.items() if not (task.done() or name in reported)
         ]
@@ -268,7 +273,7 @@ class Watchdog:
         report.add_done_callback(self._reports.discard)
         if self._config.deploy.watchdog_aborts:
             await asyncio.wait({report}, timeout=self._probes.abort_seconds)
-            await self._save()
+            await self._run.save()
             raise RunFailed(
                 f"{texts[0]}; ended by deploy.watchdog_aborts, go on with: headway resume "
                 f"{self._directory.path}"

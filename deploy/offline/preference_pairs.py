@@ -28,11 +28,11 @@ class PreferencePairs:
 
     def __init__(self, config: RunConfig, section: RewardTrainingConfig, read: TextReader) -> None:
         _, problems = load_heldout(config)
-        self._seed = config.seed
+        self.seed = config.seed
         self._section = section
         self._read = read
         self._texts = frozenset(problem.text for problem in problems)
-        self._kept = list(islice(self._load(self._seed), section.heldout_pairs))
+        self._kept = list(islice(self._load(self.seed), section.heldout_pairs))
 
     def heldout(self) -> "list[Pair]":
         """Return the pairs that accuracy is measured on.
@@ -51,7 +51,7 @@ class PreferencePairs:
         setting = f"{PREFERENCES.setting} = {self._section.pairs!r}"
         kept = frozenset(preference.prompt for preference in self._kept)
         drawn = without(
-            self._load(self._seed + member),
+            self._load(self.seed + member),
             kept,
             setting,
             advice=f"; lower reward_model.heldout_pairs = {self._section.heldout_pairs}",

@@ -29,8 +29,8 @@ from deploy.storage.run_directory import RunDirectory
 from learner.diagnostics.batch_report import BatchReport
 from learner.ranks.spec import LearnerSpec
 from queues.broker.batch_queue import CHECKSUM
-from queues.readers.accounting import read_batches
-from queues.readers.recorded_batches import RecordedBatches, committed_checkpoints
+from queues.readers.accounting import committed_checkpoints, read_batches
+from queues.readers.recorded_batches import RecordedBatches
 from queues.records import Payload
 from weight_sync.config import WeightSyncConfig
 

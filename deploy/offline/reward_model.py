@@ -8,7 +8,6 @@ atomically.
 """
 
 import json
-from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,7 +27,6 @@ from learner.config.reward_model import RewardTrainingConfig
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from learner.supervised.reward_model import Pair
 
 CHECKED = 64
 """Pairs of each member that are checked before the model is loaded; others when they are drawn."""
@@ -89,20 +87,16 @@ def _train_all(
 
     if section.threads:
         torch.set_num_threads(section.threads)
-    heldout = pairs.heldout()
+    heldout_pairs = len(pairs.heldout())
     members, scores = [], []
     for member in range(section.members):
-        folder = partial / f"model-{member}"
         terminal.say(f"reward model {member}: {section.steps} steps from {path}")
-        seed = config.seed + member
-        row, member_scores, scale = _train(
-            section, path, pairs.training(member), heldout, folder, terminal, seed=seed
-        )
-        members.append({"folder": folder.name, "seed": seed, **row})
+        row, member_scores, scale = _train(section, path, pairs, member, partial, terminal)
+        members.append(row)
         scores.append((member_scores - scale.mean) / scale.std)
         terminal.say(
             f"reward model {member}: held-out accuracy {row['heldout_accuracy']:.3f}, loss "
-            f"{row['heldout_loss']:.4f} ({len(heldout)} pairs)"
+            f"{row['heldout_loss']:.4f} ({heldout_pairs} pairs)"
         )
     together = {how: _accuracy(combine(torch.stack(scores), how)) for how in ("min", "mean")}
     if len(members) > 1:
@@ -116,7 +110,7 @@ def _train_all(
         "pairs": section.pairs,
         "steps": section.steps,
         "pairs_trained": section.steps * section.batch_pairs,
-        "heldout_pairs": len(heldout),
+        "heldout_pairs": heldout_pairs,
         "members": members,
         "together": together,
     }
@@ -127,14 +121,12 @@ def _train_all(
 def _train(
     section: RewardTrainingConfig,
     path: str,
-    pairs: "Iterator[Pair]",
-    heldout: "list[Pair]",
-    folder: Path,
+    pairs: PreferencePairs,
+    member: int,
+    partial: Path,
     terminal: Terminal,
-    *,
-    seed: int,
 ) -> tuple[dict[str, Any], "Tensor", Scale]:
-    """Train one member into a folder.
+    """Train one member into a folder of its own in `partial`.
 
     Returns:
         Its figures, its scores [2, P] of the held-out pairs, and their scale.
@@ -154,6 +146,7 @@ def _train(
         train_reward_model,
     )
 
+    folder, seed = partial / f"model-{member}", pairs.seed + member
     torch.manual_seed(seed)
     logging.set_verbosity_error()  # no warning that the head is new
     model = load_scalar_model(
@@ -180,8 +173,8 @@ def _train(
         terminal.advance(progress.step, text)
 
     with terminal.bar(section.steps, "the first step"):
-        train_reward_model(engine, pairs, section, show)
-    scores = score_pairs(engine, heldout, section.microbatch_tokens)
+        train_reward_model(engine, pairs.training(member), section, show)
+    scores = score_pairs(engine, pairs.heldout(), section.microbatch_tokens)
     scale = Scale(float(scores.mean()), float(scores.std()))
     if not scale.std > 0:
         raise RunFailed(
@@ -193,6 +186,8 @@ def _train(
     engine.close()
     scale.write(folder)
     row = {
+        "folder": folder.name,
+        "seed": seed,
         "heldout_accuracy": _accuracy(scores),
         "heldout_loss": float(loss),
         "scale": {"mean": scale.mean, "std": scale.std},

@@ -47,13 +47,13 @@ def refuse_another_model(config: RunConfig, recorded: RunConfig) -> None:
     """
     if config.model == recorded.model:
         return
-    mine, its = _sizes(config.model), _sizes(recorded.model)
-    both = mine.keys() & its.keys()
-    differ = [name for name in SIZES if name in both and mine[name] != its[name]]
+    wanted, measured = _sizes(config.model), _sizes(recorded.model)
+    both = wanted.keys() & measured.keys()
+    differ = [name for name in SIZES if name in both and wanted[name] != measured[name]]
     if differ or not both:
         raise InputError(
-            f"the run {recorded.name} trained {_named(recorded.model, its, differ)}, and the "
-            f"recipe has {_named(config.model, mine, differ)}: rates of one model say nothing of "
+            f"the run {recorded.name} trained {_named(recorded.model, measured, differ)}, and the "
+            f"recipe has {_named(config.model, wanted, differ)}: rates of one model say nothing of "
             "another, so name a run that trained the recipe's"
         )
 
@@ -87,14 +87,14 @@ def differences(config: RunConfig, recorded: RunConfig) -> list[str]:
             "as the run's"
         )
     for key, taken in TAKEN_OVER.items():
-        mine, its = attrgetter(key)(config), attrgetter(key)(recorded)
-        if mine != its:
-            notes.append(f"{key} = {mine!r}, in the run {its!r}: {taken}")
-    mine, its = config.actors.max_new_tokens, recorded.actors.max_new_tokens
-    if mine > its:
+        wanted, measured = attrgetter(key)(config), attrgetter(key)(recorded)
+        if wanted != measured:
+            notes.append(f"{key} = {wanted!r}, in the run {measured!r}: {taken}")
+    wanted, measured = config.actors.max_new_tokens, recorded.actors.max_new_tokens
+    if wanted > measured:
         notes.append(
-            f"actors.max_new_tokens = {mine}, in the run {its}: no rollout is taken to be longer "
-            "than the run's"
+            f"actors.max_new_tokens = {wanted}, in the run {measured}: no rollout is taken to be "
+            "longer than the run's"
         )
     return notes
 

@@ -163,7 +163,7 @@ class Simulation:
             self._after(end - self._now, partial(self._end, engine, engine.valid_event))
 
     def _end(self, engine: SimulatedEngine, event: int) -> None:
-        """The first rollouts of an engine have all of their tokens."""
+        """End the rollouts of an engine that have all of their tokens."""
         if event != engine.valid_event:
             return
         engine.advance(self._now)
@@ -182,7 +182,7 @@ class Simulation:
         self._lease([engine])
 
     def _put(self, engine: SimulatedEngine, lease: Lease) -> None:
-        """The result of a group is accepted, or dropped as tied."""
+        """Accept the result of a group, or drop it as tied."""
         group = self._broker.groups.in_flight[lease.group_id]
         sampled = self._sampled[lease.group_id]
         tied = self._chance.random() < self._rates.tied_share
@@ -200,13 +200,13 @@ class Simulation:
         self._take()
 
     def _stage(self, engine: SimulatedEngine) -> None:
-        """The newest version is on its way to an engine."""
+        """Begin to transfer the newest version to an engine."""
         engine.updating = True
         staged = partial(self._staged, engine, self._broker.version)
         self._after(self._rates.update.staging_seconds, staged)
 
     def _staged(self, engine: SimulatedEngine, version: int) -> None:
-        """An engine asks to swap."""
+        """Swap the weights of an engine, or queue it for a permit."""
         if self._swapping == self._setting.swaps_at_once:
             self._permits.append(engine)
             return
@@ -217,7 +217,7 @@ class Simulation:
         self._after(self._rates.update.pause_seconds, partial(self._swapped, engine, version))
 
     def _swapped(self, engine: SimulatedEngine, version: int) -> None:
-        """An engine generates with a new version."""
+        """Let an engine generate with its new version."""
         engine.advance(self._now)
         engine.version = version
         engine.swaps.append((engine.token, version))
@@ -233,7 +233,7 @@ class Simulation:
     # --- events of the learner
 
     def _train(self, tokens: int) -> None:
-        """A step begins."""
+        """Begin a step."""
         assert self._waits_since is not None
         self._waits.append(self._now - self._waits_since)
         self._waits_since = None
@@ -245,7 +245,7 @@ class Simulation:
         self._after(seconds, self._trained)
 
     def _trained(self) -> None:
-        """A step ends."""
+        """End a step."""
         self._ends.append(self._now)
         if len(self._ends) in (self._setting.warm_up, self._setting.last):
             for engine in self._engines:
@@ -254,7 +254,7 @@ class Simulation:
         self._after(self._rates.learner.publish_seconds, self._ack)
 
     def _ack(self) -> None:
-        """A batch is acknowledged and its version published."""
+        """Acknowledge a batch and publish its version."""
         broker = self._broker
         for group in broker.taken:
             del self._sampled[group.group_id]
@@ -296,12 +296,12 @@ class Simulation:
             self._plan_end(engine)
 
     def _begin(self, engine: SimulatedEngine, lease: Lease) -> None:
-        engine.free_slots -= lease.room
-        self._unfinished[lease.group_id] = lease.room
+        engine.free_slots -= lease.capacity
+        self._unfinished[lease.group_id] = lease.capacity
         self._sampled[lease.group_id] = Counter()
-        lengths = list(islice(self._lengths, lease.room))
+        lengths = list(islice(self._lengths, lease.capacity))
         self._tokens[lease.group_id] = sum(lengths[: lease.group_size])
-        engine.stalled += lease.room * self._rates.engine.turnover_seconds / 2
+        engine.stalled += lease.capacity * self._rates.engine.turnover_seconds / 2
         for length in lengths:
             rollout = (engine.token + length, next(self._order), engine.token, lease)
             heapq.heappush(engine.running, rollout)

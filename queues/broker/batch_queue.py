@@ -1,4 +1,4 @@
-"""The learner's end of the broker: batches go out, acknowledgements and checkpoints come in."""
+"""The broker's side of `BatchQueue`: batches go out, acknowledgements and checkpoints come in."""
 
 import asyncio
 import json
@@ -8,62 +8,49 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from queues.broker.commit_pipeline import Commits
+from queues.broker.commit_pipeline import CommitPipeline
+from queues.broker.retention import Retention
 from queues.errors import AccountingError, InputError
+from queues.protocols import BatchQueue
 from queues.readers.accounting import account
 from queues.records import Batch, BatchRecord
 from queues.state.broker_state import BrokerState
-from queues.storage.journal import Journal, Location, read_group
-from queues.storage.ledger import Ledger
+from queues.state.groups import FILTERED, OVERDUE
+from queues.storage.journal import Location, read_group
 
 log = logging.getLogger(__name__)
 CHECKSUM = "weights_checksum"
-"""Of the statistics of a batch: of the weights that it gave."""
+"""Key in a batch's statistics: checksum of the weights after it."""
 
 
-class Batches:
-    """What `queues.protocols.BatchQueue` asks for.
+class BrokerBatchQueue(BatchQueue):
+    """Hands out batches and records what became of them.
 
     Args:
-        book: Decides.
-        ledger: Records.
-        commits: Makes it durable.
-        journal: Where the groups lie.
-        patience_seconds: How long engines that lag get no training groups after a batch.
+        commits: Makes decisions durable.
+        retention: Removes journal segments after a checkpoint.
+        patience_seconds: Time after a batch in which engines that lag get no training groups.
     """
 
     def __init__(
-        self,
-        book: BrokerState,
-        ledger: Ledger,
-        commits: Commits,
-        journal: Journal,
-        *,
-        patience_seconds: float,
+        self, commits: CommitPipeline, retention: Retention, *, patience_seconds: float
     ) -> None:
-        self._book = book
-        self._ledger = ledger
-        self._commits = commits
-        self._journal = journal
+        self.commits = commits
+        self.retention = retention
         self._patience_seconds = patience_seconds
 
     async def take(self, version: int, timeout: float) -> Batch | None:
-        """The batch to train at `version`; long-polls, None at the timeout.
-
-        It is recorded before it is returned: asked again, after a restart too, it is the same.
-
-        Raises:
-            QueueClosed: That batch will never come.
-            ProtocolError: It is not the turn of that batch.
-        """
+        """Implement `BatchQueue.take`."""
+        commits, state = self.commits, self.commits.state
 
         def decide() -> asyncio.Future[list[Location]] | None:
-            if 0 <= version < self._book.version + bool(self._book.taken):
-                return self._commits.submit(partial(self._ledger.locations, version))
-            group_ids = self._book.take(version)
+            is_taken = version == state.version and state.taken
+            if 0 <= version < state.version or is_taken:
+                return commits.submit(partial(commits.ledger.locations, version))
+            group_ids = state.take(version)
             if group_ids is None:
                 return None
-            reissues = self._book.pass_over()
+            reissues = state.pass_over()
             if reissues:
                 log.info(
                     "batch %d: %d groups are overdue and dropped: %s", version, len(reissues),
@@ -71,54 +58,40 @@ class Batches:
                 )  # fmt: skip
 
             def record() -> list[Location]:
-                self._ledger.reissue(reissues, version)
-                return self._ledger.take(version, group_ids)
+                commits.ledger.reissue(reissues, version)
+                return commits.ledger.take(version, group_ids)
 
-            return self._commits.submit(record)
+            return commits.submit(record)
 
-        recorded = await self._commits.progress.until(decide, timeout)
+        recorded = await commits.progress_polls.until(decide, timeout)
         if recorded is None:
             return None
-        if self._book.bounds.on_overdue != "wait":  # what is overdue takes no place, or not this
-            await self._commits.work.wake()
-            await self._commits.line.wake()
+        if state.bounds.on_overdue != "wait":  # overdue groups have freed places
+            await commits.lease_polls.wake()
+            await commits.prompt_polls.wake()
         payloads = await asyncio.to_thread(self._read, await recorded)
         return Batch(version=version, payloads=payloads)
 
     async def ack(self, version: int, statistics: Mapping[str, Any]) -> None:
-        """The batch of `version` is trained: the learner is at version + 1.
-
-        Repeated, it changes nothing; weights that came out otherwise than the first time, as they
-        may where kernels are not deterministic, are counted.
-
-        Args:
-            version: Of the batch.
-            statistics: Anything that JSON can hold; kept in the ledger, together with how much
-                was left out of training or trained late so far, where something may be, and with
-                the controller's state after this batch, where there is one; it goes by `ess`.
-
-        Raises:
-            ProtocolError: That batch is not taken.
-            AccountingError: The groups do not add up any more.
-        """
-        self._commits.check_open()
-        if version < self._book.version:
+        """Implement `BatchQueue.ack`."""
+        commits, state = self.commits, self.commits.state
+        commits.check_open()
+        if version < state.version:
             await self._compare(version, statistics)
             return
         try:
-            text = json.dumps({**statistics, **self._book.additions(statistics)})
+            text = json.dumps({**statistics, **broker_statistics(state, statistics)})
         except (TypeError, ValueError) as error:
             raise InputError(f"statistics of batch {version} are not JSON: {error}") from error
-        record = BatchRecord(version=version, acked_at=time.time(), statistics=json.loads(text))
-        self._book.ack(record)
-        self._book.patience_ends = time.monotonic() + self._patience_seconds
-        self._commits.work.wake_after(self._patience_seconds)
-        memory = dict(self._book.groups.counts)
-        counts = await self._commits.durable(
-            partial(self._ledger.ack, version, text),
-            self._commits.work,
-            self._commits.progress,
-            self._commits.line,
+        state.ack(BatchRecord(version=version, acked_at=time.time(), statistics=json.loads(text)))
+        state.patience_ends = time.monotonic() + self._patience_seconds
+        commits.lease_polls.wake_after(self._patience_seconds)
+        memory = dict(state.groups.counts)
+        counts = await commits.durable(
+            partial(commits.ledger.ack, version, text),
+            commits.lease_polls,
+            commits.progress_polls,
+            commits.prompt_polls,
         )
         if not account(counts, memory).balanced:
             raise AccountingError(
@@ -127,22 +100,22 @@ class Batches:
             )
 
     async def commit_checkpoint(self, version: int, path: str) -> None:
-        """A checkpoint of `version` is complete on disk at `path`.
+        """Implement `BatchQueue.commit_checkpoint`."""
+        self.commits.check_open()
+        record = partial(self.commits.ledger.commit_checkpoint, version, path)
+        await self.commits.durable(record)
+        await self.retention.apply()
 
-        Args:
-            version: Batches trained in it.
-            path: Its folder, relative to the run's, so that a run that is moved or copied keeps its
-                checkpoints. An absolute path is kept as it is.
-        """
-        self._commits.check_open()
-        await self._commits.durable(partial(self._ledger.commit_checkpoint, version, path))
+    async def cursor(self) -> str | None:
+        """Implement `BatchQueue.cursor`."""
+        return self.commits.state.cursor
 
     async def _compare(self, version: int, statistics: Mapping[str, Any]) -> None:
-        """Hold a batch that was trained again against what was recorded of it."""
-        recorded = json.loads(await self._commits.submit(partial(self._ledger.statistics, version)))
-        before, now = recorded.get(CHECKSUM), statistics.get(CHECKSUM)
+        """Compare a batch that was trained again with its record."""
+        text = await self.commits.submit(partial(self.commits.ledger.statistics, version))
+        before, now = json.loads(text).get(CHECKSUM), statistics.get(CHECKSUM)
         if before != now:
-            self._book.diverged += 1
+            self.commits.state.diverged += 1
             log.warning(
                 "batch %d, trained again, gave other weights than before: checksum %s, was %s;"
                 " from here on the run is another one than that which was rolled back",
@@ -150,6 +123,24 @@ class Batches:
             )  # fmt: skip
 
     def _read(self, locations: Sequence[Location]) -> list[bytes]:
-        return [
-            read_group(self._journal.directory, place.segment, place.offset) for place in locations
-        ]
+        directory = self.commits.journal.directory
+        return [read_group(directory, x.segment, x.offset) for x in locations]
+
+
+def broker_statistics(state: BrokerState, statistics: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what the broker adds to the learner's statistics of the taken batch.
+
+    As far as configured: the groups filtered, overdue and let through and the prompts retired so
+    far, and the state of the staleness controller after this batch.
+    """
+    figures: dict[str, Any] = {}
+    if state.tie_filter is not None:
+        figures["groups_filtered"] = state.groups.dropped(FILTERED)
+        figures["groups_let_through"] = state.tie_filter.let_through
+    if state.retirement.cap is not None:
+        figures["prompts_retired"] = len(state.retirement.names)
+    if state.bounds.on_overdue != "wait":
+        figures["groups_overdue"] = state.late + state.groups.dropped(OVERDUE)
+    if state.controller is not None:
+        figures |= state.controller.after(statistics)
+    return figures

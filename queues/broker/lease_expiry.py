@@ -1,7 +1,7 @@
-"""How leases end without a result: given back, or void because their holder is not heard of.
+"""Lease expiry. A lease ends without a result when its worker returns it or misses heartbeats.
 
-One task watches while anything is leased. What becomes of the groups is decided by
-`queues.state.broker_state`: they are redelivered, or fail for good.
+One task watches while anything is leased. `queues.state.broker_state` decides what becomes of the
+groups: they are redelivered, or fail for good.
 """
 
 import asyncio
@@ -10,77 +10,72 @@ import time
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from queues.broker.commit_pipeline import Commits
+from queues.broker.commit_pipeline import CommitPipeline
 from queues.errors import LedgerError
-from queues.state.broker_state import BrokerState
 from queues.state.groups import Group, State
-from queues.storage.ledger import Ledger
 
 log = logging.getLogger(__name__)
 
 
-class Leases:
-    """Ends leases.
+class LeaseExpiry:
+    """Ends leases without a result.
 
     Args:
-        book: Whose groups.
-        ledger: Records what becomes of them.
-        commits: Makes it durable.
-        lease_seconds: How long a lease lasts without a heartbeat.
+        commits: Makes decisions durable.
+        lease_seconds: Time after which a lease without a heartbeat expires.
     """
 
-    def __init__(
-        self, book: BrokerState, ledger: Ledger, commits: Commits, *, lease_seconds: float
-    ) -> None:
-        self._book = book
-        self._ledger = ledger
+    def __init__(self, commits: CommitPipeline, *, lease_seconds: float) -> None:
         self._commits = commits
         self._lease_seconds = lease_seconds
         self._watching: asyncio.Task[None] | None = None
 
-    def renewed(self) -> float:
-        """When a lease that is granted or renewed now expires, in monotonic seconds."""
+    def expiry(self) -> float:
+        """Return when a lease that is granted or renewed now expires, in monotonic seconds."""
         return time.monotonic() + self._lease_seconds
 
     def watch(self) -> None:
-        """Leases were granted."""
+        """Start to watch the leases, unless they are watched already."""
         if self._watching is None or self._watching.done():
             self._watching = asyncio.create_task(self._watch())
 
     def stop(self) -> None:
-        """No lease expires any more."""
+        """Stop watching: no lease expires any more."""
         if self._watching is not None:
             self._watching.cancel()
 
     async def give_back(self, groups: Sequence[Group], reason: str, error: str) -> None:
         """End the leases of groups without a result, in one transaction."""
+        commits, state = self._commits, self._commits.state
         records: list[Callable[[], None]] = []
         now = time.monotonic()
         for group in groups:
-            state = self._book.give_back(group, reason, now=now)
-            self._book.last_error = (
+            new_state = state.give_back(group, reason, now=now)
+            state.last_error = (
                 f"group {group.group_id} (prompt {group.prompt.prompt_id}), attempt"
                 f" {group.attempt} by {group.engine_id}: {reason}: {error}"
             )
             wait = group.not_before - now
-            later = f" for {wait:g} s at least" if state is State.QUEUED and wait > 0 else ""
-            log.warning("%s; now %s%s", self._book.last_error, state, later)
-            if later:
-                self._commits.work.wake_after(wait)
-            if state is State.FAILED:
-                records.append(partial(self._ledger.fail, group.group_id, reason, error))
+            waits = new_state is State.QUEUED and wait > 0
+            delay = f" for {wait:g} s at least" if waits else ""
+            log.warning("%s; now %s%s", state.last_error, new_state, delay)
+            if waits:
+                commits.lease_polls.wake_after(wait)
+            if new_state is State.FAILED:
+                records.append(partial(commits.ledger.fail, group.group_id, reason, error))
             else:
-                records.append(partial(self._ledger.redeliver, group.group_id, error))
+                records.append(partial(commits.ledger.redeliver, group.group_id, error))
 
         def record() -> None:
             for change in records:
                 change()
 
-        commits = self._commits
-        await commits.durable(record, commits.work, commits.progress, commits.line)
+        await commits.durable(
+            record, commits.lease_polls, commits.progress_polls, commits.prompt_polls
+        )
 
     async def _watch(self) -> None:
-        """Expire leases; if that fails, nobody may go on waiting for groups that are lost."""
+        """Expire leases; if that fails, close the broker, so that nobody waits for lost groups."""
         try:
             await self._expire()
         except Exception as error:
@@ -90,12 +85,12 @@ class Leases:
             await self._commits.fail(failure)
 
     async def _expire(self) -> None:
-        """Give back what is leased by workers that are not heard of; ends with the last lease.
+        """Give back leases without a heartbeat, until nothing is leased.
 
-        While the disk is full nobody can deliver, and workers may wait for it where they would
-        renew.
+        While the disk is full no lease expires: workers cannot deliver then, and may wait for the
+        disk where they would renew.
         """
-        while leased := self._book.groups.leased():
+        while leased := self._commits.state.groups.leased():
             now = time.monotonic()
             excused = self._commits.paused_until + self._lease_seconds
             for group in leased:

@@ -1,7 +1,4 @@
-"""Callers that wait for one kind of change, in one event loop.
-
-What to wait for, and when it has changed, is decided by `queues.broker.broker`.
-"""
+"""Callers that wait for one kind of change, in one event loop."""
 
 import asyncio
 from collections.abc import Callable
@@ -20,20 +17,18 @@ class LongPolls:
     def __init__(self, check_open: Callable[[], None]) -> None:
         self._check_open = check_open
         self._waiting: dict[asyncio.Future[None], str | None] = {}
-        """Those who wait, in the order of their coming, and what they are named."""
-        self._alarms: set[asyncio.Task[None]] = set()
+        """Waiting calls in the order of their arrival, with the names of the callers."""
+        self._timers: set[asyncio.Task[None]] = set()
 
     async def until(
         self, decide: Callable[[], T | None], timeout: float, *, name: str | None = None
     ) -> T | None:
-        """What `decide` returns, asked again after every change until it is not None.
-
-        None at the timeout, in seconds.
+        """Call `decide` now and after every change, until it returns something other than None.
 
         Args:
-            decide: Asked at once and without awaiting.
-            timeout: Seconds.
-            name: Of the caller, where some changes concern only it.
+            decide: Called without awaiting between `check_open` and its answer.
+            timeout: Seconds, after which None is returned.
+            name: Name of the caller, for changes that concern only one caller.
         """
         try:
             async with asyncio.timeout(timeout):
@@ -46,10 +41,21 @@ class LongPolls:
             return None
 
     async def wake(self, name: str | None = None) -> None:
-        """Something has changed: everyone who waits, or of this name, asks again, in order."""
+        """Let every waiting call, or those of this name, decide again, in order."""
         for changed, waiting in self._waiting.items():
             if name in (None, waiting) and not changed.done():
                 changed.set_result(None)
+
+    def wake_after(self, seconds: float) -> None:
+        """Wake later, when something is allowed that is refused now."""
+        timer = asyncio.create_task(self._wake_after(seconds))
+        self._timers.add(timer)
+        timer.add_done_callback(self._timers.discard)
+
+    def stop(self) -> None:
+        """Cancel what `wake_after` has scheduled."""
+        for timer in self._timers:
+            timer.cancel()
 
     async def _change(self, name: str | None) -> None:
         changed = asyncio.get_running_loop().create_future()
@@ -58,17 +64,6 @@ class LongPolls:
             await changed
         finally:
             del self._waiting[changed]
-
-    def wake_after(self, seconds: float) -> None:
-        """Wake later: what was refused now is allowed then, without any other change."""
-        alarm = asyncio.create_task(self._wake_after(seconds))
-        self._alarms.add(alarm)
-        alarm.add_done_callback(self._alarms.discard)
-
-    def stop(self) -> None:
-        """Nobody is woken later any more."""
-        for alarm in self._alarms:
-            alarm.cancel()
 
     async def _wake_after(self, seconds: float) -> None:
         await asyncio.sleep(seconds)

@@ -1,8 +1,7 @@
-"""Payloads that arrive in different messages are looked at together, in the event loop.
+"""Joint validation of payloads that arrive in different messages, in the event loop.
 
-A look costs by the call more than by the row, and more in a thread beside a busy loop than in it.
-Large payloads have a thread each. What is done with a result is decided elsewhere
-(`queues.broker.result_intake`).
+The cost of a validation is mostly per call and not per row, and higher in a thread beside a busy
+event loop than in the loop itself. Large payloads get a thread each.
 """
 
 import asyncio
@@ -12,47 +11,52 @@ from queues import schema
 from queues.errors import SchemaError
 from queues.records import Payload, Summary
 
-TOGETHER_BYTES = 2**20
-"""Looked at before the loop goes on with other things, or the next arrival where that is larger."""
+BATCH_BYTES = 2**20
+"""Bytes that are validated before the event loop goes on with other work."""
 Results = list[Summary | SchemaError]
 Arrival = tuple[Sequence[Payload], "asyncio.Future[Results]"]
 
 
-class Arrivals:
-    """Summarises payloads; belongs to one event loop."""
+class PayloadBatching:
+    """Summarises payloads; belongs to one event loop.
 
-    def __init__(self) -> None:
-        self._line: list[Arrival] = []
+    Args:
+        batch_bytes: Bytes that are validated together; a larger arrival is validated alone.
+    """
+
+    def __init__(self, batch_bytes: int = BATCH_BYTES) -> None:
+        self._batch_bytes = batch_bytes
+        self._arrivals: list[Arrival] = []
 
     async def summarize(self, payloads: Sequence[Payload]) -> Results:
-        """See `schema.summarize_many`."""
+        """Return what `schema.summarize_many` returns."""
         if max(map(len, payloads), default=0) > schema.SMALL_BYTES:
             return await asyncio.to_thread(schema.summarize_many, payloads)
         loop = asyncio.get_running_loop()
-        looked: asyncio.Future[Results] = loop.create_future()
-        self._line.append((payloads, looked))
-        if len(self._line) == 1:
-            loop.call_soon(self._look)
-        return await looked
+        results: asyncio.Future[Results] = loop.create_future()
+        self._arrivals.append((payloads, results))
+        if len(self._arrivals) == 1:
+            loop.call_soon(self._summarize_batch)
+        return await results
 
-    def _look(self) -> None:
-        """Answers those who came first, and comes back for the others."""
-        together, size = 0, 0
-        while together < len(self._line) and (not together or size < TOGETHER_BYTES):
-            size += sum(map(len, self._line[together][0]))
-            together += 1
-        line, self._line = self._line[:together], self._line[together:]
-        if self._line:
-            asyncio.get_running_loop().call_soon(self._look)
+    def _summarize_batch(self) -> None:
+        """Answer the earliest arrivals, and schedule the next batch."""
+        count, size = 0, 0
+        while count < len(self._arrivals) and (not count or size < self._batch_bytes):
+            size += sum(map(len, self._arrivals[count][0]))
+            count += 1
+        batch, self._arrivals = self._arrivals[:count], self._arrivals[count:]
+        if self._arrivals:
+            asyncio.get_running_loop().call_soon(self._summarize_batch)
         try:
-            results = schema.summarize_many([each for payloads, _ in line for each in payloads])
-        except Exception as error:  # noqa: BLE001  (each caller is told)
-            for _, looked in line:
-                if not looked.done():
-                    looked.set_exception(error)
+            results = schema.summarize_many([x for payloads, _ in batch for x in payloads])
+        except Exception as error:  # noqa: BLE001  (raised in every caller)
+            for _, future in batch:
+                if not future.done():
+                    future.set_exception(error)
             return
         first = 0
-        for payloads, looked in line:
-            if not looked.done():
-                looked.set_result(results[first : first + len(payloads)])
+        for payloads, future in batch:
+            if not future.done():
+                future.set_result(results[first : first + len(payloads)])
             first += len(payloads)

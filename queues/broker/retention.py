@@ -1,15 +1,15 @@
-"""Which journal segments may go, so that a run of weeks does not fill its disk.
+"""Removal of journal segments that nothing needs, so that a run of weeks does not fill its disk.
 
 A segment is needed as long as one of its groups is not in a final state, or was trained at or after
-the oldest checkpoint that is still there: a rollback trains those batches again. One without any
-group, as a crash leaves it, is not needed.
+the oldest checkpoint that still exists: a rollback trains those batches again. A segment without
+any group, as a crash leaves it, is not needed.
 
     put begins ─▶ frame in the journal ─▶ row in the ledger ─▶ put ends
-        └── from here on the segment that is the newest, and all later ones, stay ──┘
+        └── the segment that is the newest at this moment, and all later ones, stay ──┘
 
-For until its row is committed, nothing in the ledger tells that a frame is needed. The newest
-segment on disk always stays. What was removed is remembered in the ledger (`meta`), so that a
-reader can tell it from what was lost; the rows of its groups stay.
+Until its row is committed nothing in the ledger shows that a frame is needed. The newest segment on
+disk always stays. Removed segments are recorded in the ledger (`meta`), so that a reader can tell
+them from lost ones; the rows of their groups stay.
 """
 
 import asyncio
@@ -20,10 +20,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from queues.broker.commit_pipeline import Commits
+from queues.broker.commit_pipeline import CommitPipeline
 from queues.readers.accounting import oldest_checkpoint, open_ledger
-from queues.storage.journal import Journal, remove_segment, segments
-from queues.storage.ledger import Ledger
+from queues.storage.journal import remove_segment, segments
 from queues.storage.ledger_schema import JOURNAL_NAME, REMOVED_SEGMENT
 
 log = logging.getLogger(__name__)
@@ -34,23 +33,24 @@ class Retention:
 
     Args:
         directory: The run's folder.
-        ledger: Remembers what was removed.
-        commits: Makes that durable before anything is.
-        journal: Says which segment is the newest.
+        commits: Records in the ledger what is removed, before it is.
+        keeps_all: Remove nothing.
     """
 
-    def __init__(self, directory: Path, ledger: Ledger, commits: Commits, journal: Journal) -> None:
+    def __init__(self, directory: Path, commits: CommitPipeline, *, keeps_all: bool) -> None:
         self._directory = directory
-        self._ledger = ledger
         self._commits = commits
-        self._journal = journal
+        self._keeps_all = keeps_all
         self._puts: Counter[int] = Counter()
-        """Puts on their way, by the segment that was the newest when they began."""
+        """Number of puts in progress by the segment that was the newest when they began."""
 
     @contextmanager
     def put(self) -> Iterator[None]:
-        """Around a put, from before its first frame until its rows are submitted, or never are."""
-        segment = self._journal.newest
+        """Protect the segments of a put, from before its first frame until its rows are submitted.
+
+        A put that fails protects them until it has failed.
+        """
+        segment = self._commits.journal.newest
         self._puts[segment] += 1
         try:
             yield
@@ -58,26 +58,29 @@ class Retention:
             self._puts -= Counter((segment,))
 
     async def apply(self) -> None:
-        """Remove what may go; to be called after a checkpoint is committed."""
-        below = min(self._puts, default=self._journal.newest)
+        """Remove unneeded segments; call this after a checkpoint is committed."""
+        if self._keeps_all:
+            return
+        below = min(self._puts, default=self._commits.journal.newest)
         # Rows of puts that have ended, cancelled ones too, were submitted before: wait for them.
         await self._commits.submit(lambda: None)
-        gone = await asyncio.to_thread(removable, self._directory, below)
-        if not gone:
+        unneeded = await asyncio.to_thread(removable, self._directory, below)
+        if not unneeded:
             return
 
         def record() -> None:
-            for segment in gone:
-                self._ledger.remember(f"{REMOVED_SEGMENT}{segment}", f"{time.time():.0f}")
+            for segment in unneeded:
+                key = f"{REMOVED_SEGMENT}{segment}"
+                self._commits.ledger.remember(key, f"{time.time():.0f}")
 
         await self._commits.durable(record)
-        for segment in gone:
+        for segment in unneeded:
             await asyncio.to_thread(remove_segment, self._directory / JOURNAL_NAME, segment)
-        log.info("removed %d journal segments that nothing needs any more", len(gone))
+        log.info("removed %d journal segments that nothing needs any more", len(unneeded))
 
 
 def removable(run_directory: Path, below: int) -> list[int]:
-    """Segments on disk that may go, ascending; none before there is a checkpoint to go back to.
+    """Return the segments on disk that nothing needs, ascending; none before a first checkpoint.
 
     Args:
         run_directory: Holds ledger and journal.
@@ -86,23 +89,16 @@ def removable(run_directory: Path, below: int) -> list[int]:
     Raises:
         LedgerError: The ledger cannot be read.
     """
-    there = [x for x in segments(run_directory / JOURNAL_NAME)[:-1] if x < below]
+    existing = [x for x in segments(run_directory / JOURNAL_NAME)[:-1] if x < below]
     oldest = oldest_checkpoint(run_directory)
-    if not there or oldest is None:
+    if not existing or oldest is None:
         return []
     with open_ledger(run_directory, verify=False) as database:
-        # Whatever table says where something of a group lies.
-        tables = database.execute(
-            "SELECT tables.name FROM sqlite_schema AS tables, pragma_table_info(tables.name) AS it"
-            " WHERE tables.type = 'table' AND it.name = 'segment'"
-        ).fetchall()
-        needed: set[int] = set()
-        for (table,) in tables:
-            rows = database.execute(
-                f"SELECT DISTINCT segment FROM {table} JOIN groups USING (group_id)"
-                " WHERE segment IS NOT NULL AND state NOT IN ('dropped', 'failed', 'scored')"
-                " AND (state != 'trained' OR trained_version >= ?)",
-                (oldest,),
-            )
-            needed.update(segment for (segment,) in rows)
-    return [segment for segment in there if segment not in needed]
+        rows = database.execute(
+            "SELECT DISTINCT segment FROM results JOIN groups USING (group_id)"
+            " WHERE segment IS NOT NULL AND state NOT IN ('dropped', 'failed', 'scored')"
+            " AND (state != 'trained' OR trained_version >= ?)",
+            (oldest,),
+        )
+        needed = {segment for (segment,) in rows}
+    return [segment for segment in existing if segment not in needed]

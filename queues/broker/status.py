@@ -1,4 +1,4 @@
-"""What a running broker shows of itself, for `headway top` and for metrics."""
+"""The status of a running broker, for `headway top`, the driver and the broker's metrics."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -11,7 +11,7 @@ from queues.state.groups import State
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BrokerStatus:
-    """One moment of a broker; made by `Broker.status`, for whoever watches the run."""
+    """A broker at one moment; made by `Broker.status`."""
 
     version: int
     """Batches trained."""
@@ -19,77 +19,75 @@ class BrokerStatus:
     depth: Mapping[str, int]
     """Train groups by state."""
     oldest_ready_seconds: float
-    """How long the oldest ready group has waited; 0 where none is ready."""
+    """Longest time that a ready group has waited; 0 if none is ready."""
     oldest_queued_seconds: float
-    """How long ago the oldest train group in line was issued; 0 where none is."""
+    """Age of the oldest train group in the prompt queue; 0 if it is empty."""
     live: int
     """Train groups leased, ready or taken."""
     window: int
-    """How many may be live."""
+    """Largest number of groups that may be live."""
     staleness_window: int
-    """New groups are due so many versions after their start: max_staleness, or less where the
-    controller says so."""
+    """New groups are due so many versions after their start: max_staleness, or less if the
+    controller has lowered it."""
     window_reason: str | None
-    """Why the controller moved last; None without one."""
+    """Reason of the controller's last move; None without a controller."""
     overdue: int
     """Live groups whose deadline has passed."""
     engines: Mapping[str, int]
-    """The version that each engine serves."""
+    """Version that each engine serves."""
     ended: Mapping[tuple[str, str], int]
     """Train groups that were dropped or failed, by state and reason."""
     given_back: Mapping[str, int]
     """Leases that ended without a result since the broker began, by reason."""
     refused: Mapping[str, int]
-    """Results that were refused since then: of groups that have one (`duplicate`), or of lost
+    """Results that were refused since then: of groups that have a result (`duplicate`), or of lost
     leases (`fenced`)."""
     diverged: int
     """Batches since then that were trained again and gave other weights than before."""
     waits_for: Mapping[str, str | None]
-    """Leased groups that are due, so that the learner waits for them, and who holds each."""
+    """Engine of each leased group that is due, so that the learner waits for it."""
     evaluations: Sequence[str]
-    """Names of the unfinished ones."""
+    """Names of the unfinished evaluations."""
     accepted: int
-    """Results accepted in the whole run, evaluations included; with `version`, what shows that the
-    run moves."""
+    """Results accepted in the whole run, evaluations included; together with `version` it shows
+    that the run moves."""
     last_error: str | None
-    """The latest failed attempt: which group and prompt, by whom, the reason and the text of the
-    error. None where none has failed since the broker began."""
+    """The latest failed attempt: group, prompt, engine, reason and error. None if none has failed
+    since the broker began."""
     paused: str | None
-    """Why nothing is accepted or handed out for now: the disk is full. None while all is well."""
+    """Reason why nothing is accepted or handed out now: the disk is full. None normally."""
     batches: Sequence[BatchRecord]
-    """The newest ones after the version asked for, oldest first."""
+    """The newest batches after the requested version, oldest first."""
 
 
-def status_of(book: BrokerState, after: int, *, paused: str | None) -> BrokerStatus:
-    """This moment of a book, with the newest batches trained later than version `after`."""
-    since, now = book.results.oldest_since(), time.monotonic()
-    issued = book.prompts.oldest_since()
+def status_of(state: BrokerState, after: int, *, paused: str | None) -> BrokerStatus:
+    """Return the status of a broker, with the newest batches trained later than version `after`."""
+    now = time.monotonic()
+    ready_since, queued_since = state.results.oldest_since(), state.prompts.oldest_since()
     return BrokerStatus(
-        version=book.version,
-        steps=book.bounds.steps,
-        depth={str(state): book.groups.train(state) for state in State if state != State.SCORED},
-        oldest_ready_seconds=0.0 if since is None else now - since,
-        oldest_queued_seconds=0.0 if issued is None else now - issued,
-        live=book.groups.live,
-        window=book.bounds.within(book.staleness).window(book.version),
-        staleness_window=book.staleness,
-        window_reason=None if book.steering is None else book.steering.state.reason,
-        overdue=book.groups.overdue,
-        engines=dict(book.engines),
+        version=state.version,
+        steps=state.bounds.steps,
+        depth={str(x): state.groups.train(x) for x in State if x != State.SCORED},
+        oldest_ready_seconds=0.0 if ready_since is None else now - ready_since,
+        oldest_queued_seconds=0.0 if queued_since is None else now - queued_since,
+        live=state.groups.live,
+        window=state.bounds.within(state.staleness).window(state.version),
+        staleness_window=state.staleness,
+        window_reason=None if state.controller is None else state.controller.state.reason,
+        overdue=state.groups.overdue,
+        engines=dict(state.engines),
         ended={
-            (str(state), reason): count
-            for (purpose, state, reason), count in book.groups.counts.items()
+            (str(group_state), reason): count
+            for (purpose, group_state, reason), count in state.groups.counts.items()
             if purpose is Purpose.TRAIN and reason
         },
-        given_back=dict(book.given_back),
-        refused={
-            str(reason): book.refused[reason] for reason in (PutStatus.DUPLICATE, PutStatus.FENCED)
-        },
-        diverged=book.diverged,
-        waits_for={group.group_id: group.engine_id for group in book.waits_for()},
-        evaluations=[run.name for run in book.evaluations.values() if not run.finished],
-        accepted=book.accepted,
-        last_error=book.last_error,
+        given_back=dict(state.given_back),
+        refused={str(x): state.refused[x] for x in (PutStatus.DUPLICATE, PutStatus.FENCED)},
+        diverged=state.diverged,
+        waits_for={group.group_id: group.engine_id for group in state.waits_for()},
+        evaluations=[run.name for run in state.evaluations.values() if not run.finished],
+        accepted=state.accepted,
+        last_error=state.last_error,
         paused=paused,
-        batches=[batch for batch in book.batches if batch.version > after],
+        batches=[batch for batch in state.batches if batch.version > after],
     )

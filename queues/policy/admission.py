@@ -1,4 +1,4 @@
-"""Bounded staleness: who may start a group, and what the learner may take. Pure arithmetic.
+"""Bounded staleness: when a group may be leased and a batch taken. Pure functions.
 
 Symbols
     v   the learner's version: batches 0 … v−1 are trained, batch v is next or being trained
@@ -77,7 +77,7 @@ OnOverdue = Literal["wait", "drop", "mask", "train"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bounds:
-    """The three numbers that decide every admission of a run.
+    """The numbers that decide every admission of a run.
 
     Example:
         >>> bounds = Bounds(max_staleness=2, groups_per_batch=16, steps=60)
@@ -89,7 +89,7 @@ class Bounds:
     groups_per_batch: int
     steps: int
     most_live: int | None = None
-    """The window, where it is to be smaller than (η + 1)·B."""
+    """Largest number of live groups, if it is to be smaller than (η + 1)·B."""
     on_overdue: OnOverdue = "wait"
 
     def __post_init__(self) -> None:
@@ -107,31 +107,31 @@ class Bounds:
                 )
 
     def within(self, staleness: int) -> Self:
-        """The same bounds with a smaller window of staleness: w instead of η."""
+        """Return the same bounds with a smaller window of staleness: w instead of η."""
         return replace(self, max_staleness=min(staleness, self.max_staleness))
 
     def deadline(self, start_version: int) -> int:
-        """The last version whose batch may train a group that starts at `start_version`."""
+        """Return the last version whose batch may train a group that starts at `start_version`."""
         return start_version + self.max_staleness
 
     def window(self, version: int) -> int:
-        """How many groups may be live at `version`."""
+        """Return how many groups may be live at `version`."""
         places = max(0, min(self.max_staleness + 1, self.steps - version)) * self.groups_per_batch
         return places if self.most_live is None else min(places, self.most_live)
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """What rule 2 says: take now, or wait, and for whom."""
+    """The decision of rule 2: take now, or wait, and for which groups."""
 
     count: int
-    """Take this many ready groups, earliest deadlines first; 0 is to wait."""
+    """Number of ready groups to take, earliest deadlines first; 0 means to wait."""
     waits_until_due: int | None = None
-    """While waiting: the leased groups due by this date have to come first. None: any group."""
+    """While waiting: leased groups due by this date have to come first; None for any group."""
 
 
 def feasible(due: Mapping[int, int], *, version: int, groups_per_batch: int) -> bool:
-    """Whether all groups due by any date fit into the batches until then.
+    """Return True if all groups due by any date fit into the batches until then.
 
     Args:
         due: Number of live groups by the date that they are due.
@@ -144,14 +144,14 @@ def feasible(due: Mapping[int, int], *, version: int, groups_per_batch: int) -> 
 def leases_allowed(
     due: Mapping[int, int], *, version: int, start_version: int, bounds: Bounds, overdue: int = 0
 ) -> int:
-    """Rule 1: how many groups an engine that serves `start_version` may lease now.
+    """Return how many groups an engine that serves `start_version` may lease now (rule 1).
 
     Args:
         due: Number of live groups by the date that they are due; taken ones are due at `version`.
         version: v, the learner's.
         start_version: s, the engine's; it may be older than v, or v + 1 once that is published.
         bounds: The run's, within the window of staleness.
-        overdue: Number of live groups that are not in `due`, since they are overdue.
+        overdue: Number of live groups that are overdue, and therefore not in `due`.
     """
     size = bounds.groups_per_batch
     if not feasible(due, version=version, groups_per_batch=size):
@@ -164,6 +164,29 @@ def leases_allowed(
     return max(0, free)
 
 
+def fits(
+    due: Mapping[int, int],
+    start_versions: Sequence[int],
+    *,
+    version: int,
+    bounds: Bounds,
+    overdue: int = 0,
+) -> bool:
+    """Return True if rule 1 allows to lease groups with these start versions together.
+
+    The other arguments are those of `leases_allowed`.
+    """
+    due = Counter(due)
+    for start in start_versions:
+        allowed = leases_allowed(
+            due, version=version, start_version=start, bounds=bounds, overdue=overdue
+        )
+        if not allowed:
+            return False
+        due[bounds.deadline(start)] += 1
+    return True
+
+
 def choose_batch(
     ready: Sequence[int],
     leased: Mapping[int, int],
@@ -172,14 +195,14 @@ def choose_batch(
     bounds: Bounds,
     ended: bool = False,
 ) -> Choice:
-    """Rule 2, or how it is lifted: may the learner take batch `version` now, else who is missing.
+    """Decide whether the learner may take batch `version` now (rule 2, or how it is lifted).
 
     Args:
         ready: Deadlines of the ready groups, earliest first.
         leased: Number of leased groups by deadline.
         version: v; batch v is not taken yet.
         bounds: The run's.
-        ended: Nothing is queued, leased or still to be issued: the batch may be short.
+        ended: Nothing is queued, leased or still to be issued, so the batch may be short.
 
     Example:
         One group due at 4 is still being generated, so batch 4 must not fill up without it:
@@ -204,12 +227,12 @@ def choose_batch(
 
 
 def _places(date: int, version: int, groups_per_batch: int) -> int:
-    """Places in the batches from `version` to `date`, both included."""
+    """Return the places in the batches from `version` to `date`, both included."""
     return max(0, date - version + 1) * groups_per_batch
 
 
 def _first_overflow(due: Mapping[int, int], *, version: int, groups_per_batch: int) -> int | None:
-    """The first date by which more groups are due than there are places; None if feasible.
+    """Return the first date by which more groups are due than there are places; None if feasible.
 
     Places grow with the date, so only dates on which a group is due have to be looked at.
     """

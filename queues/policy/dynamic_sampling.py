@@ -2,11 +2,11 @@
 
 A group whose rollouts all earned the same task reward has advantage 0 under every estimator that
 compares the rollouts of a group (DAPO, arXiv 2503.14476 eq. 11; for rewards in general: keep a
-group if max − min > tolerance). It is dropped the moment it is accepted, so its place under
+group if max − min > tolerance). It is dropped when it is accepted, so its place under
 `queues.policy.admission` is free again. Shaping by length does not count: it would hide a tie.
 
-What is dropped for one batch is limited, so that a policy that always or never succeeds trains, on
-nothing, rather than waits for ever. Leaves out filtering without refill, which is the learner's.
+The number of groups dropped for one batch is limited, so that a policy that always or never
+succeeds trains on zero advantages instead of waiting for ever.
 """
 
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ TIE = 1e-8
 
 
 class Verdict(Enum):
-    """What becomes of an accepted group."""
+    """The decision about an accepted group."""
 
     KEPT = auto()
     """It holds a signal."""
@@ -39,16 +39,16 @@ class TieFilter:
     """
 
     limit: int
-    """Groups dropped for one batch, at most."""
+    """Largest number of groups dropped for one batch."""
     dropped: int = 0
-    """Since the last batch was taken."""
+    """Groups dropped since the last batch was taken."""
     passed: int = 0
     """Tied groups that were let through since then, because of the limit."""
     let_through: int = 0
-    """The same, over the whole run."""
+    """Tied groups that were let through over the whole run."""
 
     def judge(self, task_rewards: Sequence[float]) -> Verdict:
-        """What becomes of a group with these rewards; counted."""
+        """Decide about a group with these task rewards, and count it."""
         if not tied(task_rewards):
             return Verdict.KEPT
         if self.dropped < self.limit:
@@ -59,11 +59,11 @@ class TieFilter:
         return Verdict.LET_THROUGH
 
     def next_batch(self) -> None:
-        """A batch was taken: what is dropped from now on is for the next one."""
+        """Reset the counts of the batch, which was taken."""
         self.dropped = self.passed = 0
 
 
 def tied(rewards: Sequence[float]) -> bool:
-    """Whether all rewards are equal: largest − smallest ≤ TIE · max(1, their size)."""
+    """Return True if all rewards are equal: largest − smallest ≤ TIE · max(1, their size)."""
     low, high = min(rewards), max(rewards)
     return high - low <= TIE * max(1.0, abs(low), abs(high))

@@ -1,13 +1,13 @@
-"""Prompts that are not issued again: those that the policy has mastered, and those that poison.
+"""Prompts that are not issued again: mastered prompts, and prompts whose group failed for good.
 
-Mastered (no-positive-resampling, ScaleRL), where a cap is set:
+Mastered (no-positive-resampling, ScaleRL), if a cap is set:
 The pass rate of a group is the share of its rollouts whose task reward reaches a threshold. Once
-that of a prompt's latest group reaches the cap the prompt is retired, for good: its next epochs
-skip it. A group of it that is queued or running already goes on. Poisonous: a group of the prompt
+the pass rate of a prompt's latest group reaches the cap the prompt is retired for good: its next
+epochs skip it. A group of it that is queued or running continues. Failed: a group of the prompt
 used up its attempts, so its next epochs skip it as well.
 
-Ids must be those of a source that comes back to its prompts: without the epoch they name the
-problem. Where there is no cap, an id that does not tell its epoch names itself.
+With a cap, prompt ids must be `source/epoch/index`: without the epoch they name the problem.
+Without a cap, an id that contains no epoch names itself.
 """
 
 from collections.abc import Iterable, Sequence
@@ -18,7 +18,7 @@ from queues.records import Prompt
 
 
 class Retirement:
-    """The retired and the poisonous prompts of a run, by their ids without the epoch.
+    """The retired and the failed prompts of a run, by their ids without the epoch.
 
     Args:
         cap: Pass rate from which a prompt is retired, above 0, at most 1; None retires none.
@@ -35,13 +35,14 @@ class Retirement:
         # A task reward is a difference, which rounds.
         self._threshold = threshold - TIE * max(1.0, abs(threshold))
         self.names: set[str] = set()
-        """Mastered."""
-        self.poisonous: set[str] = set()
+        """Retired prompts."""
+        self.failed: set[str] = set()
+        """Failed prompts."""
         self._skipped_from: int | None = None
         """Epoch of the first prompt that was skipped since the last that was kept."""
 
     def retire(self, prompt_id: str, task_rewards: Sequence[float]) -> str | None:
-        """Retire the prompt of a group if its pass rate says so; its name if it is new."""
+        """Retire the prompt of a group if its pass rate reaches the cap; return its name if new."""
         if self.cap is None:
             return None
         passes = sum(reward >= self._threshold for reward in task_rewards)
@@ -51,22 +52,22 @@ class Retirement:
         self.names.add(name)
         return name
 
-    def poison(self, prompt_id: str) -> None:
-        """A group of this prompt used up its attempts."""
-        self.poisonous.add(_name(prompt_id)[0])
+    def add_failed(self, prompt_id: str) -> None:
+        """Record that a group of this prompt used up its attempts."""
+        self.failed.add(_name(prompt_id)[0])
 
     def select(self, prompts: Iterable[Prompt]) -> tuple[list[Prompt], bool]:
-        """The prompts that are left, and whether there will never be another.
+        """Return the prompts to issue, and True if the source has no such prompt any more.
 
-        There will not once a whole epoch was skipped: the source has none that is left.
+        That is so once a whole epoch was skipped.
 
         Raises:
-            InputError: With a cap, an id that does not tell its epoch.
+            InputError: With a cap, an id without an epoch.
         """
         kept = []
         for prompt in prompts:
             name, epoch = (_name if self.cap is None else split)(prompt.prompt_id)
-            if name not in self.names and name not in self.poisonous:
+            if name not in self.names and name not in self.failed:
                 kept.append(prompt)
                 self._skipped_from = None
             elif self._skipped_from is None:
@@ -77,7 +78,7 @@ class Retirement:
 
 
 def split(prompt_id: str) -> tuple[str, int]:
-    """What names a prompt in every epoch, and the epoch.
+    """Return the name of a prompt, which is the same in every epoch, and the epoch.
 
     Raises:
         InputError: The id is not of the form `source/epoch/index`.
@@ -92,7 +93,7 @@ def split(prompt_id: str) -> tuple[str, int]:
 
 
 def _name(prompt_id: str) -> tuple[str, int]:
-    """As `split`; an id that does not tell its epoch names itself."""
+    """Return what `split` returns; an id without an epoch names itself."""
     try:
         return split(prompt_id)
     except InputError:

@@ -1,4 +1,4 @@
-"""How stale new groups may be, so that the effective sample size stays above a set point. Pure.
+"""Control of the staleness of new groups, which keeps the effective sample size at a set point.
 
     ack(v) ─ESS of the batch─▶ controller ─w─▶ leases: deadline s + w, at most (w + 1)·B live
                   ▲                                      │
@@ -14,10 +14,10 @@ does shows only once the groups that were leased before it are trained.
     widen    At the target or above, `patience` times in a row: w + 1. If the first decision there
              is to narrow again, patience doubles (at most MOST_PATIENCE); if not, it is 1 again.
 
-So the widest window that holds the target is found and kept: the one above it is tried ever more
-rarely, but never given up, since ESS changes as the policy settles. There is no step that could
-carry w from one end to the other, and at the ends it stays. Leaves out what ESS is
-(`learner.diagnostics.off_policy`) and what a window admits (`queues.policy.admission`).
+So the widest window that holds the target is found and kept: the next wider one is tried ever more
+rarely, but never given up, since ESS changes as the policy settles. No step can carry w from one
+end to the other, and at the ends it stays. ESS is defined in `learner.diagnostics.off_policy`, the
+effect of a window in `queues.policy.admission`.
 """
 
 import math
@@ -26,44 +26,44 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, Self
 
 STATE = "window_controller"
-"""Key in the statistics of a batch: the state of the controller after it."""
+"""Key in the statistics of a batch: state of the controller after it."""
 MOST_PATIENCE = 32
 """Decisions between two tries of a window that was too wide."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WindowState:
-    """What the controller knows; kept with the statistics of every batch."""
+    """The controller's memory; kept with the statistics of every batch."""
 
     window: int
     """w: new groups are due so many versions after their start."""
     settling: int = 0
     """Batches that still decide nothing."""
     batches: int = 0
-    """That the next decision has so far."""
+    """Batches that count for the next decision so far."""
     ess: float = 0.0
-    """Their mean."""
+    """Mean ESS of these batches."""
     good: int = 0
     """Decisions in a row at the target or above."""
     patience: int = 1
     tries: bool = False
-    """The window was widened, and nothing is decided there yet."""
+    """True from a widening until the first decision after it."""
     reason: str = "start"
-    """Of the last move."""
+    """Reason of the last move."""
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON values."""
+        """Return JSON values."""
         return asdict(self)
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
-        """What `to_dict` gave."""
+        """Read what `to_dict` returned."""
         return cls(**values)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WindowController:
-    """The rule; its state is apart, so that it can be kept and gone on from.
+    """The control rule, as a pure function of its state.
 
     Example:
         >>> controller = WindowController(target=0.8, most=4, batches=1)
@@ -75,20 +75,20 @@ class WindowController:
     target: float
     """Set point of ESS, as a fraction."""
     most: int
-    """η."""
+    """η, the widest window."""
     batches: int
-    """That one decision is made of."""
+    """Batches for each decision."""
 
     def start(self) -> WindowState:
-        """The widest window."""
+        """Return the initial state: the widest window."""
         return WindowState(window=self.most)
 
     def within_bounds(self, state: WindowState) -> WindowState:
-        """The state that a run goes on with whose η may be smaller than before."""
+        """Return a state for a run that continues with a smaller η than before."""
         return replace(state, window=min(state.window, self.most))
 
     def after(self, state: WindowState, ess: float | None) -> WindowState:
-        """The state after one more batch; None, or not a number, where nothing was measured."""
+        """Return the state after one more batch; an ESS of None or NaN changes nothing."""
         if ess is None or not math.isfinite(ess):
             return state
         if state.settling:
@@ -122,10 +122,10 @@ def _moved(state: WindowState, window: int, reason: str) -> WindowState:
 
 
 class StalenessController:
-    """The controller of one run: its state goes with the statistics of every batch, and from there.
+    """The controller of one run, which is restored from the statistics of the newest batch.
 
     Args:
-        controller: Decides.
+        controller: The control rule.
     """
 
     def __init__(self, controller: WindowController) -> None:
@@ -133,12 +133,12 @@ class StalenessController:
         self.state = controller.start()
 
     def after(self, statistics: Mapping[str, Any]) -> dict[str, Any]:
-        """What a batch with these statistics of the learner's decides, to be kept with them."""
+        """Return the state after a batch with these statistics, to be kept with them."""
         state = self._controller.after(self.state, statistics.get("ess"))
         return {"staleness_window": state.window, STATE: state.to_dict()}
 
-    def go_on(self, statistics: Mapping[str, Any]) -> None:
-        """Go on from what was kept with the newest batch; without any, from the start."""
-        said = statistics.get(STATE)
-        state = self._controller.start() if said is None else WindowState.from_dict(said)
+    def restore(self, statistics: Mapping[str, Any]) -> None:
+        """Continue from the statistics of the newest batch; without a state, from the start."""
+        kept = statistics.get(STATE)
+        state = self._controller.start() if kept is None else WindowState.from_dict(kept)
         self.state = self._controller.within_bounds(state)

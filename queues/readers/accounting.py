@@ -1,7 +1,7 @@
 """The accounts of a run: is every issued group in exactly one state?
 
-Read from the ledger alone and without writing to it, so `headway inspect` works on a run that is
-going on as well as on one whose processes are all dead.
+They are read from the ledger alone, without writing to it, so `headway inspect` works on a running
+run as well as on one whose processes are all dead.
 """
 
 import fcntl
@@ -15,6 +15,7 @@ from typing import Any
 
 from queues.errors import InputError, LedgerError
 from queues.records import Purpose
+from queues.runtime.atomic_file import atomic_file
 from queues.state.groups import State, StateCounts
 from queues.storage.journal import read_group
 from queues.storage.ledger_schema import (
@@ -30,13 +31,13 @@ from queues.storage.state_counts import Counts, count_rows
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Accounting:
-    """Where the train groups of a run are.
+    """The train groups of a run by state.
 
     issued = queued + leased + ready + taken + trained + Σ dropped + Σ failed
     """
 
     issued: int
-    """Counted as they were issued, not by adding up the states."""
+    """Counted when they are issued, not by adding up the states."""
     queued: int
     leased: int
     ready: int
@@ -54,12 +55,12 @@ class Accounting:
     broker, with its memory."""
 
     def to_dict(self) -> dict[str, Any]:
-        """As `headway inspect --json` prints it."""
+        """Return the JSON values that `headway inspect --json` prints."""
         return asdict(self)
 
 
 def read_accounting(run_directory: Path) -> Accounting:
-    """The accounts of a run, dead or alive.
+    """Return the accounts of a run, running or not.
 
     Raises:
         InputError: There is no run in the directory.
@@ -70,9 +71,9 @@ def read_accounting(run_directory: Path) -> Accounting:
 
 
 def is_open(run_directory: Path) -> bool:
-    """Whether a living broker holds the run; False where there is none, or no such folder.
+    """Return True if a living broker holds the run; False if there is no broker or no folder.
 
-    The lock is tried for an instant, so a broker that opens the run in that very instant is refused
+    The lock is taken for an instant, so a broker that opens the run in that very instant is refused
     as if another were alive.
 
     Raises:
@@ -91,35 +92,31 @@ def is_open(run_directory: Path) -> bool:
     return False
 
 
-def newest_checkpoint(run_directory: Path) -> tuple[int, Path] | None:
-    """Version and folder of a run's newest committed checkpoint, of a run dead or alive.
+def committed_checkpoints(run_directory: Path, *, verify: bool = True) -> dict[int, Path]:
+    """Return the existing folders of a run's committed checkpoints, by version, ascending.
 
-    Only folders that are there count; None where no checkpoint has one. A recorded path that is
-    relative begins at the run's folder.
+    Args:
+        run_directory: The run's folder.
+        verify: Compare the ledger's rows with their checksums first.
 
     Raises:
         InputError: There is no run in the directory.
         LedgerError: Its ledger cannot be read.
     """
-    with open_ledger(run_directory) as database:
-        return next(_checkpoints(database, run_directory, "DESC"), None)
+    with open_ledger(run_directory, verify=verify) as database:
+        rows = database.execute("SELECT version, path FROM checkpoints ORDER BY version").fetchall()
+    folders = {version: run_directory / path for version, path in rows}
+    return {version: folder for version, folder in folders.items() if folder.is_dir()}
+
+
+def newest_checkpoint(run_directory: Path) -> tuple[int, Path] | None:
+    """Return version and folder of the newest of `committed_checkpoints`; None without any."""
+    return max(committed_checkpoints(run_directory).items(), default=None)
 
 
 def oldest_checkpoint(run_directory: Path) -> int | None:
-    """Version of the oldest committed checkpoint that is there; raises as `newest_checkpoint`."""
-    with open_ledger(run_directory, verify=False) as database:
-        found = next(_checkpoints(database, run_directory, "ASC"), None)
-    return None if found is None else found[0]
-
-
-def _checkpoints(
-    database: sqlite3.Connection, run_directory: Path, order: str
-) -> Iterator[tuple[int, Path]]:
-    for version, path in database.execute(
-        f"SELECT version, path FROM checkpoints ORDER BY version {order}"
-    ):
-        if (folder := run_directory / path).is_dir():
-            yield version, folder
+    """Return the version of the oldest of `committed_checkpoints`; None without any."""
+    return min(committed_checkpoints(run_directory, verify=False), default=None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,11 +129,11 @@ class FailedPrompt:
     attempts: int
     reason: str
     error: str
-    """What the last attempt said."""
+    """Error of the last attempt."""
 
 
 def failed_prompts(database: sqlite3.Connection) -> list[FailedPrompt]:
-    """Every group of an open ledger that failed for good, in the order of issue."""
+    """Return every group of an open ledger that failed for good, in the order of issue."""
     rows = database.execute(
         "SELECT prompt_id, group_id, purpose, attempt, reason, coalesce(error, '')"
         " FROM groups WHERE state = 'failed' ORDER BY number"
@@ -146,15 +143,15 @@ def failed_prompts(database: sqlite3.Connection) -> list[FailedPrompt]:
 
 
 def removed_groups(run_directory: Path) -> int:
-    """Number of accepted groups whose rollouts `retention` removed; raises likewise."""
+    """Return the number of accepted groups whose rollouts `queues.broker.retention` removed."""
     with open_ledger(run_directory) as database:
-        gone = removed_segments(database)
+        removed = removed_segments(database)
         counts = database.execute("SELECT segment, count(*) FROM results GROUP BY segment")
-        return sum(count for segment, count in counts if segment in gone)
+        return sum(count for segment, count in counts if segment in removed)
 
 
 def removed_segments(database: sqlite3.Connection) -> set[int]:
-    """Segments that are gone because nothing needs them any more."""
+    """Return the segments that `queues.broker.retention` removed."""
     rows = database.execute("SELECT key FROM meta").fetchall()
     return {
         int(key.removeprefix(REMOVED_SEGMENT)) for (key,) in rows if key.startswith(REMOVED_SEGMENT)
@@ -162,7 +159,7 @@ def removed_segments(database: sqlite3.Connection) -> set[int]:
 
 
 def read_batches(run_directory: Path) -> list[dict[str, Any]]:
-    """Statistics of every trained batch with its `version`, oldest first, of a run dead or alive.
+    """Return the statistics of every trained batch with its `version`, oldest first.
 
     Raises:
         InputError: There is no run in the directory.
@@ -176,27 +173,24 @@ def read_batches(run_directory: Path) -> list[dict[str, Any]]:
 
 
 def export_parquet(run_directory: Path, file: Path) -> int:
-    """Write every journaled rollout of a run to Parquet; returns the number of rows.
-
-    Those that `queues.broker.retention` removed are left out; `removed_groups` counts them.
+    """Write every journaled rollout of a run to Parquet; return the number of rows.
 
     Columns are those of `queues.schema.SCHEMA`, `state` and `trained_version` (null: untrained).
-
-    The file appears when it is complete.
+    Removed rollouts are left out; `removed_groups` counts them. The file appears when it is
+    complete.
 
     Raises:
         InputError: There is no run in the directory, or the file exists or cannot be written.
         LedgerError: The ledger cannot be read.
         JournalError: A journaled group cannot be read back.
     """
-    from queues.schema import write_parquet  # the accounts themselves do without Arrow
+    from queues.schema import write_parquet  # the accounts themselves need no Arrow
 
     if file.exists():
         raise InputError(f"{file} exists; name a file that does not")
-    partial = file.with_name(f".{file.name}.partial")
     journal = run_directory / JOURNAL_NAME
     with open_ledger(run_directory) as database:
-        gone = removed_segments(database)
+        removed = removed_segments(database)
         rows = database.execute(
             "SELECT segment, offset, state, trained_version FROM results"
             " JOIN groups USING (group_id) WHERE segment IS NOT NULL ORDER BY segment, offset"
@@ -204,20 +198,17 @@ def export_parquet(run_directory: Path, file: Path) -> int:
         groups = (
             (read_group(journal, segment, offset), state, trained_version)
             for segment, offset, state, trained_version in rows
-            if segment not in gone
+            if segment not in removed
         )
         try:
-            count = write_parquet(groups, partial)
-            partial.rename(file)
+            with atomic_file(file) as opened:
+                return write_parquet(groups, opened)
         except OSError as error:
             raise InputError(f"{file}: cannot be written: {error}") from error
-        finally:
-            partial.unlink(missing_ok=True)
-    return count
 
 
 def account(counts: Counts, memory: StateCounts | None = None) -> Accounting:
-    """The accounts from the counted rows, held against a running broker's memory if given."""
+    """Return the accounts of counted rows, compared with a running broker's memory if given."""
     states = {state: _by_reason(counts.states, state) for state in State}
     totals = {state: sum(reasons.values()) for state, reasons in states.items()}
     return Accounting(
@@ -250,11 +241,15 @@ def _by_reason(states: StateCounts, wanted: State) -> dict[str, int]:
 
 @contextmanager
 def open_ledger(run_directory: Path, *, verify: bool = True) -> Iterator[sqlite3.Connection]:
-    """The ledger, read-only, as it is at one moment.
+    """Open a ledger read-only, as it is at one moment.
 
     Args:
         run_directory: The run's folder.
-        verify: Compare every row with its checksum first (`queues.storage.row_checksums`).
+        verify: Compare the rows with their checksums first (`queues.storage.row_checksums`).
+
+    Raises:
+        InputError: There is no ledger in the directory.
+        LedgerError: The ledger cannot be read.
     """
     path = run_directory / FILE_NAME
     if not path.is_file():

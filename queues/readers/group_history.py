@@ -1,7 +1,7 @@
-"""When the groups of a run were generated, accepted, taken and trained, read from its folder.
+"""Times at which the groups of a run were generated, accepted, taken and trained.
 
-For pictures of a run, dead or alive: read-only, like `queues.readers.accounting`. Held-out
-evaluations are not journaled, so they are not in it.
+They are read from the folder of a run, running or not, without writing to it. Held-out evaluations
+are not journaled, so they are left out.
 """
 
 from collections.abc import Sequence
@@ -21,11 +21,11 @@ class GroupTimes:
     engine_id: str
     accepted_at: float
     taken_at: float | None
-    """None: no batch has it. A filtered group leaves when it is accepted."""
+    """None if no batch has it; of a filtered group the time of its acceptance."""
     rollouts: Sequence[tuple[float, float]]
-    """When each of its rollouts began and ended."""
+    """Begin and end of each rollout."""
     tokens: Sequence[int] = ()
-    """Sampled tokens of each of them."""
+    """Sampled tokens of each rollout."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,34 +34,34 @@ class History:
 
     groups: Sequence[GroupTimes]
     acked_at: dict[int, float]
-    """By the version that the batch was trained at."""
+    """Time of acknowledgement by version of the batch."""
     checkpoints: dict[int, float]
-    """When the checkpoint of a version was committed."""
+    """Time of commit by version of the checkpoint."""
 
 
 def last_lease(run_directory: Path) -> float | None:
-    """When a train group was leased for the last time, epoch seconds; None where none was yet.
+    """Return when a train group was leased for the last time, in epoch seconds; None if never.
 
-    A run that has come to its end trains its last batches later than that.
+    A run trains its last batches later than that.
 
     Raises:
         InputError: There is no run in the directory.
-        LedgerError: Its ledger cannot be read, or is too old to tell.
+        LedgerError: Its ledger cannot be read.
     """
     with open_ledger(run_directory, verify=False) as database:
         newest = "SELECT max(leased_at) FROM groups WHERE purpose = ?"
-        found: float | None = database.execute(newest, (Purpose.TRAIN,)).fetchone()[0]
-    return found
+        leased_at: float | None = database.execute(newest, (Purpose.TRAIN,)).fetchone()[0]
+    return leased_at
 
 
 def read_history(run_directory: Path, first: int, last: int) -> History:
-    """Everything that lived while batches were waited for and trained.
+    """Read the groups that were live while some batches were waited for and trained.
 
     Args:
         run_directory: The run's folder.
         first: Version of the first batch.
-        last: Of the last batch. To have every group that was being generated while it was trained,
-            add η + 1: by then all of those are in a batch.
+        last: Version of the last batch. To include every group that was generated while it was
+            trained, add η + 1: by then all of those are in a batch.
 
     Raises:
         InputError: There is no run in the directory.
@@ -73,7 +73,7 @@ def read_history(run_directory: Path, first: int, last: int) -> History:
     journal = run_directory / JOURNAL_NAME
     versions = {"first": first, "last": last}
     with open_ledger(run_directory) as database:
-        found = database.execute(
+        rows = database.execute(
             "SELECT segment, offset, accepted_at,"
             " iif(state = 'dropped', accepted_at, taken_at) AS left_at"
             " FROM results JOIN groups USING (group_id)"
@@ -93,7 +93,7 @@ def read_history(run_directory: Path, first: int, last: int) -> History:
         ).fetchall()
         checkpoints = database.execute("SELECT version, at FROM checkpoints").fetchall()
     groups = []
-    for segment, offset, accepted_at, taken_at in found:
+    for segment, offset, accepted_at, taken_at in rows:
         rollouts = decode(read_group(journal, segment, offset)).rollouts
         groups.append(
             GroupTimes(

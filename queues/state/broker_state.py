@@ -1,48 +1,33 @@
 """The state of a run in memory, and every decision about it.
 
-No disk and no event loop: the broker calls, makes durable what was decided, and answers. The moves
-are those of `groups`, the rules those of `admission`, the order of the lines that of
-`prompt_queue` and `results_queue`. `recovery` fills a book from a ledger.
+There is no disk and no event loop here: the broker calls, makes durable what was decided, and
+answers. The states of groups are those of `groups`, the rules those of `queues.policy`, the order
+of the queues that of `prompt_queue` and `results_queue`. `recovery` fills the state from a ledger.
 """
 
 from collections import Counter, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from queues.errors import ProtocolError, QueueClosed
-from queues.policy.admission import Bounds, Choice, choose_batch, leases_allowed
+from queues.policy.admission import Bounds, Choice, choose_batch, fits, leases_allowed
 from queues.policy.dynamic_sampling import TieFilter, Verdict
 from queues.policy.prompt_retirement import Retirement
 from queues.policy.staleness_controller import StalenessController
-from queues.records import (
-    REWARD_MODEL_LOST,
-    BatchRecord,
-    Lease,
-    Prompt,
-    Purpose,
-    PutStatus,
-    Summary,
-)
+from queues.records import BatchRecord, Lease, Prompt, Purpose, PutStatus, Summary
+from queues.state import groups as reasons
 from queues.state.evaluations import EvaluationRun
-from queues.state.groups import FILTERED, OVERDUE, Acceptance, Group, Groups, Reissue, State
-from queues.state.partial_groups import fits
+from queues.state.groups import Acceptance, Group, Groups, Reissue, State
 from queues.state.prompt_queue import PromptQueue
 from queues.state.results_queue import ResultsQueue
 
 BATCHES_KEPT = 100
-ENGINE_LOST = "engine_lost"
-"""Why leases end whose engine is gone."""
-EXCUSED = frozenset({ENGINE_LOST, REWARD_MODEL_LOST})
-"""Why attempts fail by no doing of their group; however often, it is queued again."""
 MOST_DOUBLINGS = 5
-UNREACHABLE = "version_not_reached"
-"""Why groups fail whose evaluation wants a version after the last one."""
 
 
 @dataclass(slots=True, kw_only=True)
 class BrokerState:
-    """Who holds what, at which version the learner is, and what may happen next."""
+    """The groups, engines and evaluations of a run, and the learner's version."""
 
     bounds: Bounds
     group_size: int
@@ -51,9 +36,9 @@ class BrokerState:
     retry_seconds: float = 0.0
     """Wait after a failed attempt; doubled with each further one, at most MOST_DOUBLINGS times."""
     greedy_baseline: bool = False
-    """Whether every train group is generated with a greedy rollout beside it."""
-    steering: StalenessController | None = None
-    """Of the window of staleness; None keeps it at its widest."""
+    """Generate one greedy rollout beside every train group."""
+    controller: StalenessController | None = None
+    """Chooses the window of staleness; None keeps it at its widest."""
     tie_filter: TieFilter | None = None
     retirement: Retirement = field(default_factory=Retirement)
     groups: Groups = field(default_factory=Groups)
@@ -61,21 +46,21 @@ class BrokerState:
     results: ResultsQueue = field(default_factory=ResultsQueue)
     evaluations: dict[str, EvaluationRun] = field(default_factory=dict)
     engines: dict[str, int] = field(default_factory=dict)
-    """The version that each engine serves."""
+    """Version that each engine serves."""
     version: int = 0
-    """The learner's: batches trained."""
+    """The learner's version: batches trained."""
     taken: list[Group] = field(default_factory=list)
     """The batch being trained."""
     batches: deque[BatchRecord] = field(default_factory=lambda: deque(maxlen=BATCHES_KEPT))
-    """The newest trained ones."""
+    """The newest trained batches."""
     accepted: int = 0
     """Results, evaluations included, over the whole run."""
     late: int = 0
     """Groups that were taken after their deadline, over the whole run."""
     next_number: int = 1
-    """Of the next group, in the order of issue."""
+    """Number of the next group, in the order of issue."""
     cursor: str | None = None
-    """Where the source of prompts goes on."""
+    """Position from which the source of prompts continues."""
     ended: bool = False
     """The source has no more prompts."""
     patience_ends: float = 0.0
@@ -83,44 +68,28 @@ class BrokerState:
     given_back: Counter[str] = field(default_factory=Counter)
     """Leases that ended without a result since the broker began, by reason."""
     refused: Counter[PutStatus] = field(default_factory=Counter)
-    """Results that were refused since then, by what was answered."""
+    """Results that were refused since then, by answer."""
     diverged: int = 0
     """Batches since then that were trained again and gave other weights than before."""
     last_error: str | None = None
-    """The latest failed attempt, for whoever watches the run."""
+    """The latest failed attempt, as text."""
 
     @property
     def training_over(self) -> bool:
-        """Whether no batch can come any more."""
+        """True once no further batch can come."""
         exhausted = self.ended and not self.prompts and not self.groups.live
         return self.version >= self.bounds.steps or exhausted
 
     @property
     def over(self) -> bool:
-        """Whether nothing is left to generate, evaluations included."""
+        """True once nothing is left to generate, evaluations included."""
         return self.training_over and all(run.finished for run in self.evaluations.values())
 
     @property
     def staleness(self) -> int:
-        """w: new groups are due so many versions after their start."""
-        return self.bounds.max_staleness if self.steering is None else self.steering.state.window
-
-    def additions(self, statistics: Mapping[str, Any]) -> dict[str, Any]:
-        """What is said of the taken batch beside the learner's statistics of it, where configured.
-
-        What was left out of training or trained late so far, and the window of staleness after it.
-        """
-        figures: dict[str, Any] = {}
-        if self.tie_filter is not None:
-            figures["groups_filtered"] = self.groups.dropped(FILTERED)
-            figures["groups_let_through"] = self.tie_filter.let_through
-        if self.retirement.cap is not None:
-            figures["prompts_retired"] = len(self.retirement.names)
-        if self.bounds.on_overdue != "wait":
-            figures["groups_overdue"] = self.late + self.groups.dropped(OVERDUE)
-        if self.steering is not None:
-            figures |= self.steering.after(statistics)
-        return figures
+        """The window of staleness w: new groups are due so many versions after their start."""
+        controller = self.controller
+        return self.bounds.max_staleness if controller is None else controller.state.window
 
     # --- prompts
 
@@ -138,24 +107,24 @@ class BrokerState:
         return self.issue(prompts, run.name)
 
     def wanted(self) -> int | None:
-        """How many prompts to issue now; None while the line is long enough.
+        """Return how many prompts to issue now; None while the prompt queue is long enough.
 
         Raises:
-            QueueClosed: None will be wanted any more.
+            QueueClosed: No prompt will be wanted any more.
         """
         if self.training_over or self.ended:
             raise QueueClosed("prompts_wanted: no more prompts will be wanted")
         size = self.bounds.groups_per_batch
-        line, waiting = self.queued_batches * size, len(self.prompts)
-        trainable = (self.bounds.steps - self.version) * size - self.groups.live - waiting
-        wanted = min(line - self.prompts.in_line, trainable)
-        # Half a line at a time, rather than one prompt for each lease: every issue is a commit.
-        return wanted if wanted > 0 and wanted >= min((line + 1) // 2, trainable) else None
+        length = self.queued_batches * size
+        trainable = (self.bounds.steps - self.version) * size - self.groups.live - len(self.prompts)
+        wanted = min(length - self.prompts.available, trainable)
+        # Half a queue at a time, and not one prompt for each lease: every issue is a commit.
+        return wanted if wanted > 0 and wanted >= min((length + 1) // 2, trainable) else None
 
     # --- leases and results
 
     def serving(self, engine_id: str, version: int) -> None:
-        """The engine serves this version from now on."""
+        """Record the version that an engine serves from now on."""
         known = self.engines.get(engine_id, 0)
         if version < known:
             raise ProtocolError(
@@ -165,14 +134,14 @@ class BrokerState:
         self.engines[engine_id] = version
 
     def lease(
-        self, engine_id: str, room: int, *, now: float, expires: float,
+        self, engine_id: str, capacity: int, *, now: float, expires: float,
         purpose: Purpose | None = None,
     ) -> list[Lease]:  # fmt: skip
         """Lease what this engine may generate now: evaluations first, then training.
 
-        The leased groups have at most `room` rollouts together, baselines included, and are for
-        `purpose` where it is given. Training waits for the weights of an engine that lags, while
-        there is patience.
+        The leased groups have at most `capacity` rollouts together, baselines included, and are for
+        `purpose` if it is given. An engine that lags gets no train groups while there is patience:
+        it waits for its weights.
 
         Raises:
             QueueClosed: Nothing will ever be leased again.
@@ -183,33 +152,20 @@ class BrokerState:
         if version is None:
             return []
         self.prompts.advance(now)
-        evaluates, trains = purpose is not Purpose.TRAIN, purpose is not Purpose.EVALUATE
-        groups = self.prompts.pop_evaluations(room * evaluates, version)  # of 1 rollout each
-        each = self.group_size + self.greedy_baseline
-        wanted = min((room - len(groups)) // each, len(self.prompts)) * trains
+        groups: list[Group] = []
+        if purpose is not Purpose.TRAIN:  # evaluation groups have 1 rollout each
+            groups = self.prompts.pop_evaluations(capacity, version)
         lags = version < self.version and now < self.patience_ends
-        # In a full window many ask in vain at once.
-        if wanted and not lags and self.groups.live < self.bounds.window(self.version):
-            allowed = leases_allowed(
-                self.groups.due,
-                version=self.version,
-                start_version=version,
-                bounds=self.bounds.within(self.staleness),
-                overdue=self.groups.overdue,
-            )
-            groups += self.prompts.pop_train(min(wanted, allowed))
+        if purpose is not Purpose.EVALUATE and not lags:
+            groups += self._pop_train(capacity - len(groups), version)
         leases = []
-        for others, group in zip(range(len(groups))[::-1], groups, strict=True):
-            self._drop_unfitting(group, version, others)
+        for index, group in enumerate(groups):
+            self._drop_unfitting(group, version, others=len(groups) - 1 - index)
             leases.append(self._lease(group, engine_id, version, expires))
         return leases
 
-    def save(self, group: Group, result: Summary) -> None:
-        """There are tokens of a leased group, without its result."""
-        group.saved = result.oldest_version
-
     def accept(self, group: Group, result: Summary, *, now: float) -> Acceptance:
-        """The one result of a leased group is in: a train group is ready, or filtered.
+        """Accept the one result of a leased group: a train group becomes ready, or is filtered.
 
         Raises:
             SchemaError: It is not what was leased; the lease stays.
@@ -227,8 +183,8 @@ class BrokerState:
         if self.tie_filter is not None:
             verdict = self.tie_filter.judge(rewards)
         if verdict is Verdict.DROPPED:
-            self.groups.move(group, State.DROPPED, reason=FILTERED)
-            return Acceptance(State.DROPPED, FILTERED, retires=retires)
+            self.groups.move(group, State.DROPPED, reason=reasons.FILTERED)
+            return Acceptance(State.DROPPED, reasons.FILTERED, retires=retires)
         group.ready_at = now
         self.groups.move(group, State.READY, due=group.due)
         self.results.add(group)
@@ -236,19 +192,21 @@ class BrokerState:
         return Acceptance(State.READY, let_through=let_through, retires=retires)
 
     def give_back(self, group: Group, reason: str, *, now: float) -> State:
-        """A lease ended without a result: the group is queued again, or failed for good.
+        """End a lease without a result: the group is queued again, or failed for good.
 
-        The loss of an engine, or of the reward models, is not held against its groups: they are
-        first in line, and so are evaluations, which one version is to answer. After any other
-        failure a group waits, and after the last one its prompt does not come again.
+        After the loss of an engine or of the reward models the attempt does not count, and the
+        group is first in the queue; so is an evaluation, which one version is to answer. After any
+        other failure a train group waits, and after its last attempt its prompt is not issued
+        again.
         """
         self.given_back[reason] += 1
-        excused = reason in EXCUSED
-        group.failures += not excused
+        excused = reason in reasons.EXCUSED
+        if not excused:
+            group.failures += 1
         if group.failures >= self.max_attempts:
             self._fail(group, reason)
             if group.evaluation is None:
-                self.retirement.poison(group.prompt.prompt_id)
+                self.retirement.add_failed(group.prompt.prompt_id)
             return State.FAILED
         self.groups.move(group, State.QUEUED)
         if excused or not self.retry_seconds or group.evaluation is not None:
@@ -256,17 +214,17 @@ class BrokerState:
         else:
             doublings = min(group.failures - 1, MOST_DOUBLINGS)
             group.not_before = now + self.retry_seconds * 2**doublings
-            self.prompts.set_back(group, group.not_before)
+            self.prompts.defer(group, group.not_before)
         return State.QUEUED
 
-    def settle(self) -> list[Group]:
-        """Once training is over: fail what waits for a version that will never come.
+    def fail_unreachable(self) -> list[Group]:
+        """Once training is over, fail evaluation groups that want a version which will never come.
 
-        Those are evaluations; without it the run would wait for them and never end.
+        Otherwise the run would wait for them and never end.
         """
         groups = self.prompts.pop_unreachable(self.version) if self.training_over else []
         for group in groups:
-            self._fail(group, UNREACHABLE)
+            self._fail(group, reasons.UNREACHABLE)
         return groups
 
     # --- batches
@@ -276,7 +234,7 @@ class BrokerState:
 
         Raises:
             QueueClosed: That batch will never come.
-            ProtocolError: It is not the turn of that batch.
+            ProtocolError: Another batch is due.
         """
         if self.training_over:
             raise QueueClosed(f"take: no batch {version} will come, {self.version} are trained")
@@ -288,16 +246,17 @@ class BrokerState:
         self.taken = self.results.pop(choice.count)
         for group in self.taken:
             self.groups.move(group, State.TAKEN, due=version)
-            self.late += group.overdue
+            if group.overdue:
+                self.late += 1
         if self.tie_filter is not None:
             self.tie_filter.next_batch()
         return [group.group_id for group in self.taken]
 
     def pass_over(self) -> list[Reissue]:
-        """To be called after every take: what becomes of the groups that were due and not taken.
+        """Settle the groups that were due with the last batch and not taken; call after every take.
 
-        Where nothing is to be older than the bound they are dropped, and their prompts are first in
-        line again.
+        If nothing may be older than the bound they are dropped, and their prompts are first in the
+        queue again.
         """
         last = self.version if self.taken else self.version - 1
         if sum(n for due, n in self.groups.due.items() if due <= last) == len(self.taken):
@@ -308,16 +267,16 @@ class BrokerState:
                 self.groups.pass_over(group)
             return []
         reissues = [Reissue(group, self._new_group(group.prompt)) for group in missed]
-        for dropped, anew in reversed(reissues):
+        for dropped, new in reversed(reissues):
             if dropped.state is State.READY:
                 self.results.remove(dropped)
-            self.groups.move(dropped, State.DROPPED, reason=OVERDUE)
-            anew.failures = dropped.failures
-            self.prompts.redeliver(anew)
+            self.groups.move(dropped, State.DROPPED, reason=reasons.OVERDUE)
+            new.failures = dropped.failures
+            self.prompts.redeliver(new)
         return reissues
 
     def waits_for(self) -> list[Group]:
-        """The leased groups that the learner cannot do without; empty where it need not wait."""
+        """Return the leased groups that the learner has to wait for; empty if it need not wait."""
         if self.taken or self.training_over:
             return []
         until = self._choose().waits_until_due
@@ -327,7 +286,7 @@ class BrokerState:
         return [group for group in leased if group.due is not None and group.due <= until]
 
     def ack(self, record: BatchRecord) -> None:
-        """The taken batch is trained.
+        """Record that the taken batch is trained.
 
         Raises:
             ProtocolError: That batch is not taken.
@@ -341,12 +300,12 @@ class BrokerState:
         self.add_batch(record)
 
     def add_batch(self, record: BatchRecord) -> None:
-        """A batch is trained, now or before this broker began; the newest one comes last."""
+        """Add the newest trained batch; the controller continues from its statistics."""
         self.batches.append(record)
-        if self.steering is not None:
-            self.steering.go_on(record.statistics)
+        if self.controller is not None:
+            self.controller.restore(record.statistics)
 
-    # --- inside
+    # --- private
 
     def _new_group(self, prompt: Prompt, evaluation: str | None = None) -> Group:
         group = Group(
@@ -369,7 +328,7 @@ class BrokerState:
         leased = self.groups.leased_due
         ended = self.ended and not self.prompts and not leased
         if len(self.results) < self.bounds.groups_per_batch and not ended:
-            return Choice(0)  # as it is after most puts
+            return Choice(0)  # the usual case after a put
         return choose_batch(
             self.results.deadlines(),
             leased,
@@ -378,14 +337,34 @@ class BrokerState:
             ended=ended,
         )
 
-    def _drop_unfitting(self, group: Group, version: int, others: int) -> None:
-        """Leaves saved tokens that are too old for the group to be trained in time with them."""
+    def _pop_train(self, capacity: int, version: int) -> list[Group]:
+        """Remove from the queue the train groups that an engine of this version may lease."""
+        rollouts = self.group_size + (1 if self.greedy_baseline else 0)
+        wanted = min(capacity // rollouts, len(self.prompts))
+        # Many engines ask in vain while the window is full, so this is decided first.
+        if not wanted or self.groups.live >= self.bounds.window(self.version):
+            return []
+        allowed = leases_allowed(
+            self.groups.due,
+            version=self.version,
+            start_version=version,
+            bounds=self.bounds.within(self.staleness),
+            overdue=self.groups.overdue,
+        )
+        return self.prompts.pop_train(min(wanted, allowed))
+
+    def _drop_unfitting(self, group: Group, version: int, *, others: int) -> None:
+        """Leave out saved tokens that are too old for the group to be trained in time.
+
+        Args:
+            group: About to be leased.
+            version: Version that the engine serves.
+            others: Number of groups that are leased after it at the same time.
+        """
         if group.saved is not None and not fits(
             self.groups.due,
-            saved_version=group.saved,
-            others=others,
+            [min(group.saved, version)] + [version] * others,
             version=self.version,
-            engine_version=version,
             bounds=self.bounds.within(self.staleness),
             overdue=self.groups.overdue,
         ):

@@ -1,4 +1,4 @@
-"""Held-out evaluations on their way: what has been scored so far.
+"""Running held-out evaluations.
 
 They go through leases and puts like training groups, but are outside admission and the training
 accounts.
@@ -23,9 +23,9 @@ class EvaluationRun:
     rewards: float = 0.0
     """Sum over the scored prompts."""
     best: dict[str, float] = field(default_factory=dict)
-    """Largest reward of each prompt that was scored, by id."""
+    """Largest reward of each scored prompt, by id."""
     incomplete: set[str] = field(default_factory=set)
-    """Ids of the prompts that a sample is missing of, since it failed."""
+    """Ids of the prompts of which a sample failed."""
     tokens: int = 0
     lowest_version: int | None = None
     highest_version: int | None = None
@@ -36,16 +36,16 @@ class EvaluationRun:
 
     @property
     def finished(self) -> bool:
-        """Whether every prompt is scored or failed."""
+        """True once every sample is scored or failed."""
         return self.scored + self.failed == self.count
 
     def start(self) -> None:
-        """A prompt was leased."""
+        """Record a lease."""
         if self.started_at is None:
             self.started_at = time.time()
 
     def score(self, result: Summary) -> None:
-        """One more prompt is scored."""
+        """Record the result of one sample."""
         self.scored += 1
         self.finished_at = time.time()
         self.rewards += result.reward
@@ -58,13 +58,13 @@ class EvaluationRun:
         self.highest_version = max((v for v in newest if v is not None), default=None)
 
     def fail(self, prompt_id: str) -> None:
-        """One more prompt used up its attempts, or wants a version that will never come."""
+        """Record a sample that used up its attempts, or whose version will never come."""
         self.failed += 1
         self.incomplete.add(prompt_id)
         self.finished_at = time.time()
 
     def outcome(self) -> Evaluation:
-        """The result of a finished evaluation; 0 seconds where nothing was ever leased."""
+        """Return the result of a finished evaluation; 0 seconds if nothing was ever leased."""
         finished_at = self.finished_at or 0.0
         best = [most for name, most in self.best.items() if name not in self.incomplete]
         return Evaluation(

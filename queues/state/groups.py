@@ -1,4 +1,4 @@
-"""Every group in exactly one state, counted: the broker's memory of who holds what.
+"""The broker's memory of all groups: every group is in exactly one state, and counted.
 
     queued ─lease─▶ leased ─put─▶ ready ─take─▶ taken ─ack─▶ trained
        ▲               │   └─put─▶ dropped (filtered)
@@ -7,8 +7,7 @@
 
 Evaluation groups go queued ─▶ leased ─▶ scored or failed, and are counted apart; those that want a
 version which training never reached go from queued to failed. Groups in a final state are only
-counted. Which move is allowed is the caller's decision (`queues.broker.broker`); what is
-durable is the ledger's.
+counted. `BrokerState` decides which move is allowed; the ledger makes it durable.
 """
 
 import time
@@ -19,14 +18,14 @@ from enum import StrEnum
 from typing import Any, NamedTuple
 
 from queues.errors import SchemaError
-from queues.records import Prompt, Purpose, Summary
+from queues.records import REWARD_MODEL_LOST, Prompt, Purpose, Summary
 
 
 class State(StrEnum):
-    """Where a group is."""
+    """The state of a group."""
 
     QUEUED = "queued"
-    """Waits for its first lease or for redelivery."""
+    """It waits for its first lease or for redelivery."""
     LEASED = "leased"
     READY = "ready"
     """Its result is accepted and waits for the learner."""
@@ -35,31 +34,37 @@ class State(StrEnum):
     DROPPED = "dropped"
     FAILED = "failed"
     SCORED = "scored"
-    """An evaluation's only good end."""
+    """An evaluation group has its result."""
 
 
+ENGINE_LOST = "engine_lost"
+"""Reason why leases end whose engine is gone."""
+EXCUSED = frozenset({ENGINE_LOST, REWARD_MODEL_LOST})
+"""Reasons of failed attempts that do not count against `max_attempts`."""
+UNREACHABLE = "version_not_reached"
+"""Reason of failing: the evaluation wants a version after the last one."""
 FINAL = frozenset({State.TRAINED, State.DROPPED, State.FAILED, State.SCORED})
 FILTERED = "filtered"
-"""Why groups are dropped whose accepted result holds no signal."""
+"""Reason of dropping: the accepted result holds no signal."""
 OVERDUE = "overdue"
-"""Why groups are dropped that were not ready for the last batch that might train them."""
+"""Reason of dropping: the last batch that might train the group was taken without it."""
 
 
 class Acceptance(NamedTuple):
-    """What an accepted result does; decided by the book, recorded by the ledger."""
+    """The effect of an accepted result; decided by the state, recorded by the ledger."""
 
     state: State
-    """Where the group is now: ready, dropped or scored."""
+    """State of the group now: ready, dropped or scored."""
     reason: str = ""
-    """Of dropping."""
+    """Reason of dropping, else empty."""
     let_through: bool = False
-    """It would have been filtered, but too many were."""
+    """The group would have been filtered, but too many were."""
     retires: str | None = None
-    """Name of the prompt that is not issued again."""
+    """Name of the prompt, if it is not issued again."""
 
 
 StateCounts = Mapping[tuple[Purpose, State, str], int]
-"""Number of groups by purpose, state and reason; the reason is "" where there is none."""
+"""Number of groups by purpose, state and reason; the reason is "" if there is none."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -71,43 +76,43 @@ class Group:
     group_id: str
     prompt: Prompt
     evaluation: str | None = None
-    """Name of the evaluation that it belongs to; None for training."""
+    """Name of its evaluation; None for training."""
     state: State = State.QUEUED
     attempt: int = 0
-    """Of the latest lease; 0 before the first."""
+    """Number of the latest lease; 0 before the first."""
     failures: int = 0
-    """Attempts that ended badly by their own doing; a broker that recovers begins anew."""
+    """Failed attempts, less those that `EXCUSED` explains; a recovered broker begins at 0."""
     not_before: float = 0.0
     """Monotonic seconds: no lease until then, after a failed attempt."""
     engine_id: str | None = None
     start_version: int | None = None
     due: int | None = None
-    """While live: the deadline, and once taken the version of its batch (`admission`)."""
+    """The deadline while leased or ready, the version of its batch while taken; else None."""
     overdue: bool = False
-    """The batch that it was due with was taken without it."""
+    """True once the batch of its deadline was taken without it."""
     expires: float = 0.0
     """Monotonic seconds; while leased."""
     queued_at: float = field(default_factory=time.monotonic)
-    """Monotonic seconds, when it was issued, or found again by a broker that recovers."""
+    """Monotonic seconds of its issue, or of the broker's recovery."""
     ready_at: float = 0.0
     """Monotonic seconds; from ready on."""
     saved: int | None = None
-    """The oldest version of its tokens that were saved without a result; None without any."""
+    """Oldest version of the tokens that were saved without a result; None without any."""
 
     @property
     def purpose(self) -> Purpose:
-        """What it is generated for."""
+        """Purpose that the group is generated for."""
         return Purpose.TRAIN if self.evaluation is None else Purpose.EVALUATE
 
     def check(self, result: Summary, group_size: int) -> None:
-        """Refuse a result that is not what was leased.
+        """Check that a result is what was leased.
 
         Args:
-            result: Of this group.
+            result: Summary of the result.
             group_size: Rollouts of a train group.
 
         Raises:
-            SchemaError: Says what is not.
+            SchemaError: It has another number of rollouts, prompt or start version.
         """
         where = f"of group {self.group_id}"
         size = group_size if self.evaluation is None else 1
@@ -124,45 +129,41 @@ class Group:
                 f" {start}, so its deadline would not hold"
             )
 
-    def is_leased_to(self, engine_id: str, attempt: int) -> bool:
-        """Whether this holder has the lease."""
-        return self.state is State.LEASED and self.is_from(engine_id, attempt)
-
     def is_from(self, engine_id: str, attempt: int) -> bool:
-        """Whether this holder has the lease, or had it and delivered the result."""
+        """Return True if this holder has the lease, or had it and delivered the result."""
         latest = (self.engine_id, self.attempt) == (engine_id, attempt)
         return latest and self.state is not State.QUEUED
 
 
 class Reissue(NamedTuple):
-    """A group that was dropped, and the one that its prompt was issued anew as."""
+    """A dropped group, and the new group of the same prompt."""
 
     dropped: Group
-    anew: Group
+    new: Group
 
 
 class Groups:
-    """All groups: those in flight by id, the finished ones as counts."""
+    """All groups: groups in flight by id, finished groups as counts."""
 
     def __init__(self, groups: Iterable[Group] = (), finished: StateCounts | None = None) -> None:
         self.in_flight: dict[str, Group] = {}
         self.counts: Counter[tuple[Purpose, State, str]] = Counter(finished or {})
         self.due: Counter[int] = Counter()
-        """Live groups by the date that they are due, less those that are overdue."""
+        """Number of live groups by the version at which they are due, without overdue groups."""
         self.leased_due: Counter[int] = Counter()
-        """Leased train groups by the date that they are due, also those that are overdue."""
+        """Number of leased train groups by deadline, including overdue groups."""
         self.overdue = 0
-        """Live groups that are overdue: leased or ready."""
+        """Number of leased or ready groups that are overdue."""
         for group in groups:
             self.add(group)
 
     def add(self, group: Group) -> None:
-        """Take in a group in the state that it is in."""
+        """Add a group in its present state."""
         self.in_flight[group.group_id] = group
         self._count(group, +1)
 
     def move(self, group: Group, state: State, *, due: int | None = None, reason: str = "") -> None:
-        """Change a group's state; `due` is None unless it is live afterwards."""
+        """Change a group's state; `due` is None unless the group is live afterwards."""
         self._count(group, -1)
         group.state, group.due = state, due
         self._count(group, +1, reason)
@@ -170,13 +171,13 @@ class Groups:
             del self.in_flight[group.group_id]
 
     def pass_over(self, group: Group) -> None:
-        """A leased or ready group is overdue from now on."""
+        """Mark a leased or ready group as overdue."""
         self._count(group, -1)
         group.overdue = True
         self._count(group, +1)
 
     def missed(self, version: int) -> list[Group]:
-        """Leased and ready groups that were due by `version` and are not overdue yet, by issue."""
+        """Return leased and ready groups due by `version` and not yet overdue, by issue."""
         return [
             group
             for group in self.in_flight.values()
@@ -187,19 +188,25 @@ class Groups:
         ]
 
     def leased(self) -> list[Group]:
-        """All leased groups, evaluations included."""
+        """Return all leased groups, evaluations included."""
         return [group for group in self.in_flight.values() if group.state is State.LEASED]
 
+    def leased_to(self, engine_id: str, group_id: str, attempt: int) -> Group | None:
+        """Return the group if this holder has its lease, else None."""
+        group = self.in_flight.get(group_id)
+        is_held = group and group.state is State.LEASED and group.is_from(engine_id, attempt)
+        return group if is_held else None
+
     def train(self, state: State) -> int:
-        """Number of train groups in a state, whatever the reason."""
+        """Return the number of train groups in a state, for any reason."""
         return sum(
             count
-            for (purpose, found, _), count in self.counts.items()
-            if purpose is Purpose.TRAIN and found is state
+            for (purpose, group_state, _), count in self.counts.items()
+            if purpose is Purpose.TRAIN and group_state is state
         )
 
     def dropped(self, reason: str) -> int:
-        """Number of groups that were dropped for this reason."""
+        """Return the number of groups that were dropped for this reason."""
         return self.counts[Purpose.TRAIN, State.DROPPED, reason]
 
     @property

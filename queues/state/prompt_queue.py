@@ -1,8 +1,8 @@
-"""The line of groups that wait for a lease: evaluations first, then training, oldest issue first.
+"""The prompt queue: groups that wait for a lease, evaluations first, then training, oldest first.
 
 A redelivered group goes to the front: it has waited longest. A train group whose attempt failed is
-set back first, out of the line, so that others are leased until its wait is over. Who may lease how
-many is decided by `queues.policy.admission`.
+deferred first, so that others are leased until its wait is over. `queues.policy.admission` decides
+who may lease how many.
 """
 
 import heapq
@@ -17,73 +17,73 @@ class PromptQueue:
     def __init__(self) -> None:
         self._train: deque[Group] = deque()
         self._evaluations: dict[str, tuple[int, deque[Group]]] = {}
-        self._set_back: list[tuple[float, int, Group]] = []
-        """A heap: when its wait is over, its number, the group."""
+        self._deferred: list[tuple[float, int, Group]] = []
+        """Heap of (end of the wait, number, group)."""
 
     def __len__(self) -> int:
-        """Train groups that wait, those that are set back included."""
-        return len(self._train) + len(self._set_back)
+        """Return the number of train groups, including deferred groups."""
+        return len(self._train) + len(self._deferred)
 
     @property
-    def in_line(self) -> int:
-        """Train groups that may be leased now."""
+    def available(self) -> int:
+        """Number of train groups that may be leased now."""
         return len(self._train)
 
     def oldest_since(self) -> float | None:
-        """When the train group in line that waits longest was issued, in monotonic seconds."""
+        """Return when the oldest available train group was issued, in monotonic seconds."""
         return min((group.queued_at for group in self._train), default=None)
 
     def open_evaluation(self, name: str, min_version: int) -> None:
-        """Groups of this evaluation go to engines that serve `min_version` or later."""
+        """Add an evaluation, whose groups go to engines that serve `min_version` or later."""
         self._evaluations[name] = (min_version, deque())
 
     def close_evaluation(self, name: str) -> None:
-        """The evaluation is finished; none of its groups waits."""
+        """Remove a finished evaluation."""
         del self._evaluations[name]
 
     def append(self, group: Group) -> None:
-        """A new group joins the end of its line."""
-        self._line(group).append(group)
+        """Add a new group at the end of its queue."""
+        self._queue(group).append(group)
 
     def redeliver(self, group: Group) -> None:
-        """A group that was leased before goes to the front of its line."""
-        self._line(group).appendleft(group)
+        """Add a group that was leased before at the front of its queue."""
+        self._queue(group).appendleft(group)
 
-    def set_back(self, group: Group, until: float) -> None:
-        """A train group whose attempt failed is out of line until then, in monotonic seconds."""
-        heapq.heappush(self._set_back, (until, group.number, group))
+    def defer(self, group: Group, until: float) -> None:
+        """Add a train group whose attempt failed; it waits until then, in monotonic seconds."""
+        heapq.heappush(self._deferred, (until, group.number, group))
 
     def advance(self, now: float) -> None:
-        """Groups whose wait is over go to the front of the line, the first of them foremost."""
-        over = []
-        while self._set_back and self._set_back[0][0] <= now:
-            over.append(heapq.heappop(self._set_back)[2])
-        for group in reversed(over):
+        """Move groups whose wait is over to the front of the queue, the earliest first."""
+        due = []
+        while self._deferred and self._deferred[0][0] <= now:
+            due.append(heapq.heappop(self._deferred)[2])
+        for group in reversed(due):
             self.redeliver(group)
 
     def pop_train(self, limit: int) -> list[Group]:
-        """Up to `limit` train groups leave the line."""
+        """Remove and return up to `limit` train groups."""
         return _pop(self._train, limit)
 
     def pop_evaluations(self, limit: int, engine_version: int) -> list[Group]:
-        """Up to `limit` evaluation groups that an engine of this version may score."""
+        """Remove and return up to `limit` evaluation groups for an engine of this version."""
         groups: list[Group] = []
-        for min_version, line in self._evaluations.values():
+        for min_version, queue in self._evaluations.values():
             if min_version <= engine_version:
-                groups += _pop(line, limit - len(groups))
+                groups += _pop(queue, limit - len(groups))
         return groups
 
     def pop_unreachable(self, last_version: int) -> list[Group]:
-        """All groups leave whose evaluation wants a version after the last one."""
+        """Remove and return all groups whose evaluation wants a version after the last one."""
         groups: list[Group] = []
-        for min_version, line in self._evaluations.values():
+        for min_version, queue in self._evaluations.values():
             if min_version > last_version:
-                groups += _pop(line, len(line))
+                groups += _pop(queue, len(queue))
         return groups
 
-    def _line(self, group: Group) -> deque[Group]:
+    def _queue(self, group: Group) -> deque[Group]:
         return self._train if group.evaluation is None else self._evaluations[group.evaluation][1]
 
 
-def _pop(line: deque[Group], limit: int) -> list[Group]:
-    return [line.popleft() for _ in range(min(limit, len(line)))]
+def _pop(queue: deque[Group], limit: int) -> list[Group]:
+    return [queue.popleft() for _ in range(min(limit, len(queue)))]

@@ -1,7 +1,7 @@
-"""Ready groups, earliest deadline first, in the order of their issue within a deadline.
+"""The results queue: ready groups, earliest deadline first, then in the order of their issue.
 
-So a batch does not depend on who was faster, and a broker that recovers has the order that the last
-one had. Whether the learner may take them is decided by `queues.policy.admission`.
+A batch therefore does not depend on which worker was faster, and a recovered broker has the order
+that the last one had. `queues.policy.admission` decides when the learner may take groups.
 """
 
 from bisect import insort
@@ -19,24 +19,24 @@ class ResultsQueue:
         return len(self._groups)
 
     def add(self, group: Group) -> None:
-        """A group became ready."""
+        """Insert a group that became ready."""
         insort(self._groups, group, key=lambda group: (_deadline(group), group.number))
 
     def remove(self, group: Group) -> None:
-        """A ready group is not to be taken any more."""
+        """Remove a ready group that is dropped."""
         self._groups.remove(group)
 
     def deadlines(self) -> list[int]:
-        """Of all ready groups, earliest first."""
+        """Return the deadlines of all ready groups, earliest first."""
         return [_deadline(group) for group in self._groups]
 
     def pop(self, count: int) -> list[Group]:
-        """The `count` groups with the earliest deadlines leave the queue."""
+        """Remove and return the `count` groups with the earliest deadlines."""
         taken, self._groups = self._groups[:count], self._groups[count:]
         return taken
 
     def oldest_since(self) -> float | None:
-        """When the group that waits longest became ready, in monotonic seconds; None if empty."""
+        """Return when the oldest ready group became ready, in monotonic seconds; None if empty."""
         return min((group.ready_at for group in self._groups), default=None)
 
 

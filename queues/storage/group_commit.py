@@ -1,14 +1,14 @@
-"""The one thread that touches a store: changes that arrive together share one commit.
+"""Group commit: one thread writes a store, and changes that arrive together share one commit.
 
-    event loop ──submit──▶ line ──▶ thread:  begin · every change in the line · commit
-        ▲                                                                          │
-        └────────────────────────── futures resolve ◀──────────────────────────────┘
+    event loop ──submit──▶ queue ──▶ thread:  begin · every change in the queue · commit
+        ▲                                                                           │
+        └────────────────────────── futures resolve ◀───────────────────────────────┘
 
 Changes are committed in the order of their submission. So memory may be ahead of the disk by the
-commits on their way, and an answer that awaits its own future also waits for all earlier changes.
-If the disk is full, the thread waits and tries the same changes again: nothing is answered
-meanwhile, and nothing is lost. If it fails otherwise, nothing more is committed or answered: the
-broker has to be started again from what is on disk.
+pending commits, and an answer that awaits its own future also waits for all earlier changes. If the
+disk is full, the thread waits and tries the same changes again: nothing is answered meanwhile, and
+nothing is lost. After any other failure nothing more is committed or answered: the broker has to be
+started again from what is on disk.
 """
 
 import asyncio
@@ -28,51 +28,51 @@ from queues.runtime.disk_space import PROBE_BYTES, full_disk_message, has_space,
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 RETRY_SECONDS = 1.0
-"""How often a full disk is asked for room."""
+"""Interval between probes of a full disk."""
 Change = tuple[Callable[[], Any], "asyncio.Future[Any]"]
 
 
 class Store(Protocol):
-    """Something on disk that takes all changes between two calls, or none of them."""
+    """Something on disk that applies all changes of a transaction, or none of them."""
 
     @property
     def directory(self) -> Path:
-        """On its disk."""
+        """A folder on the store's disk."""
 
     def begin(self) -> None:
-        """Before the changes."""
+        """Begin a transaction."""
 
     def commit(self) -> None:
-        """Make them durable."""
+        """Make the changes since `begin` durable."""
 
     def rollback(self) -> None:
-        """Forget them, whatever happened."""
+        """Discard the changes since `begin`, also after a failed commit."""
 
     def close(self) -> None:
-        """Nothing follows."""
+        """Close the store."""
 
 
-class Writer:
-    """Owns a store from its construction on.
+class GroupCommit:
+    """The writer of a store, which it owns from its construction on.
 
     Args:
-        store: What is written.
-        name: Of its thread.
+        store: Store to write.
+        name: Name of the thread.
         interval: Seconds that a commit waits for other changes to join it.
     """
 
     def __init__(self, store: Store, *, name: str, interval: float) -> None:
         self._store = store
         self._interval = interval
-        self._line: queue.SimpleQueue[Change | None] = queue.SimpleQueue()
+        self._changes: queue.SimpleQueue[Change | None] = queue.SimpleQueue()
         self._closed = False
         self._closing = threading.Event()
         self.paused: str | None = None
-        """Why nothing is committed for now; set in the thread."""
+        """Reason why nothing is committed for now; set in the thread."""
         self.paused_until = -math.inf
-        """Monotonic seconds until which nothing was committed, as far as is known."""
+        """Monotonic seconds of the last probe of a full disk; minus infinity before the first."""
         self.failure: LedgerError | None = None
-        """Why nothing more is committed; set in the thread."""
+        """Error after which nothing more is committed; set in the thread."""
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
@@ -88,48 +88,48 @@ class Writer:
         if self._closed:
             raise QueueClosed("the broker is closed")
         future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
-        self._line.put((change, future))
+        self._changes.put((change, future))
         return future
 
     async def close(self) -> None:
-        """Commit what was submitted, then close the store."""
+        """Commit all submitted changes, then close the store."""
         if not self._closed:
             self._closed = True
             self._closing.set()
-            self._line.put(None)
+            self._changes.put(None)
         await asyncio.to_thread(self._thread.join)
 
     def _run(self) -> None:
-        open_ = True
-        while open_:
-            changes, open_ = self._gather()
+        is_open = True
+        while is_open:
+            changes, is_open = self._gather()
             if changes:
                 self._commit(changes)
         with contextlib.suppress(OSError):  # after a failed commit the disk may refuse this too
             self._store.close()
 
     def _gather(self) -> tuple[list[Change], bool]:
-        """The changes of the next commit, and whether more may follow."""
-        change = self._line.get()
+        """Return the changes of the next commit, and False if they are the last."""
+        change = self._changes.get()
         changes: list[Change] = []
         until = time.monotonic() + self._interval
         while change is not None:
             changes.append(change)
             try:
-                change = self._line.get(timeout=max(0.0, until - time.monotonic()))
+                change = self._changes.get(timeout=max(0.0, until - time.monotonic()))
             except queue.Empty:
                 return changes, True
         return changes, False
 
     def _commit(self, changes: list[Change]) -> None:
-        """Make changes durable, however long the disk is full, and answer for them."""
-        room = PROBE_BYTES
+        """Make changes durable, however long the disk is full, and resolve their futures."""
+        size = PROBE_BYTES
         while True:
             try:
                 results = self._try(changes)
-            except Exception as error:  # noqa: BLE001  (whatever it is, nobody may be told "durable")
-                if self._waits_for(room, error):
-                    room *= 2  # if it fails once more, that was too little for these changes
+            except Exception as error:  # noqa: BLE001  (after any error nothing is durable)
+                if self._wait_for_space(size, error):
+                    size *= 2  # if it fails again, that was too little for these changes
                     continue
                 self._fail(changes, error)
             else:
@@ -143,7 +143,7 @@ class Writer:
         _resolve(changes, asyncio.Future.set_exception, [self.failure] * len(changes))
 
     def _try(self, changes: list[Change]) -> list[Any]:
-        """All changes in one transaction, or none of them."""
+        """Apply all changes in one transaction, or none of them."""
         if self.failure is not None:
             raise self.failure
         try:
@@ -156,8 +156,8 @@ class Writer:
             raise
         return results
 
-    def _waits_for(self, room: int, error: Exception) -> bool:
-        """After a failed commit: True once the disk has room again, False if that was not it."""
+    def _wait_for_space(self, size: int, error: Exception) -> bool:
+        """Return True once a full disk has space again, False after any other error."""
         folder = self._store.directory
         if self.failure is not None or not is_full(error, folder):
             return False
@@ -165,8 +165,8 @@ class Writer:
         log.warning("paused: %s (%r)", self.paused, error)
         while not self._closing.wait(RETRY_SECONDS):
             self.paused_until = time.monotonic()
-            if has_space(folder, room):
-                log.warning("there is room again on the disk of %s", folder)
+            if has_space(folder, size):
+                log.warning("there is space again on the disk of %s", folder)
                 self.paused = None
                 return True
         return False
@@ -174,15 +174,15 @@ class Writer:
 
 def _resolve(
     changes: list[Change],
-    set_: Callable[["asyncio.Future[Any]", Any], None],
+    resolve: Callable[["asyncio.Future[Any]", Any], None],
     values: Sequence[Any],
 ) -> None:
-    """Answer for all changes of a commit, which come from one event loop."""
+    """Resolve the futures of all changes of a commit, which come from one event loop."""
 
     def deliver() -> None:
         for (_, future), value in zip(changes, values, strict=True):
             if not future.done():
-                set_(future, value)
+                resolve(future, value)
 
     with contextlib.suppress(RuntimeError):  # the event loop ended before its broker was closed
         changes[0][1].get_loop().call_soon_threadsafe(deliver)

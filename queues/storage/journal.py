@@ -2,10 +2,9 @@
 
     frame = length u32 · xxh3_64 u64 · payload (an Arrow IPC stream)      little-endian
 
-A frame counts once the ledger has committed its (segment, offset). Others, whole or torn, are
-garbage that nobody refers to. A journal that is opened again begins a new
-segment, so no old byte is ever touched. Blocking; used by one thread
-(`queues.storage.group_commit`), readable from any.
+A frame counts once the ledger has committed its (segment, offset). Other frames, whole or torn, are
+garbage that nothing refers to. A journal that is opened again begins a new segment, so no old byte
+is ever touched. Calls block; one thread writes (`queues.storage.group_commit`), any may read.
 """
 
 import logging
@@ -20,6 +19,7 @@ import xxhash
 
 from queues.errors import JournalError
 from queues.records import Payload
+from queues.runtime.atomic_file import sync_folder
 
 log = logging.getLogger(__name__)
 _HEADER = struct.Struct("<IQ")
@@ -27,23 +27,24 @@ _LARGEST = 2**32 - 1
 
 
 class Location(NamedTuple):
-    """Where a payload lies."""
+    """The location of a payload."""
 
     segment: int
     offset: int
-    """Of the frame, header included."""
+    """Offset of the frame, which begins with its header."""
     length: int
-    """Of the payload."""
+    """Bytes of the payload."""
 
 
 class Journal:
-    """The writing end."""
+    """The writing side of a journal."""
 
     def __init__(self, directory: Path, *, segment_bytes: int) -> None:
         self.directory = directory
         self._segment_bytes = segment_bytes
         self._file: BinaryIO | None = None
         self._dirty = False
+        """True while there are frames that `commit` has not made durable."""
         self._synced = 0
         """Bytes of the segment that `commit` has made durable."""
         try:
@@ -54,14 +55,14 @@ class Journal:
 
     @property
     def newest(self) -> int:
-        """Number of the newest segment; what is appended from now on lies there or later."""
+        """Number of the newest segment; later frames are in this one or a later one."""
         return self._segment
 
     def begin(self) -> None:
-        """See `writer.Store`; frames that are not committed are garbage by themselves."""
+        """Do nothing: frames that are not committed are garbage by themselves."""
 
     def append(self, payload: Payload) -> Location:
-        """Write a frame; it is durable only after `commit`."""
+        """Append a frame; it is durable only after `commit`."""
         if len(payload) > _LARGEST:
             raise JournalError(f"payload of {len(payload)} bytes, at most {_LARGEST} fit a frame")
         if self._file is None or self._file.tell() >= self._segment_bytes:
@@ -82,23 +83,25 @@ class Journal:
             self._synced = self._file.tell()
 
     def rollback(self) -> None:
-        """Forget every frame since the last `commit`; appending again begins a new segment.
+        """Discard every frame since the last `commit`; the next append begins a new segment.
 
-        For when a write or a sync has failed: what of it reached the disk nobody knows, and a sync
-        that is asked for again may say that all is well. The room of what is forgotten is given
-        back, as far as the disk allows.
+        After a failed write or sync it is unknown what reached the disk, and a repeated sync may
+        report success. The space of discarded frames is freed, as far as the disk allows.
         """
         if self._file is None:
             return
         path = _path(self.directory, self._segment)
-        with suppress(OSError):  # it writes what it still holds
+        with suppress(OSError):  # closing flushes the buffer
             self._file.close()
         self._file, self._dirty = None, False
         with suppress(OSError):
-            os.truncate(path, self._synced) if self._synced else path.unlink()
+            if self._synced:
+                os.truncate(path, self._synced)
+            else:
+                path.unlink()
 
     def close(self) -> None:
-        """Sync and close; appending again begins a new segment."""
+        """Sync and close; the next append begins a new segment."""
         if self._file is not None:
             self.commit()
             self._file.close()
@@ -108,15 +111,11 @@ class Journal:
         self.close()
         self._segment, self._synced = self._segment + 1, 0
         self._file = _path(self.directory, self._segment).open("xb")
-        directory = os.open(self.directory, os.O_RDONLY)
-        try:
-            os.fsync(directory)
-        finally:
-            os.close(directory)
+        sync_folder(self.directory)
 
 
 def read_group(directory: Path, segment: int, offset: int) -> bytes:
-    """The payload of one frame, verified.
+    """Return the verified payload of one frame.
 
     Raises:
         JournalError: The segment or frame is missing, truncated or damaged.
@@ -134,7 +133,7 @@ def read_group(directory: Path, segment: int, offset: int) -> bytes:
 
 
 def frames(directory: Path, segment: int) -> Iterator[tuple[int, bytes]]:
-    """Offset and payload of a segment's frames, up to the first that is truncated or damaged."""
+    """Yield offset and payload of a segment's frames, up to the first damaged frame."""
     with _path(directory, segment).open("rb") as file:
         offset = 0
         while (payload := _read_frame(file)) is not None:
@@ -143,12 +142,12 @@ def frames(directory: Path, segment: int) -> Iterator[tuple[int, bytes]]:
 
 
 def segments(directory: Path) -> list[int]:
-    """Numbers of the segments on disk, ascending."""
+    """Return the numbers of the segments on disk, ascending."""
     return sorted(int(path.stem) for path in directory.glob("*.segment"))
 
 
 def remove_segment(directory: Path, segment: int) -> None:
-    """Remove a segment; what cannot be removed stays, and is logged."""
+    """Remove a segment; a failure is logged."""
     path = _path(directory, segment)
     try:
         path.unlink(missing_ok=True)

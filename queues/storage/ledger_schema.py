@@ -1,22 +1,22 @@
 """The tables of the ledger, their version, and the names of the files around it.
 
-What they mean is in the comments; who writes them is `queues.storage.ledger`, who only reads them
-is `queues.readers.accounting`.
+`queues.storage.ledger` writes the tables, `queues.readers` reads them.
 """
 
 import sqlite3
 from pathlib import Path
 
 from queues.errors import LedgerError
+from queues.storage.row_checksums import protect
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 FILE_NAME = "ledger.sqlite"
 LOCK_NAME = "ledger.lock"
 """Locked by the broker while it lives."""
 JOURNAL_NAME = "journal"
 """The folder of the journal's segments."""
 REMOVED_SEGMENT = "removed_segment_"
-"""Keys of `meta` that begin so tell which segments `queues.broker.retention` removed, and when."""
+"""Prefix of keys in `meta`: segments that `queues.broker.retention` removed, with the time."""
 
 _TABLES = """
 CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT, WITHOUT ROWID;
@@ -36,13 +36,16 @@ CREATE TABLE groups (
     start_version INTEGER,
     deadline_version INTEGER,
     trained_version INTEGER,
-    issued_at REAL NOT NULL
+    issued_at REAL NOT NULL,
+    leased_at REAL,                         -- latest lease, epoch seconds
+    dropped_at REAL,                        -- of overdue groups, epoch seconds
+    dropped_version INTEGER                 -- of overdue groups: the batch taken without them
 ) STRICT;
 CREATE INDEX groups_by_state ON groups (purpose, state, reason);
 CREATE TABLE results (                      -- at most one accepted result for each group
     group_id TEXT PRIMARY KEY REFERENCES groups (group_id),
     attempt INTEGER NOT NULL,
-    segment INTEGER,                        -- journal; NULL for evaluations
+    segment INTEGER,                        -- of the journal, NULL for evaluations
     offset INTEGER,
     length INTEGER,
     rollouts INTEGER NOT NULL,
@@ -74,49 +77,39 @@ CREATE TABLE evaluations (
     started_at REAL,                        -- first lease
     finished_at REAL                        -- last result
 ) STRICT, WITHOUT ROWID;
-"""
-
-
-_LATER_TABLES = """
-CREATE TABLE IF NOT EXISTS retired (        -- prompts that are not issued again
+CREATE TABLE retired (                      -- prompts that are not issued again
     prompt TEXT PRIMARY KEY,                -- prompt_id without the epoch
     group_id TEXT NOT NULL REFERENCES groups (group_id)
 ) STRICT, WITHOUT ROWID;
+CREATE TABLE partials (                     -- at most one for a group without a result
+    group_id TEXT PRIMARY KEY REFERENCES groups (group_id),
+    oldest_version INTEGER NOT NULL,
+    payload BLOB NOT NULL
+) STRICT, WITHOUT ROWID
 """
-"""What ledgers of this schema version may lack that were begun earlier."""
-LATER_COLUMNS = {
-    "leased_at": "REAL",  # the latest lease, epoch seconds
-    "dropped_at": "REAL",  # of overdue groups, epoch seconds
-    "dropped_version": "INTEGER",  # of overdue groups: the batch that was taken without them
-}
-"""Of `groups`, the same."""
 
 
 def create_tables(database: sqlite3.Connection) -> None:
-    """Create the tables in an empty database; leaves any other as it is."""
-    if database.execute("SELECT count(*) FROM sqlite_schema").fetchone()[0]:
-        return
-    database.executescript(
-        f"BEGIN; {_TABLES} INSERT INTO meta VALUES ('schema_version', '{SCHEMA_VERSION}');"
-        " INSERT INTO counters VALUES ('issued', 0), ('duplicates', 0); COMMIT;"
-    )
-
-
-def add_later_parts(database: sqlite3.Connection) -> None:
-    """Create what a ledger of an earlier Headway lacks; nobody who only reads needs it."""
-    database.executescript(_LATER_TABLES)
-    known = {row[1] for row in database.execute("PRAGMA table_info(groups)")}
-    for name, type_ in LATER_COLUMNS.items():
-        if name not in known:
-            database.execute(f"ALTER TABLE groups ADD COLUMN {name} {type_}")
+    """Create the tables and their checksums in an empty database, in one transaction."""
+    database.execute("BEGIN IMMEDIATE")
+    for statement in _TABLES.split(";"):
+        database.execute(statement)
+    protect(database)
+    database.execute("INSERT INTO meta VALUES ('schema_version', ?)", (str(SCHEMA_VERSION),))
+    database.execute("INSERT INTO counters VALUES ('issued', 0), ('duplicates', 0)")
+    database.execute("COMMIT")
 
 
 def check_schema_version(database: sqlite3.Connection, path: Path) -> None:
-    """Refuse a ledger that another version of Headway wrote, or another program."""
+    """Refuse a ledger of another schema version.
+
+    Raises:
+        LedgerError: Another version of Headway wrote it, or another program.
+    """
     try:
         row = database.execute("SELECT value FROM meta WHERE key = 'schema_version'").fetchone()
     except (sqlite3.Error, UnicodeDecodeError) as error:
         raise LedgerError(f"{path}: not a ledger: {error}") from error
-    found = row[0] if row else "none"
-    if found != str(SCHEMA_VERSION):
-        raise LedgerError(f"{path}: schema version {found}, this Headway reads {SCHEMA_VERSION}")
+    version = row[0] if row else "none"
+    if version != str(SCHEMA_VERSION):
+        raise LedgerError(f"{path}: schema version {version}, this Headway reads {SCHEMA_VERSION}")

@@ -1,12 +1,11 @@
-"""Whether the rows of a ledger are those that were written.
+"""Checksums of the rows of a ledger, against damage that SQLite does not detect.
 
 SQLite checksums its write-ahead log, so a damaged one ends where the damage begins, but not its
-pages: a flipped bit in one would be read as another number. So triggers keep, for every table, the
-sum of a hash of each row; it is committed with the rows, and compared with them whenever a ledger
-is opened. Rows that were changed, lost or doubled behind the back of SQLite change the sum, and
-what keeps rows from being found, `PRAGMA integrity_check` finds. The tables of
-`queues.storage.state_counts` have no sum: they are made anew from the rows of the others whenever a
-ledger is opened for writing.
+pages: a flipped bit in a page would be read as another number. So triggers keep, for every table,
+the sum of a hash of each row; it is committed with the rows, and compared with them whenever a
+ledger is opened. Rows that were changed, lost or doubled without SQLite change the sum, and
+`PRAGMA integrity_check` detects damage that hides rows. The tables of `queues.storage.state_counts`
+have no sum: they are filled anew from the other tables whenever a ledger is opened for writing.
 """
 
 import sqlite3
@@ -17,46 +16,35 @@ from typing import Any
 import xxhash
 
 from queues.errors import LedgerError
-from queues.storage.state_counts import KEPT_TABLES
 
 _FUNCTION = "headway_row_hash"
 _MASK = 2**62 - 1
 """Sums are modulo 2^62, so that sum + hash − hash never leaves SQLite's integers."""
 _SUMS = """
-CREATE TABLE IF NOT EXISTS checksums (
+CREATE TABLE checksums (
     name TEXT PRIMARY KEY,                  -- of a table
-    columns TEXT NOT NULL,                  -- that are hashed
+    columns TEXT NOT NULL,                  -- hashed columns
     value INTEGER NOT NULL                  -- the sum over its rows
-) STRICT, WITHOUT ROWID;
+) STRICT, WITHOUT ROWID
 """
 
 
 def register(database: sqlite3.Connection) -> None:
-    """Give a connection the function that the triggers call; needed by every one that writes."""
+    """Give a connection, which is going to write, the function that the triggers call."""
     database.create_function(_FUNCTION, -1, _hash, deterministic=True)
-    # Else a row that INSERT OR REPLACE takes the place of would stay in the sum.
+    # Otherwise a row that INSERT OR REPLACE replaces would stay in the sum.
     database.execute("PRAGMA recursive_triggers = ON")
 
 
 def protect(database: sqlite3.Connection) -> None:
-    """Sum from now on the tables that are not summed yet, or have other columns than they had.
-
-    Call `check` first: what is there is taken for right.
-    """
-    register(database)
+    """Sum the rows of all tables, which are new and empty, from now on."""
+    tables = _tables(database)
     database.execute(_SUMS)
-    known = dict(database.execute("SELECT name, columns FROM checksums").fetchall())
-    for table in _tables(database):
+    for table in tables:
         columns = _columns(database, table)
-        if known.get(table) == columns:
-            continue
-        value = _sum(database, table, columns)
-        drop = "; ".join(f"DROP TRIGGER IF EXISTS {table}_{event}" for event in _CHANGES)
-        create = "; ".join(_triggers(table, columns).values())
-        database.executescript(
-            f"BEGIN IMMEDIATE; {drop}; {create};"
-            f" INSERT OR REPLACE INTO checksums VALUES ('{table}', '{columns}', {value}); COMMIT;"
-        )
+        for trigger in _triggers(table, columns).values():
+            database.execute(trigger)
+        database.execute("INSERT INTO checksums VALUES (?, ?, 0)", (table, columns))
 
 
 def check(database: sqlite3.Connection, path: Path) -> None:
@@ -66,12 +54,10 @@ def check(database: sqlite3.Connection, path: Path) -> None:
         LedgerError: The ledger is damaged.
     """
     try:
-        (found,) = database.execute("PRAGMA integrity_check(1)").fetchone()
-        if found != "ok":
-            raise LedgerError(f"{path}: damaged: {found}")
+        (answer,) = database.execute("PRAGMA integrity_check(1)").fetchone()
+        if answer != "ok":
+            raise LedgerError(f"{path}: damaged: {answer}")
         schema: dict[str, str] = dict(database.execute("SELECT name, sql FROM sqlite_schema"))
-        if "checksums" not in schema and not any(name.endswith("_insert") for name in schema):
-            return  # begun by an earlier Headway
         sums = database.execute("SELECT name, columns, value FROM checksums").fetchall()
         for table, columns, value in sums:
             intact = all(schema.get(name) == sql for name, sql in _triggers(table, columns).items())
@@ -85,7 +71,7 @@ _CHANGES = {"insert": "+ {new}", "update": "+ {new} - {old}", "delete": "- {old}
 
 
 def _triggers(table: str, columns: str) -> dict[str, str]:
-    """Name and SQL of the triggers of a table, exactly as SQLite keeps it."""
+    """Return name and SQL of the triggers of a table, exactly as SQLite keeps them."""
     hashes = {
         row: f"{_FUNCTION}({', '.join(f'{row}.{column}' for column in columns.split())})"
         for row in ("new", "old")
@@ -100,8 +86,7 @@ def _triggers(table: str, columns: str) -> dict[str, str]:
 
 def _tables(database: sqlite3.Connection) -> list[str]:
     rows = database.execute("SELECT name FROM sqlite_schema WHERE type = 'table' ORDER BY name")
-    others = ("checksums", *KEPT_TABLES)  # what follows from the rows of the tables
-    return [name for (name,) in rows if name not in others and not name.startswith("sqlite_")]
+    return [name for (name,) in rows if not name.startswith("sqlite_")]
 
 
 def _columns(database: sqlite3.Connection, table: str) -> str:
@@ -115,5 +100,5 @@ def _sum(database: sqlite3.Connection, table: str, columns: str) -> int:
 
 
 def _hash(*values: Any) -> int:
-    short = [xxhash.xxh3_64_digest(each) if isinstance(each, bytes) else each for each in values]
+    short = [xxhash.xxh3_64_digest(x) if isinstance(x, bytes) else x for x in values]
     return int(xxhash.xxh3_64_intdigest(repr(short).encode())) & _MASK

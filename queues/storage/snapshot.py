@@ -1,4 +1,4 @@
-"""What a broker goes on from, read from the tables of the ledger in one go."""
+"""The content of a ledger from which a broker continues."""
 
 import sqlite3
 from collections.abc import Mapping, Sequence
@@ -11,40 +11,40 @@ Row = sqlite3.Row
 
 
 class Snapshot(NamedTuple):
-    """What a broker needs to go on where the last one stopped."""
+    """Everything that a broker needs to continue where the last one stopped."""
 
     groups: Sequence[Row]
-    """Those not in a final state, in the order of their issue, with `accepted_at` and `batch`."""
+    """Groups not in a final state, taken groups first, then by issue, with `accepted_at` and
+    `batch`."""
     finished: StateCounts
     evaluations: Sequence[Row]
-    """With their `scored`, `failed`, `rewards`, `tokens`, `lowest_version`, `highest_version`."""
+    """Columns are the fields of `EvaluationRun`, less `best` and `incomplete`."""
     best: Sequence[tuple[str, str, float]]
-    """Of every prompt of an evaluation that was scored: the name of that, its id, its best reward.
-    """
+    """Evaluation, prompt id and largest reward of every scored prompt."""
     incomplete: Sequence[tuple[str, str]]
-    """Of every prompt of an evaluation of which a sample failed: the name of that, its id."""
+    """Evaluation and prompt id of every prompt of which a sample failed."""
     batches: Sequence[Row]
     meta: Mapping[str, str]
     counters: Mapping[str, int]
     retired: Sequence[str]
-    """Names of prompts that are not issued again since they are mastered."""
-    poisonous: Sequence[str]
-    """Ids of prompts whose attempts all failed."""
+    """Names of the prompts that are not issued again since they are mastered."""
+    failed_prompts: Sequence[str]
+    """Ids of the train prompts whose attempts all failed."""
     issued_anew: Sequence[str]
-    """Ids of prompts of which a group was dropped for being overdue."""
+    """Ids of the prompts of overdue groups that were dropped."""
     accepted: int
-    """Results."""
+    """Number of results."""
     late: int
-    """Groups that were taken after their deadline."""
+    """Number of groups that were taken after their deadline."""
     next_number: int
 
 
 def read_snapshot(database: sqlite3.Connection, states: StateCounts) -> Snapshot:
-    """Everything that a new broker needs, but for the counted `states`, which are given."""
+    """Read the snapshot; `states` are the counted groups."""
 
     def number(sql: str) -> int:
-        found: int = database.execute(sql).fetchone()[0]
-        return found
+        value: int = database.execute(sql).fetchone()[0]
+        return value
 
     def prompts(where: str) -> list[str]:
         rows = database.execute(
@@ -82,7 +82,7 @@ def read_snapshot(database: sqlite3.Connection, states: StateCounts) -> Snapshot
         meta=dict(database.execute("SELECT key, value FROM meta").fetchall()),
         counters=dict(database.execute("SELECT name, value FROM counters").fetchall()),
         retired=[name for (name,) in database.execute("SELECT prompt FROM retired")],
-        poisonous=prompts(f"state = '{State.FAILED}'"),
+        failed_prompts=prompts(f"state = '{State.FAILED}'"),
         issued_anew=prompts(f"state = '{State.DROPPED}' AND reason = '{OVERDUE}'"),
         accepted=number("SELECT count(*) FROM results"),
         late=number(

@@ -1,9 +1,9 @@
-"""What counting the rows of a ledger gives; what it means is `queues.readers.accounting`.
+"""Counts of the rows of a ledger; `queues.readers.accounting` interprets them.
 
-`count_rows` reads every row, so it takes the longer the longer a run is: it is for opening a ledger
-and for who inspects one. An acknowledgement asks `kept_counts`, which triggers keep, in the same
-transactions as the rows: what it takes does not depend on the run's length. They are counted anew
-whenever a broker opens the ledger, so nothing ever goes on from counts that the rows do not have.
+`count_rows` reads every row, so its time grows with the run: it is for opening a ledger and for
+inspecting one. An acknowledgement calls `kept_counts`, which triggers keep up to date in the same
+transactions as the rows, so that its time does not depend on the run's length. They are counted
+anew whenever a broker opens the ledger.
 """
 
 import sqlite3
@@ -35,8 +35,8 @@ _TRIGGERS = {
     " BEGIN UPDATE kept_members SET value = value - 1; END",
 }
 _ANEW = "".join(
-    f"DROP TRIGGER IF EXISTS {name}; CREATE TRIGGER {name} {does};"
-    for name, does in _TRIGGERS.items()
+    f"DROP TRIGGER IF EXISTS {name}; CREATE TRIGGER {name} {body};"
+    for name, body in _TRIGGERS.items()
 )
 _KEEP = f"""
 CREATE TABLE IF NOT EXISTS kept_states (    -- rows of groups
@@ -57,24 +57,24 @@ INSERT INTO kept_members {_MEMBERS};
 
 
 class Counts(NamedTuple):
-    """What counting the rows gives."""
+    """The counts of a ledger."""
 
     states: StateCounts
     issued: int
-    """Train groups, counted when they were issued."""
+    """Train groups, counted when they are issued."""
     duplicates: int
     in_batches: Mapping[bool, int]
-    """Members of batches, by whether the batch is acknowledged."""
+    """Members of batches; True: of acknowledged batches, False: of batches in training."""
     trained_twice: int
-    """Members of batches beyond the first time that their group is in one."""
+    """Members of batches beyond the first of their group."""
 
 
 def count_rows(database: sqlite3.Connection) -> Counts:
     """Count the rows of a ledger; in one transaction where consistency matters."""
-    (again,) = database.execute(
+    (trained_twice,) = database.execute(
         "SELECT count(*) - count(DISTINCT group_id) FROM batch_groups"
     ).fetchone()
-    return _counts(database, database.execute(_STATES), _MEMBERS, again)
+    return _counts(database, database.execute(_STATES), _MEMBERS, trained_twice)
 
 
 def keep_counts(database: sqlite3.Connection) -> None:
@@ -83,20 +83,20 @@ def keep_counts(database: sqlite3.Connection) -> None:
 
 
 def kept_counts(database: sqlite3.Connection, *, newest: int) -> Counts:
-    """What `count_rows` would give, as it was kept.
+    """Return what `count_rows` would, from the kept counts.
 
     Args:
-        database: A ledger of which `keep_counts` was asked.
-        newest: Only among the groups of this batch it looks for those that are trained twice, since
-            others were looked at before.
+        database: A ledger for which `keep_counts` was called.
+        newest: Version of the newest batch; only its groups are checked for being trained twice,
+            since others were checked before.
     """
-    (again,) = database.execute(
+    (trained_twice,) = database.execute(
         "SELECT count(*) FROM batch_groups AS new JOIN batch_groups AS old USING (group_id)"
         " WHERE new.version = ? AND (old.version, old.position) < (new.version, new.position)",
         (newest,),
     ).fetchone()
     states = database.execute("SELECT purpose, state, reason, value FROM kept_states WHERE value")
-    return _counts(database, states, "SELECT value FROM kept_members", again)
+    return _counts(database, states, "SELECT value FROM kept_members", trained_twice)
 
 
 def _counts(
@@ -105,7 +105,7 @@ def _counts(
     members: str,
     trained_twice: int,
 ) -> Counts:
-    """With the rows of `states`, and what the query `members` gives."""
+    """Return the counts from the rows of `states` and the result of the query `members`."""
     counters = dict(database.execute("SELECT name, value FROM counters").fetchall())
     (in_any,) = database.execute(members).fetchone()
     (in_training,) = database.execute(

@@ -21,7 +21,7 @@ LONG_PROMPT = [(7 * i + i // 5) % VOCABULARY for i in range(300)]
 
 
 def build_model(folder: Path):
-    """A tiny Qwen3 on disk and in memory; its tokenizer's <eos> is outside of what it samples."""
+    """Make a tiny Qwen3 on disk and in memory; it never samples the <eos> of its tokenizer."""
     from tokenizers import Tokenizer, models
     from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
@@ -100,7 +100,7 @@ class Bench:
 
 @contextlib.contextmanager
 def staged(version: int, weights: dict[str, torch.Tensor]):
-    """A verified version, as a receiver would hold it."""
+    """Stage a verified version, as a receiver would hold it."""
     manifests: list[Manifest] = []
     transport = SharedMemoryTransport()
     with StagedPublisher(transport, manifests.append, bucket_bytes=65536) as publisher:

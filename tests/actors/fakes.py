@@ -148,8 +148,8 @@ class Desk:
     async def lease(self, engine_id, limit, timeout, purpose=None):
         await self.note("lease", limit)
         granted = []
-        while self.leases and self.leases[0].room <= limit:
-            limit -= self.leases[0].room
+        while self.leases and self.leases[0].capacity <= limit:
+            limit -= self.leases[0].capacity
             granted.append(self.leases.pop(0))
         if not granted:
             await asyncio.sleep(0.001)  # a long poll that found nothing

@@ -30,7 +30,7 @@ def loops_in_c(prompt, completion, answer, metadata):
 
 
 async def blocks(prompt, completion, answer, metadata):
-    """A coroutine that never lets others run, where the completion says so."""
+    """Block the event loop for ever, if the completion asks for it."""
     await asyncio.sleep(0)
     if completion == "block":
         sleeps(prompt, completion, answer, metadata)

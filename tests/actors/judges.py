@@ -15,7 +15,7 @@ SCALE = Scale(0.5, 2.0)
 
 
 def build_classifier(folder, *, seed=0, labels=1, template=None, pad=PAD, scale=SCALE):
-    """Writes a sequence classifier with random weights, a character tokenizer and a scale."""
+    """Write a sequence classifier with random weights, a character tokenizer and a scale."""
     tokenizer = character_tokenizer(template)
     tokenizer.save_pretrained(folder)
     with torch.random.fork_rng():

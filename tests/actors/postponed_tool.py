@@ -6,7 +6,7 @@ from __future__ import annotations
 def pick(
     numbers: list[int], place: int | None, exact: bool, names: dict[str, str], plain: list
 ) -> str:
-    """Picks one."""
+    """Pick one."""
     return str(numbers[place or 0])
 
 

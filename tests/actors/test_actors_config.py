@@ -30,7 +30,7 @@ from actors.sources.registry import load_source
         (ActorsConfig, {"cores": ["0-"]}, "cores.0"),
         (ActorsConfig, {"gpus": 1, "tensor_parallel_size": 2}, "gpus = 1 must equal .* = 2"),
         (ActorsConfig, {"gpus": 1.5}, "gpus = 1.5 must equal .* = 1"),
-        (ActorsConfig, {"max_model_len": 64, "max_new_tokens": 64}, "the prompt needs room too"),
+        (ActorsConfig, {"max_model_len": 64, "max_new_tokens": 64}, "the prompt needs space too"),
         (ActorsConfig, {"overlong": {"buffer": 65}}, "buffer = 65 must be at most .* = 64"),
         (ActorsConfig, {"overlong": {"buffer": 0}}, "greater than or equal to 1"),
         (ActorsConfig, {"overlong": {"buffer": 8, "factor": 0}}, "greater than 0"),

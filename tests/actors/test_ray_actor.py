@@ -15,7 +15,7 @@ from actors.config import ActorsConfig
 from actors.engines.model_folder import context_length, load_tokenizer, weight_shapes
 from actors.errors import ActorsError, EngineDied, InputError
 from actors.ray_actor import ActorSpec, RolloutActor, create_actor
-from queues.config import QueuesConfig
+from queues.config import QueuesConfig, RunSpec
 from queues.errors import QueueClosed
 from queues.records import Prompt
 from queues.schema import decode
@@ -30,7 +30,7 @@ PAD, EOS = 0, 1
 
 @pytest.fixture
 def folder(tmp_path):
-    """A model folder that a scripted engine can pretend to serve."""
+    """Write a model folder for a scripted engine."""
     path = tmp_path / "model"
     character_tokenizer().save_pretrained(path)
     save_file({"layer.weight": torch.ones(3, 2), "lm_head.weight": torch.ones(4)},
@@ -56,7 +56,7 @@ def test_a_folder_that_is_no_model_is_an_input_error(tmp_path, monkeypatch, read
 
 
 def build(folder, work, broadcaster, *, changes=None, **scripted):
-    """An actor in this process, that is, its class without Ray."""
+    """Make an actor in this process, without Ray."""
     settings = {"engine": "scripted", "reward": ["user_module:length"], **(changes or {})}
     return RolloutActor(
         ActorSpec(
@@ -107,7 +107,7 @@ def test_an_actor_whose_engine_dies_ends_with_that_error(folder):
         with published(broadcaster):
             running = asyncio.create_task(actor.run())
             await desk.until(lambda events: len(desk.of("lease")) > 1)
-            await actor._parts.engine.close()
+            await actor.parts.engine.close()
             with pytest.raises(EngineDied):
                 await asyncio.wait_for(running, 10)
         assert desk.of("fail") == desk.of("put") == []
@@ -159,7 +159,7 @@ def test_an_actor_can_be_asked_and_stopped_before_it_has_started(folder):
     async def scenario():
         desk = Desk(lease("g1"))
         actor = build(folder, desk, Broadcaster(1.0, 1))
-        with pytest.raises(ActorsError, match="before it had started"):
+        with pytest.raises(ActorsError, match="must be started before"):
             await actor.run()
         before = await actor.statistics()
         await actor.stop()
@@ -211,9 +211,7 @@ def test_an_actor_generates_what_the_broker_leases_with_the_weights_it_was_sent(
     broker = create_broker(
         tmp_path / "run",
         config=QueuesConfig(max_staleness=1, synchronous="normal"),
-        groups_per_batch=batch,
-        group_size=size,
-        steps=steps,
+        spec=RunSpec(groups_per_batch=batch, group_size=size, steps=steps),
     )
     broadcaster = create_broadcaster(1.0, 1)
     actor = create_actor(

@@ -38,13 +38,13 @@ from actors.rollout.rollout_worker import RolloutWorker
 from learner.diagnostics.batch_report import BatchReport
 from learner.learner import Learner
 from queues.broker.broker import Broker
-from queues.config import QueuesConfig
+from queues.config import QueuesConfig, RunSpec
 from queues.errors import QueueClosed
 from queues.readers.accounting import newest_checkpoint
 from queues.readers.recorded_batches import read_batch
 from queues.records import Prompt
 from queues.schema import decode
-from queues.storage.group_commit import Writer
+from queues.storage.group_commit import GroupCommit
 from tests.actors.characters import CHARACTERS, character_tokenizer
 from weight_sync.checksum import checksum
 from weight_sync.manifest import Bucket, Manifest, TensorSpec
@@ -128,7 +128,7 @@ class Crashes:
 def lockstep_writer(crashes):
     """Return a `Writer` that commits each change before any other task of the loop runs."""
 
-    class LockstepWriter(Writer):
+    class LockstepWriter(GroupCommit):
         def submit(self, change):
             answered = asyncio.get_running_loop().answered
             answered.clear()
@@ -212,7 +212,7 @@ class World:
                 max_staleness=STALENESS, filter_tied=True, synchronous="normal",
                 commit_interval_seconds=0.0, on_overdue="wait",
             ),
-            groups_per_batch=GROUPS, group_size=SIZE, steps=STEPS,
+            spec=RunSpec(groups_per_batch=GROUPS, group_size=SIZE, steps=STEPS),
         )  # fmt: skip
         self.workers = [self.make_worker(index) for index in range(2)]
         self.trainer = Bandit(folder, self.serve_if_newest)
@@ -325,7 +325,7 @@ def lockstep(monkeypatch, crashes):
     with monkeypatch.context() as patch:
         patch.setattr(time, "monotonic", clock.monotonic)
         patch.setattr(time, "time", clock.epoch)
-        patch.setattr("queues.broker.commit_pipeline.Writer", lockstep_writer(crashes))
+        patch.setattr("queues.broker.commit_pipeline.GroupCommit", lockstep_writer(crashes))
         yield lambda: VirtualLoop(clock)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from queues.broker.broker import Broker
-from queues.config import QueuesConfig
+from queues.config import QueuesConfig, RunSpec
 from queues.records import FinishReason, Lease, Prompt, Rollout, RolloutGroup
 from queues.schema import encode
 
@@ -22,6 +22,7 @@ CONFIG: dict[str, Any] = {
     "synchronous": "normal",
     "commit_interval_seconds": 0.0,
 }
+SIZES: dict[str, Any] = {"groups_per_batch": 2, "group_size": 2, "steps": 3}
 
 
 def make_prompts(count: int, first: int = 0) -> list[Prompt]:
@@ -89,10 +90,8 @@ def make_broker(directory: Path, **changes: Any) -> Broker:
 
 
 def _arguments(changes: dict[str, Any]) -> dict[str, Any]:
-    arguments: dict[str, Any] = {"groups_per_batch": 2, "group_size": 2, "steps": 3}
-    known = {*arguments, "greedy_baseline", "pass_rate_cap", "pass_threshold"}
-    arguments |= {name: changes.pop(name) for name in list(changes) if name in known}
-    return arguments | {"config": QueuesConfig(**(CONFIG | changes))}
+    sizes = {name: changes.pop(name) for name in list(changes) if name in RunSpec.__slots__}
+    return {"config": QueuesConfig(**(CONFIG | changes)), "spec": RunSpec(**(SIZES | sizes))}
 
 
 @pytest.fixture(params=["in_process", pytest.param("ray", marks=pytest.mark.ray)])

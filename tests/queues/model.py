@@ -212,7 +212,7 @@ class Model:
         self.batches.append(self.taken)
         self.taken = []
 
-    def settle(self) -> None:
+    def fail_unreachable(self) -> None:
         """What waits for a version that training ended before has failed."""
         if not self.training_over:
             return

@@ -1,4 +1,4 @@
-"""A whole run in simulated time, for property tests: the real book decides.
+"""A whole run in simulated time, for property tests: the real state decides.
 
 Engines, learner and feeder are events with random durations: lognormal generation, updates that
 lag, lost engines, failures, ties, groups that a policy drops, and a window of staleness that
@@ -12,14 +12,15 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from queues.broker.batch_queue import broker_statistics
 from queues.errors import QueueClosed
 from queues.policy.admission import Bounds, OnOverdue, feasible
 from queues.policy.dynamic_sampling import TieFilter
 from queues.policy.prompt_retirement import split
 from queues.policy.staleness_controller import StalenessController, WindowController, WindowState
 from queues.records import BatchRecord, Lease, Prompt, Purpose, Summary
-from queues.state.broker_state import ENGINE_LOST, BrokerState
-from queues.state.groups import FILTERED, OVERDUE, Group, State
+from queues.state.broker_state import BrokerState
+from queues.state.groups import ENGINE_LOST, FILTERED, OVERDUE, Group, State
 
 GROUP_SIZE = 2
 HEARTBEAT = 0.3
@@ -52,7 +53,7 @@ class Fact:
 class Run:
     """One run to its end; what happened is in its fields."""
 
-    book: BrokerState
+    state: BrokerState
     seed: int
     tie_rate: float
     prompts: int | None = None
@@ -84,48 +85,48 @@ class Run:
 
     def __post_init__(self) -> None:
         self.chance = random.Random(self.seed)
-        self.room = {
+        self.free = {
             f"engine-{number}": self.chance.randint(self.needed, 24)
             for number in range(self.chance.randint(1, 4))
         }
-        self.delay = {engine: self.chance.choice([0.01, 0.3, 3.0]) for engine in self.room}
+        self.delay = {engine: self.chance.choice([0.01, 0.3, 3.0]) for engine in self.free}
         self.source = shuffled_epochs(self.distinct, self.chance)
         self.now = 0.0
         self.events: list[tuple[float, int, str, tuple]] = []
         self.order = 0
         self.tied: set[str] = set()
         if self.changes_window:
-            most = self.book.bounds.max_staleness
-            self.book.steering = StalenessController(
+            most = self.state.bounds.max_staleness
+            self.state.controller = StalenessController(
                 WindowController(target=0.5, most=most, batches=1)
             )
         self.held: dict[str, tuple[str, Lease, float]] = {}
         """Engine, lease and its beginning, by group: what engines generate."""
         self.needs: dict[str, float] = {}
         """Seconds of generation by group, of its latest lease."""
-        self.said: list[dict[str, Any]] = []
+        self.statistics: list[dict[str, Any]] = []
         """Statistics of every batch."""
         self.batch_lags: list[int] = []
         self.first_leases: list[int] = []
-        for engine in self.room:
-            self.book.serving(engine, 0)
+        for engine in self.free:
+            self.state.serving(engine, 0)
 
     @property
     def needed(self) -> int:
-        return GROUP_SIZE + self.book.greedy_baseline
+        return GROUP_SIZE + self.state.greedy_baseline
 
     @property
     def policy(self) -> OnOverdue:
-        return self.book.bounds.on_overdue
+        return self.state.bounds.on_overdue
 
     def after(self, seconds: float, what: str, *values: object) -> None:
         self.order += 1
         heapq.heappush(self.events, (self.now + seconds, self.order, what, values))
 
     def feed(self) -> None:
-        while not self.book.ended:
+        while not self.state.ended:
             try:
-                wanted = self.book.wanted()
+                wanted = self.state.wanted()
             except QueueClosed:
                 return
             if wanted is None:
@@ -134,28 +135,28 @@ class Run:
             if last:
                 wanted = self.prompts - len(self.issued)
             drawn = [next(self.source) for _ in range(wanted)]
-            kept, exhausted = self.book.retirement.select(drawn)
-            gone = self.book.retirement.names | self.book.retirement.poisonous
+            kept, exhausted = self.state.retirement.select(drawn)
+            gone = self.state.retirement.names | self.state.retirement.failed
             assert not {split(prompt.prompt_id)[0] for prompt in kept} & gone
-            self.book.issue(kept)
+            self.state.issue(kept)
             self.issued += [prompt.prompt_id for prompt in kept]
-            self.book.ended = last or exhausted
+            self.state.ended = last or exhausted
 
     def lease(self) -> None:
-        for engine, room in self.room.items():
-            if self.book.over or room < 1:
+        for engine, free in self.free.items():
+            if self.state.over or free < 1:
                 continue
-            leases = self.book.lease(engine, room, now=self.now, expires=0.0)
-            assert sum(lease.room for lease in leases) <= room
+            leases = self.state.lease(engine, free, now=self.now, expires=0.0)
+            assert sum(lease.capacity for lease in leases) <= free
             for lease in leases:
                 self.begin(engine, lease)
 
     def begin(self, engine: str, lease: Lease) -> None:
-        assert lease.deadline_version <= lease.start_version + self.book.bounds.max_staleness
-        assert lease.deadline_version >= self.book.version + bool(self.book.taken)
+        assert lease.deadline_version <= lease.start_version + self.state.bounds.max_staleness
+        assert lease.deadline_version >= self.state.version + bool(self.state.taken)
         if lease.attempt == 1 and lease.group_id not in self.reissued.values():
             self.first_leases.append(int(lease.group_id[1:]))
-        self.room[engine] -= lease.room
+        self.free[engine] -= lease.capacity
         self.held[lease.group_id] = engine, lease, self.now
         luck = self.chance.random()
         what = "die" if luck < self.death_rate else "finish"
@@ -166,7 +167,7 @@ class Run:
         self.after(seconds, what, lease)
 
     def fact(self, lease: Lease) -> Fact:
-        engine = self.book.engines[self.held[lease.group_id][0]]
+        engine = self.state.engines[self.held[lease.group_id][0]]
         return Fact(
             group_id=lease.group_id,
             start_version=lease.start_version,
@@ -176,29 +177,29 @@ class Run:
         )
 
     def take(self) -> None:
-        book = self.book
-        if book.taken or book.training_over:
+        state = self.state
+        if state.taken or state.training_over:
             return
-        batch = book.take(book.version)
+        batch = state.take(state.version)
         if batch is None:
             return
         self.batches.append(batch)
         self.batch_lags = []
-        for group in book.taken:
+        for group in state.taken:
             fact = self.results[group.group_id]
-            lags = [book.version - version for version in fact.versions]
+            lags = [state.version - version for version in fact.versions]
             if self.policy == "mask":
-                lags = [lag for lag in lags if lag <= book.bounds.max_staleness]
+                lags = [lag for lag in lags if lag <= state.bounds.max_staleness]
             self.lags += lags
             self.batch_lags += lags
-            if book.version > fact.deadline:
+            if state.version > fact.deadline:
                 self.late.add(group.group_id)
         self.tied_trained += len(self.tied & set(batch))
         self.pass_over()
         self.after(self.chance.uniform(0.2, 2.0), "train")
 
     def pass_over(self) -> None:
-        for dropped, anew in self.book.pass_over():
+        for dropped, anew in self.state.pass_over():
             assert dropped.prompt == anew.prompt
             self.reissued[dropped.group_id] = anew.group_id
             if dropped.group_id in self.held:
@@ -209,44 +210,46 @@ class Run:
     def handle(self, what: str, values: tuple) -> None:
         if what == "train":
             measured = {} if self.ess is None else {"ess": self.ess(self.batch_lags)}
-            self.said.append({**measured, **self.book.additions(measured)})
-            self.book.ack(
-                BatchRecord(version=self.book.version, acked_at=0.0, statistics=self.said[-1])
+            self.statistics.append({**measured, **broker_statistics(self.state, measured)})
+            self.state.ack(
+                BatchRecord(
+                    version=self.state.version, acked_at=0.0, statistics=self.statistics[-1]
+                )
             )
             if self.changes_window:
-                window = self.chance.randint(0, self.book.bounds.max_staleness)
-                self.book.steering.state = WindowState(window=window)
+                window = self.chance.randint(0, self.state.bounds.max_staleness)
+                self.state.controller.state = WindowState(window=window)
             for engine, delay in self.delay.items():
-                self.after(delay, "update", engine, self.book.version)
+                self.after(delay, "update", engine, self.state.version)
         elif what == "update":
             engine, version = values
-            self.book.serving(engine, max(version, self.book.engines[engine]))
+            self.state.serving(engine, max(version, self.state.engines[engine]))
         elif what == "abort":
             self.release(*values)
         elif what != "retry":
             self.end(what, *values)
 
     def release(self, group_id: str) -> tuple[str, Lease, float] | None:
-        """The engine has room again; None where it had been told before to let go."""
+        """The engine has space again; None where it had been told before to let go."""
         held = self.held.pop(group_id, None)
         if held is not None:
-            self.room[held[0]] += held[1].room
+            self.free[held[0]] += held[1].capacity
         return held
 
     def end(self, what: str, lease: Lease) -> None:
         fact = self.fact(lease) if lease.group_id in self.held else None
         held = self.release(lease.group_id)
-        group = self.book.groups.in_flight.get(lease.group_id)
+        group = self.state.groups.in_flight.get(lease.group_id)
         if held is None or group is None:
             assert lease.group_id in self.reissued, "only what was dropped is not wanted any more"
             return
         engine, *_ = held
-        assert group.is_leased_to(engine, lease.attempt)
+        assert self.state.groups.leased_to(engine, group.group_id, lease.attempt) is group
         if what == "finish":
             self.finish(group, fact)
             return
         reason = ENGINE_LOST if what == "die" else "reward"
-        self.book.give_back(group, reason, now=self.now)
+        self.state.give_back(group, reason, now=self.now)
         if group.not_before > self.now:
             self.after(group.not_before - self.now, "retry")
 
@@ -262,7 +265,7 @@ class Run:
         )  # fmt: skip
         assert group.group_id not in self.results, "at most one result"
         self.results[group.group_id] = fact
-        accepted = self.book.accept(group, result, now=self.now)
+        accepted = self.state.accept(group, result, now=self.now)
         if accepted.state is State.DROPPED:
             assert accepted.reason == FILTERED
             assert group.group_id in self.tied
@@ -284,52 +287,52 @@ class Run:
         self.account()
 
     def check(self) -> None:
-        book = self.book
-        size = book.bounds.groups_per_batch
-        assert book.groups.live <= book.bounds.window(book.version)
-        assert sum(book.groups.counts.values()) == len(self.issued) + len(self.reissued)
+        state = self.state
+        size = state.bounds.groups_per_batch
+        assert state.groups.live <= state.bounds.window(state.version)
+        assert sum(state.groups.counts.values()) == len(self.issued) + len(self.reissued)
         if self.policy == "wait":
-            assert feasible(book.groups.due, version=book.version, groups_per_batch=size)
-            assert not book.groups.overdue
+            assert feasible(state.groups.due, version=state.version, groups_per_batch=size)
+            assert not state.groups.overdue
         waiting = [
             group
-            for group in book.groups.in_flight.values()
+            for group in state.groups.in_flight.values()
             if group.state in (State.LEASED, State.READY) and not group.overdue
         ]
-        first = book.version + bool(book.taken)
+        first = state.version + bool(state.taken)
         assert all(group.due >= first for group in waiting), "none missed its batch unnoticed"
 
     def check_line(self) -> None:
         """Whatever is filtered, dropped or fails, there are prompts, while more can be trained."""
-        book, bounds = self.book, self.book.bounds
-        on_their_way = book.groups.live + len(book.prompts)
-        enough = on_their_way >= (bounds.steps - book.version) * bounds.groups_per_batch
-        assert book.prompts.in_line or book.ended or enough, "the line is empty"
+        state, bounds = self.state, self.state.bounds
+        on_their_way = state.groups.live + len(state.prompts)
+        enough = on_their_way >= (bounds.steps - state.version) * bounds.groups_per_batch
+        assert state.prompts.available or state.ended or enough, "the line is empty"
 
     def check_engines(self) -> None:
         """Nor is there ever less than a batch on its way, while an engine could generate more."""
-        book, size = self.book, self.book.bounds.groups_per_batch
-        if book.training_over:
+        state, size = self.state, self.state.bounds.groups_per_batch
+        if state.training_over:
             return
         idle = [
             engine
-            for engine, room in self.room.items()
-            if room >= self.needed and book.engines[engine] >= book.version
+            for engine, free in self.free.items()
+            if free >= self.needed and state.engines[engine] >= state.version
         ]
-        starves = book.groups.live < size and book.prompts.in_line and idle
+        starves = state.groups.live < size and state.prompts.available and idle
         assert not starves, "a batch short of groups, and nobody generates them"
 
     def account(self) -> None:
         """Nothing can happen any more: the run has to be over, and every group in its place."""
-        book, counts = self.book, self.book.groups.counts
-        assert book.training_over, "it hangs"
+        state, counts = self.state, self.state.groups.counts
+        assert state.training_over, "it hangs"
         trained = [group_id for batch in self.batches for group_id in batch]
         assert len(set(trained)) == len(trained), "a group is trained once"
         assert set(trained) <= set(self.results)
         assert not set(trained) & set(self.reissued), "what was dropped is not trained"
-        assert book.groups.train(State.TRAINED) == len(trained)
-        assert book.groups.dropped(FILTERED) == sum(self.dropped.values())
-        assert book.groups.dropped(OVERDUE) == len(self.reissued)
+        assert state.groups.train(State.TRAINED) == len(trained)
+        assert state.groups.dropped(FILTERED) == sum(self.dropped.values())
+        assert state.groups.dropped(OVERDUE) == len(self.reissued)
         assert self.first_leases == sorted(self.first_leases), "nobody is overtaken in the line"
         assert set(counts) <= {
             (Purpose.TRAIN, State.TRAINED, ""),
@@ -339,13 +342,13 @@ class Run:
             (Purpose.TRAIN, State.QUEUED, ""),
         }
         self.account_for_lateness()
-        if book.tie_filter is not None:
-            assert max(self.dropped.values(), default=0) <= book.tie_filter.limit
-            assert book.tie_filter.let_through == self.tied_trained, "what is let through trains"
+        if state.tie_filter is not None:
+            assert max(self.dropped.values(), default=0) <= state.tie_filter.limit
+            assert state.tie_filter.let_through == self.tied_trained, "what is let through trains"
 
     def account_for_lateness(self) -> None:
-        book, bound = self.book, self.book.bounds.max_staleness
-        assert book.late == len(self.late)
+        state, bound = self.state, self.state.bounds.max_staleness
+        assert state.late == len(self.late)
         if self.policy == "train":
             older = {x.group_id for x in self.results.values() if x.group_id in self.late}
             assert self.late == older
@@ -355,11 +358,11 @@ class Run:
             assert not self.late
         if self.policy != "drop":
             assert not self.reissued
-        said = book.additions({}).get("groups_overdue", 0)
+        said = broker_statistics(state, {}).get("groups_overdue", 0)
         assert said == len(self.late) + len(self.reissued)
 
 
-def make_book(
+def make_state(
     max_staleness: int,
     size: int,
     steps: int,

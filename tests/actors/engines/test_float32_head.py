@@ -16,7 +16,7 @@ PROMPT = [5, 9, 4, 7]
 
 @pytest.fixture(scope="module")
 def narrow_model(tiny_model, tmp_path_factory):
-    """The tiny model in bfloat16."""
+    """Write the tiny model in bfloat16."""
     folder = tmp_path_factory.mktemp("narrow") / "model"
     folder.mkdir()
     for name in ("tokenizer.json", "tokenizer_config.json"):

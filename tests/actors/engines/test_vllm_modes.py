@@ -14,7 +14,7 @@ pytestmark = [pytest.mark.vllm, pytest.mark.slow]
 
 @pytest.fixture
 def start(tmp_path, monkeypatch):
-    """Starts an engine with some options; closed at the end of the test."""
+    """Return a function that starts an engine, which is closed at the end of the test."""
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     benches = []
 

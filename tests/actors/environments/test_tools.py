@@ -33,7 +33,7 @@ def play(*lines, options=PLAIN, **settings):
 
 
 def converse(options, *messages, code_execution="off"):
-    """What the environment says to messages of the policy."""
+    """Return the opening and the turns of the environment for messages of the policy."""
     environment = load_environment("tools", options, code_execution=code_execution)()
 
     async def go():

@@ -159,7 +159,7 @@ def build(kind):
 
 @pytest.fixture(autouse=True)
 def module(monkeypatch):
-    """The module `tiny_env`, as a package of the library's is."""
+    """Make the module `tiny_env`, in the form of a package of the library."""
     found = types.ModuleType("tiny_env")
     found.load_environment = lambda kind="single": build(kind)
     monkeypatch.setitem(sys.modules, "tiny_env", found)
@@ -338,7 +338,7 @@ def test_an_environment_that_ends_while_the_policy_speaks_names_its_own_limit():
     async def scenario():
         conversation = load_environment("verifiers:tiny-env", {"kind": "hasty"})()
         await conversation.reset(lease(text="2+2=", answer="4").prompt)
-        await until(conversation._task.done)
+        await until(conversation.task.done)
         await conversation.step(Message("assistant", "4"))
 
     with pytest.raises(ValueError, match=r"while the policy spoke; its own timeout_seconds is 0.5"):

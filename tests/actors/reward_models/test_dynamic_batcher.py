@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from actors.reward_models.dynamic_batcher import MicroBatches
+from actors.reward_models.dynamic_batcher import DynamicBatcher
 
 FOREVER = 3600.0
 
@@ -32,7 +32,7 @@ def play(scenario, **options):
     async def within():
         doubler = Doubler()
         doubler.loop = asyncio.get_running_loop()
-        batches = MicroBatches(doubler, **{"size": 3, "wait": FOREVER, **options})
+        batches = DynamicBatcher(doubler, **{"size": 3, "wait": FOREVER, **options})
         try:
             await scenario(doubler, batches)
         finally:

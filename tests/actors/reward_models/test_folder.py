@@ -15,7 +15,7 @@ def check_reward_model(path, *, standardise=True, new=8, longest=CONTEXT, prompt
 
 
 def edit(folder, name, **keys):
-    """Changes keys of a JSON file; None takes one away."""
+    """Change keys of a JSON file; None removes a key."""
     found = {**json.loads((folder / name).read_text()), **keys}
     (folder / name).write_text(json.dumps({k: v for k, v in found.items() if v is not None}))
 

@@ -3,6 +3,7 @@
 import asyncio
 import random
 import shutil
+from functools import partial
 
 import pytest
 
@@ -94,7 +95,8 @@ def test_sandboxes_that_are_slow_to_start_cost_a_program_nothing(monkeypatch, tm
     shutil.copy(sandbox.LAUNCHER.with_name("system_calls.py"), tmp_path)
     monkeypatch.setattr(sandbox, "LAUNCHER", tmp_path / "launcher.py")
     assert score("print('hello', input())", GREET, seconds=2.0) == 1.0
-    monkeypatch.setattr(sandbox, "START_SECONDS", 0.5)
+    impatient = partial(sandbox.Sandbox, start_seconds=0.5)
+    monkeypatch.setattr("actors.rewards.code.Sandbox", impatient)
     with pytest.raises(InputError, match="did not start a program"):
         score("print('hello', input())", GREET)
 

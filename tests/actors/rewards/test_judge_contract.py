@@ -18,7 +18,7 @@ TEXTS = [(f"{i}+{i}=", "1" * (i % 7)) for i in range(30)]
 
 @pytest.fixture(params=["fake", "process", pytest.param("ray", marks=pytest.mark.ray)])
 def make(request, tmp_path):
-    """Builds a judge; to be called inside a running loop."""
+    """Build a judge inside a running loop."""
     if request.param == "ray":
         request.getfixturevalue("ray_cluster")
 
@@ -144,7 +144,7 @@ def test_a_process_that_dies_comes_back_with_its_models_and_lost_scores_are_aske
         watching = asyncio.create_task(client.live())
         asked = asyncio.create_task(client.score("1+1=", "2"))
         await asyncio.sleep(0.1)
-        ray.kill(client._actor, no_restart=False)
+        ray.kill(client.handle, no_restart=False)
         with pytest.raises(RayActorError):
             await watching
         assert await asked == pytest.approx(expected, abs=1e-5)

@@ -66,7 +66,7 @@ def server(*answers):
 
 
 def judge(url, count=1, completion="It is 7.", **options):
-    """The outcomes of so many scores, one after the other."""
+    """Return the outcomes of several scores, taken one after the other."""
     options = {"url": url, "model": "m", "backoff_seconds": 0.001, **options}
     rewards = load_rewards(["llm_judge"], options={"llm_judge": options})
 

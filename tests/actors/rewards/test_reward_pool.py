@@ -112,7 +112,7 @@ def test_coroutines_wait_side_by_side_in_one_process(pool):
         return time.monotonic() - began
 
     assert asyncio.run(scenario()) < 100 * 0.2 / 4
-    assert len(pool._all) == 1
+    assert len(pool.alive) == 1
 
 
 def test_a_process_that_leaks_is_replaced_before_a_rollout_fails(pool):

@@ -11,7 +11,7 @@ ASK = [Message("user", "3+4=")]
 
 
 def characters(renderer, ids):
-    return "".join(renderer._tokenizer.convert_ids_to_tokens(ids))
+    return "".join(renderer.tokenizer.convert_ids_to_tokens(ids))
 
 
 def test_without_a_template_a_prompt_is_the_plain_text():
@@ -48,7 +48,7 @@ def test_a_prompt_is_written_once_for_all_rollouts_that_ask_in_turn(monkeypatch)
 
 def test_a_continuation_completes_the_conversation_that_the_template_would_have_written():
     renderer = Renderer(character_tokenizer(TEMPLATE))
-    reply = renderer._encode("7<eos>")
+    reply = renderer.encode("7<eos>")
     grown = renderer.prompt(ASK) + reply + renderer.continuation([Message("user", "2+2=")], 1)
     whole = renderer.prompt([*ASK, Message("assistant", "7"), Message("user", "2+2=")])
     assert grown == whole

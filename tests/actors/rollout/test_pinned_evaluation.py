@@ -13,7 +13,7 @@ from actors.errors import RolloutFailed
 from actors.rollout.actor_statistics import ActorStatistics
 from actors.rollout.rollout_worker import RolloutWorker
 from queues.broker.broker import Broker
-from queues.config import QueuesConfig
+from queues.config import QueuesConfig, RunSpec
 from queues.errors import QueueClosed
 from queues.records import Prompt, Purpose
 
@@ -40,7 +40,7 @@ class Published:
                 while self.version <= served:
                     await self.changed.wait()
                 served = self.version
-            engine._version = served
+            engine.version = served
             await worker.on_version(served)
 
 
@@ -49,7 +49,7 @@ def prompts(count, name):
 
 
 async def actor(index, broker, purpose, done, *, rate, failures=0):
-    """An engine and its worker; `done` takes the lease and the rollout of every end.
+    """Make an engine and its worker; `done` is called with the lease and rollout of every end.
 
     So many first attempts of every evaluated group fail.
     """
@@ -85,7 +85,7 @@ def test_every_rollout_of_an_evaluation_is_of_one_version_while_training_goes_on
         broker = Broker(
             tmp_path,
             config=QueuesConfig(max_staleness=2, synchronous="normal"),
-            groups_per_batch=BATCH, group_size=SIZE, steps=STEPS,
+            spec=RunSpec(groups_per_batch=BATCH, group_size=SIZE, steps=STEPS),
         )  # fmt: skip
         published = Published()
 
@@ -147,7 +147,7 @@ def test_what_fails_while_a_lease_is_asked_for_is_evaluated_before_the_next_vers
                 return await super().lease(engine_id, limit, timeout, purpose)
             await self.note("lease", limit)
             failing.set()
-            while worker._held:  # noqa: ASYNC110
+            while worker.held:  # noqa: ASYNC110
                 await asyncio.sleep(0)
             self.leases.append(lease("one", size=1, attempt=2))
             return []
@@ -176,7 +176,7 @@ def test_what_is_leased_is_for_the_purpose_that_was_asked_for(tmp_path):
     async def scenario():
         broker = Broker(
             tmp_path, config=QueuesConfig(synchronous="normal"),
-            groups_per_batch=BATCH, group_size=SIZE, steps=STEPS,
+            spec=RunSpec(groups_per_batch=BATCH, group_size=SIZE, steps=STEPS),
         )  # fmt: skip
         await broker.issue(prompts(2, "train"), cursor="{}")
         await broker.evaluate("held", prompts(2, "held"), temperature=0.0, min_version=0)

@@ -14,7 +14,7 @@ from actors.rollout.actor_statistics import ActorStatistics
 from actors.rollout.occupancy import Occupancy
 from actors.rollout.rollout_worker import RolloutWorker
 from queues.broker.broker import Broker
-from queues.config import QueuesConfig
+from queues.config import QueuesConfig, RunSpec
 from queues.errors import BrokerLostError, QueueClosed
 from queues.records import FinishReason, Prompt, Purpose, RolloutGroup
 from queues.schema import decode, encode
@@ -69,7 +69,7 @@ def build(desk, stage, *, slots=4, size=2, heartbeat=60.0, run=None):
 
 @contextlib.asynccontextmanager
 async def working(worker):
-    """The worker at work; stopped at the end, when it must leave in time."""
+    """Run a worker and stop it at the end; it has to leave in time."""
     stop = asyncio.Event()
     task = asyncio.create_task(worker.run(stop))
     yield task
@@ -500,10 +500,9 @@ def test_workers_broker_and_learner_train_every_group_within_the_bound(
         broker = Broker(
             tmp_path,
             config=QueuesConfig(max_staleness=staleness, synchronous="normal"),
-            groups_per_batch=batch,
-            group_size=size,
-            steps=steps,
-            greedy_baseline=baseline,
+            spec=RunSpec(
+                groups_per_batch=batch, group_size=size, steps=steps, greedy_baseline=baseline
+            ),
         )
         engine = ScriptedEngine(
             {}, vocabulary=40, median_length=12, length_sigma=0.7, initial_version=0
@@ -535,7 +534,7 @@ def test_workers_broker_and_learner_train_every_group_within_the_bound(
                 taken = await broker.take(version, 10.0)
                 groups = [decode(payload) for payload in taken.payloads]
                 trained.extend((version, group) for group in groups)
-                engine._version = version + 1
+                engine.version = version + 1
                 await worker.on_version(version + 1)
                 await broker.ack(version, {})
 
@@ -597,7 +596,7 @@ def test_what_a_worker_has_sampled_when_it_is_stopped_is_gone_on_with_by_another
 
     async def go_on():
         broker = open_broker()
-        [group] = broker._book.groups.in_flight.values()
+        [group] = broker.commits.state.groups.in_flight.values()
         assert group.saved == 0
         engine, worker = work(broker, "second", version=1, rate=None)
         await engine.start()
@@ -610,7 +609,7 @@ def test_what_a_worker_has_sampled_when_it_is_stopped_is_gone_on_with_by_another
     def open_broker():
         return Broker(
             tmp_path, config=QueuesConfig(max_staleness=2, synchronous="normal"),
-            groups_per_batch=1, group_size=2, steps=3,
+            spec=RunSpec(groups_per_batch=1, group_size=2, steps=3),
         )  # fmt: skip
 
     saved = asyncio.run(begin())

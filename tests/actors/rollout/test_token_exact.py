@@ -75,7 +75,7 @@ texts = st.text(st.characters(codec="utf-8", exclude_categories=["Cs", "Co"]), m
 
 @st.composite
 def conversations(draw, name):
-    """What the policy samples, any tokens at all, and what the environment says in between."""
+    """Draw messages of the policy, any tokens at all, and replies of the environment."""
     tokenizer = real_tokenizer(name)
     special = set(tokenizer.all_special_ids)
     ids = st.integers(0, len(tokenizer) - 1).filter(lambda i: i not in special)

@@ -110,7 +110,7 @@ needs_sandbox = pytest.mark.skipif(bool(MISSING), reason=MISSING)
 
 
 def processes_of(user_floor=0x60000000):
-    """Processes that still run as a user of a sandbox."""
+    """Return the processes that still run as a user of a sandbox."""
     return [
         path.name
         for path in Path("/proc").glob("[0-9]*")
@@ -243,7 +243,7 @@ def test_it_holds_without_root_where_user_namespaces_may_be_made(tmp_path):
         "str(inside), str(write)], pass_fds=(inside, write))\n"
         "os.close(write); print(os.read(read, 9999).decode())\n"
     )
-    config = Sandbox()._config(module.PROBE)
+    config = Sandbox().launcher_config(module.PROBE)
     config["folders"] = [*(path for path in module.FOLDERS if os.path.lexists(path)), "/usr"]
     config["folders"] = [path for path in config["folders"] if not path.startswith("/usr/")]
     config["command"] = [os.path.realpath(python), "-I", "-B", "/work/program.py"]
@@ -263,7 +263,7 @@ def test_it_holds_without_root_where_user_namespaces_may_be_made(tmp_path):
 
 @pytest.fixture
 def change_launcher(monkeypatch, tmp_path):
-    """Puts a text of the launcher in another's place."""
+    """Return a function that replaces a text of the launcher."""
 
     def change(old, new):
         text = module.LAUNCHER.read_text()
@@ -292,13 +292,10 @@ def test_a_slow_sandbox_takes_no_time_of_the_program(change_launcher, step, slow
 
 
 @needs_sandbox
-def test_a_program_that_was_not_started_in_time_is_an_error_and_not_a_timeout(
-    change_launcher, monkeypatch
-):
+def test_a_program_that_was_not_started_in_time_is_an_error_and_not_a_timeout(change_launcher):
     change_launcher("        unshare(root=root)", "        time.sleep(600)")
-    monkeypatch.setattr(module, "START_SECONDS", 0.5)
     with pytest.raises(InputError, match=r"did not start a program within 0\.5 s"):
-        Sandbox(seconds=600).run("print('done')")
+        Sandbox(seconds=600, start_seconds=0.5).run("print('done')")
 
 
 @needs_sandbox

@@ -14,7 +14,7 @@ def load(name, seed=0, heldout=frozenset(), **options):
 
 
 def value(prompt):
-    """The result of `a3b+5c-7=`: every letter gone, the rest is arithmetic."""
+    """Evaluate a prompt such as `a3b+5c-7=`, without its letters."""
     return eval("".join(c for c in prompt[:-1] if not c.isalpha()))
 
 

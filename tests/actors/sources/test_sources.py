@@ -41,7 +41,7 @@ OTHERS = ("mixture", "lettered_chain_sum", "reasoning_gym:chain_sum", "gym:small
 
 @pytest.fixture(params=["files", *TABLES, *OTHERS])
 def open_source(request, tmp_path):
-    """Opens the source of the parameter with other keywords than the usual ones."""
+    """Return a function that opens the source of the parameter with some keywords."""
     name, options = request.param, {}
     if name == "files":
         options = {"path": write(tmp_path / "sums.jsonl", lines(100))}
@@ -113,13 +113,15 @@ def test_prompts_have_answers_and_metadata_that_is_json(open_source):
 
 def test_the_seeds_of_two_runs_and_of_held_out_problems_cannot_meet():
     sources = [gym.ReasoningGymSource("chain_sum", options={}, seed=seed) for seed in (0, 1)]
-    first_seeds = [0, *(source._first_seed for source in sources)]
+    first_seeds = [0, *(source.first_seed for source in sources)]
     assert first_seeds == [0, 10**8, 2 * 10**8]
 
 
-def test_a_gym_epoch_goes_over_into_the_next_without_repeating(monkeypatch):
-    monkeypatch.setattr(gym, "EPOCH", 3)
-    prompts = gym.ReasoningGymSource("chain_sum", options={}, seed=5).next(8)
+def test_a_gym_epoch_goes_over_into_the_next_without_repeating():
+    class ShortEpochs(gym.ReasoningGymSource):
+        EPOCH = 3
+
+    prompts = ShortEpochs("chain_sum", options={}, seed=5).next(8)
     assert [p.prompt_id for p in prompts][2:5] == [
         "chain_sum/0/2", "chain_sum/1/0", "chain_sum/1/1",
     ]  # fmt: skip
@@ -149,11 +151,13 @@ def test_a_wrong_source_or_option_is_one_clear_input_error(name, options, messag
         load_source(name, options=options, seed=0)
 
 
-def test_a_task_without_enough_problems_is_refused_instead_of_searched_for_ever(monkeypatch):
-    monkeypatch.setattr(gym, "PATIENCE", 200)
+def test_a_task_without_enough_problems_is_refused_instead_of_searched_for_ever():
+    class Impatient(gym.ReasoningGymSource):
+        PATIENCE = 200
+
     options = {"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1}
     with pytest.raises(InputError, match="too few different problems"):
-        load_source("reasoning_gym:chain_sum", options=options, seed=0, heldout_size=1000)
+        Impatient("chain_sum", options=options, seed=0, heldout_size=1000)
 
 
 def test_a_source_of_the_users_is_built_with_the_same_keywords():

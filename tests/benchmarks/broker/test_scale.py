@@ -1,4 +1,4 @@
-"""`headway bench scale`: what simulated actors do, who is timed, and what is said of it."""
+"""`headway bench scale`: calls of simulated actors, which of them are timed, and conclusions."""
 
 import asyncio
 from itertools import pairwise
@@ -50,7 +50,7 @@ def test_payloads_are_sampled_at_the_version_that_is_served(version, rollouts):
     assert manifest(version).version == version
 
 
-def test_a_draft_is_due_with_its_first_rollout_and_whenever_it_has_doubled():
+def test_a_partial_group_is_saved_with_its_first_rollout_and_whenever_it_has_doubled():
     group = Generating(make_lease(1), began=100.0, seconds=8.0)
     saved = []
     for second in range(12):
@@ -119,7 +119,7 @@ def test_every_actor_has_a_client_of_its_own_and_calls_as_real_ones_do():
         }
         asked = [call[2] for call in calls if call[0] == "lease"]
         assert asked[:2] == [0.0, 0.0]
-        assert set(asked[2:]) == {0.2}, "who was refused waits"
+        assert set(asked[2:]) == {0.2}, "an actor without a lease waits"
         assert ("heartbeat", ("g00000001", 1), ("g00000002", 1)) in calls
         saved = [call[2] for call in calls if call[:2] == ("save", "g00000001")]
         assert saved
@@ -176,7 +176,7 @@ def setting(*, accepted=199.0, asked=200.0, machine_busy=1.0, disk=0.0, cores=No
         ({"accepted": 150.0, "put": 0.25, "asked": None}, []),
     ],
 )
-def test_puts_and_leases_are_judged_each_by_itself_and_the_rate_by_what_was_accepted(
+def test_puts_and_leases_have_aims_of_their_own_and_the_rate_counts_accepted_puts(
     changes, expected
 ):
     found = setting(**changes)
@@ -188,7 +188,7 @@ def test_puts_and_leases_are_judged_each_by_itself_and_the_rate_by_what_was_acce
     assert all(f" {call} " in lines[1] for call in ("put", "lease", "heartbeat", "save"))
 
 
-def test_a_measurement_with_few_puts_says_so():
+def test_a_measurement_with_few_puts_is_marked():
     found = setting() | {"enough_puts": False}
     assert describe(found)[2] == (
         "      only 1 puts were timed in 40 s: the 99th percentiles are of few"
@@ -206,7 +206,7 @@ def test_a_measurement_with_few_puts_says_so():
         ({}, "nothing that is full (broker 0.40 cores, crowd 0.30, machine 1.0 of 2)"),
     ],
 )
-def test_the_verdict_says_how_far_it_goes_and_what_limits_it(changes, limit):
+def test_the_verdict_names_the_reach_and_the_limit(changes, limit):
     fast = [setting(accepted=180.0, asked=180.0), setting(accepted=120.0, asked=None)]
     slow = setting(accepted=300.0, asked=None, put=0.5, **changes)
     aim = "p99 of puts and of leases at most 100 ms"

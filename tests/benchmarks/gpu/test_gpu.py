@@ -18,7 +18,7 @@ from benchmarks.harness.synthetic_load import SIZES
 from deploy.cli.bench import ROOT
 
 
-def test_the_learner_and_packing_need_nothing_of_what_serves(monkeypatch):
+def test_the_learner_and_packing_need_no_serving_packages(monkeypatch):
     def find_spec(name):
         return None if name in ("vllm", "ray", "deepspeed") else name
 
@@ -45,7 +45,7 @@ def test_a_part_that_hangs_or_fails_costs_the_others_nothing():
     assert suite.outcome(fails, 30.0)["failed"] == ["no such device"]
 
 
-def test_what_a_part_said_before_its_time_was_over_is_kept_and_what_libraries_log_is_not():
+def test_figures_printed_before_the_deadline_are_kept_and_logs_of_libraries_are_not():
     says = (
         "import time; print('INFO loading', flush=True); print('[1]'); "
         'print(\'{"packed": 1, "by": 1}\'); print(\'{"by": 2}\', flush=True); time.sleep(60)'
@@ -65,7 +65,7 @@ def test_parts_share_what_is_left_and_use_no_more():
     assert suite.budget("pause", [], 70.0) == 70.0  # what others did not use
 
 
-def test_what_is_missing_is_named_with_the_command_that_mends_it(monkeypatch):
+def test_what_is_missing_is_named_with_the_command_that_installs_it(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: name != "pydantic" or None)
     monkeypatch.setattr(suite, "entry_points", lambda group: [])
     python = f"{sys.version_info.major}.{sys.version_info.minor}"
@@ -106,7 +106,7 @@ def test_what_no_part_could_measure_is_refused_before_any_of_them(
     assert not output.exists()
 
 
-def test_an_arm_without_enough_memory_is_stored_and_the_other_is_measured(monkeypatch):
+def test_attention_without_enough_memory_is_stored_and_the_other_is_measured(monkeypatch):
     make = learner.make
 
     def too_large(*arguments, packed, rate):
@@ -148,7 +148,7 @@ def test_bfloat16_weights_move_far_enough_that_lag_is_seen(monkeypatch):
     assert describe("lag tiny", found).startswith("lag tiny: 1 − ESS 0: ")
 
 
-def test_a_record_says_what_it_can_without_git_and_names_gpus(monkeypatch, tmp_path):
+def test_a_record_without_git_holds_the_rest_and_names_gpus(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("HEADWAY_COMMIT", raising=False)
     found = environment()
@@ -163,7 +163,7 @@ def test_a_record_says_what_it_can_without_git_and_names_gpus(monkeypatch, tmp_p
     assert found["machine"]["gpus"] == gpus
 
 
-def test_programs_that_hang_or_fail_cost_a_record_only_what_they_would_say(monkeypatch, tmp_path):
+def test_programs_that_hang_or_fail_leave_their_part_of_a_record_out(monkeypatch, tmp_path):
     monkeypatch.setattr("benchmarks.harness.provenance.ANSWER_SECONDS", 0.5)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     _program(tmp_path / "git", "exec sleep 60")
@@ -186,7 +186,7 @@ def test_the_roofline_is_weights_once_a_step_and_keys_and_values_of_each_sequenc
 
 
 @pytest.mark.slow
-def test_the_way_of_the_learner_can_be_gone_on_a_cpu_without_what_serves(tmp_path):
+def test_the_learner_parts_run_on_a_cpu_without_serving_packages(tmp_path):
     """The modules that may be missing on a GPU machine are hidden from it."""
     for name in ("vllm", "ray", "deepspeed", "pyarrow", "prometheus_client"):
         (tmp_path / name).mkdir()

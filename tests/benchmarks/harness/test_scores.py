@@ -41,7 +41,7 @@ class FakeFleet:
 
 @pytest.fixture
 def stage(tmp_path):
-    """A recipe of 8 problems, 12 at the end; its inputs; and two runs of two checkpoints each."""
+    """Return a recipe of 8 problems, 12 at the end; its inputs; and two runs of two checkpoints."""
     settings = [f"deploy.runs_dir={tmp_path}", "heldout.size=8", "heldout.final_size=12"]
     runs = [tmp_path / name for name in ("first", "second")]
     for run in runs:

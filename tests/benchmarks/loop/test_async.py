@@ -7,7 +7,7 @@ import pytest
 pytestmark = [pytest.mark.ray, pytest.mark.deepspeed, pytest.mark.slow, pytest.mark.timeout(560)]
 
 
-def test_every_arm_stands_beside_the_limit_measured_in_the_same_run(headway):
+def test_every_variant_is_compared_with_the_limit_measured_in_the_same_run(headway):
     recipe = headway.arguments("run")[2]
     out = headway.folder / "bench"
     settings = ("--set", 'learner.cores="1"')

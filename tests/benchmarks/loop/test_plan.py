@@ -54,7 +54,7 @@ def test_rates_of_stored_figures_are_a_time_for_a_rollout_and_one_for_a_token():
     assert rates.tokens_mean == pytest.approx(30, rel=0.1)
 
 
-def test_every_bound_of_every_round_is_compared_and_arms_with_all_cores_are_not():
+def test_every_bound_of_every_round_is_compared_and_runs_with_all_cores_are_not():
     checks = check_gain(stored_runs(DOCUMENT))
     assert [(check["round"], check["max_staleness"]) for check in checks] == [
         ("round1", 0),
@@ -98,7 +98,7 @@ def without(key):
         "the same length", "longer and yet faster", "slower by more than it is longer",
     ],
 )  # fmt: skip
-def test_a_file_that_tells_no_rates_is_refused_before_a_folder_is_read(tmp_path, document, message):
+def test_a_file_without_rates_is_refused_before_a_folder_is_read(tmp_path, document, message):
     file = tmp_path / "gain.json"
     file.write_text(json.dumps(document))
     missing = tmp_path / "missing"
@@ -107,7 +107,7 @@ def test_a_file_that_tells_no_rates_is_refused_before_a_folder_is_read(tmp_path,
         STUDY.run(options)
 
 
-def test_a_folder_without_arms_is_refused(tmp_path):
+def test_a_folder_without_runs_is_refused(tmp_path):
     with pytest.raises(InputError, match="has no runs round1-eta0 or eta0-seed0"):
         check_folder(tmp_path)
 
@@ -121,6 +121,6 @@ def test_a_folder_without_arms_is_refused(tmp_path):
         ("etainf-seed0", None),
     ],
 )
-def test_arms_of_both_benchmarks_are_known_by_their_names(name, found):
+def test_runs_of_both_benchmarks_are_recognised_by_their_names(name, found):
     match = RUN_NAME.fullmatch(name)
     assert (match and match.group("round", "eta", "seed")) == found

@@ -11,7 +11,7 @@ from deploy.preflight.provenance import ORIGIN_FILE, warm_start_origin
 
 
 def written(folder, rows, **changes):
-    """A finished run's folder."""
+    """Write a finished run and return its folder."""
     summary = {
         "status": "done", "heldout": [], "heldout_sampled": [], "optimizer_steps": len(rows),
         "max_lag_trained": None, "ess_mean": None, "samples_per_second": None, "seconds": 2.0,

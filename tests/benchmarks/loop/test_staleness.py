@@ -29,7 +29,7 @@ from tests.deploy.leased import train_early
 
 
 def row(version, **changes):
-    """Statistics of a batch that took a second, after half a second of waiting."""
+    """Return the statistics of a batch that took a second, after half a second of waiting."""
     return {
         "version": version,
         "wait_started_at": 100.0 + 1.5 * version,
@@ -151,7 +151,7 @@ def test_ratios_and_differences_are_taken_within_a_seed():
 
 @pytest.fixture
 def stored():
-    """A study of two bounds and two corrections on five seeds."""
+    """Return the stored record of two bounds and two corrections on five seeds."""
     return json.loads((RESULTS / "staleness_seeds.json").read_text())
 
 
@@ -165,7 +165,7 @@ def test_the_picture_has_every_seed_and_what_was_predicted(stored):
     assert [len(axes.lines) for axes in (by_bound, by_correction)] == [2 * (1 + 5), 3 * (1 + 5)]
 
 
-def test_a_row_of_fewer_seeds_says_so(stored):
+def test_a_row_of_fewer_seeds_names_their_number(stored):
     lost = next(arm for arm in stored["arms"] if arm["name"] == "8")
     stored["arms"].remove(lost)
     text = " ".join(staleness_report.table(stored).split())
@@ -206,7 +206,7 @@ def test_headway_stands_beside_the_best_of_trls_settings_at_each_figure():
     assert set(without["medians"]) == {"TRL 8", "TRL 32"}
 
 
-def test_a_recipe_whose_objective_trl_is_not_given_is_refused():
+def test_a_recipe_with_an_objective_that_trl_does_not_get_is_refused():
     versus_trl.check_alike(load_recipe("demo"))
     with pytest.raises(InputError, match=r"learner\.advantage = 'rloo'"):
         versus_trl.check_alike(load_recipe("demo", ['learner.advantage="rloo"']))
@@ -235,7 +235,7 @@ def trained_variant(folder, *, steps, **late):
     return Variant("2", 0, config, kind="bound"), rows
 
 
-def test_figures_of_an_arm_are_of_the_batches_before_its_last_lease(tmp_path):
+def test_figures_of_a_run_are_of_the_batches_before_its_last_lease(tmp_path):
     late = {"lag_histogram": {"9": 10}, "lag_mean": 9.0, "max_lag": 9, "ess": 0.1}
     variant, rows = trained_variant(tmp_path, steps=14, **late)
     found = read_variant(variant, 0.5)
@@ -249,7 +249,7 @@ def test_figures_of_an_arm_are_of_the_batches_before_its_last_lease(tmp_path):
     assert 0 <= found["actors_idle"] <= 1
 
 
-def test_the_largest_lag_scores_and_seconds_of_an_arm_are_of_the_whole_run(tmp_path):
+def test_the_largest_lag_scores_and_seconds_are_of_the_whole_run(tmp_path):
     variant, rows = trained_variant(tmp_path, steps=14, lag_mean=9.0, max_lag=9)
     found = read_variant(variant, 0.5)
     assert (found["lag_max"], found["score"]) == (9, 0.75)
@@ -257,7 +257,7 @@ def test_the_largest_lag_scores_and_seconds_of_an_arm_are_of_the_whole_run(tmp_p
     assert found["curve"] == [(0.0, 0.25), (found["seconds"], 0.75)]
 
 
-def test_an_arm_that_leased_everything_too_early_is_refused_with_the_reason(tmp_path):
+def test_a_run_that_leased_everything_too_early_is_refused_with_the_reason(tmp_path):
     variant, _ = trained_variant(tmp_path, steps=12, lag_mean=0.0, max_lag=0)
     with pytest.raises(InputError, match="trained 12 batches since it was last started, 9 of them"):
         read_variant(variant, 0.5)
@@ -269,7 +269,7 @@ def checked(tmp_path, *options):
     return parsed
 
 
-def test_steps_that_surely_leave_too_few_batches_before_the_last_lease_are_refused(tmp_path):
+def test_steps_that_leave_too_few_batches_before_the_last_lease_are_refused(tmp_path):
     with pytest.raises(InputError, match=r"--steps 18 .* at least 19: .* the last 9 of a run"):
         checked(tmp_path, "--steps", "18", "--corrections", "cispo")
     options = ("--steps", "18", "--corrections", "", "--bounds", "inf,0", "--seeds", "0,1")
@@ -278,14 +278,14 @@ def test_steps_that_surely_leave_too_few_batches_before_the_last_lease_are_refus
     assert [variant.name for variant in second] == ["inf", "0"], "every other seed backwards"
 
 
-def test_cores_that_this_machine_does_not_have_are_refused_before_anything_is_held_to_them():
+def test_cores_that_this_machine_does_not_have_are_refused_before_a_process_is_bound():
     before = os.sched_getaffinity(0)
     with pytest.raises(InputError, match=r"learner\.cores names \[0, 4000\], but there are only"):
         versus_trl.hold("0,4000")
     assert os.sched_getaffinity(0) == before
 
 
-def test_what_is_started_is_held_to_the_same_cores_as_who_starts_it():
+def test_a_started_process_is_bound_to_the_cores_of_its_parent():
     core = min(os.sched_getaffinity(0))
     program = (
         "import os, subprocess, sys; from benchmarks.loop.versus_trl import hold; "
@@ -320,7 +320,7 @@ def test_runs_that_cannot_be_read_are_named_and_do_not_end_the_study(tmp_path, c
 @pytest.mark.deepspeed
 @pytest.mark.slow
 @pytest.mark.timeout(560)
-def test_a_study_is_trained_scored_and_gone_on_with(headway):
+def test_a_study_is_trained_scored_and_continued(headway):
     recipe = headway.arguments("run")[2]
     out = headway.folder / "study"
     settings = ("--set", 'learner.cores="1"', "--set", "heldout.size=8")

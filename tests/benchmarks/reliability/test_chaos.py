@@ -17,7 +17,7 @@ SOURCE = [f"s/0/{index}" for index in range(20)]
 
 
 def row(version, *prompts, oldest=None):
-    """A line of the learner's log."""
+    """Return a line of the learner's log."""
     start = max(0, version - 1) if oldest is None else oldest
     groups = [[f"s/0/{prompt}", f"g{prompt}", start] for prompt in prompts]
     return {"version": version, "groups": groups}

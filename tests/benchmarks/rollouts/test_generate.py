@@ -1,4 +1,4 @@
-"""`headway bench generate`: the same requests in every arm, ratios inside a round, and a trial."""
+"""`headway bench generate`: the same requests in every variant, ratios inside a round, a trial."""
 
 import asyncio
 import json
@@ -55,7 +55,7 @@ def test_ratios_are_medians_of_those_of_each_round():
     assert found["tokens_per_second"] == {"offline": 100.0, "loop": 50.0}
 
 
-def test_arms_that_sampled_different_numbers_are_not_compared():
+def test_variants_that_sampled_different_numbers_are_not_compared():
     check_equal(0, {"offline": Sampled(1.0, 100, 1.0), "loop": Sampled(2.0, 100, 1.0)})
     message = r"round 3 .* different numbers of tokens: offline 100, loop 101"
     with pytest.raises(RunFailed, match=message):
@@ -112,7 +112,7 @@ def test_the_engine_alone_has_every_argument_of_the_actors(monkeypatch, tmp_path
 
 
 @pytest.mark.deepspeed
-def test_the_learner_beside_has_trained_a_batch_and_is_halted():
+def test_the_other_learner_has_trained_a_batch_and_is_stopped():
     with other_learner("0", "tiny") as learner:
         assert "tiny" in learner.args
         assert os.sched_getaffinity(learner.pid) == {0}
@@ -128,7 +128,7 @@ def test_the_learner_beside_has_trained_a_batch_and_is_halted():
         ("tiny", 0.0, "trained no batch within 0 s"),
     ],
 )
-def test_a_learner_beside_that_does_not_train_is_told(size, seconds, message):
+def test_another_learner_that_does_not_train_is_an_error(size, seconds, message):
     with (
         pytest.raises(RunFailed, match=f"(?s)the other learner {message}"),
         other_learner("0", size, seconds),

@@ -1,4 +1,4 @@
-"""What is left of workers that are ended: neither they, nor their children, nor their memory."""
+"""Cleanup ends workers with their children and removes their shared memory."""
 
 import json
 import subprocess

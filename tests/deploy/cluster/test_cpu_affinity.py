@@ -70,9 +70,9 @@ def test_engines_leave_the_cores_of_reward_models_that_are_asked(rewards, expect
 
 @pytest.mark.parametrize("cores", ["5-2", "0,5-2"])
 def test_a_range_that_runs_backwards_is_refused(cores):
-    said = "'5-2' is empty; a range begins with its first core"
+    message = "'5-2' is empty; a range begins with its first core"
     for section in ({"cores": [cores]}, {"reward_model": {"cores": cores}}):
-        with pytest.raises(ValueError, match=said):
+        with pytest.raises(ValueError, match=message):
             ActorsConfig(**section)
 
 

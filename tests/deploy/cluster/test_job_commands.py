@@ -51,10 +51,10 @@ def test_a_log_that_breaks_often_is_followed_as_long_as_text_comes(monkeypatch, 
     broken = RuntimeError("WebSocket connection closed unexpectedly")
     logs = [[*texts[: number + 1], broken] for number in range(len(texts))]
     statuses = [*["RUNNING"] * len(texts), "FAILED"]
-    said = []
+    printed = []
     followed = jobs(monkeypatch, Client(logs, statuses, code=7), pauses)
-    assert followed.follow("job", said.append) == 7
-    assert said == texts
+    assert followed.follow("job", printed.append) == 7
+    assert printed == texts
     assert set(pauses) == {PAUSES_SECONDS[0]}
 
 
@@ -69,9 +69,9 @@ def test_a_log_that_brings_nothing_again_and_again_is_given_up(monkeypatch, paus
 def test_a_cluster_that_is_away_for_a_while_costs_no_exit_code(monkeypatch, pauses):
     away = [ConnectionError("refused")] * 3
     client = Client([["text"]], ["RUNNING", *away, "SUCCEEDED", *away, "SUCCEEDED"])
-    said = []
-    assert jobs(monkeypatch, client, pauses).follow("job", said.append) == 0
-    assert said == ["text"]
+    printed = []
+    assert jobs(monkeypatch, client, pauses).follow("job", printed.append) == 0
+    assert printed == ["text"]
     assert pauses == [0.5, 1.0, 2.0] * 2
 
 
@@ -101,7 +101,7 @@ def test_an_interrupt_ends_following_and_closes_the_log(monkeypatch, pauses):
             finally:
                 closed.append(job)
 
-    said = []
+    printed = []
     with pytest.raises(KeyboardInterrupt):
-        jobs(monkeypatch, Waiting([], ["RUNNING"]), pauses).follow("job", said.append)
-    assert (said, closed, pauses) == (["text"], ["job"], [])
+        jobs(monkeypatch, Waiting([], ["RUNNING"]), pauses).follow("job", printed.append)
+    assert (printed, closed, pauses) == (["text"], ["job"], [])

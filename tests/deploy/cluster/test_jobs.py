@@ -71,8 +71,8 @@ def test_what_is_sent_lies_flat_with_the_recipe_under_one_name(modules, tmp_path
     mine = shutil.copy(RECIPE, tmp_path / "mine.txt")
     pack([modules / "package", modules / "scores.py"], mine, sent)
     assert (sent / "recipe.toml").read_text() == RECIPE.read_text()
-    found = sorted(str(path.relative_to(sent)) for path in sent.rglob("*.*"))
-    assert found == ["package/__init__.py", "package/part.py", "recipe.toml", "scores.py"]
+    names = sorted(str(path.relative_to(sent)) for path in sent.rglob("*.*"))
+    assert names == ["package/__init__.py", "package/part.py", "recipe.toml", "scores.py"]
 
 
 def test_a_job_does_on_the_head_node_what_the_user_asked_for():
@@ -100,15 +100,15 @@ def test_what_a_resumed_run_would_not_do_is_refused():
 
 
 @pytest.mark.parametrize(
-    ("settings", "said"),
+    ("settings", "message"),
     [
         ([], 'deploy.runs_dir = "runs" is relative'),
         (["deploy.runs_dir=mine/runs"], 'deploy.runs_dir = "mine/runs" is relative'),
         (["deploy.runs_dir=~/runs"], 'deploy.runs_dir = "~/runs" is in the home of whoever'),
     ],
 )
-def test_a_run_folder_that_is_not_one_of_the_head_node_is_refused(settings, said):
-    with pytest.raises(InputError, match=re.escape(said)):
+def test_a_run_folder_that_is_not_one_of_the_head_node_is_refused(settings, message):
+    with pytest.raises(InputError, match=re.escape(message)):
         check(read_recipe("demo", settings))
     check(read_recipe("demo", [*settings, "deploy.runs_dir=/data/runs"]))
 
@@ -156,8 +156,8 @@ class Cluster:
 
 
 def free_port():
-    with socket.create_server(("127.0.0.1", 0)) as found:
-        return found.getsockname()[1]
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        return listening.getsockname()[1]
 
 
 def wait_for(what, deadline=240):
@@ -250,7 +250,7 @@ class TestOnACluster:
         before = len(metrics.read_text().splitlines())
         wait_for(lambda: len(metrics.read_text().splitlines()) > before + 4)
         targets = json.loads((folder / "targets.json").read_text())
-        [driver] = [each for each in targets if each["labels"]["process"] == "driver"]
+        [driver] = [target for target in targets if target["labels"]["process"] == "driver"]
         seen = headway("top", driver["targets"][0], "--once")
         assert seen.returncode == 0, seen.stderr
         assert "long  version" in seen.stdout

@@ -44,10 +44,10 @@ def test_a_manifest_has_the_form_of_its_kind(path):
 def test_a_kustomization_names_all_files_beside_it(path):
     document = read(path)
     jsonschema.validate(document, KUSTOMIZATION)
-    beside = {each.name for each in path.parent.glob("*.yaml")} - {path.name}
-    folders = {each for each in document["resources"] if (path.parent / each).is_dir()}
+    beside = {file.name for file in path.parent.glob("*.yaml")} - {path.name}
+    folders = {name for name in document["resources"] if (path.parent / name).is_dir()}
     assert set(document["resources"]) - folders == beside
-    assert all((path.parent / each / "kustomization.yaml").is_file() for each in folders)
+    assert all((path.parent / name / "kustomization.yaml").is_file() for name in folders)
 
 
 def test_a_misspelt_key_is_found():
@@ -109,7 +109,7 @@ def settled(command):
 
 def test_the_job_makes_the_warm_start_that_its_run_begins_with():
     job = read(SHIPPED / "job" / "rayjob.yaml")["spec"]
-    commands = [shlex.split(each) for each in job["entrypoint"].split(" && ")]
+    commands = [shlex.split(part) for part in job["entrypoint"].split(" && ")]
     assert [command[1] for command in commands] == ["sft", "-sfn", "run"]
     first, run = (settled(shlex.join(command)) for command in (commands[0], commands[-1]))
     folder = first.warm_start.parent
@@ -145,8 +145,8 @@ def test_all_metrics_have_the_node_by_which_they_are_joined_and_workers_are_aske
     }
     [service] = monitors["servicemonitor"]["endpoints"]
     [pods] = monitors["podmonitor"]["podMetricsEndpoints"]
-    for each in (monitors["scrapeconfig"], service, pods):
-        assert each["relabelings"] == [NODE]
+    for monitor in (monitors["scrapeconfig"], service, pods):
+        assert monitor["relabelings"] == [NODE]
     kinds = [monitors[name]["selector"]["matchLabels"] for name in ("servicemonitor", "podmonitor")]
     assert [labels["ray.io/node-type"] for labels in kinds] == ["head", "worker"]
     for group in GROUPS:
@@ -177,8 +177,8 @@ def test_prometheus_asks_the_head_where_ray_and_runs_show_metrics():
     name = CLUSTER["metadata"]["name"]
     [container] = HEAD["template"]["spec"]["containers"]
     ports = {port["name"]: port["containerPort"] for port in container["ports"]}
-    [found] = read(SHIPPED / "monitoring" / "scrapeconfig.yaml")["spec"]["httpSDConfigs"]
-    assert found["url"] == f"http://{name}-head-svc:{ports['headway']}/targets"
+    [discovery] = read(SHIPPED / "monitoring" / "scrapeconfig.yaml")["spec"]["httpSDConfigs"]
+    assert discovery["url"] == f"http://{name}-head-svc:{ports['headway']}/targets"
     [endpoint] = read(SHIPPED / "monitoring" / "servicemonitor.yaml")["spec"]["endpoints"]
     assert endpoint["port"] in ports
 
@@ -191,11 +191,11 @@ def instructions(path):
 
 @pytest.mark.parametrize("path", DOCKERFILES, ids=name_of)
 def test_a_dockerfile_pins_its_base_copies_what_there_is_and_leaves_root(path):
-    found = instructions(path)
-    assert found[0][0] == "FROM"
-    assert re.fullmatch(r"[\w./-]+:\d[\w.-]*", found[0][1])
-    assert {name for name, _ in found} <= {"FROM", "RUN", "COPY", "ENV", "WORKDIR", "USER"}
-    for name, arguments in found:
+    lines = instructions(path)
+    assert lines[0][0] == "FROM"
+    assert re.fullmatch(r"[\w./-]+:\d[\w.-]*", lines[0][1])
+    assert {name for name, _ in lines} <= {"FROM", "RUN", "COPY", "ENV", "WORKDIR", "USER"}
+    for name, arguments in lines:
         if name == "COPY":
             *sources, _ = arguments.split()
             assert all((ROOT / source).exists() for source in sources), arguments
@@ -206,7 +206,7 @@ def test_a_dockerfile_pins_its_base_copies_what_there_is_and_leaves_root(path):
             assert "rm -rf /var/lib/apt/lists/*" in arguments
         if name == "WORKDIR":
             assert arguments.startswith("/")
-    assert [arguments for name, arguments in found if name == "USER"] == ["ray"]
+    assert [arguments for name, arguments in lines if name == "USER"] == ["ray"]
 
 
 @pytest.mark.parametrize("path", DOCKERFILES, ids=name_of)

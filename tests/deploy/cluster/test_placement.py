@@ -1,4 +1,4 @@
-"""Whether a cluster has what a run needs: by tables."""
+"""Requests of a run against the nodes of clusters, by tables."""
 
 import pytest
 
@@ -113,11 +113,11 @@ def test_a_node_hosts_the_roles_that_have_room_on_it():
     wanted = [
         want("learner", CPU=1.0, node_id="a"),
         want(GPU=1.0),
-        want("reward_model", labels={"pool": "judge"}),
+        want("reward_model", labels={"pool": "scoring"}),
     ]
     assert roles_of(node("a", gpus=1.0), wanted) == {"learner", "actors"}
     assert roles_of(node("b", gpus=1.0), wanted) == {"actors"}
-    assert roles_of(node("c", labels={"pool": "judge"}), wanted) == {"reward_model"}
+    assert roles_of(node("c", labels={"pool": "scoring"}), wanted) == {"reward_model"}
 
 
 def test_a_recipe_without_placement_keeps_its_processes_at_the_driver():

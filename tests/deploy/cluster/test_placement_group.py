@@ -35,13 +35,17 @@ def states():
 def test_processes_work_in_the_room_of_their_own_number():
     here = ray.get_runtime_context().get_node_id()
     output, shown = screen()
-    wanted = [want("learner", 1, 0.25, node_id=here), want("actors", 2, 0.25), want("judge", 1, 0)]
+    wanted = [
+        want("learner", 1, 0.25, node_id=here),
+        want("actors", 2, 0.25),
+        want("reward_model", 1, 0),
+    ]
     held = Reservation(wanted, 30.0, shown)
     try:
         places = [held.options("learner", 0), *(held.options("actors", i) for i in range(2))]
-        bundles = [each["scheduling_strategy"].placement_group_bundle_index for each in places]
+        bundles = [place["scheduling_strategy"].placement_group_bundle_index for place in places]
         assert bundles == [0, 1, 2]
-        assert held.options("judge", 0) == {}
+        assert held.options("reward_model", 0) == {}
         work = ray.remote(num_cpus=0.25)(lambda: os.getpid()).options(**places[2])
         assert ray.get(work.remote(), timeout=60) > 0
         assert output.getvalue() == ""
@@ -93,6 +97,6 @@ def test_an_actor_without_free_resources_is_not_placed():
     more = ray.cluster_resources()["CPU"] + 1
     placed, unplaced = (ray.remote(Idle).options(num_cpus=cpus).remote() for cpus in (0, more))
     assert ray.get(placed.here.remote(), timeout=60)
-    assert [is_placed(each) for each in (placed, unplaced)] == [True, False]
+    assert [is_placed(handle) for handle in (placed, unplaced)] == [True, False]
     ray.kill(placed)
     ray.kill(unplaced)

@@ -24,11 +24,11 @@ class Nodes:
 
     def wait(self, asked, *, num_returns, timeout):
         self.events.append(("wait", num_returns, timeout))
-        late = [each for each in asked if self.answers[each] is None]
-        return [each for each in asked if each not in late], late
+        late = [name for name in asked if self.answers[name] is None]
+        return [name for name in asked if name not in late], late
 
-    def get(self, each):
-        answer = self.answers[each]
+    def get(self, name):
+        answer = self.answers[name]
         if isinstance(answer, Exception):
             raise answer
         return answer

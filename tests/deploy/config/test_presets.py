@@ -60,11 +60,11 @@ def test_a_buffer_in_tokens_takes_the_place_of_a_share():
 
 
 def test_what_a_recipe_says_wins():
-    said = {"preset": "gspo", "learner": {"minibatches": 2, "learning_rate": 1e-5}}
-    document = with_preset(said)
+    recipe = {"preset": "gspo", "learner": {"minibatches": 2, "learning_rate": 1e-5}}
+    document = with_preset(recipe)
     assert document["learner"]["minibatches"] == 2
     assert document["learner"]["loss"] == "gspo"
-    assert said["learner"] == {"minibatches": 2, "learning_rate": 1e-5}
+    assert recipe["learner"] == {"minibatches": 2, "learning_rate": 1e-5}
 
 
 def test_options_go_with_the_choice_they_are_of():
@@ -97,11 +97,11 @@ def test_a_critic_is_optimised_like_the_policy_unless_it_says_otherwise():
 
 
 @pytest.mark.parametrize(
-    ("preset", "said"),
+    ("preset", "message"),
     [("gpso", "did you mean 'gspo'"), (3, "preset = 3 is not one of areal"), ("", "not one of")],
 )
-def test_an_unknown_preset_names_the_nearest(preset, said):
-    with pytest.raises(InputError, match=re.escape(said)):
+def test_an_unknown_preset_names_the_nearest(preset, message):
+    with pytest.raises(InputError, match=re.escape(message)):
         with_preset({"preset": preset})
 
 

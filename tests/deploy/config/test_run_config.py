@@ -170,8 +170,8 @@ def test_reward_models_are_asked_for_wherever_a_reward_needs_them(setting, tmp_p
     before, _, after = text.partition("[reward_model]")
     recipe.write_text(before + "[prompts]" + after.partition("[prompts]")[2])
     judged = f"actors.{setting}=['reward_model']"
-    said = refusal(str(recipe), judged)
-    assert 'the reward "reward_model" needs reward models: name model folders' in said
+    message = refusal(str(recipe), judged)
+    assert 'the reward "reward_model" needs reward models: name model folders' in message
     assert load_recipe(str(recipe), [judged, "actors.reward_model.paths=['x']"])
     assert load_recipe("demo", [judged])
 

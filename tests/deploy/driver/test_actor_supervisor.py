@@ -1,4 +1,4 @@
-"""What a supervisor does when its actor dies, with actors of a few lines."""
+"""The supervisor of an actor that dies, with actors of a few lines."""
 
 import asyncio
 from types import SimpleNamespace

@@ -1,4 +1,4 @@
-"""What the recorder of a run keeps and shows, and the runs that it ends."""
+"""The recorder of a run: what it keeps and shows, and the runs that it ends."""
 
 import asyncio
 from types import SimpleNamespace

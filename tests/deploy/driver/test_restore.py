@@ -1,4 +1,4 @@
-"""What a resumed run knows of its earlier sessions."""
+"""The record of a resumed run has the figures of earlier sessions."""
 
 import json
 from dataclasses import asdict, replace
@@ -82,7 +82,7 @@ def test_a_moved_run_finds_its_own_folder(run, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "text", "said"),
+    ("name", "text", "message"),
     [
         ("recipe.json", b"{}", "is damaged, or of another version"),
         ("recipe.json", b"\xff\xfe", "cannot be read"),
@@ -90,11 +90,11 @@ def test_a_moved_run_finds_its_own_folder(run, tmp_path):
         ("metrics.jsonl", b'{"version": 0}\n{bad\n{"version": 2}\n', "line 2 is damaged"),
     ],
 )
-def test_a_damaged_file_of_a_run_is_named(tmp_path, name, text, said):
+def test_a_damaged_file_of_a_run_is_named(tmp_path, name, text, message):
     directory = RunDirectory(tmp_path)
     (tmp_path / name).write_bytes(text)
     read = {"recipe.json": directory.config, "summary.json": directory.status}
-    with pytest.raises(InputError, match=said) as refused:
+    with pytest.raises(InputError, match=message) as refused:
         read.get(name, lambda: directory.rows(name))()
     assert "pydantic" not in str(refused.value)
 

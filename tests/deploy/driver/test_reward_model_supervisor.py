@@ -1,4 +1,4 @@
-"""What happens when the process of the reward models dies, with a process of a few lines."""
+"""The supervisor of the reward models' process, with a process of a few lines."""
 
 import asyncio
 import contextlib

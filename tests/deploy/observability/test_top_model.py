@@ -12,7 +12,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from rich.console import Console
 
 from deploy.errors import InputError
-from deploy.observability.exporter import Exporter
+from deploy.observability.exporter import Endpoint, Exporter
 from deploy.observability.prometheus_text import Moment, parse
 from deploy.observability.run_client import RunClient, events, show
 from deploy.observability.top_model import Event, view
@@ -220,9 +220,7 @@ def exporter(tmp_path):
         tmp_path,
         [Fixed()],
         lambda: [("broker", "127.0.0.1:1")],
-        host="127.0.0.1",
-        port=0,
-        node="",
+        Endpoint("127.0.0.1", 0, node=""),
     )
     made.write()
     yield made

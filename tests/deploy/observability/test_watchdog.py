@@ -18,7 +18,7 @@ from deploy.config.loader import load_recipe
 from deploy.errors import RunFailed
 from deploy.observability.stack_dumps import ProcessDump, ProcessLocation, dump_local
 from deploy.observability.waits import ActorHealth, Wait
-from deploy.observability.watchdog import Probes, Watchdog, concerned, write_durably
+from deploy.observability.watchdog import Probes, Watchdog, WatchedRun, concerned, write_durably
 from deploy.runtime.console import Terminal
 from deploy.storage.run_directory import RunDirectory
 from deploy.storage.run_record import Record
@@ -67,12 +67,14 @@ class Stage:
             self.directory,
             Terminal(Console(file=self.output, width=400)),
             self.record,
-            status=self.ask,
-            learner_paused=self.ask_learner,
-            actors=lambda: {"actor-0": ActorHealth(engine_id="engine-0", answers=True)},
-            handles=lambda: self.handles,
-            save=self.save,
-            probes=Probes(**{**intervals, "dump": self.dump, **probes}),
+            WatchedRun(
+                status=self.ask,
+                learner_paused=self.ask_learner,
+                actors=lambda: {"actor-0": ActorHealth(engine_id="engine-0", answers=True)},
+                handles=lambda: self.handles,
+                save=self.save,
+            ),
+            Probes(**{**intervals, "dump": self.dump, **probes}),
         )
         self.handles = {"broker": Process(1), "learner-0": Process(2), "learner-1": Process(3)}
 

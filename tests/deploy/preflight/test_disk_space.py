@@ -1,4 +1,4 @@
-"""How much room a run is said to need, new and when it goes on."""
+"""The disk space that a new and a resumed run are said to need."""
 
 from pathlib import Path
 from types import SimpleNamespace

@@ -1,4 +1,4 @@
-"""What a run starts from: found, checked and disjoint before anything is written."""
+"""The inputs of a run are loaded, checked and disjoint before anything is written."""
 
 import json
 import re
@@ -18,7 +18,7 @@ def recipe(tmp_path, *overrides):
 
 
 def make_warm_start(config, model=None):
-    """What `headway sft` leaves behind; without a model, only what tells that it is there."""
+    """Write the folder of `headway sft`; without a model, only the files that show it exists."""
     config.warm_start.mkdir(parents=True)
     (config.warm_start / "config.json").write_text("{}")
     if model is not None:
@@ -36,18 +36,18 @@ def test_a_recipe_with_a_warm_start_asks_for_it_first(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("changed", "said"),
+    ("changed", "message"),
     [
         ("seed=1", "made with seed = 0, not 1. For this recipe, run `headway sft --replace`"),
         ("sft.steps=9", "made with sft.steps = 850, not 9"),
         ("model.tiny.layers=2", "made with model.tiny.layers = 3, not 2"),
     ],
 )
-def test_a_warm_start_of_other_settings_is_refused_with_what_differs(tmp_path, changed, said):
+def test_a_warm_start_of_other_settings_is_refused_with_what_differs(tmp_path, changed, message):
     config = recipe(tmp_path)
     make_warm_start(config)
     assert model_path(config) == str(config.warm_start)
-    with pytest.raises(InputError, match=said):
+    with pytest.raises(InputError, match=message):
         model_path(recipe(tmp_path, changed))
 
 
@@ -92,14 +92,14 @@ def test_what_cannot_be_loaded_is_named(tmp_path, tiny_model, override, expected
 
 
 @pytest.mark.parametrize(
-    ("cores", "said"),
+    ("cores", "message"),
     [
         ("actors.cores=['9999']", "actors.cores has '9999', but this machine's cores are"),
         ("actors.reward_model.cores=9998-9999", "actors.reward_model.cores = '9998-9999', but"),
     ],
 )
-def test_cores_that_this_machine_does_not_have_are_named(tmp_path, cores, said):
-    with pytest.raises(InputError, match=re.escape(said)):
+def test_cores_that_this_machine_does_not_have_are_named(tmp_path, cores, message):
+    with pytest.raises(InputError, match=re.escape(message)):
         load_inputs(recipe(tmp_path, "actors.reward=['reward_model']", cores))
 
 
@@ -152,8 +152,8 @@ def test_held_out_problems_of_one_id_are_refused(tmp_path, tiny_model, monkeypat
     own = ["prompts.source=own_source:Source", "prompts.source_options={form='p'}"]
     config = recipe(tmp_path, *own, "heldout.size=3", "heldout.final_size=4")
     make_warm_start(config, tiny_model)
-    said = "held-out problems: 'own_source:Source' gives the prompt_id 'p' to 4 of them"
-    with pytest.raises(InputError, match=said):
+    message = "held-out problems: 'own_source:Source' gives the prompt_id 'p' to 4 of them"
+    with pytest.raises(InputError, match=message):
         load_inputs(config)
 
 

@@ -144,7 +144,7 @@ def test_one_rank_of_two_that_is_stopped(headway):
 def test_a_broker_that_is_stopped(headway):
     with Stalled(headway, "stopped-broker") as run:
         run.trains()
-        pid = run.stop("ray::_BrokerActor")
+        pid = run.stop("ray::BrokerActor")
         row = run.named("broker")
         assert f"broker: pid {pid} is stopped" in row["text"]
 

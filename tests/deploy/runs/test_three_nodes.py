@@ -41,7 +41,7 @@ def test_each_role_works_on_the_nodes_that_it_is_placed_on(headway):
     assert found["code"] == 0, found["said"]
     places = found["places"]
     assert (places["RankActor"], places["RolloutActor"]) == ("learn", "generate")
-    assert places["_BrokerActor"] == "head"
+    assert places["BrokerActor"] == "head"
     assert found["groups"] == [["REMOVED", "generate", "learn"]]
     summary = json.loads((headway.folder / "runs" / "placed" / "summary.json").read_text())
     assert summary["status"] == "done"

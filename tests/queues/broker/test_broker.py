@@ -574,7 +574,7 @@ def test_closing_ends_every_long_poll(connect: Connect) -> None:
 
 def test_errors_of_callers_name_what_is_allowed(connect: Connect) -> None:
     async def scenario(broker: Any) -> None:
-        with pytest.raises(ProtocolError, match="room = 0 must be at least 1"):
+        with pytest.raises(ProtocolError, match="capacity = 0 must be at least 1"):
             await broker.lease("a", 0, WAIT)
         with pytest.raises(InputError, match="'e' has no prompts"):
             await broker.evaluate("e", [], temperature=0.0, min_version=0)

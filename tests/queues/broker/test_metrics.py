@@ -18,18 +18,18 @@ def test_what_binds_to_every_address_is_found_at_that_of_its_node():
 
 def test_groups_leases_and_engines_are_counted_as_the_book_has_them():
     bounds = Bounds(max_staleness=1, groups_per_batch=2, steps=9)
-    book = BrokerState(bounds=bounds, group_size=2, queued_batches=2, max_attempts=1)
+    state = BrokerState(bounds=bounds, group_size=2, queued_batches=2, max_attempts=1)
     registry = CollectorRegistry()
-    registry.register(BrokerMetrics(lambda: status_of(book, -1, paused=None)))
+    registry.register(BrokerMetrics(lambda: status_of(state, -1, paused=None)))
 
     def value(name, **labels):
         return registry.get_sample_value(f"headway_{name}", labels)
 
-    book.issue([Prompt(prompt_id=f"p/0/{index}", text="a") for index in range(3)])
-    book.serving("engine-0", 0)
-    book.lease("engine-0", 4, now=0.0, expires=9.0)
-    first = book.groups.leased()[0]
-    book.give_back(first, "reward_raised", now=0.0)
+    state.issue([Prompt(prompt_id=f"p/0/{index}", text="a") for index in range(3)])
+    state.serving("engine-0", 0)
+    state.lease("engine-0", 4, now=0.0, expires=9.0)
+    first = state.groups.leased()[0]
+    state.give_back(first, "reward_raised", now=0.0)
     assert value("groups", state=State.QUEUED) == 1
     assert value("groups", state=State.LEASED) == 1
     assert value("groups", state=State.FAILED) == 1
@@ -43,13 +43,13 @@ def test_groups_leases_and_engines_are_counted_as_the_book_has_them():
 
 def test_age_of_the_oldest_prompt_and_refused_results_by_reason():
     bounds = Bounds(max_staleness=1, groups_per_batch=2, steps=9)
-    book = BrokerState(bounds=bounds, group_size=2, queued_batches=2, max_attempts=1)
+    state = BrokerState(bounds=bounds, group_size=2, queued_batches=2, max_attempts=1)
     registry = CollectorRegistry()
-    registry.register(BrokerMetrics(lambda: status_of(book, -1, paused=None)))
+    registry.register(BrokerMetrics(lambda: status_of(state, -1, paused=None)))
     assert registry.get_sample_value("headway_queued_oldest_seconds") == 0
-    for group in book.issue([Prompt(prompt_id=f"p/0/{index}", text="a") for index in range(2)]):
+    for group in state.issue([Prompt(prompt_id=f"p/0/{index}", text="a") for index in range(2)]):
         group.queued_at -= 100.0 / group.number
-    book.refused[PutStatus.FENCED] += 1
+    state.refused[PutStatus.FENCED] += 1
     assert 100 <= registry.get_sample_value("headway_queued_oldest_seconds") < 110
     for reason, count in {"duplicate": 0, "fenced": 1}.items():
         name = "headway_results_refused_total"

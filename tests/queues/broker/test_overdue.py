@@ -16,7 +16,7 @@ from queues.schema import decode
 from queues.state.groups import FILTERED, State
 from tests.queues.broker.test_broker import WAIT, Connect, play
 from tests.queues.conftest import answer, make_broker, make_prompts
-from tests.queues.simulated_run import Run, make_book
+from tests.queues.simulated_run import Run, make_state
 
 POLICIES = st.sampled_from(["wait", "drop", "mask", "train"])
 RATES = st.sampled_from([0.0, 0.3, 0.9, 1.0])
@@ -37,8 +37,8 @@ def test_every_batch_is_full_within_the_bound_and_accounted_for_under_every_poli
     more: int | None,
 ) -> None:
     most_live = None if more is None else size + more
-    book = make_book(staleness, size, steps, 2, policy=policy, most_live=most_live)
-    run = Run(book, seed, tie_rate, changes_window=changes_window)
+    state = make_state(staleness, size, steps, 2, policy=policy, most_live=most_live)
+    run = Run(state, seed, tie_rate, changes_window=changes_window)
     run.run()  # and its own assertions, after every event
     assert [len(batch) for batch in run.batches] == [size] * steps
 
@@ -50,21 +50,21 @@ def test_every_batch_is_full_within_the_bound_and_accounted_for_under_every_poli
 def test_finite_prompts_all_come_to_an_end_and_only_the_last_batch_is_short(
     seed: int, policy: OnOverdue, staleness: int, size: int, prompts: int, changes_window: bool
 ) -> None:
-    book = make_book(staleness, size, 100, 2, policy=policy)
-    run = Run(book, seed, 0.3, prompts=prompts, changes_window=changes_window)
+    state = make_state(staleness, size, 100, 2, policy=policy)
+    run = Run(state, seed, 0.3, prompts=prompts, changes_window=changes_window)
     run.run()
     assert len(run.issued) == prompts
-    assert book.groups.train(State.QUEUED) == 0
+    assert state.groups.train(State.QUEUED) == 0
     sizes = [len(batch) for batch in run.batches]
     assert all(found == size for found in sizes[:-1])
-    failed = book.groups.train(State.FAILED)
-    assert sum(sizes) + book.groups.dropped(FILTERED) + failed == prompts, "no prompt is lost"
+    failed = state.groups.train(State.FAILED)
+    assert sum(sizes) + state.groups.dropped(FILTERED) + failed == prompts, "no prompt is lost"
 
 
 def test_the_simulation_has_stragglers_for_every_policy_to_deal_with() -> None:
     found = {}
     for policy in ("wait", "drop", "mask", "train"):
-        run = Run(make_book(1, 3, 60, 1, policy=policy), seed=5, tie_rate=0.1)
+        run = Run(make_state(1, 3, 60, 1, policy=policy), seed=5, tie_rate=0.1)
         run.run()
         found[policy] = (bool(run.reissued), bool(run.late), max(run.lags) > 1)
     assert found == {
@@ -78,7 +78,7 @@ def test_the_simulation_has_stragglers_for_every_policy_to_deal_with() -> None:
 def test_without_staleness_every_policy_is_synchronous_training() -> None:
     runs = []
     for policy in ("wait", "drop", "mask", "train"):
-        run = Run(make_book(0, 3, 20, 1, policy=policy), seed=7, tie_rate=0.2)
+        run = Run(make_state(0, 3, 20, 1, policy=policy), seed=7, tie_rate=0.2)
         run.run()
         assert (run.reissued, run.late, set(run.lags)) == ({}, set(), {0})
         runs.append(run.batches)

@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from queues import schema
-from queues.broker import payload_batching as arrivals
-from queues.broker.payload_batching import Arrivals
+from queues.broker.payload_batching import PayloadBatching
 from queues.errors import SchemaError
 from queues.schema import summarize_many
 from tests.queues.broker.test_result_intake import BAD, GOOD, LARGE
@@ -26,10 +25,10 @@ def said(results: list[Any]) -> list[Any]:
 
 @given(MESSAGES, st.sampled_from([1, 2**20]))
 def test_every_message_that_waits_gets_the_results_of_its_own_payloads(
-    messages: list[tuple[list[bytes], bool]], together_bytes: int
+    messages: list[tuple[list[bytes], bool]], batch_bytes: int
 ) -> None:
     async def main() -> list[Any]:
-        inside = Arrivals()
+        inside = PayloadBatching(batch_bytes)
         asked = [asyncio.create_task(inside.summarize(payloads)) for payloads, _ in messages]
         await asyncio.sleep(0)  # all have asked, none is answered
         for task, (_, gives_up) in zip(asked, messages, strict=True):
@@ -37,9 +36,7 @@ def test_every_message_that_waits_gets_the_results_of_its_own_payloads(
                 task.cancel()
         return await asyncio.gather(*asked, return_exceptions=True)
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(arrivals, "TOGETHER_BYTES", together_bytes)
-        outcomes = asyncio.run(main())
+    outcomes = asyncio.run(main())
     for outcome, (payloads, gives_up) in zip(outcomes, messages, strict=True):
         if gives_up:
             assert isinstance(outcome, asyncio.CancelledError)
@@ -60,17 +57,16 @@ def looks(monkeypatch: pytest.MonkeyPatch) -> list[list[bytes]]:
 
 
 @pytest.mark.parametrize(
-    ("together_bytes", "expected"),
+    ("batch_bytes", "expected"),
     [(2**20, [GOOD]), (1, [GOOD[:1], GOOD[1:2], GOOD[2:]])],
 )
 def test_messages_that_arrive_together_are_looked_at_together_up_to_a_size(
-    monkeypatch: pytest.MonkeyPatch, together_bytes: int, expected: list[list[bytes]]
+    monkeypatch: pytest.MonkeyPatch, batch_bytes: int, expected: list[list[bytes]]
 ) -> None:
     async def main() -> None:
-        inside = Arrivals()
+        inside = PayloadBatching(batch_bytes)
         await asyncio.gather(*(inside.summarize([payload]) for payload in GOOD))
 
-    monkeypatch.setattr(arrivals, "TOGETHER_BYTES", together_bytes)
     found = looks(monkeypatch)
     asyncio.run(main())
     assert found == expected
@@ -78,7 +74,7 @@ def test_messages_that_arrive_together_are_looked_at_together_up_to_a_size(
 
 def test_a_large_payload_is_looked_at_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> None:
-        inside = Arrivals()
+        inside = PayloadBatching()
         await asyncio.gather(*(inside.summarize([payload]) for payload in (GOOD[0], LARGE)))
 
     found = looks(monkeypatch)
@@ -91,7 +87,7 @@ def test_what_fails_is_told_to_everybody_who_waits(monkeypatch: pytest.MonkeyPat
         raise MemoryError("no room")
 
     async def main() -> list[Any]:
-        inside = Arrivals()
+        inside = PayloadBatching()
         asked = [inside.summarize([payload]) for payload in GOOD]
         return await asyncio.gather(*asked, return_exceptions=True)
 

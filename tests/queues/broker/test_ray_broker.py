@@ -1,24 +1,25 @@
 """What only the broker in a Ray actor has to do; its contract is in test_broker."""
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from queues.config import QueuesConfig
+from queues.config import QueuesConfig, RunSpec
 from queues.errors import BrokerLostError, InputError
 from queues.records import PutStatus
-from tests.queues.conftest import CONFIG, answer, make_prompts
+from tests.queues.conftest import CONFIG, SIZES, answer, make_prompts
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_cluster")]
-SHAPE = {"groups_per_batch": 2, "group_size": 2, "steps": 3}
+SPEC = RunSpec(**SIZES)
 
 
 def test_what_the_constructor_refuses_is_raised_as_it_is(tmp_path: Path) -> None:
     from queues.ray_broker import create_broker
 
     with pytest.raises(InputError, match="steps = 0 must be at least 1"):
-        create_broker(tmp_path, config=QueuesConfig(), **(SHAPE | {"steps": 0}))
+        create_broker(tmp_path, config=QueuesConfig(), spec=replace(SPEC, steps=0))
 
 
 def test_a_dead_broker_is_named_and_its_run_goes_on_in_a_new_one(tmp_path: Path) -> None:
@@ -27,12 +28,12 @@ def test_a_dead_broker_is_named_and_its_run_goes_on_in_a_new_one(tmp_path: Path)
     from queues.ray_broker import create_broker
 
     async def main() -> None:
-        client = create_broker(tmp_path, config=QueuesConfig(**CONFIG), **SHAPE)
+        client = create_broker(tmp_path, config=QueuesConfig(**CONFIG), spec=SPEC)
         await client.issue(make_prompts(2), cursor="2")
         await client.serving("a", 0)
         lease, lost = await client.lease("a", 4, 10.0)
         assert await client.put("a", answer(lease)) is PutStatus.ACCEPTED
-        ray.kill(client._actor)  # which does not wait for the end of the process
+        ray.kill(client.handle)  # which does not wait for the end of the process
 
         async def ask_until_it_is_gone() -> None:
             while True:
@@ -41,7 +42,7 @@ def test_a_dead_broker_is_named_and_its_run_goes_on_in_a_new_one(tmp_path: Path)
         with pytest.raises(BrokerLostError, match="process is gone"):
             await asyncio.wait_for(ask_until_it_is_gone(), 30)
 
-        again = create_broker(tmp_path, config=QueuesConfig(**CONFIG), **SHAPE)
+        again = create_broker(tmp_path, config=QueuesConfig(**CONFIG), spec=SPEC)
         await again.serving("b", 0)
         (redelivered,) = await again.lease("b", 4, 10.0)
         assert (redelivered.group_id, redelivered.attempt) == (lost.group_id, 2)
@@ -52,10 +53,10 @@ def test_a_dead_broker_is_named_and_its_run_goes_on_in_a_new_one(tmp_path: Path)
     asyncio.run(main())
 
 
-def test_a_broker_that_does_not_answer_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_broker_that_does_not_answer_is_lost() -> None:
     import ray
 
-    from queues import ray_broker
+    from queues.ray_broker import BrokerClient
 
     @ray.remote
     class Mute:
@@ -74,9 +75,9 @@ def test_a_broker_that_does_not_answer_is_lost(monkeypatch: pytest.MonkeyPatch) 
             return "here"
 
     async def main() -> None:
-        client = ray_broker.BrokerClient(Mute.options(max_concurrency=9, num_cpus=0).remote())
-        assert await client.cursor() == "here"
-        monkeypatch.setattr(ray_broker, "ANSWER_SECONDS", 0.5)
+        handle = Mute.options(max_concurrency=9, num_cpus=0).remote()
+        assert await BrokerClient(handle).cursor() == "here"
+        client = BrokerClient(handle, answer_seconds=0.5)
         with pytest.raises(BrokerLostError, match=r"take: the broker did not answer within 0\.8 s"):
             await client.take(0, 0.3)
         with pytest.raises(BrokerLostError, match=r"ack: the broker did not answer within 0\.5 s"):
@@ -87,14 +88,11 @@ def test_a_broker_that_does_not_answer_is_lost(monkeypatch: pytest.MonkeyPatch) 
     asyncio.run(main())
 
 
-def test_a_broker_that_does_not_start_is_lost(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from queues import ray_broker
+def test_a_broker_that_does_not_start_is_lost(tmp_path: Path) -> None:
+    from queues.ray_broker import create_broker
 
-    monkeypatch.setattr(ray_broker, "START_SECONDS", 0.0)
     with pytest.raises(BrokerLostError, match="did not start within 0 s"):
-        ray_broker.create_broker(tmp_path, config=QueuesConfig(**CONFIG), **SHAPE)
+        create_broker(tmp_path, config=QueuesConfig(**CONFIG), spec=SPEC, start_seconds=0.0)
 
 
 def test_a_lease_whose_answer_nobody_received_is_redelivered(tmp_path: Path) -> None:
@@ -102,7 +100,7 @@ def test_a_lease_whose_answer_nobody_received_is_redelivered(tmp_path: Path) -> 
 
     async def main() -> None:
         config = QueuesConfig(**(CONFIG | {"lease_seconds": 1.0, "heartbeat_seconds": 0.2}))
-        client = create_broker(tmp_path, config=config, **SHAPE)
+        client = create_broker(tmp_path, config=config, spec=SPEC)
         await client.serving("a", 0)
         asking = asyncio.create_task(client.lease("a", 2, 30.0))
         await asyncio.sleep(0.2)
@@ -129,7 +127,7 @@ def test_a_client_can_be_sent_to_other_actors(tmp_path: Path) -> None:
             await broker.issue(make_prompts(1), cursor="sent")
             return await broker.cursor()
 
-    client = create_broker(tmp_path, config=QueuesConfig(**CONFIG), **SHAPE)
+    client = create_broker(tmp_path, config=QueuesConfig(**CONFIG), spec=SPEC)
     assert ray.get(Feeder.remote().feed.remote(client)) == "sent"
     assert asyncio.run(client.cursor()) == "sent"
     asyncio.run(client.close())

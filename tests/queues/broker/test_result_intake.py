@@ -49,16 +49,17 @@ def test_every_put_of_a_message_has_its_own_answer(connect: Any) -> None:
         await broker.serving("a", 0)
         first, second, third = await broker.lease("a", 8, 10.0)
         payload = answer(first)
-        answers = await broker.put_many(
-            [
-                ("a", payload),
-                ("a", payload),
-                ("b", answer(second)),
-                ("a", b"garbage"),
-                ("a", answer(replace(third, group_size=3))),
-                ("a", answer(replace(third, group_id="g99999999"))),
-                ("a", answer(second)),
-            ]
+        puts = [
+            ("a", payload),
+            ("a", payload),
+            ("b", answer(second)),
+            ("a", b"garbage"),
+            ("a", answer(replace(third, group_size=3))),
+            ("a", answer(replace(third, group_id="g99999999"))),
+            ("a", answer(second)),
+        ]  # the client sends them in one message
+        answers = await asyncio.gather(
+            *(broker.put(*arguments) for arguments in puts), return_exceptions=True
         )
         assert answers[:3] == [PutStatus.ACCEPTED, PutStatus.DUPLICATE, PutStatus.FENCED]
         assert [type(each) for each in answers[3:6]] == [SchemaError, SchemaError, ProtocolError]
@@ -83,7 +84,7 @@ def test_the_puts_of_a_message_share_one_commit(
         await broker.serving("a", 0)
         leases = await broker.lease("a", 16, 10.0)
         monkeypatch.setattr(Journal, "commit", lambda self: syncs.append(1))
-        await broker.put_many([("a", answer(lease)) for lease in leases])
+        await broker.intake.put_many([("a", answer(lease)) for lease in leases])
         assert syncs == [1]
         monkeypatch.undo()
         await broker.close()

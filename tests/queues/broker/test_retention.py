@@ -131,31 +131,31 @@ def test_a_result_whose_row_is_still_on_its_way_stays_where_its_segment_looks_fi
         leases = await broker.lease("a", 4, 0.0)
         payloads = [answer(lease) for lease in leases]
         committing, may_commit = threading.Event(), threading.Event()
-        commit = broker._ledger.commit
+        commit = broker.commits.ledger.commit
 
         def slow_commit() -> None:
             committing.set()
             assert may_commit.wait(SECONDS)
             commit()
 
-        monkeypatch.setattr(broker._ledger, "commit", slow_commit)
-        put = asyncio.create_task(broker.put_many([("a", payload) for payload in payloads]))
+        monkeypatch.setattr(broker.commits.ledger, "commit", slow_commit)
+        put = asyncio.create_task(broker.intake.put_many([("a", payload) for payload in payloads]))
         assert await asyncio.to_thread(committing.wait, SECONDS)
         assert segments(tmp_path / "journal") == [1, 2]
         submits = asyncio.Event()  # having decided, or waiting to decide
-        submit = broker._commits._rows.submit
+        submit = broker.commits.submit
 
         def noted(change: Any) -> Any:
             submits.set()
             return submit(change)
 
-        monkeypatch.setattr(broker._commits._rows, "submit", noted)
-        removal = asyncio.create_task(broker._retention.apply())
+        monkeypatch.setattr(broker.commits, "submit", noted)
+        removal = asyncio.create_task(broker.retention.apply())
         await asyncio.wait_for(submits.wait(), SECONDS)
         may_commit.set()
         assert await put == [PutStatus.ACCEPTED] * 2
         await removal
-        await broker._retention.apply()
+        await broker.retention.apply()
         batch = await broker.take(1, 0.0)
         assert batch is not None
         assert batch.payloads == payloads
@@ -210,7 +210,7 @@ def test_segments_without_any_group_go_once_no_put_that_began_before_them_is_on_
         await broker.close()
         left = [stray(), stray()]
         again = make_broker(tmp_path, keep_rollouts="needed", **OPTIONS)
-        with again._retention.put():
+        with again.retention.put():
             await train(again, tmp_path, 2, 5, keep=1)
             assert segments(tmp_path / "journal")[:2] == [left[1], left[1] + 1]
         await train(again, tmp_path, 5, 6, keep=1)

@@ -51,10 +51,10 @@ RARELY = st.integers(0, 9).map(lambda x: x == 4)
 PICK = st.integers(0, 2**16)
 LEASE_SECONDS = 30.0
 CRASH_POINTS = [
-    ("_journal", "append", "after"),
-    ("_journal", "commit", "before"),
-    ("_ledger", "commit", "before"),
-    ("_ledger", "commit", "after"),
+    ("journal", "append", "after"),
+    ("journal", "commit", "before"),
+    ("ledger", "commit", "before"),
+    ("ledger", "commit", "after"),
 ]
 
 
@@ -136,16 +136,16 @@ class QueueMachine(RuleBasedStateMachine):
         if not hasattr(self, "broker"):
             return
         type(self).steps_done += 1
-        self.model.settle()
+        self.model.fail_unreachable()
         if self.snapshot is not None:
-            if self.armed != ("_ledger", "commit", "after"):
+            if self.armed != ("ledger", "commit", "after"):
                 self.model = self.before
             self.restart(self.snapshot)
         elif self.armed is not None:
             self.before = deepcopy(self.model)
         armed, self.armed = self.armed, None
         assert self.run(self.broker.accounting()).to_dict() == self.model.accounts()
-        self.kept_counts_agree(self.broker._ledger._database)
+        self.kept_counts_agree(self.broker.commits.ledger.database)
         if self.model.on_overdue == "wait":
             assert self.model.feasible([g.due for g in self.model.live], self.model.version)
         self.armed = armed
@@ -172,7 +172,7 @@ class QueueMachine(RuleBasedStateMachine):
         self.folder, self.snapshot = folder, None
         self.broker = make_broker(folder, **self.options)
         for owner, method, when in CRASH_POINTS:
-            self.spy(getattr(self.broker, owner), method, (owner, method, when))
+            self.spy(getattr(self.broker.commits, owner), method, (owner, method, when))
 
     def spy(self, owner: Any, method: str, point: tuple[str, str, str]) -> None:
         """Make a copy of the folder at this point, in the thread that writes, where it is armed.
@@ -203,7 +203,7 @@ class QueueMachine(RuleBasedStateMachine):
         self.run(self.broker.close())
         shutil.rmtree(self.folder)
         self.model.restart()
-        self.model.settle()
+        self.model.fail_unreachable()
         with open_ledger(folder, verify=False) as database:
             self.kept_counts_agree(database)
         self.open(folder)
@@ -307,7 +307,7 @@ class QueueMachine(RuleBasedStateMachine):
     async def expiry(self, group_ids: list[str]) -> None:
         """Wait until these leases have ended."""
         for _ in range(1000):
-            leased = {group.group_id for group in self.broker._book.groups.leased()}
+            leased = {group.group_id for group in self.broker.commits.state.groups.leased()}
             if not leased & set(group_ids):
                 break
             await asyncio.sleep(0)
@@ -536,8 +536,8 @@ def test_random_steps_and_crashes_agree_with_the_model(
     clock = StoppedClock()
     time = SimpleNamespace(monotonic=clock.time, time=clock.time)
     monkeypatch.setattr("queues.broker.lease_expiry.time", time)
-    for module in ("queues.broker.broker", "queues.broker.batch_queue"):
-        monkeypatch.setattr(f"{module}.time", time)
+    for module in ("work_queue", "batch_queue", "result_intake"):
+        monkeypatch.setattr(f"queues.broker.{module}.time", time)
     memory = Path("/dev/shm")  # thousands of syncs: on a disk they would take most of the time
     if os.access(memory, os.W_OK):
         tmp_path = Path(tempfile.mkdtemp(dir=memory))

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from queues.policy.prompt_retirement import Retirement
 from queues.state.groups import FILTERED, State
-from tests.queues.simulated_run import Run, make_book
+from tests.queues.simulated_run import Run, make_state
 
 RATES = st.sampled_from([0.0, 0.1, 0.5, 0.9, 0.99, 1.0])
 
@@ -17,7 +17,7 @@ RATES = st.sampled_from([0.0, 0.1, 0.5, 0.9, 0.99, 1.0])
 def test_every_batch_is_full_and_within_the_bound_however_much_is_filtered(
     seed: int, tie_rate: float, staleness: int, size: int, steps: int, limit: int, baseline: bool
 ) -> None:
-    run = Run(make_book(staleness, size, steps, limit, baseline=baseline), seed, tie_rate)
+    run = Run(make_state(staleness, size, steps, limit, baseline=baseline), seed, tie_rate)
     run.run()
     assert [len(batch) for batch in run.batches] == [size] * steps
     if tie_rate == 1.0:
@@ -34,14 +34,14 @@ def test_every_batch_is_full_and_within_the_bound_however_much_is_filtered(
 def test_a_finite_source_ends_with_every_prompt_trained_filtered_or_failed(
     seed: int, tie_rate: float, staleness: int, size: int, prompts: int, limit: int
 ) -> None:
-    run = Run(make_book(staleness, size, 100, limit), seed, tie_rate, prompts=prompts)
+    run = Run(make_state(staleness, size, 100, limit), seed, tie_rate, prompts=prompts)
     run.run()
     assert len(run.issued) == prompts
-    assert run.book.groups.train(State.QUEUED) == 0
+    assert run.state.groups.train(State.QUEUED) == 0
     sizes = [len(batch) for batch in run.batches]
     assert all(found == size for found in sizes[:-1])
-    failed = run.book.groups.train(State.FAILED)
-    assert sum(sizes) + run.book.groups.dropped(FILTERED) + failed == prompts
+    failed = run.state.groups.train(State.FAILED)
+    assert sum(sizes) + run.state.groups.dropped(FILTERED) + failed == prompts
 
 
 @given(
@@ -51,15 +51,15 @@ def test_a_finite_source_ends_with_every_prompt_trained_filtered_or_failed(
 def test_a_source_of_epochs_ends_when_all_its_prompts_are_mastered(
     seed: int, tie_rate: float, staleness: int, size: int, distinct: int, cap: float
 ) -> None:
-    book = make_book(staleness, size, 60, 2)
-    book.retirement = Retirement(cap=cap, threshold=1.0)
-    run = Run(book, seed, tie_rate, distinct=distinct)
+    state = make_state(staleness, size, 60, 2)
+    state.retirement = Retirement(cap=cap, threshold=1.0)
+    run = Run(state, seed, tie_rate, distinct=distinct)
     run.run()
     sizes = [len(batch) for batch in run.batches]
     assert all(found == size for found in sizes[:-1])
-    gone = len(book.retirement.names | book.retirement.poisonous)
-    if book.version < 60:
-        assert book.ended
+    gone = len(state.retirement.names | state.retirement.failed)
+    if state.version < 60:
+        assert state.ended
         assert gone == distinct
     if cap == 0.5:  # half of every group passes, or more, or none
         assert gone == distinct or sum(sizes) >= 60 * size

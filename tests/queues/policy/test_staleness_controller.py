@@ -21,7 +21,7 @@ from queues.policy.staleness_controller import (
 )
 from tests.queues.broker.test_broker import WAIT, play
 from tests.queues.conftest import answer, make_broker, make_prompts
-from tests.queues.simulated_run import Run, make_book
+from tests.queues.simulated_run import Run, make_state
 
 BATCHES = 4
 
@@ -123,15 +123,17 @@ def test_in_a_run_whose_engines_outrun_the_learner_the_target_is_held(
         mean = statistics.fmean(lags) if lags else 0.0
         return math.exp(chance.gauss(-0.2 * mean, 0.03))
 
-    book = make_book(4, 4, 400, 1, policy=policy)
-    book.steering = StalenessController(WindowController(target=target, most=4, batches=BATCHES))
-    run = Run(book, seed, 0.1, ess=ess)
-    run.room, run.delay = {"engine-0": 80}, {"engine-0": 0.05}
+    state = make_state(4, 4, 400, 1, policy=policy)
+    state.controller = StalenessController(WindowController(target=target, most=4, batches=BATCHES))
+    run = Run(state, seed, 0.1, ess=ess)
+    run.free, run.delay = {"engine-0": 80}, {"engine-0": 0.05}
     run.run()
-    windows = [row["staleness_window"] for row in run.said]
+    windows = [row["staleness_window"] for row in run.statistics]
     assert max(abs(b - a) for a, b in itertools.pairwise(windows)) == 1
-    assert statistics.fmean(row["ess"] for row in run.said[:20]) < target, "without it, too stale"
-    assert statistics.fmean(row["ess"] for row in run.said[100:]) > 0.97 * target
+    assert statistics.fmean(row["ess"] for row in run.statistics[:20]) < target, (
+        "without it, too stale"
+    )
+    assert statistics.fmean(row["ess"] for row in run.statistics[100:]) > 0.97 * target
     moves = sum(a != b for a, b in itertools.pairwise(windows[100:]))
     assert moves < 45, "of 300 batches: tries of a wider window, there and back"
     often = max(set(windows[100:]), key=windows[100:].count)

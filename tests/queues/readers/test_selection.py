@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from queues.errors import InputError, QueueClosed
-from queues.readers.accounting import export_parquet, read_accounting
+from queues.readers.accounting import export_parquet
 from queues.readers.group_history import read_history
 from queues.records import Prompt, PutStatus
 from queues.schema import decode
@@ -316,12 +316,12 @@ def test_a_train_group_with_a_baseline_takes_room_for_one_more(connect: Connect)
         await broker.issue(make_prompts(4), cursor="4")
         await broker.evaluate("e", make_prompts(1, 9), temperature=0.0, min_version=0)
         leases = await broker.lease("a", 6, WAIT)
-        assert [(x.group_size, x.greedy_baseline, x.room) for x in leases] == [
+        assert [(x.group_size, x.greedy_baseline, x.capacity) for x in leases] == [
             (1, False, 1),
             (2, True, 3),
         ]
         assert await broker.lease("a", 2, 0.05) == []
-        assert [lease.room for lease in await broker.lease("a", 6, WAIT)] == [3, 3]
+        assert [lease.capacity for lease in await broker.lease("a", 6, WAIT)] == [3, 3]
         assert await broker.put("a", answer(leases[1])) is PutStatus.ACCEPTED
 
     play(connect(greedy_baseline=True), scenario)
@@ -374,22 +374,3 @@ def test_what_was_left_out_is_remembered(tmp_path: Path) -> None:
 
     play(make_broker(tmp_path, **settings), before)
     play(make_broker(tmp_path, **settings), after)
-
-
-def test_a_run_that_an_earlier_version_began_goes_on_with_a_pass_rate_cap(tmp_path: Path) -> None:
-    async def mastered(broker: Any) -> None:
-        await broker.serving("a", 0)
-        await broker.issue(epoch(0, 1), cursor="1")
-        await put(broker, 1, tied=True, reward=1.0)
-
-    play(make_broker(tmp_path), lambda broker: asyncio.sleep(0))
-    database = sqlite3.connect(tmp_path / FILE_NAME)
-    with database:
-        database.execute("DROP TABLE retired")
-        database.execute("DELETE FROM checksums WHERE name = 'retired'")
-    database.close()
-    assert read_accounting(tmp_path).balanced
-    play(make_broker(tmp_path, pass_rate_cap=1.0), mastered)
-    database = sqlite3.connect(tmp_path / FILE_NAME)
-    assert database.execute("SELECT * FROM retired").fetchall() == [("sums/1", "g00000001")]
-    database.close()

@@ -12,12 +12,12 @@ from queues.readers.selection_bias import Distribution, Fate, compare, report_bi
 from tests.queues.broker.test_broker import WAIT, play
 from tests.queues.broker.test_overdue import straggle
 from tests.queues.conftest import answer, make_broker
-from tests.queues.simulated_run import Run, make_book
+from tests.queues.simulated_run import Run, make_state
 
 
 def simulated(policy: OnOverdue) -> tuple[list[Fate], list[float], list[float]]:
     """Fates of a long run with lognormal lengths; true seconds of what was trained and dropped."""
-    run = Run(make_book(1, 8, 150, 1, policy=policy), 3, 0.0, fail_rate=0.0, death_rate=0.0)
+    run = Run(make_state(1, 8, 150, 1, policy=policy), 3, 0.0, fail_rate=0.0, death_rate=0.0)
     run.run()
     trained = {group_id: at for at, batch in enumerate(run.batches) for group_id in batch}
     fates, kept, lost = [], [], []

@@ -1,4 +1,4 @@
-"""The book under random play: one state per group, always feasible, lines in their order."""
+"""The state under random play: one state per group, always feasible, lines in their order."""
 
 from collections import Counter
 
@@ -18,7 +18,7 @@ from queues.state.results_queue import ResultsQueue
 from tests.queues.conftest import make_prompts
 
 
-def make_book(
+def make_state(
     tie_filter: TieFilter | None = None,
     max_attempts: int = 2,
     retry_seconds: float = 0.0,
@@ -47,33 +47,33 @@ def result(group: Group, *, tied: bool = False) -> Summary:
     )  # fmt: skip
 
 
-def check(book: BrokerState, issued: int) -> None:
+def check(state: BrokerState, issued: int) -> None:
     """Every invariant, recounted from the groups themselves."""
-    groups = list(book.groups.in_flight.values())
+    groups = list(state.groups.in_flight.values())
     live = [group for group in groups if group.due is not None]
-    train = sum(n for (purpose, _, _), n in book.groups.counts.items() if purpose == "train")
+    train = sum(n for (purpose, _, _), n in state.groups.counts.items() if purpose == "train")
     assert train == issued
-    for state in (State.QUEUED, State.LEASED, State.READY, State.TAKEN):
-        found = [x for x in groups if x.state is state and x.purpose is Purpose.TRAIN]
-        assert book.groups.train(state) == len(found)
-    assert book.groups.live == len(live)
-    assert len(live) <= book.bounds.window(book.version)
-    assert len(book.prompts) == book.groups.train(State.QUEUED)
-    assert len(book.results) == book.groups.train(State.READY)
-    assert book.groups.overdue == sum(x.overdue and x.state is not State.TAKEN for x in live)
-    assert book.bounds.on_overdue != "wait" or feasible(
-        book.groups.due, version=book.version, groups_per_batch=book.bounds.groups_per_batch
+    for where in (State.QUEUED, State.LEASED, State.READY, State.TAKEN):
+        expected = [x for x in groups if x.state is where and x.purpose is Purpose.TRAIN]
+        assert state.groups.train(where) == len(expected)
+    assert state.groups.live == len(live)
+    assert len(live) <= state.bounds.window(state.version)
+    assert len(state.prompts) == state.groups.train(State.QUEUED)
+    assert len(state.results) == state.groups.train(State.READY)
+    assert state.groups.overdue == sum(x.overdue and x.state is not State.TAKEN for x in live)
+    assert state.bounds.on_overdue != "wait" or feasible(
+        state.groups.due, version=state.version, groups_per_batch=state.bounds.groups_per_batch
     )
     leased = Counter(x.due for x in live if x.state is State.LEASED)
-    assert book.groups.leased_due == leased
-    ended = book.ended
-    for book.ended in (True, ended):
-        assert book._choose() == choose_batch(
-            book.results.deadlines(),
+    assert state.groups.leased_due == leased
+    ended = state.ended
+    for state.ended in (True, ended):
+        assert state._choose() == choose_batch(
+            state.results.deadlines(),
             leased,
-            version=book.version,
-            bounds=book.bounds,
-            ended=book.ended and not book.prompts and not leased,
+            version=state.version,
+            bounds=state.bounds,
+            ended=state.ended and not state.prompts and not leased,
         )
 
 
@@ -90,43 +90,45 @@ def test_every_group_is_in_one_state_whatever_happens(
     limit: int | None,
     policy: OnOverdue,
 ) -> None:
-    book = make_book(
+    state = make_state(
         policy=policy,
         tie_filter=None if limit is None else TieFilter(limit=limit),
         max_staleness=max_staleness,
         groups_per_batch=groups_per_batch,
         steps=steps,
     )
-    book.evaluate(EvaluationRun(name="e", count=3, temperature=0.0, min_version=1), make_prompts(3))
+    state.evaluate(
+        EvaluationRun(name="e", count=3, temperature=0.0, min_version=1), make_prompts(3)
+    )
     issued, lags = 0, []
     for move, number in moves:
-        leased = book.groups.leased()
-        if move == 0 and not book.training_over and (wanted := book.wanted()) is not None:
-            issued += len(book.issue(make_prompts(wanted)))
+        leased = state.groups.leased()
+        if move == 0 and not state.training_over and (wanted := state.wanted()) is not None:
+            issued += len(state.issue(make_prompts(wanted)))
         elif move == 1:
             engine = f"engine-{number % 2}"
             if number < 2:
-                book.serving(engine, max(book.version, book.engines.get(engine, 0)))
-            if not book.over:
-                leases = book.lease(engine, 5, now=0.0, expires=0.0)
+                state.serving(engine, max(state.version, state.engines.get(engine, 0)))
+            if not state.over:
+                leases = state.lease(engine, 5, now=0.0, expires=0.0)
                 assert sum(lease.group_size for lease in leases) <= 5
         elif move == 2 and leased:
             group = leased[number % len(leased)]
             tied = number == 0 and group.evaluation is None
-            accepted = book.accept(group, result(group, tied=tied), now=0.0)
+            accepted = state.accept(group, result(group, tied=tied), now=0.0)
             assert accepted.state is group.state
             assert (group.state is State.DROPPED) <= (tied and limit is not None)
         elif move == 3 and leased:
-            book.give_back(leased[number % len(leased)], "unlucky", now=0.0)
-        elif move == 4 and not book.training_over and not book.taken:
-            book.take(book.version)
-            issued += len(book.pass_over())
-            lags += [book.version - group.start_version for group in book.taken]
-        elif move == 5 and book.taken:
-            book.ack(BatchRecord(version=book.version, acked_at=0.0, statistics={}))
-        check(book, issued)
+            state.give_back(leased[number % len(leased)], "unlucky", now=0.0)
+        elif move == 4 and not state.training_over and not state.taken:
+            state.take(state.version)
+            issued += len(state.pass_over())
+            lags += [state.version - group.start_version for group in state.taken]
+        elif move == 5 and state.taken:
+            state.ack(BatchRecord(version=state.version, acked_at=0.0, statistics={}))
+        check(state, issued)
     late = sum(lag > max_staleness for lag in lags)
-    assert late == book.late
+    assert late == state.late
     assert policy in ("mask", "train") or not late
 
 
@@ -161,98 +163,98 @@ def test_results_leave_by_deadline_and_then_in_the_order_of_issue_whoever_came_f
 
 @pytest.mark.parametrize("reason", ["engine_lost", "reward_model_lost"])
 def test_what_a_group_cannot_help_is_not_held_against_it(reason: str) -> None:
-    book = make_book()
-    (group,) = book.issue(make_prompts(1))
-    book.serving("a", 0)
+    state = make_state()
+    (group,) = state.issue(make_prompts(1))
+    state.serving("a", 0)
     for _ in range(5):
-        book.lease("a", 2, now=0.0, expires=0.0)
-        assert book.give_back(group, reason, now=0.0) is State.QUEUED
-    for state in (State.QUEUED, State.FAILED):
-        book.lease("a", 2, now=0.0, expires=0.0)
-        assert book.give_back(group, "reward", now=0.0) is state
+        state.lease("a", 2, now=0.0, expires=0.0)
+        assert state.give_back(group, reason, now=0.0) is State.QUEUED
+    for expected in (State.QUEUED, State.FAILED):
+        state.lease("a", 2, now=0.0, expires=0.0)
+        assert state.give_back(group, "reward", now=0.0) is expected
 
 
-def leased(book: BrokerState, now: float, room: int = 2) -> list[int]:
+def leased(state: BrokerState, now: float, capacity: int = 2) -> list[int]:
     """Indices of the prompts that are leased now."""
-    leases = book.lease("a", room, now=now, expires=0.0)
+    leases = state.lease("a", capacity, now=now, expires=0.0)
     return [int(lease.prompt.prompt_id.rpartition("/")[2]) for lease in leases]
 
 
 def test_a_failed_group_waits_twice_as_long_after_every_failure_and_then_is_first_in_line() -> None:
-    book = make_book(max_attempts=9, retry_seconds=1.0, max_staleness=4, groups_per_batch=4)
-    first, *_ = book.issue(make_prompts(9))
-    book.serving("a", 0)
+    state = make_state(max_attempts=9, retry_seconds=1.0, max_staleness=4, groups_per_batch=4)
+    first, *_ = state.issue(make_prompts(9))
+    state.serving("a", 0)
     now, others = 100.0, iter(range(1, 9))
     for wait in (1, 2, 4, 8, 16, 32, 32, 32):
-        assert leased(book, now) == [0]
-        assert book.give_back(first, "reward", now=now) is State.QUEUED
-        assert leased(book, now + wait - 0.01) == [next(others)], "others are leased meanwhile"
+        assert leased(state, now) == [0]
+        assert state.give_back(first, "reward", now=now) is State.QUEUED
+        assert leased(state, now + wait - 0.01) == [next(others)], "others are leased meanwhile"
         now += wait
-    assert leased(book, now) == [0]
-    assert book.give_back(first, "reward", now=now) is State.FAILED
+    assert leased(state, now) == [0]
+    assert state.give_back(first, "reward", now=now) is State.FAILED
 
 
 def test_groups_that_are_set_back_are_replaced_in_the_line_and_never_exceed_the_last_step() -> None:
-    book = make_book(max_attempts=2, retry_seconds=1.0, steps=3)
-    groups = book.issue(make_prompts(4))
-    book.serving("a", 0)
-    assert leased(book, 0.0, room=8) == [0, 1, 2, 3]
+    state = make_state(max_attempts=2, retry_seconds=1.0, steps=3)
+    groups = state.issue(make_prompts(4))
+    state.serving("a", 0)
+    assert leased(state, 0.0, capacity=8) == [0, 1, 2, 3]
     for group in groups:
-        book.give_back(group, "reward", now=0.0)
-    assert (len(book.prompts), book.prompts.in_line) == (4, 0)
-    assert book.wanted() == 2, "6 groups are all that 3 steps can train"
-    book.issue(make_prompts(2, 4))
-    assert leased(book, 0.5, room=4) == [4, 5]
-    assert leased(book, 1.0, room=4) == [0, 1]
-    assert book.groups.train(State.QUEUED) == len(book.prompts) == 2
+        state.give_back(group, "reward", now=0.0)
+    assert (len(state.prompts), state.prompts.available) == (4, 0)
+    assert state.wanted() == 2, "6 groups are all that 3 steps can train"
+    state.issue(make_prompts(2, 4))
+    assert leased(state, 0.5, capacity=4) == [4, 5]
+    assert leased(state, 1.0, capacity=4) == [0, 1]
+    assert state.groups.train(State.QUEUED) == len(state.prompts) == 2
 
 
 def test_a_lost_engine_costs_its_groups_no_wait() -> None:
-    book = make_book(retry_seconds=1.0)
-    (group,) = book.issue(make_prompts(1))
-    book.serving("a", 0)
+    state = make_state(retry_seconds=1.0)
+    (group,) = state.issue(make_prompts(1))
+    state.serving("a", 0)
     for _ in range(3):
-        assert leased(book, 0.0) == [0]
-        book.give_back(group, "engine_lost", now=0.0)
+        assert leased(state, 0.0) == [0]
+        state.give_back(group, "engine_lost", now=0.0)
 
 
 def test_evaluations_cost_no_wait_and_none_is_forgotten_when_its_version_cannot_come() -> None:
-    book = make_book(max_attempts=3, retry_seconds=1.0, steps=1)
+    state = make_state(max_attempts=3, retry_seconds=1.0, steps=1)
     run = EvaluationRun(name="e", count=2, temperature=0.0, min_version=1)
-    first, second = book.evaluate(run, make_prompts(2))
-    book.serving("a", 1)
-    assert leased(book, 0.0) == [0, 1]
-    book.give_back(first, "reward", now=0.0)
-    assert leased(book, 0.0) == [0], "while the engine serves the version of the others"
-    book.give_back(first, "reward", now=1.0)
-    book.give_back(second, "engine_lost", now=1.0)
-    assert book.prompts.pop_unreachable(1) == []
-    assert book.prompts.pop_unreachable(0) == [second, first]
-    book.prompts.advance(9.0)
-    assert book.prompts.pop_evaluations(9, 9) == []
+    first, second = state.evaluate(run, make_prompts(2))
+    state.serving("a", 1)
+    assert leased(state, 0.0) == [0, 1]
+    state.give_back(first, "reward", now=0.0)
+    assert leased(state, 0.0) == [0], "while the engine serves the version of the others"
+    state.give_back(first, "reward", now=1.0)
+    state.give_back(second, "engine_lost", now=1.0)
+    assert state.prompts.pop_unreachable(1) == []
+    assert state.prompts.pop_unreachable(0) == [second, first]
+    state.prompts.advance(9.0)
+    assert state.prompts.pop_evaluations(9, 9) == []
 
 
 def test_an_evaluation_without_a_single_result_has_no_score() -> None:
-    book = make_book()
+    state = make_state()
     run = EvaluationRun(name="e", count=1, temperature=0.0, min_version=0)
-    (group,) = book.evaluate(run, make_prompts(1))
-    book.serving("a", 0)
-    for state in (State.QUEUED, State.FAILED):
-        book.lease("a", 1, now=0.0, expires=0.0)
-        assert book.give_back(group, "lost", now=0.0) is state
+    (group,) = state.evaluate(run, make_prompts(1))
+    state.serving("a", 0)
+    for expected in (State.QUEUED, State.FAILED):
+        state.lease("a", 1, now=0.0, expires=0.0)
+        assert state.give_back(group, "lost", now=0.0) is expected
     outcome = run.outcome()
     assert (outcome.score, outcome.failed, outcome.lowest_version) == (None, 1, None)
     assert outcome.seconds >= 0
 
 
 def test_a_finite_source_whose_groups_all_fail_ends_the_run() -> None:
-    book = make_book()
-    (group,) = book.issue(make_prompts(1))
-    book.ended = True
-    book.serving("a", 0)
+    state = make_state()
+    (group,) = state.issue(make_prompts(1))
+    state.ended = True
+    state.serving("a", 0)
     for _ in range(2):
-        book.lease("a", 2, now=0.0, expires=0.0)
-        book.give_back(group, "lost", now=0.0)
-    assert book.over
+        state.lease("a", 2, now=0.0, expires=0.0)
+        state.give_back(group, "lost", now=0.0)
+    assert state.over
     with pytest.raises(QueueClosed):
-        book.take(0)
+        state.take(0)

@@ -9,10 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from queues.errors import SchemaError
-from queues.policy.admission import Bounds, feasible, leases_allowed
+from queues.policy.admission import Bounds, feasible, fits, leases_allowed
 from queues.records import FinishReason
 from queues.schema import decode, encode
-from queues.state.partial_groups import fits
 from tests.queues.conftest import answer, make_broker, make_group, make_prompts, make_rollout
 
 WAIT = 5.0
@@ -41,7 +40,7 @@ def test_a_group_that_goes_on_leaves_room_for_those_that_are_leased_with_it(
 ):
     bounds = Bounds(max_staleness=staleness, groups_per_batch=2, steps=9)
     rules = {"version": 3, "bounds": bounds}
-    if not fits(due, saved_version=saved, others=others, engine_version=engine, **rules):
+    if not fits(due, [min(saved, engine)] + [engine] * others, **rules):
         return
     start = min(saved, engine)
     after = Counter(due)
@@ -75,10 +74,10 @@ def test_the_next_lease_carries_what_was_saved_and_starts_at_its_oldest_token(tm
         assert [x.saved for x in (second, third)] == [None, None]
         assert [x.deadline_version for x in (second, third)] == [3, 3]
         await broker.put("b", answer(first, version=0))
-        assert broker._book.groups.in_flight[first.group_id].due == 2
+        assert broker.commits.state.groups.in_flight[first.group_id].due == 2
         await broker.close()
         again = make_broker(tmp_path, steps=5, max_staleness=2)
-        assert again._ledger.partials.oldest() == {}, "forgotten with the result"
+        assert again.commits.ledger.partials.oldest() == {}, "forgotten with the result"
         await again.close()
 
     asyncio.run(before())
@@ -124,7 +123,7 @@ def test_what_is_not_the_holders_or_not_for_training_is_not_saved(tmp_path: Path
         await broker.save("b", partial_of(lease, 0))
         with pytest.raises(SchemaError, match="nothing of group"):
             await broker.save("a", partial_of(lease))
-        assert await broker._commits.submit(broker._ledger.partials.oldest) == {}
+        assert await broker.commits.submit(broker.commits.ledger.partials.oldest) == {}
         await broker.close()
 
     asyncio.run(scenario())

@@ -48,15 +48,15 @@ async def record(folder: Path, *, close: bool, checkpoint_pages: int = 40) -> Re
     """
     run = Recorded(folder)
     broker = make_broker(folder / "live", **OPTIONS)
-    commit, ledger = broker._ledger.commit, broker._ledger
+    commit, ledger = broker.commits.ledger.commit, broker.commits.ledger
 
     def spied() -> None:
         commit()
         run.history.append(settled(account(ledger.counts()).to_dict()))
 
-    ledger._execute(f"PRAGMA wal_autocheckpoint = {checkpoint_pages}")
+    ledger.execute(f"PRAGMA wal_autocheckpoint = {checkpoint_pages}")
     run.history.append(settled((await broker.accounting()).to_dict()))
-    broker._ledger.commit = spied
+    broker.commits.ledger.commit = spied
     await broker.evaluate("held-out", make_prompts(2, 90), temperature=0.0, min_version=0)
     for version in range(BATCHES + 1):
         await broker.issue(make_prompts(5, 5 * version), cursor=str(version))

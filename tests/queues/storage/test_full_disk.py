@@ -109,7 +109,7 @@ def test_a_disk_that_is_really_full_pauses_the_broker_until_there_is_room(tmp_pa
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("paused") >= 4
-    assert "there is room again" in done.stderr
+    assert "there is space again" in done.stderr
 
 
 class Full:
@@ -148,7 +148,7 @@ def sqlite_full() -> sqlite3.Error:
 
 def install(patch: pytest.MonkeyPatch, full: Full) -> None:
     """Every point where the broker writes: frames, new segments, syncs, and SQL of any kind."""
-    begin, execute, sync = Journal._begin_segment, Ledger._execute, os.fdatasync
+    begin, execute, sync = Journal._begin_segment, Ledger.execute, os.fdatasync
 
     def begin_segment(self: Journal) -> None:
         if full.reached():
@@ -167,7 +167,7 @@ def install(patch: pytest.MonkeyPatch, full: Full) -> None:
         sync(descriptor)
 
     patch.setattr(Journal, "_begin_segment", begin_segment)
-    patch.setattr(Ledger, "_execute", executed)
+    patch.setattr(Ledger, "execute", executed)
     patch.setattr(journal.os, "fdatasync", synced)
 
 
@@ -319,12 +319,12 @@ def test_a_ledger_that_finds_no_room_when_it_is_opened_says_so(
 
 @pytest.mark.ray
 def test_a_put_answered_late_by_a_broker_that_pauses_is_waited_for(
-    ray_cluster: None, monkeypatch: pytest.MonkeyPatch
+    ray_cluster: None,
 ) -> None:
     import ray
 
-    from queues import ray_broker
     from queues.errors import BrokerLostError
+    from queues.ray_broker import BrokerClient
 
     @ray.remote
     class Pausing:
@@ -340,13 +340,12 @@ def test_a_put_answered_late_by_a_broker_that_pauses_is_waited_for(
         async def status(self, after: int = -1) -> Any:
             return type("Status", (), {"paused": "no space" if self.admits else None})()
 
-    patient, silent = (
-        ray_broker.BrokerClient(Pausing.options(max_concurrency=9, num_cpus=0).remote(admits))
-        for admits in (True, False)
-    )
-    for client in (patient, silent):
-        asyncio.run(client.status())  # its process has started
-    monkeypatch.setattr(ray_broker, "ANSWER_SECONDS", 1.0)
+    handles = [
+        Pausing.options(max_concurrency=9, num_cpus=0).remote(admits) for admits in (True, False)
+    ]
+    for handle in handles:
+        asyncio.run(BrokerClient(handle).status())  # its process has started
+    patient, silent = (BrokerClient(handle, answer_seconds=1.0) for handle in handles)
     assert asyncio.run(patient.put("a", b"")) is PutStatus.ACCEPTED
     with pytest.raises(BrokerLostError, match="put_many: the broker did not answer within 1 s"):
         asyncio.run(silent.put("a", b""))

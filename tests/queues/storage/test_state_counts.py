@@ -39,9 +39,9 @@ def steps_of_the_last_ack(directory: Path, batches: int) -> int:
         first = version * BATCH
         ledger.take(version, [group.group_id for group in groups[first : first + BATCH]])
         if version == batches - 1:
-            ledger._database.set_progress_handler(step, 1)
+            ledger.database.set_progress_handler(step, 1)
         counts = ledger.ack(version, "{}")
-    ledger._database.set_progress_handler(None, 0)
+    ledger.database.set_progress_handler(None, 0)
     assert counts == ledger.counts()
     assert counts.in_batches == {False: 0, True: batches * BATCH}
     ledger.commit()
@@ -95,7 +95,7 @@ def test_counts_of_what_was_rolled_back_are_not_kept(tmp_path: Path) -> None:
     ledger.take(1, ["g00000003"])
     ledger.ack(1, "{}")
     ledger.rollback()
-    assert kept_counts(ledger._database, newest=0) == ledger.counts() == before
+    assert kept_counts(ledger.database, newest=0) == ledger.counts() == before
     ledger.close()
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from actors import ray_actor
 from actors.config import ActorsConfig
-from actors.ray_actor import ActorSpec, RolloutActor, _Parts
+from actors.ray_actor import ActorParts, ActorSpec, RolloutActor
 from tests.weight_sync.conftest import until
 from weight_sync.broadcaster import Broadcaster
 from weight_sync.checksum import checksum
@@ -64,8 +64,8 @@ class FakeRollout(RolloutActor):
         super().__init__(ActorSpec(index=0, **arguments))
         self.engine, self.worker = FakeVllm(shapes, fails_at), FakeWorker()
 
-    def _build(self) -> _Parts:
-        return _Parts(self.engine, self.worker, self._receiver(self.engine, self.worker))
+    def _build(self) -> ActorParts:
+        return ActorParts(self.engine, self.worker, self._receiver(self.engine, self.worker))
 
 
 class FakeVllmSender:
@@ -127,7 +127,7 @@ def test_a_rollout_actor_is_served_ends_with_its_engine_and_is_seeded_when_made_
 
         actor = asyncio.run_coroutine_threadsafe(make(), loop).result(30)
         handles.append(Handle(actor, loop))
-        actor._parts = actor._build()
+        actor.parts = actor._build()
         return handles[-1], handles[-1].ask(actor.run())
 
     first, runs = begin(fails_at=1)

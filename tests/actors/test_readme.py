@@ -1,6 +1,7 @@
-"""What the page on tasks tells people to write can be read and does what it says."""
+"""The blocks of the README of `actors` run, and its tables are those of the registry."""
 
 import json
+import re
 import textwrap
 import tomllib
 from pathlib import Path
@@ -9,28 +10,29 @@ import pytest
 
 from actors.config import ActorsConfig, HeldoutConfig, PromptsConfig
 from actors.environments.protocol import Message
+from actors.registry import ENVIRONMENTS, REWARDS, SOURCES, TOOLS
 from actors.rewards import load_rewards
 from deploy.config.loader import load_recipe
 from queues.records import Prompt
 
-PAGE = (Path(__file__).parents[3] / "docs" / "tasks.md").read_text()
+PAGE = (Path(__file__).parents[2] / "actors" / "README.md").read_text()
 
 
 def blocks():
-    """The indented blocks of the page."""
-    found, lines = [], []
+    """Return the indented blocks of the page."""
+    texts, lines = [], []
     for line in [*PAGE.split("\n"), "end"]:
         if line.startswith("    ") or (lines and not line):
             lines.append(line)
         elif lines:
-            found.append(textwrap.dedent("\n".join(lines)).strip() + "\n")
+            texts.append(textwrap.dedent("\n".join(lines)).strip() + "\n")
             lines = []
-    return found
+    return texts
 
 
 def block(start):
-    [found] = [text for text in blocks() if text.startswith(start)]
-    return found
+    [matching] = [text for text in blocks() if text.startswith(start)]
+    return matching
 
 
 def test_the_ten_lines_are_ten_and_a_recipe(tmp_path, monkeypatch):
@@ -73,3 +75,29 @@ def test_every_section_of_the_page_is_valid(start, section, model):
     config = model(**read)
     if "llm_judge" in read.get("reward", ()):
         load_rewards(config.reward, options=config.reward_options)
+
+
+@pytest.mark.parametrize(
+    ("heading", "registry"),
+    [
+        ("`prompts.source`", SOURCES),
+        ("`actors.reward`", REWARDS),
+        ("`actors.environment`", ENVIRONMENTS),
+        ("tool", TOOLS),
+    ],
+)
+def test_a_table_has_the_names_and_descriptions_of_the_registry(heading, registry):
+    table = PAGE.split(f"\n| {heading} |", 1)[1].split("\n\n", 1)[0]
+    rows = table.split("\n")[2:]
+    assert rows == [f"| `{entry.name}` | {entry.description} |" for entry in registry]
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [entry for registry in (SOURCES, REWARDS, ENVIRONMENTS, TOOLS) for entry in registry],
+    ids=lambda entry: entry.path,
+)
+def test_every_entry_of_the_registry_can_be_found_in_its_module(entry):
+    module, _, attribute = entry.path.partition(":")
+    path = Path(__file__).parents[2] / "actors" / f"{module.replace('.', '/')}.py"
+    assert re.search(rf"^(async def|def|class) {attribute}\b", path.read_text(), re.MULTILINE)
