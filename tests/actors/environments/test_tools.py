@@ -1,4 +1,4 @@
-"""Conversations with tools: what counts as a call, what the policy is told, and what it earns."""
+"""Conversations with tools: what counts as a call, what the policy is shown, and what it earns."""
 
 import asyncio
 import json
@@ -90,10 +90,10 @@ def test_calls_are_found_in_their_order_and_none_that_was_not_ended():
 
 def test_a_tool_answers_in_the_context_and_out_of_the_loss():
     rollout, engine = play(":3+4;", "=7")
-    first, told, second = [*ids(":3+4;"), EOS], ids("7"), [*ids("=7"), EOS]
-    assert rollout.token_ids == ids("3+4=") + first + told + second
+    first, reply, second = [*ids(":3+4;"), EOS], ids("7"), [*ids("=7"), EOS]
+    assert rollout.token_ids == ids("3+4=") + first + reply + second
     assert rollout.loss_mask == [False] * 4 + [True] * 6 + [False] + [True] * 3
-    assert engine.requests[1][1] == ids("3+4=") + first + told
+    assert engine.requests[1][1] == ids("3+4=") + first + reply
     assert (rollout.turns, rollout.reward) == (2, 1.0)
     assert rollout.finish_reason is FinishReason.STOP
 
@@ -109,13 +109,13 @@ def test_each_turn_that_calls_well_is_credited_where_it_ended():
 def test_with_a_chat_template_replies_are_its_messages():
     tokenizer = character_tokenizer(TEMPLATE)
     rollout, _ = play(":3+4;", "=7", renderer=Renderer(tokenizer))
-    told = tokenizer.decode(rollout.token_ids, skip_special_tokens=False)
-    assert told == "user:3+4=<eos>\nassistant::3+4;<eos>\ntool:7<eos>\nassistant:=7<eos>"
+    text = tokenizer.decode(rollout.token_ids, skip_special_tokens=False)
+    assert text == "user:3+4=<eos>\nassistant::3+4;<eos>\ntool:7<eos>\nassistant:=7<eos>"
 
 
 def test_several_calls_of_a_message_are_answered_one_by_one():
-    said = call_of("calculator", expression="1+1") + call_of("calculator", expression="2*3")
-    _, [turn] = converse({}, said)
+    calls = call_of("calculator", expression="1+1") + call_of("calculator", expression="2*3")
+    _, [turn] = converse({}, calls)
     assert [message.content for message in turn.messages] == ["2", "6"]
     assert {message.role for message in turn.messages} == {"tool"}
     assert not turn.done

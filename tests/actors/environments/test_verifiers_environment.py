@@ -120,8 +120,8 @@ class Forgetful(Countdown):
     """Shows only the newest message."""
 
     async def get_prompt_messages(self, state):
-        found = await super().get_prompt_messages(state)
-        return found[-1:] if state["trajectory"] else found
+        result = await super().get_prompt_messages(state)
+        return result[-1:] if state["trajectory"] else result
 
 
 async def double(number: int) -> str:
@@ -160,9 +160,9 @@ def build(kind):
 @pytest.fixture(autouse=True)
 def module(monkeypatch):
     """Make the module `tiny_env`, in the form of a package of the library."""
-    found = types.ModuleType("tiny_env")
-    found.load_environment = lambda kind="single": build(kind)
-    monkeypatch.setitem(sys.modules, "tiny_env", found)
+    result = types.ModuleType("tiny_env")
+    result.load_environment = lambda kind="single": build(kind)
+    monkeypatch.setitem(sys.modules, "tiny_env", result)
 
 
 async def until(happened):
@@ -288,8 +288,8 @@ def test_a_row_comes_back_to_its_environment_as_it_was():
     assert asyncio.run(rewards()) == [1.0, 1.0]
     for row, prompt in zip(Columns.rows, prompts, strict=True):
         number = int(prompt.text.removesuffix("?"))
-        found = {key: row[key] for key in ("answer", "shape", "info", "example_id")}
-        assert found == {
+        result = {key: row[key] for key in ("answer", "shape", "info", "example_id")}
+        assert result == {
             "answer": number, "shape": {"of": [number, 1.5]}, "info": {"n": number},
             "example_id": number - 2,
         }  # fmt: skip

@@ -73,11 +73,11 @@ def test_what_arrives_during_a_batch_makes_the_next():
 
 def test_an_error_reaches_all_of_its_batch_and_nobody_else():
     async def scenario(_doubler, batches):
-        found = await asyncio.gather(
+        result = await asyncio.gather(
             *map(batches.submit, (1, -2, 3, 4, 5, 6)), return_exceptions=True
         )
-        assert [str(error) for error in found[:3]] == ["negative in [1, -2, 3]"] * 3
-        assert found[3:] == [8, 10, 12]
+        assert [str(error) for error in result[:3]] == ["negative in [1, -2, 3]"] * 3
+        assert result[3:] == [8, 10, 12]
 
     play(scenario)
 

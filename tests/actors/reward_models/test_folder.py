@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from judges import CONTEXT, build_classifier
+from reward_model_folders import CONTEXT, build_classifier
 
 from actors.errors import InputError
 from actors.reward_models.folder import SCALE_FILE, Scale, load_reader, read_scale
@@ -16,8 +16,8 @@ def check_reward_model(path, *, standardise=True, new=8, longest=CONTEXT, prompt
 
 def edit(folder, name, **keys):
     """Change keys of a JSON file; None removes a key."""
-    found = {**json.loads((folder / name).read_text()), **keys}
-    (folder / name).write_text(json.dumps({k: v for k, v in found.items() if v is not None}))
+    result = {**json.loads((folder / name).read_text()), **keys}
+    (folder / name).write_text(json.dumps({k: v for k, v in result.items() if v is not None}))
 
 
 def without_padding(folder):

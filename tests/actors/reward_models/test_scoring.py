@@ -7,7 +7,7 @@ import torch
 from characters import TEMPLATE
 from hypothesis import given
 from hypothesis import strategies as st
-from judges import CONTEXT, build_classifier
+from reward_model_folders import CONTEXT, build_classifier
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from actors.config import RewardModelConfig
@@ -49,8 +49,8 @@ def scores(models, texts):
     ],
 )
 def test_members_are_combined_as_the_formula_says(how, expected):
-    found = combine(torch.tensor([[1.0, -4.0], [2.0, 0.0], [3.0, 4.0]]), how, uncertainty=0.25)
-    assert found.tolist() == pytest.approx(expected)
+    result = combine(torch.tensor([[1.0, -4.0], [2.0, 0.0], [3.0, 4.0]]), how, uncertainty=0.25)
+    assert result.tolist() == pytest.approx(expected)
 
 
 @given(st.lists(st.floats(-50, 50), min_size=1, max_size=5), st.floats(0, 3))
@@ -83,8 +83,8 @@ def test_a_score_is_what_transformers_says_of_the_text_closed_by_eos(folders):
     )
     with torch.no_grad():
         expected = model(**{k: batch[k] for k in ("input_ids", "attention_mask")}).logits[:, 0]
-    found = judge.score([judge.read(*text) for text in TEXTS])
-    torch.testing.assert_close(found, expected.double(), rtol=0, atol=1e-5)
+    result = judge.score([judge.read(*text) for text in TEXTS])
+    torch.testing.assert_close(result, expected.double(), rtol=0, atol=1e-5)
 
 
 def test_a_chat_template_writes_the_text_where_there_is_one(tmp_path):
@@ -113,10 +113,10 @@ def test_standardised_scores_have_the_folders_mean_and_deviation_taken_out(folde
 @pytest.mark.parametrize("how", ["min", "mean", "uwo"])
 def test_several_models_are_standardised_and_then_combined(folders, how):
     config = RewardModelConfig(combine=how, uncertainty=0.5, batch_size=3, max_wait_ms=1.0)
-    found = scores(load_reward_models(folders, config), TEXTS)
+    result = scores(load_reward_models(folders, config), TEXTS)
     members = [member(folder, standardise=True) for folder in folders]
     each = torch.stack([m.score([m.read(*text) for text in TEXTS]) for m in members])
-    assert found == pytest.approx(combine(each, how, uncertainty=0.5).tolist(), rel=1e-5)
+    assert result == pytest.approx(combine(each, how, uncertainty=0.5).tolist(), rel=1e-5)
 
 
 def test_a_text_that_does_not_fit_is_refused_and_the_others_are_scored(folders):

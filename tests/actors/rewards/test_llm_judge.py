@@ -41,8 +41,8 @@ def server(*answers):
             if answer is None:
                 self.close_connection = True
                 return
-            status, said = (answer, "busy") if isinstance(answer, int) else (200, answer)
-            reply, ended = said if isinstance(said, tuple) else (said, "stop")
+            status, content = (answer, "busy") if isinstance(answer, int) else (200, answer)
+            reply, ended = content if isinstance(content, tuple) else (content, "stop")
             choice = {"message": {"content": reply}, "finish_reason": ended}
             payload = json.dumps({"choices": [choice]}).encode()
             self.send_response(status)
@@ -84,8 +84,8 @@ def test_the_mark_is_a_share_of_the_largest_and_the_judge_sees_all():
     assert (path, key) == ("/v1/chat/completions", None)
     assert (body["model"], body["temperature"], body["max_tokens"]) == ("m", 0.0, 16)
     [message] = body["messages"]
-    for said in ("What is 3+4?", "It is 7.", "Reference:\n7"):
-        assert said in message["content"]
+    for text in ("What is 3+4?", "It is 7.", "Reference:\n7"):
+        assert text in message["content"]
     assert "Answer:\n{answer}" in asked[1][2]["messages"][0]["content"]
 
 
@@ -268,9 +268,9 @@ def vllm_server(tmp_path_factory):
     try:
         deadline = time.monotonic() + 300
         while not _answers(f"http://127.0.0.1:{port}/health"):
-            said = (folder / "server.log").read_text()[-2000:]
-            assert process.poll() is None, said
-            assert time.monotonic() < deadline, said
+            log = (folder / "server.log").read_text()[-2000:]
+            assert process.poll() is None, log
+            assert time.monotonic() < deadline, log
             time.sleep(0.5)  # between two looks at the condition
         digits = load_tokenizer(str(folder)).convert_tokens_to_ids([*"0123456789"])
         yield f"http://127.0.0.1:{port}/v1", digits

@@ -27,9 +27,9 @@ def rewards(name, pool, *, timeout=20.0, **options):
 
 async def warmed(name, pool, **options):
     """Rewards whose process has started, so that later times are those of calls."""
-    found = rewards(name, pool, **options)
-    await found.score(SUM, "7")
-    return found
+    result = rewards(name, pool, **options)
+    await result.score(SUM, "7")
+    return result
 
 
 def gone(pid):

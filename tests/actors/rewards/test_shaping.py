@@ -74,8 +74,8 @@ def test_a_long_training_rollout_earns_less_and_its_task_reward_is_what_it_was()
 
 def test_where_the_context_ends_first_its_end_is_the_limit() -> None:
     shaping = Shaping(limit=10, overlong=OverlongConfig(buffer=4))
-    found = [shaping.parts(n, STOP, space=8)["overlong"] for n in (4, 6, 8)]
-    assert found == [0.0, -0.5, -1.0]
+    result = [shaping.parts(n, STOP, space=8)["overlong"] for n in (4, 6, 8)]
+    assert result == [0.0, -0.5, -1.0]
     half = Shaping(limit=10, overlong=OverlongConfig(share=0.5))
     assert [half.parts(n, STOP, space=4)["overlong"] for n in (2, 3, 4)] == [0.0, -0.5, -1.0]
     assert shaping.parts(0, STOP, space=2) == {"overlong": 0.0}

@@ -196,14 +196,14 @@ def test_malformed_completions_are_scored_and_never_right(pool, name):
             for place, text in enumerate(malformed(100))
         ]
 
-    for found in asyncio.run(everything()):
-        assert 0.0 <= found.total < 1.0
+    for result in asyncio.run(everything()):
+        assert 0.0 <= result.total < 1.0
 
 
 def test_rewards_weigh_what_is_recorded_without_weights(pool):
     rewards = load_rewards(["exact_match", "similarity"], pool=pool).weighted({"similarity": 0.5})
-    found = asyncio.run(rewards.score(Prompt(prompt_id="a/0/0", text="?", answer="1234"), "1235"))
-    assert found == (0.375, {"exact_match": 0.0, "similarity": 0.75})
+    result = asyncio.run(rewards.score(Prompt(prompt_id="a/0/0", text="?", answer="1234"), "1235"))
+    assert result == (0.375, {"exact_match": 0.0, "similarity": 0.75})
 
 
 @pytest.mark.parametrize("name", ["tags", "regex"])

@@ -70,6 +70,6 @@ def test_lives_that_never_served_have_no_share_of_idle_time():
 
 
 def test_what_is_merged_is_what_a_tally_says():
-    said = ActorStatistics("engine-0").statistics()
-    assert said["pid"] == os.getpid()
-    assert merge([said, said]).keys() == said.keys() == life().keys()
+    statistics = ActorStatistics("engine-0").statistics()
+    assert statistics["pid"] == os.getpid()
+    assert merge([statistics, statistics]).keys() == statistics.keys() == life().keys()

@@ -126,13 +126,13 @@ def test_every_rollout_of_an_evaluation_is_of_one_version_while_training_goes_on
     assert accounts.balanced
     assert accounts.trained == BATCH * STEPS
     for name, at_least in planned.items():
-        (versions,) = {frozenset(found) for found in of_evaluation[name]}
+        (versions,) = {frozenset(result) for result in of_evaluation[name]}
         (version,) = versions
         assert version >= at_least
         assert len(of_evaluation[name]) == PROBLEMS
-        found = outcomes[name]
-        assert (found.lowest_version, found.highest_version) == (version, version)
-        assert (found.count, found.failed) == (PROBLEMS, 0)
+        result = outcomes[name]
+        assert (result.lowest_version, result.highest_version) == (version, version)
+        assert (result.count, result.failed) == (PROBLEMS, 0)
     assert of_evaluation["early"][0] == {0}
     assert of_evaluation["last"][0] == {STEPS}
     assert max(behind) >= 1, "batches were trained while an older version was evaluated"
@@ -181,12 +181,12 @@ def test_what_is_leased_is_for_the_purpose_that_was_asked_for(tmp_path):
         await broker.issue(prompts(2, "train"), cursor="{}")
         await broker.evaluate("held", prompts(2, "held"), temperature=0.0, min_version=0)
         await broker.serving("engine-0", 0)
-        found = [
+        result = [
             [lease.purpose for lease in await broker.lease("engine-0", room, 0.0, purpose)]
             for room, purpose in ((2, Purpose.TRAIN), (1, Purpose.EVALUATE), (9, None))
         ]
         await broker.close()
-        return found
+        return result
 
     train, evaluate = Purpose.TRAIN, Purpose.EVALUATE
     assert asyncio.run(scenario()) == [[train], [evaluate], [evaluate, train]]

@@ -24,19 +24,19 @@ SAMPLING = SamplingParameters(temperature=1.0, max_new_tokens=400)
 
 
 class Engine:
-    """Says given token ids, ended or cut off, and writes down what it saw and said."""
+    """Samples given token ids, ended or cut off, and writes down what it saw and sampled_ids."""
 
     def __init__(self, speeches):
         self.speeches, self.seen = list(speeches), []
 
     async def generate(self, request_id, prompt_ids, sampling, *, cache_salt=None):
-        said, reason = self.speeches[len(self.seen)]
+        sampled_ids, reason = self.speeches[len(self.seen)]
         version = len(self.seen)
-        self.seen.append((list(prompt_ids), said))
+        self.seen.append((list(prompt_ids), sampled_ids))
         return Generation(
-            token_ids=list(said),
-            logprobs=[-0.25] * len(said),
-            versions=[version] * len(said),
+            token_ids=list(sampled_ids),
+            logprobs=[-0.25] * len(sampled_ids),
+            versions=[version] * len(sampled_ids),
             finish_reason=reason,
             cache_salt="0",
         )
@@ -99,9 +99,9 @@ def test_what_trains_is_what_was_sampled_after_what_was_seen(name, data):
     rollout = play(name, engine, messages, text)
     assert len(engine.seen) == rollout.turns == len(speeches)
     sampled = {}
-    for turn, (seen, said) in enumerate(engine.seen):
-        assert rollout.token_ids[: len(seen) + len(said)] == seen + said
-        sampled |= dict.fromkeys(range(len(seen), len(seen) + len(said)), turn)
+    for turn, (seen, sampled_ids) in enumerate(engine.seen):
+        assert rollout.token_ids[: len(seen) + len(sampled_ids)] == seen + sampled_ids
+        sampled |= dict.fromkeys(range(len(seen), len(seen) + len(sampled_ids)), turn)
     last_seen, last_said = engine.seen[-1]
     assert rollout.token_ids == last_seen + last_said
     places = range(len(rollout.token_ids))
@@ -109,7 +109,7 @@ def test_what_trains_is_what_was_sampled_after_what_was_seen(name, data):
     assert rollout.versions == [sampled.get(place, -1) for place in places]
     assert rollout.behavior_logprobs == [-0.25 * (place in sampled) for place in places]
     assert rollout.prompt_length == len(engine.seen[0][0])
-    ends = [len(seen) + len(said) - 1 for seen, said in engine.seen]
+    ends = [len(seen) + len(sampled_ids) - 1 for seen, sampled_ids in engine.seen]
     paid = [0.5] * len(messages) + [0.0]
     expected = list(zip(ends, paid, strict=True)) if messages else []
     assert rollout.metadata.get("turn_rewards", []) == expected
@@ -128,13 +128,13 @@ def test_a_conversation_reads_as_its_template_would_have_written_it(name):
     ]  # fmt: skip
     engine = Engine(speeches)
     rollout = play(name, engine, messages, "What is 3+4?")
-    said = [{"role": "user", "content": "What is 3+4?"}]
+    conversation = [{"role": "user", "content": "What is 3+4?"}]
     for reply, answer in zip(replies, [*messages, None], strict=True):
-        said.append({"role": "assistant", "content": reply})
+        conversation.append({"role": "assistant", "content": reply})
         if answer:
-            said.append({"role": answer.role, "content": answer.content})
+            conversation.append({"role": answer.role, "content": answer.content})
     # Qwen's template shows no thoughts but those of the last answer, which here has none.
-    whole = tokenizer.apply_chat_template(said, tokenize=False)
+    whole = tokenizer.apply_chat_template(conversation, tokenize=False)
     whole = whole.replace("<think>\n\n</think>\n\n", "")
     # What follows the last end of a turn is nobody's: the conversation is over.
     whole = whole[: whole.rindex(tokenizer.eos_token) + len(tokenizer.eos_token)]

@@ -254,9 +254,9 @@ def test_it_holds_without_root_where_user_namespaces_may_be_made(tmp_path):
         [python, "-c", driver], user=65534, group=65534, extra_groups=[], cwd="/",
         capture_output=True, text=True, timeout=120, check=False,
     )  # fmt: skip
-    said, *told = done.stdout.splitlines()
-    assert said == "walls stand", done
-    started, ended = [json.loads(line) for line in told if line]
+    printed, *status = done.stdout.splitlines()
+    assert printed == "walls stand", done
+    started, ended = [json.loads(line) for line in status if line]
     assert (started["started"], ended["exit"]) == (True, 0)
     assert started["at"] < ended["at"]
 

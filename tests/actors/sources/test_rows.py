@@ -68,8 +68,8 @@ def test_repeated_prompts_are_told_and_kept_dropped_or_refused(tmp_path, caplog)
 def test_prompts_of_other_lengths_are_left_out_and_counted(tmp_path, caplog):
     path = write(tmp_path / "x.jsonl", [{"prompt": "x" * length} for length in range(1, 10)])
     with caplog.at_level(logging.WARNING, "headway.sources"):
-        found = texts(path, 30, min_characters=3, max_characters=5)
-    assert found == {"xxx", "xxxx", "xxxxx"}
+        result = texts(path, 30, min_characters=3, max_characters=5)
+    assert result == {"xxx", "xxxx", "xxxxx"}
     assert [record.getMessage() for record in caplog.records] == [
         f"{path}: 2 prompts shorter than min_characters left out",
         f"{path}: 4 prompts longer than max_characters left out",
@@ -121,8 +121,8 @@ def test_a_conversation_opens_an_episode_as_it_is(tmp_path):
     path = write(tmp_path / "x.jsonl", [{"prompt": messages, "answer": 2}])
     (prompt,) = load_source("files", options={"path": path}, seed=0).next(1)
     assert prompt.text == "Be brief.\n\n1+1?"
-    found = asyncio.run(SingleTurn().reset(prompt))
-    assert [(message.role, message.content) for message in found] == [
+    result = asyncio.run(SingleTurn().reset(prompt))
+    assert [(message.role, message.content) for message in result] == [
         ("system", "Be brief."),
         ("user", "1+1?"),
     ]
@@ -177,12 +177,12 @@ def test_a_folder_of_data_sets_is_read_like_a_file(tmp_path):
     rows = [{"question": f"{i}+{i}", "answer": str(2 * i)} for i in range(20)]
     parts = {"train": rows, "test": rows[:3]}
     saved = datasets.DatasetDict(
-        {name: datasets.Dataset.from_list(found) for name, found in parts.items()}
+        {name: datasets.Dataset.from_list(result) for name, result in parts.items()}
     )
     saved.save_to_disk(tmp_path / "saved")
     (tmp_path / "plain").mkdir()
-    for name, found in parts.items():
-        write(tmp_path / "plain" / f"{name}.jsonl", found)
+    for name, result in parts.items():
+        write(tmp_path / "plain" / f"{name}.jsonl", result)
     for folder in ("saved", "plain"):
         options = {"prompt_field": "question", "heldout_split": "test"}
         drawn = {

@@ -55,29 +55,29 @@ def test_a_source_goes_on_where_its_cursor_was_taken():
 
 
 def test_a_conversation_is_demonstrated_turn_by_turn():
-    found = load_demonstrations(
+    result = load_demonstrations(
         "tiny:product", options={"worked_share": 1.0}, seed=0, heldout=frozenset()
     )
-    (asked, call), (heard, answer) = islice(found, 2)
+    (asked, call), (heard, answer) = islice(result, 2)
     assert call == f"[{asked.removesuffix('=')}]"
-    told = calculator(call[1:-1])
-    assert (heard, answer) == (f"{asked}{call}{TURN}{told}", f"={told}")
+    reply = calculator(call[1:-1])
+    assert (heard, answer) == (f"{asked}{call}{TURN}{reply}", f"={reply}")
 
 
 def test_a_share_of_the_demonstrations_is_worked():
-    found = load_demonstrations(
+    result = load_demonstrations(
         "tiny:distance", options={"worked_share": 0.4}, seed=0, heldout=frozenset()
     )
-    worked = sum("," in completion for _, completion in islice(found, 1000))
+    worked = sum("," in completion for _, completion in islice(result, 1000))
     assert 340 <= worked <= 460
 
 
 def test_the_worked_answers_of_a_chain_name_every_step():
     for task in ("distance", "twice"):
-        found = load_demonstrations(
+        result = load_demonstrations(
             f"tiny:{task}", options={"worked_share": 1.0}, seed=0, heldout=frozenset()
         )
-        for asked, worked in islice(found, 200):
+        for asked, worked in islice(result, 200):
             names = asked[3:-1:2]
             assert [step[0] for step in worked.partition("=")[0].split(",")] == list(names)
             assert worked[-1] == worked.partition("=")[0][-1]
@@ -88,19 +88,19 @@ def test_a_mixture_demonstrates_its_parts_by_weight_and_no_held_out_problem():
         40
     )
     texts = frozenset(prompt.text for prompt in heldout)
-    found = load_demonstrations(
+    result = load_demonstrations(
         "mixture", options={"source_options": PARTS, "worked_share": 0.0}, seed=0, heldout=texts
     )
-    prompts = [prompt for prompt, _ in islice(found, 1000)]
+    prompts = [prompt for prompt, _ in islice(result, 1000)]
     assert 690 <= sum(prompt[0] == "D" for prompt in prompts) <= 810
     assert not texts & set(prompts)
 
 
 def test_a_mixture_with_a_part_that_has_no_demonstrations_says_so():
     options = {"source_options": {"parts": [{"source": "reasoning_gym:chain_sum"}]}}
-    found = load_demonstrations("mixture", options=options, seed=0, heldout=frozenset())
+    result = load_demonstrations("mixture", options=options, seed=0, heldout=frozenset())
     with pytest.raises(InputError, match="'reasoning_gym:chain_sum' has no demonstrations"):
-        next(found)
+        next(result)
 
 
 def test_a_task_that_does_not_exist_is_an_input_error():

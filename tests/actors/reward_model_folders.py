@@ -41,7 +41,7 @@ def build_classifier(folder, *, seed=0, labels=1, template=None, pad=PAD, scale=
     return str(folder)
 
 
-class FakeJudge:
+class FakeScorer:
     """Scores a text by its letters and their places, after others have had their turn."""
 
     async def score(self, prompt, completion):

@@ -4,7 +4,7 @@ import asyncio
 import math
 
 import pytest
-from judges import CONTEXT, FakeJudge, build_classifier
+from reward_model_folders import CONTEXT, FakeScorer, build_classifier
 
 from actors.config import RewardModelConfig
 from actors.errors import PromptRefused, RewardFailed, RewardModelLost, RolloutFailed
@@ -24,7 +24,7 @@ def make(request, tmp_path):
 
     def build():
         if request.param == "fake":
-            return FakeJudge()
+            return FakeScorer()
         paths = [build_classifier(tmp_path / str(seed), seed=seed) for seed in (0, 1)]
         if request.param == "process":
             return load_reward_models(paths, CONFIG)
@@ -37,20 +37,20 @@ def make(request, tmp_path):
 
 def play(make, scenario):
     async def within():
-        judge = make()
+        scorer = make()
         try:
-            await scenario(judge)
+            await scenario(scorer)
         finally:
-            if hasattr(judge, "stop"):
-                judge.stop()
+            if hasattr(scorer, "stop"):
+                scorer.stop()
 
     asyncio.run(asyncio.wait_for(within(), 120))
 
 
 def test_everybody_gets_the_score_of_his_own_text(make):
-    async def scenario(judge):
-        together = await asyncio.gather(*(judge.score(*text) for text in TEXTS))
-        alone = [await judge.score(*text) for text in TEXTS[:5]]
+    async def scenario(scorer):
+        together = await asyncio.gather(*(scorer.score(*text) for text in TEXTS))
+        alone = [await scorer.score(*text) for text in TEXTS[:5]]
         assert together[:5] == pytest.approx(alone, abs=1e-5)
         assert all(isinstance(score, float) and math.isfinite(score) for score in together)
         assert len({round(score, 4) for score in together}) > 20
@@ -59,11 +59,11 @@ def test_everybody_gets_the_score_of_his_own_text(make):
 
 
 def test_a_text_that_cannot_be_read_is_refused_alone(make):
-    async def scenario(judge):
+    async def scenario(scorer):
         fine, foreign, long = await asyncio.gather(
-            judge.score("1+1=", "2"),
-            judge.score("1€1=", "2"),
-            judge.score("1+1=", "2" * CONTEXT),
+            scorer.score("1+1=", "2"),
+            scorer.score("1€1=", "2"),
+            scorer.score("1+1=", "2" * CONTEXT),
             return_exceptions=True,
         )
         assert isinstance(fine, float)
@@ -76,23 +76,23 @@ def test_a_text_that_cannot_be_read_is_refused_alone(make):
 
 
 def test_a_text_that_fills_the_context_is_scored_though_it_cannot_be_closed(make):
-    async def scenario(judge):
+    async def scenario(scorer):
         prompt = "1+1="
-        full, closed = [await judge.score(prompt, "2" * (CONTEXT - n)) for n in (4, 5)]
+        full, closed = [await scorer.score(prompt, "2" * (CONTEXT - n)) for n in (4, 5)]
         assert math.isfinite(full)
         assert full != closed
         with pytest.raises(PromptRefused):
-            await judge.score(prompt, "2" * (CONTEXT - 3))
+            await scorer.score(prompt, "2" * (CONTEXT - 3))
 
     play(make, scenario)
 
 
 def test_it_is_one_reward_among_others(make):
-    async def scenario(judge):
-        rewards = load_rewards(["exact_match", "reward_model"], reward_model_client=judge)
+    async def scenario(scorer):
+        rewards = load_rewards(["exact_match", "reward_model"], reward_model_client=scorer)
         prompt = Prompt(prompt_id="a/0/0", text="1+1=", answer="2")
         score = await rewards.score(prompt, "2")
-        learned = await judge.score("1+1=", "2")
+        learned = await scorer.score("1+1=", "2")
         assert score.parts == pytest.approx({"exact_match": 1.0, "reward_model": learned}, abs=1e-5)
         assert score.total == pytest.approx(1.0 + learned, abs=1e-5)
         with pytest.raises(RewardFailed, match=r"'reward_model' of prompt 'a/0/0'.*€"):
