@@ -13,13 +13,14 @@ import asyncio
 import json
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from datetime import datetime
 from pathlib import Path
 
 from benchmarks.harness.actor_fleet import Fleet, start_fleet
+from benchmarks.harness.study import Options, Record
 from benchmarks.harness.subprocesses import run_to_end
-from benchmarks.harness.training_runs import vary
+from benchmarks.harness.training_runs import TrainingRuns, Variant, make_warm_start, vary
 from deploy.cluster.ray_cluster import cluster
 from deploy.config.run_config import RunConfig
 from deploy.errors import DeployError, RunFailed
@@ -54,6 +55,29 @@ def score_runs(base: RunConfig, runs: Sequence[Path]) -> None:
     recipe.write_text(vary(base, "scores", weight_sync=STAGED).model_dump_json(indent=2))
     command = [sys.executable, "-m", "benchmarks.harness.checkpoint_scores", recipe, *unscored]
     run_to_end("scoring", command, out / "scores.log")
+
+
+def train_and_score(options: Options) -> Iterator[tuple[list[Variant], list[Record]]]:
+    """Train and score the variants of a benchmark, seed by seed.
+
+    Args:
+        options: With `base`, the shared recipe, and `variants`, a list for each seed.
+
+    Yields:
+        The finished variants of a seed, and a record of each failure.
+    """
+    make_warm_start(options, options.base)
+    with TrainingRuns(options.out, sum(map(len, options.variants))) as runs:
+        for variants in options.variants:
+            trained, failed = runs.train(variants)
+            score_runs(options.base, [variant.directory.path for variant in trained])
+            yield trained, failed
+
+
+def study_facts(options: Options) -> Record:
+    """Return the options of a benchmark with scores, as they are stored."""
+    names = ("recipe", "settings", "problems", "target")
+    return {name: getattr(options, name) for name in names} | {"steps": options.base.steps}
 
 
 def read_scores(run: Path) -> dict[int, float]:

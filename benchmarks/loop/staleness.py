@@ -26,16 +26,14 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from benchmarks.harness.checkpoint_scores import read_scores, score_runs
+from benchmarks.harness.checkpoint_scores import read_scores, study_facts, train_and_score
 from benchmarks.harness.study import Options, Record, Study, known_names, option, whole_numbers
 from benchmarks.harness.training_runs import (
     SCORED,
-    TrainingRuns,
     Variant,
     commits,
     failure,
     make_base,
-    make_warm_start,
     vary,
 )
 from benchmarks.loop import staleness_figures, staleness_report
@@ -125,25 +123,15 @@ def correction_variant(base: RunConfig, name: str, eta: int) -> Variant:
 
 def measure(options: Options) -> Iterator[Record]:
     """Train, score and read the variants seed by seed."""
-    base = options.base
-    make_warm_start(options, base)
     figures: list[Record] = []
     failed: list[Record] = []
-    with TrainingRuns(options.out, sum(map(len, options.variants))) as runs:
-        for variants in options.variants:
-            trained, without = runs.train(variants)
-            score_runs(base, [variant.directory.path for variant in trained])
-            complete, unread = read_variants(trained, options.target)
-            figures += [read_figures for _, read_figures in complete]
-            failed += without + unread
-            if not figures:
-                continue
+    for trained, without in train_and_score(options):
+        read, unread = read_variants(trained, options.target)
+        figures += read
+        failed += without + unread
+        if figures:
             yield {
-                "recipe": options.recipe,
-                "settings": options.settings,
-                "steps": base.steps,
-                "problems": options.problems,
-                "target": options.target,
+                **study_facts(options),
                 "stale": options.stale,
                 "reference": options.reference,
                 "commits_of_arms": commits(figures),
@@ -155,14 +143,12 @@ def measure(options: Options) -> Iterator[Record]:
         raise RunFailed("no variant came to its end, for the reasons above")
 
 
-def read_variants(
-    variants: Sequence[Variant], target: float
-) -> tuple[list[tuple[Variant, Record]], list[Record]]:
+def read_variants(variants: Sequence[Variant], target: float) -> tuple[list[Record], list[Record]]:
     """Return the figures of variants that can be read, and a record of each other."""
     read, failed = [], []
     for variant in variants:
         try:
-            read.append((variant, read_variant(variant, target)))
+            read.append(read_variant(variant, target))
         except (InputError, QueuesError) as error:
             failed.append(failure(variant, f"{variant.config.name} cannot be read: {error}"))
     return read, failed

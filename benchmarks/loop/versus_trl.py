@@ -24,7 +24,7 @@ from itertools import product
 from statistics import median
 from typing import Any
 
-from benchmarks.harness.checkpoint_scores import read_scores, score_runs
+from benchmarks.harness.checkpoint_scores import read_scores, study_facts, train_and_score
 from benchmarks.harness.study import (
     Options,
     Record,
@@ -36,13 +36,11 @@ from benchmarks.harness.study import (
 )
 from benchmarks.harness.training_runs import (
     SCORED,
-    TrainingRuns,
     Variant,
     all_cores,
     commits,
     conditions,
     make_base,
-    make_warm_start,
     vary,
 )
 from benchmarks.loop.async_figures import samples_per_second, tokens_per_rollout
@@ -182,31 +180,22 @@ def hold(cores: str) -> None:
 
 def measure(options: Options) -> Iterator[Record]:
     """Train, score and read the variants seed by seed."""
-    base = options.base
     hold(options.cores)
-    make_warm_start(options, base)
     figures: list[Record] = []
     failed: list[Record] = []
-    with TrainingRuns(options.out, sum(map(len, options.variants))) as runs:
-        for variants in options.variants:
-            trained, without = runs.train(variants)
-            failed += without
-            score_runs(base, [variant.directory.path for variant in trained])
-            figures += [read_variant(variant, options.target) for variant in trained]
-            if figures:
-                yield {
-                    "recipe": options.recipe,
-                    "settings": options.settings,
-                    "headway": base.model_dump(mode="json", include=set(STORED)),
-                    "steps": base.steps,
-                    "problems": options.problems,
-                    "target": options.target,
-                    "warm_up_steps_left_out": WARM_UP,
-                    "cores": options.cores,
-                    "commits_of_arms": commits(figures),
-                    "arms": figures,
-                    "failed": failed,
-                }
+    for trained, without in train_and_score(options):
+        failed += without
+        figures += [read_variant(variant, options.target) for variant in trained]
+        if figures:
+            yield {
+                **study_facts(options),
+                "headway": options.base.model_dump(mode="json", include=set(STORED)),
+                "warm_up_steps_left_out": WARM_UP,
+                "cores": options.cores,
+                "commits_of_arms": commits(figures),
+                "arms": figures,
+                "failed": failed,
+            }
     if not figures:
         raise RunFailed("no variant came to its end, for the reasons above")
 

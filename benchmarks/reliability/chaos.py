@@ -39,8 +39,6 @@ BATCH_SECONDS = 900.0
 """Deadline of a started or resumed run to train its next batch."""
 FINISH_SECONDS = 1800.0
 """Deadline of the last run to reach its last step after the last kill."""
-NEVER = bool
-"""A condition that is never true: the end of the command is waited for."""
 
 
 def plan_kills(count: int, seed: int, roles: Sequence[str]) -> list[str]:
@@ -131,7 +129,7 @@ class Chaos:
     def kill_next(self, run: ChaosRun) -> int | None:
         """Wait for the moment of the next kill, and kill; return an exit code of the command."""
         if not self.planned:
-            until(NEVER, run, FINISH_SECONDS, "its last step")
+            until(lambda: False, run, FINISH_SECONDS, "its last step")
             return run.poll()
         batches = self.draw.randint(0, 4)
         due = run.batches() + batches
@@ -149,7 +147,7 @@ class Chaos:
         """Record a kill; a command that cannot survive it is waited for."""
         trained, at = run.batches(), time.monotonic()
         if role not in SURVIVED:
-            until(NEVER, run, END_SECONDS, f"the end after the {role} was killed")
+            until(lambda: False, run, END_SECONDS, f"the end after the {role} was killed")
         code = run.poll()
         self.kills.append(
             {
