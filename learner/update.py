@@ -184,7 +184,7 @@ class Updater:
         """Return how full microbatches are; a dummy has no capacity."""
         tokens = [sum(batch.lengths[i] for i in members) for members in mine]
         capacity = sum(max(self._config.microbatch_tokens, size) for size in tokens if size)
-        return {"rows": len(mine), "row_tokens": sum(tokens), "row_capacity": capacity}
+        return {"microbatches": len(mine), "tokens": sum(tokens), "capacity": capacity}
 
     def _over_ranks(self, sums: Mapping[str, float]) -> dict[str, float]:
         names = sorted(sums)

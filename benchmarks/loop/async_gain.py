@@ -136,11 +136,11 @@ def measure_round(options: Options, runs: TrainingRuns, number: int) -> Record:
         config = vary(base, f"round{number}-actors-{policy}")
         config = config.model_copy(update={"model": ModelConfig(path=model)})
         label = f"{title} · actors alone, {policy} policy"
-        rows = read_record(runs.run(label, config, WORKER, "actors")).batches
+        rows = read_rows(runs.run(label, config, WORKER, "actors"))
         generated[policy] = async_figures.generation(rows)
     config = vary(base, f"round{number}-learner", queues={"max_staleness": options.reference})
     label = f"{title} · learner on a full queue"
-    replayed = read_record(runs.run(label, config, WORKER, "learner", recorded)).batches
+    replayed = read_rows(runs.run(label, config, WORKER, "learner", recorded))
     actors = async_figures.actors_limit(
         generated["initial"], generated["trained"], figures[reference]["tokens_per_rollout"]
     )
@@ -152,9 +152,14 @@ def measure_round(options: Options, runs: TrainingRuns, number: int) -> Record:
     return async_figures.compare_with_limits(figures, limits)
 
 
+def read_rows(directory: RunDirectory) -> list[Record]:
+    """Return the recorded batches of a run, as `metrics.jsonl` has them."""
+    return [batch.to_dict() for batch in read_record(directory).batches]
+
+
 def read_run(directory: RunDirectory) -> Record:
     """Return the figures of a finished training run."""
-    rows = read_record(directory).batches
+    rows = read_rows(directory)
     begin, end = async_figures.window(rows)
     history = read_history(directory.path, 0, len(rows))
     curves = running_rollouts(history.groups).values()

@@ -157,7 +157,7 @@ def read_variants(variants: Sequence[Variant], target: float) -> tuple[list[Reco
 def read_variant(variant: Variant, target: float) -> Record:
     """Return the figures of a finished and scored run."""
     directory = variant.directory
-    batches = read_record(directory).batches
+    batches = [batch.to_dict() for batch in read_record(directory).batches]
     measured = read_rates(directory)
     rows = [row for row in batches if measured.first <= row["version"] <= measured.last]
     begin, end = window(rows)

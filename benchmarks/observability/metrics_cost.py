@@ -23,7 +23,7 @@ import tempfile
 import time
 import timeit
 import urllib.request
-from collections.abc import Callable, Coroutine, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -118,15 +118,15 @@ def scrape(addresses: list[str]) -> float:
     return time.thread_time() - began
 
 
-def note(row: Mapping[str, Any]) -> float:
+def note(batch: TrainedBatch) -> float:
     """Return the seconds of the learner's metrics of a batch."""
-    metrics, batch = LearnerMetrics(), TrainedBatch.from_dict(row)
+    metrics = LearnerMetrics()
     return min(timeit.repeat(lambda: metrics.observe(batch), number=1000, repeat=5)) / 1000
 
 
-def step_seconds(batches: list[dict[str, Any]]) -> float:
+def step_seconds(batches: Sequence[TrainedBatch]) -> float:
     """Return the median time between two batches."""
-    ends = [row["published_at"] for row in batches[WARM_UP:]]
+    ends = [batch.times.published_at for batch in batches[WARM_UP:]]
     return median(later - earlier for earlier, later in itertools.pairwise(ends))
 
 

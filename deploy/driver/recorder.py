@@ -9,14 +9,14 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict
-from typing import Any
 
 from deploy.driver.processes import Processes
 from deploy.driver.run_context import RunContext
 from deploy.errors import RunFailed
 from deploy.observability.trackers import Trackers
 from deploy.report.summary import summarise
-from deploy.storage.run_record import Record, Row
+from deploy.storage.run_record import Record
+from learner.diagnostics.batch_report import TrainedBatch
 from queues.broker.status import BrokerStatus
 from queues.runtime.daemon_thread import run_in_daemon_thread
 from queues.runtime.disk_space import is_full
@@ -88,19 +88,23 @@ class Recorder:
         """Take everything that was reported since the last call."""
         record, jsonl = self._context.record, self._context.jsonl
         status = await self._processes.broker.status(after=record.version - 1)
-        batches = [{"version": b.version, **b.statistics} for b in status.batches]
+        batches = [
+            TrainedBatch.from_dict({"version": acknowledged.version, **acknowledged.statistics})
+            for acknowledged in status.batches
+        ]
+        rows = [batch.to_dict() for batch in batches]
         swaps = await self._processes.broadcaster.reports(self._swaps)
         self._swaps += len(swaps)
         record.batches.extend(batches)
         record.swaps.extend(swaps)
-        for batch in batches:
-            self._trackers.batch(batch)
+        for row in rows:
+            self._trackers.batch(row)
         if batches:
             newest = batches[-1]
-            self._context.console.advance(newest["version"] + 1, describe(newest, record))
+            self._context.console.advance(newest.version + 1, describe(newest, record))
 
         def write() -> None:
-            jsonl.write("metrics.jsonl", batches)
+            jsonl.write("metrics.jsonl", rows)
             jsonl.write("swaps.jsonl", [asdict(report) for report in swaps])
 
         await run_in_daemon_thread(write)
@@ -119,14 +123,15 @@ class Recorder:
         summary = summarise(record, status=status, now=time.time())
         await run_in_daemon_thread(lambda: directory.write_summary(summary))
 
-    def _check_lags(self, batches: Sequence[dict[str, Any]]) -> None:
+    def _check_lags(self, batches: Sequence[TrainedBatch]) -> None:
         if self._context.config.queues.on_overdue == "train":
             return  # the one policy under which overdue groups exceed the bound; they are counted
         bound = self._context.record.max_staleness
         for batch in batches:
-            if (batch["max_lag"] or 0) > bound:
+            lag = batch.report.max_lag or 0
+            if lag > bound:
                 raise RunFailed(
-                    f"batch {batch['version']} trained a token of lag {batch['max_lag']}, above "
+                    f"batch {batch.version} trained a token of lag {lag}, above "
                     f"queues.max_staleness = {bound}"
                 )
 
@@ -142,15 +147,15 @@ class Recorder:
             )
 
 
-def describe(batch: Row, record: Record) -> str:
+def describe(batch: TrainedBatch, record: Record) -> str:
     """Describe a trained batch in one line, with the newest held-out scores."""
-    scores = show_scores(record.newest_scores())
-    parts = [f"reward {batch['reward_mean']:.3f}", *([f"held-out {scores}"] if scores else [])]
-    if batch["max_lag"] is None:
+    report, scores = batch.report, show_scores(record.newest_scores())
+    parts = [f"reward {report.reward_mean:.3f}", *([f"held-out {scores}"] if scores else [])]
+    if report.max_lag is None:
         parts.append("every token masked")
     else:
-        parts.append(f"lag {batch['lag_mean']:.2f} (max {batch['max_lag']})")
-        parts.append(f"length {batch['response_length_mean']:.0f}")
+        parts.append(f"lag {report.lag_mean:.2f} (max {report.max_lag})")
+        parts.append(f"length {report.response_length_mean:.0f}")
     if (speed := _tokens_per_second(record)) is not None:
         parts.append(f"{speed:,.0f} tokens/s")
     return " · ".join(parts)
@@ -169,8 +174,8 @@ def show_scores(scores: dict[str, float]) -> str:
 def _tokens_per_second(record: Record) -> float | None:
     """Return the speed over the last batches of this session; None if there are fewer than two."""
     recent = record.batches[-RECENT_BATCHES:]
-    recent = [batch for batch in recent if batch["step_finished_at"] > record.started_at]
+    recent = [batch for batch in recent if batch.times.step_finished_at > record.started_at]
     if len(recent) < 2:
         return None
-    seconds = recent[-1]["step_finished_at"] - recent[0]["step_finished_at"]
-    return float(sum(batch["tokens_trained"] for batch in recent[1:]) / seconds)
+    seconds = recent[-1].times.step_finished_at - recent[0].times.step_finished_at
+    return sum(batch.report.tokens_trained for batch in recent[1:]) / seconds

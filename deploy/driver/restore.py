@@ -11,6 +11,7 @@ from dataclasses import asdict
 from deploy.config.run_config import RunConfig
 from deploy.storage.run_directory import RunDirectory
 from deploy.storage.run_record import Earlier, Record
+from learner.diagnostics.batch_report import TrainedBatch
 from queues.readers.accounting import read_batches
 from weight_sync.announcements import WeightUpdateReport
 
@@ -30,11 +31,11 @@ def restore(config: RunConfig, directory: RunDirectory, *, now: float) -> Record
         started_at=now,
     )
     if directory.ledger.exists():
-        record.batches = [*read_batches(directory.path)]
+        record.batches = [TrainedBatch.from_dict(row) for row in read_batches(directory.path)]
         record.swaps = [WeightUpdateReport(**row) for row in directory.rows("swaps.jsonl")]
         restarts = directory.rows("restarts.jsonl")
         record.restarts = Counter(restart["actor"] for restart in restarts)
-        directory.rewrite("metrics.jsonl", record.batches)
+        directory.rewrite("metrics.jsonl", [batch.to_dict() for batch in record.batches])
         directory.rewrite("swaps.jsonl", [asdict(report) for report in record.swaps])
         directory.rewrite("restarts.jsonl", restarts)
     if directory.summary_file.exists():

@@ -6,11 +6,13 @@ Pure functions from records to matplotlib figures. `deploy.report.timeline_plot`
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from deploy.report.summary import successful_updates
-from deploy.storage.run_record import Record, Row
+from deploy.storage.run_record import Record
+from learner.diagnostics.batch_report import BatchReport, TrainedBatch
 from queues.readers.selection_bias import FATES, BiasReport
 
 if TYPE_CHECKING:
@@ -72,7 +74,7 @@ def smooth(values: Sequence[float], width: int = WINDOW) -> list[float]:
     ]
 
 
-def throughput(batches: Sequence[Row]) -> tuple[list[float], list[float]]:
+def throughput(batches: Sequence[TrainedBatch]) -> tuple[list[float], list[float]]:
     """Return seconds since the first step, and rollouts trained per second over WINDOW batches.
 
     The first batch of a session is left out, since its beginning is not known.
@@ -80,13 +82,13 @@ def throughput(batches: Sequence[Row]) -> tuple[list[float], list[float]]:
     seconds, rates = [], []
     passed = 0.0
     recent: list[tuple[int, float]] = []
-    for before, row in pairwise(batches):
-        if before["session_started_at"] != row["session_started_at"]:
+    for before, batch in pairwise(batches):
+        if before.times.session_started_at != batch.times.session_started_at:
             recent = []
             continue
-        took = row["step_finished_at"] - before["step_finished_at"]
+        took = batch.times.step_finished_at - before.times.step_finished_at
         passed += took
-        recent = [*recent, (row["rollouts_trained"], took)][-WINDOW:]
+        recent = [*recent, (batch.report.rollouts_trained, took)][-WINDOW:]
         window = sum(duration for _, duration in recent)
         if window > 0:
             seconds.append(passed)
@@ -94,13 +96,14 @@ def throughput(batches: Sequence[Row]) -> tuple[list[float], list[float]]:
     return seconds, rates
 
 
-def waiting(batches: Sequence[Row]) -> list[float]:
+def waiting(batches: Sequence[TrainedBatch]) -> list[float]:
     """Return the share of each batch's time in which it was waited for, over WINDOW batches.
 
     The time of a batch lasts from the request for it to its publication.
     """
-    waits = [row["wait_finished_at"] - row["wait_started_at"] for row in batches]
-    whole = [row["published_at"] - row["wait_started_at"] for row in batches]
+    times = [batch.times for batch in batches]
+    waits = [time.wait_seconds for time in times]
+    whole = [time.published_at - time.wait_started_at for time in times]
     sums = zip(smooth(waits), smooth(whole), strict=True)
     return [wait / time if time > 0 else 0.0 for wait, time in sums]
 
@@ -109,7 +112,14 @@ def _reward(figure: "Figure", runs: Sequence[PlottedRun]) -> None:
     axes = figure.subplots()
     for run in runs:
         label = f"{run.label}: " if len(runs) > 1 else ""
-        _line(axes, run, "reward_mean", label=f"{label}training", lw=0.9, alpha=0.55)
+        _line(
+            axes,
+            run,
+            lambda report: report.reward_mean,
+            label=f"{label}training",
+            lw=0.9,
+            alpha=0.55,
+        )
         best = [row for row in run.record.heldout_sampled if "pass_at_k" in row]
         for series, key, style, name in (
             (run.record.heldout, "score", "o-", "held-out, greedy"),
@@ -143,7 +153,7 @@ def _idle(figure: "Figure", runs: Sequence[PlottedRun]) -> None:
     axes = figure.subplots()
     for run in runs:
         axes.plot(
-            [row["version"] for row in run.record.batches],
+            [batch.version for batch in run.record.batches],
             [100 * share for share in waiting(run.record.batches)],
             color=run.colour,
             lw=1.4,
@@ -156,8 +166,8 @@ def _idle(figure: "Figure", runs: Sequence[PlottedRun]) -> None:
 def _lag(figure: "Figure", runs: Sequence[PlottedRun]) -> None:
     left, right = figure.subplots(1, 2, width_ratios=[2, 1])
     for run in runs:
-        _line(left, run, "lag_mean", label="mean", lw=1.4)
-        _line(left, run, "max_lag", label="largest", lw=0.8, ls=":")
+        _line(left, run, lambda report: report.lag_mean, label="mean", lw=1.4)
+        _line(left, run, lambda report: report.max_lag, label="largest", lw=0.8, ls=":")
         left.axhline(
             run.record.max_staleness, color=run.colour, lw=0.7, ls="--", label="max_staleness"
         )
@@ -177,9 +187,9 @@ def _lag(figure: "Figure", runs: Sequence[PlottedRun]) -> None:
 def _ess(figure: "Figure", runs: Sequence[PlottedRun]) -> None:
     upper, lower = figure.subplots(2, 1, sharex=True)
     for run in runs:
-        _line(upper, run, "ess", label=run.label, lw=1.4)
+        _line(upper, run, lambda report: report.off_policy.ess, label=run.label, lw=1.4)
         for origin, style in (("fresh", "-"), ("crossed", "--"), ("stale", ":")):
-            _line(lower, run, f"kl_{origin}", label=origin, lw=1.1, ls=style)
+            _line(lower, run, partial(_kl, origin), label=origin, lw=1.1, ls=style)
     _finish(upper, "", "ESS / tokens", legend=len(runs) > 1)
     _finish(lower, "policy version", "KL, nats/token", legend=len(runs) == 1)
 
@@ -187,7 +197,7 @@ def _ess(figure: "Figure", runs: Sequence[PlottedRun]) -> None:
 def _lengths(figure: "Figure", runs: Sequence[PlottedRun]) -> None:
     axes = figure.subplots()
     for run in runs:
-        _line(axes, run, "response_length_mean", label=run.label, lw=1.4)
+        _line(axes, run, lambda report: report.response_length_mean, label=run.label, lw=1.4)
     axes.set_ylim(0, None)
     _finish(axes, "policy version", "sampled tokens per rollout", legend=len(runs) > 1)
 
@@ -254,12 +264,19 @@ PLOTS = (
 )
 
 
-def _line(axes: "Axes", run: PlottedRun, key: str, **style: Any) -> None:
-    """Plot one statistic of the batches that have it, over versions."""
-    rows = [row for row in run.record.batches if row.get(key) is not None]
-    if rows:
-        values = [row[key] for row in rows]
-        axes.plot([row["version"] for row in rows], values, color=run.colour, **style)
+def _kl(origin: str, report: BatchReport) -> float | None:
+    return report.off_policy.origins[origin].kl
+
+
+def _line(
+    axes: "Axes", run: PlottedRun, figure: Callable[[BatchReport], float | None], **style: Any
+) -> None:
+    """Plot one figure of the batches that have it, over versions."""
+    points = [(batch.version, figure(batch.report)) for batch in run.record.batches]
+    points = [(version, value) for version, value in points if value is not None]
+    if points:
+        versions, values = zip(*points, strict=True)
+        axes.plot(versions, values, color=run.colour, **style)
 
 
 def _finish(axes: "Axes", xlabel: str, ylabel: str = "", *, legend: bool = False) -> None:
@@ -269,8 +286,8 @@ def _finish(axes: "Axes", xlabel: str, ylabel: str = "", *, legend: bool = False
         axes.legend(fontsize=7, frameon=False)
 
 
-def _lags(batches: Iterable[Row]) -> Counter[int]:
+def _lags(batches: Iterable[TrainedBatch]) -> Counter[int]:
     counts: Counter[int] = Counter()
-    for row in batches:
-        counts.update({int(lag): tokens for lag, tokens in row["lag_histogram"].items()})
+    for batch in batches:
+        counts.update(batch.report.lag_histogram)
     return counts

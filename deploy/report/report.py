@@ -17,6 +17,7 @@ from deploy.report.tables import figures
 from deploy.report.timeline import read_timeline
 from deploy.storage.run_directory import RunDirectory
 from deploy.storage.run_record import Record
+from learner.diagnostics.batch_report import TrainedBatch
 from queues.readers.accounting import open_ledger
 from queues.readers.selection_bias import BiasReport, report_bias
 from queues.runtime.atomic_file import atomic_file
@@ -59,7 +60,8 @@ def read_record(directory: RunDirectory) -> Record:
     """Read the part of a run's record that its page shows."""
     config = directory.config()
     record = Record(config.name, config.steps, config.queues.max_staleness, started_at=0.0)
-    batches = {batch["version"]: batch for batch in directory.rows("metrics.jsonl")}
+    rows = directory.rows("metrics.jsonl")
+    batches = {row["version"]: TrainedBatch.from_dict(row) for row in rows}
     record.batches = [batches[version] for version in sorted(batches)]
     record.swaps = [WeightUpdateReport(**row) for row in directory.rows("swaps.jsonl")]
     if directory.summary_file.exists():

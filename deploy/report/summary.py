@@ -25,7 +25,7 @@ def summarise(record: Record, *, status: str, now: float) -> dict[str, Any]:
         status: running, done, failed or interrupted.
         now: Epoch seconds.
     """
-    batches = [TrainedBatch.from_dict(row) for row in record.batches]
+    batches = record.batches
     reports = [batch.report for batch in batches]
     return {
         "name": record.name,
@@ -59,7 +59,7 @@ def summarise(record: Record, *, status: str, now: float) -> dict[str, Any]:
             "skipped": sum(report.versions_skipped or 0 for report in reports),
         },
         "overlap": overlap(batches, record.swaps),
-        "selection": selection(record, batches),
+        "selection": selection(record),
         "restarts": {
             "actors": record.restarts.total() - record.restarts[REWARD_MODEL],
             "reward_models": record.restarts[REWARD_MODEL],
@@ -68,9 +68,9 @@ def summarise(record: Record, *, status: str, now: float) -> dict[str, Any]:
     }
 
 
-def selection(record: Record, batches: Sequence[TrainedBatch]) -> dict[str, int]:
+def selection(record: Record) -> dict[str, int]:
     """Count what was left out of training or trained late, as of the newest batch."""
-    newest = batches[-1].flow if batches else {}
+    newest = record.batches[-1].flow if record.batches else {}
     return {
         "groups_filtered": record.accounting.get("dropped", {}).get("filtered", 0),
         "groups_let_through": newest.get("groups_let_through", 0),
@@ -109,7 +109,7 @@ def _span(session: Sequence[TrainedBatch]) -> float:
 def _seconds_to_first_step(record: Record) -> float | None:
     if record.earlier.seconds_to_first_step is not None or not record.batches:
         return record.earlier.seconds_to_first_step
-    return record.seconds(record.batches[0]["step_finished_at"])
+    return record.seconds(record.batches[0].times.step_finished_at)
 
 
 def successful_updates(swaps: Sequence[WeightUpdateReport]) -> list[WeightUpdateReport]:

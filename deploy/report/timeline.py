@@ -12,7 +12,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from deploy.report.summary import WARM_UP
-from deploy.storage.run_record import Row
+from learner.diagnostics.batch_report import TrainedBatch
 from queues.readers.group_history import GroupTimes, History, read_history
 from weight_sync.announcements import WeightUpdateReport
 
@@ -56,7 +56,7 @@ class Timeline:
 
 def read_timeline(
     run_directory: Path,
-    batches: Sequence[Row],
+    batches: Sequence[TrainedBatch],
     swaps: Sequence[WeightUpdateReport],
     *,
     max_staleness: int,
@@ -79,33 +79,33 @@ def read_timeline(
     shown = window(batches, count)
     if not shown:
         return None
-    first, last = shown[0]["version"], shown[-1]["version"]
+    first, last = shown[0].version, shown[-1].version
     history = read_history(run_directory, first, last + max_staleness + 1)
     return build(shown, swaps, history, groups_per_batch=groups_per_batch)
 
 
-def window(batches: Sequence[Row], count: int) -> Sequence[Row]:
+def window(batches: Sequence[TrainedBatch], count: int) -> Sequence[TrainedBatch]:
     """Choose up to `count` consecutive batches of one session, after the warm-up if possible."""
     start = max(0, min(WARM_UP, len(batches) - count))
     shown = list(batches[start : start + count])
-    for index, row in enumerate(shown):
-        if row["session_started_at"] != shown[0]["session_started_at"]:
+    for index, batch in enumerate(shown):
+        if batch.times.session_started_at != shown[0].times.session_started_at:
             return shown[:index]
     return shown
 
 
 def build(
-    batches: Sequence[Row],
+    batches: Sequence[TrainedBatch],
     swaps: Sequence[WeightUpdateReport],
     history: History,
     *,
     groups_per_batch: int,
 ) -> Timeline:
     """Build the timeline of consecutive batches, cut to their time."""
-    begin, last = float(batches[0]["wait_started_at"]), batches[-1]
-    end = float(history.acked_at.get(last["version"]) or last["published_at"])
+    begin, last = batches[0].times.wait_started_at, batches[-1]
+    end = history.acked_at.get(last.version) or last.times.published_at
     return Timeline(
-        first=batches[0]["version"],
+        first=batches[0].version,
         begin=begin,
         end=end,
         actors={e: clip(c, begin, end) for e, c in running_rollouts(history.groups).items()},
@@ -168,18 +168,18 @@ def idle_share(curve: Curve, begin: float, end: float) -> float:
 
 
 def learner_spans(
-    batches: Sequence[Row], acked_at: Mapping[int, float], checkpoints: Mapping[int, float]
+    batches: Sequence[TrainedBatch], acked_at: Mapping[int, float], checkpoints: Mapping[int, float]
 ) -> list[Span]:
     """List the learner's activities in order; waiting includes fetching and decoding the batch."""
     spans = []
-    for row in batches:
-        version = row["version"]
-        acked = acked_at.get(version, row["published_at"])
+    for batch in batches:
+        version, times = batch.version, batch.times
+        acked = acked_at.get(version, times.published_at)
         spans += [
-            Span("wait", row["wait_started_at"], row["wait_finished_at"]),
-            Span("step", row["step_started_at"], row["step_finished_at"]),
-            Span("publish", row["step_finished_at"], row["published_at"]),
-            Span("ack", row["published_at"], acked),
+            Span("wait", times.wait_started_at, times.wait_finished_at),
+            Span("step", times.step_started_at, times.step_finished_at),
+            Span("publish", times.step_finished_at, times.published_at),
+            Span("ack", times.published_at, acked),
         ]
         if version + 1 in checkpoints:
             spans.append(Span("checkpoint", acked, checkpoints[version + 1]))

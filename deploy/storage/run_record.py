@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from deploy.config.evaluation_schedule import GREEDY, SAMPLED
+from learner.diagnostics.batch_report import TrainedBatch
 from queues.records import Evaluation
 from weight_sync.announcements import WeightUpdateReport
 
@@ -38,8 +39,8 @@ class Record:
     started_at: float
     """Epoch seconds when the command began."""
     earlier: Earlier = field(default_factory=Earlier)
-    batches: list[Row] = field(default_factory=list)
-    """Statistics of each trained batch with its `version` (the one it was trained at)."""
+    batches: list[TrainedBatch] = field(default_factory=list)
+    """Trained batches in the order of their versions."""
     swaps: list[WeightUpdateReport] = field(default_factory=list)
     """Attempts of the engines to take new weights."""
     heldout: list[Row] = field(default_factory=list)

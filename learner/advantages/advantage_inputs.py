@@ -50,7 +50,7 @@ class AdvantageInputs:
         if self.mask is None or self.sequence_ids is None:
             raise InputError(f"{', '.join(of_tokens)} given, but tokens need mask and sequence_ids")
         _check_shapes(of_tokens, "[N] like mask", self.mask.shape)
-        _check_rows(self.sequence_ids, len(self.rewards))
+        _check_ids(self.sequence_ids, len(self.rewards))
         if self.values is not None and not torch.isfinite(self.values[self.mask]).all():
             raise TrainingDiverged("the critic has values that are not finite; nothing is trained")
 
@@ -114,9 +114,11 @@ def _check_shapes(columns: Mapping[str, Tensor | None], expected: str, shape: to
             )
 
 
-def _check_rows(ids: Tensor, rows: int) -> None:
+def _check_ids(ids: Tensor, rollouts: int) -> None:
     if not ids.numel():
         return
     low, high = int(ids.min()), int(ids.max())
-    if low < 0 or high >= rows:
-        raise InputError(f"sequence_ids must be rows 0..{rows - 1} of rewards, found {low}..{high}")
+    if low < 0 or high >= rollouts:
+        raise InputError(
+            f"sequence_ids must be rows 0..{rollouts - 1} of rewards, found {low}..{high}"
+        )

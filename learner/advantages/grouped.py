@@ -26,7 +26,7 @@ class RolloutTokens:
     """The packed tokens of R rollouts; index t of each column belongs to token t."""
 
     mask: Tensor  # [N] bool, tokens that the policy sampled
-    sequence_ids: Tensor  # [N] int64 in 0..R−1, the row of the rollout
+    sequence_ids: Tensor  # [N] int64 in 0..R−1, the index of the rollout
     rewards: Tensor  # [N] float64, on top of the rollout's own; 0 where `mask` is false
     values: Tensor | None = None  # [N] float64, the critic's value of the state before token t
 
@@ -51,10 +51,10 @@ class RolloutTokens:
 
     def of_rollouts(self, chosen: Tensor) -> "RolloutTokens":
         """Return the tokens of the rollouts where `chosen` [R] is true, with new sequence ids."""
-        kept, row = chosen[self.sequence_ids], chosen.cumsum(0) - 1
+        kept, index = chosen[self.sequence_ids], chosen.cumsum(0) - 1
         return RolloutTokens(
             mask=self.mask[kept],
-            sequence_ids=row[self.sequence_ids[kept]],
+            sequence_ids=index[self.sequence_ids[kept]],
             rewards=self.rewards[kept],
             values=None if self.values is None else self.values[kept],
         )

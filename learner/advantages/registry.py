@@ -180,21 +180,21 @@ def compute_advantages(
     result = estimator(whole, **options)
     estimate = result if isinstance(result, Estimate) else Estimate(result)
     keep = scored if estimate.keep is None else scored.masked_scatter(scored, estimate.keep)
-    place = partial(_placed, name, scored, keep, sequence_ids)
+    scatter = partial(_scattered, name, scored, keep, sequence_ids)
     return Advantages(
-        values=place(estimate.values, token_level=estimate.token_level),
+        values=scatter(estimate.values, token_level=estimate.token_level),
         keep=keep,
         stats={
             "groups": float(len(torch.unique(batch.groups))),
             "tied_groups": float(len(torch.unique(batch.groups[batch.tied]))),
             "unscored": float(len(rewards) - len(batch.groups)),
         },
-        returns=None if estimate.returns is None else place(estimate.returns, token_level=True),
+        returns=None if estimate.returns is None else scatter(estimate.returns, token_level=True),
         token_level=estimate.token_level,
     )
 
 
-def _placed(
+def _scattered(
     name: str,
     scored: Tensor,
     keep: Tensor,
@@ -213,6 +213,6 @@ def _placed(
             f"{'token' if token_level else 'rollout'} that has a reward, found "
             f"{tuple(values.shape)}"
         )
-    placed = values.new_zeros(len(scored), dtype=torch.float32)
-    placed[scored] = values.float()
-    return torch.where(keep, placed, 0.0)
+    scattered = values.new_zeros(len(scored), dtype=torch.float32)
+    scattered[scored] = values.float()
+    return torch.where(keep, scattered, 0.0)

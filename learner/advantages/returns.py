@@ -43,8 +43,8 @@ def gae(
         InputError: Shapes that differ, or `gamma` or `lam` out of range.
     """
     check_row_shapes(values, rewards=rewards, mask=mask, sequence_ids=sequence_ids)
-    _, row = torch.unique(sequence_ids, return_inverse=True)
-    size = int(row.max()) + 1 if row.numel() else 0
+    _, sequence = torch.unique(sequence_ids, return_inverse=True)
+    size = int(sequence.max()) + 1 if sequence.numel() else 0
     decay = _per_sequence("lam", lam, size, values.device)
     following = _per_sequence("bootstrap", bootstrap, size, values.device)
     if not 0 <= gamma <= 1:
@@ -53,8 +53,8 @@ def gae(
         raise InputError(f"lam must be in [0, 1], found {float(decay.min())}..{float(decay.max())}")
     reward, value = rewards.detach().double(), values.detach().double()
     at = mask.nonzero().flatten()
-    at = at[torch.argsort(row[at], stable=True)]
-    lengths = torch.bincount(row[mask], minlength=size)
+    at = at[torch.argsort(sequence[at], stable=True)]
+    lengths = torch.bincount(sequence[mask], minlength=size)
     # All sequences are walked at once from their ends, the longest first, so that the unfinished
     # ones are a prefix.
     order = torch.argsort(lengths, descending=True)

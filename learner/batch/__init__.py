@@ -1,1 +1,1 @@
-"""From rollout groups to minibatches of packed rows."""
+"""From rollout groups to minibatches and microbatches."""

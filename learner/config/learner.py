@@ -1,6 +1,6 @@
 """Settings of the learner: the sections `[model]`, `[learner]` and `[sft]` of a recipe.
 
-Validated without importing torch; what only the model on disk can tell is checked in `model`.
+Validated without importing torch; `learner.model` checks what depends on the model on disk.
 """
 
 from typing import Any, Literal, Self
@@ -61,7 +61,7 @@ class LearnerConfig(OptimizerConfig, ObjectiveConfig):
     zero_stage: int = Field(default=1, ge=0, le=3)
     """DeepSpeed ZeRO; shared out over ranks: 1 the optimizer's state, 2 gradients, 3 weights."""
     dtype: Dtype = "float32"
-    """Of weights and activations; gradients and the optimizer's weights are float32 always."""
+    """Dtype of weights and activations; gradients and the optimizer's weights are float32."""
     activation_checkpointing: bool = False
     """Keep only the inputs of layers and compute their insides again in the backward pass."""
     offload_optimizer: bool = False
@@ -76,7 +76,7 @@ class LearnerConfig(OptimizerConfig, ObjectiveConfig):
     """GPUs of each rank."""
 
     microbatch_tokens: int = Field(default=2048, ge=16)
-    """Capacity of one packed row in tokens; a longer sequence gets a row of its own."""
+    """Capacity of one microbatch in tokens; a longer sequence gets one of its own."""
     logprob_chunk: int = Field(default=1024, ge=1)
     """Positions whose logits are held at once while log-probabilities are computed."""
     float32_head: bool = False
@@ -85,9 +85,9 @@ class LearnerConfig(OptimizerConfig, ObjectiveConfig):
     checkpoint_every: int = Field(default=50, ge=1)
     """Batches between checkpoints; the last version is always saved."""
     keep_checkpoints: int = Field(default=2, ge=1)
-    """So many of the newest checkpoints are always kept."""
+    """Number of the newest checkpoints that are always kept."""
     keep_checkpoint_hours: float = Field(default=0.0, ge=0)
-    """Older ones are kept too while they are younger than this."""
+    """Hours for which older checkpoints are kept too."""
 
     @model_validator(mode="after")
     def _cores_are_shared_equally(self) -> Self:
@@ -128,7 +128,7 @@ class SftConfig(OptimizerConfig):
     """Supervised warm start on demonstrations: `headway sft RECIPE`."""
 
     name: str | None = Field(default=None, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=100)
-    """Of the warm start; None takes the run's. Recipes with one name share one model."""
+    """Name of the warm start; None takes the run's. Recipes with one name share one model."""
     demonstrations: str
     """A source of (prompt, completion) pairs: a JSONL file with the fields prompt and completion,
     or the name or dotted path of a prompt source that has worked examples."""
@@ -136,9 +136,9 @@ class SftConfig(OptimizerConfig):
     """Keywords of the source's `demonstrations`."""
     steps: int = Field(default=1000, ge=1)
     batch_tokens: int = Field(default=1024, ge=16)
-    """Least tokens of one optimizer step, prompts included."""
+    """Smallest number of tokens of one optimizer step, prompts included."""
     microbatch_tokens: int = Field(default=512, ge=16)
-    """Capacity of one packed row in tokens."""
+    """Capacity of one microbatch in tokens."""
     zero_stage: int = Field(default=0, ge=0, le=2)
     dtype: Dtype = "float32"
     attention: Literal["sdpa", "eager", "flash_attention_2"] = "sdpa"

@@ -22,18 +22,18 @@ class KlConfig(Section):
     """Distance to a reference policy, as a penalty. Without it no reference is loaded."""
 
     coefficient: float = Field(default=0.05, gt=0)
-    """β; the first one where `target` adapts it."""
+    """β; its initial value where `target` adapts it."""
     placement: Literal["loss", "reward"] = "loss"
     """`loss`: a term beside the policy loss. `reward`: β · k1 of each token, taken off its reward
     before advantages are computed, so that credit reaches the tokens before it."""
     form: Literal["weighted_k2", "ratio_k1", "ratio_k3", "k1", "k2", "k3"] = "weighted_k2"
-    """Of the term in the loss. The first three pull towards the reference for stale rollouts too,
-    by the ratio current / behaviour policy; the others only for rollouts of the current policy, and
-    k1 not even there. In the reward it is k1 always."""
+    """Form of the term in the loss. The first three pull towards the reference for stale rollouts
+    too, by the ratio current / behaviour policy; k2 and k3 only for rollouts of the current policy,
+    and k1 not even there. In the reward it is k1 always."""
     cap: float = Field(default=5.0, gt=1)
     """Largest ratio of `weighted_k2`."""
     target: float | None = Field(default=None, gt=0)
-    """Mean KL per token that β is steered to (Ziegler et al. 2019, §2.2); None keeps β."""
+    """Mean KL per token that β is adapted to (Ziegler et al. 2019, §2.2); None keeps β."""
     horizon: int = Field(default=10_000, ge=1)
     """Rollouts over which the controller corrects an error of 100 %."""
     reference: str | None = None
@@ -48,12 +48,12 @@ class EntropyConfig(Section):
     """An entropy bonus: −coefficient · entropy in the loss, averaged like the policy loss."""
 
     coefficient: float = Field(default=0.0, ge=0)
-    """The first one where `target` adapts it."""
+    """The initial value where `target` adapts it."""
     target: float | None = Field(default=None, gt=0)
     """Mean entropy in nats below which the coefficient rises and the bonus applies, and above which
     it falls (Skywork-OR1); None keeps it."""
     step: float = Field(default=0.005, gt=0)
-    """By how much it changes at each batch."""
+    """Change of the coefficient at each batch."""
 
     @model_validator(mode="after")
     def _does_something(self) -> Self:
@@ -65,7 +65,7 @@ class EntropyConfig(Section):
 class CriticConfig(OptimizerConfig):
     """A value model, which the advantage `gae` needs; with an optimizer of its own.
 
-    What it does not say of its optimizer is as in [learner].
+    Settings of its optimizer that are not given are those of [learner].
     """
 
     path: str | None = None
@@ -82,7 +82,7 @@ class CriticConfig(OptimizerConfig):
     """First batches, which train the critic alone (VAPO's value pre-training)."""
 
     @model_validator(mode="after")
-    def _a_shared_one_has_no_life_of_its_own(self) -> Self:
+    def _shared_has_no_backbone(self) -> Self:
         if self.shared and (self.path is not None or self.pretrain_batches):
             raise ValueError(
                 f"critic.shared = true with path = {self.path!r} and pretrain_batches = "
@@ -114,8 +114,8 @@ class ObjectiveConfig(Section):
     """Leave rollouts that ended at their length limit out of the loss; their rewards stay in the
     baselines, and the rollouts in the count of `fixed_length`."""
     max_token_lag: int | None = Field(default=None, ge=0)
-    """Leave tokens that lag by more versions out of the loss; None takes queues.max_staleness where
-    queues.on_overdue = "mask", else there is no limit."""
+    """Leave tokens that lag by more versions than this out of the loss; None takes
+    queues.max_staleness where queues.on_overdue = "mask", else there is no limit."""
     drop_tied: bool = False
     """Leave groups whose rewards are all equal out of the loss and of every denominator (ScaleRL),
     so that a batch gets smaller; `queues.filter_tied` replaces them instead."""

@@ -11,7 +11,7 @@ class RewardTrainingConfig(OptimizerConfig):
     """Reward models from preference pairs, by the likelihood of Bradley and Terry."""
 
     name: str | None = Field(default=None, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=100)
-    """Of the models; None takes the run's. Recipes with one name share them."""
+    """Name of the models; None takes the run's. Recipes with one name share them."""
     pairs: str
     """A source of (prompt, chosen, rejected) triples: a JSONL file with these fields, or the name
     or dotted path of a prompt source that has preferences."""
@@ -23,11 +23,11 @@ class RewardTrainingConfig(OptimizerConfig):
     members: int = Field(default=1, ge=1)
     """Models to train, one after the other: each with a head and an order of pairs of its own."""
     steps: int = Field(default=500, ge=1)
-    """Optimizer steps of each."""
+    """Optimizer steps of each model."""
     batch_pairs: int = Field(default=32, ge=1)
     """Pairs of one optimizer step."""
     microbatch_tokens: int = Field(default=2048, ge=16)
-    """Capacity of one packed row in tokens; a longer pair gets a row of its own."""
+    """Capacity of one microbatch in tokens; a longer pair gets one of its own."""
     learning_rate: float = Field(default=1e-5, gt=0)
     """Full rate of AdamW."""
     centring: float = Field(default=0.01, ge=0)

@@ -80,8 +80,8 @@ def batch_report(batch: TrainBatch, work: Work, version: int) -> BatchReport:
             columns.versions, columns.mask, columns.group_ids, version=version
         ),
         fractions=_fractions(sums),
-        microbatches=int(sums["rows"]),
-        pack_efficiency=share(sums["row_tokens"], sums["row_capacity"]),
+        microbatches=int(sums["microbatches"]),
+        pack_efficiency=share(sums["tokens"], sums["capacity"]),
         rank_imbalance=work.imbalance,
         optimizer_steps=steps,
         grad_norm=share(sum(work.grad_norms), steps),

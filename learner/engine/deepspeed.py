@@ -154,7 +154,7 @@ class DeepSpeedEngine:
         self._register(module)
         if zero_stage == 0 and dtype == "float32":
             self._engine.clip_fp32_gradients = self._clip  # DeepSpeed's own forgets the norm
-        self._full_rates = [group["lr"] for group in self._optimizer.param_groups]
+        self.full_rates = [group["lr"] for group in self._optimizer.param_groups]
         check_packing(self.outputs, dtype=dtype)
 
     @property
@@ -181,7 +181,7 @@ class DeepSpeedEngine:
     def step(self) -> float:
         """See `Trainable.step`."""
         factor = rate_factor(self._config.schedule, self.steps_taken, self._total_steps)
-        for group, rate in zip(self._optimizer.param_groups, self._full_rates, strict=True):
+        for group, rate in zip(self._optimizer.param_groups, self.full_rates, strict=True):
             group["lr"] = rate * factor
         self._engine.step()
         norm = float(self._engine.get_global_grad_norm())

@@ -164,7 +164,7 @@ class TokenLoss:
     per_token: Tensor
     """[N], minimised; 0 where a token does not train."""
     stats: Mapping[str, Tensor]
-    """Counts of tokens, each a scalar, so that they add up over micro-batches and ranks."""
+    """Counts of tokens, each a scalar, so that they add up over microbatches and ranks."""
 
 
 def count_outside(raw_log_ratios: Tensor, trained: Tensor) -> Tensor:

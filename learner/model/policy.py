@@ -94,7 +94,7 @@ def load_tokenizer(path: str) -> Any:
 
 
 class Policy(nn.Module):
-    """A causal language model that answers with log-probabilities of packed rows.
+    """A causal language model whose output is the log-probabilities of packed tokens.
 
     With a value head it answers with values as well: of the state before each token, from the
     hidden state that the token is drawn from.
@@ -130,9 +130,9 @@ class Policy(nn.Module):
 
         Returns:
             Log-probabilities [N] float32 with gradient; the entropy of the distribution each token
-            was drawn from, [N] float32, with gradient where asked for; and values [N] float32 where
-            there is a value head. Entries of first tokens are 0, and but for values those of tokens
-            that are not wanted.
+            was drawn from, [N] float32, with gradient if configured; and values [N] float32 if
+            there is a value head. Entries of first tokens are 0, and so are, except for values,
+            those of tokens that are not wanted.
         """
         hidden = self.model.base_model(
             input_ids=token_ids[None], position_ids=position_ids[None], use_cache=False

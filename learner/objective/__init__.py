@@ -1,1 +1,1 @@
-"""The training objective of a packed row: policy loss, corrections, KL, entropy and value loss."""
+"""The training objective: policy loss, corrections, KL, entropy and value loss."""

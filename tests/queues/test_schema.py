@@ -72,9 +72,9 @@ def test_arrays_of_groups_hold_what_their_lists_do(
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("queues.schema.SMALL_BYTES", small_bytes)
-        found = decode_arrays([encode(group) for group in several])
+        decoded = decode_arrays([encode(group) for group in several])
     lists = {"token_ids", "loss_mask", "behavior_logprobs", "versions"}
-    for group in found:
+    for group in decoded:
         for rollout in group.rollouts:
             assert all(isinstance(getattr(rollout, name), np.ndarray) for name in lists)
     as_lists = [
@@ -85,7 +85,7 @@ def test_arrays_of_groups_hold_what_their_lists_do(
                 for rollout in group.rollouts
             ],
         )
-        for group in found
+        for group in decoded
     ]
     assert as_lists == several
 

@@ -4,8 +4,8 @@
 
 For transports that write into an engine's own weights as they arrive (`vllm_sender`): nothing can
 be verified before, so the pause covers the transfer. An engine whose transfer failed or did not end
-in time holds a mixture. It is told so and ends (`direct.receiver`), nothing is sent to it again,
-and `seed` serves the engine that replaces it. Each engine has a connection and a deadline of its
+in time holds a mixture. It ends (`direct.receiver`), nothing is sent to it again, and `seed` serves
+the engine that replaces it. Each engine has a connection and a deadline of its
 own, so that a hung engine delays the others by no more than that.
 """
 
@@ -205,7 +205,7 @@ class _Attempt:
         try:
             self._link.call("give_up", reason)
         except Exception as error:  # noqa: BLE001  (it is gone, or ends by its own deadline)
-            log.warning("%s could not be told that it is given up: %s", self._link.engine_id, error)
+            log.warning("%s cannot be reached to end it: %s", self._link.engine_id, error)
 
     def _run(self) -> None:
         try:

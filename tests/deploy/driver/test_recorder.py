@@ -8,6 +8,7 @@ import pytest
 from deploy.driver.recorder import Recorder, describe
 from deploy.errors import RunFailed
 from deploy.observability.trackers import Trackers
+from learner.diagnostics.batch_report import TrainedBatch
 from tests.deploy.driver.contexts import make_context, output
 
 BATCH = {
@@ -80,13 +81,16 @@ def test_a_batch_is_shown_with_the_newest_scores_and_the_speed(tmp_path):
     context = make_context(tmp_path)
     record = context.record
     record.heldout.append({"version": 0, "score": 0.5})
-    record.batches += [BATCH, {**BATCH, "version": 1, "step_finished_at": 12.0}]
+    first = TrainedBatch.from_dict(BATCH)
+    second = TrainedBatch.from_dict({**BATCH, "version": 1, "step_finished_at": 12.0})
+    record.batches += [first, second]
     with context.console.bar(3, "waiting"):
-        context.console.advance(1, describe(BATCH, record))
+        context.console.advance(1, describe(first, record))
     line = "step 1/3 · reward 0.500 · held-out greedy 0.500 · lag 0.25 (max 1) · length 40 · 50 tok"
     assert line in output(context)
 
 
 def test_a_batch_whose_tokens_were_all_too_old_has_no_lag(tmp_path):
     masked = {**BATCH, "max_lag": None, "lag_mean": None, "response_length_mean": None}
-    assert describe(masked, make_context(tmp_path).record) == "reward 0.500 · every token masked"
+    batch = TrainedBatch.from_dict(masked)
+    assert describe(batch, make_context(tmp_path).record) == "reward 0.500 · every token masked"

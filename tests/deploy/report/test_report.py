@@ -16,6 +16,7 @@ from deploy.report.summary import summarise
 from deploy.report.tables import figures
 from deploy.storage.run_directory import RunDirectory
 from deploy.storage.run_record import Record
+from learner.diagnostics.batch_report import TrainedBatch
 from queues.readers.selection_bias import Fate, compare
 from weight_sync.announcements import WeightUpdateReport
 
@@ -29,7 +30,7 @@ PHONE = 390
 def batch(version, *, session=1.0, waited=1.0, took=4.0, **more):
     """A batch that began `took` seconds after the one before."""
     begin = 100.0 + took * version
-    return {
+    row = {
         "version": version,
         "session_started_at": session,
         "wait_started_at": begin,
@@ -50,6 +51,7 @@ def batch(version, *, session=1.0, waited=1.0, took=4.0, **more):
         **{f"{kind}_{origin}": 0 for kind in ("tokens", "mismatch", "kl") for origin in ORIGINS},
         **more,
     }
+    return TrainedBatch.from_dict(row)
 
 
 ORIGINS = ("fresh", "crossed", "stale")

@@ -76,7 +76,7 @@ def record(batches=BATCHES, swaps=SWAPS, **known):
         steps=3,
         max_staleness=2,
         started_at=1.0,
-        batches=list(batches),
+        batches=[TrainedBatch.from_dict(row) for row in batches],
         swaps=list(swaps),
         actors=[{"tokens_generated": 30, "idle_fraction": 0.25}],
         accounting={"balanced": True},
@@ -143,10 +143,8 @@ def test_weight_sync_counts_successful_updates_of_engines_that_served():
 
 
 def test_versions_that_were_overtaken_before_they_were_sent_are_counted():
-    made = record()
-    made.batches = [
-        row | {"versions_skipped": n} for row, n in zip(made.batches, (0, 2, 1), strict=True)
-    ]
+    skipped = zip(BATCHES, (0, 2, 1), strict=True)
+    made = record([{**row, "versions_skipped": count} for row, count in skipped])
     assert summarise(record(), status="done", now=21.0)["weight_sync"]["skipped"] == 0
     assert summarise(made, status="done", now=21.0)["weight_sync"]["skipped"] == 3
 

@@ -16,6 +16,7 @@ from deploy.report.timeline import (
     update_spans,
     window,
 )
+from learner.diagnostics.batch_report import TrainedBatch
 from queues.readers.group_history import GroupTimes, History
 from weight_sync.announcements import WeightUpdateReport
 
@@ -27,7 +28,7 @@ def group(engine="engine-0", accepted=3.0, taken=None, rollouts=((0.0, 2.0),)):
 
 
 def batch(version, start, session=0.0):
-    return {
+    row = {
         "version": version,
         "session_started_at": session,
         "wait_started_at": start,
@@ -36,6 +37,7 @@ def batch(version, start, session=0.0):
         "step_finished_at": start + 3,
         "published_at": start + 3.5,
     }
+    return TrainedBatch.from_dict(row)
 
 
 def swap(version, published, engine="engine-0", **changes):
@@ -134,12 +136,12 @@ def test_an_update_is_staged_and_prepared_gets_its_permit_and_pauses_the_engine(
 )
 def test_the_window_leaves_the_warm_up_out_where_the_run_is_long_enough(trained, count, versions):
     rows = [batch(version, 4.0 * version) for version in range(trained)]
-    assert [row["version"] for row in window(rows, count)] == list(versions)
+    assert [batch.version for batch in window(rows, count)] == list(versions)
 
 
 def test_the_window_does_not_reach_over_a_pause_between_sessions():
     rows = [batch(version, 4.0 * version, session=float(version >= 8)) for version in range(30)]
-    assert [row["version"] for row in window(rows, 10)] == [5, 6, 7]
+    assert [batch.version for batch in window(rows, 10)] == [5, 6, 7]
 
 
 def test_a_timeline_holds_only_what_happened_between_its_first_wait_and_its_last_ack():

@@ -178,7 +178,7 @@ def test_muon_leaves_heads_to_adamw_at_their_own_rate(model_path, zero_stage):
         assert not shared.value_head.weight.use_muon
         assert not shared.model.get_input_embeddings().weight.use_muon
         assert shared.model.base_model.layers[0].mlp.up_proj.weight.use_muon
-        assert sorted(engine._full_rates) == [1e-4, 5e-3, 0.02]
+        assert sorted(engine.full_rates) == [1e-4, 5e-3, 0.02]
         out = engine.forward(*next(microbatches()))
         engine.backward((out.values - 1).square().sum() + loss_of(out.logprobs, 0))
         engine.step()
@@ -366,7 +366,7 @@ def test_a_value_head_on_the_policy_has_a_rate_of_its_own_and_is_not_published(
         engine.step()
         after = engine.forward(*next(microbatches())).values.detach()
         assert after[1:].abs().max() > 0
-        assert engine._full_rates == [CONFIG.learning_rate, 10 * CONFIG.learning_rate]
+        assert engine.full_rates == [CONFIG.learning_rate, 10 * CONFIG.learning_rate]
         moved = [name for name, tensor in engine.weights() if not torch.equal(tensor, before[name])]
         assert moved
     finally:

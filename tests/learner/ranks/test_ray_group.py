@@ -102,7 +102,7 @@ class Session:
             await asyncio.sleep(0.02)
 
     def call(self, rank, function):
-        return ray.get(self.group._ranks[rank].__ray_call__.remote(function), timeout=SECONDS)
+        return ray.get(self.group.handles[rank].__ray_call__.remote(function), timeout=SECONDS)
 
 
 @pytest.fixture
@@ -129,7 +129,7 @@ def test_a_rank_whose_thread_waits_for_room_says_why_and_the_group_with_it(sessi
         actor._thread.submit(wait_for_space, tmp_path, 2**60)
 
     assert asyncio.run(reason()) is None
-    ray.get(group._ranks[1].__ray_call__.remote(wait), timeout=SECONDS)
+    ray.get(group.handles[1].__ray_call__.remote(wait), timeout=SECONDS)
     deadline = time.monotonic() + SECONDS
     while (found := asyncio.run(reason())) is None:
         assert time.monotonic() < deadline

@@ -16,7 +16,7 @@ def test_what_binds_to_every_address_is_found_at_that_of_its_node():
     assert public_address("0.0.0.0", 80, node="10.0.0.7") == "10.0.0.7:80"
 
 
-def test_groups_leases_and_engines_are_counted_as_the_book_has_them():
+def test_groups_leases_and_engines_are_counted_as_the_state_has_them():
     bounds = Bounds(max_staleness=1, groups_per_batch=2, steps=9)
     state = BrokerState(bounds=bounds, group_size=2, queued_batches=2, max_attempts=1)
     registry = CollectorRegistry()

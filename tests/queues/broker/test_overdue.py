@@ -56,18 +56,18 @@ def test_finite_prompts_all_come_to_an_end_and_only_the_last_batch_is_short(
     assert len(run.issued) == prompts
     assert state.groups.train(State.QUEUED) == 0
     sizes = [len(batch) for batch in run.batches]
-    assert all(found == size for found in sizes[:-1])
+    assert all(trained == size for trained in sizes[:-1])
     failed = state.groups.train(State.FAILED)
     assert sum(sizes) + state.groups.dropped(FILTERED) + failed == prompts, "no prompt is lost"
 
 
 def test_the_simulation_has_stragglers_for_every_policy_to_deal_with() -> None:
-    found = {}
+    outcomes = {}
     for policy in ("wait", "drop", "mask", "train"):
         run = Run(make_state(1, 3, 60, 1, policy=policy), seed=5, tie_rate=0.1)
         run.run()
-        found[policy] = (bool(run.reissued), bool(run.late), max(run.lags) > 1)
-    assert found == {
+        outcomes[policy] = (bool(run.reissued), bool(run.late), max(run.lags) > 1)
+    assert outcomes == {
         "wait": (False, False, False),
         "drop": (True, False, False),
         "mask": (False, True, False),
@@ -120,8 +120,8 @@ async def straggle(broker: Any) -> Any:
     (fresh,) = await broker.lease("a", 2, WAIT)
     await broker.put("a", answer(fresh))
     batch = await broker.take(1, WAIT)
-    found = [decode(payload).group_id for payload in batch.payloads]
-    assert found == [others[2].group_id, fresh.group_id]
+    group_ids = [decode(payload).group_id for payload in batch.payloads]
+    assert group_ids == [others[2].group_id, fresh.group_id]
     return straggler
 
 
@@ -196,8 +196,10 @@ def test_an_overdue_group_is_trained_when_it_is_ready_and_counted(
         (fresh, *_) = await broker.lease("a", 2, WAIT)
         await broker.put("a", answer(fresh))
         batch = await broker.take(2, WAIT)
-        found = [decode(payload).group_id for payload in batch.payloads]
-        assert found == [straggler.group_id, fresh.group_id], "what has waited longest comes first"
+        group_ids = [decode(payload).group_id for payload in batch.payloads]
+        assert group_ids == [straggler.group_id, fresh.group_id], (
+            "what has waited longest comes first"
+        )
         assert (await broker.status()).overdue == 0
         await broker.ack(2, {})
         counted = [batch.statistics for batch in (await broker.status()).batches]

@@ -1,4 +1,4 @@
-"""Payloads of different messages are looked at together, and each message gets its own results."""
+"""Payloads of different messages are validated together, and each message gets its own results."""
 
 import asyncio
 from typing import Any
@@ -19,8 +19,8 @@ MESSAGES = st.lists(
 )
 
 
-def said(results: list[Any]) -> list[Any]:
-    return [str(each) if isinstance(each, SchemaError) else each for each in results]
+def as_text(results: list[Any]) -> list[Any]:
+    return [str(x) if isinstance(x, SchemaError) else x for x in results]
 
 
 @given(MESSAGES, st.sampled_from([1, 2**20]))
@@ -41,48 +41,48 @@ def test_every_message_that_waits_gets_the_results_of_its_own_payloads(
         if gives_up:
             assert isinstance(outcome, asyncio.CancelledError)
         else:
-            assert said(outcome) == said(summarize_many(payloads))
+            assert as_text(outcome) == as_text(summarize_many(payloads))
 
 
-def looks(monkeypatch: pytest.MonkeyPatch) -> list[list[bytes]]:
-    """What is looked at together from now on."""
-    found: list[list[bytes]] = []
+def record_batches(monkeypatch: pytest.MonkeyPatch) -> list[list[bytes]]:
+    """Record the payloads of every joint validation from now on."""
+    batches: list[list[bytes]] = []
 
-    def look(payloads: Any) -> Any:
-        found.append(list(payloads))
+    def summarize_recorded(payloads: Any) -> Any:
+        batches.append(list(payloads))
         return summarize_many(payloads)
 
-    monkeypatch.setattr(schema, "summarize_many", look)
-    return found
+    monkeypatch.setattr(schema, "summarize_many", summarize_recorded)
+    return batches
 
 
 @pytest.mark.parametrize(
     ("batch_bytes", "expected"),
     [(2**20, [GOOD]), (1, [GOOD[:1], GOOD[1:2], GOOD[2:]])],
 )
-def test_messages_that_arrive_together_are_looked_at_together_up_to_a_size(
+def test_messages_that_arrive_together_are_validated_together_up_to_a_size(
     monkeypatch: pytest.MonkeyPatch, batch_bytes: int, expected: list[list[bytes]]
 ) -> None:
     async def main() -> None:
         inside = PayloadBatching(batch_bytes)
         await asyncio.gather(*(inside.summarize([payload]) for payload in GOOD))
 
-    found = looks(monkeypatch)
+    batches = record_batches(monkeypatch)
     asyncio.run(main())
-    assert found == expected
+    assert batches == expected
 
 
-def test_a_large_payload_is_looked_at_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_large_payload_is_validated_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> None:
         inside = PayloadBatching()
         await asyncio.gather(*(inside.summarize([payload]) for payload in (GOOD[0], LARGE)))
 
-    found = looks(monkeypatch)
+    batches = record_batches(monkeypatch)
     asyncio.run(main())
-    assert sorted(map(len, found)) == [1, 1]
+    assert sorted(map(len, batches)) == [1, 1]
 
 
-def test_what_fails_is_told_to_everybody_who_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_is_raised_in_every_caller(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(payloads: Any) -> Any:
         raise MemoryError("no room")
 

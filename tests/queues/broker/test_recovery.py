@@ -185,8 +185,8 @@ def test_leases_are_void_and_their_groups_stand_at_the_front(tmp_path: Path) -> 
         await broker.issue(make_prompts(1, 4), cursor="5")
         batch = await broker.take(0, WAIT)
         ready = [leases[0].group_id, leases[1].group_id]
-        found = [decode(payload).group_id for payload in batch.payloads]
-        assert found == ready, "in the order of issue, though the second came first"
+        group_ids = [decode(payload).group_id for payload in batch.payloads]
+        assert group_ids == ready, "in the order of issue, though the second came first"
         await broker.close()
 
     asyncio.run(after(asyncio.run(before())))

@@ -122,8 +122,8 @@ def test_a_window_smaller_than_the_bound_allows_is_kept_and_one_below_a_batch_is
 
 def test_a_narrower_window_of_staleness_gives_earlier_deadlines_and_fewer_places() -> None:
     bounds = Bounds(max_staleness=3, groups_per_batch=4, steps=10)
-    found = [bounds.within(staleness) for staleness in (0, 1, 3, 9)]
-    assert [(x.deadline(5), x.window(5)) for x in found] == [(5, 4), (6, 8), (8, 16), (8, 16)]
+    narrowed = [bounds.within(staleness) for staleness in (0, 1, 3, 9)]
+    assert [(x.deadline(5), x.window(5)) for x in narrowed] == [(5, 4), (6, 8), (8, 16), (8, 16)]
 
 
 @pytest.mark.parametrize(

@@ -39,7 +39,7 @@ def test_a_finite_source_ends_with_every_prompt_trained_filtered_or_failed(
     assert len(run.issued) == prompts
     assert run.state.groups.train(State.QUEUED) == 0
     sizes = [len(batch) for batch in run.batches]
-    assert all(found == size for found in sizes[:-1])
+    assert all(trained == size for trained in sizes[:-1])
     failed = run.state.groups.train(State.FAILED)
     assert sum(sizes) + run.state.groups.dropped(FILTERED) + failed == prompts
 
@@ -56,7 +56,7 @@ def test_a_source_of_epochs_ends_when_all_its_prompts_are_mastered(
     run = Run(state, seed, tie_rate, distinct=distinct)
     run.run()
     sizes = [len(batch) for batch in run.batches]
-    assert all(found == size for found in sizes[:-1])
+    assert all(trained == size for trained in sizes[:-1])
     gone = len(state.retirement.names | state.retirement.failed)
     if state.version < 60:
         assert state.ended

@@ -107,7 +107,7 @@ def test_a_policy_that_always_succeeds_trains_on_nothing_rather_than_waits(
     play(connect(**settings), scenario)
 
 
-def test_that_groups_without_a_signal_are_trained_is_said_once_a_batch(
+def test_training_of_groups_without_a_signal_is_logged_once_a_batch(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def scenario(broker: Any) -> None:

@@ -31,9 +31,9 @@ def scored(
                 await broker.fail("a", lease.group_id, 1, reason="reward", error="no number")
             else:
                 await broker.put("a", answer(lease, reward=reward))
-        found = await broker.evaluation("e", 0.0)
+        outcome = await broker.evaluation("e", 0.0)
         await broker.close()
-        return found
+        return outcome
 
     asyncio.run(answer_some(before))
     outcome = asyncio.run(answer_some(len(rewards) - before))

@@ -110,8 +110,8 @@ def look(folder: Path, run: Recorded) -> dict[str, Any]:
         rows = database.execute("SELECT group_id, segment, offset FROM results").fetchall()
     for group_id, segment, offset in rows:
         if segment is not None:
-            found = read_group(folder / JOURNAL_NAME, segment, offset)
-            assert found == run.payloads[group_id]
+            payload = read_group(folder / JOURNAL_NAME, segment, offset)
+            assert payload == run.payloads[group_id]
     for path in sorted((folder / JOURNAL_NAME).glob("*.segment")):
         for _, payload in frames(folder / JOURNAL_NAME, int(path.stem)):
             assert payload in run.payloads.values()

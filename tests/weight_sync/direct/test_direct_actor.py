@@ -127,7 +127,7 @@ def test_a_rollout_actor_is_served_ends_with_its_engine_and_is_seeded_when_made_
 
         actor = asyncio.run_coroutine_threadsafe(make(), loop).result(30)
         handles.append(Handle(actor, loop))
-        actor.parts = actor._build()
+        handles[-1].ask(actor.start()).result(30)
         return handles[-1], handles[-1].ask(actor.run())
 
     first, runs = begin(fails_at=1)
