@@ -35,6 +35,11 @@ class Option:
     flag: str
     keywords: Mapping[str, Any]
 
+    @property
+    def name(self) -> str:
+        """The attribute of the parsed options."""
+        return str(self.keywords.get("dest") or self.flag.lstrip("-").replace("-", "_"))
+
 
 def option(flag: str, default: Any = None, about: str = "", **keywords: Any) -> Option:
     """Describe an option; its type is that of its default, and a list takes several values."""
@@ -156,7 +161,7 @@ class Study:
             self.check(options)
         file = self.record_file(options)
         reserve(file)
-        record = environment() | {"arguments": _arguments(options)}
+        record = environment() | {"arguments": self._arguments(options)}
         for part in self.measure(options):
             record |= part
             record |= self.conclude(record)
@@ -177,17 +182,12 @@ class Study:
             return Path(options.out)
         folder = options.out or self.folder
         time = f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}"
-        return Path(folder) / self.file.format(time=time, **_arguments(options))
+        return Path(folder) / self.file.format(time=time, **self._arguments(options))
 
-
-def _arguments(options: Options) -> Record:
-    """Return the options that say something about the measurement, as JSON values."""
-    plain = (str, int, float, list, type(None))
-    return {
-        name: value
-        for name, value in vars(options).items()
-        if name != "out" and isinstance(value, plain)
-    }
+    def _arguments(self, options: Options) -> Record:
+        """Return the values of the options, but for paths, which do not affect a measurement."""
+        values = {described.name: getattr(options, described.name) for described in self.options}
+        return {name: value for name, value in values.items() if not isinstance(value, Path)}
 
 
 def text_table(head: Sequence[str], rows: Iterable[Sequence[str]], title: str = "") -> str:

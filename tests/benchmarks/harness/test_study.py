@@ -40,6 +40,14 @@ def test_the_record_holds_provenance_options_measurement_and_conclusions(tmp_pat
     assert capsys.readouterr().out == f"largest 5\nstored in {tmp_path / 'test.json'}\n"
 
 
+def test_what_a_check_adds_to_the_options_is_not_stored(tmp_path):
+    def check(options):
+        options.plan = [object()]
+
+    assert run(study(values, check=check), tmp_path / "test.json") == 0
+    assert json.loads((tmp_path / "test.json").read_text())["arguments"] == {"values": [1, 2]}
+
+
 def test_what_was_measured_before_a_failure_is_stored(tmp_path):
     def fails(options):
         yield {"values": [7]}
