@@ -260,16 +260,15 @@ def _check_schema(schema: pa.Schema) -> None:
     version = (schema.metadata or {}).get(VERSION_KEY, b"none").decode(errors="replace")
     if version != str(SCHEMA_VERSION):
         raise SchemaError(f"{VERSION_KEY.decode()}: found {version}, must be {SCHEMA_VERSION}")
-    for field in SCHEMA:
-        if field.name not in schema.names:
-            raise SchemaError(f"{field.name}: column is missing")
-        if schema.field(field.name).type != field.type:
-            raise SchemaError(
-                f"{field.name}: found {schema.field(field.name).type}, must be {field.type}"
-            )
     if schema.names != SCHEMA.names:
+        missing = [name for name in SCHEMA.names if name not in schema.names]
+        if missing:
+            raise SchemaError(f"{missing[0]}: column is missing")
         extra = sorted(set(schema.names) - set(SCHEMA.names))
-        raise SchemaError(f"{', '.join(extra) or 'columns'}: unknown or out of order")
+        raise SchemaError(f"{', '.join(extra) or 'columns'}: unknown, repeated or out of order")
+    for column, field in zip(schema, SCHEMA, strict=True):
+        if column.type != field.type:
+            raise SchemaError(f"{field.name}: found {column.type}, must be {field.type}")
 
 
 def _parse(payload: Payload) -> pa.RecordBatch:

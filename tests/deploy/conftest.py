@@ -179,16 +179,3 @@ def copied_run(headway, finished):
     (folder / "recipe.json").write_text(json.dumps({**recipe, "name": "copied"}))
     yield folder
     shutil.rmtree(folder)
-
-
-@pytest.fixture(scope="session")
-def tiny_model(tmp_path_factory):
-    """A model folder with a token per character of the lettered sums, and a context of 256."""
-    from learner.config.learner import TinyModelConfig
-    from learner.model.policy import build_tiny
-
-    folder = tmp_path_factory.mktemp("tiny") / "model"
-    sizes = {"hidden_size": 32, "layers": 2, "intermediate_size": 48, "heads": 2, "kv_heads": 1}
-    characters = "0123456789+-=,abcdefghijklmnopqr"
-    build_tiny(TinyModelConfig(characters=characters, context=256, **sizes), folder, seed=0)
-    return folder

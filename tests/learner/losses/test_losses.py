@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from learner import losses
-from learner.corrections import CORRECTIONS
+from learner.config.traits import CORRECTION_TRAITS, LOSS_TRAITS
 from learner.errors import InputError
-from learner.losses import LOSSES, LossInputs, policy_loss
+from learner.losses import LossInputs, policy_loss
 from learner.losses.kl import FORMS
 
 
@@ -185,5 +185,5 @@ def test_tensors_of_different_lengths_are_refused_by_name():
 
 def test_the_readme_has_every_loss_correction_and_form_of_the_kl_term():
     readme = (Path(losses.__file__).parent.parent / "README.md").read_text()
-    names = {*LOSSES, *CORRECTIONS, *FORMS}
+    names = {*LOSS_TRAITS, *CORRECTION_TRAITS, *FORMS}
     assert {name for name in names if f"`{name}`" not in readme} == set()
