@@ -78,12 +78,9 @@ class Broadcaster:
         self._swaps.give_back(engine_id)
 
     async def join(self, engine_id: str, engine: Any, workers: int) -> None:
-        """Register an engine with a learner that sends weights to it directly.
+        """Register an engine, by its handle, that the learner sends weights to directly.
 
-        Args:
-            engine_id: Its name; an earlier engine of this name is replaced.
-            engine: Its handle, in which `engines` returns it.
-            workers: Processes that hold a part of its weights.
+        Replaces an earlier engine of this name. `workers` processes hold a part of its weights.
         """
         self._engines[engine_id] = engine, workers
 

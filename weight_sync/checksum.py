@@ -12,11 +12,7 @@ from torch import Tensor
 
 
 def checksum(tensors: Iterable[tuple[str, Tensor]]) -> str:
-    """Return xxh3_64 over each tensor's name and row-major bytes, as 16 hexadecimal digits.
-
-    Args:
-        tensors: Names and tensors in order, of any device and layout.
-    """
+    """Return xxh3_64 over each tensor's name and row-major bytes, as 16 hexadecimal digits."""
     digest = xxhash.xxh3_64()
     for name, tensor in tensors:
         digest.update(name.encode())

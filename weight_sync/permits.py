@@ -7,11 +7,7 @@ from collections import deque
 class SwapPermits:
     """A counting semaphore whose permits expire, so that a dead engine delays nobody.
 
-    Belongs to one event loop.
-
-    Args:
-        count: Permits that may be held at a time.
-        seconds: Lifetime of a permit that its holder neither renews nor returns.
+    Belongs to one event loop. A permit ends `seconds` after it was granted or renewed.
     """
 
     def __init__(self, count: int, seconds: float) -> None:

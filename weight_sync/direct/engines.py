@@ -2,11 +2,9 @@
 
     send(v, tensors)   for every engine in turn:   pause ─▶ send ─▶ resume at v ─▶ report
 
-For transports that write into an engine's own weights as they arrive (`vllm_sender`): nothing can
-be verified before, so the pause covers the transfer. An engine whose transfer failed or did not end
-in time holds a mixture. It ends (`direct.receiver`), nothing is sent to it again, and `seed` serves
-the engine that replaces it. Each engine has a connection and a deadline of its
-own, so that a hung engine delays the others by no more than that.
+An engine whose transfer failed or did not end in time holds a mixture. It ends, nothing is sent to
+it again, and `seed` serves the engine that replaces it. Each engine has a connection and a deadline
+of its own, so that a hung engine delays the others by no more than that.
 """
 
 import logging
@@ -69,8 +67,7 @@ class DirectEngines:
     """Sends versions to all engines while the caller waits. Calls come from one thread.
 
     Args:
-        engines: Returns the present engines; called for every version, so that an engine which was
-            replaced gets the next one.
+        engines: Returns the present engines; called for every version.
         connect: Opens a connection, under the engine's deadline.
         report: Called with every attempt that paused an engine; one with an error ends the engine.
         timeout: Deadline in seconds for one engine, connecting and pause included.
@@ -98,13 +95,7 @@ class DirectEngines:
         """The engine being sent to, and since when by the monotonic clock."""
 
     def send(self, version: int, weights: Weights, published_at: float) -> None:
-        """Send a version to all engines; the tensors may change again on return.
-
-        Args:
-            version: Above the previous one.
-            weights: Names and tensors as in the model folder.
-            published_at: Epoch seconds of the call of `publish`.
-        """
+        """Send a version to all engines; the tensors may change again on return."""
         self._version, self._published_at = version, published_at
         self.seed(weights)
 

@@ -111,9 +111,7 @@ class DirectReceiver:
     async def pause(self, version: int, attempt: str) -> int | None:
         """Pause sampling and return the version served before, None if there was none.
 
-        Args:
-            version: The version to be sent.
-            attempt: A unique token, which all later calls of the attempt must carry.
+        All later calls of the attempt must carry the unique token `attempt`.
 
         Raises:
             UpdateRefused: The engine serves this version or a newer one, waits for `on_version`,
@@ -142,8 +140,7 @@ class DirectReceiver:
 
         Raises:
             UpdateRefused: The attempt is over; nothing was written.
-            IncompatibleWeights: The engine does not have a tensor, or tensors are missing at the
-                end.
+            IncompatibleWeights: A tensor is unknown to the engine, or missing at the end.
         """
         self._check_open(attempt)
         try:
@@ -154,11 +151,7 @@ class DirectReceiver:
         await self._run_step(attempt, lambda: self._engine.transfer(method, payload))
 
     async def resume(self, attempt: str) -> None:
-        """Resume sampling; tokens carry the version of the attempt from here.
-
-        Raises:
-            UpdateRefused: The attempt is over; the engine does not resume.
-        """
+        """Resume sampling at the version of the attempt; UpdateRefused if the attempt is over."""
         self._check_open(attempt)
         await self._run_step(attempt, lambda: self._engine.serve(self._next))
         await self._run_step(attempt, self._engine.resume)

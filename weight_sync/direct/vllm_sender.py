@@ -24,8 +24,8 @@ class VllmSender:
     """A connection to one engine (a `Sender`).
 
     Args:
-        backend: vLLM's name of the transport: "nccl" or "ipc".
-        workers: Processes of the engine; its endpoint must have been made for the same backend.
+        backend: "nccl" or "ipc"; the engine's endpoint must have been made for the same.
+        workers: Processes of the engine.
         weights: Names, dtypes and shapes of every later `send`.
         transfer: Calls the endpoint while connecting.
         address: Address of this node, as seen from the engine's node.
@@ -45,10 +45,7 @@ class VllmSender:
         info: TrainerInitInfo = IPCTrainerInitInfo(rank=0, packed=True)
         if backend == "nccl":
             info = NCCLTrainerInitInfo(
-                rank=0,
-                master_address=address,
-                master_port=_free_port(),
-                world_size=1 + workers,
+                rank=0, master_address=address, master_port=_free_port(), world_size=1 + workers
             )
         self._engine = WeightTransferTrainerFactory.trainer_init(
             info, client=self._client, source=self._source

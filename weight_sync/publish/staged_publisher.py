@@ -1,7 +1,6 @@
 """The staged publisher stores each version in a transport and announces it.
 
-    publish(v, tensors)     caller's thread      copies to host memory, then returns
-        └─▶ background      plan ─▶ write and checksum ─▶ compare with v−1 ─▶ announce ─▶ commit
+    plan ─▶ write and checksum ─▶ compare with v−1 ─▶ announce ─▶ commit
 
 A version is announced once all its bytes can be read. Receivers hold the memory of the versions
 that they have staged, so the publisher keeps only the newest one.
@@ -32,10 +31,8 @@ class StagedPublisher(BackgroundPublisher):
         announce: Called with each complete version, in the background thread. A coroutine that it
             returns is run there, in an event loop of its own.
         bucket_bytes: Size of one bucket.
-        timeout: Seconds from a `publish` to its announcement after which the next one fails; also
-            the deadline of `close`.
+        timeout: See `BackgroundPublisher`, as for `wire_dtype`.
         codec: "delta" offers a delta beside the whole version.
-        wire_dtype: Dtype that every tensor is cast to before it is sent; None casts nothing.
     """
 
     def __init__(

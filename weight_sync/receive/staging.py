@@ -61,11 +61,6 @@ def stage(
     Uses the delta if `base` is the version it was made for. Fetches the whole version otherwise, or
     if the delta is unavailable or yields other bytes than the manifest promises.
 
-    Args:
-        manifest: The version.
-        transport: Opens its buckets.
-        base: Another version, still open; it is not changed.
-
     Raises:
         StagingError: A bucket is unavailable or fails verification; none is kept open.
     """
