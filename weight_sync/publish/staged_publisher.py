@@ -14,7 +14,7 @@ import torch
 
 from weight_sync.buckets import BucketPlan, Piece, plan_buckets
 from weight_sync.checksum import bytes_of
-from weight_sync.codecs.delta_encoder import DeltaEncoder, Encoded
+from weight_sync.codecs.delta import DeltaEncoder
 from weight_sync.manifest import Delta, Manifest
 from weight_sync.publish.background_publisher import BackgroundPublisher, PendingVersion
 from weight_sync.publish.snapshot import Snapshot
@@ -62,12 +62,19 @@ class StagedPublisher(BackgroundPublisher):
             for nbytes, parts in zip(plan.sizes, pieces, strict=True)
         )
         encoded = self._encoder and self._encoder.encode(version, plan, pieces, buckets)
+        delta = None
+        if encoded and encoded.patches is not None:
+            patches = (
+                self._transport.write(version, len(patch), [Piece(0, memoryview(patch))])
+                for patch in encoded.patches
+            )
+            delta = Delta(base_version=encoded.base_version, buckets=tuple(patches))
         manifest = Manifest(
             version=version,
             tensors=plan.tensors,
             buckets=buckets,
             created_at=pending.created_at,
-            delta=self._store(version, encoded) if encoded else None,
+            delta=delta,
             changed=encoded.changed if encoded else None,
         )
         announcing = self._announce(manifest)
@@ -75,17 +82,6 @@ class StagedPublisher(BackgroundPublisher):
             asyncio.run(announcing)
         self._transport.commit(manifest)
         return pending.snapshot
-
-    def _store(self, version: int, encoded: Encoded) -> Delta | None:
-        if encoded.patches is None:
-            return None
-        return Delta(
-            base_version=encoded.base_version,
-            buckets=tuple(
-                self._transport.write(version, len(patch), [Piece(0, memoryview(patch))])
-                for patch in encoded.patches
-            ),
-        )
 
 
 def _cut(snapshot: Snapshot, bucket_bytes: int) -> tuple[BucketPlan, list[list[Piece]]]:
