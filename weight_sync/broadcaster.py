@@ -1,8 +1,7 @@
 """The broadcaster announces versions to receivers and limits how many engines swap at once.
 
-An asyncio object that belongs to one event loop; `ray_broadcaster` makes it a Ray actor. It
-carries manifests, never weights. At most max(1, floor(update_fraction · engines)) permits are held
-at a time; a permit whose holder is silent for `permit_seconds` expires.
+It carries manifests, never weights, and belongs to one event loop. At most
+max(1, floor(update_fraction · engines)) permits are held at a time.
 """
 
 import asyncio

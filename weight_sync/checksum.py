@@ -1,8 +1,4 @@
-"""The checksum of a version's weights, equal if and only if every bit of every tensor is equal.
-
-It covers the bytes as they are sent, in the order of publication, so it depends neither on the
-number of ranks nor on the division into buckets.
-"""
+"""The checksum of a version's weights: independent of the number of ranks and of the buckets."""
 
 from collections.abc import Iterable
 

@@ -1,10 +1,9 @@
 """Codec `delta`: a patch holds the elements of a bucket whose value on the wire changed.
 
 A patch is a header, then two streams compressed by zstandard: the gaps between the changed elements
-and their new values, each split into byte planes, since the upper bytes of both hardly vary. New
-values overwrite those of the base, so that applying a patch twice is harmless. A patch names the
-checksum of its base and is refused on any other. It pays where steps are small against the spacing
-of the wire's values, as in bfloat16 (arXiv:2602.03839).
+and their new values, each split into byte planes, since the upper bytes of both hardly vary. It
+names the checksum of its base and is refused on any other. It pays where steps are small against
+the spacing of the wire's values, as in bfloat16 (arXiv:2602.03839).
 """
 
 import struct
@@ -41,18 +40,13 @@ class Patch:
     changed: int
     """Elements whose bits differ."""
     elements: int
-    """Elements of the bucket."""
 
 
 def diff(base: Bytes, pieces: Iterable[Piece], item_bytes: int, *, base_checksum: str) -> Patch:
-    """Encode the changed elements of a bucket.
+    """Encode the elements of a bucket that differ from `base`, an earlier bucket's bytes.
 
-    Args:
-        base: All bytes of the earlier bucket, `[nbytes]`.
-        pieces: The new bucket, with the same offsets.
-        item_bytes: Bytes of an element: 2, 4 or 8. With mixed dtypes that of the smallest, so that
-            larger elements count as several. Offsets and sizes are multiples of it.
-        base_checksum: Checksum of `base`, 32 hexadecimal digits.
+    Elements have `item_bytes`: 2, 4 or 8. With mixed dtypes that is the size of the smallest, so
+    that larger elements count as several. Offsets and sizes are multiples of it.
     """
     word = _WORDS[item_bytes]
     indices: list[NDArray[np.int64]] = []

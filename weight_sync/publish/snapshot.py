@@ -1,9 +1,8 @@
 """A reusable copy of all weights in host memory.
 
-The memory is reused because fresh memory costs several times the copy itself; memory that a GPU
-copies to is pinned. On a CPU the caller's thread copies piece by piece while another thread
-checksums the copied pieces. Torch's own threads are not used: where an engine occupies one of their
-cores they wait for each other, ten times as long as the copy takes.
+Fresh memory would cost several times the copy itself. On a CPU the caller's thread copies piece by
+piece while another thread checksums the copied pieces. Torch's own threads are not used: where an
+engine occupies one of their cores they wait for each other, ten times as long as the copy takes.
 """
 
 from collections.abc import Iterable, Iterator

@@ -30,7 +30,6 @@ class StagedPublisher(BackgroundPublisher):
         transport: Stores the buckets; closed with the publisher.
         announce: Called with each complete version, in the background thread. A coroutine that it
             returns is run there, in an event loop of its own.
-        bucket_bytes: Size of one bucket.
         timeout: See `BackgroundPublisher`, as for `wire_dtype`.
         codec: "delta" offers a delta beside the whole version.
     """

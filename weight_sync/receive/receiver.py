@@ -213,9 +213,8 @@ class Receiver:
     async def _permitted(self, version: int, stop: asyncio.Event | None) -> bool:
         """Wait for a permit; False if a newer version or `stop` came first."""
         while not await self._announcements.acquire_swap(self.engine_id, POLL_SECONDS):
-            if stop is not None and stop.is_set():
-                return False
-            if await self._announcements.newest(version, 0.0) is not None:
+            stopped = stop is not None and stop.is_set()
+            if stopped or await self._announcements.newest(version, 0.0) is not None:
                 return False
         return True
 
@@ -256,12 +255,8 @@ class Receiver:
         """Report the current attempt, which returns its permit."""
         if error is not None:
             self._note(error=f"{type(error).__name__}: {error}")
-            logger.warning(
-                "%s did not take version %d: %s",
-                self.engine_id,
-                self._attempt.version,
-                self._attempt.error,
-            )
+            version, message = self._attempt.version, self._attempt.error
+            logger.warning("%s did not take version %d: %s", self.engine_id, version, message)
         await self._announcements.report(self._attempt)
         return self._attempt
 

@@ -98,10 +98,6 @@ class FilesystemTransport:
 def claim(folder: Path, run: str) -> None:
     """Reserve a folder for one run, since each commit removes the versions of all others.
 
-    Args:
-        folder: Created if missing.
-        run: Name of the run, the same whenever it is resumed.
-
     Raises:
         InputError: It belongs to another run, or cannot be written.
     """

@@ -51,7 +51,6 @@ class ObjectStoreTransport:
 
     def __init__(self, *, timeout: float = 60.0) -> None:
         self.node: str = ray.get_runtime_context().get_node_id()
-        """Ray's id of the node of this process."""
         self._publisher = uuid.uuid4().hex[:8]
         self._local = SharedMemoryTransport()
         self._downloader = _NodeActor(Downloader, timeout, timeout)

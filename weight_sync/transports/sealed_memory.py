@@ -1,8 +1,7 @@
 """Buckets as sealed anonymous memory, which another process of the node can map.
 
-Every bucket is a memfd: a file without a name, whose location is `/proc/<pid>/fd/<n>`. It is sealed
-once written, so verified bytes cannot change and need no second verification. The kernel frees it
-when the last process that holds it ends, also after SIGKILL: nothing is ever left in /dev/shm.
+Every bucket is a memfd, located at `/proc/<pid>/fd/<n>`. It is sealed once written, so verified
+bytes cannot change. The kernel frees it when the last process that holds it ends, also by SIGKILL.
 Processes that share buckets need the same user and process namespace.
 """
 
@@ -53,12 +52,7 @@ class SealedBucket:
 
 
 def seal(nbytes: int, pieces: Iterable[Piece]) -> SealedBucket:
-    """Write a bucket to memory of this node and seal it.
-
-    Args:
-        nbytes: Its size, above 0; bytes that no piece covers are 0.
-        pieces: Ascending and without overlap.
-    """
+    """Write a bucket to memory of this node and seal it; arguments as of `Transport.write`."""
     descriptor = os.memfd_create("headway-weights", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
         os.ftruncate(descriptor, nbytes)
