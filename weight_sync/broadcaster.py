@@ -51,13 +51,11 @@ class Broadcaster:
 
     async def newest(self, after: int, timeout: float) -> Manifest | None:
         """See `Announcements.newest`."""
-
-        def is_newer() -> bool:
-            return self._manifest is not None and self._manifest.version > after
-
         try:
             async with asyncio.timeout(timeout), self._announced:
-                await self._announced.wait_for(is_newer)
+                await self._announced.wait_for(
+                    lambda: self._manifest is not None and self._manifest.version > after
+                )
                 return self._manifest
         except TimeoutError:
             return None
