@@ -8,7 +8,6 @@ from collections.abc import Mapping
 
 from rich.console import Group, RenderableType
 from rich.filesize import decimal
-
 from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text

@@ -123,8 +123,9 @@ def _reward(figure: "Figure", runs: Sequence[PlottedRun]) -> None:
         ):
             scored = [(row["version"], row[key]) for row in series if row[key] is not None]
             if scored:
-                style = {"color": run.colour, "ms": 3.5, "lw": 1.4, "label": f"{label}{name}"}
-                axes.plot(*zip(*scored, strict=True), marker, **style)
+                versions, scores = zip(*scored, strict=True)
+                curve = axes.plot(versions, scores, marker, color=run.colour, ms=3.5, lw=1.4)
+                curve[0].set_label(f"{label}{name}")
     _finish(axes, "policy version", legend=True)
 
 
@@ -159,8 +160,8 @@ def _lag(figure: "Figure", runs: Sequence[PlottedRun]) -> None:
     for run in runs:
         _line(left, run, lambda report: report.lag_mean, label="mean", lw=1.4)
         _line(left, run, lambda report: report.max_lag, label="largest", lw=0.8, ls=":")
-        style = {"color": run.colour, "lw": 0.7, "ls": "--", "label": "max_staleness"}
-        left.axhline(run.record.max_staleness, **style)
+        bound = run.record.max_staleness
+        left.axhline(bound, color=run.colour, lw=0.7, ls="--", label="max_staleness")
     left.set_ylim(0, None)
     _finish(left, "policy version", "lag, versions", legend=len(runs) == 1)
     width = 0.8 / len(runs)

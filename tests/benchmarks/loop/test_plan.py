@@ -51,7 +51,7 @@ def test_rates_of_stored_figures_are_a_time_for_a_rollout_and_one_for_a_token():
     assert rates.engine.rollout_step_seconds == pytest.approx(0.0001)
     assert (rates.learner.batch_seconds, rates.learner.publish_seconds) == (0.5, 0.02)
     assert len(rates.lengths) == 20 * 16
-    assert rates.tokens_mean == pytest.approx(30, rel=0.1)
+    assert rates.to_dict()["lengths"]["mean"] == pytest.approx(30, rel=0.1)
 
 
 def test_every_bound_of_every_round_is_compared_and_runs_with_all_cores_are_not():
