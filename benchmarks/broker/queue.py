@@ -4,8 +4,7 @@
 
 For each number of simulated actors and each length, in the current folder: the durable broker, a
 Ray actor that only answers the same messages, the same bytes written with as many fdatasyncs, and
-`ray.util.queue`; medians of ratios inside a round. `--soak` adds the broker's memory over so many
-seconds. Takes about 25 minutes on two cores.
+`ray.util.queue`. `--soak` adds the broker's memory over so many seconds. Takes about 25 minutes.
 """
 
 import contextlib

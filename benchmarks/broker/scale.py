@@ -1,11 +1,10 @@
-"""Cost of a run's control plane as the cluster grows: 8 to 1,024 simulated actors.
+"""Cost of a run's control plane with 8 to 1,024 simulated actors.
 
     headway bench scale [--actors 8 32 128 512 1024] [--rates 200 0]
 
-Broker, broadcaster and metrics are the real ones; actors and learner are simulated. For each number
-of actors and each rate of groups/s (0: as many as they can) it shows what is accepted, the seconds
-of calls, cores and memory. The 99th percentiles of puts and of leases shall be at most 100 ms at
-200 groups/s. Calls are timed in a process with few actors, so that they do not wait for the others.
+Broker, broadcaster and metrics are real. For each number of actors and each rate of groups/s (0: as
+many as they can) it shows what is accepted, the seconds of calls, cores and memory. The 99th
+percentiles of puts and of leases shall be at most 100 ms at 200 groups/s.
 """
 
 import contextlib

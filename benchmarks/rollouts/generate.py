@@ -3,9 +3,8 @@
     headway bench generate [--size 60m --groups 32]
 
 In each round `offline` is `LLM.generate` with all requests at once, and `loop` a rollout actor that
-leases groups, decodes and rewards their texts, and puts them, without training. The model is
-untrained; requests have fixed, lognormal lengths. The figure of merit is the median of
-loop / offline over rounds, at least 0.95. Takes about four minutes.
+leases groups, decodes and rewards their texts, and puts them, without training. The figure of merit
+is the median of loop / offline, at least 0.95. Takes about four minutes.
 """
 
 import asyncio

@@ -2,10 +2,9 @@
 
     headway bench train [--sizes demo 60m] [--threads 1]
 
-The real learner of one rank trains synthetic batches; before and after each the best rate of a
-matrix product is measured with the same threads and dtype. "Host" is the updater's time besides
-computing; "gap" lies between the computing of two batches in the loop of a run, whose broker has
-every group already. Takes about four minutes on two quiet cores.
+The real learner of one rank trains synthetic batches, each between two measurements of the best
+matrix product. "Host" is the updater's time besides computing; "gap" lies between the computing of
+two batches in the loop of a run, whose broker has every group already. Takes four minutes.
 """
 
 import os
