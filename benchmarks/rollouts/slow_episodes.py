@@ -2,18 +2,9 @@
 
     headway bench episodes [--engine vllm]
 
-256 episodes of several turns run at once; after every turn the environment takes from 50 ms to 5 s,
-evenly on a logarithmic scale, 1.07 s in the mean. By Little's law N episodes that sample L tokens a
-turn cannot make more tokens per second than
-
-    min(r, N·L / (E[environment time] + L/r)),
-
-where r is the rate of the same engine with as many episodes of a single turn. The figure of merit
-is the share of it that is reached; it must be at least 0.95. Beside it, for vLLM, the share of its
-rate with single turns of as many requests at once and contexts as long. Engines are one that
-divides a set rate among its requests, at several rates about the knee, and vLLM with a tiny model.
-All is measured in one process, after a warm-up. Leaves out the broker, and that a group waits for
-its last rollout.
+256 episodes of several turns run at once; the environment takes 50 ms to 5 s after every turn. By
+Little's law they cannot make more tokens/s than min(r, N·L / (E[environment time] + L/r)), where r
+is the engine's rate with single turns and L the tokens of a turn; at least 0.95 of it is the aim.
 """
 
 import asyncio

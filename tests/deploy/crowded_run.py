@@ -38,10 +38,10 @@ class Crowded(Run):
 
     async def simulate(self, index: int) -> None:
         name, engine = f"actor-{index}", f"engine-{index}"
-        tally = ActorStatistics(engine)
-        tally.groups.update([*(status.value for status in PutStatus), "failed", "aborted"])
+        statistics = ActorStatistics(engine)
+        statistics.groups.update([*(status.value for status in PutStatus), "failed", "aborted"])
         self.record.restarts[name] = 1
-        self.targets.add(name, f"{HOST}:{serve([ActorMetrics(tally)], host=HOST)}")
+        self.targets.add(name, f"{HOST}:{serve([ActorMetrics(statistics)], host=HOST)}")
         serves = -1
         while True:
             found = await self.broadcaster.newest(serves, POLL_SECONDS)
