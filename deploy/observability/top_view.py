@@ -7,6 +7,7 @@ import time
 from collections.abc import Mapping
 
 from rich.console import Group, RenderableType
+from rich.filesize import decimal
 from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
@@ -87,8 +88,8 @@ def _title(view: View) -> Text:
     title = Text.assemble(
         (view.run, "bold"), f"  version {_or_dash(view.version)} of {_or_dash(view.steps)}"
     )
-    if view.since_batch is not None:
-        title.append(f" · last batch {_seconds(view.since_batch)} ago")
+    if view.seconds_since_batch is not None:
+        title.append(f" · last batch {_seconds(view.seconds_since_batch)} ago")
     if view.max_staleness is not None:
         title.append(f" · staleness at most {view.max_staleness}")
     return title
@@ -171,10 +172,4 @@ def _seconds(value: float | None) -> str:
 
 
 def _bytes(value: float | None) -> str:
-    if value is None:
-        return "–"
-    for unit in ("B", "kB", "MB"):
-        if value < 1000:
-            return f"{value:.3g} {unit}"
-        value /= 1000
-    return f"{value:.3g} GB"
+    return "–" if value is None else decimal(int(value), precision=1)

@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING
 
 from actors.errors import PromptRefused
 from actors.reward_models.folder import TextReader
-from actors.sources.examples import without
-from actors.sources.preferences import PREFERENCES, Preference, load_preferences
+from actors.sources.examples import PREFERENCES, Preference, load_preferences, without
 from deploy.config.run_config import RunConfig
 from deploy.errors import InputError
 from deploy.preflight.inputs import load_heldout

@@ -26,10 +26,7 @@ Pair = tuple[str, str]
 
 
 def warm_start(config: RunConfig, terminal: Terminal, *, replace: bool) -> Path:
-    """Train the warm start of a recipe.
-
-    Returns:
-        The model folder, from which `headway run` of the same recipe starts.
+    """Train the warm start of a recipe; return its folder, where `headway run` finds it.
 
     Raises:
         InputError: There is no [sft] section, demonstrations cannot be used, or the warm start
@@ -68,7 +65,7 @@ def warm_start(config: RunConfig, terminal: Terminal, *, replace: bool) -> Path:
 
 
 def _checked(pairs: Iterator[Pair], measure: Callable[[str], int], context: int) -> Iterator[Pair]:
-    """Check each pair when it is drawn.
+    """Check each prompt and completion when it is drawn.
 
     Args:
         pairs: Prompts and completions.
@@ -149,13 +146,9 @@ def train_model(
         for prompt, completion in pairs
     )
     engine = PolicyEngine(
-        policy,
-        sft,
-        model_path=origin,
-        zero_stage=sft.zero_stage,
-        dtype=sft.dtype,
+        policy, sft, model_path=origin, zero_stage=sft.zero_stage, dtype=sft.dtype,
         total_steps=sft.steps,
-    )
+    )  # fmt: skip
     parameters = sum(p.numel() for p in policy.parameters())
 
     def show(progress: SftProgress) -> None:

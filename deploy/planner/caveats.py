@@ -11,7 +11,7 @@ from deploy.planner.calibration import Measured
 from learner.config.learner import ModelConfig
 
 LEAST_EXPLAINED = 0.5
-"""Share of the variance of rollout times below which the model of engines does not hold."""
+"""Share of the variance of rollout times below which the rates of engines are not reliable."""
 SIZES = {
     "hidden_size": "hidden_size",
     "num_hidden_layers": "layers",
@@ -30,17 +30,14 @@ TAKEN_OVER = {
     "learner.zero_stage": "the learner is taken to be as fast as the run's",
     "learner.dtype": "the learner is taken to be as fast as the run's",
 }
+
 """Assumptions about a recipe in which a key has another value than in the run, by key."""
 
 
 def refuse_another_model(config: RunConfig, recorded: RunConfig) -> None:
-    """Refuse rates of another model.
+    """Refuse rates of a run, with the recipe `recorded`, that trained another model.
 
-    Models are told apart by their sizes, or by their names where one of the two is not here.
-
-    Args:
-        config: The recipe.
-        recorded: The recipe of the run.
+    Models are compared by their sizes, or by their names where one of the two is not here.
 
     Raises:
         InputError: The run trained another model; names both.
@@ -107,7 +104,7 @@ def caveats(
     Args:
         measured: Rates of the run.
         recorded: Its recipe.
-        bounds: The bounds that are predicted.
+        bounds: The predicted bounds.
         evaluated: Whether the run generated answers to held-out problems meanwhile.
     """
     notes = []

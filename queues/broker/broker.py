@@ -34,7 +34,7 @@ from queues.config import QueuesConfig, RunSpec
 from queues.policy.admission import Bounds
 from queues.policy.dynamic_sampling import TieFilter
 from queues.policy.prompt_retirement import Retirement
-from queues.policy.staleness_controller import StalenessController, WindowController
+from queues.policy.staleness_controller import StalenessController
 from queues.readers.accounting import Accounting, account
 from queues.state.broker_state import BrokerState
 from queues.storage.journal import Journal
@@ -44,9 +44,6 @@ from queues.storage.ledger_schema import JOURNAL_NAME
 
 class Broker(BrokerPromptFeed, BrokerWorkQueue, BrokerBatchQueue):
     """Both queues of one run; all calls belong to one event loop.
-
-    After `close` they raise QueueClosed, and after a failed commit, or when leases cannot expire
-    any more, LedgerError. Only `status` and `cursor`, which read memory, still answer.
 
     Args:
         directory: The run's folder, on a local disk; holds `ledger.sqlite` and `journal/`. A run
@@ -100,9 +97,7 @@ def _new_state(config: QueuesConfig, spec: RunSpec) -> BrokerState:
     controller = None
     if config.ess_target is not None:
         controller = StalenessController(
-            WindowController(
-                target=config.ess_target, most=config.max_staleness, batches=config.ess_batches
-            )
+            target=config.ess_target, most=config.max_staleness, batches=config.ess_batches
         )
     tie_filter = None
     if config.filter_tied:

@@ -1,8 +1,7 @@
 """Removal of journal segments that nothing needs, so that a run of weeks does not fill its disk.
 
 A segment is needed as long as one of its groups is not in a final state, or was trained at or after
-the oldest checkpoint that still exists: a rollback trains those batches again. A segment without
-any group, as a crash leaves it, is not needed.
+the oldest checkpoint that still exists: a rollback trains those batches again.
 
     put begins ─▶ frame in the journal ─▶ row in the ledger ─▶ put ends
         └── the segment that is the newest at this moment, and all later ones, stay ──┘
@@ -21,7 +20,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from queues.broker.commit_pipeline import CommitPipeline
-from queues.readers.accounting import oldest_checkpoint, open_ledger
+from queues.readers.accounting import committed_checkpoints, open_ledger
 from queues.storage.journal import remove_segment, segments
 from queues.storage.ledger_schema import JOURNAL_NAME, REMOVED_SEGMENT
 
@@ -29,13 +28,7 @@ log = logging.getLogger(__name__)
 
 
 class Retention:
-    """Removes segments that nothing can need any more.
-
-    Args:
-        directory: The run's folder.
-        commits: Records in the ledger what is removed, before it is.
-        keeps_all: Remove nothing.
-    """
+    """Removes segments of a run's journal that nothing can need; none with `keeps_all`."""
 
     def __init__(self, directory: Path, commits: CommitPipeline, *, keeps_all: bool) -> None:
         self._directory = directory
@@ -82,15 +75,10 @@ class Retention:
 def removable(run_directory: Path, below: int) -> list[int]:
     """Return the segments on disk that nothing needs, ascending; none before a first checkpoint.
 
-    Args:
-        run_directory: Holds ledger and journal.
-        below: The oldest segment that may hold frames whose rows are not committed yet.
-
-    Raises:
-        LedgerError: The ledger cannot be read.
+    Segments from `below` on may hold frames whose rows are not committed yet.
     """
     existing = [x for x in segments(run_directory / JOURNAL_NAME)[:-1] if x < below]
-    oldest = oldest_checkpoint(run_directory)
+    oldest = min(committed_checkpoints(run_directory, verify=False), default=None)
     if not existing or oldest is None:
         return []
     with open_ledger(run_directory, verify=False) as database:

@@ -20,9 +20,7 @@ _MESSAGES = (*(os.strerror(number) for number in sorted(_ERRNO)), "database or d
 def is_full(error: BaseException | None, folder: Path) -> bool:
     """Return True if an error, or one that it followed from, was caused by a full disk.
 
-    Args:
-        error: Raised while writing, in this process or another.
-        folder: Where the write went; probed only if the error is ambiguous.
+    The folder that was written to is probed only if the error is ambiguous.
     """
     while error is not None:
         if isinstance(error, OSError) and error.errno in _ERRNO:

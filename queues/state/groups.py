@@ -7,12 +7,12 @@
 
 Evaluation groups go queued ─▶ leased ─▶ scored or failed, and are counted apart; those that want a
 version which training never reached go from queued to failed. Groups in a final state are only
-counted. `BrokerState` decides which move is allowed; the ledger makes it durable.
+counted.
 """
 
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, NamedTuple
@@ -54,7 +54,6 @@ class Acceptance(NamedTuple):
     """The effect of an accepted result; decided by the state, recorded by the ledger."""
 
     state: State
-    """State of the group now: ready, dropped or scored."""
     reason: str = ""
     """Reason of dropping, else empty."""
     let_through: bool = False
@@ -101,15 +100,11 @@ class Group:
 
     @property
     def purpose(self) -> Purpose:
-        """Purpose that the group is generated for."""
+        """Return the purpose that the group is generated for."""
         return Purpose.TRAIN if self.evaluation is None else Purpose.EVALUATE
 
     def check(self, result: Summary, group_size: int) -> None:
-        """Check that a result is what was leased.
-
-        Args:
-            result: Summary of the result.
-            group_size: Rollouts of a train group.
+        """Check that a result is what was leased; a train group has `group_size` rollouts.
 
         Raises:
             SchemaError: It has another number of rollouts, prompt or start version.
@@ -145,7 +140,7 @@ class Reissue(NamedTuple):
 class Groups:
     """All groups: groups in flight by id, finished groups as counts."""
 
-    def __init__(self, groups: Iterable[Group] = (), finished: StateCounts | None = None) -> None:
+    def __init__(self, finished: StateCounts | None = None) -> None:
         self.in_flight: dict[str, Group] = {}
         self.counts: Counter[tuple[Purpose, State, str]] = Counter(finished or {})
         self.due: Counter[int] = Counter()
@@ -154,8 +149,6 @@ class Groups:
         """Number of leased train groups by deadline, including overdue groups."""
         self.overdue = 0
         """Number of leased or ready groups that are overdue."""
-        for group in groups:
-            self.add(group)
 
     def add(self, group: Group) -> None:
         """Add a group in its present state."""

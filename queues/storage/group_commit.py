@@ -4,11 +4,10 @@
         ▲                                                                           │
         └────────────────────────── futures resolve ◀───────────────────────────────┘
 
-Changes are committed in the order of their submission. So memory may be ahead of the disk by the
-pending commits, and an answer that awaits its own future also waits for all earlier changes. If the
-disk is full, the thread waits and tries the same changes again: nothing is answered meanwhile, and
-nothing is lost. After any other failure nothing more is committed or answered: the broker has to be
-started again from what is on disk.
+Changes are committed in the order of their submission, so an answer that awaits its own future also
+waits for all earlier changes. If the disk is full, the thread waits and tries the same changes
+again. After any other failure nothing more is committed or answered: the broker has to be started
+again from what is on disk.
 """
 
 import asyncio
@@ -53,13 +52,7 @@ class Store(Protocol):
 
 
 class GroupCommit:
-    """The writer of a store, which it owns from its construction on.
-
-    Args:
-        store: Store to write.
-        name: Name of the thread.
-        interval: Seconds that a commit waits for other changes to join it.
-    """
+    """The writer of a store, which it owns; a commit waits `interval` seconds for more changes."""
 
     def __init__(self, store: Store, *, name: str, interval: float) -> None:
         self._store = store
@@ -77,12 +70,7 @@ class GroupCommit:
         self._thread.start()
 
     def submit(self, change: Callable[[], T]) -> "asyncio.Future[T]":
-        """Run `change` in the thread; the future has its result once it is durable.
-
-        Raises:
-            QueueClosed: The writer is closed.
-            LedgerError: An earlier commit failed.
-        """
+        """Run `change` in the thread; the future has its result once it is durable."""
         if self.failure is not None:
             raise self.failure
         if self._closed:
