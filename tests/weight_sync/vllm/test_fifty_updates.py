@@ -10,6 +10,7 @@ from weight_families import VOCABULARY, build
 
 from actors.engines.protocol import SamplingParameters
 from actors.engines.vllm import VllmEngine
+from actors.engines.vllm_settings import VllmSettings
 from weight_sync.broadcaster import Broadcaster
 from weight_sync.checksum import checksum
 from weight_sync.publish.staged_publisher import StagedPublisher
@@ -44,7 +45,9 @@ class Fleet:
         self.model = build("llama, untied", folder)
         self.engines = [
             CheckedEngine(
-                str(folder), dtype="float32", max_model_len=512, kv_cache_gib=1, cores="0"
+                VllmSettings(
+                    str(folder), dtype="float32", max_model_len=512, kv_cache_gib=1, cores="0"
+                )
             )
             for _ in range(ENGINES)
         ]
