@@ -207,7 +207,6 @@ def scrape(url: str, timed: Any) -> list[float]:
 
 
 def measure(options: Options) -> Iterator[Record]:
-    """Measure setting after setting."""
     ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False)
     settings = []
     with tempfile.TemporaryDirectory(dir=Path(), prefix=".bench-scale-") as name:
@@ -232,6 +231,3 @@ STUDY = Study(
     table=lambda record: "\n".join(record["verdict"]),
     misses=lambda record: [miss for setting in record["settings"] for miss in missed(setting)],
 )
-
-if __name__ == "__main__":
-    STUDY.main()

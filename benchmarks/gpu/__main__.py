@@ -156,7 +156,6 @@ def figures(lines: Iterable[str]) -> Record:
 
 
 def measure(options: Options) -> Iterator[Record]:
-    """Run every part in a process of its own, within the deadline of all."""
     deadline = time.monotonic() + options.seconds
     planned = plan(options.sizes)
     lacks = {part: missing(part, options.device) for part in NEEDS}

@@ -8,12 +8,7 @@ Figures = Mapping[str, Any]
 
 
 def describe(name: str, figures: Figures) -> str:
-    """Return the line of one part.
-
-    Args:
-        name: Of the part, and of the size after it.
-        figures: The figures, which may be a few of them and `failed`; or `not_run` alone.
-    """
+    """Return the line of one part."""
     if "not_run" in figures:
         return f"{name}: not run, because {figures['not_run']}"
     parts = [FIGURES.get(name.split()[0], _plain)(figures)]

@@ -93,7 +93,6 @@ def variants(base: RunConfig, bounds: tuple[int, ...], number: int) -> dict[str,
 
 
 def measure(options: Options) -> Iterator[Record]:
-    """Measure round after round."""
     base = options.base
     make_warm_start(options, base)
     yield {
@@ -105,10 +104,10 @@ def measure(options: Options) -> Iterator[Record]:
     }
     rounds: list[Record] = []
     total = options.rounds * (len(options.chosen) + 1 + 3)
-    with TrainingRuns(options.out, total) as runs:
-        for number in range(1, options.rounds + 1):
-            rounds.append(measure_round(options, runs, number))
-            yield {"rounds": rounds}
+    runs = TrainingRuns(options.out, total)
+    for number in range(1, options.rounds + 1):
+        rounds.append(measure_round(options, runs, number))
+        yield {"rounds": rounds}
 
 
 def measure_round(options: Options, runs: TrainingRuns, number: int) -> Record:
@@ -160,12 +159,10 @@ def read_run(directory: RunDirectory) -> Record:
 
 
 def conclude(record: Record) -> Record:
-    """Return the medians over the rounds measured so far."""
     return {"medians": async_figures.medians(record["rounds"])} if "rounds" in record else {}
 
 
 def table(record: Record) -> str:
-    """Return the medians as a table."""
     medians, limits = record["medians"], record["medians"]["limits"]
     names = sorted(medians["arms"], key=lambda name: (int(name.split(",")[0]), not name.isdigit()))
     rows = [
@@ -200,7 +197,6 @@ def reference_timeline(record: Record, folder: Path) -> Timeline:
 
 
 def draw(record: Record, folder: Path) -> None:
-    """Draw throughput against η, and the timeline of the reference run below."""
     timeline = reference_timeline(record, folder)
     heights = [4.5, height(timeline)]
     figure = new_figure(12, sum(heights))
@@ -250,6 +246,3 @@ STUDY = Study(
     table=table,
     figures=draw,
 )
-
-if __name__ == "__main__":
-    STUDY.main()

@@ -68,10 +68,6 @@ def weighed(rows: Sequence[Row], figure: str, weight: str) -> float | None:
 def curve(rows: Sequence[Row], scores: Mapping[int, float]) -> list[Point]:
     """Return held-out scores against seconds of training.
 
-    Args:
-        rows: Statistics of the batches, in order.
-        scores: By version.
-
     Returns:
         (seconds from the first wait for a batch to the step that made the version, score).
     """

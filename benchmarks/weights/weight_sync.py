@@ -14,7 +14,7 @@ import tempfile
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -42,6 +42,9 @@ from weight_sync.transports.protocol import Transport
 
 SHAPES = {3: (128, 3), 100: (512, 8), 1000: (1024, 20)}
 """Hidden size and layers of a Qwen3 with about so many megabytes of float32."""
+REQUESTS = 16
+"""Running throughout."""
+WARM_UP_SECONDS, WINDOW_SECONDS = 3.0, 8.0
 WINDOW_TOKENS = 50
 """Length of requests while tokens are counted, which is when they end."""
 WARM_UP = 2
@@ -95,15 +98,13 @@ class Memcpy:
                 self.seconds.append(time.perf_counter() - begin)
 
 
+@dataclass(frozen=True)
 class Updates:
     """A learner in another process and the receiver of an engine."""
 
-    def __init__(
-        self, engine: VllmEngine, learner: LearnerProcess, transport: Transport, *, delta: bool
-    ) -> None:
-        self._learner, self.transport = learner, transport
-        options = ReceiverOptions(keep_base=delta, timeout=120)
-        self.receiver = Receiver("e0", engine, Broadcaster(1.0, 1), transport, options=options)
+    learner: LearnerProcess
+    transport: Transport
+    receiver: Receiver
 
     async def update(self) -> tuple[Manifest, WeightUpdateReport, float]:
         """Publish and load the next version; returns the seconds of `publish` too.
@@ -111,9 +112,9 @@ class Updates:
         Raises:
             RunFailed: The update failed.
         """
-        manifest = await self._learner.publish()
+        manifest = await self.learner.publish()
         report = await self.receiver.update(manifest)
-        seconds = await self._learner.seconds()
+        seconds = await self.learner.seconds()
         if report is None or report.error:
             raise RunFailed(f"the update failed: {report and report.error}")
         return manifest, report, seconds
@@ -134,11 +135,17 @@ class Bench:
         transport = sending.open(weights)
         if sending.transport == OTHER_NODE:
             transport.node = self._other_node  # type: ignore[attr-defined]
-        updates = Updates(self.engine, learner, transport, delta=sending.codec == "delta")
+        receiver = Receiver(
+            "e0",
+            self.engine,
+            Broadcaster(1.0, 1),
+            transport,
+            options=ReceiverOptions(keep_base=sending.codec == "delta", timeout=120),
+        )
         try:
-            yield updates
+            yield Updates(learner, transport, receiver)
         finally:
-            updates.receiver.close()
+            receiver.close()
             self._version = learner.version
             learner.close()
             shutil.rmtree(weights, ignore_errors=True)
@@ -178,12 +185,12 @@ class Bench:
         async with self.updates(SENDINGS[0]) as updates:
             for _ in range(WARM_UP):
                 await updates.update()
-            load = Load(self.engine, options.requests, tokens=WINDOW_TOKENS)
-            await asyncio.sleep(options.warm_up)
+            load = Load(self.engine, REQUESTS, tokens=WINDOW_TOKENS)
+            await asyncio.sleep(WARM_UP_SECONDS)
             kinds = itertools.cycle(("without", "with"))
             for kind in itertools.islice(kinds, 2 * options.windows):
                 tokens, begin, stalls = load.tokens, time.perf_counter(), []
-                while (elapsed := time.perf_counter() - begin) < options.window_seconds:
+                while (elapsed := time.perf_counter() - begin) < WINDOW_SECONDS:
                     if kind == "with":
                         stalls.append((await updates.update())[1].stalled_seconds)
                     await asyncio.sleep(max(0.0, 1 - (time.perf_counter() - begin - elapsed)))
@@ -206,9 +213,9 @@ async def measure_all(
     memcpy.measure(5)
     raw: Record = {"bytes": nbytes, "memcpy": memcpy.seconds, "ways": {}}
     bench = Bench(engine, folder, other_node)
-    load = Load(engine, options.requests)
+    load = Load(engine, REQUESTS)
     try:
-        await asyncio.sleep(options.warm_up)
+        await asyncio.sleep(WARM_UP_SECONDS)
         for sending in SENDINGS[: options.ways]:
             in_store = sending.transport.startswith("object")
             if in_store and address is None:
@@ -224,7 +231,6 @@ async def measure_all(
 
 
 def measure(options: Options) -> Iterator[Record]:
-    """Measure updates, and recovery from faults."""
     hidden, layers = SHAPES[options.megabytes]
     with tempfile.TemporaryDirectory() as scratch, two_nodes(not options.one_node) as nodes:
         folder = Path(scratch)
@@ -241,7 +247,6 @@ def measure(options: Options) -> Iterator[Record]:
 
 
 def conclude(record: Record) -> Record:
-    """Return the medians, and the ratios that the aims are about."""
     raw = record["raw"]
     memcpy, first = median(raw["memcpy"]), raw["ways"][str(SENDINGS[0])]
     bare, empty = (median(first[key]) for key in ("bare_load", "empty_pause"))
@@ -265,7 +270,6 @@ def conclude(record: Record) -> Record:
 
 
 def table(record: Record) -> str:
-    """Return medians and ratios as a table."""
     raw, medians = record["raw"], record["medians"]
     title = (
         f"{raw['bytes']:,} bytes: memcpy {medians['memcpy']:.4f} s, vLLM's bare load "
@@ -298,21 +302,15 @@ STUDY = Study(
     about=__doc__,
     options=(
         option("--megabytes", 3, "of the model", type=int, choices=sorted(SHAPES)),
-        option("--requests", 16, "requests that run throughout", type=COUNT),
         option("--rounds", 5, "updates of each way that count", type=COUNT),
         option("--one-node", False, "leave Ray out", action="store_true"),
         option("--ways", len(SENDINGS), "only the first so many", type=COUNT),
         option("--windows", 4, "of each kind, for tokens a second", type=number(int, 0)),
-        option("--window-seconds", 8.0, "of each window"),
         option("--faults", False, "also put faults in, on 3 MB", action="store_true"),
         option("--fault-rounds", 3, "times that each fault is put in", type=COUNT),
-        option("--warm-up", 3.0, "seconds before measuring"),
     ),
     file="weight_sync_{megabytes}mb_{time}.json",
     measure=measure,
     conclude=conclude,
     table=table,
 )
-
-if __name__ == "__main__":
-    STUDY.main()
