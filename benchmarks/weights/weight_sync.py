@@ -4,7 +4,7 @@
 
 With requests running throughout: the learner's wait, the engine's preparation and stall, and the
 time until it serves; then tokens/s with an update every second and with none, and with --faults the
-recovery from faults. The second node is Ray's, on this machine. Leaves out GPUs.
+recovery from faults. Leaves out other nodes and GPUs.
 """
 
 import asyncio
@@ -13,8 +13,8 @@ import shutil
 import tempfile
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass, replace
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -49,37 +49,13 @@ WINDOW_TOKENS = 50
 """Length of requests while tokens are counted, which is when they end."""
 WARM_UP = 2
 """Updates that touch fresh memory, in either snapshot, and have no base for a delta."""
-OTHER_NODE = "object_store_other_node"
 SENDINGS = (
     Sending("shared_memory"),
     Sending("shared_memory", "full", "bfloat16"),
     Sending("shared_memory", "delta"),
     Sending("filesystem"),
     Sending("filesystem", "delta"),
-    Sending("object_store"),
-    Sending(OTHER_NODE),
-    Sending(OTHER_NODE, "delta"),
-    Sending(OTHER_NODE, "delta", "bfloat16"),
 )
-
-
-@contextmanager
-def two_nodes(wanted: bool) -> Iterator[tuple[str | None, str | None]]:
-    """Start a cluster of two nodes; return its address and the second node's name, or None."""
-    if not wanted:
-        yield None, None
-        return
-    import ray
-    from ray.cluster_utils import Cluster
-
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
-    other = cluster.add_node(num_cpus=1)
-    ray.init(address=cluster.address, log_to_driver=False)
-    try:
-        yield cluster.address, other.node_id
-    finally:
-        ray.shutdown()
-        cluster.shutdown()
 
 
 class Memcpy:
@@ -123,8 +99,8 @@ class Updates:
 class Bench:
     """An engine that is updated in one way after another."""
 
-    def __init__(self, engine: VllmEngine, folder: Path, other_node: str | None) -> None:
-        self.engine, self._folder, self._other_node = engine, folder, other_node
+    def __init__(self, engine: VllmEngine, folder: Path) -> None:
+        self.engine, self._folder = engine, folder
         self._version = 0
 
     @asynccontextmanager
@@ -133,8 +109,6 @@ class Bench:
         weights = self._folder / "weights"
         learner = LearnerProcess(self._folder / "model", weights, sending, self._version)
         transport = sending.open(weights)
-        if sending.transport == OTHER_NODE:
-            transport.node = self._other_node  # type: ignore[attr-defined]
         receiver = Receiver(
             "e0",
             self.engine,
@@ -203,25 +177,19 @@ class Bench:
         return rates
 
 
-async def measure_all(
-    options: Options, folder: Path, address: str | None, other_node: str | None
-) -> Record:
+async def measure_all(options: Options, folder: Path) -> Record:
     """Measure every way of sending, then the loss of tokens."""
     engine = await start_engine(folder / "model", max_num_seqs=64, initial_version=0)
     nbytes = (folder / "model" / "model.safetensors").stat().st_size
     memcpy = Memcpy(nbytes)
     memcpy.measure(5)
     raw: Record = {"bytes": nbytes, "memcpy": memcpy.seconds, "ways": {}}
-    bench = Bench(engine, folder, other_node)
+    bench = Bench(engine, folder)
     load = Load(engine, REQUESTS)
     try:
         await asyncio.sleep(WARM_UP_SECONDS)
         for sending in SENDINGS[: options.ways]:
-            in_store = sending.transport.startswith("object")
-            if in_store and address is None:
-                continue
-            placed = replace(sending, address=address) if in_store else sending
-            raw["ways"][str(sending)] = await bench.measure(placed, options.rounds, memcpy)
+            raw["ways"][str(sending)] = await bench.measure(sending, options.rounds, memcpy)
         await load.stop()
         if options.windows:
             raw["tokens_per_second"] = await bench.measure_loss(options)
@@ -232,12 +200,12 @@ async def measure_all(
 
 def measure(options: Options) -> Iterator[Record]:
     hidden, layers = SHAPES[options.megabytes]
-    with tempfile.TemporaryDirectory() as scratch, two_nodes(not options.one_node) as nodes:
+    with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         for name in ("model", "small"):
             (folder / name).mkdir()
         build_model(folder / "model", qwen3_size(hidden, layers))
-        raw = asyncio.run(measure_all(options, folder, *nodes))
+        raw = asyncio.run(measure_all(options, folder))
         yield {"raw": raw}
         if options.faults:
             build_model(folder / "small", qwen3_size(*SHAPES[3]))
@@ -303,7 +271,6 @@ STUDY = Study(
     options=(
         option("--megabytes", 3, "of the model", type=int, choices=sorted(SHAPES)),
         option("--rounds", 5, "updates of each way that count", type=COUNT),
-        option("--one-node", False, "leave Ray out", action="store_true"),
         option("--ways", len(SENDINGS), "only the first so many", type=COUNT),
         option("--windows", 4, "of each kind, for tokens a second", type=number(int, 0)),
         option("--faults", False, "also put faults in, on 3 MB", action="store_true"),
