@@ -118,18 +118,13 @@ def _actors(view: View) -> Table:
 
 def _learner(view: View) -> Table:
     table = Table.grid(padding=(0, 3), expand=True)
-    ages = {"queued": view.oldest_queued_seconds, "ready": view.oldest_ready_seconds}
-    figures = {
-        **{
-            f"oldest {state} group": _seconds(age) if view.groups.get(state) else "–"
-            for state, age in ages.items()
-        },
-        "waits for groups": _or_dash(view.waits_for),
-        **{label: f"{value:.4g}" for label, value in view.learning.items()},
-    }
     left = Table.grid(padding=(0, 1))
-    for label, value in figures.items():
-        left.add_row(label, value)
+    ages = {"queued": view.oldest_queued_seconds, "ready": view.oldest_ready_seconds}
+    for state, age in ages.items():
+        left.add_row(f"oldest {state} group", _seconds(age) if view.groups.get(state) else "–")
+    left.add_row("waits for groups", _or_dash(view.waits_for))
+    for label, value in view.learning.items():
+        left.add_row(label, f"{value:.4g}")
     table.add_row(left, _bars("phase", view.phases), _bars("token lag", view.lags))
     return table
 
