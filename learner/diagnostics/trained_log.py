@@ -17,12 +17,7 @@ VARIABLE = "HEADWAY_TRAINED_LOG"
 
 
 def note_trained(groups: Sequence[RolloutGroup], version: int) -> None:
-    """Append a JSON line for a batch if a log is asked for; it survives the end of the process.
-
-    Args:
-        groups: The batch.
-        version: The version it was trained at.
-    """
+    """Append a JSON line for a batch if a log is asked for; it survives the end of the process."""
     if not (file := os.environ.get(VARIABLE)):
         return
     record = {

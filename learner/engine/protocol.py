@@ -91,13 +91,9 @@ class TrainEngine(Trainable, Protocol):
     def forward(
         self, token_ids: Tensor, position_ids: Tensor, wanted: Tensor | None = None
     ) -> Forward:
-        """Compute log-probabilities and entropies of the tokens of a microbatch. Collective.
+        """Compute log-probabilities and entropies of the tokens [N] of a microbatch. Collective.
 
-        Args:
-            token_ids: [N] int64.
-            position_ids: [N] int64.
-            wanted: [N] bool, tokens whose log-probabilities and entropies will be read; those of
-                others are 0, and cost less. None: all.
+        Where `wanted` [N] bool is false they are 0, and cost less. None: all are wanted.
         """
         ...
 

@@ -48,9 +48,6 @@ def decoupled_ppo(
 
     Returns:
         Stats of `ppo`, and tokens whose w was cut: `weight_capped`.
-
-    Raises:
-        InputError: Options out of order, or inputs without what `proximal` needs.
     """
     require_one_of("decoupled_ppo's fresh", fresh, ("current", "behavior"))
     cap = torch.inf if cap is None else cap

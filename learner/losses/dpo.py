@@ -33,18 +33,13 @@ def dpo(
         sigmoid   as above, ε = label_smoothing
         ipo       (z − 1/(2β))², D being means over tokens instead of sums
 
+    Stats count tokens: `unpaired`, `misordered` (of pairs with z < 0), `reference_not_finite`.
+
     Args:
-        inputs: One microbatch of whole groups.
+        inputs: One microbatch.
         beta: Inverse of the distance allowed from the reference.
         label_smoothing: How probable it is that a preference is the wrong way round, below 0.5.
         variant: One of the two.
-
-    Returns:
-        Stats count tokens: `unpaired`, `misordered` (of pairs with z < 0), `reference_not_finite`.
-
-    Raises:
-        InputError: Options out of range, inputs without reference or groups, or a group of more
-            than two rollouts.
     """
     require_one_of("dpo's variant", variant, ("sigmoid", "ipo"))
     require_positive("dpo's beta", beta)

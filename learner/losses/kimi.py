@@ -18,19 +18,11 @@ def kimi(inputs: LossInputs, *, tau: float = 0.1, variant: str = "k1.5") -> Toke
     """L = −Σ_t A·log π(y_t) + τ/2·D² for a sequence, D = Σ_t (log current − log behaviour).
 
     Every token of a sequence carries L, so that `sequence_mean` is the mean of L over sequences.
-    No ratio is exponentiated, so D is not bounded.
+    No ratio is exponentiated, so D is not bounded. By `variant`:
 
         k1.5       as above
         k2         (A − τ·D)², whose gradient is 2τ times that of k1.5
         token_sq   ℓ_t = −A·log π(y_t) + τ/2·(log current − log behaviour)²: without cross terms
-
-    Args:
-        inputs: One microbatch of whole sequences.
-        tau: Weight of the square.
-        variant: One of the three.
-
-    Raises:
-        InputError: Another variant, or a τ that is negative or not finite.
     """
     require_one_of("kimi's variant", variant, VARIANTS)
     require_finite("kimi's tau", tau)

@@ -99,19 +99,11 @@ def kl_loss(form: str, inputs: LossInputs, *, cap: float = 5.0) -> TokenLoss:
 def kl_rewards(
     logprobs: Tensor, reference_logprobs: Tensor, mask: Tensor, *, coefficient: float
 ) -> Tensor:
-    """Compute rewards per token −β·k1, detached.
+    """Compute rewards per token −β·k1 [N], detached; 0 where `kl_penalty` is.
 
     Summed over the rest of a sequence they count the effect of a token on the KL of later tokens.
-    k2 and k3 in a reward would have a biased gradient.
-
-    Args:
-        logprobs: [N] of the policy that sampled, or the proximal one.
-        reference_logprobs: [N].
-        mask: [N] bool, sampled tokens.
-        coefficient: β.
-
-    Returns:
-        [N]; 0 where masked out, or where a log-probability is not finite.
+    k2 and k3 in a reward would have a biased gradient. `logprobs` [N] are of the policy that
+    sampled, or the proximal one.
 
     Raises:
         InputError: β negative or not finite.
@@ -153,12 +145,9 @@ class AdaptiveCoefficient:
         return state.get(self.KEY, self.initial)
 
     def updated(self, state: dict[str, float], *, kl: float, samples: int) -> dict[str, float]:
-        """Return the state after a batch; `state` itself is not changed.
+        """Return the state after a batch of `samples` rollouts; `state` itself is not changed.
 
-        Args:
-            state: What the last update returned; empty at first. Part of a checkpoint.
-            kl: Mean over the whole batch.
-            samples: Rollouts of the batch.
+        `state` is what the last update returned, empty at first, and `kl` a mean over the batch.
         """
         error = min(max(kl / self.target - 1, -0.2), 0.2)
         factor = 1 + error * min(samples / self.horizon, 1)

@@ -18,17 +18,13 @@ def raft(inputs: LossInputs, *, keep: str = "positive") -> TokenLoss:
 
     Denominators stay those of all rollouts: what is not kept counts as 0.
 
+    Stats count tokens: `kept`.
+
     Args:
-        inputs: One microbatch; of whole groups for "best".
+        inputs: One microbatch.
         keep: "positive": rollouts better than their baseline (A > 0); "best": the best of each
             group that has a positive one. Equally good rollouts share its weight, which equals
             breaking the tie at random in expectation.
-
-    Returns:
-        Stats count tokens: `kept`.
-
-    Raises:
-        InputError: Another `keep`, or "best" without `group_ids`.
     """
     require_one_of("raft's keep", keep, ("positive", "best"))
     weight = (inputs.gains > 0).to(inputs.current.dtype)

@@ -22,13 +22,7 @@ PACKING_TOLERANCE = {"float32": 1e-3, "bfloat16": 0.25}
 
 
 def build_tiny(config: TinyModelConfig, folder: Path, *, seed: int) -> None:
-    """Write a Qwen3 with random weights and its character tokenizer into a folder.
-
-    Args:
-        config: Sizes and characters.
-        folder: Created if missing; holds config.json, model.safetensors and the tokenizer.
-        seed: Of the initial weights.
-    """
+    """Write a Qwen3 with random weights and its character tokenizer as a model folder."""
     quiet()
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
@@ -182,16 +176,8 @@ def load_policy(
 ) -> Policy:
     """Load a causal language model for training on packed sequences.
 
-    Args:
-        path: A model folder or hub name.
-        dtype: Of weights and activations.
-        attention: Implementation of attention in transformers.
-        chunk: Positions whose logits are held at once.
-        temperature: Divides the logits, as the engine does when it samples.
-        activation_checkpointing: Compute the insides of layers again in the backward pass.
-        entropy_gradient: Let entropies have a gradient.
-        float32_head: Form logits in float32 whatever the dtype.
-        value_head: Add a head for values; its output is 0 at first.
+    `value_head` adds a head for values, whose output is 0 at first; the other options are those of
+    `Policy` and of the recipe.
 
     Raises:
         InputError: The folder holds no model that can be loaded, or one that cannot be packed.
@@ -251,11 +237,7 @@ def checkpoint_activations(model: Any, path: str) -> None:
 
 @torch.no_grad()
 def check_packing(forward: Callable[[Tensor, Tensor], tuple[Tensor, ...]], *, dtype: str) -> None:
-    """Compare two short sequences packed together with each alone.
-
-    Args:
-        forward: Called with token ids and position ids; its first output is compared.
-        dtype: Dtype that the policy computes in.
+    """Compare the first output for two short sequences packed together with each alone.
 
     Raises:
         InputError: The sequences see each other: linear attention, convolutions, or an attention

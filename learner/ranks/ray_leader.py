@@ -37,14 +37,9 @@ class RankZero:
         *,
         checkpoints: Path,
     ) -> None:
-        """Take the collaborators.
+        """Take this process's rank, 0, and the handles of ranks 1, 2, ...
 
-        Args:
-            rank: This process's own, 0.
-            followers: Handles of ranks 1, 2, ...
-            call: Runs a function in the thread where `rank` may be used.
-            publisher: Takes the weights.
-            checkpoints: Folder of all checkpoints.
+        `call` runs a function in the thread where `rank` may be used.
         """
         self._rank = rank
         self._followers = followers

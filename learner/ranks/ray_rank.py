@@ -62,8 +62,7 @@ class RankActor:
     async def start(self, address: tuple[str, int] | None) -> None:
         """Load model and optimizer, on this rank's cores.
 
-        Args:
-            address: Of the store; None where there is one rank.
+        `address` is that of the store where several ranks meet.
 
         Raises:
             InputError: The model cannot be trained, or the cores do not exist.
