@@ -1,7 +1,4 @@
-"""REINFORCE++: return to go, whitened over all tokens (Hu et al. 2025, arXiv 2501.03262).
-
-It needs no groups: one rollout a prompt is enough.
-"""
+"""REINFORCE++: return to go, whitened over all tokens (Hu et al. 2025, arXiv 2501.03262)."""
 
 from learner.advantages.grouped import GroupedRewards
 from learner.advantages.registry import Estimate, built_in_advantage

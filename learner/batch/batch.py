@@ -249,13 +249,13 @@ def read_batch(
 ) -> TrainBatch:
     """Return the tensors of a batch, without advantages and token weights.
 
-    Fewer rollouts than the group size are fine: every statistic is over what is there.
+    Fewer rollouts than the group size are fine: every statistic is over what is there. Masked-out
+    tokens still count as sampled.
 
     Args:
         groups: As taken from the queue.
-        mask_truncated: Mask out rollouts that ended at the limit of their length; their tokens
-            still count as sampled.
-        oldest_version: Mask out tokens that an older version sampled; they too count as sampled.
+        mask_truncated: Mask out rollouts that ended at the limit of their length.
+        oldest_version: Mask out tokens that an older version sampled.
         process_rewards: Separate rewards of turns from the rest of a rollout's reward. Its metadata
             has them as `turn_rewards`, a list of [index of the turn's last token, reward].
 

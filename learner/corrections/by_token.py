@@ -27,15 +27,10 @@ def tis(
     """Truncate importance weights: min(ρ_t, cap).
 
     Source: Yao et al. 2025, "Your efficient RL framework secretly brings you off-policy RL
-    training"; cap 2 as in verl, slime and open-instruct.
+    training". `lag_caps` are used instead of `cap` for tokens of lag 0, 1, …; the last is for all
+    larger lags.
 
     Stats count tokens: `truncated`.
-
-    Args:
-        inputs: One microbatch.
-        cap: Largest weight, absolute.
-        lag_caps: Instead of `cap`, the largest weight of tokens of lag 0, 1, …; the last is for all
-            larger lags. Needs `versions` and `version`.
     """
     wrong = [value for value in (cap, *(lag_caps or ())) if not value > 0]
     if wrong or (lag_caps is not None and not len(lag_caps)):

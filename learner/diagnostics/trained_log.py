@@ -2,7 +2,6 @@
 
 It is written only if the environment names a file: one JSON line for every batch, after its last
 optimizer step and before it is acknowledged, so a batch trained again after a rollback has several.
-`benchmarks/reliability/chaos_oracle.py` compares it with the ledger.
 """
 
 import json

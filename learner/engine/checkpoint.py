@@ -184,13 +184,9 @@ def expired(
 ) -> list[int]:
     """Return the versions whose checkpoints are to be removed, ascending.
 
-    Args:
-        saved_at: Seconds since the epoch, by version.
-        newest: The version committed last. Later ones were never committed; earlier ones were, if
-            garbage was removed when training began.
-        keep: Number of the newest checkpoints that are kept, `newest` included.
-        keep_seconds: Checkpoints younger than this are kept too.
-        now: Seconds since the epoch.
+    `newest` was committed last: later versions never were, and earlier versions were, if garbage
+    was removed when training began. Kept are the newest `keep` checkpoints, and those saved less
+    than `keep_seconds` before `now`, in seconds since the epoch like `saved_at` by version.
 
     Example:
         >>> expired({10: 0.0, 20: 50.0, 30: 90.0}, newest=30, keep=1, keep_seconds=60, now=100.0)

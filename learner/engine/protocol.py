@@ -1,7 +1,7 @@
 """The interface of the engine that holds and trains weights.
 
-DeepSpeed implements it (`learner.engine.deepspeed`); tests use plain torch. Every rank has an
-engine, and methods marked collective must be called by all of them in the same order.
+Every rank has an engine, and methods marked collective must be called by all of them in the same
+order.
 """
 
 from collections.abc import Iterator

@@ -23,22 +23,14 @@ FORMS = (*ESTIMATORS, "ratio_k1", "ratio_k3", "weighted_k2")
 def kl_penalty(
     estimator: str, logprobs: Tensor, reference_logprobs: Tensor, *, mask: Tensor | None = None
 ) -> Tensor:
-    """Estimate KL(policy ‖ reference) per token, differentiable in `logprobs`.
+    """Estimate KL(policy ‖ reference) per token, [N], differentiable in `logprobs` [N].
 
     k1 and k3 are unbiased for tokens of the policy, k2 to second order; k2 and k3 are ≥ 0. d is
-    clamped to ± 20, the result is not.
-
-    Args:
-        estimator: k1, k2 or k3.
-        logprobs: [N] of the policy.
-        reference_logprobs: [N].
-        mask: [N] bool; None: all.
-
-    Returns:
-        [N]; 0 where masked out, or where a log-probability is not finite.
+    clamped to ± 20, the result is not. It is 0 where `mask` [N] is false, or where a
+    log-probability is not finite.
 
     Raises:
-        InputError: Another estimator.
+        InputError: Another estimator than k1, k2 or k3.
     """
     require_one_of("the KL estimator", estimator, ESTIMATORS)
     usable = torch.isfinite(logprobs) & torch.isfinite(reference_logprobs)
@@ -67,14 +59,8 @@ def kl_loss(form: str, inputs: LossInputs, *, cap: float = 5.0) -> TokenLoss:
     this term. No form accounts for the effect of a token on the KL of later tokens; rewards do
     (`kl_rewards`).
 
-    Args:
-        form: One of the six.
-        inputs: One microbatch, with `reference_logprobs`.
-        cap: Largest r of weighted_k2, absolute.
-
-    Returns:
-        Stats: `kl` (Σ min(r, cap)·k3 over tokens; over their count an estimate of the KL in nats),
-        and the count of tokens `reference_not_finite`.
+    Stats: `kl` (Σ min(r, cap)·k3 over tokens; over their count an estimate of the KL in nats), and
+    the count of tokens `reference_not_finite`.
 
     Raises:
         InputError: Another form, a cap that is not positive, or no reference.

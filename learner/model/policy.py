@@ -117,10 +117,8 @@ class Policy(nn.Module):
     ) -> tuple[Tensor, ...]:
         """Compute the log-probability of every token given those before it in its sequence.
 
-        Args:
-            token_ids: [N] int64, the packed sequences of a microbatch.
-            position_ids: [N] int64, restarting at 0 with every sequence.
-            wanted: [N] bool, tokens for which the head is applied; None: all.
+        `token_ids` [N] int64 are packed sequences, `position_ids` [N] int64 restart at 0 with each.
+        The head is applied for the tokens `wanted` [N] bool; None: all.
 
         Returns:
             Log-probabilities [N] float32 with gradient; the entropy of the distribution each token

@@ -1,7 +1,4 @@
-"""The reference policy: frozen weights that the KL penalty and DPO compare with.
-
-Every rank holds all of it.
-"""
+"""The reference policy: frozen weights that the KL penalty and DPO compare with."""
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,6 @@
 """Models with one number per token: critics and reward models.
 
-They are causal language models with the head of transformers' sequence classification with one
-label, so that transformers loads their folders too.
+Their head is that of transformers' sequence classification with one label.
 """
 
 from typing import Any

@@ -1,8 +1,4 @@
-"""Rank 0 as the leader: the other ranks take part in each of its operations (a `learner.Trainer`).
-
-The batch goes to the object store once. A follower that fails fails the operation at once, though
-this rank may still hang in it. The operations themselves are `rank`.
-"""
+"""Rank 0 as the leader: the other ranks take part in each of its operations."""
 
 import asyncio
 import time
@@ -26,7 +22,11 @@ Call = Callable[..., Awaitable[Any]]
 
 
 class RankZero:
-    """All ranks of a learner, led by this one."""
+    """All ranks of a learner, led by this one (a `learner.Trainer`).
+
+    The batch goes to the object store once. A follower that fails fails the operation at once,
+    though this rank may still hang in it.
+    """
 
     def __init__(
         self,

@@ -1,7 +1,6 @@
 """A rank of the learner as a Ray actor. Rank 0 leads; the others do what it calls for.
 
-A failure of any rank reaches the driver by `run` of rank 0 or `watch` of the others, while ranks
-that wait for it in a collective operation still hang.
+A failure of any rank reaches the driver by `run` of rank 0 or `watch` of the others.
 """
 
 import asyncio

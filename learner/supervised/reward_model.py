@@ -1,7 +1,7 @@
 """Training of a reward model on preference pairs, by the likelihood of Bradley and Terry.
 
 The score of a text is the model's output after its last token. Both texts of a pair lie in one
-microbatch. It runs in one process, on the same engine as reinforcement learning.
+microbatch. It runs in one process.
 """
 
 import time

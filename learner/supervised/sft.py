@@ -1,7 +1,4 @@
-"""Supervised warm start: next-token likelihood of demonstrations.
-
-It runs in one process, on the same engine as reinforcement learning.
-"""
+"""Supervised warm start: next-token likelihood of demonstrations, in one process."""
 
 import time
 from collections.abc import Callable, Iterator
