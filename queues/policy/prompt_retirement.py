@@ -18,9 +18,7 @@ from queues.records import Prompt
 class Retirement:
     """The retired and the failed prompts of a run, by their ids without the epoch.
 
-    Args:
-        cap: Pass rate from which a prompt is retired, above 0, at most 1; None retires none.
-        threshold: Task reward from which a rollout passes.
+    Pass rates reach from above 0 to 1; a cap of None retires no prompt.
 
     Example:
         >>> retirement = Retirement(cap=0.5, threshold=1.0)
