@@ -38,7 +38,7 @@ class Retention:
 
     @contextmanager
     def put(self) -> Iterator[None]:
-        """Protect the segments of a put from before its first frame until its rows are submitted."""
+        """Protect the segments of a put, from its first frame until its rows are submitted."""
         segment = self._commits.journal.newest
         self._puts[segment] += 1
         try:
