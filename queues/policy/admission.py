@@ -223,7 +223,7 @@ def _places(date: int, version: int, groups_per_batch: int) -> int:
 
 
 def _first_overflow(due: Mapping[int, int], *, version: int, groups_per_batch: int) -> int | None:
-    """Return the first date by which more groups are due than there are places; None without one."""
+    """Return the first date by which more groups are due than there are places; None if none."""
     total = 0
     for date in sorted(due):
         total += due[date]
