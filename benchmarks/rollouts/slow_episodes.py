@@ -25,7 +25,7 @@ from actors.engines.model_folder import load_tokenizer
 from actors.engines.protocol import Generation, RolloutEngine, SamplingParameters
 from actors.environments.protocol import Environment, Message, Turn
 from actors.environments.single_turn import SingleTurn
-from actors.rewards import load_rewards, load_shaping
+from actors.rewards import load_rewards
 from actors.rollout.chat_rendering import Renderer
 from actors.rollout.episode import EpisodeRunner
 from benchmarks.harness.study import Options, Record, Study, option
@@ -148,22 +148,22 @@ async def measure_episodes(
     There are as many prompts as episodes, so that a cache has them after a while; each has at
     least `prompt_tokens` tokens, which are characters.
     """
-    config = ActorsConfig(reward=("exact_match",), max_new_tokens=LONGEST - 64)
+    config = ActorsConfig(
+        environment="benchmarks.rollouts.slow_episodes:SlowEnvironment",
+        reward=("exact_match",),
+        max_new_tokens=LONGEST - 64,
+        max_turns=TURNS,
+    )
     rewards = load_rewards(config.reward)
     runner = EpisodeRunner(
         engine_id="engine-0",
         engine=engine,
         renderer=Renderer(tokenizer),
-        environment="slow",
+        config=config,
         new_environment=new_environment,
-        environment_timeout=60.0,
-        max_turns=TURNS,
         rewards=rewards,
         heldout_rewards=rewards,
-        shaping=load_shaping(config),
-        sampling=SamplingParameters(temperature=1.0, max_new_tokens=config.max_new_tokens),
         max_model_len=LONGEST,
-        timeout=600.0,
     )
     numbers = itertools.count()
     before = (engine.turns, engine.finished_tokens, engine.prompt_tokens)
