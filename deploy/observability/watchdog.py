@@ -154,7 +154,6 @@ class Watchdog:
         Raises:
             RunFailed: As `follow`.
         """
-        await self._ask_processes()
         health = await self._health()
         now = time.monotonic()
         self.overdue = self._waits.overdue(health, now)
@@ -177,8 +176,8 @@ class Watchdog:
 
     async def _health(self) -> Health:
         actors = self._run.actors()
-        self._newest, paused = await asyncio.gather(
-            self._ask_broker(), self._ask_learner(working=bool(actors))
+        self._newest, paused, _ = await asyncio.gather(
+            self._ask_broker(), self._ask_learner(working=bool(actors)), self._ask_processes()
         )
         if self._newest is not None:
             paused = self._newest.paused or paused

@@ -220,7 +220,7 @@ class TrainedBatch:
     """The policy version that it was trained at."""
     report: BatchReport
     times: BatchTimes
-    weights_checksum: str | None
+    weights_checksum: str
     """Of the version that it produced."""
     totals: Mapping[str, int]
     """`rollouts` and `tokens` trained by the run so far."""
