@@ -240,7 +240,7 @@ class TrainedBatch:
 
     @classmethod
     def from_dict(cls, row: Mapping[str, Any]) -> Self:
-        """Read a batch from a flat record of JSON; a key that it lacks reads as None.
+        """Read a batch from a flat record of JSON; a figure that it lacks reads as None.
 
         Keys that are not the learner's go to `flow`.
         """
@@ -248,7 +248,7 @@ class TrainedBatch:
             version=row["version"],
             report=BatchReport.from_dict(row),
             times=BatchTimes(**_values(BatchTimes, row)),
-            weights_checksum=row.get("weights_checksum"),
+            weights_checksum=row["weights_checksum"],
             totals=row.get("totals", {}),
         )
         known = batch.to_dict()
