@@ -5,10 +5,10 @@ from typing import Any, NamedTuple
 
 from actors.config import ActorsConfig
 from actors.engines.model_folder import stated_dtype, weight_shapes
-from actors.engines.protocol import RolloutEngine, SamplingParameters
+from actors.engines.protocol import RolloutEngine
 from actors.environments.registry import load_environment
 from actors.errors import InputError
-from actors.rewards import RewardPool, Rewards, load_rewards, load_shaping
+from actors.rewards import RewardPool, Rewards, load_rewards
 from actors.rewards.learned import TextScorer
 from actors.rollout.chat_rendering import Renderer
 from actors.rollout.episode import EpisodeRunner
@@ -54,10 +54,11 @@ def build_rewards(
         [*config.reward, *heldout],
         timeout=config.reward_timeout_seconds,
         options=config.reward_options,
+        weights=config.reward_weights,
         reward_model_client=reward_model_client,
         pool=pool,
         code_execution=config.code_execution,
-    ).weighted(config.reward_weights)
+    )
     return EpisodeRewards(rewards.only(config.reward), rewards.only(heldout))
 
 
@@ -74,33 +75,20 @@ def build_episodes(
         engine_id=engine_id,
         engine=engine,
         renderer=Renderer(tokenizer, config.chat_template),
-        environment=config.environment,
+        config=config,
         new_environment=load_environment(
             config.environment, config.environment_options, code_execution=config.code_execution
         ),
-        environment_timeout=config.environment_timeout_seconds,
-        max_turns=config.max_turns,
         rewards=rewards.training,
         heldout_rewards=rewards.heldout,
-        shaping=load_shaping(config),
-        sampling=SamplingParameters(
-            temperature=config.temperature,
-            max_new_tokens=config.max_new_tokens,
-            top_p=config.top_p,
-            top_k=config.top_k,
-        ),
         max_model_len=max_model_len,
-        timeout=config.rollout_timeout_seconds,
     )
 
 
 def build_engine(spec: EngineSpec, tokenizer: Any, max_model_len: int) -> RolloutEngine:
     """Build the engine of one actor, not started.
 
-    Args:
-        spec: How it is made.
-        tokenizer: A tokenizer of transformers; only the scripted engine needs it.
-        max_model_len: Longest rollout in tokens.
+    Only the scripted engine needs the tokenizer, one of transformers.
 
     Raises:
         InputError: Options that the scripted engine does not have.

@@ -1,17 +1,4 @@
-"""Errors of this package, and which of several to report.
-
-ActorsError                  exit code 1
-├── InputError               exit code 2: a setting, model, source or reward the user gave is wrong
-├── SourceFailed             the prompt source raised, or gave something else than prompts
-├── EngineStale              the engine has no weights of any policy version yet
-├── EngineDied               a process of the engine is gone, and with it every running request
-└── RolloutFailed            one rollout has no result: its group is given back to the broker
-    ├── PromptRefused        the prompt cannot be sampled from: empty, or longer than the context
-    ├── EnvironmentFailed    the environment raised, or answered with something else than a Turn
-    ├── RewardFailed         a reward raised, timed out or returned no finite number
-    ├── RewardModelLost      the process of the reward models is gone, or does not answer
-    └── RolloutTimeout       the whole rollout took longer than its deadline
-"""
+"""Errors of this package, which leave it as subclasses of ActorsError."""
 
 from typing import ClassVar
 

@@ -60,15 +60,7 @@ class ActorSpec(EngineSpec):
 
 
 def create_actor(spec: ActorSpec, **options: Any) -> Any:
-    """Start the process of a rollout actor on the cluster.
-
-    Args:
-        spec: How it is made.
-        **options: Ray actor options such as `scheduling_strategy`.
-
-    Returns:
-        A Ray handle with the methods of `RolloutActor`.
-    """
+    """Start the process of a rollout actor; `options` are those of Ray. Returns its handle."""
     remote = ray.remote(RolloutActor).options(
         **{
             "num_cpus": spec.config.cpus,

@@ -25,11 +25,7 @@ def create_reward_model(
 ) -> "RewardModelClient":
     """Start the process of the reward models on the cluster; `start` loads them.
 
-    Args:
-        paths: Local folders or hub names.
-        config: Section `[actors.reward_model]`.
-        timeout: Deadline in seconds of one score.
-        **options: Ray actor options such as `scheduling_strategy`.
+    `timeout` is the deadline of one score in seconds, `options` are those of Ray.
     """
     remote = ray.remote(RewardModelActor).options(
         **{
@@ -92,10 +88,7 @@ class RewardModelClient:
         return self._actor
 
     async def start(self, *, again: bool = False) -> None:
-        """Load the models; the caller sets the deadline.
-
-        Args:
-            again: Wait for the process to come back, after any number of restarts.
+        """Load the models; `again` waits for a process that restarts, any number of times.
 
         Raises:
             InputError: A model cannot be used.

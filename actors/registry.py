@@ -1,7 +1,7 @@
 """The prompt sources, environments, tools and rewards that ship with Headway, by name.
 
 A table names each class or function as "module:attribute", so that reading it imports nothing
-heavy. The checks of a recipe, error messages and the tables in `actors/README.md` derive from here.
+heavy. The checks of a recipe and error messages derive from it; `actors/README.md` describes each.
 """
 
 import difflib
@@ -21,7 +21,6 @@ class Entry:
     """As in a recipe; a part in capitals, as in "tiny:TASK", stands for an argument."""
     path: str
     """Where it is, as "module:attribute" below `actors`."""
-    description: str
     needs_answer: bool = False
     """A reward that compares with the prompt's answer."""
     inline: bool = False
@@ -31,10 +30,7 @@ class Entry:
 class Registry:
     """The names that one setting of a recipe may have, besides dotted paths of user code.
 
-    Args:
-        setting: Key of the recipe.
-        dotted: Form of a dotted path, such as "module:Class".
-        entries: What ships with Headway.
+    `dotted` is the form of a dotted path, such as "module:Class".
     """
 
     def __init__(self, setting: str, dotted: str, *entries: Entry) -> None:
@@ -87,112 +83,45 @@ class Registry:
 SOURCES = Registry(
     "prompts.source",
     "module:Class",
-    Entry("files", "sources.files:file_source", "rows of a JSONL, Parquet or Arrow file"),
-    Entry(
-        "datasets:NAME",
-        "sources.hub_dataset:dataset_source",
-        "a data set of Hugging Face's `datasets`, by name or from a folder",
-    ),
-    Entry("mixture", "sources.mixture:Mixture", "several sources, by weights that may change"),
-    Entry(
-        "lettered_chain_sum",
-        "sources.lettered_chain_sum:LetteredChainSum",
-        "sums of one-digit numbers with worked examples: the task of the demo",
-    ),
-    Entry(
-        "tiny:TASK",
-        "sources.tiny_task:TinyTask",
-        "`product`, `distance` or `twice`, which a very small model learns in a minute",
-    ),
-    Entry(
-        "reasoning_gym:TASK",
-        "sources.reasoning_gym:ReasoningGymSource",
-        "a procedural task of reasoning-gym, endless",
-    ),
-    Entry(
-        "verifiers:ID",
-        "sources.verifiers_source:verifiers_source",
-        "the data set of an environment of the library verifiers",
-    ),
+    Entry("files", "sources.files:file_source"),
+    Entry("datasets:NAME", "sources.hub_dataset:dataset_source"),
+    Entry("mixture", "sources.mixture:Mixture"),
+    Entry("lettered_chain_sum", "sources.lettered_chain_sum:LetteredChainSum"),
+    Entry("tiny:TASK", "sources.tiny_task:TinyTask"),
+    Entry("reasoning_gym:TASK", "sources.reasoning_gym:ReasoningGymSource"),
+    Entry("verifiers:ID", "sources.verifiers_source:verifiers_source"),
 )
 
 ENVIRONMENTS = Registry(
     "actors.environment",
     "module:Class",
-    Entry("single_turn", "environments.single_turn:SingleTurn", "one question, one answer"),
-    Entry("tools", "environments.tools:load_tools", "the policy calls tools until it answers"),
-    Entry(
-        "verifiers:ID",
-        "environments.verifiers_environment:load_conversations",
-        "an environment of the library verifiers, with its rubric",
-    ),
+    Entry("single_turn", "environments.single_turn:SingleTurn"),
+    Entry("tools", "environments.tools:load_tools"),
+    Entry("verifiers:ID", "environments.verifiers_environment:load_conversations"),
 )
 """Classes are built with actors.environment_options as keywords; functions load the others."""
 
 TOOLS = Registry(
     "actors.environment_options.tools",
     "module:function",
-    Entry("calculator", "environments.calculator:calculator", "evaluates arithmetic"),
-    Entry(
-        "python",
-        "environments.python_tool:python_tool",
-        'runs programs in the sandbox; needs `code_execution = "sandbox"`',
-    ),
+    Entry("calculator", "environments.calculator:calculator"),
+    Entry("python", "environments.python_tool:python_tool"),
 )
 
 REWARDS = Registry(
     "actors.reward",
     "module:function",
-    Entry(
-        "exact_match",
-        "rewards.answers:exact_match",
-        "1 where the completion is the answer",
-        needs_answer=True,
-        inline=True,
-    ),
-    Entry(
-        "last_answer",
-        "rewards.answers:last_answer",
-        'the same for what follows the last "="',
-        needs_answer=True,
-        inline=True,
-    ),
-    Entry(
-        "numeric_match",
-        "rewards.answers:numeric_match",
-        "the same for the last number, within a tolerance",
-        needs_answer=True,
-        inline=True,
-    ),
-    Entry(
-        "tags",
-        "rewards.patterns:tags",
-        "1 where the completion is `<think>…</think><answer>…</answer>`",
-        inline=True,
-    ),
-    Entry("regex", "rewards.patterns:regex", "1 where a regular expression matches"),
-    Entry("json_schema", "rewards.json_schema:json_schema", "1 where JSON fits a schema"),
-    Entry(
-        "similarity",
-        "rewards.similarity:similarity",
-        "1 − edits / length, against the answer",
-        needs_answer=True,
-    ),
-    Entry(
-        "math_verify",
-        "rewards.math_verify:math_verify",
-        "mathematical equality with the answer, by math-verify",
-        needs_answer=True,
-    ),
-    Entry(
-        "reasoning_gym",
-        "rewards.reasoning_gym:reasoning_gym",
-        "the verifier of the prompt's reasoning-gym task",
-    ),
-    Entry("code", "rewards.code:code", "1 where a program passes the prompt's tests, sandboxed"),
-    Entry(
-        "reward_model", "rewards.learned:LearnedReward", "the score of one reward model or several"
-    ),
-    Entry("llm_judge", "rewards.llm_judge:LlmJudge", "the mark that a language model gives"),
+    Entry("exact_match", "rewards.answers:exact_match", needs_answer=True, inline=True),
+    Entry("last_answer", "rewards.answers:last_answer", needs_answer=True, inline=True),
+    Entry("numeric_match", "rewards.answers:numeric_match", needs_answer=True, inline=True),
+    Entry("tags", "rewards.patterns:tags", inline=True),
+    Entry("regex", "rewards.patterns:regex"),
+    Entry("json_schema", "rewards.json_schema:json_schema"),
+    Entry("similarity", "rewards.similarity:similarity", needs_answer=True),
+    Entry("math_verify", "rewards.math_verify:math_verify", needs_answer=True),
+    Entry("reasoning_gym", "rewards.reasoning_gym:reasoning_gym"),
+    Entry("code", "rewards.code:code"),
+    Entry("reward_model", "rewards.learned:LearnedReward"),
+    Entry("llm_judge", "rewards.llm_judge:LlmJudge"),
 )
 """Functions are called with prompt, completion, answer and metadata; the two classes ask others."""

@@ -1,8 +1,7 @@
 """The broker's contract with its three kinds of callers.
 
 `queues.broker.broker.Broker` (in this process) and `queues.ray_broker.BrokerClient` (over Ray)
-satisfy all three protocols; one contract test suite runs against both. Every `timeout` is in
-seconds and ends a long poll without an error.
+satisfy all three protocols. Every `timeout` is in seconds and ends a long poll without an error.
 
 After the broker is closed every call raises QueueClosed, and after a failed commit LedgerError;
 only `cursor`, which reads memory, still answers.
@@ -20,8 +19,6 @@ class PromptFeed(Protocol):
     async def prompts_wanted(self, timeout: float) -> int:
         """Return how many train prompts to issue now; long-polls, 0 at the timeout.
 
-        This fills the prompt queue, and never exceeds what the remaining steps can train.
-
         Raises:
             QueueClosed: No prompt will be wanted any more.
         """
@@ -33,9 +30,8 @@ class PromptFeed(Protocol):
             prompts: Each becomes a group, unless it is retired or failed before. Once a whole epoch
                 is skipped that way, the source counts as ended.
             cursor: Position of the source after these prompts.
-            last: The source has ended; only then may the last batch be short. If that ends training
-                before its last step, evaluations of versions that were not reached end without a
-                score, all their prompts failed.
+            last: The source has ended; only then may the last batch be short, and evaluations of
+                versions that training does not reach then fail.
 
         Raises:
             InputError: Metadata that is not JSON, or with a pass-rate cap an id without an epoch.
@@ -50,9 +46,9 @@ class PromptFeed(Protocol):
     ) -> None:
         """Queue an evaluation; a name that exists already is left as it is.
 
-        Every prompt is sampled once, or as often as it is given, ahead of training, by engines that
-        serve `min_version` or later. Queue the evaluation of the last version before the last
-        `ack`: without work left to generate, the run is over then and the workers leave.
+        Every prompt is sampled as often as it is given, ahead of training, by engines that serve
+        `min_version` or later. Queue the evaluation of the last version before the last `ack`,
+        which ends the run if no work is left.
 
         Raises:
             InputError: No prompts, or `min_version` is after the last step.
@@ -87,8 +83,7 @@ class WorkQueue(Protocol):
 
         Args:
             engine_id: The engine that generates them.
-            capacity: Largest number of rollouts of all leased groups together: an evaluation takes
-                1, a train group `Lease.capacity`.
+            capacity: Largest number of rollouts of all leased groups together (`Lease.capacity`).
             timeout: Seconds.
             purpose: Lease only groups of this purpose; None leases groups of either.
 
@@ -105,8 +100,7 @@ class WorkQueue(Protocol):
         """Deliver a finished group, made by `queues.schema.encode`.
 
         An accepted group is durable before the answer, and no second result of it is ever accepted.
-        Evaluation groups are scored and not kept. Train groups without a signal are kept but, with
-        `filter_tied`, not trained.
+        Evaluation groups are scored and not kept.
 
         Raises:
             SchemaError: The payload breaks the schema, or is not what was leased; the lease stays.
@@ -116,35 +110,26 @@ class WorkQueue(Protocol):
     async def save(self, engine_id: str, payload: bytes) -> None:
         """Save the sampled tokens of a group that has no result yet, replacing earlier ones.
 
-        The next lease of the group carries them if they still fit (`queues.state.partial_groups`).
-        Does nothing if the caller does not hold the lease, or the group is of an evaluation.
-
-        Args:
-            engine_id: Holder of the lease.
-            payload: Made by `queues.schema.encode`, with at least one sampled token; unfinished
-                rollouts are `aborted`.
+        The next lease of the group carries them if they fit (`queues.storage.partial_groups`). Does
+        nothing if the caller does not hold the lease, or the group is of an evaluation.
 
         Raises:
-            SchemaError: The payload breaks the schema.
+            SchemaError: The payload breaks the schema, or has no sampled token.
         """
 
     async def fail(
         self, engine_id: str, group_id: str, attempt: int, *, reason: str, error: str
     ) -> None:
-        """Return a group that could not be generated: it is redelivered, or failed for good.
+        """Return a group that could not be generated: redelivered, or failed after `max_attempts`.
 
-        It fails after `max_attempts`. Before its next lease it waits, unless the reason is the loss
-        of the reward models. Does nothing if the caller does not hold the lease.
+        Does nothing if the caller does not hold the lease.
         """
 
     async def release(self, engine_id: str) -> int:
         """Take back all leases of an engine that is gone, and forget the version it served.
 
         The groups are redelivered first; results of the old leases are fenced, and open `lease`
-        calls of the engine end empty. A successor of the same name begins with `serving`.
-
-        Returns:
-            Number of leases that the engine held.
+        calls of the engine end empty. Returns the number of leases that the engine held.
 
         Raises:
             QueueClosed: The run is over, so no successor is needed.
@@ -168,14 +153,13 @@ class BatchQueue(Protocol):
     async def ack(self, version: int, statistics: Mapping[str, Any]) -> None:
         """Acknowledge that the batch is trained: the learner is at version + 1.
 
-        Repeating it changes nothing. Weights that differ from the first time, as they may where
-        kernels are not deterministic, are counted.
+        Repeating it changes nothing, but weights that differ from the first time are counted.
 
         Args:
             version: Version that the batch was trained at.
-            statistics: JSON values, kept in the ledger. The broker adds the number of groups that
-                were left out of training or trained late so far, where that is possible, and the
-                state of the staleness controller, which reads `ess`.
+            statistics: JSON values, kept in the ledger. The broker adds counts of groups that were
+                left out or trained late, and the state of the staleness controller, which reads
+                `ess`.
 
         Raises:
             InputError: The statistics are not JSON.
@@ -184,13 +168,11 @@ class BatchQueue(Protocol):
         """
 
     async def commit_checkpoint(self, version: int, path: str) -> None:
-        """Record a checkpoint that is complete on disk.
+        """Record a checkpoint, which is complete on disk, of the first `version` batches.
 
-        Args:
-            version: Number of batches trained in it.
-            path: Its folder, relative to the run's, so that a run that is moved or copied keeps its
-                checkpoints; an absolute path is kept as it is.
+        `path` is its folder, relative to the run's, so that a copied run keeps its checkpoints; an
+        absolute path is kept as it is.
         """
 
     async def cursor(self) -> str | None:
-        """Return the cursor of the last `issue`, which a checkpoint keeps; None before it."""
+        """Return the cursor of the last `issue`; None before it."""

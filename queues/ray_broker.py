@@ -4,9 +4,6 @@ The actor is `Broker` itself: Ray runs its coroutines concurrently in one event 
 is written. Payloads travel through Ray's object store. The actor stays on the node that made it,
 since the ledger is on that node's disk, and Ray never restarts it by itself: engines would have to
 report their versions again, so a supervisor decides.
-
-Every call ends: a broker that does not answer in time counts as lost, unless it reports that it
-waits for space on its disk.
 """
 
 import asyncio
@@ -40,7 +37,6 @@ ANSWER_SECONDS = 30.0
 MESSAGE_BYTES = 32 * 2**20
 """Puts of this size together fill a message."""
 SCRAPE_SECONDS = 5.0
-"""Deadline for the broker's status during a scrape."""
 START_SECONDS = 120.0
 """Default deadline of the start: a new process, and a long ledger to recover."""
 
@@ -78,10 +74,7 @@ def create_broker(
 
 
 class BrokerActor(Broker):
-    """The broker in a process of its own.
-
-    It keeps an error of its constructor for `opened`, since Ray would turn it into text.
-    """
+    """The broker in a process of its own; `opened` raises the error of its constructor."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         self._error: QueuesError | None = None
@@ -94,7 +87,7 @@ class BrokerActor(Broker):
         return "broker"
 
     async def opened(self) -> None:
-        """Raise the error of the constructor, if there was one."""
+        """Raise the error of the constructor, which Ray itself would turn into text."""
         if self._error is not None:
             raise self._error
 
@@ -148,12 +141,7 @@ class BrokerClient:
     broker pauses (`BrokerStatus.paused`), calls that need its disk wait as long as it does.
 
     A call that is given up or cancelled may still take effect in the broker. Nothing is lost by it:
-    a lease whose answer nobody received gets no heartbeat, so it expires and is redelivered; a put
-    that was accepted is answered `duplicate` when repeated, and a take is the same when repeated.
-
-    Args:
-        handle: The broker's actor in Ray.
-        answer_seconds: Deadline of a call, beyond the timeout that it asks for.
+    a lease whose answer nobody received expires, and puts and takes may be repeated.
     """
 
     def __init__(self, handle: Any, answer_seconds: float = ANSWER_SECONDS) -> None:
@@ -203,15 +191,12 @@ class BrokerClient:
         return batch and replace(batch, payloads=[memoryview(x) for x in batch.payloads])
 
     async def answer(self, name: str, pending: Any, timeout: float) -> Any:
-        """Return or raise what a pending call of the actor does, within the deadline.
+        """Return or raise what a pending call of method `name` does, within the deadline.
 
-        Args:
-            name: Name of the method, for error messages.
-            pending: Ray's reference of the answer.
-            timeout: Seconds that the call itself may wait.
+        The call itself may wait for `timeout` seconds.
         """
         seconds = timeout + self._answer_seconds
-        call = asyncio.ensure_future(_await(pending))
+        call = asyncio.ensure_future(pending)
         try:
             while True:
                 done, _ = await asyncio.wait([call], timeout=seconds)
@@ -237,29 +222,28 @@ class BrokerClient:
         """Send the outbox, message after message, until it is empty."""
         while self._outbox:
             await asyncio.sleep(0)  # puts of other tasks at this moment join the message
-            message: list[tuple[Put, asyncio.Future[PutStatus]]] = []
+            puts: list[Put] = []
+            futures: list[asyncio.Future[PutStatus]] = []
             size = 0
-            while self._outbox and (not message or size < MESSAGE_BYTES):
-                message.append(self._outbox.popleft())
-                size += len(message[-1][0][1])
-            engines, payloads = zip(*(put for put, _ in message), strict=True)
+            while self._outbox and (not puts or size < MESSAGE_BYTES):
+                put, future = self._outbox.popleft()
+                puts.append(put)
+                futures.append(future)
+                size += len(put[1])
+            engines, payloads = zip(*puts, strict=True)
             try:
                 answers: Sequence[PutStatus | Exception] = await self._put_many(
                     list(zip(engines, to_arrays(payloads), strict=True))
                 )
             except Exception as error:  # noqa: BLE001  (raised in every caller)
-                answers = [error] * len(message)
-            for (_, future), answer in zip(message, answers, strict=True):
+                answers = [error] * len(puts)
+            for future, answer in zip(futures, answers, strict=True):
                 if future.done():
                     continue  # its caller was cancelled
                 if isinstance(answer, Exception):
                     future.set_exception(answer)
                 else:
                     future.set_result(answer)
-
-
-async def _await(reference: Any) -> Any:
-    return await reference
 
 
 def _translate(error: RayError) -> Exception:

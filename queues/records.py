@@ -1,8 +1,4 @@
-"""The records that travel between actors, queues and learner: prompts, leases, rollouts, groups.
-
-They are plain values. `queues.schema` defines their encoding, `queues.policy.admission` when a
-group may be leased and trained.
-"""
+"""The records that travel between actors, queues and learner; `queues.schema` encodes them."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -27,7 +23,6 @@ class FinishReason(StrEnum):
     STOP = "stop"
     """The policy sampled an end-of-sequence token."""
     LENGTH = "length"
-    """The token budget was used up."""
     ABORTED = "aborted"
     ERROR = "error"
 
@@ -42,15 +37,10 @@ class Purpose(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prompt:
-    """One task instance, produced by a prompt source.
-
-    Example:
-        >>> Prompt(prompt_id="chain_sum/0/17", text="a3+b4=", answer="7").prompt_id
-        'chain_sum/0/17'
-    """
+    """One task instance, produced by a prompt source."""
 
     prompt_id: str
-    """Stable: `source/epoch/index`."""
+    """Stable: `source/epoch/index`, e.g. "chain_sum/0/17"."""
     text: str
     answer: str | None = None
     """Reference answer for the reward; None if the reward needs none."""
@@ -76,11 +66,11 @@ class Lease:
     the saved tokens, if that is older."""
     deadline_version: int | None
     """The last version whose batch may train the group: s + η, or earlier with a controller; None
-    for evaluations. `queues.on_overdue` decides about a group that misses it."""
+    for evaluations."""
     greedy_baseline: bool = False
     """Sample one more rollout, greedily, which is scored as a baseline and not put."""
     saved: bytes | None = None
-    """Saved tokens of earlier attempts, to be continued (`queues.state.partial_groups`)."""
+    """Saved tokens of earlier attempts, to be continued (`queues.storage.partial_groups`)."""
 
     @property
     def capacity(self) -> int:
@@ -158,7 +148,7 @@ class PutStatus(StrEnum):
     """The broker's answer to a put."""
 
     ACCEPTED = "accepted"
-    """Durable: it survives the death of every process."""
+    """Durable."""
     DUPLICATE = "duplicate"
     """The group already has its one accepted result; this one is ignored."""
     FENCED = "fenced"
@@ -176,14 +166,12 @@ class Batch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchRecord:
-    """One trained batch; made at its acknowledgement, for the status of the run."""
+    """One batch that was trained at `version`; made at its acknowledgement."""
 
     version: int
-    """Version that it was trained at."""
     acked_at: float
     """Epoch seconds."""
     statistics: Mapping[str, Any]
-    """The learner's statistics and those that the broker adds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -192,19 +180,17 @@ class Evaluation:
 
     name: str
     count: int
-    """Rollouts, failed rollouts included; a prompt has as many as times it was given."""
+    """Rollouts, failed rollouts included."""
     failed: int
     score: float | None
     """Mean reward of the rollouts that did not fail; None if all did."""
     best: float | None
-    """Mean over the complete prompts of their largest reward: pass@k if each was given k times.
-    None without complete prompts."""
+    """Mean over the complete prompts of their largest reward: pass@k if each was given k times."""
     incomplete: int
     """Prompts of which a rollout failed: `best` leaves them out."""
     lowest_version: int | None
     """Lowest version of all sampled tokens; None without tokens."""
     highest_version: int | None
     tokens: int
-    """Sampled tokens."""
     seconds: float
     """Time from the first lease to the last result; 0 if nothing was leased."""

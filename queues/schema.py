@@ -1,7 +1,6 @@
 """Rollout groups as Arrow: a record batch of G rows, an IPC stream on the wire and in the journal.
 
-Validation happens in two places with the same checks: `encode` refuses to write what `decode`
-would refuse to read. Columns are checked as arrays, not row by row.
+`encode` refuses to write what `decode` would refuse to read. Columns are checked as arrays.
 """
 
 import json
@@ -95,12 +94,9 @@ def decode(payload: Payload) -> RolloutGroup:
 
 
 def decode_arrays(payloads: Sequence[Payload]) -> list[RolloutGroup]:
-    """Decode payloads, with read-only arrays as per-token columns.
+    """Decode payloads, with read-only arrays as per-token columns; raises as `decode` does.
 
     No Python object is made of any token, and small groups are decoded together.
-
-    Raises:
-        SchemaError: See `decode`.
     """
     if _small(payloads):
         return _groups(*_read_together(payloads))
@@ -204,14 +200,9 @@ def _summaries(batch: pa.RecordBatch, sizes: Sequence[int]) -> list[Summary]:
 
 
 def write_parquet(groups: Iterable[tuple[bytes, str, int | None]], file: BinaryIO) -> int:
-    """Write groups to Parquet, one row per rollout.
+    """Write groups to Parquet, one row per rollout; return the number of rows.
 
-    Args:
-        groups: Payload, state, and version whose batch trained the group (None: untrained).
-        file: File to write to.
-
-    Returns:
-        The number of rows.
+    A group is its payload, its state, and the version whose batch trained it (None: untrained).
     """
     schema = SCHEMA.append(pa.field("state", pa.string(), nullable=False)).append(
         pa.field("trained_version", pa.int32())
@@ -220,14 +211,11 @@ def write_parquet(groups: Iterable[tuple[bytes, str, int | None]], file: BinaryI
     with pq.ParquetWriter(file, schema) as writer:
         for payload, state, trained_version in groups:
             batch = read_batch(payload)
-            count = batch.num_rows
-            columns = [
-                *batch.columns,
-                pa.array([state] * count, pa.string()),
-                pa.array([trained_version] * count, pa.int32()),
-            ]
+            states = pa.array([state] * batch.num_rows, pa.string())
+            versions = pa.array([trained_version] * batch.num_rows, pa.int32())
+            columns = [*batch.columns, states, versions]
             writer.write_batch(pa.RecordBatch.from_arrays(columns, schema=schema))
-            rows += count
+            rows += batch.num_rows
     return rows
 
 
@@ -296,18 +284,14 @@ def _validate_whole(batch: pa.RecordBatch) -> None:
 
 def _validate(batch: pa.RecordBatch, sizes: Sequence[int]) -> None:
     """Check the values of consecutive groups of these numbers of rows."""
-    for name in SCHEMA.names:
-        _validate_no_nulls(name, batch.column(name))
+    for name, column in zip(SCHEMA.names, batch.columns, strict=True):
+        inner = column.flatten() if pa.types.is_list(column.type) else column
+        if pa.types.is_map(column.type):
+            inner = column.items
+        _require(name, column.null_count == 0 and inner.null_count == 0, "must not be null")
     _validate_groups(batch, sizes)
     _validate_tokens(batch)
     _validate_rows(batch)
-
-
-def _validate_no_nulls(name: str, column: Any) -> None:
-    inner = column.flatten() if pa.types.is_list(column.type) else column
-    if pa.types.is_map(column.type):
-        inner = column.items
-    _require(name, column.null_count == 0 and inner.null_count == 0, "must not be null")
 
 
 def _validate_groups(batch: pa.RecordBatch, sizes: Sequence[int]) -> None:
@@ -327,13 +311,10 @@ def _validate_groups(batch: pa.RecordBatch, sizes: Sequence[int]) -> None:
 def _validate_tokens(batch: pa.RecordBatch) -> None:
     lengths = _lengths(batch, "token_ids")
     for name in _TOKEN_COLUMNS:
-        wrong = np.flatnonzero(_lengths(batch, name) != lengths)
-        if wrong.size:
-            row = wrong[0]
-            raise SchemaError(
-                f"{name}: row {row} has {_lengths(batch, name)[row]} entries, must be"
-                f" {lengths[row]}, the length of token_ids"
-            )
+        entries = _lengths(batch, name)
+        for row in np.flatnonzero(entries != lengths):
+            rule = f"must be {lengths[row]}, the length of token_ids"
+            raise SchemaError(f"{name}: row {row} has {entries[row]} entries, {rule}")
     prompt = batch.column("prompt_length").to_numpy()
     inside = (prompt >= 1) & (prompt <= lengths)
     _require("prompt_length", inside.all(), "must be from 1 to the length of token_ids")

@@ -195,15 +195,15 @@ def exposed(*collectors):
 
 def actor_metrics():
     """Return the metrics of an actor whose process also holds metrics of vLLM."""
-    tally, engine = ActorStatistics("engine-0"), prometheus_client.CollectorRegistry()
-    tally.groups["put"] = 1
+    statistics, engine = ActorStatistics("engine-0"), prometheus_client.CollectorRegistry()
+    statistics.groups["put"] = 1
     for name in ENGINE:
         kind = (
             prometheus_client.Counter if name.endswith("preemptions") else prometheus_client.Gauge
         )
         kind(name, "Of vLLM.", ["model_name"], registry=engine).labels("m")
     with mock.patch("actors.metrics.REGISTRY", engine):
-        return exposed(ActorMetrics(tally), EngineMetrics())
+        return exposed(ActorMetrics(statistics), EngineMetrics())
 
 
 def broker_metrics():

@@ -135,21 +135,13 @@ def context_length(model_path: str) -> int:
 
 
 def vocabulary_size(model_path: str) -> int | None:
-    """Return the rows of the model's embedding; None without vocab_size in its configuration.
-
-    Raises:
-        InputError: The configuration cannot be read.
-    """
+    """Return the rows of the model's embedding; None without vocab_size in its configuration."""
     size = getattr(configuration(model_path).get_text_config(), "vocab_size", None)
     return size if isinstance(size, int) else None
 
 
 def stated_dtype(model_path: str) -> str:
-    """Return the type of the weights in the configuration, as "float32"; `auto` without one.
-
-    Raises:
-        InputError: The configuration cannot be read.
-    """
+    """Return the type of the weights in the configuration, as "float32"; `auto` without one."""
     config = configuration(model_path)
     dtype = config.dtype or config.get_text_config().dtype
     return "auto" if dtype is None else str(dtype).removeprefix("torch.")

@@ -67,8 +67,8 @@ class RolloutEngine(UpdatableEngine, Protocol):
 
         Args:
             request_id: Unique among the running requests.
-            prompt_ids: Token ids, at least one.
-            sampling: Sampling parameters.
+            prompt_ids: At least one.
+            sampling: The answer has at most its `max_new_tokens`.
             cache_salt: Requests with different salts share no cached state. None, for the first
                 request of a rollout, takes the version that prefills it; later requests repeat
                 the salt of the first.

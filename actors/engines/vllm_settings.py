@@ -17,40 +17,29 @@ CPU_BLOCK_TOKENS = 32
 
 @dataclass(frozen=True, slots=True)
 class VllmSettings:
-    """How one engine is made."""
+    """How one engine is made; fields without a comment are those of the recipe."""
 
     model_path: str
     """Local folder or hub name; its weights give the shapes and the first values."""
     max_model_len: int
-    """Longest prompt plus continuation, in tokens."""
     dtype: str = "auto"
-    """Type that the engine computes in."""
     float32_head: bool = False
-    """Form logits in float32, whatever `dtype` is."""
     max_num_seqs: int = 64
     """Requests that run at once; the others queue."""
     cores: str | None = None
-    """CPU cores, as "0" or "2-5"; None leaves the binding to vLLM."""
     kv_cache_gib: float | None = None
-    """KV cache on a CPU, rounded up to whole GiB; None takes vLLM's default."""
     gpu_memory_utilization: float = 0.9
-    """Share of a GPU's memory for weights and KV cache."""
     tensor_parallel_size: int = 1
-    """GPUs, or CPU sockets, that share the model."""
     enforce_eager: bool = True
-    """Do not compile: right on a CPU and for tiny models."""
     seed: int = 0
     """Seed of requests without a seed of their own."""
     update_mode: Literal["in_flight", "between_requests"] = "in_flight"
-    """Freeze requests during an update, or let the running ones finish first."""
     clear_cache: bool = False
-    """Recompute the KV cache after an update instead of keeping it."""
     weight_backend: str = BACKEND
     """Weight transfer of vLLM: BACKEND loads staged weights, for the others see `transfer`."""
     initial_version: int | None = None
     """Version of the weights in `model_path`; None leaves the engine STALE."""
     engine_metrics: bool = False
-    """Let vLLM count what it does, in `prometheus_client`'s registry of this process."""
 
     def engine_arguments(self) -> dict[str, Any]:
         """Prepare this process and its environment, and return the arguments of vLLM's engine.

@@ -23,10 +23,6 @@ def python_tool(seconds: float) -> Callable[[str], str]:
 def run_python(program: str, *, seconds: float) -> str:
     """Run a program of Python's standard library; return its output, and its error if it failed.
 
-    Args:
-        program: Source text.
-        seconds: Time limit.
-
     Raises:
         InputError: There is no sandbox on this machine; nothing was run.
     """

@@ -16,11 +16,6 @@ def load_environment(
 ) -> Callable[[], Environment]:
     """Return a function that makes a new conversation of an environment.
 
-    Args:
-        name: A name of `ENVIRONMENTS`, or "module:Class".
-        options: Keywords of the environment.
-        code_execution: "sandbox" lets tools run programs that the policy writes.
-
     Raises:
         InputError: No such environment, or options that it does not have.
     """

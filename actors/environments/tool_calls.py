@@ -32,13 +32,7 @@ class Unreadable:
 
 
 def find_calls(text: str, style: Style, markers: tuple[str, str]) -> list[Call | Unreadable]:
-    """Return the calls of a message in their order; a call without an end marker is none.
-
-    Args:
-        text: The message, without special tokens.
-        style: Format of a call.
-        markers: Texts that begin and end it.
-    """
+    """Return the calls of a message in their order; a call without an end marker is none."""
     read = _read_json if style == "json" else _read_plain
     return [read(inner) for inner in _between(text, *markers)]
 

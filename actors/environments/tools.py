@@ -4,10 +4,8 @@
     environment = "tools"
     environment_options = { tools = ["calculator", "my_module:lookup"] }
 
-A message without a call is the answer, which the rewards of the recipe score. A tool is a function
-of texts or numbers, plain or a coroutine; the policy is shown its error and may try again. `python`
-runs programs of the policy in the sandbox, only with `code_execution = "sandbox"`. Limits on turns,
-tokens and time are those of `[actors]`.
+A message without a call is the answer, which the rewards of the recipe score. The policy is shown
+the error of a call and may try again.
 """
 
 import inspect
@@ -79,10 +77,6 @@ class Tool(NamedTuple):
 
 class ToolBox:
     """The tools of all conversations of an actor, by name.
-
-    Args:
-        options: Keys of `ToolOptions`.
-        code_execution: "sandbox" allows the tool `python`.
 
     Raises:
         InputError: An option or tool that cannot be used, or no sandbox for `python`.

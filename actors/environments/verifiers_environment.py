@@ -7,12 +7,9 @@
 The library's set-up, stop conditions, tools, limits and clean-up run unchanged; only its client,
 the connection to a model, is replaced by the policy. A conversation can only grow: an environment
 that rewrites earlier messages fails its rollout, since sampled tokens are never tokenised again.
-The rubric's reward belongs to the last turn, and the rewards of the recipe are added to it. A
-function of the rubric that raises, which the library counts as 0, fails its rollout. All
-conversations share one event loop in a thread, as the library's clients and locks expect, so
-blocking code of the library delays other conversations but never the engine. A conversation that
-actors.max_turns or max_new_tokens cuts off earns nothing from the rubric. Not supported: rewards of
-whole groups, images, and versions from 0.2 on. The library is not installed with Headway.
+The rubric's reward belongs to the last turn. A function of the rubric that raises fails its rollout
+(the library counts 0). All conversations share one event loop in a thread, as the library's
+clients and locks expect, so its blocking code delays other conversations but never the engine.
 """
 
 import asyncio
@@ -44,10 +41,7 @@ _RAISED: ContextVar[list[tuple[str, Exception]]] = ContextVar("raised by a rubri
 def load_verifiers(name: str, options: dict[str, Any], *, setting: str) -> Any:
     """Load an environment of the library.
 
-    Args:
-        name: "verifiers:ID"; the module ID, with - as _, has `load_environment`.
-        options: Keywords of `load_environment`.
-        setting: Key of the recipe, for the message.
+    Its module ID, with - as _, has a function `load_environment`, which takes the options.
 
     Raises:
         InputError: The library is missing or too new, or it cannot load the environment.
@@ -121,11 +115,7 @@ def _loop() -> asyncio.AbstractEventLoop:
 
 
 class Conversation:
-    """One rollout of an environment of the library (an `Environment`).
-
-    Args:
-        environment: An environment of the library, shared by all conversations of an actor.
-    """
+    """One rollout of an environment of the library, which all share (an `Environment`)."""
 
     def __init__(self, environment: Any) -> None:
         self._environment = environment

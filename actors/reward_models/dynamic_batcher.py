@@ -25,11 +25,8 @@ class _Request(Generic[Request, Result]):
 class DynamicBatcher(Generic[Request, Result]):
     """One computation shared by many callers of one event loop.
 
-    Args:
-        compute: Returns the results of some requests, in their order; called in a thread, one call
-            at a time.
-        size: Most requests of a batch.
-        wait: Longest time in seconds that a request waits for others to join it.
+    `compute` is called in a thread, one call at a time, with at most `size` requests; none waits
+    longer than `wait` seconds for others to join it.
     """
 
     def __init__(

@@ -58,12 +58,7 @@ def read_scale(model_path: str) -> Scale:
 
 
 class TextReader:
-    """Encodes a prompt and its completion as input of a reward model.
-
-    Args:
-        tokenizer: A tokenizer of transformers.
-        context: Most tokens of a text.
-    """
+    """Encodes a prompt and its completion as input of a reward model of `context` tokens."""
 
     def __init__(self, tokenizer: Any, context: int) -> None:
         self._tokenizer, self.context = tokenizer, context
@@ -100,11 +95,6 @@ class TextReader:
 
         Completions are assumed to have as many tokens as in the policy, which is true where both
         have the same tokenizer.
-
-        Args:
-            prompt: Text of the prompt.
-            max_new_tokens: Most tokens that the policy samples.
-            max_model_len: Longest rollout in tokens, its prompt included.
 
         Raises:
             InputError: It does not fit.
@@ -166,13 +156,6 @@ def check_reward_model(
     prompts: Iterable[str] = (),
 ) -> None:
     """Check the description of a reward model, and that it can encode prompts.
-
-    Args:
-        model_path: Local folder or hub name.
-        standardise: True if its scale is needed.
-        max_new_tokens: Most tokens that the policy samples.
-        max_model_len: Longest rollout in tokens, its prompt included.
-        prompts: Texts of prompts.
 
     Raises:
         InputError: It has several outputs, no padding token or no scale, or it cannot encode a

@@ -5,8 +5,7 @@
     one number ◀── combine ◀── standardise ◀── every member, one padded batch ◀───┘
 
 Batches are padded on the right and scored at the last token of each text, so that the score of a
-text does not depend on its batch. `ray_reward_model` runs this in a process of its own, and
-`headway reward-model` trains such models.
+text does not depend on its batch.
 """
 
 from collections.abc import Sequence
@@ -48,13 +47,7 @@ def combine(scores: Tensor, how: str, *, uncertainty: float = 0.0) -> Tensor:
 
 
 class Member:
-    """One reward model.
-
-    Args:
-        model_path: Local folder or hub name of a sequence classifier with one label.
-        dtype: Type that it computes in.
-        device: Device of torch.
-        standardise: Scale its scores to mean 0 and deviation 1, by the figures in its folder.
+    """A sequence classifier with one label; `standardise` scales its scores as its folder says.
 
     Raises:
         InputError: It cannot be loaded, or has no head of one row.
@@ -84,14 +77,7 @@ class Member:
 
     @torch.inference_mode()
     def score(self, texts: Sequence[Sequence[int]]) -> Tensor:
-        """Score texts at their last tokens.
-
-        Args:
-            texts: Token ids, as `read` gives them.
-
-        Returns:
-            [B] float64.
-        """
+        """Score texts, given as `read` returns them, at their last tokens; returns [B] float64."""
         lengths = torch.tensor([len(text) for text in texts])
         width = int(lengths.max())
         ids = torch.tensor([[*text, *[self._pad] * (width - len(text))] for text in texts])
@@ -107,12 +93,7 @@ class Member:
 
 
 class RewardModels:
-    """Several reward models as one `TextScorer`.
-
-    Args:
-        members: At least one.
-        config: Decides how scores are combined, and how batches are made.
-    """
+    """Several reward models as one `TextScorer`."""
 
     def __init__(self, members: Sequence[Member], config: RewardModelConfig) -> None:
         self._members = list(members)
@@ -141,9 +122,7 @@ class RewardModels:
 def load_reward_models(paths: Sequence[str], config: RewardModelConfig) -> RewardModels:
     """Load reward models into this process, and bind it to its cores.
 
-    Args:
-        paths: Local folders or hub names.
-        config: Section `[actors.reward_model]`; its own paths are ignored.
+    The paths of `config` are ignored.
 
     Raises:
         InputError: One cannot be loaded, or this machine does not have the cores.

@@ -2,14 +2,13 @@
 
 from actors.rewards.pool import RewardPool
 from actors.rewards.rewards import Rewards, Score, check_scorable, load_rewards
-from actors.rewards.shaping import Shaping, load_shaping
+from actors.rewards.shaping import shaping_parts
 
 __all__ = [
     "RewardPool",
     "Rewards",
     "Score",
-    "Shaping",
     "check_scorable",
     "load_rewards",
-    "load_shaping",
+    "shaping_parts",
 ]

@@ -48,13 +48,7 @@ async def numeric_match(
 ) -> float:
     """1 where the last number of the completion is the answer's; else 0.
 
-    Args:
-        prompt: Ignored.
-        completion: Its last number counts; 7, 7.0 and 14/2 are equal.
-        answer: Its last number counts.
-        metadata: With `finish_reason`.
-        tolerance: Largest difference.
-        relative_tolerance: Largest difference as a share of the answer; the larger bound counts.
+    7, 7.0 and 14/2 are equal. `relative_tolerance` is a share of the answer; the larger one counts.
 
     Raises:
         ValueError: The prompt has no answer, or one that holds no number.

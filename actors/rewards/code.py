@@ -63,17 +63,11 @@ def code(
 
     The program is the last fenced block of the completion, or without one the whole of it.
 
-    Args:
-        prompt: Ignored.
-        completion: Text with the program.
-        answer: Ignored.
-        metadata: Its `tests` are a list of {"stdin": …, "stdout": …}, {"call": "add(1, 2)",
-            "result": 3}, or texts like "assert add(1, 2) == 3" whose right side is a literal.
-        score: `share` gives the share of the tests that pass.
-        seconds: Time of the program in all tests together; tests after it fail. Sandboxes take
-            time to start as well, one for all calls and one for each dialogue:
-            actors.reward_timeout_seconds has to cover both.
-        memory_mib: Memory of the program.
+    `tests` in the metadata is a list of {"stdin": …, "stdout": …}, {"call": "add(1, 2)",
+    "result": 3}, or texts like "assert add(1, 2) == 3" whose right side is a literal.
+    The score `share` is the share of the tests that pass. `seconds` is the time of the program in
+    all tests together; actors.reward_timeout_seconds has to cover the start of the sandboxes too,
+    one for all calls and one for each dialogue.
 
     Raises:
         ValueError: There are no tests, or one that cannot be read.

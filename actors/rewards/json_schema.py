@@ -21,13 +21,8 @@ def json_schema(
 
     The last fenced block of the completion counts, or without one the whole of it.
 
-    Args:
-        prompt: Ignored.
-        completion: NaN, infinities and values nested too deeply to be parsed are not JSON.
-        answer: Ignored.
-        metadata: Its `schema` counts where the option is not given.
-        schema: JSON Schema, draft 2020-12 unless `$schema` names another. A reference to another
-            document is an error: nothing is fetched.
+    The schema is the option, or else that of the metadata: draft 2020-12 unless `$schema` names
+    another, without references to other documents. NaN and infinities are not JSON.
 
     Raises:
         ValueError: There is no schema, or it is not valid.

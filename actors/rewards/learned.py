@@ -23,7 +23,7 @@ class TextScorer(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class LearnedReward:
-    """A reward that asks reward models; it ignores the prompt's answer."""
+    """A reward that asks reward models."""
 
     client: TextScorer | None
     """None where rewards are only checked and never called."""

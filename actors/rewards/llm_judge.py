@@ -5,9 +5,7 @@
     reward_options = { llm_judge = { url = "http://10.0.0.5:8000/v1", model = "Qwen/Qwen3-32B" } }
 
 Transient failures and replies without a mark are repeated with growing waits; a judge that cannot
-be reached does not count against the completion. A reply that was cut off, or is ambiguous, has no
-mark. All calls, repeated ones included, count against a budget of each actor; when it is used up,
-rollouts fail, and so the run ends with that error.
+be reached does not count against the completion. All calls count against a budget of each actor.
 """
 
 import asyncio

@@ -18,13 +18,8 @@ def regex(
 ) -> float:
     r"""1 where a regular expression is found in the completion; else 0.
 
-    Args:
-        prompt: Ignored.
-        completion: Searched; "." matches new lines too.
-        answer: Must equal the group named `answer`, apart from white space, if there is one.
-        metadata: Ignored.
-        pattern: In Python's syntax, as "\\\\boxed\\{(?P<answer>[^}]*)\\}". Of several matches the
-            last counts.
+    Of several matches of `pattern`, in Python's syntax, the last counts; "." matches new lines too.
+    If it has a group named `answer`, that must equal the answer, apart from white space.
 
     Raises:
         ValueError: The pattern has a group `answer` and the prompt has none.

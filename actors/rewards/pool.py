@@ -3,11 +3,10 @@
     call ─▶ a plain function ─▶ waits for a slot ──▶ a process to itself
         └─▶ a coroutine ──────▶ one process for all of them ──blocked or dead──▶ again, alone
 
-A call past its deadline ends with its process, and the process is replaced; so is a process that
-uses half of its memory limit, because of a leak. If the process that coroutines share blocks or
-dies, the cause is unknown, so all of them are called again, each in a process to itself. A call
-that takes longer than `SLOW_SECONDS` gives its slot to the next one: calls that hang delay others
-by no more than that, until `MOST` times the usual number of processes run.
+A call past its deadline ends with its process, which is replaced. If the process that coroutines
+share blocks or dies, all of them are called again, each in a process to itself. A call that takes
+longer than `SLOW_SECONDS` gives its slot to the next one, until `MOST` times the usual number of
+processes run.
 """
 
 import asyncio
@@ -33,10 +32,7 @@ class RewardPool:
     """Processes for rewards; none runs before the first call.
 
     They run on the cores that this process has now; an engine may later bind it to fewer.
-
-    Args:
-        processes: Concurrent calls of plain functions, apart from slow calls.
-        memory_gib: Memory limit of each process.
+    `processes` is the number of concurrent calls of plain functions, apart from slow calls.
     """
 
     def __init__(self, processes: int = 2, memory_gib: float = 4.0) -> None:
@@ -63,11 +59,8 @@ class RewardPool:
 
         If the caller is cancelled, the call goes on until its own deadline.
 
-        Args:
-            reward: Its name and options.
-            arguments: JSON values.
-            timeout: Seconds, counted from the start of the function.
-            coroutine: True if it may share a process with other calls.
+        `reward` is its name and options, `arguments` are JSON values, `timeout` counts seconds from
+        the start of the function, and a `coroutine` may share a process with other calls.
 
         Raises:
             RewardFailed: It raised, returned no finite numbers, took too long or too much memory,

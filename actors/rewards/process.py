@@ -39,10 +39,7 @@ class RewardProcess:
 
     Several event loops may call `ask` at once. The process ends at `close`, with this object, and
     with the thread that made it.
-
-    Args:
-        memory_bytes: Limit of its private memory (RLIMIT_DATA).
-        home: Its cores and environment; None takes those of this process.
+    Its private memory is limited to `memory_bytes` (RLIMIT_DATA).
     """
 
     def __init__(self, memory_bytes: int, home: Home | None = None) -> None:
@@ -85,11 +82,8 @@ class RewardProcess:
     async def ask(self, message: dict[str, Any], timeout: float, *, grace: float = 0) -> Any:
         """Send a message to `process_main` and return the answer.
 
-        Args:
-            message: Without its `id`.
-            timeout: Deadline in seconds.
-            grace: Above 0, the call is cancelled at the deadline, and this is the time to confirm
-            it.
+        With `grace` above 0 the call is cancelled at its deadline, `timeout` seconds, and has that
+        time to confirm it.
 
         Raises:
             ProcessEnded: The process has ended.

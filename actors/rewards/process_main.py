@@ -4,8 +4,7 @@
 
 Messages are JSON objects, one a line, in both directions. `{"load": [name, options]}` loads a
 reward, `{"call": [name, options], "arguments": [...]}` calls it, `{"cancel": id}` ends a coroutine;
-each of the first two has an `id`, and one answer with it. Rewards print to the log. The process
-ends with its parent. It isolates failures, not attacks.
+each of the first two has an `id`, and one answer with it. It isolates failures, not attacks.
 """
 
 import asyncio

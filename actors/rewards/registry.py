@@ -21,10 +21,6 @@ itself, "length" where it was cut off.
 def find_reward(name: str, options: Mapping[str, Any]) -> RewardFunction:
     """Return the function behind a name, bound to its options.
 
-    Args:
-        name: A name of `REWARDS`, or "module:function".
-        options: Its keyword-only arguments.
-
     Raises:
         InputError: No such reward, or one with other arguments.
     """

@@ -98,26 +98,14 @@ class Isolated:
 
 
 class Rewards:
-    """Several rewards as one, their weighted sum.
+    """Several rewards as one: their sum, each times its weight, which is 1 if none is given."""
 
-    Args:
-        rewards: By name.
-        weights: Factors by name; 1 where there is none.
-    """
-
-    def __init__(
-        self, rewards: Mapping[str, Reward], weights: Mapping[str, float] | None = None
-    ) -> None:
-        self._rewards = dict(rewards)
-        self._weights = dict(weights or {})
+    def __init__(self, rewards: Mapping[str, Reward], weights: Mapping[str, float]) -> None:
+        self._rewards, self._weights = rewards, weights
 
     def only(self, names: Iterable[str]) -> "Rewards":
         """Return the rewards with these names; they share budgets and processes with the rest."""
         return Rewards({name: self._rewards[name] for name in names}, self._weights)
-
-    def weighted(self, weights: Mapping[str, float]) -> "Rewards":
-        """Return the same rewards with these factors."""
-        return Rewards(self._rewards, weights)
 
     async def score(
         self, prompt: Prompt, completion: str, finish_reason: FinishReason = FinishReason.STOP
@@ -148,6 +136,7 @@ def load_rewards(
     *,
     timeout: float = 30.0,
     options: Mapping[str, Mapping[str, Any]] | None = None,
+    weights: Mapping[str, float] | None = None,
     reward_model_client: TextScorer | None = None,
     pool: RewardPool | None = None,
     code_execution: Literal["off", "sandbox"] = "off",
@@ -158,9 +147,10 @@ def load_rewards(
         names: Names of `REWARDS`, or "module:function".
         timeout: Deadline of each reward in seconds.
         options: Keyword-only arguments of rewards, by name.
-        reward_model_client: The models of the reward `reward_model`; None fails every rollout.
-        pool: Processes for rewards; None makes a pool.
-        code_execution: "sandbox" lets the reward `code` run programs of the policy.
+        weights: Factors by name; 1 for the others.
+        reward_model_client: None fails every rollout with the reward `reward_model`.
+        pool: None makes a pool.
+        code_execution: As `actors.code_execution`.
 
     Raises:
         InputError: No such reward, or options that it does not have, or `code` is not allowed or
@@ -183,7 +173,7 @@ def load_rewards(
             return Inline(name, function, timeout)
         return Isolated(name, chosen, pool, timeout, is_coroutine(function))
 
-    return Rewards({name: load(name) for name in dict.fromkeys(names)})
+    return Rewards({name: load(name) for name in dict.fromkeys(names)}, weights or {})
 
 
 def _check_code_execution(code_execution: Literal["off", "sandbox"]) -> None:

@@ -4,51 +4,30 @@ Held-out rollouts have none. `queues.records.SHAPING` lists their names, so that
 reward can be computed without them.
 """
 
-from dataclasses import dataclass
-
-from actors.config import ActorsConfig, OverlongConfig
+from actors.config import ActorsConfig
 from queues.records import FinishReason
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Shaping:
-    """Penalties that are added to the reward of a training rollout."""
+def shaping_parts(
+    config: ActorsConfig, length: int, finish_reason: FinishReason, *, space: int
+) -> dict[str, float]:
+    """Return the configured penalties of a training rollout by name.
 
-    limit: int
-    """Most tokens that may be sampled where the context has space for them."""
-    overlong: OverlongConfig | None = None
-    missing_eos_penalty: float = 0.0
-
-    def parts(self, length: int, finish_reason: FinishReason, *, space: int) -> dict[str, float]:
-        """Return the configured penalties by name.
-
-        Args:
-            length: Sampled tokens.
-            finish_reason: How the rollout ended.
-            space: Tokens of the context after the prompt; a limit where it is below `limit`.
-        """
-        parts = {}
-        if self.overlong is not None:
-            limit = min(self.limit, space)
-            parts["overlong"] = overlong_penalty(
-                length,
-                limit=limit,
-                buffer=min(self.overlong.tokens(limit), limit),
-                factor=self.overlong.factor,
-            )
-        if self.missing_eos_penalty:
-            ended = finish_reason is FinishReason.STOP
-            parts["missing_eos"] = 0.0 if ended else -self.missing_eos_penalty
-        return parts
-
-
-def load_shaping(config: ActorsConfig) -> Shaping:
-    """Return the penalties that a recipe asks for."""
-    return Shaping(
-        limit=config.max_new_tokens,
-        overlong=config.overlong,
-        missing_eos_penalty=config.missing_eos_penalty,
-    )
+    `length` counts sampled tokens, `space` the tokens of the context after the prompt.
+    """
+    parts = {}
+    if config.overlong is not None:
+        limit = min(config.max_new_tokens, space)
+        parts["overlong"] = overlong_penalty(
+            length,
+            limit=limit,
+            buffer=min(config.overlong.tokens(limit), limit),
+            factor=config.overlong.factor,
+        )
+    if config.missing_eos_penalty:
+        ended = finish_reason is FinishReason.STOP
+        parts["missing_eos"] = 0.0 if ended else -config.missing_eos_penalty
+    return parts
 
 
 def overlong_penalty(length: int, *, limit: int, buffer: int, factor: float = 1.0) -> float:

@@ -57,9 +57,8 @@ def merge(lives: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
     Seconds that a restarted actor waited for its first weights count as idle.
 
-    Args:
-        lives: `ActorStatistics.statistics` of each life, oldest first, at least one. Momentary
-            values, such as the version, are taken from the newest.
+    `lives` holds the result of `ActorStatistics.statistics` of each life, oldest first, at least
+    one. Momentary values, such as the version, are taken from the newest.
     """
     newest, *earlier = reversed(lives)
     if not earlier:

@@ -15,12 +15,9 @@ PLACEHOLDER = "\ue000"
 
 
 class Renderer:
-    """Renders conversations with a tokenizer.
+    """Renders conversations with a tokenizer of transformers.
 
-    Args:
-        tokenizer: A tokenizer of transformers.
-        chat_template: Use the tokenizer's chat template; "auto": if it has one. Without it, the
-            contents of the messages are concatenated.
+    Without a chat template, the contents of the messages are concatenated.
 
     Raises:
         InputError: `chat_template` is True and the tokenizer has none.
@@ -55,11 +52,9 @@ class Renderer:
         return self.encode("".join(message.content for message in messages))
 
     def continuation(self, messages: Sequence[Message], last: int) -> list[int]:
-        """Return the ids to append after a message of the policy.
+        """Return the ids to append after a message of the policy, whose last token is `last`.
 
-        Args:
-            messages: The messages that follow it.
-            last: Its last token, which is not repeated where the template ends messages with it.
+        That token is not repeated where the template ends messages with it.
 
         Raises:
             InputError: The chat template changes earlier messages once later ones follow, so that
@@ -116,11 +111,6 @@ def unknown_character(tokenizer: Any, text: str, ids: Sequence[int]) -> str | No
     """Return the first character that a tokenizer would encode as padding, or None.
 
     A tokenizer with a separate token for unknown characters knows every character.
-
-    Args:
-        tokenizer: A tokenizer of transformers.
-        text: The text that was encoded.
-        ids: Its token ids.
     """
     unknown = tokenizer.unk_token_id
     if unknown is None or unknown != tokenizer.pad_token_id or unknown not in ids:

@@ -5,12 +5,8 @@
                                                     └── injected ids ◀──┘
 
 Messages of the environment are in the context and out of the loss: mask false, version −1,
-log-probability 0. Sampled tokens keep the engine's ids, log-probabilities and versions. Messages
-that the policy cannot answer any more, for lack of turns or tokens, are left out.
-
-A rollout whose engine is interrupted ends as `aborted`, with the tokens that it has. If that was in
-the first turn, any engine can continue it from its tokens; later turns depend on the state of an
-environment that is gone.
+log-probability 0. A rollout whose engine is interrupted ends as `aborted`, with the tokens that it
+has. In the first turn any engine can continue it; later turns depend on the environment.
 """
 
 import asyncio
@@ -19,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any
 
+from actors.config import ActorsConfig
 from actors.engines.protocol import Generation, RolloutEngine, SamplingParameters
 from actors.environments.protocol import Environment, Message, Turn
 from actors.errors import (
@@ -31,7 +28,7 @@ from actors.errors import (
     RolloutTimeout,
 )
 from actors.registry import ENVIRONMENTS
-from actors.rewards import Rewards, Shaping
+from actors.rewards import Rewards, shaping_parts
 from actors.rewards.parts import is_finite
 from actors.rollout.chat_rendering import Renderer
 from actors.user_code.calls import call
@@ -88,51 +85,35 @@ class EpisodeRunner:
     engine_id: str
     engine: RolloutEngine
     renderer: Renderer
-    environment: str
-    """Name of the environment in the records."""
+    config: ActorsConfig
+    """Sampling, limits and penalties; a lease may give another temperature."""
     new_environment: Callable[[], Environment]
-    environment_timeout: float
-    """Deadline in seconds for an environment to be built, and for each of its answers."""
-    max_turns: int
-    """Most messages of the policy in a rollout."""
     rewards: Rewards
     """Rewards of training rollouts."""
     heldout_rewards: Rewards
     """Rewards of evaluations."""
-    shaping: Shaping
-    """Penalties of training rollouts; evaluations have none."""
-    sampling: SamplingParameters
-    """Its temperature is for leases that give none, `max_new_tokens` for all turns together."""
     max_model_len: int
     """Longest rollout in tokens."""
-    timeout: float
-    """Deadline of a rollout in seconds."""
 
     async def run(self, lease: Lease, sample_index: int, saved: Rollout | None = None) -> Rollout:
         """Sample and score one rollout of a group.
 
-        Args:
-            lease: Lease of the group.
-            sample_index: Index of the rollout in the group.
-            saved: The rollout so far, interrupted in its first turn; the rest is sampled.
-
-        Returns:
-            The rollout; `aborted` and without a reward where the engine was interrupted in the
-            first turn.
+        `saved` is the rollout so far, interrupted in its first turn. The result is `aborted` and
+        without a reward where the engine was interrupted in the first turn.
 
         Raises:
             RolloutFailed: There is no result; the subclass gives the reason.
             EngineDied: The engine is gone, and with it every other rollout.
         """
         try:
-            async with asyncio.timeout(self.timeout) as deadline:
+            async with asyncio.timeout(self.config.rollout_timeout_seconds) as deadline:
                 return await self._play(lease, sample_index, saved)
         except TimeoutError as error:
             if not deadline.expired():
                 raise
             raise RolloutTimeout(
                 f"rollout {sample_index} of prompt {lease.prompt.prompt_id!r} took longer than "
-                f"{self.timeout:g} s"
+                f"{self.config.rollout_timeout_seconds:g} s"
             ) from error
 
     async def _play(self, lease: Lease, sample_index: int, saved: Rollout | None) -> Rollout:
@@ -159,7 +140,7 @@ class EpisodeRunner:
                 finish_reason = generation.finish_reason
                 break
             reply_ids = self.renderer.continuation(turn.messages, transcript.token_ids[-1])
-            if turns == self.max_turns or self._space(transcript, len(reply_ids)) < 1:
+            if turns == self.config.max_turns or self._space(transcript, len(reply_ids)) < 1:
                 finish_reason = FinishReason.LENGTH
                 break
             transcript.inject(reply_ids)
@@ -168,12 +149,13 @@ class EpisodeRunner:
         rewards = self.rewards if train else self.heldout_rewards
         score = await rewards.score(lease.prompt, reply, finish_reason)
         parts = score.parts
-        if self.environment != "single_turn":
+        if self.config.environment != "single_turn":
             parts = {"environment": environment_reward, **parts}
         shaping = {}
         if train:
             space = self.max_model_len - prompt_length
-            shaping = self.shaping.parts(transcript.sampled, finish_reason, space=space)
+            sampled = transcript.sampled
+            shaping = shaping_parts(self.config, sampled, finish_reason, space=space)
         return replace(
             self._unscored(transcript, sample_index, prompt_length, created_at),
             reward=score.total + environment_reward + sum(shaping.values()),
@@ -211,7 +193,7 @@ class EpisodeRunner:
             reward_parts={},
             finish_reason=FinishReason.ABORTED,
             turns=1,
-            environment=self.environment,
+            environment=self.config.environment,
             engine_id=self.engine_id,
             created_at=created_at,
             finished_at=datetime.now(UTC),
@@ -219,7 +201,7 @@ class EpisodeRunner:
 
     async def _environment(self, lease: Lease) -> Environment:
         """Build an environment; one in user code may take long."""
-        if self.environment in ENVIRONMENTS.names:
+        if self.config.environment in ENVIRONMENTS.names:
             return self.new_environment()
         environment: Environment = await self._ask(lease, self.new_environment)
         return environment
@@ -243,14 +225,14 @@ class EpisodeRunner:
         )
         if not valid:
             raise EnvironmentFailed(
-                f"environment {self.environment!r} answered {turn!r} on prompt "
+                f"environment {self.config.environment!r} answered {turn!r} on prompt "
                 f"{lease.prompt.prompt_id!r}, must be a Turn of messages and a finite reward"
             )
 
     def _space(self, transcript: Transcript, reply_length: int = 0) -> int:
         """Return how many tokens may still be sampled after a reply of the environment."""
         return min(
-            self.sampling.max_new_tokens - transcript.sampled,
+            self.config.max_new_tokens - transcript.sampled,
             self.max_model_len - len(transcript.token_ids) - reply_length,
         )
 
@@ -258,9 +240,13 @@ class EpisodeRunner:
         self, lease: Lease, request_id: str, transcript: Transcript, *, first: bool
     ) -> Generation:
         """Sample the next message of the policy; only the first one may end as interrupted."""
-        sampling = replace(self.sampling, max_new_tokens=self._space(transcript))
-        if lease.temperature is not None:
-            sampling = replace(sampling, temperature=lease.temperature)
+        config, temperature = self.config, lease.temperature
+        sampling = SamplingParameters(
+            temperature=config.temperature if temperature is None else temperature,
+            max_new_tokens=self._space(transcript),
+            top_p=config.top_p,
+            top_k=config.top_k,
+        )
         try:
             generation = await self.engine.generate(
                 request_id, transcript.token_ids, sampling, cache_salt=transcript.cache_salt
@@ -279,15 +265,14 @@ class EpisodeRunner:
 
     async def _ask(self, lease: Lease, method: Callable[..., Any], *arguments: Any) -> Any:
         try:
-            async with asyncio.timeout(self.environment_timeout) as deadline:
+            async with asyncio.timeout(self.config.environment_timeout_seconds) as deadline:
                 return await call(method, *arguments)
         except Exception as error:
             if isinstance(error, TimeoutError) and deadline.expired():
-                raise EnvironmentFailed(
-                    f"environment {self.environment!r} took longer than "
-                    f"{self.environment_timeout:g} s on prompt {lease.prompt.prompt_id!r}"
-                ) from error
+                problem = f"took longer than {self.config.environment_timeout_seconds:g} s"
+            else:
+                problem = f"raised {error!r}"
             raise EnvironmentFailed(
-                f"environment {self.environment!r} raised {error!r} on prompt "
+                f"environment {self.config.environment!r} {problem} on prompt "
                 f"{lease.prompt.prompt_id!r}"
             ) from error

@@ -5,11 +5,7 @@ from collections.abc import Callable
 
 
 class Occupancy:
-    """Integrates the number of running rollouts over time.
-
-    Args:
-        clock: Returns seconds that never decrease.
-    """
+    """Integrates the number of running rollouts over time; `clock` returns seconds."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock

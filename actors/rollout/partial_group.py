@@ -1,8 +1,6 @@
 """The rollouts of a group before it is put, saved so that another worker can continue it.
 
-It holds finished rollouts that wait for the others of their group, and interrupted ones, with the
-versions and log-probabilities of their tokens. `queues` stores it; `actors.rollout.episode`
-continues interrupted rollouts.
+It holds finished rollouts that wait for the others of their group, and interrupted ones.
 """
 
 from queues.records import Lease, Rollout, RolloutGroup

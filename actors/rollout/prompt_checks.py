@@ -14,12 +14,7 @@ from queues.records import Prompt
 
 
 def check_fit(model_path: str, config: ActorsConfig, prompts: Iterable[Prompt]) -> None:
-    """Load the tokenizer and render prompts with it.
-
-    Args:
-        model_path: Local folder or hub name.
-        config: Decides how prompts are rendered, and how long a rollout may be.
-        prompts: Prompts to try; only those of `single_turn`, whose first messages they are.
+    """Load the tokenizer and render prompts with it, those of other than `single_turn` excepted.
 
     Raises:
         InputError: The tokenizer is missing, has no end-of-sequence token or more tokens than the

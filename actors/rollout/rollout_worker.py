@@ -3,16 +3,12 @@
     first weights ─▶ lease for as many rollouts as there is capacity ─▶ one task a group:
                                                                   its rollouts at once ─▶ put
                                                                         └─ one failed ──▶ fail
-    (a greedy rollout that a lease asks for beside its group runs with them, and is not put)
     every few seconds: heartbeat of all groups held ─▶ abort those that are no longer ours
                        rollouts that have finished before the others of their group ─▶ save
 
-The loop waits for the first version (`on_version`), then for capacity (a rollout's end), then for
-the broker, which grants what admission allows. A worker that only evaluates makes `on_version`
-wait, and so the next version, until nothing is left to evaluate at this one. The loop ends when the
-run is over (QueueClosed), which aborts what is running, or at `stop`, which interrupts it and saves
-the sampled tokens: the broker passes them on with the group's next lease. An engine that died, or a
-lost broker, ends it with that error.
+A worker that only evaluates makes `on_version` wait, and so the next version, until nothing is left
+to evaluate at this one. The loop ends when the run is over (QueueClosed), which aborts what is
+running, or at `stop`, which interrupts it and saves the sampled tokens for the group's next lease.
 """
 
 import asyncio

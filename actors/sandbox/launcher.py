@@ -9,10 +9,9 @@ with the time in `at`: `{"started": true}` just before the program begins, then 
 next: no program runs in a sandbox with an incomplete barrier.
 
 Barriers: user (unless started by root, who becomes nobody), mount, pid, network, IPC and UTS
-namespaces; a root file system of a few read-only directories without /proc, /etc or any home; one
-small writable folder that holds no programs; limits of memory, time, file size, files and threads;
-no capabilities, no new privileges; a list of allowed system calls. When the launcher dies, the
-kernel ends init and with it all the rest.
+namespaces; a read-only root without /proc, /etc or any home; one small writable folder; limits of
+memory, time, file size, files and threads; no capabilities; a list of allowed system calls. When
+the launcher dies, the kernel ends init and with it all the rest.
 """
 
 import ctypes

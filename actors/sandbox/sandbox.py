@@ -85,10 +85,6 @@ class Sandbox:
     def run(self, program: str, stdin: str = "") -> Outcome:
         """Run a program of Python's standard library; blocks until it has ended.
 
-        Args:
-            program: Source text.
-            stdin: Its standard input.
-
         Raises:
             InputError: The sandbox is unavailable, or not within `start_seconds`; names what is
                 missing. Nothing was run.
@@ -198,12 +194,7 @@ class Sandbox:
 
 
 class _Status:
-    """The status lines of the launcher, and the deadline of the next.
-
-    Args:
-        seconds: Time limit of the program, from its start.
-        start_seconds: Time to start it, and to end after it.
-    """
+    """The status lines of the launcher, and the deadline of the next."""
 
     def __init__(self, seconds: float, start_seconds: float) -> None:
         self.reported: dict[str, Any] = {}

@@ -1,8 +1,8 @@
 """Examples for supervised training: tuples of texts that begin with a prompt.
 
 They come from a JSONL file or from a method of a prompt source, without end, in an order that
-depends on the seed; none has a held-out prompt. Demonstrations are (prompt, completion) pairs;
-`preferences` has the other kind. Tokenising and training them is up to `learner.supervised`.
+depends on the seed; none has a held-out prompt. Demonstrations are (prompt, completion) pairs,
+preferences are triples of a prompt, a better and a worse completion.
 """
 
 import inspect
@@ -11,7 +11,7 @@ import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from actors.errors import InputError
 from actors.sources.filters import PATIENCE
@@ -44,6 +44,17 @@ class ExampleKind:
 DEMONSTRATIONS = ExampleKind(
     "sft.demonstrations", "demonstrations", ("prompt", "completion"), "worked examples"
 )
+PREFERENCES = ExampleKind(
+    "reward_model.pairs", "preferences", ("prompt", "chosen", "rejected"), "preference pairs"
+)
+
+
+class Preference(NamedTuple):
+    """Two completions of a prompt."""
+
+    prompt: str
+    chosen: str
+    rejected: str
 
 
 def load_demonstrations(
@@ -69,9 +80,9 @@ def load_examples(
         kind: Kind of the examples.
         name: Path of a `.jsonl` file, or a prompt source by name or dotted path.
         options: Keywords of the source's method; a file has none.
-        seed: Decides the order of a file, and the problems of a source.
-        heldout: Texts of the held-out prompts; examples with one of them are left out.
-        problem: Describes what is wrong with an example of a file; None if nothing is.
+        seed: Decides the order.
+        heldout: Texts of prompts; examples with one of them are left out.
+        problem: Describes what is wrong with an example of a file, if anything.
 
     Raises:
         InputError: The file is missing or malformed, the source has no such examples or options, or
@@ -110,13 +121,7 @@ def load_examples(
 def without(
     examples: Iterator[Example], texts: frozenset[str], origin: str, *, advice: str = ""
 ) -> Iterator[Example]:
-    """Yield the examples whose prompt is none of some texts.
-
-    Args:
-        examples: Endless.
-        texts: Prompts to leave out.
-        origin: Where the examples come from, for the message.
-        advice: Appended to the message.
+    """Yield the examples whose prompt is none of some texts; `origin` and `advice` are messages.
 
     Raises:
         InputError: `PATIENCE` prompts in a row were left out.
@@ -185,3 +190,44 @@ def _shuffled(examples: list[Example], seed: int) -> Iterator[Example]:
     while True:
         yield from random.Random(f"{seed}/{epoch}").sample(examples, len(examples))
         epoch += 1
+
+
+def load_preferences(
+    name: str, *, options: dict[str, Any], seed: int, heldout: frozenset[str]
+) -> Iterator[Preference]:
+    """Return endless preference pairs; arguments as in `load_examples`.
+
+    Raises:
+        InputError: As in `load_examples`, or completions that are equal, or a source that raised or
+            gave something else than pairs. A source may raise it with a later pair.
+    """
+    examples = load_examples(
+        PREFERENCES, name, options=options, seed=seed, heldout=heldout, problem=_equal_completions
+    )
+    return _checked_preferences(examples, f"{PREFERENCES.setting} = {name!r}")
+
+
+def _checked_preferences(examples: Iterator[Any], origin: str) -> Iterator[Preference]:
+    """Yield the pairs after checking each: the source may be user code."""
+    while True:
+        try:
+            example = next(examples)
+        except StopIteration:
+            raise InputError(f"{origin} came to an end; preferences() must be endless") from None
+        except InputError:
+            raise
+        except Exception as error:
+            raise InputError(f"{origin} raised {error!r}") from error
+        texts = isinstance(example, tuple) and all(isinstance(text, str) for text in example)
+        if not texts or len(example) != len(PREFERENCES.fields):
+            raise InputError(
+                f"{origin} gave {example!r}, must give tuples of the texts prompt, chosen, rejected"
+            )
+        if (wrong := _equal_completions(example)) is not None:
+            raise InputError(f"{origin}, prompt {example[0][:40]!r}: {wrong}")
+        yield Preference(*example)
+
+
+def _equal_completions(example: Example) -> str | None:
+    _, chosen, rejected = example
+    return f"chosen and rejected are both {chosen[:40]!r}" if chosen == rejected else None

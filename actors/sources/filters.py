@@ -73,13 +73,7 @@ def without_heldout(source: PromptSource, texts: frozenset[str]) -> FilteredSour
 def within_tokens(
     source: PromptSource, fits: Callable[[Prompt], bool], *, patience: int = PATIENCE
 ) -> FilteredSource:
-    """Return a source less the prompts that are too long.
-
-    Args:
-        source: Where prompts come from.
-        fits: Returns True for a prompt that is short enough, such as the result of `shorter`.
-        patience: Prompts in a row that may be left out.
-    """
+    """Return a source less the prompts for which `fits` is false, which are too long."""
 
     def keeps(prompt: Prompt) -> bool:
         if fits(prompt):

@@ -21,7 +21,7 @@ def dataset_source(name: str, *, options: dict[str, Any], **order: Any) -> RowSo
         name: On the hub, as "openai/gsm8k", or a folder, written by `save_to_disk` or of files.
         options: `split` ("train" if not given), `config`, `revision`, `heldout_split` to hold out
             from, and those of `RowOptions`.
-        **order: Keywords `seed`, `split` and `heldout_size` of `RowSource`.
+        **order: As in `load_source`.
 
     Raises:
         InputError: The library is not installed, no such data set, or rows that are malformed.

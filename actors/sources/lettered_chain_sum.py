@@ -86,17 +86,7 @@ def _worse(terms: list[int], choice: random.Random, guess_share: float) -> str:
 
 
 class LetteredChainSum(ProceduralSource):
-    """Problems of the task (a `PromptSource`).
-
-    Args:
-        seed: Decides the training problems.
-        split: Problems to draw.
-        heldout_size: Distinct held-out problems, the same for every seed.
-        options: None exist.
-
-    Raises:
-        ValueError: Options were given.
-    """
+    """Problems of the task (a `PromptSource`), which has no options."""
 
     def __init__(
         self,

@@ -1,16 +1,5 @@
 """Prompts from several sources, mixed by weights that may move as the run goes on.
 
-    [prompts]
-    source = "mixture"
-    [[prompts.source_options.parts]]
-    source = "reasoning_gym:chain_sum"
-    options = { min_terms = 2, max_terms = 2 }
-    weight = [[0, 1.0], [1000, 0.0]]
-    [[prompts.source_options.parts]]
-    source = "reasoning_gym:chain_sum"
-    options = { min_terms = 4, max_terms = 4 }
-    weight = [[0, 0.0], [1000, 1.0]]
-
 Parts of growing difficulty with weights that cross make a curriculum. The part that a prompt comes
 from depends on the seed and its position alone.
 """
@@ -64,11 +53,7 @@ class Part(BaseModel):
 class Mixture(ResumableSource):
     """Several sources as one (a `PromptSource`).
 
-    Args:
-        options: `parts`, each as `Part`.
-        seed: Decides the prompts of every part, and the part of every position.
-        split: Problems to draw.
-        heldout_size: Held-out problems of all parts together, evenly shared among them.
+    `options` has `parts`, each as `Part`, which share the held-out problems evenly.
 
     Raises:
         InputError: A part that cannot be used, or weights that are all 0 at some time.

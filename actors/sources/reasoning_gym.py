@@ -28,9 +28,6 @@ class ReasoningGymSource(ResumableSource):
         task: Name in reasoning-gym, as "chain_sum".
         options: Keywords of the task's configuration, without size and seed, and `level`, the level
             of its curriculum.
-        seed: Decides the training problems.
-        split: Problems to draw.
-        heldout_size: Distinct held-out problems.
 
     Raises:
         InputError: No such task, options that it refuses, or fewer problems than are asked for.

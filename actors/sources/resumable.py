@@ -44,12 +44,7 @@ class Problem(NamedTuple):
 class ProceduralSource(ResumableSource):
     """Endless problems of a task; training never draws one of the first held-out problems.
 
-    Args:
-        label: First part of the prompt ids.
-        training: The training problem at a position.
-        heldout: The held-out problem at a position.
-        split: Problems to draw.
-        heldout_size: Distinct held-out problems.
+    `training` and `heldout` return the problem at a position; `label` begins the prompt ids.
     """
 
     def __init__(

@@ -24,13 +24,8 @@ Table = tuple[str, Callable[[], ParsedRows]]
 class RowSource(ResumableSource):
     """Rows of a table (a `PromptSource`).
 
-    Args:
-        table: Table to draw from.
-        heldout: Table to hold out from; None holds out from the first.
-        seed: Decides the order.
-        split: Rows to draw.
-        heldout_size: Distinct held-out prompts.
-        shard: [i, n]: of the training rows, every n-th from the i-th on.
+    Prompts are held out from `heldout`, or from `table` if it is None. `shard` is [i, n]: of the
+    training rows, every n-th from the i-th on.
 
     Raises:
         InputError: A table that cannot be read, or too few rows.

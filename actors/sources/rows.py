@@ -1,8 +1,7 @@
 """Prompts from rows of a table, whatever the table is stored as.
 
 A row has a prompt (a text, or a conversation of messages), and perhaps an answer and metadata. One
-message lists everything that is wrong, by the numbers of the rows. `tables` reads the rows, and
-`row_source` orders them.
+message lists everything that is wrong, by the numbers of the rows. `row_source` orders them.
 """
 
 import json
@@ -85,12 +84,7 @@ def row_options(source: str, options: Mapping[str, Any]) -> RowOptions:
 
 
 def read_rows(table: str, rows: Iterable[tuple[int, Row]], options: RowOptions) -> ParsedRows:
-    """Parse all prompts of a table.
-
-    Args:
-        table: Its name, for messages.
-        rows: Numbers and rows.
-        options: How to read them.
+    """Parse the numbered rows of a table; its name is for messages.
 
     Raises:
         InputError: No prompt, or rows that cannot be read or repeat others where that is refused.

@@ -44,13 +44,6 @@ def _chain(task: str, generator: random.Random) -> Problem:
 class TinyTask(ProceduralSource):
     """Problems of one task (a `PromptSource`).
 
-    Args:
-        task: One of `TASKS`.
-        options: None exist.
-        seed: Decides the training problems.
-        split: Problems to draw.
-        heldout_size: Distinct held-out problems.
-
     Raises:
         InputError: No such task, or options.
     """

@@ -14,12 +14,7 @@ from actors.sources.rows import ParsedRows, read_rows, row_options
 
 
 def verifiers_source(identifier: str, *, options: dict[str, Any], **order: Any) -> RowSource:
-    """Open the data sets of an environment as a source.
-
-    Args:
-        identifier: Id of the environment.
-        options: Keywords of the environment.
-        **order: Keywords `seed`, `split` and `heldout_size` of `RowSource`.
+    """Open the data sets of an environment, built with the options, as a source.
 
     Raises:
         InputError: The environment cannot be loaded, has no data, or rows that cannot be read.

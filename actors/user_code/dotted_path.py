@@ -12,9 +12,7 @@ from actors.errors import InputError
 def load_dotted(path: str, *, setting: str) -> Any:
     """Import the attribute of a module that is on the path of this process.
 
-    Args:
-        path: "module:attribute".
-        setting: Key of the recipe, for the message.
+    `setting` is the key of the recipe, for the message.
 
     Raises:
         InputError: No such module or attribute, or the module fails to import.
@@ -44,11 +42,8 @@ def check_arguments(
 ) -> None:
     """Check that user code can be called with some arguments.
 
-    Args:
-        function: A function or a class.
-        names: Positional arguments that it is called with.
-        setting: Key and value of the recipe, for the message.
-        options: Keyword arguments that it is called with.
+    It is called with the positional arguments `names` and the keywords of `options`; `setting` is
+    the key and value of the recipe, for the message.
 
     Raises:
         InputError: Its signature does not allow them.

@@ -1,14 +1,10 @@
 """Throughput of the broker, beside what Ray and the disk allow.
 
-    headway bench queue                 groups/s and MB/s, and 1,000 actors in one process
-    headway bench queue --soak 600      memory of the broker over ten minutes as well
+    headway bench queue [--soak 600]
 
-In one run, round by round, for each number of simulated actors and each length: the broker with
-durability on, a Ray actor that only answers the same messages, the same bytes written with as many
-fdatasyncs, and `ray.util.queue`. The figure of merit is the broker over the lower of the first two
-ceilings, at least 0.7; against `ray.util.queue` at least 5 at the shortest length, and 1 at the
-longest. Medians of ratios inside a round. It takes about 25 minutes on two cores, and as much
-longer as --soak says.
+For each number of simulated actors and each length, in the current folder: the durable broker, a
+Ray actor that only answers the same messages, the same bytes written with as many fdatasyncs, and
+`ray.util.queue`. `--soak` adds the broker's memory over so many seconds. Takes about 25 minutes.
 """
 
 import contextlib
@@ -16,6 +12,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +32,6 @@ from benchmarks.broker.queue_workers import (
     write_and_sync,
 )
 from benchmarks.harness.study import Options, Record, Study, number, option
-from deploy.errors import InputError
 from queues.ray_broker import BrokerClient
 
 OF_CEILING = 0.7
@@ -44,17 +40,21 @@ OF_RAY_QUEUE = {100: 5.0, 8000: 1.0}
 GROWTH = 0.05
 """Aim for the growth of memory from the second quarter of the test to the last."""
 CALL_SECONDS = 120.0
+WARM_UP_SECONDS, SECONDS = 2.0, 4.0
+"""Duration of each measurement, and of what comes before it."""
+PROCESSES = 2
+"""Processes that simulate the actors."""
 COMPARED = ("broker", "empty", "disk", "ray_queue")
 
 
 @contextlib.contextmanager
 def driven(
-    tokens: int, actors: int, processes: int, target: BrokerClient | Queue, *, at_once: int
-) -> Iterator[tuple[list[Any], Any]]:
-    """Run producers and the consumer; their processes end with the block."""
+    tokens: int, actors: int, target: BrokerClient | Queue, *, at_once: int
+) -> Iterator[Any]:
+    """Run producers and the consumer, which it yields; their processes end with the block."""
     names = [f"engine-{index}" for index in range(actors)]
     producers = [
-        Producers.remote(tokens, names[first::processes]) for first in range(min(actors, processes))
+        Producers.remote(tokens, names[first::PROCESSES]) for first in range(min(actors, PROCESSES))
     ]
     consumer = Consumer.remote()
     if isinstance(target, Queue):
@@ -65,7 +65,7 @@ def driven(
         work.append(consumer.run.remote(target))
     everyone = [*producers, consumer]
     try:
-        yield producers, consumer
+        yield consumer
         ray.get([actor.stop.remote() for actor in everyone], timeout=CALL_SECONDS)
         ready, _ = ray.wait(work, num_returns=len(work), timeout=5.0)
         ray.get(ready)  # whatever an actor raised
@@ -74,11 +74,11 @@ def driven(
             ray.kill(actor)
 
 
-def throughput(consumer: Any, warm_up: float, seconds: float) -> dict[str, float]:
+def throughput(consumer: Any, warm_up: float = WARM_UP_SECONDS) -> dict[str, float]:
     """Return the groups and megabytes per second that the consumer gets."""
     time.sleep(warm_up)
     began, groups, size, _ = ray.get(consumer.counts.remote(), timeout=CALL_SECONDS)
-    time.sleep(seconds)
+    time.sleep(SECONDS)
     ended, groups_now, size_now, _ = ray.get(consumer.counts.remote(), timeout=CALL_SECONDS)
     elapsed = ended - began
     return {
@@ -87,30 +87,26 @@ def throughput(consumer: Any, warm_up: float, seconds: float) -> dict[str, float
     }
 
 
-def compare(tokens: int, actors: int, options: Options, folder: Path) -> Record:
+def compare(tokens: int, actors: int, folder: Path) -> Record:
     """Measure one round of one setting."""
-    at_once, seconds = groups_at_once(tokens), options.seconds
-
-    def drive(target: Any) -> Any:
-        return driven(tokens, actors, options.processes, target, at_once=at_once)
-
+    drive = partial(driven, tokens, actors, at_once=groups_at_once(tokens))
     with tempfile.TemporaryDirectory(dir=folder) as directory:
         actor, client = start_broker(Path(directory))
-        with drive(client) as (_, consumer):
-            time.sleep(options.warm_up)
+        with drive(client) as consumer:
+            time.sleep(WARM_UP_SECONDS)
             syncs, _ = ray.get(actor.vitals.remote(), timeout=CALL_SECONDS)
-            broker = throughput(consumer, 0.0, seconds)
+            broker = throughput(consumer, 0.0)
             syncs = ray.get(actor.vitals.remote(), timeout=CALL_SECONDS)[0] - syncs
         ray.kill(actor)
-    groups_per_sync = max(1.0, broker["groups_per_second"] * seconds / max(1, syncs))
-    disk = write_and_sync(folder, template(tokens), groups_per_sync, seconds / 2)
+    groups_per_sync = max(1.0, broker["groups_per_second"] * SECONDS / max(1, syncs))
+    disk = write_and_sync(folder, template(tokens), groups_per_sync, SECONDS / 2)
     client = start_empty(tokens)
-    with drive(client) as (_, consumer):
-        empty = throughput(consumer, options.warm_up, seconds)
+    with drive(client) as consumer:
+        empty = throughput(consumer)
     ray.kill(client.handle)
     queue = Queue(maxsize=WINDOW, actor_options={"num_cpus": 0})
-    with drive(queue) as (_, consumer):
-        ray_queue = throughput(consumer, options.warm_up, seconds)
+    with drive(queue) as consumer:
+        ray_queue = throughput(consumer)
     queue.shutdown(force=True)
     rate = broker["groups_per_second"]
     return {
@@ -123,41 +119,13 @@ def compare(tokens: int, actors: int, options: Options, folder: Path) -> Record:
     }
 
 
-def crowd(options: Options, folder: Path) -> Record:
-    """Measure many actors in one process: the groups of each, and the seconds of calls."""
-    with tempfile.TemporaryDirectory(dir=folder) as directory:
-        actor, client = start_broker(Path(directory))
-        with driven(100, options.crowd, 1, client, at_once=1) as ((producers,), consumer):
-            time.sleep(3 * options.warm_up)  # a thousand engines report their versions first
-            ray.get(producers.begin.remote(), timeout=CALL_SECONDS)
-            speed = throughput(consumer, 0.0, 2 * options.seconds)
-            served, seconds = ray.get(producers.figures.remote(), timeout=CALL_SECONDS)
-        ray.kill(actor)
-    counts = sorted(served.values())
-    return {
-        "actors": options.crowd,
-        **speed,
-        "served": {"least": counts[0], "median": statistics.median(counts), "most": counts[-1]},
-        "seconds": {
-            call: dict(zip(("p50", "p99", "max"), quantiles(values), strict=True))
-            for call, values in seconds.items()
-        },
-    }
-
-
-def quantiles(values: Sequence[float]) -> tuple[float, float, float]:
-    """Return the median, the 99th percentile and the largest value."""
-    ordered = sorted(values)
-    return ordered[len(ordered) // 2], ordered[int(len(ordered) * 0.99)], ordered[-1]
-
-
 def soak(options: Options, folder: Path) -> Record:
     """Measure the resident memory of the broker while groups go through it."""
     samples = []
     with tempfile.TemporaryDirectory(dir=folder) as directory:
         actor, client = start_broker(Path(directory))
         process = psutil.Process(ray.get(actor.vitals.remote(), timeout=CALL_SECONDS)[1])
-        with driven(1000, 16, options.processes, client, at_once=4) as (_, consumer):
+        with driven(1000, 16, client, at_once=4) as consumer:
             until = time.monotonic() + options.soak
             while time.monotonic() < until:
                 time.sleep(min(5.0, options.soak / 20))
@@ -179,15 +147,15 @@ def soak(options: Options, folder: Path) -> Record:
 
 
 def measure(options: Options) -> Iterator[Record]:
-    """Measure all settings round by round, then many actors, then memory."""
-    ray.init(num_cpus=options.processes + 2, include_dashboard=False, log_to_driver=False)
+    """Measure all settings round by round, then memory."""
+    ray.init(num_cpus=PROCESSES + 2, include_dashboard=False, log_to_driver=False)
     settings = [(tokens, actors) for tokens in options.tokens for actors in options.actors]
     rounds: dict[tuple[int, int], list[Record]] = {setting: [] for setting in settings}
-    with tempfile.TemporaryDirectory(dir=options.dir, prefix=".bench-queue-") as name:
+    with tempfile.TemporaryDirectory(dir=Path(), prefix=".bench-queue-") as name:
         folder = Path(name)
         for index in range(options.rounds):
             for tokens, actors in settings:
-                measured = compare(tokens, actors, options, folder)
+                measured = compare(tokens, actors, folder)
                 rounds[tokens, actors].append(measured)
                 figures = {"tokens": tokens, "actors": actors, **summarize([measured])}
                 print(f"round {index + 1}: {describe(figures)}", flush=True)
@@ -197,7 +165,6 @@ def measure(options: Options) -> Iterator[Record]:
                 for (tokens, actors), measured in rounds.items()
             ]
         }
-        yield {"crowd": crowd(options, folder) if options.crowd else None}
         yield {"soak": soak(options, folder) if options.soak else None}
     ray.shutdown()
 
@@ -229,9 +196,7 @@ def conclude(record: Record) -> Record:
         aim = OF_RAY_QUEUE.get(setting["tokens"], 0.0)
         if setting["of_ray_queue"] < aim:
             misses.append(f"{name}: {setting['of_ray_queue']:.1f} × ray.util.queue, aim {aim:g}")
-    crowded, soaked = record.get("crowd"), record.get("soak")
-    if crowded and not crowded["served"]["least"]:
-        misses.append("some of many actors were never served")
+    soaked = record.get("soak")
     if soaked and soaked["growth"] > GROWTH:
         misses.append(f"memory grows by {soaked['growth']:.0%}, aim {GROWTH:.0%}")
     return {"misses": misses}
@@ -254,22 +219,9 @@ def table(record: Record) -> str:
     """Return the medians of all settings."""
     lines = [f"\nmedians of {record['arguments']['rounds']} rounds, groups of {GROUP_SIZE}"]
     lines += [describe(setting) for setting in record["settings"]]
-    if crowded := record["crowd"]:
-        served, put = crowded["served"], crowded["seconds"]["put"]
-        lines.append(
-            f"{crowded['actors']:,} actors in one process: {crowded['groups_per_second']:,.0f}"
-            f" groups/s, each actor served {served['least']} to {served['most']} times; a put takes"
-            f" {1e3 * put['p50']:.0f} ms, p99 {1e3 * put['p99']:.0f} ms"
-        )
     if soaked := record["soak"]:
         lines.append(f"memory over {soaked['seconds']:g} s: {100 * soaked['growth']:+.1f}%")
     return "\n".join(lines)
-
-
-def check(options: Options) -> None:
-    """Refuse a --dir that is no folder."""
-    if not options.dir.is_dir():
-        raise InputError(f"--dir {options.dir} must be a folder")
 
 
 COUNT = number(int, 1)
@@ -280,14 +232,8 @@ STUDY = Study(
         option("--actors", [1, 4, 16, 64], "simulated", type=COUNT),
         option("--tokens", [100, 1000, 8000], "of each rollout", type=number(int, 4)),
         option("--rounds", 3, "of all measurements", type=COUNT),
-        option("--seconds", 4.0, "of each measurement"),
-        option("--warm-up", 2.0, "seconds before it"),
-        option("--processes", 2, "that simulate the actors", type=COUNT),
-        option("--crowd", 1000, "actors in one process; 0: none"),
         option("--soak", 0.0, "seconds of the memory test; 0: none"),
-        option("--dir", Path(), "a folder on the disk to test, the current by default", type=Path),
     ),
-    check=check,
     file="queue.json",
     measure=measure,
     conclude=conclude,

@@ -1,18 +1,9 @@
-"""What `headway bench queue` compares, and the processes that drive it.
-
-All are driven by the same producers and the same consumer through the same `BrokerClient`:
-
-    broker     the broker, durable
-    empty      a Ray actor with the same methods and messages that keeps nothing: what Ray allows
-    disk       no Ray: the same bytes, synced as often as the broker's journal was
-    ray_queue  `ray.util.queue`, with neither leases nor durability
-"""
+"""Brokers, producers and a consumer for the benchmarks of the broker."""
 
 import asyncio
 import contextlib
 import os
 import time
-from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -175,8 +166,6 @@ class Producers:
     def __init__(self, tokens: int, names: Sequence[str]) -> None:
         self._template, self._names = template(tokens), names
         self._stop = asyncio.Event()
-        self.served: Counter[str] = Counter()
-        self.seconds: dict[str, list[float]] = {"lease": [], "put": []}
 
     async def drive(self, client: BrokerClient, at_once: int) -> None:
         """Lease and put until `stop`."""
@@ -197,9 +186,7 @@ class Producers:
         making: set[asyncio.Task[None]] = set()
         while not self._stop.is_set():
             if free := at_once - len(making):
-                began = time.perf_counter()
                 leases = await client.lease(name, free * GROUP_SIZE, POLL_SECONDS)
-                self.seconds["lease"].append(time.perf_counter() - began)
                 making |= {asyncio.create_task(self._put(client, name, lease)) for lease in leases}
             if making:
                 done, making = await asyncio.wait(making, return_when=asyncio.FIRST_COMPLETED)
@@ -208,22 +195,8 @@ class Producers:
         await asyncio.gather(*making)
 
     async def _put(self, client: BrokerClient, name: str, lease: Lease) -> None:
-        payload = payload_of(lease, self._template)
-        began = time.perf_counter()
-        status = await client.put(name, payload)
-        self.seconds["put"].append(time.perf_counter() - began)
+        status = await client.put(name, payload_of(lease, self._template))
         assert status is PutStatus.ACCEPTED, status
-        self.served[name] += 1
-
-    async def begin(self) -> None:
-        """Forget what was measured so far."""
-        self.served.clear()
-        for seconds in self.seconds.values():
-            seconds.clear()
-
-    async def figures(self) -> tuple[dict[str, int], dict[str, list[float]]]:
-        """Return the groups put by each actor, and the seconds of each call, since `begin`."""
-        return {name: self.served[name] for name in self._names}, self.seconds
 
     async def stop(self) -> None:
         """Let the actors end after their next put."""

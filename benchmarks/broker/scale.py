@@ -1,19 +1,10 @@
-"""Cost of a run's control plane as the cluster grows: 8 to 1,024 simulated actors.
+"""Cost of a run's control plane with 8 to 1,024 simulated actors.
 
     headway bench scale [--actors 8 32 128 512 1024] [--rates 200 0]
 
-Broker with admission and ledger, broadcaster, and metrics are the real ones, each a process of Ray;
-actors and learner are simulated (`scale_workers`). Together the actors generate GROUPS groups at
-once, or one each where there are more actors, and a batch has as many. For each number of actors
-and each rate of groups/s that they would give by themselves (0: generation takes no time) it shows
-the groups/s accepted, the seconds of calls, the share of a core of every process, memory, the
-groups/s that the broker would carry with a core of its own at that cost, and the seconds of a
-scrape.
-
-Calls are timed in a process that has only a few of the actors, so that they do not wait for the
-simulation of the others. A measurement lasts until ENOUGH puts are timed, or PATIENCE times
---seconds have passed, which is shown. The figures of merit are the 99th percentiles of puts and of
-leases, each at most 100 ms at 200 groups/s (`scale_conclusions`).
+Broker, broadcaster and metrics are real. For each number of actors and each rate of groups/s (0: as
+many as they can) it shows what is accepted, the seconds of calls, cores and memory. The 99th
+percentiles of puts and of leases shall be at most 100 ms at 200 groups/s.
 """
 
 import contextlib
@@ -32,7 +23,6 @@ from benchmarks.broker.queue_workers import FOREVER, GROUP_SIZE, Consumer
 from benchmarks.broker.scale_conclusions import describe, missed, quantiles, verdict
 from benchmarks.broker.scale_workers import Crowd, Pace
 from benchmarks.harness.study import Options, Record, Study, number, option
-from deploy.errors import InputError
 from queues.config import QueuesConfig, RunSpec
 from queues.ray_broker import BrokerClient, create_broker
 from weight_sync.ray_broadcaster import BroadcasterClient, create_broadcaster
@@ -41,12 +31,20 @@ GROUPS = 256
 TIMED = 8
 """Actors that are timed, at least; an eighth of all where that is more."""
 ENOUGH = 1000
+"""Puts that are timed, unless that takes longer than PATIENCE measurements."""
 PATIENCE = 10
 CALL_SECONDS = 120.0
 SCRAPE_EVERY = 2.0
+SECONDS, WARM_UP_SECONDS = 12.0, 6.0
+"""Duration of each measurement, and of what comes before it, at least."""
+TOKENS = 100
+"""Of a rollout, 3 of them of the prompt."""
+PROCESSES = 8
+"""Processes that simulate the actors that are not timed."""
+UPDATE_FRACTION = 0.25
 
 
-def shares(names: Sequence[str], processes: int) -> list[Sequence[str]]:
+def shares(names: Sequence[str], processes: int = PROCESSES) -> list[Sequence[str]]:
     """Distribute actors over processes: the timed ones first, the others in so many processes."""
     count = max(TIMED, len(names) // 8)
     others = names[count:]
@@ -66,7 +64,7 @@ def generation_seconds(actors: int, rate: float) -> float:
 
 @contextlib.contextmanager
 def cluster_of(
-    actors: int, rate: float, options: Options, folder: Path
+    actors: int, rate: float, folder: Path
 ) -> Iterator[tuple[BrokerClient, BroadcasterClient, list[Any], Any]]:
     """Run broker, broadcaster, actors and consumer; their processes end with the block."""
     batch = actors * groups_each(actors)
@@ -75,12 +73,10 @@ def cluster_of(
         config=QueuesConfig(max_staleness=2, window=2 * batch + batch // 4),
         spec=RunSpec(groups_per_batch=batch, group_size=GROUP_SIZE, steps=FOREVER),
     )
-    broadcaster = create_broadcaster(options.update_fraction, actors)
+    broadcaster = create_broadcaster(UPDATE_FRACTION, actors)
     crowds = [
-        Crowd.remote(
-            share, Pace(options.tokens, groups_each(actors), generation_seconds(actors, rate))
-        )
-        for share in shares([f"engine-{index}" for index in range(actors)], options.processes)
+        Crowd.remote(share, Pace(TOKENS, groups_each(actors), generation_seconds(actors, rate)))
+        for share in shares([f"engine-{index}" for index in range(actors)])
     ]
     consumer = Consumer.remote()
     everyone = [*crowds, consumer]
@@ -115,20 +111,20 @@ def call(method: Any) -> Any:
     return ray.get(method.remote(), timeout=CALL_SECONDS)
 
 
-def measure_setting(actors: int, rate: float, options: Options, folder: Path) -> Record:
+def measure_setting(actors: int, rate: float, folder: Path) -> Record:
     """Measure one number of actors at one rate."""
     with (
         tempfile.TemporaryDirectory(dir=folder) as directory,
-        cluster_of(actors, rate, options, Path(directory)) as (broker, sync, crowds, consumer),
+        cluster_of(actors, rate, Path(directory)) as (broker, sync, crowds, consumer),
     ):
         address = ray.get(broker.handle.serve_metrics.remote("127.0.0.1"), timeout=CALL_SECONDS)
         handles = {"broker": broker.handle, "broadcaster": sync.actor, "learner": consumer}
         handles |= {f"crowd-{index}": crowd for index, crowd in enumerate(crowds)}
         processes = {name: process_of(handle) for name, handle in handles.items()}
-        time.sleep(max(options.warm_up, 2 * generation_seconds(actors, rate)))
+        time.sleep(max(WARM_UP_SECONDS, 2 * generation_seconds(actors, rate)))
         ray.get([crowd.begin.remote() for crowd in crowds], timeout=CALL_SECONDS)
         before = moment(broker, consumer, processes)
-        scrapes = scrape(f"http://{address}/metrics", options.seconds, crowds[0])
+        scrapes = scrape(f"http://{address}/metrics", crowds[0])
         after = moment(broker, consumer, processes)
         seconds = call(crowds[0].seconds)
         of_learner = after.learner_at - before.learner_at
@@ -194,7 +190,7 @@ def moment(broker: BrokerClient, consumer: Any, processes: Mapping[str, psutil.P
     )
 
 
-def scrape(url: str, seconds: float, timed: Any) -> list[float]:
+def scrape(url: str, timed: Any) -> list[float]:
     """Scrape metrics regularly until the measurement is over; return the seconds of each."""
     began, taken = time.perf_counter(), []
     while True:
@@ -202,11 +198,11 @@ def scrape(url: str, seconds: float, timed: Any) -> list[float]:
         with urllib.request.urlopen(url, timeout=30) as answer:
             answer.read()
         taken.append(time.perf_counter() - now)
-        time.sleep(min(SCRAPE_EVERY, seconds))
+        time.sleep(SCRAPE_EVERY)
         passed = time.perf_counter() - began
-        if passed >= PATIENCE * seconds:
+        if passed >= PATIENCE * SECONDS:
             return taken
-        if passed >= seconds and call(timed.puts) >= ENOUGH:
+        if passed >= SECONDS and call(timed.puts) >= ENOUGH:
             return taken
 
 
@@ -214,51 +210,28 @@ def measure(options: Options) -> Iterator[Record]:
     """Measure setting after setting."""
     ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False)
     settings = []
-    with tempfile.TemporaryDirectory(dir=options.dir, prefix=".bench-scale-") as name:
+    with tempfile.TemporaryDirectory(dir=Path(), prefix=".bench-scale-") as name:
         for rate in options.rates:
             for actors in options.actors:
-                settings.append(measure_setting(actors, rate, options, Path(name)))
+                settings.append(measure_setting(actors, rate, Path(name)))
                 print(*describe(settings[-1]), sep="\n", flush=True)
                 yield {"settings": settings}
     ray.shutdown()
 
 
-def check(options: Options) -> None:
-    """Refuse a --dir that cannot hold ledgers."""
-    if not (options.dir.is_dir() and os.access(options.dir, os.W_OK)):
-        raise InputError(f"--dir {options.dir} must be a folder that can be written to")
-
-
-COUNT = number(int, 1)
-FROM_ZERO = number(float, 0)
 STUDY = Study(
     name="scale",
     about=__doc__,
     options=(
-        option("--actors", [8, 32, 128, 512, 1024], "simulated", type=COUNT),
-        option("--rates", [200.0, 0.0], "groups/s; 0: as many as they can", type=FROM_ZERO),
-        option("--tokens", 100, "of a rollout, 3 of them of the prompt", type=number(int, 4)),
-        option(
-            "--seconds",
-            12.0,
-            f"of each measurement, at least; {PATIENCE} times that until {ENOUGH} puts are timed",
-            type=number(float, above=0),
-        ),
-        option("--warm-up", 6.0, "seconds before, at least", type=FROM_ZERO),
-        option("--processes", 8, "that simulate the actors that are not timed", type=COUNT),
-        option(
-            "--update-fraction", 0.25, "of actors swapping at once",
-            type=number(float, above=0, most=1),
-        ),
-        option("--dir", Path(), "folder of the ledgers, the current by default", type=Path),
+        option("--actors", [8, 32, 128, 512, 1024], "simulated", type=number(int, 1)),
+        option("--rates", [200.0, 0.0], "groups/s; 0: as many as they can", type=number(float, 0)),
     ),
-    check=check,
     file="scale.json",
     measure=measure,
     conclude=lambda record: {"verdict": verdict(record["settings"])},
     table=lambda record: "\n".join(record["verdict"]),
     misses=lambda record: [miss for setting in record["settings"] for miss in missed(setting)],
-)  # fmt: skip
+)
 
 if __name__ == "__main__":
     STUDY.main()

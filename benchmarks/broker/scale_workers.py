@@ -1,12 +1,8 @@
 """The simulated actors of `headway bench scale`.
 
-A simulated actor has a client of its own and calls what a real one does, as often: it long-polls
-for leases while it has capacity, puts what it has "generated" (a sleep), renews its leases, saves
-the rollouts that finish before the others of their group, waits for new weights, asks for a permit
-to swap, and reports what it serves. Many share a process. No tensor moves.
-
-Before it polls, it asks once for what can be leased at once: only that answer shows how fast the
-broker is. A poll also waits until admission allows a lease, the weights of a new version included.
+Each has a client of its own and makes the calls of a real actor, as often; generating is a sleep,
+and no tensor moves. Before it polls for leases, it asks once for what can be leased at once: only
+that answer shows how fast the broker is, since a poll waits for admission too.
 """
 
 import asyncio

@@ -1,12 +1,9 @@
-"""Benchmarks of one GPU in at most eight minutes.
+"""Benchmarks of one GPU in at most eight minutes: packing, learner, lag, generation, pause.
 
     python -m benchmarks.gpu [--sizes 0.5b 1.5b] [--device cuda] [--output gpu.json]
 
-Parts run one after the other, each in a process of its own with a deadline, so that one that fails
-costs the others nothing: packing; for each size the learner's utilisation; the effective sample
-size by lag; for each size generation beside the roofline of bandwidth; the pause of a weight
-update. A part prints each figure when it has it, and these are kept when its time is over. A part
-that cannot run is named, with what is missing. This file needs nothing but Python.
+Each part runs in a process of its own with a deadline, and what it has printed by then is kept. A
+part that cannot run is stored with what is missing. This file needs nothing but Python.
 """
 
 import contextlib
@@ -21,7 +18,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from importlib.metadata import entry_points
 from pathlib import Path
-from tempfile import TemporaryFile
+from tempfile import TemporaryDirectory, TemporaryFile
 from typing import Any
 
 from benchmarks.gpu.summary import describe
@@ -38,10 +35,7 @@ NEEDS = {
     "generation": ("torch", "transformers", "vllm"),
     "pause": (*LEARNER, "tokenizers", "safetensors", "xxhash", "zstandard", "vllm"),
 }
-SMALL = frozenset({"numpy", "pydantic", "safetensors", "tokenizers", "xxhash", "zstandard"})
-"""Packages that can be installed into a folder beside an installed PyTorch."""
 PLUGIN = "entry point `headway` for vLLM"
-GPU = "GPU"
 LEAST_SECONDS = 5.0
 ON_GPUS = ("generation", "pause")
 """Parts that a trial on a CPU leaves out."""
@@ -55,22 +49,7 @@ def missing(part: str, device: str) -> list[str]:
     plugins = {plugin.name for plugin in entry_points(group="vllm.general_plugins")}
     if part == "pause" and "headway" not in plugins:
         lacking.append(PLUGIN)
-    return lacking + ([GPU] if part in ON_GPUS and device != "cuda" else [])
-
-
-def reason(lacking: Sequence[str]) -> str:
-    """Return why a part cannot run, and the commands that would change it."""
-    missing_names = f"there is no {', '.join(lacking)}"
-    commands = []
-    if small := [name for name in lacking if name in SMALL]:
-        python = f"{sys.version_info.major}.{sys.version_info.minor}"
-        commands.append(
-            "pip install --target .gpu --only-binary :all: "
-            f"--python-version {python} {' '.join(small)}"
-        )
-    if PLUGIN in lacking:
-        commands.append("pip install --target .gpu --no-deps .")
-    return "; ".join([missing_names, *commands, *(["then PYTHONPATH=.:.gpu"] if commands else [])])
+    return lacking + (["GPU"] if part in ON_GPUS and device != "cuda" else [])
 
 
 def plan(sizes: Sequence[str]) -> list[tuple[str, str]]:
@@ -96,8 +75,6 @@ def run_part(part: str, size: str, device: str, rounds: int) -> Iterator[Record]
 
         yield packing_figures()
     elif part == "pause":
-        from benchmarks.gpu.pause import pause
-
         yield pause(size)
     else:
         yield from _on_device(part, size, device, rounds)
@@ -116,6 +93,21 @@ def _on_device(part: str, size: str, device: str, rounds: int) -> Iterator[dict[
     if part == "learner":
         return utilisation(size, where, rounds=rounds)
     return sample_size_by_lag(size, where)
+
+
+def pause(size: str) -> Record:
+    """Return the record of `benchmarks.weights.update_pause`; a missed aim is no failure here."""
+    with TemporaryDirectory() as folder:
+        file = Path(folder) / "pause.json"
+        command = [
+            sys.executable, "-m", "benchmarks.weights.update_pause", "--size", size, "--dtype",
+            "bfloat16", "--rounds", "7", "--output", str(file),
+        ]  # fmt: skip
+        done = subprocess.run(command, check=False)
+        if not file.exists():
+            sys.exit(done.returncode or "update_pause stored nothing")
+        record: Record = json.loads(file.read_text())
+    return record
 
 
 def command_of(part: str, size: str, options: Options) -> list[str]:
@@ -174,7 +166,7 @@ def measure(options: Options) -> Iterator[Record]:
         later = [other for other, _ in planned[index + 1 :] if not lacks[other]]
         left = deadline - time.monotonic()
         if lacks[part]:
-            parts[name] = {"not_run": reason(lacks[part])}
+            parts[name] = {"not_run": f"there is no {', '.join(lacks[part])}"}
         elif left < LEAST_SECONDS:
             parts[name] = {"failed": "there was no time left"}
         else:

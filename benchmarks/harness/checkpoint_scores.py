@@ -2,11 +2,9 @@
 
     python -m benchmarks.harness.checkpoint_scores RECIPE.json RUN...
 
-Every checkpoint is published as a version of its own, the next one when all problems of the last
-are scored, so that a score belongs to one version. The last checkpoint of a run is scored on
-`heldout.final_size` problems, the others on the first `heldout.size` of them, greedily. Scores by
-version are written to `scores.json` of each run, and the score of the initial model, which all runs
-share, to `initial_score.json` of their folder.
+Every checkpoint is published as a version of its own and scored greedily: the last of a run on
+`heldout.final_size` problems, the others on the first `heldout.size` of them. Writes `scores.json`
+of each run, and `initial_score.json` of their folder.
 """
 
 import asyncio

@@ -1,13 +1,7 @@
 """The frame of every benchmark: options, measurement, conclusions, table, figure, stored record.
 
-    STUDY = Study(name="rewards", about=__doc__, measure=measure, file="reward_rate.json")
-
-    if __name__ == "__main__":
-        STUDY.main()
-
-`measure` yields the parts of the record as they become known; after each the conclusions are drawn
-anew and the record is stored, so that an interrupted benchmark leaves what it has measured. Needs
-nothing but Python.
+`measure` yields the parts of the record as they become known; after each the record is stored, so
+that an interrupted benchmark leaves what it has measured. Needs nothing but Python.
 """
 
 import argparse

@@ -2,18 +2,9 @@
 
     headway bench async [RECIPE] [--bounds 0,1,2,4] [--steps N] [--rounds K] [--out DIR]
 
-Each round trains the recipe, without its held-out evaluation, at every bound with the recipe's
-cores, and at η = 0 with all of them for generation and for training in turn. Then it measures
-
-    actors alone               the same engines on the same cores, for a consumer that takes and
-                               acknowledges at once: with the initial policy and with the last
-                               checkpoint of the reference run (η = 2)
-    learner on a full queue    the real learner on its cores, training the reference run's recorded
-                               batches again, publishing and checkpoints included
-
-The limit is the smaller of the two. Rounds go through the variants forwards and backwards in turn.
-All figures leave out the first steps (`deploy.report.summary.WARM_UP`). Every variant is a process
-of its own.
+Each round trains the recipe at every bound, and at η = 0 with all cores for generation and training
+in turn. The limit is the smaller of actors alone, whose consumer takes at once, and of the learner
+alone, which trains the recorded batches of η = 2 again.
 """
 
 from collections.abc import Iterator

@@ -2,10 +2,8 @@
 
     headway bench presets [--presets a,b] [--steps 40] [--seed 0] [--set KEY=VALUE] [--out DIR]
 
-Each preset is one `headway run` from the same warm start, one after the other; a preset that learns
-badly, or fails, is a row like the others. The learning rate is the demo's for all of them, which
-suits some better than others. The table is written as JSON and Markdown, and every run stays in the
-folder with its report.
+Each preset is one `headway run` from the same warm start and with the same learning rate, which
+suits some better than others; one that fails is a row like the others.
 """
 
 import json

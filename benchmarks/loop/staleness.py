@@ -1,25 +1,10 @@
 """Throughput against off-policyness: what each bound costs and gains, and what correction buys.
 
-    headway bench staleness [RECIPE] [--bounds 0,1,2,4,8,16,inf] [--seeds 0,1,2] [--steps N]
-                            [--corrections none,tis,cispo,decoupled_ppo] [--stale 8] [--out DIR]
+    headway bench staleness [RECIPE] [--bounds 0,2,inf] [--seeds 0,1,2] [--corrections none,cispo]
 
-Every variant is a real run of its own from the same warm start, with equal cores and steps, without
-evaluations; afterwards its checkpoints are scored on held-out problems.
-
-    bounds         the recipe at every bound, with as many groups live as it allows; how much of it
-                   becomes lag depends on the speeds of both sides
-    corrections    at the bound of --stale, as stale as it allows: all groups that the bound allows
-                   are live, and engines hold them all; only the loss differs
-
-Beside the throughput of the bounds stands the prediction of the simulation behind `headway plan`,
-with rates measured in the run of one bound (η = 2, where there is one). Figures are of the newest
-batches of a run that end before its last lease, a hundred at most; the largest lag, the scores and
-their seconds are of the whole run. A run that fails, or whose figures cannot be read, is named and
-left out; the others continue. The demo's runs take three to six minutes on two cores with 150
-steps, and scoring one about a minute.
-
-An existing folder of --out is continued: finished runs of the same recipe are kept, so that a study
-may be interrupted, or grow by seeds and bounds.
+Runs from one warm start at every bound, and at the bound of --stale with each correction and as
+many groups in the engines as it allows. Checkpoints are scored afterwards, and throughput stands
+beside the simulation of `headway plan`. An existing folder of --out is continued.
 """
 
 import sys

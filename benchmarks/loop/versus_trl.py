@@ -1,20 +1,10 @@
 """Comparison with TRL's GRPOTrainer: the same model, task, batches, steps, cores and seeds.
 
-    headway bench versus-trl [RECIPE] [--seeds 0,1,2] [--steps N] [--microbatch 128,32]
-                             [--threads 1,2] [--generation padded,continuous] [--out DIR]
+    headway bench versus-trl [RECIPE] [--seeds 0,1,2] [--microbatch 128,32] [--threads 1,2]
 
-Needs the folder `.trl` that `make trl` installs. Headway runs the recipe as it is. TRL has the same
-loss, optimizer and schedule, all cores of the recipe for generation and for training in turn, and
-every combination of microbatch, threads and generation that was asked for, since the best one is
-not known beforehand: for every figure the best one is compared, all are stored, and a failure is
-named and left out. Every process of both sides is held to the recipe's cores, Ray's and the
-broker's too. TRL samples by transformers, which pads a batch until its longest rollout has ended,
-or lets the next ones in continuously: its colocated vLLM cannot take new weights on a CPU, where
-vLLM packs them. A third process on the cores costs threads that wait for each other more than it
-costs others, so the machine must be quiet. A run of the demo takes Headway about one minute on two
-cores, and TRL up to ten. Checkpoints of all are scored on the same held-out problems by the same
-engine afterwards, outside all times, which begin with the first batch. An existing folder of --out
-is continued.
+TRL runs with every combination of microbatch, threads and generation, and the best one of each
+figure is compared. It samples by transformers: its vLLM cannot take new weights on a CPU. Needs
+`make trl`, and a quiet machine. An existing folder of --out is continued.
 """
 
 import json

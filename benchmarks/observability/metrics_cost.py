@@ -2,16 +2,9 @@
 
     headway bench metrics [--steps 24]
 
-Trains the demo for some steps. Then, with every process still running and nothing else to do, it
-scrapes all of them again and again, and lets the watchdog look again and again, and takes the CPU
-seconds of all processes of the run, Ray's included, less what they use at rest. The cost of a
-second of a run is that of a scrape over the interval of the shipped `prometheus.yml`, that of a
-look over the watchdog's interval, and that of the learner's metrics of a batch; its share counts
-CPU seconds of all processes against the seconds of a step, as if nothing ran in parallel. It must
-stay below 1 %.
-
-The timeline and the report cost nothing during a run: they are made from rows that a run keeps
-anyway. Leaves out `deploy.engine_metrics`, with which vLLM counts for itself.
+Trains the demo; then, with all processes at rest, takes the CPU seconds of scrapes and of looks of
+the watchdog, over their intervals, and of the learner's metrics of a batch, as if nothing ran in
+parallel. Must stay below 1 %. Leaves out `deploy.engine_metrics`.
 """
 
 import asyncio

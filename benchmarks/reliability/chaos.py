@@ -1,16 +1,13 @@
 """Kills the processes of runs again and again, and checks that no prompt is lost.
 
-    headway bench chaos [--kills 30] [--seed 0] [--steps 150] [--engine vllm] [--out DIR]
+    headway bench chaos [--kills 30] [--seed 0] [--steps 150] [--out DIR]
 
-A small run with filtering and drops is started; its rollout actor, engine worker, broker, learner
-rank and driver are killed by SIGKILL at moments drawn from the seed, each role equally often. A run
-that ends by a kill is resumed by `headway resume`, and one that reaches its last step is followed
-by another one, until all kills are done and the last run has reached its last step. `chaos_oracle`
-checks every run by the learner's own log. The record, chaos.json, is stored anew after every kill,
-and chaos.md at the end; the exit code is 1 where a problem was found. On two cores a kill takes 45
-to 75 seconds, the resuming included: half an hour for 30.
+Rollout actor, engine worker, broker, learner rank and driver of a run with filtering and drops are
+killed at moments drawn from the seed; a run that ends by a kill is resumed. `chaos_oracle` checks
+every run by the learner's own log. A kill takes about a minute on two cores.
 """
 
+import itertools
 import random
 import shutil
 import time
@@ -18,14 +15,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.harness.study import Options, Record, Study, number, option
+from benchmarks.harness.study import Options, Record, Study, number, option, text_table
 from benchmarks.reliability.chaos_run import (
     END_SECONDS,
-    GROUPS,
     REWARD,
     ROLES,
-    SIZE,
-    STALENESS,
     ChaosRun,
     headway,
     kill,
@@ -39,13 +33,22 @@ BATCH_SECONDS = 900.0
 """Deadline of a started or resumed run to train its next batch."""
 FINISH_SECONDS = 1800.0
 """Deadline of the last run to reach its last step after the last kill."""
+RUN_COLUMNS = {
+    "batches": "steps",
+    "trained again": "retrained_batches",
+    "issued": "issued",
+    "trained": "trained",
+    "stragglers dropped": "dropped_overdue",
+    "largest lag": "max_lag",
+}
+"""Figures of a run, by their titles."""
 
 
-def plan_kills(count: int, seed: int, roles: Sequence[str]) -> list[str]:
+def plan_kills(count: int, seed: int) -> list[str]:
     """Return the role of each kill: all equally often, in an order drawn from the seed."""
-    chosen = [roles[index % len(roles)] for index in range(count)]
-    random.Random(seed).shuffle(chosen)
-    return chosen
+    roles = list(itertools.islice(itertools.cycle(ROLES), count))
+    random.Random(seed).shuffle(roles)
+    return roles
 
 
 class Chaos:
@@ -57,14 +60,8 @@ class Chaos:
         shutil.rmtree(self.folder, ignore_errors=True)
         self.folder.mkdir(parents=True)
         (self.folder / "chaos_reward.py").write_text(REWARD)
-        self.settings = {
-            "steps": options.steps,
-            "seed": options.seed,
-            "engine": options.engine,
-            "on_overdue": "drop",
-        }
-        roles = [role for role in ROLES if options.engine == "vllm" or role != "engine worker"]
-        self.planned = plan_kills(options.kills, options.seed, roles)
+        self.settings = {"steps": options.steps, "seed": options.seed}
+        self.planned = plan_kills(options.kills, options.seed)
         self.kills: list[Record] = []
         self.runs: dict[str, Record] = {}
         self.resumes = 0
@@ -179,54 +176,29 @@ def conclude(
     return {"finished": done, "sound": sound, "kills": len(kills), **figures}
 
 
-def markdown(document: Mapping[str, Any]) -> str:
-    """Return the record as Markdown."""
-    verdict, settings = document["verdict"], document["settings"]
-    lines = [
-        "# Chaos",
-        "",
-        f"`{document['command']}` at {(document['commit'] or 'no commit')[:12]}, "
-        f"{document['time']}; engine {settings['engine']}, filtering and drops, η = {STALENESS}, "
-        f"{settings['steps']} batches of {GROUPS} groups of {SIZE} a run; "
-        f"{document['seconds']:.0f} s.",
-        "",
-        f"**{verdict['kills']} kills: {verdict['prompts_lost']} prompts lost, "
-        f"{verdict['groups_trained_twice']} groups trained twice, {verdict['lags_above_bound']} "
-        f"trained lags above η; {verdict['filtered']} groups filtered and "
-        f"{verdict['dropped_overdue']} stragglers dropped on the way (neither may be 0); "
-        f"{'sound' if verdict['sound'] else 'NOT SOUND, or not finished'}.**",
-        "",
-        "A run survives the kill of a rollout actor or of an engine worker, except while it "
-        "starts: then the command ends, as after every other kill, and `headway resume` continues.",
-        "",
-        "| killed | times | the command ended | seconds until then |",
-        "|---|---|---|---|",
-    ]
+def table(record: Record) -> str:
+    verdict = record["verdict"]
+    kills, runs = [], []
     for role in ROLES:
-        kills = [kill for kill in document["kills"] if kill["role"] == role]
-        ended = sum(kill["exit_code"] is not None for kill in kills)
-        times = [kill["seconds_to_end"] for kill in kills if kill["seconds_to_end"] is not None]
+        struck = [kill for kill in record["kills"] if kill["role"] == role]
+        ended = sum(kill["exit_code"] is not None for kill in struck)
+        times = [kill["seconds_to_end"] for kill in struck if kill["seconds_to_end"] is not None]
         seconds = f"{min(times):.1f} to {max(times):.1f}" if times else "–"
-        lines.append(f"| {role} | {len(kills)} | {ended} | {seconds} |")
-    lines += [
-        "",
-        "| run | batches | trained again | issued | trained | left out | stragglers dropped and "
-        "issued again | largest lag | problems |",
-        "|---|---|---|---|---|---|---|---|---|",
-    ]
-    for name, run in document["runs"].items():
-        left_out = ", ".join(f"{count} {what}" for what, count in run["left_out"].items())
-        lines.append(
-            f"| {name} | {run['steps']} | {run['retrained_batches']} | {run['issued']} | "
-            f"{run['trained']} | {left_out or '–'} | {run['dropped_overdue']} | {run['max_lag']} | "
-            f"{'; '.join(run['problems']) or 'none'} |"
-        )
-    return "\n".join(lines) + "\n"
-
-
-def write_page(record: Record, folder: Path) -> None:
-    """Write the record as chaos.md."""
-    (folder / "chaos.md").write_text(markdown(record))
+        kills.append([role, str(len(struck)), str(ended), seconds])
+    for name, run in record["runs"].items():
+        left_out = ", ".join(f"{count} {reason}" for reason, count in run["left_out"].items())
+        figures = [str(run[key]) for key in RUN_COLUMNS.values()]
+        runs.append([name, *figures, left_out or "–", "; ".join(run["problems"]) or "none"])
+    return "\n".join(
+        [
+            text_table(["killed", "times", "the command ended", "seconds until then"], kills),
+            text_table(["run", *RUN_COLUMNS, "left out", "problems"], runs),
+            f"{verdict['kills']} kills: {verdict['prompts_lost']} prompts lost, "
+            f"{verdict['groups_trained_twice']} groups trained twice, "
+            f"{verdict['lags_above_bound']} trained lags above η; {verdict['filtered']} groups "
+            f"filtered and {verdict['dropped_overdue']} stragglers dropped (neither may be 0)",
+        ]
+    )
 
 
 STUDY = Study(
@@ -236,12 +208,6 @@ STUDY = Study(
         option("--kills", 30, "all runs together", type=number(int, 1)),
         option("--seed", 0, "of roles, moments and the runs"),
         option("--steps", 150, "batches of each run", type=number(int, 1)),
-        option(
-            "--engine",
-            "vllm",
-            "of the rollout actor; scripted has no worker process to kill",
-            choices=["vllm", "scripted"],
-        ),
         option("--work", Path("runs/chaos"), "folder of the runs, emptied first", type=Path),
     ),
     in_folder=True,
@@ -250,8 +216,7 @@ STUDY = Study(
     conclude=lambda record: {
         "verdict": conclude(record["kills"], record["runs"], record["arguments"]["kills"])
     },
-    table=markdown,
-    figures=write_page,
+    table=table,
     misses=lambda record: [] if record["verdict"]["sound"] else ["not sound, or not finished"],
 )
 

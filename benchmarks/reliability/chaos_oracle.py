@@ -1,11 +1,7 @@
 """The oracle of `headway bench chaos`: prompts that a run lost, and groups that it trained twice.
 
-    the source, read anew ──────▶ prompts 0 … n−1 that were issued ─┐
-    the learner's own log ──────▶ prompts of every trained batch ───┼─▶ verdict
-    the ledger, for the rest ───▶ filtered, dropped, failed, waiting ┘
-
-The ledger is consulted only for groups that were not trained, and for filtered ones their rewards
-are compared in the journal. Pure; `chaos_run` reads the files.
+Compares the source, read anew, with the learner's own log. The ledger is consulted only for groups
+that were not trained, and for filtered ones their rewards are compared in the journal.
 """
 
 from collections import Counter

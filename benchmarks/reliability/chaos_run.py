@@ -63,7 +63,6 @@ groups_per_batch = {groups}
 group_size = {size}
 
 [actors]
-engine = "{engine}"
 reward = ["chaos_reward:score"]
 max_new_tokens = 96
 max_concurrent_rollouts = 16
@@ -73,7 +72,7 @@ kv_cache_gib = 1
 [queues]
 max_staleness = {staleness}
 filter_tied = true
-on_overdue = "{on_overdue}"
+on_overdue = "drop"
 lease_seconds = 20.0
 heartbeat_seconds = 2.0
 

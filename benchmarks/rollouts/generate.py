@@ -1,25 +1,15 @@
 """Speed of an engine inside the loop, beside the same vLLM alone with the same requests.
 
-    headway bench generate [--size demo] [--rounds 5] [--groups 96]
+    headway bench generate [--size 60m --groups 32]
 
-Variants take turns in one run: `offline` is `LLM.generate` of vLLM, which is given all requests at
-once and returns token ids and log-probabilities; `loop` is a rollout actor as runs have it, which
-leases groups from the broker, decodes and rewards their texts, and puts them, without training;
-`contended` is the same while a learner trains on another core, a model of the same size; it is left
-out where there is no such core. The model is untrained, of the demo's size, where the actor's work
-for a token weighs as much as the model itself, or of about 50 million parameters with
-`--size 60m --groups 32`. All requests have fixed, lognormal lengths, and prompts differ from round
-to round. The figure of merit is the median of loop / offline over rounds, at least 0.95. Takes
-about four minutes.
+In each round `offline` is `LLM.generate` with all requests at once, and `loop` a rollout actor that
+leases groups, decodes and rewards their texts, and puts them, without training. The figure of merit
+is the median of loop / offline, at least 0.95. Takes about four minutes.
 """
 
 import asyncio
-import contextlib
 import os
 import random
-import signal
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Awaitable, Iterator, Mapping, Sequence
@@ -28,16 +18,16 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from benchmarks.harness.options import cores_option
 from benchmarks.harness.study import Options, Record, Study, number, option
-from benchmarks.training.train import FIRST_BATCH
-from deploy.cli.bench import ROOT
-from deploy.errors import InputError, RunFailed
+from deploy.errors import RunFailed
 from queues.records import Prompt
-from queues.runtime.cpu_affinity import parse_cores
 
 AIM = 0.95
 GROUP_SIZE = 8
+AT_ONCE = 128
+"""Requests that an engine runs."""
+CORE = "0"
+"""Of the engines."""
 START_SECONDS, ROUND_SECONDS, REST_SECONDS = 180.0, 300.0, 0.3
 CHARACTERS = "0123456789+-=,abcdefghijklmnopqr"
 
@@ -85,21 +75,17 @@ def figures_of(rounds: Sequence[Mapping[str, Sampled]]) -> Record:
     `of_offline_cpu` is the ratio of tokens per CPU second, which other work on the machine disturbs
     less, and which leaves out waiting.
     """
-    others = [name for name in rounds[0] if name != "offline"]
 
-    def ratios(part: str) -> dict[str, float]:
-        return {
-            name: median(getattr(one["offline"], part) / getattr(one[name], part) for one in rounds)
-            for name in others
-        }
+    def ratio(part: str) -> float:
+        return median(getattr(one["offline"], part) / getattr(one["loop"], part) for one in rounds)
 
     return {
         "tokens_per_second": {
             name: median(one[name].tokens / one[name].seconds for one in rounds)
-            for name in rounds[0]
+            for name in ("offline", "loop")
         },
-        "of_offline": ratios("seconds"),
-        "of_offline_cpu": ratios("cpu_seconds"),
+        "of_offline": {"loop": ratio("seconds")},
+        "of_offline_cpu": {"loop": ratio("cpu_seconds")},
         "raw": [{name: asdict(sampled) for name, sampled in one.items()} for one in rounds],
     }
 
@@ -120,52 +106,6 @@ async def timed(pid: int, work: Awaitable[tuple[float, int]]) -> Sampled:
     return Sampled(seconds, tokens, cpu_seconds(pid) - before)
 
 
-@contextlib.contextmanager
-def other_learner(
-    cores: str | None, size: str, seconds: float = START_SECONDS
-) -> Iterator[subprocess.Popen[bytes] | None]:
-    """Start a learner on cores of its own; it is stopped once it has trained a batch.
-
-    Args:
-        cores: As `parse_cores` reads them; None: there is no such learner.
-        size: Of its model, one of `synthetic_load.SIZES`.
-        seconds: Deadline of its first batch.
-
-    Raises:
-        RunFailed: It ends, or trains no batch in time; with the end of its output.
-    """
-    if cores is None:
-        yield None
-        return
-    with tempfile.TemporaryDirectory() as folder, open(Path(folder) / "log", "wb") as log:
-        command = [
-            sys.executable, "-m", "benchmarks.training.train", "--sizes", size, "--endless",
-            "--threads", "1",
-        ]  # fmt: skip
-        process = subprocess.Popen(
-            command, cwd=ROOT, stdout=log, stderr=log,
-            preexec_fn=lambda: os.sched_setaffinity(0, parse_cores(cores)),
-        )  # fmt: skip
-        try:
-            _await_first_batch(process, Path(log.name), seconds)
-            process.send_signal(signal.SIGSTOP)
-            yield process
-        finally:
-            process.send_signal(signal.SIGCONT)
-            process.kill()
-            process.wait(30)
-
-
-def _await_first_batch(process: subprocess.Popen[bytes], log: Path, seconds: float) -> None:
-    deadline = time.monotonic() + seconds
-    while FIRST_BATCH not in (output := log.read_text(errors="replace")):
-        ended = process.poll() is not None
-        if ended or time.monotonic() > deadline:
-            why = "has ended" if ended else f"trained no batch within {seconds:g} s"
-            raise RunFailed(f"the other learner {why}; its output: … {output[-2000:].strip()}")
-        time.sleep(0.1)
-
-
 class Loop:
     """Broker, broadcaster and one actor that has its weights."""
 
@@ -182,7 +122,7 @@ class Loop:
         from weight_sync.ray_broadcaster import create_broadcaster
         from weight_sync.transports.shared_memory import SharedMemoryTransport
 
-        steps = 3 * (options.rounds + 1) + 1
+        steps = options.rounds + 2
         self.broker = create_broker(
             folder,
             config=QueuesConfig(max_staleness=steps, window=2 * options.groups, patience_seconds=0),
@@ -195,7 +135,7 @@ class Loop:
             .remote(
                 ActorSpec(
                     index=0,
-                    config=actors_config(options),
+                    config=actors_config(),
                     weight_sync=WeightSyncConfig(),
                     model_path=model_path,
                     seed=SEED,
@@ -252,16 +192,16 @@ def tiny_model(size: str) -> Any:
     )
 
 
-def actors_config(options: Options) -> Any:
+def actors_config() -> Any:
     """Return the section [actors] of the demo."""
     from actors.config import ActorsConfig
 
     return ActorsConfig(
         reward=["exact_match"],
         max_new_tokens=160,
-        max_concurrent_rollouts=options.at_once,
+        max_concurrent_rollouts=AT_ONCE,
         dtype="float32",
-        cores=[options.core],
+        cores=[CORE],
         kv_cache_gib=1,
     )
 
@@ -276,7 +216,7 @@ async def measure_rounds(options: Options, folder: Path) -> Record:
 
     model = str(folder / "model")
     build_tiny(tiny_model(options.size), Path(model), seed=0)
-    tokenizer, config = load_tokenizer(model), actors_config(options)
+    tokenizer, config = load_tokenizer(model), actors_config()
     offline = ray.remote(Offline).options(num_cpus=0).remote()
     ray.get(offline.start.remote(model, config, context_length(model)), timeout=START_SECONDS)
     loop = Loop(folder / "run", model, options)
@@ -285,33 +225,25 @@ async def measure_rounds(options: Options, folder: Path) -> Record:
         timeout=START_SECONDS,
     )
     rounds = []
-    with other_learner(options.learner_core, options.size) as learner:
-        for index in range(options.rounds + 1):
-            prompts = prompts_of(index, options.groups)
-            requests = []
-            for prompt in prompts:
-                ids = tokenizer.encode(prompt.text, add_special_tokens=False)
-                lengths = (length_of(ids, i, config.max_new_tokens) for i in range(GROUP_SIZE))
-                requests += [(ids, length) for length in lengths]
-            measured = {}
-            for name in ("offline", "loop") if index % 2 else ("loop", "offline"):
-                await asyncio.sleep(REST_SECONDS)
-                if name == "offline":
-                    measured[name] = await timed(offline_pid, offline.generate.remote(requests))
-                else:
-                    measured[name] = await timed(loop_pid, loop.batch(prompts))
-            if learner is not None:
-                learner.send_signal(signal.SIGCONT)
-                await asyncio.sleep(REST_SECONDS)
-                measured["contended"] = await timed(loop_pid, loop.batch(prompts))
-                if learner.poll() is not None:
-                    raise RunFailed("the other learner has ended; `headway bench train` shows why")
-                learner.send_signal(signal.SIGSTOP)
-            check_equal(index, measured)
-            if index:  # the first compiles
-                rounds.append(measured)
-                speeds = (f"{name} {s.tokens / s.seconds:,.0f}" for name, s in measured.items())
-                print(f"round {index}: {', '.join(speeds)} tokens/s", flush=True)
+    for index in range(options.rounds + 1):
+        prompts = prompts_of(index, options.groups)
+        requests = []
+        for prompt in prompts:
+            ids = tokenizer.encode(prompt.text, add_special_tokens=False)
+            lengths = (length_of(ids, i, config.max_new_tokens) for i in range(GROUP_SIZE))
+            requests += [(ids, length) for length in lengths]
+        measured = {}
+        for name in ("offline", "loop") if index % 2 else ("loop", "offline"):
+            await asyncio.sleep(REST_SECONDS)
+            if name == "offline":
+                measured[name] = await timed(offline_pid, offline.generate.remote(requests))
+            else:
+                measured[name] = await timed(loop_pid, loop.batch(prompts))
+        check_equal(index, measured)
+        if index:  # the first compiles
+            rounds.append(measured)
+            speeds = (f"{name} {s.tokens / s.seconds:,.0f}" for name, s in measured.items())
+            print(f"round {index}: {', '.join(speeds)} tokens/s", flush=True)
     await loop.close()
     return figures_of(rounds)
 
@@ -320,8 +252,6 @@ def measure(options: Options) -> Iterator[Record]:
     """Start Ray and measure all rounds."""
     import ray
 
-    if options.learner_core is None:
-        print(f"no core is left beside --core {options.core}: `contended` is left out")
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False)
     try:
@@ -333,49 +263,20 @@ def measure(options: Options) -> Iterator[Record]:
 
 def table(record: Record) -> str:
     """Return the ratios."""
-    lines = []
-    for name, ratio in record["of_offline"].items():
-        lines.append(
-            f"{name} / offline = {ratio:.3f}" + (f" (aim {AIM})" if name == "loop" else "")
-        )
-        lines.append(f"… of tokens a CPU second: {record['of_offline_cpu'][name]:.3f}")
-    return "\n".join(lines)
-
-
-def check(options: Options) -> None:
-    """Choose the learner's core, and check that it is none of the engines'.
-
-    Raises:
-        InputError: It is.
-    """
-    engines = set(parse_cores(options.core))
-    if options.learner_core is None:
-        others = os.sched_getaffinity(0) - engines
-        options.learner_core = str(max(others)) if others else None
-    elif engines & set(parse_cores(options.learner_core)):
-        raise InputError(
-            f"--learner-core {options.learner_core} must have none of the cores of "
-            f"--core {options.core}: the learner trains beside the engines"
-        )
+    return (
+        f"loop / offline = {record['of_offline']['loop']:.3f} (aim {AIM}); "
+        f"of tokens a CPU second {record['of_offline_cpu']['loop']:.3f}"
+    )
 
 
 STUDY = Study(
     name="generate",
     about=__doc__,
     options=(
-        option("--rounds", 5, "of all variants", type=number(int, 1)),
-        option("--groups", 96, "of 8 rollouts, in a round of a variant", type=number(int, 1)),
+        option("--rounds", 5, "of both engines", type=number(int, 1)),
+        option("--groups", 96, "of 8 rollouts, in a round of an engine", type=number(int, 1)),
         option("--size", "demo", "of the model", choices=("demo", "60m")),
-        option("--at-once", 128, "requests that an engine runs", type=number(int, GROUP_SIZE)),
-        option("--core", "0", "CPU cores of the engines, as 0 or 0-3", type=cores_option),
-        option(
-            "--learner-core",
-            None,
-            "of the other learner; another one than --core, if any",
-            type=cores_option,
-        ),
     ),
-    check=check,
     file="generate.json",
     measure=measure,
     table=table,

@@ -2,18 +2,9 @@
 
     headway bench episodes [--engine vllm]
 
-256 episodes of several turns run at once; after every turn the environment takes from 50 ms to 5 s,
-evenly on a logarithmic scale, 1.07 s in the mean. By Little's law N episodes that sample L tokens a
-turn cannot make more tokens per second than
-
-    min(r, N·L / (E[environment time] + L/r)),
-
-where r is the rate of the same engine with as many episodes of a single turn. The figure of merit
-is the share of it that is reached; it must be at least 0.95. Beside it, for vLLM, the share of its
-rate with single turns of as many requests at once and contexts as long. Engines are one that
-divides a set rate among its requests, at several rates about the knee, and vLLM with a tiny model.
-All is measured in one process, after a warm-up. Leaves out the broker, and that a group waits for
-its last rollout.
+256 episodes of several turns run at once; the environment takes 50 ms to 5 s after every turn. By
+Little's law they cannot make more tokens/s than min(r, N·L / (E[environment time] + L/r)), where r
+is the engine's rate with single turns and L the tokens of a turn; at least 0.95 of it is the aim.
 """
 
 import asyncio
@@ -34,7 +25,7 @@ from actors.engines.model_folder import load_tokenizer
 from actors.engines.protocol import Generation, RolloutEngine, SamplingParameters
 from actors.environments.protocol import Environment, Message, Turn
 from actors.environments.single_turn import SingleTurn
-from actors.rewards import load_rewards, load_shaping
+from actors.rewards import load_rewards
 from actors.rollout.chat_rendering import Renderer
 from actors.rollout.episode import EpisodeRunner
 from benchmarks.harness.study import Options, Record, Study, option
@@ -176,22 +167,22 @@ async def measure_episodes(
         prompt_tokens: Least length of a prompt; there are as many prompts as episodes, so that a
             cache has them after a while.
     """
-    config = ActorsConfig(reward=("exact_match",), max_new_tokens=LONGEST - 64)
+    config = ActorsConfig(
+        environment="benchmarks.rollouts.slow_episodes:SlowEnvironment",
+        reward=("exact_match",),
+        max_new_tokens=LONGEST - 64,
+        max_turns=TURNS,
+    )
     rewards = load_rewards(config.reward)
     runner = EpisodeRunner(
         engine_id="engine-0",
         engine=engine,
         renderer=Renderer(tokenizer),
-        environment="slow",
+        config=config,
         new_environment=new_environment,
-        environment_timeout=60.0,
-        max_turns=TURNS,
         rewards=rewards,
         heldout_rewards=rewards,
-        shaping=load_shaping(config),
-        sampling=SamplingParameters(temperature=1.0, max_new_tokens=config.max_new_tokens),
         max_model_len=LONGEST,
-        timeout=600.0,
     )
     numbers = itertools.count()
     before = (engine.turns, engine.finished_tokens, engine.prompt_tokens)

@@ -1,23 +1,15 @@
 """Utilisation of the machine by the learner: tokens/s, and operations beside a matrix product's.
 
-    headway bench train [--sizes demo 60m] [--rounds 3] [--threads 2]
+    headway bench train [--sizes demo 60m] [--threads 1]
 
-The real learner of one rank (DeepSpeed, AdamW, the loss of CISPO, packed microbatches) trains
-batches of synthetic rollouts of lognormal lengths, as they come from the broker, on models with
-random weights. Before and after each batch the best rate of a matrix product is measured with the
-same threads and dtype; the utilisation of a batch is its own rate over the mean of the two
-(`flops.training_flops` defines what is counted). The fullness of microbatches and the balance of
-ranks are computed for a large batch, without training it. "Host" is the updater's time besides
-computing. "Gap" is the time between the last optimizer step of a batch and the first forward pass
-of the next in the loop of a run, whose broker has every group already: as many batches are trained
-in it again. CPU seconds over seconds of a batch are fewer than the threads where others use the
-machine. Takes about four minutes on two quiet cores.
+The real learner of one rank trains synthetic batches, each between two measurements of the best
+matrix product. "Host" is the updater's time besides computing; "gap" lies between the computing of
+two batches in the loop of a run, whose broker has every group already. Takes four minutes.
 """
 
 import os
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import count
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -28,8 +20,6 @@ from learner.ranks.spec import KEEP_FREED_MEMORY, LearnerSpec
 
 AIM = {"utilisation": 0.6, "gap": 0.03}
 """At least, where arithmetic dominates; and at most."""
-FIRST_BATCH = "trained its first batch"
-"""Printed once by --endless."""
 PARTS = ("forward", "backward", "step", "between", "host")
 
 
@@ -142,19 +132,8 @@ def measure_size(name: str, rounds: int) -> Record:
     }
 
 
-def train_forever(name: str) -> None:
-    """Train one size without measuring, until the process is ended."""
-    trainer = Trainer(name)
-    for version in count():
-        trainer.train(version)
-        if not version:
-            print(f"{name} {FIRST_BATCH}", flush=True)
-
-
 def measure(options: Options) -> Iterator[Record]:
     """Compute the packing, and measure every size in a process of its own."""
-    if options.endless:
-        train_forever(options.sizes[0])
     import torch
 
     from benchmarks.training.packing import describe as describe_packing
@@ -191,7 +170,6 @@ STUDY = Study(
             choices=["tiny", "demo", "60m", "0.5b"],
         ),
         option("--rounds", 3, "batches of each size", type=COUNT),
-        option("--endless", False, "train the first size, measure nothing", action="store_true"),
         option("--threads", None, "of torch; by default as many as cores", type=COUNT),
     ),
     check=check,

@@ -2,14 +2,9 @@
 
     headway bench update-pause
 
-In one run, with requests running throughout:
-
-1. vLLM's own pause and resume with nothing in between,
-2. the bare load of the same weights by vLLM's calls, inside a pause that is not counted,
-3. the whole in-flight swap through publisher and receiver.
-
-The figure of merit is (3) / ((1) + 2 × (2)), which must not exceed 1. Medians. Leaves out transfer
-between nodes.
+With requests running throughout, each round measures vLLM's pause and resume with nothing in
+between, the bare load of the same weights by vLLM's calls, and the whole in-flight swap. The figure
+of merit, swap / (pause + 2 × load), must not exceed 1. Leaves out transfer between nodes.
 """
 
 import asyncio
@@ -18,7 +13,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from statistics import median
 
-from benchmarks.harness.options import cores_option
 from benchmarks.harness.study import Options, Record, Study, number, option
 from benchmarks.harness.synthetic_load import SIZES
 from benchmarks.weights.engine_load import (
@@ -37,11 +31,14 @@ from weight_sync.receive.receiver import Receiver
 from weight_sync.transports.shared_memory import SharedMemoryTransport
 
 REST_SECONDS = 0.3
+REQUESTS = 64
+"""Running throughout."""
+WARM_UP_SECONDS = 3.0
 
 
 def measure(options: Options) -> Iterator[Record]:
     """Build the model and measure all rounds."""
-    size = SIZES.get(options.size) or qwen3_size(options.hidden, options.layers)
+    size = SIZES.get(options.size) or qwen3_size(256, 4)
     with tempfile.TemporaryDirectory() as folder:
         yield {"parameters": build_model(Path(folder), size, options.dtype)}
         yield asyncio.run(measure_rounds(options, Path(folder)))
@@ -49,9 +46,7 @@ def measure(options: Options) -> Iterator[Record]:
 
 async def measure_rounds(options: Options, folder: Path) -> Record:
     """Update, pause and load again and again; the first round touches fresh memory."""
-    engine = await start_engine(
-        folder, dtype=options.dtype, max_num_seqs=max(64, options.requests), cores=options.cores
-    )
+    engine = await start_engine(folder, dtype=options.dtype, max_num_seqs=REQUESTS)
     raw: dict[str, list[float]] = {}
     transport = SharedMemoryTransport()
     receiver = Receiver("engine-0", engine, Broadcaster(1.0, 1), transport)
@@ -59,8 +54,8 @@ async def measure_rounds(options: Options, folder: Path) -> Record:
     try:
         await receiver.update(await learner.publish())
         await learner.seconds()
-        load = Load(engine, options.requests)
-        await asyncio.sleep(options.warm_up)
+        load = Load(engine, REQUESTS)
+        await asyncio.sleep(WARM_UP_SECONDS)
         for index in range(options.rounds + 1):
             manifest = await learner.publish()
             report = await receiver.update(manifest)
@@ -100,8 +95,7 @@ def conclude(record: Record) -> Record:
 
 def table(record: Record) -> str:
     """Return medians and extremes."""
-    requests = record["arguments"]["requests"]
-    lines = [f"{record['parameters']:,} parameters, {record['bytes']:,} bytes, {requests} requests"]
+    lines = [f"{record['parameters']:,} parameters, {record['bytes']:,} bytes, {REQUESTS} requests"]
     for key, values in record["raw_seconds"].items():
         lines.append(
             f"{key:20s} median {1e3 * median(values):8.1f} ms   "
@@ -115,19 +109,14 @@ STUDY = Study(
     name="update-pause",
     about=__doc__,
     options=(
-        option("--requests", 64, "requests that run throughout", type=number(int, 1)),
         option("--rounds", 9, "repetitions; medians need at least 7", type=number(int, 7)),
-        option("--hidden", 256, "size of the model"),
-        option("--layers", 4, "of the model"),
         option(
             "--size",
             None,
-            "a model of `headway bench train` instead of --hidden and --layers",
+            "a model of `headway bench train` instead of a small one",
             choices=[name for name, size in SIZES.items() if size.longest >= MAX_MODEL_LEN],
         ),
         option("--dtype", "float32", "of weights and engine", choices=["float32", "bfloat16"]),
-        option("--cores", None, "CPU cores of vLLM, as 0 or 0-3", type=cores_option),
-        option("--warm-up", 3.0, "seconds before measuring"),
     ),
     file="update_pause_{time}.json",
     measure=measure,

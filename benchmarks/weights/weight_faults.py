@@ -1,18 +1,7 @@
 """Seconds from a fault of a weight update until every engine serves the newest version again.
 
-Two engines follow a broadcaster; a learner's side in another process publishes into a folder. Each
-fault is put in while both serve an older version, and the clock runs from the fault until both
-serve the newest one:
-
-- a corrupted or missing bucket, or a wrong shape: refused by all, then the next version is
-  published;
-- a delta on a wrong base: the same version comes whole;
-- an engine whose processes are killed while it stages, or while it swaps: made again and seeded;
-- a publisher killed between two buckets: made again, and publishes;
-- a receiver that holds the only permit and never answers: until the permit expires.
-
-A part of `headway bench weight-sync --faults`. The effect of faults on the weights is asserted by
-`tests/weight_sync/receive/test_faults.py`.
+Two engines follow a broadcaster, and a process publishes into a folder; each fault is put in while
+both serve an older version. A part of `headway bench weight-sync --faults`.
 """
 
 import asyncio

@@ -2,22 +2,9 @@
 
     headway bench weight-sync --megabytes 3
 
-In one run, with requests running throughout, for each way of sending:
-
-- `publish`: the learner's wait,
-- `prepare`: the engine's work beforehand, while it generates,
-- `stall`: pause, load and resume together, while nothing is generated,
-- `serving`: from the call of `publish` until the engine generates with the new weights,
-- bytes that were fetched, and the share of elements that changed.
-
-Beside them: a warm memcpy of the same bytes by one thread, before and between the updates, the
-bare load of the same weights by vLLM's calls (its layerwise reload), and vLLM's pause and resume
-with nothing in between. At last, in windows that take turns, the tokens per second with an update
-every second and with none; the loss beyond the stalls is the cost of staging and preparing. With
---faults also the seconds that engines need to recover from faults (`weight_faults`). The learner's
-side is another process. Every update changes one element in a hundred. The second node is another
-node of Ray's on this machine: its bytes go through two object stores, but over no network. The
-figures mean little on a busy machine, whose load is stored. Medians. Leaves out GPUs.
+With requests running throughout: the learner's wait, the engine's preparation and stall, and the
+time until it serves; then tokens/s with an update every second and with none, and with --faults the
+recovery from faults. The second node is Ray's, on this machine. Leaves out GPUs.
 """
 
 import asyncio

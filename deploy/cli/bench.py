@@ -13,14 +13,12 @@ BENCHMARKS = {
     "chaos": "reliability.chaos",
     "episodes": "rollouts.slow_episodes",
     "generate": "rollouts.generate",
-    "logprob-memory": "training.logprob_memory",
     "metrics": "observability.metrics_cost",
     "plan": "loop.plan_check",
     "presets": "loop.presets",
     "queue": "broker.queue",
     "rewards": "rollouts.reward_rate",
     "scale": "broker.scale",
-    "screenshots": "observability.screenshots",
     "staleness": "loop.staleness",
     "train": "training.train",
     "update-pause": "weights.update_pause",
@@ -32,11 +30,6 @@ BENCHMARKS = {
 
 def start(name: str, arguments: list[str], root: Path = ROOT) -> NoReturn:
     """Replace this process by a benchmark, which gets the user's Ctrl-C and sets the exit code.
-
-    Args:
-        name: A key of `BENCHMARKS`.
-        arguments: Arguments of the benchmark.
-        root: Folder of the checkout.
 
     Raises:
         InputError: There is no such benchmark, or no checkout.

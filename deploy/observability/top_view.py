@@ -7,6 +7,7 @@ import time
 from collections.abc import Mapping
 
 from rich.console import Group, RenderableType
+from rich.filesize import decimal
 from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
@@ -87,8 +88,8 @@ def _title(view: View) -> Text:
     title = Text.assemble(
         (view.run, "bold"), f"  version {_or_dash(view.version)} of {_or_dash(view.steps)}"
     )
-    if view.since_batch is not None:
-        title.append(f" · last batch {_seconds(view.since_batch)} ago")
+    if view.seconds_since_batch is not None:
+        title.append(f" · last batch {_seconds(view.seconds_since_batch)} ago")
     if view.max_staleness is not None:
         title.append(f" · staleness at most {view.max_staleness}")
     return title
@@ -117,18 +118,13 @@ def _actors(view: View) -> Table:
 
 def _learner(view: View) -> Table:
     table = Table.grid(padding=(0, 3), expand=True)
-    ages = {"queued": view.oldest_queued_seconds, "ready": view.oldest_ready_seconds}
-    figures = {
-        **{
-            f"oldest {state} group": _seconds(age) if view.groups.get(state) else "–"
-            for state, age in ages.items()
-        },
-        "waits for groups": _or_dash(view.waits_for),
-        **{label: f"{value:.4g}" for label, value in view.learning.items()},
-    }
     left = Table.grid(padding=(0, 1))
-    for label, value in figures.items():
-        left.add_row(label, value)
+    ages = {"queued": view.oldest_queued_seconds, "ready": view.oldest_ready_seconds}
+    for state, age in ages.items():
+        left.add_row(f"oldest {state} group", _seconds(age) if view.groups.get(state) else "–")
+    left.add_row("waits for groups", _or_dash(view.waits_for))
+    for label, value in view.learning.items():
+        left.add_row(label, f"{value:.4g}")
     table.add_row(left, _bars("phase", view.phases), _bars("token lag", view.lags))
     return table
 
@@ -171,10 +167,4 @@ def _seconds(value: float | None) -> str:
 
 
 def _bytes(value: float | None) -> str:
-    if value is None:
-        return "–"
-    for unit in ("B", "kB", "MB"):
-        if value < 1000:
-            return f"{value:.3g} {unit}"
-        value /= 1000
-    return f"{value:.3g} GB"
+    return "–" if value is None else decimal(int(value), precision=1)

@@ -4,15 +4,15 @@ import asyncio
 import json
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
 from queues.broker.commit_pipeline import CommitPipeline
 from queues.broker.retention import Retention
-from queues.errors import AccountingError, InputError
+from queues.errors import InputError
 from queues.protocols import BatchQueue
-from queues.readers.accounting import account
+from queues.readers.accounting import require_balanced
 from queues.records import Batch, BatchRecord
 from queues.state.broker_state import BrokerState
 from queues.state.groups import FILTERED, OVERDUE
@@ -24,13 +24,7 @@ CHECKSUM = "weights_checksum"
 
 
 class BrokerBatchQueue(BatchQueue):
-    """Hands out batches and records what became of them.
-
-    Args:
-        commits: Makes decisions durable.
-        retention: Removes journal segments after a checkpoint.
-        patience_seconds: Time after a batch in which engines that lag get no training groups.
-    """
+    """Hands out batches and records what became of them."""
 
     def __init__(
         self, commits: CommitPipeline, retention: Retention, *, patience_seconds: float
@@ -67,9 +61,12 @@ class BrokerBatchQueue(BatchQueue):
         if recorded is None:
             return None
         if state.bounds.on_overdue != "wait":  # overdue groups have freed places
-            await commits.lease_polls.wake()
-            await commits.prompt_polls.wake()
-        payloads = await asyncio.to_thread(self._read, await recorded)
+            commits.lease_polls.wake()
+            commits.prompt_polls.wake()
+        directory, locations = commits.journal.directory, await recorded
+        payloads = await asyncio.to_thread(
+            lambda: [read_group(directory, x.segment, x.offset) for x in locations]
+        )
         return Batch(version=version, payloads=payloads)
 
     async def ack(self, version: int, statistics: Mapping[str, Any]) -> None:
@@ -88,22 +85,14 @@ class BrokerBatchQueue(BatchQueue):
         commits.lease_polls.wake_after(self._patience_seconds)
         memory = dict(state.groups.counts)
         counts = await commits.durable(
-            partial(commits.ledger.ack, version, text),
-            commits.lease_polls,
-            commits.progress_polls,
-            commits.prompt_polls,
+            partial(commits.ledger.ack, version, text), *commits.all_polls
         )
-        if not account(counts, memory).balanced:
-            raise AccountingError(
-                f"after batch {version} the groups do not add up: in the ledger {counts},"
-                f" in memory {memory}"
-            )
+        require_balanced(counts, memory, where=f"after batch {version}")
 
     async def commit_checkpoint(self, version: int, path: str) -> None:
         """Implement `BatchQueue.commit_checkpoint`."""
         self.commits.check_open()
-        record = partial(self.commits.ledger.commit_checkpoint, version, path)
-        await self.commits.durable(record)
+        await self.commits.durable(partial(self.commits.ledger.commit_checkpoint, version, path))
         await self.retention.apply()
 
     async def cursor(self) -> str | None:
@@ -122,25 +111,17 @@ class BrokerBatchQueue(BatchQueue):
                 version, now, before,
             )  # fmt: skip
 
-    def _read(self, locations: Sequence[Location]) -> list[bytes]:
-        directory = self.commits.journal.directory
-        return [read_group(directory, x.segment, x.offset) for x in locations]
-
 
 def broker_statistics(state: BrokerState, statistics: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what the broker adds to the learner's statistics of the taken batch.
-
-    As far as configured: the groups filtered, overdue and let through and the prompts retired so
-    far, and the state of the staleness controller after this batch.
-    """
-    figures: dict[str, Any] = {}
+    """Return what the broker adds to the learner's statistics of the taken batch."""
+    added: dict[str, Any] = {}
     if state.tie_filter is not None:
-        figures["groups_filtered"] = state.groups.dropped(FILTERED)
-        figures["groups_let_through"] = state.tie_filter.let_through
+        added["groups_filtered"] = state.groups.dropped(FILTERED)
+        added["groups_let_through"] = state.tie_filter.let_through
     if state.retirement.cap is not None:
-        figures["prompts_retired"] = len(state.retirement.names)
+        added["prompts_retired"] = len(state.retirement.names)
     if state.bounds.on_overdue != "wait":
-        figures["groups_overdue"] = state.late + state.groups.dropped(OVERDUE)
+        added["groups_overdue"] = state.late + state.groups.dropped(OVERDUE)
     if state.controller is not None:
-        figures |= state.controller.after(statistics)
-    return figures
+        added |= state.controller.after(statistics)
+    return added

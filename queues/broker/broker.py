@@ -16,9 +16,8 @@
     (a lost or released lease wakes as fail does, close wakes all)
 
 The broker consists of three parts, one for each protocol of `queues.protocols`, which share one
-`CommitPipeline`. The state decides, at once and without awaiting; the pipeline makes the decision
-durable; only then is the caller answered. So a broker that is killed at any moment continues from
-its ledger (`recovery`).
+`CommitPipeline`. The state decides without awaiting; the pipeline makes the decision durable; only
+then is the caller answered. So a broker that is killed at any moment continues from its ledger.
 """
 
 from pathlib import Path
@@ -34,7 +33,7 @@ from queues.config import QueuesConfig, RunSpec
 from queues.policy.admission import Bounds
 from queues.policy.dynamic_sampling import TieFilter
 from queues.policy.prompt_retirement import Retirement
-from queues.policy.staleness_controller import StalenessController, WindowController
+from queues.policy.staleness_controller import StalenessController
 from queues.readers.accounting import Accounting, account
 from queues.state.broker_state import BrokerState
 from queues.storage.journal import Journal
@@ -44,9 +43,6 @@ from queues.storage.ledger_schema import JOURNAL_NAME
 
 class Broker(BrokerPromptFeed, BrokerWorkQueue, BrokerBatchQueue):
     """Both queues of one run; all calls belong to one event loop.
-
-    After `close` they raise QueueClosed, and after a failed commit, or when leases cannot expire
-    any more, LedgerError. Only `status` and `cursor`, which read memory, still answer.
 
     Args:
         directory: The run's folder, on a local disk; holds `ledger.sqlite` and `journal/`. A run
@@ -100,9 +96,7 @@ def _new_state(config: QueuesConfig, spec: RunSpec) -> BrokerState:
     controller = None
     if config.ess_target is not None:
         controller = StalenessController(
-            WindowController(
-                target=config.ess_target, most=config.max_staleness, batches=config.ess_batches
-            )
+            target=config.ess_target, most=config.max_staleness, batches=config.ess_batches
         )
     tie_filter = None
     if config.filter_tied:

@@ -1,4 +1,4 @@
-"""The way of a decision from the broker's state to the disk, and on to everyone who waits for it.
+"""The way of a decision from the broker's state to the disk and to everyone who waits for it.
 
     payload ─▶ journal's writer ─▶ durable ─▶ decision ─▶ ledger's writer ─▶ durable ─▶ the caller
                                                  │                                   is answered
@@ -30,13 +30,8 @@ log = logging.getLogger(__name__)
 class CommitPipeline:
     """Makes decisions durable; owns ledger and journal from its construction on.
 
-    The three parts of the broker share it, and through it the state, the ledger and the journal.
-
-    Args:
-        state: Decides; read and changed in the event loop only.
-        ledger: Records; written in its writer's thread only.
-        journal: Keeps payloads; written in its writer's thread only.
-        interval: Seconds that a commit waits for other changes to join it.
+    The state is read and changed in the event loop only, ledger and journal are written in the
+    threads of their writers only. A commit waits `interval` seconds for other changes to join it.
     """
 
     def __init__(
@@ -55,6 +50,7 @@ class CommitPipeline:
         """Callers that wait for a batch or the outcome of an evaluation."""
         self.prompt_polls = LongPolls(self.check_open)
         """Callers that wait until prompts are wanted."""
+        self.all_polls = (self.lease_polls, self.progress_polls, self.prompt_polls)
 
     @property
     def paused(self) -> str | None:
@@ -68,12 +64,7 @@ class CommitPipeline:
         return time.monotonic() if self.paused else until
 
     def check_open(self) -> None:
-        """Raise once no call may be answered any more.
-
-        Raises:
-            QueueClosed: The broker is closed.
-            LedgerError: A commit failed, or `fail` was called.
-        """
+        """Raise QueueClosed once closed, LedgerError once a commit failed or `fail` was called."""
         failure = self._failure or self._ledger_writer.failure or self._journal_writer.failure
         if failure is not None:
             raise failure
@@ -106,22 +97,21 @@ class CommitPipeline:
 
         durable = self.submit(record)
         for polls in wakes:
-            await polls.wake()
+            polls.wake()
         return await durable
 
-    async def fail(self, failure: LedgerError) -> None:
+    def fail(self, failure: LedgerError) -> None:
         """Answer every call with this error from now on."""
         self._failure = failure
-        await self._wake_all()
+        self._wake_all()
 
     async def close(self) -> None:
         """End every long poll with QueueClosed, then commit what was submitted and close."""
         self._closed = True
-        self.lease_polls.stop()
-        await self._wake_all()
+        self._wake_all()
         await self._journal_writer.close()
         await self._ledger_writer.close()
 
-    async def _wake_all(self) -> None:
-        for polls in (self.lease_polls, self.progress_polls, self.prompt_polls):
-            await polls.wake()
+    def _wake_all(self) -> None:
+        for polls in self.all_polls:
+            polls.wake()

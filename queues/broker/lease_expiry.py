@@ -1,8 +1,4 @@
-"""Lease expiry. A lease ends without a result when its worker returns it or misses heartbeats.
-
-One task watches while anything is leased. `queues.state.broker_state` decides what becomes of the
-groups: they are redelivered, or fail for good.
-"""
+"""Lease expiry. A lease ends without a result when its worker returns it or misses heartbeats."""
 
 import asyncio
 import logging
@@ -18,12 +14,7 @@ log = logging.getLogger(__name__)
 
 
 class LeaseExpiry:
-    """Ends leases without a result.
-
-    Args:
-        commits: Makes decisions durable.
-        lease_seconds: Time after which a lease without a heartbeat expires.
-    """
+    """Ends leases without a result; one task watches while anything is leased."""
 
     def __init__(self, commits: CommitPipeline, *, lease_seconds: float) -> None:
         self._commits = commits
@@ -47,7 +38,7 @@ class LeaseExpiry:
     async def give_back(self, groups: Sequence[Group], reason: str, error: str) -> None:
         """End the leases of groups without a result, in one transaction."""
         commits, state = self._commits, self._commits.state
-        records: list[Callable[[], None]] = []
+        changes: list[Callable[[], None]] = []
         now = time.monotonic()
         for group in groups:
             new_state = state.give_back(group, reason, now=now)
@@ -62,17 +53,10 @@ class LeaseExpiry:
             if waits:
                 commits.lease_polls.wake_after(wait)
             if new_state is State.FAILED:
-                records.append(partial(commits.ledger.fail, group.group_id, reason, error))
+                changes.append(partial(commits.ledger.fail, group.group_id, reason, error))
             else:
-                records.append(partial(commits.ledger.redeliver, group.group_id, error))
-
-        def record() -> None:
-            for change in records:
-                change()
-
-        await commits.durable(
-            record, commits.lease_polls, commits.progress_polls, commits.prompt_polls
-        )
+                changes.append(partial(commits.ledger.redeliver, group.group_id, error))
+        await commits.durable(lambda: [change() for change in changes], *commits.all_polls)
 
     async def _watch(self) -> None:
         """Expire leases; if that fails, close the broker, so that nobody waits for lost groups."""
@@ -82,14 +66,10 @@ class LeaseExpiry:
             log.exception("leases cannot expire any more")
             failure = LedgerError(f"leases cannot expire, nothing more is served: {error!r}")
             failure.__cause__ = error
-            await self._commits.fail(failure)
+            self._commits.fail(failure)
 
     async def _expire(self) -> None:
-        """Give back leases without a heartbeat, until nothing is leased.
-
-        While the disk is full no lease expires: workers cannot deliver then, and may wait for the
-        disk where they would renew.
-        """
+        """Give back leases without a heartbeat, until nothing is leased; none with a full disk."""
         while leased := self._commits.state.groups.leased():
             now = time.monotonic()
             excused = self._commits.paused_until + self._lease_seconds

@@ -18,7 +18,6 @@ class LongPolls:
         self._check_open = check_open
         self._waiting: dict[asyncio.Future[None], str | None] = {}
         """Waiting calls in the order of their arrival, with the names of the callers."""
-        self._timers: set[asyncio.Task[None]] = set()
 
     async def until(
         self, decide: Callable[[], T | None], timeout: float, *, name: str | None = None
@@ -40,7 +39,7 @@ class LongPolls:
         except TimeoutError:
             return None
 
-    async def wake(self, name: str | None = None) -> None:
+    def wake(self, name: str | None = None) -> None:
         """Let every waiting call, or those of this name, decide again, in order."""
         for changed, waiting in self._waiting.items():
             if name in (None, waiting) and not changed.done():
@@ -48,14 +47,7 @@ class LongPolls:
 
     def wake_after(self, seconds: float) -> None:
         """Wake later, when something is allowed that is refused now."""
-        timer = asyncio.create_task(self._wake_after(seconds))
-        self._timers.add(timer)
-        timer.add_done_callback(self._timers.discard)
-
-    def stop(self) -> None:
-        """Cancel what `wake_after` has scheduled."""
-        for timer in self._timers:
-            timer.cancel()
+        asyncio.get_running_loop().call_later(seconds, self.wake)
 
     async def _change(self, name: str | None) -> None:
         changed = asyncio.get_running_loop().create_future()
@@ -64,7 +56,3 @@ class LongPolls:
             await changed
         finally:
             del self._waiting[changed]
-
-    async def _wake_after(self, seconds: float) -> None:
-        await asyncio.sleep(seconds)
-        await self.wake()

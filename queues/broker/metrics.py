@@ -43,14 +43,42 @@ COUNTERS: dict[str, tuple[str, Callable[[BrokerStatus], float]]] = {
         lambda x: x.diverged,
     ),
 }
+LABELLED: list[tuple[Any, str, str, list[str], Callable[[BrokerStatus], Mapping[Any, float]]]] = [
+    (GaugeMetricFamily, "headway_groups", "Train groups by state.", ["state"], lambda x: x.depth),
+    (
+        GaugeMetricFamily,
+        "headway_engine_version",
+        "Policy version that an engine serves.",
+        ["engine"],
+        lambda x: x.engines,
+    ),
+    (
+        CounterMetricFamily,
+        "headway_groups_ended",
+        "Train groups that were dropped or failed, by reason.",
+        ["state", "reason"],
+        lambda x: x.ended,
+    ),
+    (
+        CounterMetricFamily,
+        "headway_leases_given_back",
+        "Leases without a result.",
+        ["reason"],
+        lambda x: x.given_back,
+    ),
+    (
+        CounterMetricFamily,
+        "headway_results_refused",
+        "Results of groups that have one (duplicate), or of lost leases (fenced).",
+        ["reason"],
+        lambda x: x.refused,
+    ),
+]
+"""Kind, name, help text, labels and values of every metric with labels."""
 
 
 class BrokerMetrics(Collector):
-    """Collector of the broker's metrics.
-
-    Args:
-        status: Returns the broker's status now; called from any thread.
-    """
+    """Collector of the broker's metrics; `status` is called from any thread."""
 
     def __init__(self, status: Callable[[], BrokerStatus]) -> None:
         self._status = status
@@ -66,44 +94,8 @@ class BrokerMetrics(Collector):
             yield GaugeMetricFamily(name, text, value=value(status))
         for name, (text, value) in COUNTERS.items():
             yield CounterMetricFamily(name, text, value=value(status))
-        yield _labelled(
-            GaugeMetricFamily("headway_groups", "Train groups by state.", labels=["state"]),
-            {(state,): count for state, count in status.depth.items()},
-        )
-        yield _labelled(
-            GaugeMetricFamily(
-                "headway_engine_version", "Policy version that an engine serves.", labels=["engine"]
-            ),
-            {(engine,): version for engine, version in status.engines.items()},
-        )
-        yield _labelled(
-            CounterMetricFamily(
-                "headway_groups_ended",
-                "Train groups that were dropped or failed, by reason.",
-                labels=["state", "reason"],
-            ),
-            status.ended,
-        )
-        yield _labelled(
-            CounterMetricFamily(
-                "headway_leases_given_back", "Leases without a result.", labels=["reason"]
-            ),
-            {(reason,): count for reason, count in status.given_back.items()},
-        )
-        yield _labelled(
-            CounterMetricFamily(
-                "headway_results_refused",
-                "Results of groups that have one (duplicate), or of lost leases (fenced).",
-                labels=["reason"],
-            ),
-            {(reason,): count for reason, count in status.refused.items()},
-        )
-
-
-def _labelled(
-    family: GaugeMetricFamily | CounterMetricFamily, values: Mapping[Any, float]
-) -> Metric:
-    """Add a value for every tuple of labels."""
-    for labels, value in values.items():
-        family.add_metric(list(labels), value)
-    return family
+        for family, name, text, labels, values in LABELLED:
+            metric = family(name, text, labels=labels)
+            for key, number in values(status).items():
+                metric.add_metric([key] if isinstance(key, str) else key, number)
+            yield metric

@@ -39,11 +39,8 @@ class BrokerPromptFeed(PromptFeed):
         if prompts and not kept and not last:
             return  # a cursor that a crash forgets only brings the same skipped prompts again
         groups = state.issue(kept)
-        wakes = [commits.lease_polls]
-        if last:
-            wakes += [commits.progress_polls, commits.prompt_polls]
         record = partial(commits.ledger.issue, groups, texts, cursor, last=last)
-        await commits.durable(record, *wakes)
+        await commits.durable(record, *(commits.all_polls if last else [commits.lease_polls]))
 
     async def cursor(self) -> str | None:
         """Implement `PromptFeed.cursor`."""

@@ -10,15 +10,14 @@ has its full number of attempts.
 import json
 import time
 
-from queues.errors import AccountingError, InputError
+from queues.errors import InputError
 from queues.policy.admission import feasible
-from queues.readers.accounting import account
-from queues.records import BatchRecord
+from queues.readers.accounting import require_balanced
+from queues.records import BatchRecord, Purpose
 from queues.state.broker_state import BATCHES_KEPT, BrokerState
 from queues.state.evaluations import EvaluationRun
-from queues.state.groups import UNREACHABLE, Group, Groups, State
+from queues.state.groups import FINAL, OVERDUE, UNREACHABLE, Group, Groups, State
 from queues.storage.ledger import DROPPED_SINCE_TAKE, LET_THROUGH, Ledger, load_prompt
-from queues.storage.snapshot import Row, Snapshot
 
 
 def recover(ledger: Ledger, state: BrokerState) -> None:
@@ -29,43 +28,19 @@ def recover(ledger: Ledger, state: BrokerState) -> None:
         AccountingError: The groups of the ledger do not add up.
     """
     _check_sizes(ledger, state)
-    snapshot = ledger.load()
-    state.groups = Groups(finished=snapshot.finished)
-    state.cursor = snapshot.meta.get("cursor")
-    state.ended = "ended" in snapshot.meta
-    state.next_number = snapshot.next_number
-    state.accepted, state.late = snapshot.accepted, snapshot.late
-    acked = [row for row in snapshot.batches if row["acked_at"] is not None]
-    state.version = len(acked)
-    for row in acked[-BATCHES_KEPT:]:
-        state.add_batch(
-            BatchRecord(
-                version=row["version"],
-                acked_at=row["acked_at"],
-                statistics=json.loads(row["statistics"]),
-            )
-        )
-    state.evaluations.update(_evaluations(snapshot))
-    for run in state.evaluations.values():
-        if not run.finished:
-            state.prompts.open_evaluation(run.name, run.min_version)
-    if state.tie_filter is not None:
-        state.tie_filter.dropped = snapshot.counters.get(DROPPED_SINCE_TAKE, 0)
-        state.tie_filter.let_through = snapshot.counters.get(LET_THROUGH, 0)
-    state.retirement.names.update(snapshot.retired)
-    for prompt_id in snapshot.failed_prompts:
-        state.retirement.add_failed(prompt_id)
-    _add_groups(snapshot, state)
-    for group_id, oldest_version in ledger.partials.oldest().items():
-        if (group := state.groups.in_flight.get(group_id)) is not None:
-            group.saved = oldest_version
+    ledger.execute("UPDATE groups SET state = 'queued' WHERE state = 'leased'")
+    _read_totals(ledger, state)
+    _read_batches(ledger, state)
+    _read_evaluations(ledger, state)
+    _read_selection(ledger, state)
+    _read_groups(ledger, state)
     ledger.begin()
     for group in state.fail_unreachable():  # a run that is continued may have fewer steps
         ledger.fail(group.group_id, UNREACHABLE, f"training ended at version {state.version}")
     last = state.version if state.taken else state.version - 1
     ledger.reissue(state.pass_over(), last)  # not empty if `on_overdue` was another before
     ledger.commit()
-    _check_accounts(ledger, state)
+    require_balanced(ledger.counts(), dict(state.groups.counts), where=str(ledger.directory))
     _check_due(state)
 
 
@@ -75,15 +50,6 @@ def _check_sizes(ledger: Ledger, state: BrokerState) -> None:
         begun_with = ledger.remember(name, str(value))
         if begun_with != str(value):
             raise InputError(f"{name} = {value}, but this run was begun with {begun_with}")
-
-
-def _check_accounts(ledger: Ledger, state: BrokerState) -> None:
-    counts, memory = ledger.counts(), dict(state.groups.counts)
-    if not account(counts, memory).balanced:
-        raise AccountingError(
-            f"{ledger.directory}: the groups do not add up: in the ledger {counts}, in memory"
-            f" {memory}"
-        )
 
 
 def _check_due(state: BrokerState) -> None:
@@ -99,10 +65,79 @@ def _check_due(state: BrokerState) -> None:
         )
 
 
-def _add_groups(snapshot: Snapshot, state: BrokerState) -> None:
-    redelivered, issued_anew = [], set(snapshot.issued_anew)
+def _read_totals(ledger: Ledger, state: BrokerState) -> None:
+    states = ledger.counts().states
+    state.groups = Groups(finished={key: n for key, n in states.items() if key[1] in FINAL})
+    meta = dict(ledger.execute("SELECT key, value FROM meta").fetchall())
+    state.cursor, state.ended = meta.get("cursor"), "ended" in meta
+    state.accepted, state.late, state.next_number = ledger.execute(
+        "SELECT (SELECT count(*) FROM results),"
+        " (SELECT count(*) FROM groups JOIN batch_groups USING (group_id)"
+        "  WHERE deadline_version < version),"
+        " (SELECT coalesce(max(number), 0) + 1 FROM groups)"
+    ).fetchone()
+
+
+def _read_batches(ledger: Ledger, state: BrokerState) -> None:
+    acked = ledger.execute(
+        "SELECT version, acked_at, statistics FROM batches"
+        " WHERE acked_at IS NOT NULL ORDER BY version"
+    ).fetchall()
+    state.version = len(acked)
+    for version, acked_at, text in acked[-BATCHES_KEPT:]:
+        state.add_batch(
+            BatchRecord(version=version, acked_at=acked_at, statistics=json.loads(text))
+        )
+
+
+def _read_evaluations(ledger: Ledger, state: BrokerState) -> None:
+    runs = ledger.execute(
+        "SELECT evaluations.*, count(accepted_at) AS scored, sum(state = 'failed') AS failed,"
+        " coalesce(sum(reward), 0.0) AS rewards, coalesce(sum(tokens), 0) AS tokens,"
+        " min(oldest_version) AS lowest_version, max(newest_version) AS highest_version"
+        " FROM evaluations JOIN groups ON evaluation = name LEFT JOIN results USING (group_id)"
+        " GROUP BY name ORDER BY min(number)"
+    )
+    for row in runs:
+        run = EvaluationRun(**dict(row))
+        state.evaluations[run.name] = run
+        if not run.finished:
+            state.prompts.open_evaluation(run.name, run.min_version)
+    prompts = ledger.execute(
+        "SELECT evaluation, groups.prompt_id, max(reward), max(state = 'failed') FROM groups"
+        " LEFT JOIN results USING (group_id) WHERE evaluation IS NOT NULL"
+        " GROUP BY evaluation, groups.prompt_id"
+    )
+    for name, prompt_id, best, incomplete in prompts:
+        if best is not None:
+            state.evaluations[name].best[prompt_id] = best
+        if incomplete:
+            state.evaluations[name].incomplete.add(prompt_id)
+
+
+def _read_selection(ledger: Ledger, state: BrokerState) -> None:
+    """Fill the filter of tied groups and the prompts that are not issued again."""
+    if state.tie_filter is not None:
+        counters = dict(ledger.execute("SELECT name, value FROM counters").fetchall())
+        state.tie_filter.dropped = counters.get(DROPPED_SINCE_TAKE, 0)
+        state.tie_filter.let_through = counters.get(LET_THROUGH, 0)
+    state.retirement.names.update(name for (name,) in ledger.execute("SELECT prompt FROM retired"))
+    for prompt_id in _train_prompts(ledger, "state = 'failed'"):
+        state.retirement.add_failed(prompt_id)
+
+
+def _read_groups(ledger: Ledger, state: BrokerState) -> None:
+    """Fill the groups that are not in a final state, and put them into their queues."""
+    issued_anew = set(_train_prompts(ledger, f"reason = '{OVERDUE}'"))
+    oldest_saved = ledger.partials.oldest()
     to_monotonic = time.monotonic() - time.time()
-    for row in snapshot.groups:
+    final = ", ".join(f"'{x}'" for x in FINAL)
+    redelivered = []
+    for row in ledger.execute(
+        "SELECT groups.*, accepted_at, version AS batch FROM groups"
+        " LEFT JOIN results USING (group_id) LEFT JOIN batch_groups USING (group_id)"
+        f" WHERE state NOT IN ({final}) ORDER BY batch, position, number"
+    ):
         group = Group(
             number=row["number"],
             group_id=row["group_id"],
@@ -112,6 +147,7 @@ def _add_groups(snapshot: Snapshot, state: BrokerState) -> None:
             attempt=row["attempt"],
             engine_id=row["engine_id"],
             start_version=row["start_version"],
+            saved=oldest_saved.get(row["group_id"]),
         )
         if group.state is State.READY:
             group.due, group.ready_at = row["deadline_version"], row["accepted_at"] + to_monotonic
@@ -129,20 +165,8 @@ def _add_groups(snapshot: Snapshot, state: BrokerState) -> None:
         state.prompts.redeliver(group)
 
 
-def _evaluations(snapshot: Snapshot) -> dict[str, EvaluationRun]:
-    runs = {row["name"]: _evaluation(row) for row in snapshot.evaluations}
-    for name, prompt_id, reward in snapshot.best:
-        runs[name].best[prompt_id] = reward
-    for name, prompt_id in snapshot.incomplete:
-        runs[name].incomplete.add(prompt_id)
-    return runs
-
-
-def _evaluation(row: Row) -> EvaluationRun:
-    return EvaluationRun(
-        **{
-            **dict(row),
-            "rewards": row["rewards"] or 0.0,
-            "tokens": row["tokens"] or 0,
-        }
+def _train_prompts(ledger: Ledger, where: str) -> list[str]:
+    rows = ledger.execute(
+        f"SELECT prompt_id FROM groups WHERE purpose = ? AND {where}", (Purpose.TRAIN,)
     )
+    return [prompt_id for (prompt_id,) in rows]

@@ -1,15 +1,13 @@
 """Removal of journal segments that nothing needs, so that a run of weeks does not fill its disk.
 
 A segment is needed as long as one of its groups is not in a final state, or was trained at or after
-the oldest checkpoint that still exists: a rollback trains those batches again. A segment without
-any group, as a crash leaves it, is not needed.
+the oldest checkpoint that still exists: a rollback trains those batches again.
 
     put begins ─▶ frame in the journal ─▶ row in the ledger ─▶ put ends
         └── the segment that is the newest at this moment, and all later ones, stay ──┘
 
-Until its row is committed nothing in the ledger shows that a frame is needed. The newest segment on
-disk always stays. Removed segments are recorded in the ledger (`meta`), so that a reader can tell
-them from lost ones; the rows of their groups stay.
+Until its row is committed nothing in the ledger shows that a frame is needed. Removed segments are
+recorded in the ledger (`meta`), so that a reader can distinguish them from lost segments.
 """
 
 import asyncio
@@ -21,7 +19,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from queues.broker.commit_pipeline import CommitPipeline
-from queues.readers.accounting import oldest_checkpoint, open_ledger
+from queues.readers.accounting import committed_checkpoints, open_ledger
 from queues.storage.journal import remove_segment, segments
 from queues.storage.ledger_schema import JOURNAL_NAME, REMOVED_SEGMENT
 
@@ -29,13 +27,7 @@ log = logging.getLogger(__name__)
 
 
 class Retention:
-    """Removes segments that nothing can need any more.
-
-    Args:
-        directory: The run's folder.
-        commits: Records in the ledger what is removed, before it is.
-        keeps_all: Remove nothing.
-    """
+    """Removes segments of a run's journal that nothing can need; none with `keeps_all`."""
 
     def __init__(self, directory: Path, commits: CommitPipeline, *, keeps_all: bool) -> None:
         self._directory = directory
@@ -46,10 +38,7 @@ class Retention:
 
     @contextmanager
     def put(self) -> Iterator[None]:
-        """Protect the segments of a put, from before its first frame until its rows are submitted.
-
-        A put that fails protects them until it has failed.
-        """
+        """Protect the segments of a put, from its first frame until its rows are submitted."""
         segment = self._commits.journal.newest
         self._puts[segment] += 1
         try:
@@ -82,15 +71,10 @@ class Retention:
 def removable(run_directory: Path, below: int) -> list[int]:
     """Return the segments on disk that nothing needs, ascending; none before a first checkpoint.
 
-    Args:
-        run_directory: Holds ledger and journal.
-        below: The oldest segment that may hold frames whose rows are not committed yet.
-
-    Raises:
-        LedgerError: The ledger cannot be read.
+    Segments from `below` on may hold frames whose rows are not committed yet.
     """
     existing = [x for x in segments(run_directory / JOURNAL_NAME)[:-1] if x < below]
-    oldest = oldest_checkpoint(run_directory)
+    oldest = min(committed_checkpoints(run_directory, verify=False), default=None)
     if not existing or oldest is None:
         return []
     with open_ledger(run_directory, verify=False) as database:

@@ -27,8 +27,7 @@ class BrokerStatus:
     window: int
     """Largest number of groups that may be live."""
     staleness_window: int
-    """New groups are due so many versions after their start: max_staleness, or less if the
-    controller has lowered it."""
+    """New groups are due so many versions after their start."""
     window_reason: str | None
     """Reason of the controller's last move; None without a controller."""
     overdue: int
@@ -40,22 +39,19 @@ class BrokerStatus:
     given_back: Mapping[str, int]
     """Leases that ended without a result since the broker began, by reason."""
     refused: Mapping[str, int]
-    """Results that were refused since then: of groups that have a result (`duplicate`), or of lost
-    leases (`fenced`)."""
+    """Results that were refused since then, by `PutStatus`."""
     diverged: int
     """Batches since then that were trained again and gave other weights than before."""
     waits_for: Mapping[str, str | None]
-    """Engine of each leased group that is due, so that the learner waits for it."""
+    """Engine of each leased group that the learner waits for."""
     evaluations: Sequence[str]
     """Names of the unfinished evaluations."""
     accepted: int
-    """Results accepted in the whole run, evaluations included; together with `version` it shows
-    that the run moves."""
+    """Results accepted in the whole run, evaluations included."""
     last_error: str | None
-    """The latest failed attempt: group, prompt, engine, reason and error. None if none has failed
-    since the broker began."""
+    """The latest failed attempt since the broker began: group, prompt, engine, reason and error."""
     paused: str | None
-    """Reason why nothing is accepted or handed out now: the disk is full. None normally."""
+    """Reason why nothing is accepted or handed out now: the disk is full."""
     batches: Sequence[BatchRecord]
     """The newest batches after the requested version, oldest first."""
 

@@ -9,8 +9,7 @@ from functools import partial
 
 from queues.broker.commit_pipeline import CommitPipeline
 from queues.broker.lease_expiry import LeaseExpiry
-from queues.broker.payload_batching import PayloadBatching
-from queues.broker.result_intake import ResultIntake
+from queues.broker.result_intake import PayloadBatching, ResultIntake
 from queues.broker.retention import Retention
 from queues.errors import ProtocolError, QueueClosed, QueuesError, SchemaError
 from queues.protocols import WorkQueue
@@ -19,13 +18,7 @@ from queues.state.groups import ENGINE_LOST
 
 
 class BrokerWorkQueue(WorkQueue):
-    """Grants and renews leases, and accepts what was leased.
-
-    Args:
-        commits: Makes decisions durable.
-        retention: Must not remove the segments of puts in progress.
-        lease_seconds: Time after which a lease without a heartbeat expires.
-    """
+    """Grants and renews leases, and accepts what was leased."""
 
     def __init__(
         self, commits: CommitPipeline, retention: Retention, *, lease_seconds: float
@@ -41,7 +34,7 @@ class BrokerWorkQueue(WorkQueue):
         """Implement `WorkQueue.serving`."""
         self.commits.check_open()
         self.commits.state.serving(engine_id, version)
-        await self.commits.lease_polls.wake(engine_id)
+        self.commits.lease_polls.wake(engine_id)
 
     async def lease(
         self, engine_id: str, capacity: int, timeout: float, purpose: Purpose | None = None
@@ -73,7 +66,7 @@ class BrokerWorkQueue(WorkQueue):
             return []
         leases, durable = decided
         self.leases.watch()
-        await commits.prompt_polls.wake()
+        commits.prompt_polls.wake()
         saved = await durable
         return [replace(lease, saved=saved.get(lease.group_id)) for lease in leases]
 

@@ -122,7 +122,7 @@ class Bounds:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The decision of rule 2: take now, or wait, and for which groups."""
+    """The decision of rule 2."""
 
     count: int
     """Number of ready groups to take, earliest deadlines first; 0 means to wait."""
@@ -131,13 +131,7 @@ class Choice:
 
 
 def feasible(due: Mapping[int, int], *, version: int, groups_per_batch: int) -> bool:
-    """Return True if all groups due by any date fit into the batches until then.
-
-    Args:
-        due: Number of live groups by the date that they are due.
-        version: v.
-        groups_per_batch: B.
-    """
+    """Return True if all groups due by any date fit into the batches until then."""
     return _first_overflow(due, version=version, groups_per_batch=groups_per_batch) is None
 
 
@@ -149,7 +143,7 @@ def leases_allowed(
     Args:
         due: Number of live groups by the date that they are due; taken ones are due at `version`.
         version: v, the learner's.
-        start_version: s, the engine's; it may be older than v, or v + 1 once that is published.
+        start_version: s, the engine's; may be older than v, or v + 1 once that is published.
         bounds: The run's, within the window of staleness.
         overdue: Number of live groups that are overdue, and therefore not in `due`.
     """
@@ -172,10 +166,7 @@ def fits(
     bounds: Bounds,
     overdue: int = 0,
 ) -> bool:
-    """Return True if rule 1 allows to lease groups with these start versions together.
-
-    The other arguments are those of `leases_allowed`.
-    """
+    """Return True if rule 1 (`leases_allowed`) permits leases at these start versions together."""
     due = Counter(due)
     for start in start_versions:
         allowed = leases_allowed(
@@ -202,7 +193,7 @@ def choose_batch(
         leased: Number of leased groups by deadline.
         version: v; batch v is not taken yet.
         bounds: The run's.
-        ended: Nothing is queued, leased or still to be issued, so the batch may be short.
+        ended: Nothing is queued, leased or still to come, so the batch may be short.
 
     Example:
         One group due at 4 is still being generated, so batch 4 must not fill up without it:
@@ -232,10 +223,7 @@ def _places(date: int, version: int, groups_per_batch: int) -> int:
 
 
 def _first_overflow(due: Mapping[int, int], *, version: int, groups_per_batch: int) -> int | None:
-    """Return the first date by which more groups are due than there are places; None if feasible.
-
-    Places grow with the date, so only dates on which a group is due have to be looked at.
-    """
+    """Return the first date by which more groups are due than there are places; None if none."""
     total = 0
     for date in sorted(due):
         total += due[date]

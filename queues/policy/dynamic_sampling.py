@@ -18,14 +18,11 @@ TIE = 1e-8
 
 
 class Verdict(Enum):
-    """The decision about an accepted group."""
+    """The decision about an accepted group; LET_THROUGH: tied, but too many were dropped."""
 
     KEPT = auto()
-    """It holds a signal."""
     DROPPED = auto()
-    """It holds none."""
     LET_THROUGH = auto()
-    """It holds none, but too many were dropped."""
 
 
 @dataclass(slots=True, kw_only=True)

@@ -1,10 +1,8 @@
 """Prompts that are not issued again: mastered prompts, and prompts whose group failed for good.
 
-Mastered (no-positive-resampling, ScaleRL), if a cap is set:
-The pass rate of a group is the share of its rollouts whose task reward reaches a threshold. Once
-the pass rate of a prompt's latest group reaches the cap the prompt is retired for good: its next
-epochs skip it. A group of it that is queued or running continues. Failed: a group of the prompt
-used up its attempts, so its next epochs skip it as well.
+Mastered (no-positive-resampling, ScaleRL): with a cap, a prompt is retired once the share of the
+rollouts of its latest group whose task reward reaches a threshold reaches the cap. Failed: a group
+of the prompt used up its attempts. The next epochs skip both.
 
 With a cap, prompt ids must be `source/epoch/index`: without the epoch they name the problem.
 Without a cap, an id that contains no epoch names itself.
@@ -20,10 +18,6 @@ from queues.records import Prompt
 class Retirement:
     """The retired and the failed prompts of a run, by their ids without the epoch.
 
-    Args:
-        cap: Pass rate from which a prompt is retired, above 0, at most 1; None retires none.
-        threshold: Task reward from which a rollout passes.
-
     Example:
         >>> retirement = Retirement(cap=0.5, threshold=1.0)
         >>> retirement.retire("sums/0/7", [1.0, 0.0])
@@ -37,7 +31,6 @@ class Retirement:
         self.names: set[str] = set()
         """Retired prompts."""
         self.failed: set[str] = set()
-        """Failed prompts."""
         self._skipped_from: int | None = None
         """Epoch of the first prompt that was skipped since the last that was kept."""
 
@@ -57,9 +50,7 @@ class Retirement:
         self.failed.add(_name(prompt_id)[0])
 
     def select(self, prompts: Iterable[Prompt]) -> tuple[list[Prompt], bool]:
-        """Return the prompts to issue, and True if the source has no such prompt any more.
-
-        That is so once a whole epoch was skipped.
+        """Return the prompts to issue, and True if a whole epoch of the source was skipped.
 
         Raises:
             InputError: With a cap, an id without an epoch.

@@ -14,16 +14,15 @@ does shows only once the groups that were leased before it are trained.
     widen    At the target or above, `patience` times in a row: w + 1. If the first decision there
              is to narrow again, patience doubles (at most MOST_PATIENCE); if not, it is 1 again.
 
-So the widest window that holds the target is found and kept: the next wider one is tried ever more
-rarely, but never given up, since ESS changes as the policy settles. No step can carry w from one
-end to the other, and at the ends it stays. ESS is defined in `learner.diagnostics.off_policy`, the
-effect of a window in `queues.policy.admission`.
+So the widest window that holds the target is found and kept; the next wider one is tried ever more
+rarely, but never given up, since ESS changes as the policy settles. ESS is defined in
+`learner.diagnostics.off_policy`, the effect of a window in `queues.policy.admission`.
 """
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
-from typing import Any, Self
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
 
 STATE = "window_controller"
 """Key in the statistics of a batch: state of the controller after it."""
@@ -51,23 +50,14 @@ class WindowState:
     reason: str = "start"
     """Reason of the last move."""
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return JSON values."""
-        return asdict(self)
 
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> Self:
-        """Read what `to_dict` returned."""
-        return cls(**values)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WindowController:
-    """The control rule, as a pure function of its state.
+@dataclass(slots=True, kw_only=True)
+class StalenessController:
+    """The controller of one run, which is restored from the statistics of the newest batch.
 
     Example:
-        >>> controller = WindowController(target=0.8, most=4, batches=1)
-        >>> state = controller.after(controller.start(), 0.6)
+        >>> controller = StalenessController(target=0.8, most=4, batches=1)
+        >>> state = controller.next_state(controller.state, 0.6)
         >>> state.window, state.settling, state.reason
         (3, 5, 'ess 0.600 < 0.8')
     """
@@ -78,16 +68,24 @@ class WindowController:
     """η, the widest window."""
     batches: int
     """Batches for each decision."""
+    state: WindowState = field(init=False)
+    """The state after the newest batch; the widest window before the first."""
 
-    def start(self) -> WindowState:
-        """Return the initial state: the widest window."""
-        return WindowState(window=self.most)
+    def __post_init__(self) -> None:
+        self.restore({})
 
-    def within_bounds(self, state: WindowState) -> WindowState:
-        """Return a state for a run that continues with a smaller η than before."""
-        return replace(state, window=min(state.window, self.most))
+    def after(self, statistics: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the state after a batch with these statistics, to be kept with them."""
+        state = self.next_state(self.state, statistics.get("ess"))
+        return {"staleness_window": state.window, STATE: asdict(state)}
 
-    def after(self, state: WindowState, ess: float | None) -> WindowState:
+    def restore(self, statistics: Mapping[str, Any]) -> None:
+        """Continue from the statistics of the newest batch; without a state, from the start."""
+        state = WindowState(**statistics.get(STATE, {"window": self.most}))
+        # η may be smaller now than in the session before.
+        self.state = replace(state, window=min(state.window, self.most))
+
+    def next_state(self, state: WindowState, ess: float | None) -> WindowState:
         """Return the state after one more batch; an ESS of None or NaN changes nothing."""
         if ess is None or not math.isfinite(ess):
             return state
@@ -119,26 +117,3 @@ class WindowController:
 
 def _moved(state: WindowState, window: int, reason: str) -> WindowState:
     return replace(state, window=window, settling=max(state.window, window) + 1, reason=reason)
-
-
-class StalenessController:
-    """The controller of one run, which is restored from the statistics of the newest batch.
-
-    Args:
-        controller: The control rule.
-    """
-
-    def __init__(self, controller: WindowController) -> None:
-        self._controller = controller
-        self.state = controller.start()
-
-    def after(self, statistics: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the state after a batch with these statistics, to be kept with them."""
-        state = self._controller.after(self.state, statistics.get("ess"))
-        return {"staleness_window": state.window, STATE: state.to_dict()}
-
-    def restore(self, statistics: Mapping[str, Any]) -> None:
-        """Continue from the statistics of the newest batch; without a state, from the start."""
-        kept = statistics.get(STATE)
-        state = self._controller.start() if kept is None else WindowState.from_dict(kept)
-        self.state = self._controller.within_bounds(state)

@@ -1,7 +1,8 @@
 """The accounts of a run: is every issued group in exactly one state?
 
-They are read from the ledger alone, without writing to it, so `headway inspect` works on a running
-run as well as on one whose processes are all dead.
+They are read from the ledger alone, without writing to it, whether the run is running or not. Every
+function that takes a run's folder raises InputError if it holds no run, and LedgerError if its
+ledger cannot be read.
 """
 
 import fcntl
@@ -13,7 +14,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from queues.errors import InputError, LedgerError
+from queues.errors import AccountingError, InputError, LedgerError
 from queues.records import Purpose
 from queues.runtime.atomic_file import atomic_file
 from queues.state.groups import State, StateCounts
@@ -31,7 +32,7 @@ from queues.storage.state_counts import Counts, count_rows
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Accounting:
-    """The train groups of a run by state.
+    """The train groups of a run by state; dropped and failed groups by reason.
 
     issued = queued + leased + ready + taken + trained + Σ dropped + Σ failed
     """
@@ -44,9 +45,7 @@ class Accounting:
     taken: int
     trained: int
     dropped: dict[str, int]
-    """By reason."""
     failed: dict[str, int]
-    """By reason."""
     trained_twice: int
     duplicates: int
     """Results that were refused: of lost leases, or of groups that have one."""
@@ -60,12 +59,7 @@ class Accounting:
 
 
 def read_accounting(run_directory: Path) -> Accounting:
-    """Return the accounts of a run, running or not.
-
-    Raises:
-        InputError: There is no run in the directory.
-        LedgerError: Its ledger cannot be read.
-    """
+    """Return the accounts of a run, running or not."""
     with open_ledger(run_directory) as database:
         return account(count_rows(database))
 
@@ -73,11 +67,7 @@ def read_accounting(run_directory: Path) -> Accounting:
 def is_open(run_directory: Path) -> bool:
     """Return True if a living broker holds the run; False if there is no broker or no folder.
 
-    The lock is taken for an instant, so a broker that opens the run in that very instant is refused
-    as if another were alive.
-
-    Raises:
-        LedgerError: The lock cannot be tried.
+    The lock is taken for an instant: a broker that opens the run at that moment is refused.
     """
     path = run_directory / LOCK_NAME
     try:
@@ -93,16 +83,7 @@ def is_open(run_directory: Path) -> bool:
 
 
 def committed_checkpoints(run_directory: Path, *, verify: bool = True) -> dict[int, Path]:
-    """Return the existing folders of a run's committed checkpoints, by version, ascending.
-
-    Args:
-        run_directory: The run's folder.
-        verify: Compare the ledger's rows with their checksums first.
-
-    Raises:
-        InputError: There is no run in the directory.
-        LedgerError: Its ledger cannot be read.
-    """
+    """Return the existing folders of a run's committed checkpoints, by version, ascending."""
     with open_ledger(run_directory, verify=verify) as database:
         rows = database.execute("SELECT version, path FROM checkpoints ORDER BY version").fetchall()
     folders = {version: run_directory / path for version, path in rows}
@@ -112,11 +93,6 @@ def committed_checkpoints(run_directory: Path, *, verify: bool = True) -> dict[i
 def newest_checkpoint(run_directory: Path) -> tuple[int, Path] | None:
     """Return version and folder of the newest of `committed_checkpoints`; None without any."""
     return max(committed_checkpoints(run_directory).items(), default=None)
-
-
-def oldest_checkpoint(run_directory: Path) -> int | None:
-    """Return the version of the oldest of `committed_checkpoints`; None without any."""
-    return min(committed_checkpoints(run_directory, verify=False), default=None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,19 +128,12 @@ def removed_groups(run_directory: Path) -> int:
 
 def removed_segments(database: sqlite3.Connection) -> set[int]:
     """Return the segments that `queues.broker.retention` removed."""
-    rows = database.execute("SELECT key FROM meta").fetchall()
-    return {
-        int(key.removeprefix(REMOVED_SEGMENT)) for (key,) in rows if key.startswith(REMOVED_SEGMENT)
-    }
+    keys = [key for (key,) in database.execute("SELECT key FROM meta")]
+    return {int(x.removeprefix(REMOVED_SEGMENT)) for x in keys if x.startswith(REMOVED_SEGMENT)}
 
 
 def read_batches(run_directory: Path) -> list[dict[str, Any]]:
-    """Return the statistics of every trained batch with its `version`, oldest first.
-
-    Raises:
-        InputError: There is no run in the directory.
-        LedgerError: Its ledger cannot be read.
-    """
+    """Return the statistics of every trained batch with its `version`, oldest first."""
     with open_ledger(run_directory) as database:
         rows = database.execute(
             "SELECT version, statistics FROM batches WHERE acked_at IS NOT NULL ORDER BY version"
@@ -176,12 +145,10 @@ def export_parquet(run_directory: Path, file: Path) -> int:
     """Write every journaled rollout of a run to Parquet; return the number of rows.
 
     Columns are those of `queues.schema.SCHEMA`, `state` and `trained_version` (null: untrained).
-    Removed rollouts are left out; `removed_groups` counts them. The file appears when it is
-    complete.
+    Removed rollouts are left out; `removed_groups` counts them.
 
     Raises:
-        InputError: There is no run in the directory, or the file exists or cannot be written.
-        LedgerError: The ledger cannot be read.
+        InputError: The file exists or cannot be written.
         JournalError: A journaled group cannot be read back.
     """
     from queues.schema import write_parquet  # the accounts themselves need no Arrow
@@ -231,6 +198,14 @@ def account(counts: Counts, memory: StateCounts | None = None) -> Accounting:
     )
 
 
+def require_balanced(counts: Counts, memory: StateCounts, *, where: str) -> None:
+    """Raise AccountingError unless counted rows and a broker's memory agree and add up."""
+    if not account(counts, memory).balanced:
+        raise AccountingError(
+            f"{where}: the groups do not add up: in the ledger {counts}, in memory {memory}"
+        )
+
+
 def _by_reason(states: StateCounts, wanted: State) -> dict[str, int]:
     return {
         reason: count
@@ -243,9 +218,7 @@ def _by_reason(states: StateCounts, wanted: State) -> dict[str, int]:
 def open_ledger(run_directory: Path, *, verify: bool = True) -> Iterator[sqlite3.Connection]:
     """Open a ledger read-only, as it is at one moment.
 
-    Args:
-        run_directory: The run's folder.
-        verify: Compare the rows with their checksums first (`queues.storage.row_checksums`).
+    `verify` compares the rows with their checksums first (`queues.storage.row_checksums`).
 
     Raises:
         InputError: There is no ledger in the directory.

@@ -1,7 +1,7 @@
 """Times at which the groups of a run were generated, accepted, taken and trained.
 
-They are read from the folder of a run, running or not, without writing to it. Held-out evaluations
-are not journaled, so they are left out.
+They are read from the folder of a run, running or not (`queues.readers.accounting.open_ledger`).
+Held-out evaluations are not journaled, so they are left out.
 """
 
 from collections.abc import Sequence
@@ -40,14 +40,7 @@ class History:
 
 
 def last_lease(run_directory: Path) -> float | None:
-    """Return when a train group was leased for the last time, in epoch seconds; None if never.
-
-    A run trains its last batches later than that.
-
-    Raises:
-        InputError: There is no run in the directory.
-        LedgerError: Its ledger cannot be read.
-    """
+    """Return when a train group was leased for the last time, in epoch seconds; None if never."""
     with open_ledger(run_directory, verify=False) as database:
         newest = "SELECT max(leased_at) FROM groups WHERE purpose = ?"
         leased_at: float | None = database.execute(newest, (Purpose.TRAIN,)).fetchone()[0]
@@ -57,15 +50,10 @@ def last_lease(run_directory: Path) -> float | None:
 def read_history(run_directory: Path, first: int, last: int) -> History:
     """Read the groups that were live while some batches were waited for and trained.
 
-    Args:
-        run_directory: The run's folder.
-        first: Version of the first batch.
-        last: Version of the last batch. To include every group that was generated while it was
-            trained, add η + 1: by then all of those are in a batch.
+    To include every group that was generated while version `last` was trained, add η + 1: by then
+    all of those are in a batch.
 
     Raises:
-        InputError: There is no run in the directory.
-        LedgerError: Its ledger cannot be read.
         JournalError: A journaled group cannot be read back.
     """
     from queues.schema import decode

@@ -1,8 +1,4 @@
-"""The batches that a run has trained, read again from its ledger and journal.
-
-`RecordedBatches` is a `queues.protocols.BatchQueue` with every batch ready at once: a learner that
-takes from it trains again what it trained before.
-"""
+"""The batches that a run has trained, read again from its ledger and journal."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,10 +13,9 @@ from queues.storage.ledger_schema import JOURNAL_NAME
 
 
 class RecordedBatches(BatchQueue):
-    """A queue of the recorded batches of a run; acknowledgements are kept in memory only.
+    """A queue in which every recorded batch of a run is ready: a learner trains it again.
 
-    Args:
-        run_directory: Folder of a run that is not running.
+    Acknowledgements are kept in memory only.
     """
 
     def __init__(self, run_directory: Path) -> None:
@@ -58,11 +53,8 @@ class RecordedBatches(BatchQueue):
 def read_batch(run_directory: Path, version: int) -> list[bytes]:
     """Return the payloads of a recorded batch, in its order; empty if it is not recorded.
 
-    The rows of the ledger are not compared with their checksums.
-
     Raises:
         InputError: A group of it is not in the journal any more, or damaged.
-        LedgerError: The ledger cannot be read.
     """
     with open_ledger(run_directory, verify=False) as database:
         removed = removed_segments(database)

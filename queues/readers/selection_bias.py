@@ -13,14 +13,11 @@ which are often the easy prompts. The ledger shows how much:
     seconds   from the lease to the result, or to the abort of an aborted group. Such a group would
               have taken longer, it is unknown how much, so this is a lower bound
     tokens    sampled per rollout, a mean over the group; and
-    reward    a mean over the group: both only of groups with a result, so not of aborted groups.
-              The results of their prompts when issued anew are no substitute: they are other
-              samples, and again only those that were ready in time
+    reward    a mean over the group: both only of groups with a result, so not of aborted groups
 
-Seconds are therefore the only length that is known of every group, and the bias is measured in
-them: the mean over all groups that were trained or overdue, divided by the mean over the trained
-groups. It is 1 if nothing was dropped. Otherwise training saw groups that were shorter than the
-generated groups by at least this factor, since aborted groups count with less than their length.
+Seconds are therefore the only length that is known of every group. The bias is their mean over all
+groups that were trained or overdue, divided by the mean over the trained groups: 1 if nothing was
+dropped, otherwise a lower bound of the factor by which trained groups were shorter.
 """
 
 import json
@@ -78,12 +75,10 @@ class BiasReport:
     """Distributions of every measure for every fate, and the bias."""
 
     groups: Mapping[str, int]
-    """Number of groups by fate."""
     fates: Mapping[str, Mapping[str, Distribution]]
     """Distribution by fate and measure."""
     bias: float | None
-    """Mean seconds of all groups that were to be trained, divided by those of the trained groups: a
-    lower bound; None if nothing was trained."""
+    """See the module; None if nothing was trained."""
     tokens_masked: int = 0
     """Sampled tokens of trained groups that were too old for the loss."""
 

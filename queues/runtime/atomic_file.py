@@ -11,12 +11,8 @@ from typing import BinaryIO
 def atomic_file(path: Path, *, durable: bool = False) -> Iterator[BinaryIO]:
     """Open a file for writing that takes the place of `path` when the block ends.
 
-    If the block raises, `path` stays as it was. The temporary file `.NAME.partial` in the same
-    folder is removed then; one that a killed process left is overwritten.
-
-    Args:
-        path: File to create or to replace; its folder exists.
-        durable: Sync the file and its folder, so that the result survives the loss of power.
+    If the block raises, `path` stays as it was and the temporary file `.NAME.partial` is removed.
+    `durable` syncs the file and its folder, so that the result survives the loss of power.
     """
     temporary = path.with_name(f".{path.name}.partial")
     try:

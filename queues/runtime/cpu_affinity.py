@@ -24,12 +24,8 @@ def parse_cores(text: str) -> list[int]:
 def bind_process(cores: list[int], setting: str) -> None:
     """Restrict every thread of this process, and threads started later, to some cores.
 
-    Args:
-        cores: Core numbers.
-        setting: Name of the setting that asks for them, for the error message.
-
     Raises:
-        InputError: This machine does not have all of the cores.
+        InputError: This machine does not have all of the cores that `setting` names.
     """
     available = os.sched_getaffinity(0)
     if not available.issuperset(cores):

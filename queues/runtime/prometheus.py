@@ -24,13 +24,7 @@ class ProcessMetrics(Collector):
 def serve(collectors: Iterable[Collector], *, host: str, port: int = 0) -> int:
     """Serve collectors, and `ProcessMetrics`, at `/metrics` until the process ends.
 
-    Args:
-        collectors: Called from another thread at every scrape.
-        host: Address to bind to.
-        port: Port to bind to; 0 takes a free one.
-
-    Returns:
-        The port.
+    Collectors are called from another thread. Port 0 takes a free one; returns the port.
     """
     registry = CollectorRegistry()
     for collector in collectors:

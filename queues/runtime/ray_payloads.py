@@ -9,9 +9,8 @@ from queues.records import Payload
 
 
 def to_arrays(payloads: Sequence[Payload]) -> list[Any]:
-    """Return each payload as an array of uint8 that shares its memory.
+    """Return each payload as an array of uint8, which Ray's receivers read in place.
 
-    Ray stores arrays once and lets receivers read them in place, where it would copy bytes three
-    times. `memoryview(array)` is a payload again.
+    `memoryview(array)` is a payload again.
     """
     return [np.frombuffer(payload, dtype=np.uint8) for payload in payloads]

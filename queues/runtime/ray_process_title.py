@@ -1,8 +1,6 @@
-"""The current activity of a Ray actor, shown in the title of its process.
+"""The current activity of a Ray actor in the title of its process, as `ps` and Ray's pages show it.
 
-Ray calls an actor's `__repr__` only when the actor is made, so its dashboard shows role and number
-there, and nothing that changes. It reads process titles every few seconds and shows them on the
-cluster page, in the unfolded row of an actor; `ps` shows them too.
+Ray calls an actor's `__repr__` only when the actor is made, so it shows nothing that changes.
 """
 
 import asyncio
@@ -18,9 +16,7 @@ RENEWED_SECONDS = 0.5
 async def keep_title(name: str, state: Callable[[], str]) -> NoReturn:
     """Keep the title of this process up to date until cancelled.
 
-    Args:
-        name: The actor's class, with which Ray begins its own title.
-        state: Returns who the actor is and what it does, in a few words.
+    `name` is the actor's class; `state` returns in a few words who the actor is and what it does.
     """
     while True:
         ray._raylet.setproctitle(f"ray::{name} {state()}")

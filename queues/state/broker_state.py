@@ -1,8 +1,7 @@
-"""The state of a run in memory, and every decision about it.
+"""The state of a run in memory, and every decision about it, without disk or event loop.
 
-There is no disk and no event loop here: the broker calls, makes durable what was decided, and
-answers. The states of groups are those of `groups`, the rules those of `queues.policy`, the order
-of the queues that of `prompt_queue` and `results_queue`. `recovery` fills the state from a ledger.
+The states of groups are those of `groups`, the rules those of `queues.policy`, the order of the
+queues that of `prompt_queue` and `results_queue`. `recovery` fills the state from a ledger.
 """
 
 from collections import Counter, deque
@@ -48,31 +47,28 @@ class BrokerState:
     engines: dict[str, int] = field(default_factory=dict)
     """Version that each engine serves."""
     version: int = 0
-    """The learner's version: batches trained."""
+    """The learner's version."""
     taken: list[Group] = field(default_factory=list)
     """The batch being trained."""
     batches: deque[BatchRecord] = field(default_factory=lambda: deque(maxlen=BATCHES_KEPT))
-    """The newest trained batches."""
     accepted: int = 0
     """Results, evaluations included, over the whole run."""
     late: int = 0
     """Groups that were taken after their deadline, over the whole run."""
     next_number: int = 1
-    """Number of the next group, in the order of issue."""
     cursor: str | None = None
     """Position from which the source of prompts continues."""
     ended: bool = False
-    """The source has no more prompts."""
+    """True if the source has no more prompts."""
     patience_ends: float = 0.0
     """Monotonic seconds until which engines that lag get no training groups."""
     given_back: Counter[str] = field(default_factory=Counter)
     """Leases that ended without a result since the broker began, by reason."""
     refused: Counter[PutStatus] = field(default_factory=Counter)
-    """Results that were refused since then, by answer."""
+    """Results that were refused since then."""
     diverged: int = 0
     """Batches since then that were trained again and gave other weights than before."""
     last_error: str | None = None
-    """The latest failed attempt, as text."""
 
     @property
     def training_over(self) -> bool:
@@ -90,8 +86,6 @@ class BrokerState:
         """The window of staleness w: new groups are due so many versions after their start."""
         controller = self.controller
         return self.bounds.max_staleness if controller is None else controller.state.window
-
-    # --- prompts
 
     def issue(self, prompts: Sequence[Prompt], evaluation: str | None = None) -> list[Group]:
         """Queue a group for each prompt."""
@@ -121,8 +115,6 @@ class BrokerState:
         # Half a queue at a time, and not one prompt for each lease: every issue is a commit.
         return wanted if wanted > 0 and wanted >= min((length + 1) // 2, trainable) else None
 
-    # --- leases and results
-
     def serving(self, engine_id: str, version: int) -> None:
         """Record the version that an engine serves from now on."""
         known = self.engines.get(engine_id, 0)
@@ -139,9 +131,8 @@ class BrokerState:
     ) -> list[Lease]:  # fmt: skip
         """Lease what this engine may generate now: evaluations first, then training.
 
-        The leased groups have at most `capacity` rollouts together, baselines included, and are for
-        `purpose` if it is given. An engine that lags gets no train groups while there is patience:
-        it waits for its weights.
+        The leased groups have at most `capacity` rollouts together, baselines included. An engine
+        that lags gets no train groups while there is patience: it waits for its weights.
 
         Raises:
             QueueClosed: Nothing will ever be leased again.
@@ -194,10 +185,9 @@ class BrokerState:
     def give_back(self, group: Group, reason: str, *, now: float) -> State:
         """End a lease without a result: the group is queued again, or failed for good.
 
-        After the loss of an engine or of the reward models the attempt does not count, and the
-        group is first in the queue; so is an evaluation, which one version is to answer. After any
-        other failure a train group waits, and after its last attempt its prompt is not issued
-        again.
+        An attempt that `EXCUSED` explains does not count, and its group is first in the queue; so
+        is an evaluation. After any other failure a train group waits, and after its last attempt
+        its prompt is not issued again.
         """
         self.given_back[reason] += 1
         excused = reason in reasons.EXCUSED
@@ -218,16 +208,11 @@ class BrokerState:
         return State.QUEUED
 
     def fail_unreachable(self) -> list[Group]:
-        """Once training is over, fail evaluation groups that want a version which will never come.
-
-        Otherwise the run would wait for them and never end.
-        """
+        """Once training is over, fail evaluation groups that want a version which never comes."""
         groups = self.prompts.pop_unreachable(self.version) if self.training_over else []
         for group in groups:
             self._fail(group, reasons.UNREACHABLE)
         return groups
-
-    # --- batches
 
     def take(self, version: int) -> list[str] | None:
         """Take the batch of `version`: its group ids, or None while the learner has to wait.
@@ -255,8 +240,7 @@ class BrokerState:
     def pass_over(self) -> list[Reissue]:
         """Settle the groups that were due with the last batch and not taken; call after every take.
 
-        If nothing may be older than the bound they are dropped, and their prompts are first in the
-        queue again.
+        With `drop`, return them with the new groups of their prompts, which are first in the queue.
         """
         last = self.version if self.taken else self.version - 1
         if sum(n for due, n in self.groups.due.items() if due <= last) == len(self.taken):
@@ -282,8 +266,7 @@ class BrokerState:
         until = self._choose().waits_until_due
         if until is None:
             return []
-        leased = self.groups.leased()
-        return [group for group in leased if group.due is not None and group.due <= until]
+        return [x for x in self.groups.leased() if x.due is not None and x.due <= until]
 
     def ack(self, record: BatchRecord) -> None:
         """Record that the taken batch is trained.
@@ -304,8 +287,6 @@ class BrokerState:
         self.batches.append(record)
         if self.controller is not None:
             self.controller.restore(record.statistics)
-
-    # --- private
 
     def _new_group(self, prompt: Prompt, evaluation: str | None = None) -> Group:
         group = Group(
@@ -329,13 +310,8 @@ class BrokerState:
         ended = self.ended and not self.prompts and not leased
         if len(self.results) < self.bounds.groups_per_batch and not ended:
             return Choice(0)  # the usual case after a put
-        return choose_batch(
-            self.results.deadlines(),
-            leased,
-            version=self.version,
-            bounds=self.bounds,
-            ended=ended,
-        )
+        ready = self.results.deadlines()
+        return choose_batch(ready, leased, version=self.version, bounds=self.bounds, ended=ended)
 
     def _pop_train(self, capacity: int, version: int) -> list[Group]:
         """Remove from the queue the train groups that an engine of this version may lease."""
@@ -356,10 +332,7 @@ class BrokerState:
     def _drop_unfitting(self, group: Group, version: int, *, others: int) -> None:
         """Leave out saved tokens that are too old for the group to be trained in time.
 
-        Args:
-            group: About to be leased.
-            version: Version that the engine serves.
-            others: Number of groups that are leased after it at the same time.
+        The engine serves `version`, and `others` groups are leased after it at the same time.
         """
         if group.saved is not None and not fits(
             self.groups.due,

@@ -1,8 +1,4 @@
-"""Running held-out evaluations.
-
-They go through leases and puts like training groups, but are outside admission and the training
-accounts.
-"""
+"""Running held-out evaluations, which are outside admission and the training accounts."""
 
 import time
 from dataclasses import dataclass, field
@@ -64,7 +60,7 @@ class EvaluationRun:
         self.finished_at = time.time()
 
     def outcome(self) -> Evaluation:
-        """Return the result of a finished evaluation; 0 seconds if nothing was ever leased."""
+        """Return the result of a finished evaluation."""
         finished_at = self.finished_at or 0.0
         best = [most for name, most in self.best.items() if name not in self.incomplete]
         return Evaluation(

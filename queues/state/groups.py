@@ -7,12 +7,12 @@
 
 Evaluation groups go queued ─▶ leased ─▶ scored or failed, and are counted apart; those that want a
 version which training never reached go from queued to failed. Groups in a final state are only
-counted. `BrokerState` decides which move is allowed; the ledger makes it durable.
+counted.
 """
 
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, NamedTuple
@@ -22,19 +22,16 @@ from queues.records import REWARD_MODEL_LOST, Prompt, Purpose, Summary
 
 
 class State(StrEnum):
-    """The state of a group."""
+    """The state of a group; the module shows the moves between states."""
 
     QUEUED = "queued"
-    """It waits for its first lease or for redelivery."""
     LEASED = "leased"
     READY = "ready"
-    """Its result is accepted and waits for the learner."""
     TAKEN = "taken"
     TRAINED = "trained"
     DROPPED = "dropped"
     FAILED = "failed"
     SCORED = "scored"
-    """An evaluation group has its result."""
 
 
 ENGINE_LOST = "engine_lost"
@@ -54,7 +51,6 @@ class Acceptance(NamedTuple):
     """The effect of an accepted result; decided by the state, recorded by the ledger."""
 
     state: State
-    """State of the group now: ready, dropped or scored."""
     reason: str = ""
     """Reason of dropping, else empty."""
     let_through: bool = False
@@ -72,7 +68,6 @@ class Group:
     """One issue of a prompt that is not in a final state."""
 
     number: int
-    """Order of issue."""
     group_id: str
     prompt: Prompt
     evaluation: str | None = None
@@ -95,21 +90,17 @@ class Group:
     queued_at: float = field(default_factory=time.monotonic)
     """Monotonic seconds of its issue, or of the broker's recovery."""
     ready_at: float = 0.0
-    """Monotonic seconds; from ready on."""
+    """Monotonic seconds."""
     saved: int | None = None
     """Oldest version of the tokens that were saved without a result; None without any."""
 
     @property
     def purpose(self) -> Purpose:
-        """Purpose that the group is generated for."""
+        """Return the purpose that the group is generated for."""
         return Purpose.TRAIN if self.evaluation is None else Purpose.EVALUATE
 
     def check(self, result: Summary, group_size: int) -> None:
-        """Check that a result is what was leased.
-
-        Args:
-            result: Summary of the result.
-            group_size: Rollouts of a train group.
+        """Check that a result is what was leased; a train group has `group_size` rollouts.
 
         Raises:
             SchemaError: It has another number of rollouts, prompt or start version.
@@ -145,7 +136,7 @@ class Reissue(NamedTuple):
 class Groups:
     """All groups: groups in flight by id, finished groups as counts."""
 
-    def __init__(self, groups: Iterable[Group] = (), finished: StateCounts | None = None) -> None:
+    def __init__(self, finished: StateCounts | None = None) -> None:
         self.in_flight: dict[str, Group] = {}
         self.counts: Counter[tuple[Purpose, State, str]] = Counter(finished or {})
         self.due: Counter[int] = Counter()
@@ -154,8 +145,6 @@ class Groups:
         """Number of leased train groups by deadline, including overdue groups."""
         self.overdue = 0
         """Number of leased or ready groups that are overdue."""
-        for group in groups:
-            self.add(group)
 
     def add(self, group: Group) -> None:
         """Add a group in its present state."""

@@ -1,8 +1,7 @@
 """The prompt queue: groups that wait for a lease, evaluations first, then training, oldest first.
 
 A redelivered group goes to the front: it has waited longest. A train group whose attempt failed is
-deferred first, so that others are leased until its wait is over. `queues.policy.admission` decides
-who may lease how many.
+deferred first, so that others are leased until its wait is over.
 """
 
 import heapq

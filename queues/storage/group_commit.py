@@ -4,11 +4,10 @@
         ▲                                                                           │
         └────────────────────────── futures resolve ◀───────────────────────────────┘
 
-Changes are committed in the order of their submission. So memory may be ahead of the disk by the
-pending commits, and an answer that awaits its own future also waits for all earlier changes. If the
-disk is full, the thread waits and tries the same changes again: nothing is answered meanwhile, and
-nothing is lost. After any other failure nothing more is committed or answered: the broker has to be
-started again from what is on disk.
+Changes are committed in the order of their submission, so an answer that awaits its own future also
+waits for all earlier changes. If the disk is full, the thread waits and tries the same changes
+again. After any other failure nothing more is committed or answered: the broker has to be started
+again from what is on disk.
 """
 
 import asyncio
@@ -19,11 +18,12 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from queues.errors import LedgerError, QueueClosed
 from queues.runtime.disk_space import PROBE_BYTES, full_disk_message, has_space, is_full
+from queues.storage.journal import Journal
+from queues.storage.ledger import Ledger
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -32,36 +32,10 @@ RETRY_SECONDS = 1.0
 Change = tuple[Callable[[], Any], "asyncio.Future[Any]"]
 
 
-class Store(Protocol):
-    """Something on disk that applies all changes of a transaction, or none of them."""
-
-    @property
-    def directory(self) -> Path:
-        """A folder on the store's disk."""
-
-    def begin(self) -> None:
-        """Begin a transaction."""
-
-    def commit(self) -> None:
-        """Make the changes since `begin` durable."""
-
-    def rollback(self) -> None:
-        """Discard the changes since `begin`, also after a failed commit."""
-
-    def close(self) -> None:
-        """Close the store."""
-
-
 class GroupCommit:
-    """The writer of a store, which it owns from its construction on.
+    """The writer of a store, which it owns; a commit waits `interval` seconds for more changes."""
 
-    Args:
-        store: Store to write.
-        name: Name of the thread.
-        interval: Seconds that a commit waits for other changes to join it.
-    """
-
-    def __init__(self, store: Store, *, name: str, interval: float) -> None:
+    def __init__(self, store: Ledger | Journal, *, name: str, interval: float) -> None:
         self._store = store
         self._interval = interval
         self._changes: queue.SimpleQueue[Change | None] = queue.SimpleQueue()
@@ -77,12 +51,7 @@ class GroupCommit:
         self._thread.start()
 
     def submit(self, change: Callable[[], T]) -> "asyncio.Future[T]":
-        """Run `change` in the thread; the future has its result once it is durable.
-
-        Raises:
-            QueueClosed: The writer is closed.
-            LedgerError: An earlier commit failed.
-        """
+        """Run `change` in the thread; the future has its result once it is durable."""
         if self.failure is not None:
             raise self.failure
         if self._closed:
@@ -131,16 +100,14 @@ class GroupCommit:
                 if self._wait_for_space(size, error):
                     size *= 2  # if it fails again, that was too little for these changes
                     continue
-                self._fail(changes, error)
+                if self.failure is None:
+                    text = f"the commit failed, nothing more is accepted: {error!r}"
+                    self.failure = LedgerError(text)
+                    self.failure.__cause__ = error
+                _resolve(changes, asyncio.Future.set_exception, [self.failure] * len(changes))
             else:
                 _resolve(changes, asyncio.Future.set_result, results)
             return
-
-    def _fail(self, changes: list[Change], error: Exception) -> None:
-        if self.failure is None:
-            self.failure = LedgerError(f"the commit failed, nothing more is accepted: {error!r}")
-            self.failure.__cause__ = error
-        _resolve(changes, asyncio.Future.set_exception, [self.failure] * len(changes))
 
     def _try(self, changes: list[Change]) -> list[Any]:
         """Apply all changes in one transaction, or none of them."""

@@ -1,9 +1,8 @@
 """The ledger of a run: one SQLite database (WAL) that records every change of state.
 
-The ledger records what the broker decided; it decides nothing. All methods block and belong to one
-thread (`queues.storage.group_commit`), inside a transaction that the writer begins and commits;
-only opening, `remember`, `load`, `checkpoint` and `close` are called outside it. Other processes
-read a ledger with `queues.readers`.
+All methods block and belong to one thread (`queues.storage.group_commit`), inside a transaction
+that the writer begins and commits; only recovery and closing work outside it. Other processes read
+a ledger with `queues.readers`.
 """
 
 import fcntl
@@ -20,7 +19,6 @@ from queues.records import Lease, Prompt, Purpose, Summary
 from queues.runtime.disk_space import is_full
 from queues.state.evaluations import EvaluationRun
 from queues.state.groups import OVERDUE, Acceptance, Group, State
-from queues.state.partial_groups import PartialGroups
 from queues.storage.journal import Location
 from queues.storage.ledger_schema import (
     FILE_NAME,
@@ -29,8 +27,8 @@ from queues.storage.ledger_schema import (
     check_schema_version,
     create_tables,
 )
+from queues.storage.partial_groups import PartialGroups
 from queues.storage.row_checksums import check, register
-from queues.storage.snapshot import Snapshot, read_snapshot
 from queues.storage.state_counts import Counts, count_rows, keep_counts, kept_counts
 
 log = logging.getLogger(__name__)
@@ -96,8 +94,6 @@ class Ledger:
     def checkpoint(self) -> None:
         """Move everything into `ledger.sqlite`, so that this file alone is the whole ledger.
 
-        SQLite does so by itself only if no other process has the database open.
-
         Raises:
             LedgerError: A reader held the write-ahead log for as long as SQLite waits (5 s).
         """
@@ -120,8 +116,6 @@ class Ledger:
         self.database.close()
         self._lock.close()
 
-    # --- prompts
-
     def issue(
         self, groups: Sequence[Group], texts: Sequence[str], cursor: str, *, last: bool
     ) -> None:
@@ -139,8 +133,6 @@ class Ledger:
             (run.name, run.temperature, run.min_version, run.count),
         )
         self._insert_groups(groups, texts)
-
-    # --- leases and results
 
     def lease(self, engine_id: str, leases: Sequence[Lease]) -> None:
         """Record leases, and the time of the first lease of an evaluation."""
@@ -203,12 +195,7 @@ class Ledger:
             self.execute("INSERT INTO retired VALUES (?, ?)", (accepted.retires, result.group_id))
 
     def reissue(self, reissues: Sequence[tuple[Group, Group]], version: int) -> None:
-        """Record overdue groups and the new groups of their prompts.
-
-        Args:
-            reissues: Dropped and new groups.
-            version: Version of the batch that was taken without the dropped groups.
-        """
+        """Record groups that batch `version` was taken without, and new groups of their prompts."""
         now = time.time()
         self.database.executemany(
             "UPDATE groups SET state = ?, reason = ?, dropped_at = ?, dropped_version = ?"
@@ -231,8 +218,6 @@ class Ledger:
             return None
         self._count("duplicates", 1)
         return row["accepted_at"] is not None
-
-    # --- batches
 
     def take(self, version: int, group_ids: Sequence[str]) -> list[Location]:
         """Record the composition of a batch; return the locations of its groups."""
@@ -278,8 +263,6 @@ class Ledger:
             "INSERT OR REPLACE INTO checkpoints VALUES (?, ?, ?)", (version, path, time.time())
         )
 
-    # --- the whole run
-
     def remember(self, key: str, value: str) -> str:
         """Record a value of the run, unless the key has one; return the recorded value."""
         self.execute("INSERT OR IGNORE INTO meta VALUES (?, ?)", (key, value))
@@ -289,11 +272,6 @@ class Ledger:
     def counts(self) -> Counts:
         """Count all rows; the time grows with the run."""
         return count_rows(self.database)
-
-    def load(self) -> Snapshot:
-        """End all leases, and return everything from which a new broker continues."""
-        self.execute("UPDATE groups SET state = 'queued' WHERE state = 'leased'")
-        return read_snapshot(self.database, self.counts().states)
 
     def _create_tables(self, directory: Path) -> None:
         """Create the tables of a new run in the file itself, so that no -wal file can lose them."""

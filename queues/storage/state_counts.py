@@ -1,8 +1,7 @@
 """Counts of the rows of a ledger; `queues.readers.accounting` interprets them.
 
-`count_rows` reads every row, so its time grows with the run: it is for opening a ledger and for
-inspecting one. An acknowledgement calls `kept_counts`, which triggers keep up to date in the same
-transactions as the rows, so that its time does not depend on the run's length. They are counted
+`count_rows` reads every row, so its time grows with the run. An acknowledgement calls
+`kept_counts`, which triggers keep up to date in the same transactions as the rows; they are counted
 anew whenever a broker opens the ledger.
 """
 
@@ -85,10 +84,7 @@ def keep_counts(database: sqlite3.Connection) -> None:
 def kept_counts(database: sqlite3.Connection, *, newest: int) -> Counts:
     """Return what `count_rows` would, from the kept counts.
 
-    Args:
-        database: A ledger for which `keep_counts` was called.
-        newest: Version of the newest batch; only its groups are checked for being trained twice,
-            since others were checked before.
+    Only groups of the `newest` batch are checked for being trained twice; others were before.
     """
     (trained_twice,) = database.execute(
         "SELECT count(*) FROM batch_groups AS new JOIN batch_groups AS old USING (group_id)"

@@ -5,9 +5,10 @@ from datetime import UTC, datetime
 
 from characters import character_tokenizer
 
+from actors.config import ActorsConfig
 from actors.engines.protocol import Generation
 from actors.environments.registry import load_environment
-from actors.rewards import RewardPool, Shaping, load_rewards
+from actors.rewards import RewardPool, load_rewards
 from actors.rollout.chat_rendering import Renderer
 from actors.rollout.episode import EpisodeRunner
 from queues.records import FinishReason, Lease, Prompt, Purpose, PutStatus, Rollout
@@ -94,27 +95,28 @@ def episodes(
     options=None,
     rewards=("last_answer",),
     heldout_rewards=None,
-    **changes,
+    renderer=None,
+    new_environment=None,
+    max_model_len=200,
+    **settings,
 ):
-    shaping = Shaping(limit=sampling.max_new_tokens)
-    settings = {
-        "max_model_len": 200,
-        "timeout": 5.0,
-        "environment_timeout": 5.0,
-        "max_turns": 32,
-        "shaping": shaping,
-        "renderer": Renderer(character_tokenizer()),
-        **changes,
-    }
+    config = ActorsConfig(
+        environment=environment,
+        temperature=sampling.temperature,
+        max_new_tokens=sampling.max_new_tokens,
+        top_p=sampling.top_p,
+        top_k=sampling.top_k,
+        **{"rollout_timeout_seconds": 5.0, "environment_timeout_seconds": 5.0, **settings},
+    )
     return EpisodeRunner(
         engine_id="engine-0",
         engine=engine,
-        environment=environment,
-        new_environment=load_environment(environment, options),
+        renderer=renderer or Renderer(character_tokenizer()),
+        config=config,
+        new_environment=new_environment or load_environment(environment, options),
         rewards=load_rewards(rewards, pool=POOL),
         heldout_rewards=load_rewards(heldout_rewards or rewards, pool=POOL),
-        sampling=sampling,
-        **settings,
+        max_model_len=max_model_len,
     )
 
 

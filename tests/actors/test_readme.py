@@ -86,10 +86,11 @@ def test_every_section_of_the_page_is_valid(start, section, model):
         ("tool", TOOLS),
     ],
 )
-def test_a_table_has_the_names_and_descriptions_of_the_registry(heading, registry):
+def test_a_table_describes_every_name_of_the_registry(heading, registry):
     table = PAGE.split(f"\n| {heading} |", 1)[1].split("\n\n", 1)[0]
     rows = table.split("\n")[2:]
-    assert rows == [f"| `{entry.name}` | {entry.description} |" for entry in registry]
+    described = [re.fullmatch(r"\| `(.+?)` \| .+ \|", row)[1] for row in rows]
+    assert described == [*registry.names]
 
 
 @pytest.mark.parametrize(

@@ -26,10 +26,9 @@ from types import SimpleNamespace
 
 import torch
 
-from actors.engines.protocol import SamplingParameters
+from actors.config import ActorsConfig
 from actors.engines.scripted import ScriptedEngine
 from actors.environments.registry import load_environment
-from actors.rewards import Shaping
 from actors.rewards.rewards import Inline, Rewards
 from actors.rollout.actor_statistics import ActorStatistics, engine_id_of
 from actors.rollout.chat_rendering import Renderer
@@ -225,11 +224,9 @@ class World:
         rewards = Rewards({"parity": Inline("parity", score, 9.0)}, {})
         episodes = EpisodeRunner(
             engine_id=engine_id_of(index), engine=engine, renderer=Renderer(TOKENIZER),
-            environment="single_turn", new_environment=load_environment("single_turn"),
-            environment_timeout=5.0, max_turns=1,
-            rewards=rewards, heldout_rewards=rewards, shaping=Shaping(limit=40),
-            sampling=SamplingParameters(temperature=1.0, max_new_tokens=40),
-            max_model_len=200, timeout=100.0,
+            config=ActorsConfig(max_new_tokens=40),
+            new_environment=load_environment("single_turn"),
+            rewards=rewards, heldout_rewards=rewards, max_model_len=200,
         )  # fmt: skip
 
         def first_attempt(lease, index, saved):

@@ -17,7 +17,7 @@ from queues.errors import QueueClosed
 from queues.policy.admission import Bounds, OnOverdue, feasible
 from queues.policy.dynamic_sampling import TieFilter
 from queues.policy.prompt_retirement import split
-from queues.policy.staleness_controller import StalenessController, WindowController, WindowState
+from queues.policy.staleness_controller import StalenessController, WindowState
 from queues.records import BatchRecord, Lease, Prompt, Purpose, Summary
 from queues.state.broker_state import BrokerState
 from queues.state.groups import ENGINE_LOST, FILTERED, OVERDUE, Group, State
@@ -97,9 +97,7 @@ class Run:
         self.tied: set[str] = set()
         if self.changes_window:
             most = self.state.bounds.max_staleness
-            self.state.controller = StalenessController(
-                WindowController(target=0.5, most=most, batches=1)
-            )
+            self.state.controller = StalenessController(target=0.5, most=most, batches=1)
         self.held: dict[str, tuple[str, Lease, float]] = {}
         """Engine, lease and its beginning, by group: what engines generate."""
         self.needs: dict[str, float] = {}

@@ -3,13 +3,13 @@
 from dataclasses import replace
 
 import pytest
-from fakes import Recited, episodes, lease
+from fakes import Recited, lease
 from hypothesis import given
 from hypothesis import strategies as st
 
 from actors.config import ActorsConfig, OverlongConfig
 from actors.engines.protocol import SamplingParameters
-from actors.rewards import Shaping, load_shaping
+from actors.rewards import shaping_parts
 from actors.rewards.shaping import overlong_penalty
 from queues.records import SHAPING, FinishReason, Purpose
 from tests.actors.rollout.test_episode import play
@@ -40,14 +40,14 @@ def test_the_punishment_never_falls_with_length_and_stays_within_the_factor(
 
 
 def test_only_what_is_configured_becomes_a_part() -> None:
-    assert Shaping(limit=10).parts(10, LENGTH, space=99) == {}
-    overlong = Shaping(limit=10, overlong=OverlongConfig(buffer=4))
-    assert [overlong.parts(n, STOP, space=99) for n in (6, 8)] == [
+    assert shaping_parts(ActorsConfig(max_new_tokens=10), 10, LENGTH, space=99) == {}
+    overlong = ActorsConfig(max_new_tokens=10, overlong=OverlongConfig(buffer=4))
+    assert [shaping_parts(overlong, n, STOP, space=99) for n in (6, 8)] == [
         {"overlong": 0.0},
         {"overlong": -0.5},
     ]
-    eos = Shaping(limit=10, missing_eos_penalty=0.25)
-    assert [eos.parts(9, end, space=99) for end in (STOP, LENGTH)] == [
+    eos = ActorsConfig(max_new_tokens=10, missing_eos_penalty=0.25)
+    assert [shaping_parts(eos, 9, end, space=99) for end in (STOP, LENGTH)] == [
         {"missing_eos": 0.0},
         {"missing_eos": -0.25},
     ]
@@ -57,38 +57,41 @@ def test_every_part_is_one_that_the_queues_take_off_for_the_task_reward() -> Non
     config = ActorsConfig(
         max_new_tokens=8, overlong=OverlongConfig(buffer=4, factor=2.0), missing_eos_penalty=0.5
     )
-    assert load_shaping(config).parts(7, LENGTH, space=99).keys() == SHAPING
+    assert shaping_parts(config, 7, LENGTH, space=99).keys() == SHAPING
 
 
-def shaped(**changes: object) -> Shaping:
-    return Shaping(limit=8, **{"overlong": OverlongConfig(buffer=4), **changes})
+SHAPED = {"overlong": OverlongConfig(buffer=4)}
 
 
 def test_a_long_training_rollout_earns_less_and_its_task_reward_is_what_it_was() -> None:
     sampling = SamplingParameters(temperature=1, max_new_tokens=8)
-    rollout = play(Recited("bbbb=7"), sampling=sampling, shaping=shaped())
+    rollout = play(Recited("bbbb=7"), sampling=sampling, **SHAPED)
     assert sum(rollout.loss_mask) == 7
     assert [*rollout.reward_parts.items()] == [("last_answer", 1.0), ("overlong", -0.75)]
     assert (rollout.reward, rollout.task_reward) == (0.25, 1.0)
 
 
 def test_where_the_context_ends_first_its_end_is_the_limit() -> None:
-    shaping = Shaping(limit=10, overlong=OverlongConfig(buffer=4))
-    result = [shaping.parts(n, STOP, space=8)["overlong"] for n in (4, 6, 8)]
+    shaping = ActorsConfig(max_new_tokens=10, overlong=OverlongConfig(buffer=4))
+    result = [shaping_parts(shaping, n, STOP, space=8)["overlong"] for n in (4, 6, 8)]
     assert result == [0.0, -0.5, -1.0]
-    half = Shaping(limit=10, overlong=OverlongConfig(share=0.5))
-    assert [half.parts(n, STOP, space=4)["overlong"] for n in (2, 3, 4)] == [0.0, -0.5, -1.0]
-    assert shaping.parts(0, STOP, space=2) == {"overlong": 0.0}
+    half = ActorsConfig(max_new_tokens=10, overlong=OverlongConfig(share=0.5))
+    assert [shaping_parts(half, n, STOP, space=4)["overlong"] for n in (2, 3, 4)] == [
+        0.0,
+        -0.5,
+        -1.0,
+    ]
+    assert shaping_parts(shaping, 0, STOP, space=2) == {"overlong": 0.0}
     sampling = SamplingParameters(temperature=1, max_new_tokens=8)
-    rollout = play(Recited("bbbb=7"), sampling=sampling, shaping=shaped(), max_model_len=11)
+    rollout = play(Recited("bbbb=7"), sampling=sampling, **SHAPED, max_model_len=11)
     assert sum(rollout.loss_mask) == 11 - rollout.prompt_length == 7
     assert rollout.reward_parts == {"last_answer": 1.0, "overlong": -1.0}
 
 
 def test_a_rollout_that_was_cut_off_loses_both() -> None:
     sampling = SamplingParameters(temperature=1, max_new_tokens=8)
-    shaping = shaped(missing_eos_penalty=0.5)
-    rollout = play(Recited("b" * 20), sampling=sampling, shaping=shaping)
+    shaping = {**SHAPED, "missing_eos_penalty": 0.5}
+    rollout = play(Recited("b" * 20), sampling=sampling, **shaping)
     assert rollout.finish_reason is LENGTH
     assert rollout.reward_parts == {"last_answer": 0.0, "overlong": -1.0, "missing_eos": -0.5}
     assert (rollout.reward, rollout.task_reward) == (-1.5, 0.0)
@@ -97,17 +100,16 @@ def test_a_rollout_that_was_cut_off_loses_both() -> None:
 def test_held_out_scores_are_what_the_task_says() -> None:
     sampling = SamplingParameters(temperature=1, max_new_tokens=8)
     evaluated = replace(lease(), purpose=Purpose.EVALUATE)
-    rollout = play(Recited("bbbb=7"), of=evaluated, sampling=sampling, shaping=shaped())
+    rollout = play(Recited("bbbb=7"), of=evaluated, sampling=sampling, **SHAPED)
     assert (rollout.reward, rollout.reward_parts) == (1.0, {"last_answer": 1.0})
 
 
 def test_the_length_of_a_conversation_is_what_the_policy_sampled_in_all_turns() -> None:
     sampling = SamplingParameters(temperature=1, max_new_tokens=8)
     rollout = play(
-        Recited("a", "b=2"), of=lease(answer="2"), sampling=sampling, shaping=shaped(),
-        environment="user_module:Countdown",
+        Recited("a", "b=2"), of=lease(answer="2"), sampling=sampling,
+        environment="user_module:Countdown", **SHAPED,
     )  # fmt: skip
     assert sum(rollout.loss_mask) == 6
     assert rollout.reward_parts == {"environment": 1.0, "last_answer": 1.0, "overlong": -0.5}
     assert rollout.task_reward == 2.0
-    assert episodes(Recited(), sampling).shaping == Shaping(limit=8), "none unless it is asked for"

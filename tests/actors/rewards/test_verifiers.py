@@ -136,7 +136,7 @@ def test_a_schema_that_is_none_or_lies_elsewhere_is_a_failure(pool, schema, mess
 @pytest.mark.parametrize(
     ("one", "other", "distance"),
     [
-        ("kitten", "sitting", 3),
+        ("saturday", "sunday", 3),
         ("", "abc", 3),
         ("abc", "", 3),
         ("flaw", "lawn", 2),
@@ -201,7 +201,7 @@ def test_malformed_completions_are_scored_and_never_right(pool, name):
 
 
 def test_rewards_weigh_what_is_recorded_without_weights(pool):
-    rewards = load_rewards(["exact_match", "similarity"], pool=pool).weighted({"similarity": 0.5})
+    rewards = load_rewards(["exact_match", "similarity"], pool=pool, weights={"similarity": 0.5})
     result = asyncio.run(rewards.score(Prompt(prompt_id="a/0/0", text="?", answer="1234"), "1235"))
     assert result == (0.375, {"exact_match": 0.0, "similarity": 0.75})
 

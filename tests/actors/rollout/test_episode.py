@@ -192,7 +192,7 @@ def test_environments_that_block_while_they_are_built_do_not_hold_up_others():
 
 
 def test_an_environment_that_is_never_built_fails_its_rollout_alone():
-    settings = {"environment": "user_module:Unbuilt", "environment_timeout": 0.05}
+    settings = {"environment": "user_module:Unbuilt", "environment_timeout_seconds": 0.05}
     stuck = episodes(Recited(), SAMPLING, **settings)
     other = episodes(Recited("b=7"), SAMPLING)
 
@@ -234,11 +234,11 @@ def test_rollouts_of_every_kind_pass_the_schema():
         ("=7", {"environment": "user_module:Unpaid"}, EnvironmentFailed, "environment"),
         ("=7", {"environment": "user_module:Boundless"}, EnvironmentFailed, "environment"),
         ("=7", {"environment": "user_module:Wordless"}, EnvironmentFailed, "environment"),
-        ("=7", {"environment": "user_module:Blocked", "environment_timeout": 0.05},
+        ("=7", {"environment": "user_module:Blocked", "environment_timeout_seconds": 0.05},
          EnvironmentFailed, "environment"),
         ("=7", {"rewards": ["user_module:raises"]}, RewardFailed, "reward"),
-        ("=7", {"rewards": ["user_module:hangs_politely"], "timeout": 0.05}, RolloutTimeout,
-         "timeout"),
+        ("=7", {"rewards": ["user_module:hangs_politely"], "rollout_timeout_seconds": 0.05},
+         RolloutTimeout, "timeout"),
     ],
 )  # fmt: skip
 def test_a_rollout_without_a_result_says_why(line, settings, kind, reason):

@@ -66,7 +66,8 @@ def play(name, engine, messages, text="3+4="):
         rewards=["last_answer"],
         max_model_len=100_000,
     )
-    runner = replace(runner, environment="scripted", new_environment=lambda: Scripted(messages))
+    config = runner.config.model_copy(update={"environment": "test_token_exact:Scripted"})
+    runner = replace(runner, config=config, new_environment=lambda: Scripted(messages))
     return asyncio.run(runner.run(lease(text=text), 0))
 
 

@@ -5,8 +5,8 @@ from itertools import islice
 import pytest
 
 from actors.errors import InputError
+from actors.sources.examples import load_preferences
 from actors.sources.lettered_chain_sum import CHARACTERS, LetteredChainSum
-from actors.sources.preferences import load_preferences
 
 
 def load(name, seed=0, heldout=frozenset(), **options):

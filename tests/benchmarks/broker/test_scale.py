@@ -18,7 +18,6 @@ from benchmarks.broker.scale_workers import (
     Pace,
     payload_at,
 )
-from deploy.errors import InputError
 from queues.records import PutStatus
 from queues.schema import summarize
 
@@ -223,29 +222,14 @@ def test_the_verdict_names_the_reach_and_the_limit(changes, limit):
     [
         ("--actors", "0", "a whole number, at least 1"),
         ("--actors", "8.5", "a whole number, at least 1"),
-        ("--processes", "0", "a whole number, at least 1"),
         ("--rates", "-1", "a number, at least 0"),
         ("--rates", "inf", "a number, at least 0"),
-        ("--seconds", "0", "a number, above 0"),
-        ("--warm-up", "nan", "a number, at least 0"),
-        ("--tokens", "2", "a whole number, at least 4"),
-        ("--update-fraction", "0", "a number, above 0, at most 1"),
-        ("--update-fraction", "1.5", "a number, above 0, at most 1"),
     ],
 )
-def test_bad_input_is_one_message_before_anything_starts(
-    tmp_path, monkeypatch, capsys, option, value, allowed
-):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "file").touch()
+def test_bad_input_is_one_message_before_anything_starts(capsys, option, value, allowed):
     with pytest.raises(SystemExit) as stopped:
         STUDY.parse([f"{option}={value}"])
     assert stopped.value.code == 2
-    *usage, said = capsys.readouterr().err.splitlines()
-    assert f"argument {option}: {value} must be {allowed}" in said
+    *usage, message = capsys.readouterr().err.splitlines()
+    assert f"argument {option}: {value} must be {allowed}" in message
     assert "Traceback" not in "".join(usage)
-
-
-def test_a_folder_that_cannot_hold_ledgers_is_refused(tmp_path):
-    with pytest.raises(InputError, match=r"--dir .*missing must be a folder that can"):
-        STUDY.run(STUDY.parse(["--dir", str(tmp_path / "missing")]))

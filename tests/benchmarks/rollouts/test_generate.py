@@ -3,7 +3,6 @@
 import asyncio
 import json
 import os
-import signal
 import subprocess
 import sys
 from unittest import mock
@@ -15,11 +14,9 @@ from actors.config import ActorsConfig
 from actors.errors import InputError as EngineInputError
 from benchmarks.rollouts.generate import (
     CHARACTERS,
-    STUDY,
     Sampled,
     check_equal,
     figures_of,
-    other_learner,
     prompts_of,
 )
 from benchmarks.rollouts.generate_engines import SEED, Offline, length_of
@@ -49,10 +46,10 @@ def test_ratios_are_medians_of_those_of_each_round():
         {"offline": Sampled(4.0, 100, 1.0), "loop": Sampled(4.0, 100, 1.0)},
         {"offline": Sampled(2.0, 200, 1.0), "loop": Sampled(2.5, 200, 2.0)},
     ]
-    found = figures_of(rounds)
-    assert found["of_offline"] == {"loop": 0.8}
-    assert found["of_offline_cpu"] == {"loop": 0.75}
-    assert found["tokens_per_second"] == {"offline": 100.0, "loop": 50.0}
+    figures = figures_of(rounds)
+    assert figures["of_offline"] == {"loop": 0.8}
+    assert figures["of_offline_cpu"] == {"loop": 0.75}
+    assert figures["tokens_per_second"] == {"offline": 100.0, "loop": 50.0}
 
 
 def test_variants_that_sampled_different_numbers_are_not_compared():
@@ -60,26 +57,6 @@ def test_variants_that_sampled_different_numbers_are_not_compared():
     message = r"round 3 .* different numbers of tokens: offline 100, loop 101"
     with pytest.raises(RunFailed, match=message):
         check_equal(3, {"offline": Sampled(1.0, 100, 1.0), "loop": Sampled(2.0, 101, 1.0)})
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--core", "x"], "argument --core: 'x' is no list of cores, as 0 or 0-3; there are [0"),
-        (["--core", "3-1"], "argument --core: '3-1' is no list of cores"),
-        (["--core", "4000"], "argument --core: '4000' names cores that are not of [0"),
-        (["--learner-core", "0"], "--learner-core 0 must have none of the cores of --core 0"),
-        (["--learner-core", "4000"], "argument --learner-core: '4000' names cores that are not of"),
-    ],
-)
-def test_cores_that_are_not_there_are_refused_before_anything_loads(
-    arguments, message, monkeypatch, capsys
-):
-    monkeypatch.setattr("sys.argv", ["generate", *arguments])
-    with pytest.raises(SystemExit) as refused:
-        STUDY.main()
-    assert refused.value.code == 2
-    assert message in capsys.readouterr().err
 
 
 @pytest.mark.vllm
@@ -111,31 +88,6 @@ def test_the_engine_alone_has_every_argument_of_the_actors(monkeypatch, tmp_path
     assert inside[0].block_size == 32
 
 
-@pytest.mark.deepspeed
-def test_the_other_learner_has_trained_a_batch_and_is_stopped():
-    with other_learner("0", "tiny") as learner:
-        assert "tiny" in learner.args
-        assert os.sched_getaffinity(learner.pid) == {0}
-        halted = os.waitid(os.P_PID, learner.pid, os.WSTOPPED | os.WNOWAIT)
-        assert halted.si_status == signal.SIGSTOP
-    assert learner.returncode is not None
-
-
-@pytest.mark.parametrize(
-    ("size", "seconds", "message"),
-    [
-        ("huge", 60.0, "has ended; its output: .*invalid choice: 'huge'"),
-        ("tiny", 0.0, "trained no batch within 0 s"),
-    ],
-)
-def test_another_learner_that_does_not_train_is_an_error(size, seconds, message):
-    with (
-        pytest.raises(RunFailed, match=f"(?s)the other learner {message}"),
-        other_learner("0", size, seconds),
-    ):
-        pytest.fail("it was waited for")
-
-
 @pytest.mark.slow
 @pytest.mark.vllm
 def test_the_loop_is_measured_beside_the_engine_alone(tmp_path):
@@ -154,8 +106,7 @@ def test_the_loop_is_measured_beside_the_engine_alone(tmp_path):
         cwd=ROOT, capture_output=True, text=True, timeout=400,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    found = json.loads(file.read_text())
-    others = os.sched_getaffinity(0) - {0}
-    assert set(found["of_offline"]) == ({"loop", "contended"} if others else {"loop"})
-    (only,) = found["raw"]
-    assert len({each["tokens"] for each in only.values()}) == 1
+    record = json.loads(file.read_text())
+    assert record["of_offline"]["loop"] > 0
+    (only,) = record["raw"]
+    assert len({sampled["tokens"] for sampled in only.values()}) == 1

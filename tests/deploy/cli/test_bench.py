@@ -106,9 +106,9 @@ def test_the_help_names_every_benchmark(capsys, monkeypatch):
     assert all(f" {name}" in text for name in BENCHMARKS), text
 
 
-@pytest.fixture(params=sorted(set(BENCHMARKS) - {"screenshots"}))
+@pytest.fixture(params=sorted(BENCHMARKS))
 def study(request) -> Study:
-    """Every benchmark but the screenshots, which measure nothing."""
+    """Return every benchmark."""
     module = importlib.import_module(f"benchmarks.{BENCHMARKS[request.param]}")
     assert module.STUDY.name == request.param
     return module.STUDY
@@ -146,8 +146,8 @@ def test_the_folder_of_figures_is_made_before_they_are_measured(tmp_path):
 
 def test_an_unknown_benchmark_names_those_there_are():
     known = (
-        "there are async, chaos, episodes, generate, logprob-memory, metrics, plan, presets, "
-        "queue, rewards, scale, screenshots, staleness, train, update-pause, versus-trl, "
+        "there are async, chaos, episodes, generate, metrics, plan, presets, "
+        "queue, rewards, scale, staleness, train, update-pause, versus-trl, "
         "weight-sync"
     )
     with pytest.raises(InputError, match=known):

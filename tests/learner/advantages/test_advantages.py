@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from learner.advantages import ESTIMATORS, Estimate, Estimator, advantage, compute_advantages
-from learner.config.traits import AdvantageTraits
+from learner.config.traits import ADVANTAGE_TRAITS, AdvantageTraits
 from learner.errors import InputError
 
 GROUP_OF_FOUR = torch.tensor([1.0, 0.0, 0.0, 0.0])
@@ -100,7 +100,7 @@ def test_groups_are_told_apart_whatever_their_order():
 def test_what_is_relative_has_nothing_to_say_where_no_group_varies():
     rewards, groups = torch.tensor([1.0, 1.0, 0.0, 0.0]), torch.tensor([0, 0, 1, 1])
     assert values("reinforce", rewards, groups).tolist() == [0.5, 0.5, -0.5, -0.5]
-    for name in (name for name in ESTIMATORS if ESTIMATORS[name].traits.relative):
+    for name in (name for name, traits in ADVANTAGE_TRAITS.items() if traits.relative):
         result = with_everything(name, rewards, groups)
         assert by_rollout(result, 4).tolist() == [[0.0] * 3] * 4
 
@@ -209,16 +209,14 @@ def test_values_are_float32_and_carry_no_gradient():
 
 
 def test_estimators_say_what_they_need_and_whether_they_compare_rollouts():
-    needs = {
-        name: set(traits.needs) for name in ESTIMATORS if (traits := ESTIMATORS[name].traits).needs
-    }
+    needs = {name: set(traits.needs) for name, traits in ADVANTAGE_TRAITS.items() if traits.needs}
     assert needs == {
         "opo": {"lengths"},
         "remax": {"baseline_rewards"},
         "gdpo": {"reward_parts"},
         "gae": {"values"},
     }
-    alone = {name for name in ESTIMATORS if not ESTIMATORS[name].traits.relative}
+    alone = {name for name, traits in ADVANTAGE_TRAITS.items() if not traits.relative}
     assert alone == {"reinforce", "reinforce_pp", "remax", "gae"}
 
 

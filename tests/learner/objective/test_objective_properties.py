@@ -11,8 +11,9 @@ import pytest
 import torch
 from packed_rows import moved, random_row, sequence_mean
 
+from learner.config.traits import CORRECTION_TRAITS, LOSS_TRAITS
 from learner.corrections import CORRECTIONS, importance_weights
-from learner.losses import LOSSES, LossInputs, policy_loss
+from learner.losses import LossInputs, policy_loss
 from learner.losses.kl import FORMS, kl_loss, kl_rewards
 from learner.losses.regularisers import entropy_bonus, positive_nll
 
@@ -271,9 +272,9 @@ HARD = {"raft": {"keep": "best"}}
 
 def objectives():
     """Every loss, correction and term as a function of a row, by name."""
-    for name in LOSSES:
+    for name in LOSS_TRAITS:
         yield name, lambda row, name=name: policy_loss(name, row, **HARD.get(name, {}))
-    for name in CORRECTIONS:
+    for name in CORRECTION_TRAITS:
         yield (
             f"correction {name}",
             lambda row, name=name: importance_weights(name, row, **SETTINGS.get(name, {})),

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from queues import schema
-from queues.broker.payload_batching import PayloadBatching
+from queues.broker.result_intake import PayloadBatching
 from queues.errors import SchemaError
 from queues.schema import summarize_many
 from tests.queues.broker.test_result_intake import BAD, GOOD, LARGE

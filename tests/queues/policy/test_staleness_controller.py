@@ -1,10 +1,12 @@
 """The controller of the window of staleness, in a closed loop with a noisy plant that lags."""
 
 import itertools
+import json
 import math
 import random
 import statistics
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +17,8 @@ from hypothesis import strategies as st
 from queues.policy.admission import OnOverdue
 from queues.policy.staleness_controller import (
     MOST_PATIENCE,
+    STATE,
     StalenessController,
-    WindowController,
     WindowState,
 )
 from tests.queues.broker.test_broker import WAIT, play
@@ -27,7 +29,13 @@ BATCHES = 4
 
 
 def closed_loop(
-    controller: WindowController, *, decay: float, noise: float, seed: int, start: int, batches: int
+    controller: StalenessController,
+    *,
+    decay: float,
+    noise: float,
+    seed: int,
+    start: int,
+    batches: int,
 ) -> list[int]:
     """Windows after each batch, where ESS = exp(−decay · lag), times noise, of an older window."""
     chance = random.Random(seed)
@@ -36,7 +44,7 @@ def closed_loop(
     for _ in range(batches):
         lag = windows[-1 - min(windows[-1], len(windows) - 1)]
         ess = min(1.0, math.exp(chance.gauss(-decay * lag, noise)))
-        state = controller.after(state, ess)
+        state = controller.next_state(state, ess)
         windows.append(state.window)
     return windows
 
@@ -49,7 +57,7 @@ def closed_loop(
 def test_the_loop_settles_beside_the_widest_window_that_holds_the_target(
     seed: int, most: int, target: float, decay: float, noise: float, start: int
 ) -> None:
-    controller = WindowController(target=target, most=most, batches=BATCHES)
+    controller = StalenessController(target=target, most=most, batches=BATCHES)
     windows = closed_loop(
         controller, decay=decay, noise=noise, seed=seed, start=min(start, most), batches=500
     )
@@ -67,7 +75,7 @@ def test_the_loop_settles_beside_the_widest_window_that_holds_the_target(
 
 @pytest.mark.parametrize("start", [0, 3, 8])
 def test_without_noise_tries_of_a_wider_window_get_rarer_and_the_target_is_held(start: int) -> None:
-    controller = WindowController(target=0.8, most=8, batches=BATCHES)
+    controller = StalenessController(target=0.8, most=8, batches=BATCHES)
     windows = closed_loop(controller, decay=0.1, noise=0.0, seed=0, start=start, batches=2000)
     held = 2  # exp(−0.2) > 0.8 > exp(−0.3)
     assert set(windows[100:]) == {held, held + 1}
@@ -79,37 +87,40 @@ def test_without_noise_tries_of_a_wider_window_get_rarer_and_the_target_is_held(
 
 
 def test_a_policy_that_settles_gets_its_window_back() -> None:
-    controller = WindowController(target=0.8, most=4, batches=1)
-    state = controller.start()
+    controller = StalenessController(target=0.8, most=4, batches=1)
+    state = controller.state
     for _ in range(100):
-        state = controller.after(state, 0.5)
+        state = controller.next_state(state, 0.5)
     assert (state.window, state.reason) == (0, "ess 0.500 < 0.8")
     for _ in range(100):
-        state = controller.after(state, 0.9)
+        state = controller.next_state(state, 0.9)
     assert (state.window, state.reason) == (4, "ess 0.900 >= 0.8")
 
 
 def test_after_a_move_as_many_batches_are_ignored_as_were_leased_before_it() -> None:
-    controller = WindowController(target=0.8, most=4, batches=2)
-    state, windows = controller.start(), []
+    controller = StalenessController(target=0.8, most=4, batches=2)
+    state, windows = controller.state, []
     for _ in range(16):
-        state = controller.after(state, 0.5)
+        state = controller.next_state(state, 0.5)
         windows.append(state.window)
     assert windows == [4] + [3] * 7 + [2] * 6 + [1] * 2
 
 
 def test_a_batch_without_a_measured_ess_decides_nothing() -> None:
-    controller = WindowController(target=0.8, most=4, batches=1)
-    state = controller.after(controller.start(), 0.5)
-    assert controller.after(state, None) == controller.after(state, math.nan) == state
+    controller = StalenessController(target=0.8, most=4, batches=1)
+    state = controller.next_state(controller.state, 0.5)
+    assert controller.next_state(state, None) == controller.next_state(state, math.nan) == state
 
 
 def test_a_state_outlives_its_process_and_keeps_to_a_smaller_bound() -> None:
-    controller = WindowController(target=0.8, most=4, batches=3)
-    state = controller.after(controller.after(controller.start(), 0.5), 0.6)
-    assert WindowState.from_dict(state.to_dict()) == state
-    narrower = WindowController(target=0.8, most=2, batches=3)
-    assert narrower.within_bounds(state).window == 2
+    controller = StalenessController(target=0.8, most=4, batches=3)
+    state = controller.next_state(controller.next_state(controller.state, 0.5), 0.6)
+    recorded = json.loads(json.dumps({STATE: asdict(state)}))
+    controller.restore(recorded)
+    assert controller.state == state
+    narrower = StalenessController(target=0.8, most=2, batches=3)
+    narrower.restore(recorded)
+    assert narrower.state.window == 2
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -124,7 +135,7 @@ def test_in_a_run_whose_engines_outrun_the_learner_the_target_is_held(
         return math.exp(chance.gauss(-0.2 * mean, 0.03))
 
     state = make_state(4, 4, 400, 1, policy=policy)
-    state.controller = StalenessController(WindowController(target=target, most=4, batches=BATCHES))
+    state.controller = StalenessController(target=target, most=4, batches=BATCHES)
     run = Run(state, seed, 0.1, ess=ess)
     run.free, run.delay = {"engine-0": 80}, {"engine-0": 0.05}
     run.run()
@@ -170,8 +181,8 @@ def test_the_decisions_are_with_the_batches_in_the_status_and_known_to_the_next_
         status = await broker.status()
         assert (status.staleness_window, status.window_reason) == (1, "ess 0.500 < 0.8")
         assert status.window == 4, "two batches"
-        said = [batch.statistics["staleness_window"] for batch in status.batches]
-        assert said == [2, 1]
+        windows = [batch.statistics["staleness_window"] for batch in status.batches]
+        assert windows == [2, 1]
         assert status.batches[-1].statistics["window_controller"]["settling"] == 3
 
     async def after(broker: Any) -> None:

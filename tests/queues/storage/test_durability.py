@@ -288,7 +288,7 @@ def test_an_acknowledgement_stops_the_run_when_memory_and_ledger_disagree(tmp_pa
         (again, *_) = await broker.lease("a", 2, WAIT)
         await broker.put("a", answer(again))
         assert await broker.take(1, WAIT) is not None
-        with pytest.raises(AccountingError, match="after batch 1 the groups do not add up"):
+        with pytest.raises(AccountingError, match="after batch 1: the groups do not add up"):
             await broker.ack(1, {})
         await broker.close()
 

@@ -3,10 +3,9 @@
     worker ─save▶ │ oldest version: in the group │ ─lease: does it still fit?─▶ worker continues
                   │ payload: in the ledger       │        └─ no: it samples afresh
 
-A group that is continued starts at its oldest saved token (s in `queues.policy.admission`), so its
-deadline may be earlier than the engine's version alone would give; saved tokens with which the
-group would not fit are left out. A payload is a group of `queues.schema` with the rollouts so far:
-finished rollouts, and some without an end (`aborted`). It is deleted when the group has its result.
+A group that is continued starts at its oldest saved token (s in `queues.policy.admission`); saved
+tokens with which it would not fit are left out. A payload is a group of `queues.schema` whose
+unfinished rollouts are `aborted`. It is deleted when the group has its result.
 """
 
 import sqlite3
