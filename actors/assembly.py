@@ -4,8 +4,7 @@ from typing import Any, NamedTuple
 
 from actors.config import ActorsConfig
 from actors.engines.model_folder import weight_shapes
-from actors.engines.protocol import RolloutEngine
-from actors.engines.spec import EngineSpec
+from actors.engines.protocol import EngineSpec, RolloutEngine
 from actors.environments.registry import load_environment
 from actors.errors import InputError
 from actors.rewards import RewardPool, Rewards, load_rewards

@@ -12,8 +12,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from actors.engines.model_folder import weight_shapes
-from actors.engines.protocol import Generation, SamplingParameters
-from actors.engines.spec import EngineSpec
+from actors.engines.protocol import EngineSpec, Generation, SamplingParameters
 from actors.engines.vllm_arguments import engine_arguments
 from actors.errors import ActorsError, EngineDied, EngineStale, InputError
 from queues.records import FinishReason

@@ -8,7 +8,7 @@ import os
 from typing import Any
 
 from actors.engines.model_folder import stated_dtype
-from actors.engines.spec import EngineSpec
+from actors.engines.protocol import EngineSpec
 from queues.runtime.cpu_affinity import bind_process, parse_cores
 from weight_sync.vllm.transfer import BACKEND
 

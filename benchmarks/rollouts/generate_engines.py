@@ -14,8 +14,7 @@ from typing import Any
 from actors import ray_actor
 from actors.assembly import build_engine
 from actors.config import ActorsConfig
-from actors.engines.protocol import Generation, SamplingParameters
-from actors.engines.spec import EngineSpec
+from actors.engines.protocol import EngineSpec, Generation, SamplingParameters
 from actors.engines.vllm import VllmEngine
 from benchmarks.harness.synthetic_load import SIGMA
 from weight_sync.config import WeightSyncConfig

@@ -294,7 +294,7 @@ async def compare_paced(rate: float, tokenizer: Any, seconds: float) -> dict[str
 
 async def compare_vllm(folder: Path, tokenizer: Any, seconds: float) -> dict[str, float]:
     """Compare on vLLM, bound to the first core."""
-    from actors.engines.spec import EngineSpec
+    from actors.engines.protocol import EngineSpec
     from actors.engines.vllm import VllmEngine
     from weight_sync.config import WeightSyncConfig
 

@@ -10,8 +10,7 @@ from typing import Literal
 import torch
 
 from actors.config import ActorsConfig
-from actors.engines.protocol import SamplingParameters
-from actors.engines.spec import EngineSpec
+from actors.engines.protocol import EngineSpec, SamplingParameters
 from actors.engines.vllm import VllmEngine
 from benchmarks.harness.synthetic_load import Size, build
 from weight_sync.config import WeightSyncConfig

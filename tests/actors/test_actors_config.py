@@ -8,7 +8,7 @@ import pytest
 from pydantic import ValidationError
 
 from actors.config import ActorsConfig, HeldoutConfig, OverlongConfig, PromptsConfig
-from actors.engines.spec import EngineSpec
+from actors.engines.protocol import EngineSpec
 from actors.engines.vllm_arguments import plain_arguments
 from actors.environments.registry import load_environment
 from actors.errors import InputError

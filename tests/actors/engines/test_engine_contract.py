@@ -10,8 +10,8 @@ import torch
 from engine_bench import LONG_PROMPT, VOCABULARY, Bench, build_model, forward_logprobs, staged
 
 from actors.config import ActorsConfig
+from actors.engines.protocol import EngineSpec
 from actors.engines.scripted import ScriptedEngine
-from actors.engines.spec import EngineSpec
 from actors.errors import EngineDied
 from queues.records import FinishReason
 from weight_sync.config import WeightSyncConfig

@@ -7,8 +7,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from actors.config import ActorsConfig
-from actors.engines.protocol import SamplingParameters
-from actors.engines.spec import EngineSpec
+from actors.engines.protocol import EngineSpec, SamplingParameters
 from learner.model.policy import load_policy
 from weight_sync.config import WeightSyncConfig
 

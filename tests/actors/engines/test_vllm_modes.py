@@ -7,8 +7,7 @@ import torch
 from engine_bench import PROMPT, Bench, build_model, forward_logprobs
 
 from actors.config import ActorsConfig
-from actors.engines.protocol import SamplingParameters
-from actors.engines.spec import EngineSpec
+from actors.engines.protocol import EngineSpec, SamplingParameters
 from actors.errors import InputError
 from weight_sync.config import WeightSyncConfig
 

@@ -11,7 +11,7 @@ import pytest
 
 from actors.assembly import build_engine
 from actors.config import ActorsConfig
-from actors.engines.spec import EngineSpec
+from actors.engines.protocol import EngineSpec
 from actors.errors import InputError as EngineInputError
 from benchmarks.rollouts.generate import (
     CHARACTERS,

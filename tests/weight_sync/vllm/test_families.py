@@ -65,7 +65,7 @@ def test_the_engine_serves_exactly_what_was_published_last(
 ) -> None:
     """With one worker, and with two that hold half of every projection."""
     from actors.config import ActorsConfig
-    from actors.engines.spec import EngineSpec
+    from actors.engines.protocol import EngineSpec
     from actors.engines.vllm import VllmEngine
     from weight_sync.config import WeightSyncConfig
 
