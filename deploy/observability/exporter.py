@@ -40,8 +40,7 @@ class Endpoint:
     port: int
     """0 takes a free one."""
     node: str
-    """Address of this node as Ray knows it: a label, and the host under which others reach what is
-    bound to all interfaces."""
+    """Address of this node in Ray: a label, and the public host of a server on all interfaces."""
 
 
 class Exporter:
@@ -51,8 +50,7 @@ class Exporter:
         run: Name of the run, a label of every target.
         folder: The run's folder; gets `targets.json`.
         collectors: Metrics of this process.
-        targets: Returns names and addresses of the other processes that serve metrics now; called
-            in another thread.
+        targets: Returns the other processes that serve metrics now; called in another thread.
         endpoint: The address to bind to.
         evaluators: Processes that only evaluate, and may therefore idle and lag.
 
@@ -101,25 +99,24 @@ class Exporter:
             self._server = ThreadingHTTPServer((endpoint.host, endpoint.port), Handler)
         self.address = public_address(endpoint.host, self._server.server_port, endpoint.node)
         """Where it answers, as host:port."""
-        self._thread = threading.Thread(
-            target=self._server.serve_forever, name="exporter", daemon=True
-        )
+        serve_forever = self._server.serve_forever
+        self._thread = threading.Thread(target=serve_forever, name="exporter", daemon=True)
         self._thread.start()
 
     def targets(self) -> list[dict[str, Any]]:
         """Return every process of the run that serves metrics, in Prometheus' format."""
         return [
             {
-                "targets": [where],
+                "targets": [address],
                 "labels": {
                     "run": self._run,
                     "process": name,
                     "role": role(name),
-                    "node": self._node if is_loopback(where) else where.rpartition(":")[0],
+                    "node": self._node if is_loopback(address) else address.rpartition(":")[0],
                 }
                 | ({"purpose": "evaluate"} if name in self._evaluators else {}),
             }
-            for name, where in [("driver", self.address), *self._targets()]
+            for name, address in [("driver", self.address), *self._targets()]
         ]
 
     async def follow(self) -> None:
@@ -148,20 +145,15 @@ class Exporter:
             self._file.unlink(missing_ok=True)
 
 
-def is_loopback(where: str) -> bool:
-    """Return whether a host, or host:port, is reached from its own node alone.
-
-    Example:
-        >>> is_loopback("127.0.0.1:9000"), is_loopback("localhost"), is_loopback("10.0.0.7:9000")
-        (True, True, False)
-    """
-    return where.startswith(("127.", "localhost", "::1", "[::1]"))
+def is_loopback(address: str) -> bool:
+    """Return whether a host, or host:port, is reached from its own node alone."""
+    return address.startswith(("127.", "localhost", "::1", "[::1]"))
 
 
 async def show_process(handle: Any, host: str) -> str:
     """Have a Ray actor serve its process metrics until it ends; return host:port."""
-    where: str = await handle.__ray_call__.remote(_serve_process, host)
-    return where
+    address: str = await handle.__ray_call__.remote(_serve_process, host)
+    return address
 
 
 def _serve_process(_: object, host: str) -> str:
@@ -171,22 +163,13 @@ def _serve_process(_: object, host: str) -> str:
 
 
 def role(process: str) -> str:
-    """Return the role of a process: its name without a number.
-
-    Example:
-        >>> role("actor-3"), role("broker")
-        ('actor', 'broker')
-    """
+    """Return the role of a process: its name without a number, as "actor" of "actor-3"."""
     name, _, number = process.rpartition("-")
     return name if number.isdigit() else process
 
 
 def check_address(host: str, port: int) -> None:
-    """Check that an address can be bound.
-
-    Raises:
-        InputError: The port is in use, or the host is not of this machine.
-    """
+    """Raise InputError if the port is in use, or the host is not of this machine."""
     with _explained(host, port), socket.create_server((host, port)):
         pass
 

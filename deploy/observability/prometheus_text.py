@@ -27,10 +27,7 @@ class Moment:
     def value(self, name: str, process: str | None = None, **labels: str) -> float | None:
         """Return the sum of the samples with a name and labels; None where there is none.
 
-        Args:
-            name: Of the sample, `_total` included.
-            process: Only samples of this process.
-            labels: Only samples with these labels.
+        The name includes `_total`. With `process`, only samples of this process count.
         """
         wanted = frozenset(labels.items())
         values = [
@@ -52,19 +49,15 @@ class Moment:
         return sums
 
     def _samples(self, process: str | None) -> Iterable[Samples]:
-        asked = self.processes.values() if process is None else [self.processes.get(process)]
-        return [samples for samples in asked if samples is not None]
+        chosen = self.processes.values() if process is None else [self.processes.get(process)]
+        return [samples for samples in chosen if samples is not None]
 
 
 def parse(text: str, *, source: str) -> Samples:
     """Parse the samples of one scrape.
 
-    Args:
-        text: In Prometheus' format.
-        source: Address of the process, for the error.
-
     Raises:
-        InputError: The text is not in that format.
+        InputError: The text is not in Prometheus' format; names its source.
     """
     try:
         return {

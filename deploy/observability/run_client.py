@@ -1,14 +1,13 @@
 """Client of a live run: finds its metrics, asks its processes, reads its events.
 
-Works on a run's folder, and on the address that `headway run` prints, from any machine that
-reaches it. It asks a run for nothing but what Prometheus asks for.
+It works on a run's folder, and on the address that `headway run` prints, from any machine that
+reaches it. It asks a run only for what Prometheus asks for too.
 """
 
 import json
 import time
 import urllib.request
 from collections import deque
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from http.client import HTTPException
 from pathlib import Path
@@ -97,16 +96,10 @@ class RunClient:
 
 
 def show(run: str, runs_dir: Path, *, interval: float, once: bool, console: Console) -> None:
-    """Show frames (`headway top`) until the run has ended or the user stops.
+    """Show frames (`headway top`) every `interval` seconds until the run ends or the user stops.
 
-    A look that fails leaves the last frame; MISSED_LOOKS failures in a row are the end of the run.
-
-    Args:
-        run: See `RunClient`.
-        runs_dir: See `RunClient`.
-        interval: Seconds between two looks.
-        once: Print a single frame, with rates over one interval, and end.
-        console: Gets the frames.
+    With `once`, only one frame is printed, with rates over one interval. A look that fails leaves
+    the last frame; MISSED_LOOKS failures in a row are the end of the run.
 
     Raises:
         InputError: As `RunClient` and `RunClient.look`.
@@ -138,20 +131,26 @@ def show(run: str, runs_dir: Path, *, interval: float, once: bool, console: Cons
 
 def events(directory: RunDirectory) -> list[Event]:
     """Return the newest events in a run's folder, oldest first."""
-    return sorted(_events(directory), key=lambda event: event.at)[-EVENTS:]
-
-
-def _events(directory: RunDirectory) -> Iterator[Event]:
-    for row in _newest(directory.path / "restarts.jsonl"):
-        yield Event(row["at"], f"{row['actor']} was restarted: {row['reason']}")
-    for row in _newest(directory.path / "waits.jsonl"):
-        yield Event(row["at"], row["text"])
-    for row in _newest(directory.path / "swaps.jsonl"):
-        if row["error"] is not None:
-            text = f"{row['engine_id']} did not take version {row['version']}: {row['error']}"
-            yield Event(row["published_at"], text)
-    for folder in directory.checkpoints.glob("v*"):
-        yield Event(folder.stat().st_mtime, f"checkpoint of version {int(folder.name[1:])}")
+    restarts, waits, swaps = (
+        _newest(directory.path / f"{name}.jsonl") for name in ("restarts", "waits", "swaps")
+    )
+    happened = [
+        *(Event(row["at"], f"{row['actor']} was restarted: {row['reason']}") for row in restarts),
+        *(Event(row["at"], row["text"]) for row in waits),
+        *(
+            Event(
+                row["published_at"],
+                f"{row['engine_id']} did not take version {row['version']}: {row['error']}",
+            )
+            for row in swaps
+            if row["error"] is not None
+        ),
+        *(
+            Event(folder.stat().st_mtime, f"checkpoint of version {int(folder.name[1:])}")
+            for folder in directory.checkpoints.glob("v*")
+        ),
+    ]
+    return sorted(happened, key=lambda event: event.at)[-EVENTS:]
 
 
 def _newest(file: Path) -> list[Row]:

@@ -1,7 +1,6 @@
 """Model of `headway top`: the figures of a run, from two moments of its metrics.
 
-Pure; no figure is stored. Rates are taken between the moments; a process that was restarted in
-between counts from 0.
+Pure. Rates are taken between the moments; a process restarted in between counts from 0.
 """
 
 from collections.abc import Sequence
@@ -51,13 +50,11 @@ class Rates:
     """Rates per second between two moments; None where there is only one, or no process answers."""
 
     issued: float | None
-    """Groups."""
     leased: float | None
-    """Groups."""
+    taken: float | None
+    """Groups, as the two above."""
     accepted: float | None
     """Results, evaluations included."""
-    taken: float | None
-    """Groups."""
     trained: float | None
     """Batches."""
     tokens_generated: float | None
@@ -94,22 +91,19 @@ class View:
     """From publication to generating with the new weights, mean between the moments, or ever."""
     learning: dict[str, float]
     """Figures of the newest batch."""
-    since_batch: float | None
-    """Seconds since the newest batch."""
+    seconds_since_batch: float | None
     troubles: Sequence[str]
     """Problems that need attention."""
     events: Sequence[Event]
 
 
 def view(now: Moment, before: Moment | None, events: Sequence[Event]) -> View:
-    """Compute one frame.
-
-    Args:
-        now: The newest moment.
-        before: An earlier moment of the same run; None at the beginning.
-        events: The newest events, oldest first.
-    """
+    """Compute one frame from the newest moment, an earlier one if any, and the newest events."""
     interval, ended = Interval(now, before), now.value(LAST_BATCH)
+    learning = {label: now.value(name) for label, name in LEARNING.items()}
+    learning["held-out"] = now.value("headway_heldout_score", kind="greedy")
+    serving_seconds = interval.gained("headway_weight_update_seconds_total", phase="serve")
+    updates = interval.gained("headway_weight_updates_total")
     return View(
         run=now.run,
         at=now.at,
@@ -126,9 +120,9 @@ def view(now: Moment, before: Moment | None, events: Sequence[Event]) -> View:
         actors=[_actor(name, interval) for name in now.processes if name.startswith("actor-")],
         lags=_lags(interval),
         phases=_phases(interval),
-        update_seconds=_update_seconds(interval),
-        learning=_learning(now),
-        since_batch=None if ended is None else max(0.0, now.at - ended),
+        update_seconds=serving_seconds / updates if updates else None,
+        learning={label: value for label, value in learning.items() if value is not None},
+        seconds_since_batch=None if ended is None else max(0.0, now.at - ended),
         troubles=_troubles(now),
         events=events,
     )
@@ -161,13 +155,13 @@ class Interval:
 
 
 def _rates(interval: Interval) -> Rates:
-    def groups(moment: Moment | None, excluded: tuple[str, ...]) -> float | None:
-        counts = moment.by("headway_groups", "state") if moment else {}
-        return sum(n for state, n in counts.items() if state not in excluded) if counts else None
-
     def rate_of_groups(*excluded: str) -> float | None:
-        newest, earlier = (groups(m, excluded) for m in (interval.now, interval.before))
-        return interval.per_second(newest, earlier)
+        sums: list[float | None] = []
+        for moment in (interval.now, interval.before):
+            counts = moment.by("headway_groups", "state") if moment else {}
+            counted = [count for state, count in counts.items() if state not in excluded]
+            sums.append(sum(counted) if counts else None)
+        return interval.per_second(*sums)
 
     generated = [
         rate
@@ -188,8 +182,7 @@ def _rates(interval: Interval) -> Rates:
 
 
 def _actor(name: str, interval: Interval) -> ActorView:
-    now = interval.now
-    engine = name.replace("actor", "engine")
+    now, engine = interval.now, name.replace("actor", "engine")
     running = _whole(now.value("headway_running_rollouts", name)) or 0
     idle = interval.rate("headway_idle_seconds_total", name)
     if now.processes[name] is None:
@@ -206,12 +199,6 @@ def _actor(name: str, interval: Interval) -> ActorView:
         tokens_per_second=interval.rate("headway_tokens_generated_total", name),
         idle=None if idle is None else min(1.0, idle),
     )
-
-
-def _learning(now: Moment) -> dict[str, float]:
-    figures = {label: now.value(name) for label, name in LEARNING.items()}
-    figures["held-out"] = now.value("headway_heldout_score", kind="greedy")
-    return {label: value for label, value in figures.items() if value is not None}
 
 
 def _lags(interval: Interval) -> dict[str, float]:
@@ -240,12 +227,6 @@ def _phases(interval: Interval) -> dict[str, float]:
     }
     total = sum(spent.values())
     return {phase: seconds / total for phase, seconds in spent.items()} if total else {}
-
-
-def _update_seconds(interval: Interval) -> float | None:
-    seconds = interval.gained("headway_weight_update_seconds_total", phase="serve")
-    count = interval.gained("headway_weight_updates_total")
-    return seconds / count if count else None
 
 
 def _troubles(now: Moment) -> list[str]:

@@ -11,6 +11,9 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from deploy.config.evaluation_schedule import scores_first
+from queues.broker.status import BrokerStatus
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ActorHealth:
@@ -28,35 +31,13 @@ class ActorHealth:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BrokerHealth:
-    """State of the broker."""
-
-    version: int
-    steps: int
-    queued: int
-    leased: int
-    ready: int
-    taken: int
-    live: int
-    window: int
-    waits_for: Mapping[str, str | None]
-    """Leased groups that the learner waits for, each with the engine that holds it."""
-    engines: Mapping[str, int]
-    """The version that each engine serves."""
-    accepted: int = 0
-    """Results, evaluations included."""
-    scores_first: bool = False
-    """The initial policy is not scored yet, and no prompt is issued before it is."""
-    paused: bool
-    """True while the broker or the learner waits for space on a disk."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Health:
     """State of a run at one moment."""
 
-    broker: BrokerHealth | None
+    broker: BrokerStatus | None
     """None: it does not answer."""
+    paused: bool
+    """True while the broker or the learner waits for space on a disk."""
     actors: Mapping[str, ActorHealth]
     """Actors that have started, by name, as "actor-0"."""
     silent: Collection[str] = ()
@@ -92,29 +73,29 @@ DISK = "the disk of the run's folder"
 
 def waits(health: Health) -> Iterator[tuple[Wait, Any]]:
     """Yield every wait with its token."""
+    broker = health.broker
     if not health.disk:
         yield Wait("driver", DISK, "a small file to become durable"), None
     for name, actor in health.actors.items():
         if not actor.answers:
             yield Wait("driver", name, "an answer"), None
         if actor.running:
-            version = health.broker.engines.get(actor.engine_id) if health.broker else None
-            token = (actor.finished, version)
+            token = (actor.finished, broker.engines.get(actor.engine_id) if broker else None)
             yield Wait("results queue", name, f"one of {actor.running} rollouts to end"), token
     for name in health.silent:
         yield Wait("driver", name, "an answer"), None
-    if health.broker is None:
+    if broker is None:
         yield Wait("driver", "broker", "an answer"), None
-    elif not health.broker.paused and health.broker.version < health.broker.steps:
-        yield from _around_broker(health, health.broker)
+    elif not health.paused and broker.version < broker.steps:
+        yield from _around_broker(health, broker)
 
 
-def _around_broker(health: Health, broker: BrokerHealth) -> Iterator[tuple[Wait, Any]]:
-    version = broker.version
+def _around_broker(health: Health, broker: BrokerStatus) -> Iterator[tuple[Wait, Any]]:
+    version, depth = broker.version, broker.depth
     names = {actor.engine_id: name for name, actor in health.actors.items()}
-    if broker.taken:
+    if depth["taken"]:
         yield Wait("broker", "learner", f"batch {version} to be trained"), version
-    elif broker.ready >= health.groups_per_batch and not broker.waits_for:
+    elif depth["ready"] >= health.groups_per_batch and not broker.waits_for:
         yield Wait("results queue", "learner", f"batch {version} to be taken"), version
     groups_by_holder: dict[str, list[str]] = {}
     for group, engine in broker.waits_for.items():
@@ -130,10 +111,11 @@ def _around_broker(health: Health, broker: BrokerHealth) -> Iterator[tuple[Wait,
             yield Wait(name, "weight update", f"a version above {served}", pinned), served
     if not health.actors:
         return  # they start: nobody waits for prompts yet
-    if broker.scores_first:
+    in_work = depth["queued"] or depth["leased"] or depth["taken"]
+    if scores_first(broker.evaluations):
         yield Wait("feeder", "actors", "scores of the initial policy"), broker.accepted
-    elif not (broker.queued or broker.leased or broker.taken) and broker.live < broker.window:
-        yield Wait("actors", "feeder", "prompts"), (version, broker.ready)
+    elif not in_work and broker.live < broker.window:
+        yield Wait("actors", "feeder", "prompts"), (version, depth["ready"])
 
 
 class Waits:
@@ -182,11 +164,10 @@ class Movement:
         The time does not count while all actors start, which has a deadline of its own, and while
         the run waits for space on a disk. A broker that does not answer does not move.
         """
-        broker = health.broker
-        newest = self._newest
+        broker, newest = health.broker, self._newest
         if broker is not None:
             newest = (broker.version, broker.accepted, dict(broker.engines))
-        excused = not health.actors or (broker is not None and broker.paused)
+        excused = not health.actors or (broker is not None and health.paused)
         if self._moved_at is None or excused or newest != self._newest:
             self._newest, self._moved_at = newest, now
         return now - self._moved_at

@@ -4,12 +4,10 @@ It looks at a run independently of everything else, so that nothing which hangs 
 Overdue waits go to the screen, to `waits.jsonl` with stacks in the logs, to a metric and, where
 the recipe sets `deploy.watchdog_aborts`, end the run. A run in which nothing at all moves for three
 times `deploy.watchdog_seconds` is ended in any case, unless it waits for space on a disk.
-`deploy.observability.waits` defines waits and movement.
 """
 
 import asyncio
 import os
-import threading
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
@@ -20,20 +18,11 @@ from typing import Any
 
 from rich.markup import escape
 
-from deploy.config import evaluation_schedule
 from deploy.config.deploy_config import STALL_FACTOR
 from deploy.config.run_config import RunConfig
 from deploy.errors import RunFailed
 from deploy.observability.stack_dumps import ProcessDump, ProcessLocation, dump, locate
-from deploy.observability.waits import (
-    ActorHealth,
-    BrokerHealth,
-    Health,
-    Movement,
-    Overdue,
-    Wait,
-    Waits,
-)
+from deploy.observability.waits import ActorHealth, Health, Movement, Overdue, Wait, Waits
 from deploy.runtime.console import Terminal
 from deploy.storage.run_directory import RunDirectory
 from deploy.storage.run_record import Record
@@ -65,13 +54,13 @@ class Probes:
     write: Callable[[Path], None] = write_durably
     look_seconds: float = LOOK_SECONDS
     answer_seconds: float = 2.5
-    """After which a process counts as silent."""
+    """Time after which a process counts as silent."""
     report_seconds: float = 5.0
-    """For writing stacks and `waits.jsonl`."""
+    """Deadline for writing stacks and `waits.jsonl`."""
     abort_seconds: float = 60.0
-    """For which a run that is to end waits for stacks first."""
+    """Time for which a run that is to end waits for stacks first."""
     stall_factor: float = STALL_FACTOR
-    """Times deploy.watchdog_seconds: how long nothing may move."""
+    """Factor of deploy.watchdog_seconds: how long nothing may move."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,7 +88,7 @@ class Watchdog:
         screen: Shows overdue waits.
         record: Has the last weight update that failed.
         run: The processes of the run.
-        probes: Access to processes and disk, and deadlines.
+        probes: Deadlines, and access that tests replace.
     """
 
     def __init__(
@@ -120,8 +109,8 @@ class Watchdog:
         """Why the run waits for space on a disk, as announced."""
         self._newest: BrokerStatus | None = None
         """The broker's last answer; None if it did not give one in time."""
-        self._durable = threading.Event()
-        self._durable.set()
+        self._disk_write: asyncio.Task[None] | None = None
+        """The last small file that is made durable."""
         self._locations: dict[str, tuple[Any, ProcessLocation]] = {}
         """The handle and the location of each process that has answered, by name."""
         self._asked: dict[str, tuple[Any, asyncio.Task[ProcessLocation]]] = {}
@@ -145,15 +134,12 @@ class Watchdog:
                 await self.look()
                 await asyncio.sleep(pause)
         finally:
-            for task in [*self._reports, *(task for _, task in self._asked.values())]:
+            requests = (task for _, task in self._asked.values())
+            for task in filter(None, [*self._reports, *requests, self._disk_write]):
                 task.cancel()
 
     async def look(self) -> None:
-        """Look once, and announce waits that are newly overdue or over.
-
-        Raises:
-            RunFailed: As `follow`.
-        """
+        """Look once, and announce waits that are newly overdue or over; raises as `follow`."""
         await self._ask_processes()
         health = await self._health()
         now = time.monotonic()
@@ -177,17 +163,16 @@ class Watchdog:
 
     async def _health(self) -> Health:
         actors = self._run.actors()
-        self._newest, paused = await asyncio.gather(
-            self._ask_broker(), self._ask_learner(working=bool(actors))
-        )
+        learner = self._run.learner_paused() if actors else asyncio.sleep(0)  # else it starts
+        self._newest, paused = await asyncio.gather(self._ask_broker(), learner)
         if self._newest is not None:
             paused = self._newest.paused or paused
         if (paused is None) != (self._paused is None):
             self._screen.say(f"paused: {paused}" if paused else "there is room again: goes on")
         self._paused = paused
-        broker = broker_health(self._newest, paused=paused is not None) if self._newest else None
         return Health(
-            broker=broker,
+            broker=self._newest,
+            paused=paused is not None,
             actors=actors,
             silent=self._silent,
             disk=self._try_disk(),
@@ -196,13 +181,8 @@ class Watchdog:
 
     async def _ask_broker(self) -> BrokerStatus | None:
         with suppress(TimeoutError, QueuesError):
-            async with asyncio.timeout(self._probes.answer_seconds):
-                return await self._run.status()
+            return await asyncio.wait_for(self._run.status(), self._probes.answer_seconds)
         return None
-
-    async def _ask_learner(self, *, working: bool) -> str | None:
-        """Return why the learner waits for space on a disk; None where it does not, or starts."""
-        return await self._run.learner_paused() if working else None
 
     def _explain_stall(self, idle: float) -> str:
         """Describe a run in which nothing moves: its state, every wait, and the last failures."""
@@ -228,18 +208,15 @@ class Watchdog:
 
     def _try_disk(self) -> bool:
         """Return whether the last small file is durable, and begin the next one if so."""
-        if not self._durable.is_set():
+        if self._disk_write is not None and not self._disk_write.done():
             return False
-        self._durable.clear()
-        file = self._directory.path / PROBE
-        threading.Thread(target=self._write_probe, args=(file,), name="disk", daemon=True).start()
-        return True
 
-    def _write_probe(self, file: Path) -> None:
-        """Write in a thread that nobody waits for: it may hang as long as the disk does."""
-        with suppress(OSError):  # a full disk is reported elsewhere
-            self._probes.write(file)
-        self._durable.set()
+        def write() -> None:
+            with suppress(OSError):  # a full disk is reported elsewhere
+                self._probes.write(self._directory.path / PROBE)
+
+        self._disk_write = asyncio.create_task(run_in_daemon_thread(write, name="disk"))
+        return True
 
     async def _ask_processes(self) -> None:
         """Ask every process for its location; a process that does not answer is asked once."""
@@ -264,8 +241,7 @@ class Watchdog:
     async def _announce(self, late: Sequence[Overdue]) -> None:
         """Show overdue waits, begin their report, and end the run if the recipe wants it."""
         at = time.time()
-        deadline = self._config.deploy.watchdog_seconds
-        texts = [sentence(overdue, {}, at=at, deadline=deadline) for overdue in late]
+        texts = [self._sentence(overdue, {}, at) for overdue in late]
         for text in texts:
             self._screen.say(escape(text))
         report = asyncio.create_task(self._report(late, at))
@@ -289,9 +265,9 @@ class Watchdog:
         dumps = dict(zip(names, await asyncio.gather(*pending), strict=True))
         states = [f"{name}: {dumped.states}" for name, dumped in dumps.items()]
         limit = self._probes.report_seconds
+        writing = run_in_daemon_thread(lambda: self._write_report(late, dumps, at))
         try:
-            async with asyncio.timeout(limit):
-                stacks = await run_in_daemon_thread(lambda: self._write_report(late, dumps, at))
+            stacks = await asyncio.wait_for(writing, limit)
         except TimeoutError:
             stacks = f"no file yet: its disk did not answer within {limit:g} s"
         self._screen.say(escape("; ".join([*states, f"stacks in {stacks}"])))
@@ -300,7 +276,14 @@ class Watchdog:
         self, late: Sequence[Overdue], dumps: Mapping[str, ProcessDump], at: float
     ) -> str:
         """Append a record of each wait to FILE, and write a file of stacks; return its name."""
-        stacks, deadline = self._write_stacks(dumps), self._config.deploy.watchdog_seconds
+        number = sum(1 for _ in self._directory.logs.glob("stacks-*.txt"))
+        file = self._directory.logs / f"stacks-{number}.txt"
+        stacks = str(file.relative_to(self._directory.path))
+        parts = [f"== {name}: {dumped.states}\n{dumped.stacks}" for name, dumped in dumps.items()]
+        try:
+            file.write_text("\n".join(parts))
+        except OSError as error:
+            stacks = f"no file ({error})"
         with suppress(OSError):
             self._directory.append(
                 FILE,
@@ -311,7 +294,7 @@ class Watchdog:
                         "on": overdue.wait.on,
                         "what": overdue.wait.what,
                         "seconds": overdue.seconds,
-                        "text": sentence(overdue, dumps, at=at, deadline=deadline),
+                        "text": self._sentence(overdue, dumps, at),
                         "stacks": stacks,
                     }
                     for overdue in late
@@ -319,42 +302,21 @@ class Watchdog:
             )
         return stacks
 
-    def _write_stacks(self, dumps: Mapping[str, ProcessDump]) -> str:
-        number = sum(1 for _ in self._directory.logs.glob("stacks-*.txt"))
-        file = self._directory.logs / f"stacks-{number}.txt"
-        text = "\n".join(
-            f"== {name}: {dumped.states}\n{dumped.stacks}" for name, dumped in dumps.items()
+    def _sentence(self, overdue: Overdue, dumps: Mapping[str, ProcessDump], at: float) -> str:
+        """Describe an overdue wait in words, with the states of the processes it concerns."""
+        wait = overdue.wait
+        since = time.strftime("%H:%M:%S", time.localtime(at - overdue.seconds))
+        text = (
+            f"{wait.who} waits on {wait.on} for {wait.what} since {since}, {overdue.seconds:.0f} s "
+            f"(deploy.watchdog_seconds = {self._config.deploy.watchdog_seconds:g})"
         )
-        try:
-            file.write_text(text)
-        except OSError as error:
-            return f"no file ({error})"
-        return str(file.relative_to(self._directory.path))
+        states = [f"{name}: {dumps[name].states}" for name in concerned([wait], list(dumps))]
+        return "; ".join([text, *states])
 
 
 async def _locate(handle: Any) -> ProcessLocation:
     location: ProcessLocation = await handle.__ray_call__.remote(locate)
     return location
-
-
-def broker_health(status: BrokerStatus, *, paused: bool) -> BrokerHealth:
-    """Return the part of a broker's status from which waits follow."""
-    depth = status.depth
-    return BrokerHealth(
-        version=status.version,
-        steps=status.steps,
-        queued=depth["queued"],
-        leased=depth["leased"],
-        ready=depth["ready"],
-        taken=depth["taken"],
-        live=status.live,
-        window=status.window,
-        waits_for=status.waits_for,
-        engines=status.engines,
-        accepted=status.accepted,
-        scores_first=evaluation_schedule.scores_first(status.evaluations),
-        paused=paused,
-    )
 
 
 def concerned(waits: Sequence[Wait], known: Sequence[str]) -> list[str]:
@@ -366,17 +328,3 @@ def concerned(waits: Sequence[Wait], known: Sequence[str]) -> list[str]:
     """
     on = {wait.on for wait in waits} | {wait.who for wait in waits if wait.on == "weight update"}
     return [name for name in known if name in on or name.rpartition("-")[0] in on]
-
-
-def sentence(
-    overdue: Overdue, dumps: Mapping[str, ProcessDump], *, at: float, deadline: float
-) -> str:
-    """Describe an overdue wait in words, with the states of the processes that it concerns."""
-    wait = overdue.wait
-    since = time.strftime("%H:%M:%S", time.localtime(at - overdue.seconds))
-    text = (
-        f"{wait.who} waits on {wait.on} for {wait.what} since {since}, {overdue.seconds:.0f} s "
-        f"(deploy.watchdog_seconds = {deadline:g})"
-    )
-    states = [f"{name}: {dumps[name].states}" for name in concerned([wait], list(dumps))]
-    return "; ".join([text, *states])

@@ -11,14 +11,7 @@ EXCLUDED = ("optimizer", "critic", "reference", "state.json")
 
 
 def export_model(directory: RunDirectory, to: Path) -> int:
-    """Copy config, weights and tokenizer of the newest committed checkpoint.
-
-    Args:
-        directory: The run's folder.
-        to: A folder that does not exist yet.
-
-    Returns:
-        The policy version of the checkpoint.
+    """Copy config, weights and tokenizer of the newest committed checkpoint; return its version.
 
     Raises:
         InputError: There is no checkpoint yet, or the folder exists.

@@ -4,9 +4,8 @@
                                   (journal)                  (ledger)
 
 The learner has the cores and threads of the run: one rank runs in this process, where it can be
-debugged; several run as processes, as `headway run` starts them. No engine and no reward is needed,
-and nothing is written into the run's folder. On a CPU the weights are equal bit by bit; GPU kernels
-may add in another order each time.
+debugged; several run as processes, as `headway run` starts them. Nothing is written into the run's
+folder. On a CPU the weights are equal bit by bit; GPU kernels may add in another order each time.
 """
 
 import asyncio
@@ -41,6 +40,7 @@ POLL_SECONDS = 0.5
 """Seconds between two requests for the batches that other processes have trained."""
 
 Row = Mapping[str, Any]
+Show = Callable[[Sequence[Row]], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +70,7 @@ def parse_steps(text: str) -> tuple[int, int]:
     first, end = (int(match[1]), int(match[2])) if match else (0, 0)
     if not first < end:
         raise InputError(
-            f"--steps {text!r}: write a:b with a below b, as in 10:20, which are the batches 10 to "
-            "19"
+            f"--steps {text!r}: write a:b with a below b, as in 10:20, the batches 10 to 19"
         )
     return first, end
 
@@ -111,11 +110,12 @@ def replay(
     directory.check_at_rest()
     config = directory.config()
     recorded = {row["version"]: row for row in read_batches(directory.path)}
-    plan = plan_replay(steps, recorded, committed_checkpoints(directory.path))
+    checkpoints = committed_checkpoints(directory.path)
+    plan = plan_replay(steps, recorded, checkpoints)
     try:
         model = model_path(config)
     except InputError as error:
-        kept = ", ".join(map(str, committed_checkpoints(directory.path))) or "none"
+        kept = ", ".join(map(str, checkpoints)) or "none"
         raise InputError(
             f"the model of the run is needed for its shape and tokenizer, and its weights where no "
             f"checkpoint at or below {plan.first} is left (there are: {kept}): {error}"
@@ -138,21 +138,7 @@ def train_again(
     config: RunConfig, directory: RunDirectory, model: str, plan: Plan, terminal: Terminal
 ) -> list[dict[str, Any]]:
     """Train every batch from the checkpoint on; return their statistics with checksums."""
-    batches = RecordedBatches(directory.path)
-    with terminal.bar(plan.end - plan.start, "loading the learner"):
-
-        def show(rows: Sequence[Row]) -> None:
-            for row in rows:
-                terminal.advance(row["version"] + 1 - plan.start, f"loss {row['loss']:.4f}")
-
-        if config.learner.ranks > 1:
-            return asyncio.run(_by_processes(config, directory, model, plan, show))
-        return asyncio.run(_in_this_process(config, batches, model, plan, show))
-
-
-def _spec(config: RunConfig, model: str, plan: Plan) -> LearnerSpec:
-    """Return the specification of the run's learner, from the first replayed batch."""
-    return LearnerSpec(
+    spec = LearnerSpec(
         config=config.objective,
         model_path=model,
         seed=config.seed,
@@ -162,14 +148,18 @@ def _spec(config: RunConfig, model: str, plan: Plan) -> LearnerSpec:
         version=plan.start,
         last_version=plan.end,
     )
+    with terminal.bar(plan.end - plan.start, "loading the learner"):
+
+        def show(rows: Sequence[Row]) -> None:
+            for row in rows:
+                terminal.advance(row["version"] + 1 - plan.start, f"loss {row['loss']:.4f}")
+
+        train = _by_processes if config.learner.ranks > 1 else _in_this_process
+        return asyncio.run(train(config, directory, spec, plan, show))
 
 
 async def _in_this_process(
-    config: RunConfig,
-    batches: RecordedBatches,
-    model: str,
-    plan: Plan,
-    show: Callable[[Sequence[Row]], None],
+    config: RunConfig, directory: RunDirectory, spec: LearnerSpec, plan: Plan, show: Show
 ) -> list[dict[str, Any]]:
     """Train with one rank in this thread, on the learner's cores."""
     import torch
@@ -179,11 +169,10 @@ async def _in_this_process(
     from learner.ranks.rank import Rank
     from queues.runtime.cpu_affinity import bind_process
 
-    objective = config.objective
-    if (cores := cores_of_rank(objective, 0)) is not None:
+    if (cores := cores_of_rank(spec.config, 0)) is not None:
         bind_process(cores, "learner.cores")
-    torch.set_num_threads(threads_of(objective))
-    rank = Rank(_spec(config, model, plan))
+    torch.set_num_threads(threads_of(spec.config))
+    batches, rank = RecordedBatches(directory.path), Rank(spec)
     learner = Learner(
         _SingleRank(rank, show, config.weight_sync),
         batches,
@@ -201,9 +190,7 @@ async def _in_this_process(
 class _SingleRank:
     """A `learner.Trainer` of one rank that keeps nothing."""
 
-    def __init__(
-        self, rank: "Rank", show: Callable[[Sequence[Row]], None], weight_sync: WeightSyncConfig
-    ) -> None:
+    def __init__(self, rank: "Rank", show: Show, weight_sync: WeightSyncConfig) -> None:
         from weight_sync.publish.snapshot import Snapshot, wire_dtype
 
         self._rank, self._show = rank, show
@@ -225,11 +212,7 @@ class _SingleRank:
 
 
 async def _by_processes(
-    config: RunConfig,
-    directory: RunDirectory,
-    model: str,
-    plan: Plan,
-    show: Callable[[Sequence[Row]], None],
+    config: RunConfig, directory: RunDirectory, spec: LearnerSpec, plan: Plan, show: Show
 ) -> list[dict[str, Any]]:
     """Train with several ranks as in a run; they write into a temporary folder."""
     import ray
@@ -248,10 +231,11 @@ async def _by_processes(
         cluster(learner_only, Path(scratch)),
     ):
         batches = ray.remote(RecordedBatches).options(num_cpus=0).remote(directory.path)
+        never = {"checkpoint_every": plan.end + 1}
         group = create_learner(
             replace(
-                _spec(config, model, plan),
-                config=config.objective.model_copy(update={"checkpoint_every": plan.end + 1}),
+                spec,
+                config=spec.config.model_copy(update=never),
                 checkpoints=f"{scratch}/checkpoints",
                 weight_sync=config.weight_sync.model_copy(
                     update={"transport": "shared_memory", "folder": None}
@@ -272,11 +256,7 @@ async def _by_processes(
 
 
 def compare(pairs: Sequence[tuple[Row, Row]]) -> str | None:
-    """Describe the first difference in a sentence; None if the weights are equal throughout.
-
-    Args:
-        pairs: Recorded and recomputed statistics of each batch, in order.
-    """
+    """Describe the first difference in pairs of recorded and recomputed statistics, if any."""
     for recorded, again in pairs:
         if recorded[CHECKSUM] == again[CHECKSUM]:
             continue
@@ -299,7 +279,6 @@ def table(pairs: Iterable[tuple[Row, Row]]) -> Table:
         "version", "recorded", "recomputed", "equal", "loss", "recomputed", "gradient", "recomputed"
     )
     for recorded, again in pairs:
-        equal = recorded[CHECKSUM] == again[CHECKSUM]
         figures = [
             "–" if row[key] is None else f"{row[key]:.6g}"
             for key in ("loss", "grad_norm")
@@ -309,7 +288,7 @@ def table(pairs: Iterable[tuple[Row, Row]]) -> Table:
             str(recorded["version"] + 1),
             recorded[CHECKSUM],
             again[CHECKSUM],
-            "yes" if equal else "NO",
+            "yes" if recorded[CHECKSUM] == again[CHECKSUM] else "NO",
             *figures,
         )
     return shown

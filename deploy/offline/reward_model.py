@@ -34,10 +34,7 @@ REPORT_FILE = "reward_model.json"
 
 
 def train_reward_models(config: RunConfig, terminal: Terminal, *, replace: bool) -> Path:
-    """Train the reward models of a recipe.
-
-    Returns:
-        The folder of the model folders, where `headway run` of the same recipe finds them.
+    """Train the reward models of a recipe; return their folder, where `headway run` finds them.
 
     Raises:
         InputError: There is no [reward_model] section or no model to begin with, pairs cannot be
@@ -52,7 +49,11 @@ def train_reward_models(config: RunConfig, terminal: Terminal, *, replace: bool)
     folder = config.reward_models
     check_absent(folder, replace=replace)
     check_runs_dir(config)
-    path = _backbone(config, section)
+    if section.path is not None:
+        path = find_model(section.path, setting="reward_model.path")
+    else:
+        path = model_path(config)
+        check_model(path)
     pairs = PreferencePairs(config, section, load_reader(path))
     pairs.heldout()  # checks them before the model is loaded
     for member in range(section.members):
@@ -61,15 +62,6 @@ def train_reward_models(config: RunConfig, terminal: Terminal, *, replace: bool)
         terminal.say("loading torch and DeepSpeed")
         _train_all(config, section, path, pairs, partial, terminal)
     return folder
-
-
-def _backbone(config: RunConfig, section: RewardTrainingConfig) -> str:
-    """Return the path of the model that every member begins with."""
-    if section.path is not None:
-        return find_model(section.path, setting="reward_model.path")
-    path = model_path(config)
-    check_model(path)
-    return path
 
 
 def _train_all(
@@ -156,7 +148,11 @@ def _train(
         seed=seed,
         activation_checkpointing=section.activation_checkpointing,
     )
-    _name_padding(model.model.config, path)
+    text = model.model.config.get_text_config()
+    if text.pad_token_id is None:  # batches of texts of different lengths need one
+        tokenizer = load_tokenizer(path)
+        padding = tokenizer.pad_token_id
+        text.pad_token_id = tokenizer.eos_token_id if padding is None else padding
     engine = DeepSpeedEngine(
         model,
         section,
@@ -198,13 +194,3 @@ def _train(
 def _accuracy(scores: "Tensor") -> float:
     """Return the share of pairs whose better text has the higher score, of scores [2, P]."""
     return float((scores[0] > scores[1]).double().mean())
-
-
-def _name_padding(description: Any, path: str) -> None:
-    """Set the padding token, which batches of texts of different lengths need."""
-    text = description.get_text_config()
-    if text.pad_token_id is None:
-        tokenizer = load_tokenizer(path)
-        text.pad_token_id = (
-            tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id
-        )

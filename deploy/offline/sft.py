@@ -26,10 +26,7 @@ Pair = tuple[str, str]
 
 
 def warm_start(config: RunConfig, terminal: Terminal, *, replace: bool) -> Path:
-    """Train the warm start of a recipe.
-
-    Returns:
-        The model folder, from which `headway run` of the same recipe starts.
+    """Train the warm start of a recipe; return its folder, where `headway run` finds it.
 
     Raises:
         InputError: There is no [sft] section, demonstrations cannot be used, or the warm start
@@ -68,15 +65,10 @@ def warm_start(config: RunConfig, terminal: Terminal, *, replace: bool) -> Path:
 
 
 def _checked(pairs: Iterator[Pair], measure: Callable[[str], int], context: int) -> Iterator[Pair]:
-    """Check each pair when it is drawn.
+    """Check each prompt and completion when it is drawn; raise InputError if it does not fit.
 
-    Args:
-        pairs: Prompts and completions.
-        measure: Counts the tokens of a text; raises InputError if a character has no token.
-        context: Most tokens of a pair, the end-of-sequence token included.
-
-    Raises:
-        InputError: A pair does not fit; names it.
+    `measure` counts the tokens of a text; a pair has `context` at most, with its end-of-sequence
+    token.
     """
     for prompt, completion in pairs:
         length = measure(prompt) + measure(completion) + 1
@@ -149,13 +141,9 @@ def train_model(
         for prompt, completion in pairs
     )
     engine = PolicyEngine(
-        policy,
-        sft,
-        model_path=origin,
-        zero_stage=sft.zero_stage,
-        dtype=sft.dtype,
+        policy, sft, model_path=origin, zero_stage=sft.zero_stage, dtype=sft.dtype,
         total_steps=sft.steps,
-    )
+    )  # fmt: skip
     parameters = sum(p.numel() for p in policy.parameters())
 
     def show(progress: SftProgress) -> None:

@@ -24,13 +24,7 @@ from queues.records import Lease, Prompt, Purpose, Rollout
 def try_recipe(
     config: RunConfig, inputs: Inputs, count: int, say: Callable[[str], None]
 ) -> list[Rollout]:
-    """Play the first prompts of the training source, once each.
-
-    Args:
-        config: The recipe.
-        inputs: Its model and prompts.
-        count: Number of prompts.
-        say: Prints a text.
+    """Play the first `count` prompts of the training source once each, and show them by `say`.
 
     Raises:
         InputError: A reward model cannot be loaded.
@@ -66,14 +60,23 @@ async def _play(
     engine = build_engine(spec, tokenizer, longest)
     await engine.start()
     try:
-        rewards = build_rewards(
-            actors, pool=pool, reward_model_client=_load_reward_models(config, inputs)
-        )
+        reward_models = _load_reward_models(config, inputs)
+        rewards = build_rewards(actors, pool=pool, reward_model_client=reward_models)
         episodes = build_episodes("engine-0", actors, engine, tokenizer, longest, rewards)
 
         async def play(index: int, prompt: Prompt) -> Rollout | RolloutFailed:
+            lease = Lease(
+                group_id=f"try-{index}",
+                attempt=1,
+                prompt=prompt,
+                group_size=1,
+                purpose=Purpose.TRAIN,
+                temperature=None,
+                start_version=0,
+                deadline_version=None,
+            )
             try:
-                return await episodes.run(_lease(index, prompt), 0)
+                return await episodes.run(lease, 0)
             except RolloutFailed as error:
                 return error
 
@@ -91,19 +94,6 @@ def _load_reward_models(config: RunConfig, inputs: Inputs) -> TextScorer | None:
 
     section = config.actors.reward_model.model_copy(update={"cores": None, "gpus": 0.0})
     return load_reward_models(inputs.reward_models, section)
-
-
-def _lease(index: int, prompt: Prompt) -> Lease:
-    return Lease(
-        group_id=f"try-{index}",
-        attempt=1,
-        prompt=prompt,
-        group_size=1,
-        purpose=Purpose.TRAIN,
-        temperature=None,
-        start_version=0,
-        deadline_version=None,
-    )
 
 
 def describe(
@@ -125,24 +115,13 @@ def describe(
             logprobs = outcome.behavior_logprobs[start:end]
             lines.append(f"  log-probabilities {[round(value, 3) for value in logprobs]}")
         start = end
-    parts = [
-        f"  {name} {value:g}{_weight(name, weights)}"
-        for name, value in outcome.reward_parts.items()
-    ]
+    lines.append(f"reward {outcome.reward:g}")
+    for part, value in outcome.reward_parts.items():
+        weight = weights.get(part.split("/")[0])
+        lines.append(f"  {part} {value:g}" + ("" if weight is None else f" × {weight:g}"))
     seconds = (outcome.finished_at - outcome.created_at).total_seconds()
-    return "\n".join(
-        [
-            *lines,
-            f"reward {outcome.reward:g}",
-            *parts,
-            f"ended by {outcome.finish_reason} after {sum(outcome.loss_mask)} sampled tokens, "
-            f"{outcome.turns} turns, {seconds:.2f} s",
-            "",
-        ]
+    lines.append(
+        f"ended by {outcome.finish_reason} after {sum(outcome.loss_mask)} sampled tokens, "
+        f"{outcome.turns} turns, {seconds:.2f} s\n"
     )
-
-
-def _weight(part: str, weights: dict[str, float]) -> str:
-    """Return the weight of a part of the reward as text; empty if it is 1."""
-    name = part.split("/")[0]
-    return f" × {weights[name]:g}" if name in weights else ""
+    return "\n".join(lines)

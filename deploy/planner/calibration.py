@@ -9,18 +9,17 @@ is over tokens, and the times of tokens follow from a and b: both are estimated 
 the seconds of a step are fitted over its tokens in the same way.
 
 Two parts of a run are left out: the first batches, and the last batches, which were trained when no
-group was leased any more. The last ones are about as many as the lag, engines run empty meanwhile,
-and a simulation leaves them out too (`deploy.planner.predict`).
+group was leased any more and engines ran empty; a simulation leaves them out too.
 
 The rates hold for the conditions of the run: an engine that shared its cores with the learner was
 slower than one alone, and held-out evaluations, which are not journaled, make it look slower still.
 """
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain, combinations, pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -53,7 +52,6 @@ class Measured:
     first: int
     """Version of the first batch in use; figures are of the batches after WARM_UP of them."""
     last: int
-    """Version of the last batch in use."""
     explained: float
     """Share of the variance of rollout times that the engine's rates explain (R²)."""
     ess_loss: float | None
@@ -66,7 +64,7 @@ class Measured:
 
     @property
     def batches(self) -> int:
-        """Number of batches in use, the first ones included."""
+        """Number of batches in use, with those of the warm-up."""
         return self.last - self.first + 1
 
 
@@ -97,20 +95,29 @@ def read_rates(directory: "RunDirectory") -> Measured:
 def rates_of(
     batches: Sequence[Row], swaps: Sequence[WeightUpdateReport], groups: Sequence[GroupTimes]
 ) -> Measured:
-    """Estimate rates from recorded statistics of at least LEAST_BATCHES batches.
+    """Estimate rates from at least LEAST_BATCHES consecutive batches of one session.
 
     Args:
-        batches: Statistics of consecutive trained batches of one session, in order.
+        batches: Their statistics, in order.
         swaps: Reports of weight updates.
         groups: The trained groups, in the order in which they were accepted; groups of other
-        batches
-            count only as further load of their engine.
+            batches count only as further load of their engine.
     """
     measured = batches[WARM_UP:]
     begin, end = batches[WARM_UP - 1]["step_finished_at"], batches[-1]["step_finished_at"]
     updates = [update for update in swaps if update.error is None and not update.seeding]
     trained = [group for group in groups if group.taken_at and begin < group.taken_at <= end]
     swapped = [update for update in updates if begin < update.published_at <= end]
+    staging = [
+        update.staged_at - update.published_at + update.prepare_seconds
+        for update in swapped
+        if update.staged_at is not None
+    ]
+    pauses = [
+        update.swap_finished_at - update.swap_started_at
+        for update in swapped
+        if update.swap_started_at is not None and update.swap_finished_at is not None
+    ]
     engine, explained = _engine(groups, updates, within=(begin, end))
     waits = sum(row["wait_finished_at"] - row["wait_started_at"] for row in measured)
     tokens = sum(row["tokens_trained"] for row in measured)
@@ -118,23 +125,7 @@ def rates_of(
         rates=Rates(
             engine=engine,
             learner=_learner(batches, trained),
-            update=UpdateRates(
-                staging_seconds=_mean(
-                    [
-                        update.staged_at - update.published_at + update.prepare_seconds
-                        for update in swapped
-                        if update.staged_at is not None
-                    ]
-                ),
-                pause_seconds=_mean(
-                    [
-                        update.swap_finished_at - update.swap_started_at
-                        for update in swapped
-                        if update.swap_started_at is not None
-                        and update.swap_finished_at is not None
-                    ]
-                ),
-            ),
+            update=UpdateRates(staging_seconds=_mean(staging), pause_seconds=_mean(pauses)),
             lengths=tuple(tuple(max(1, tokens) for tokens in group.tokens) for group in trained),
             tied_share=_tied_share(measured, trained),
         ),
@@ -159,24 +150,18 @@ def _engine(
     for group in groups:
         pairs = zip(group.rollouts, group.tokens, strict=True)
         by_engine[group.engine_id] += [(*times, tokens) for times, tokens in pairs]
+    pauses: defaultdict[str, list[Any]] = defaultdict(list)
+    for update in updates:
+        pauses[update.engine_id].append((update.swap_started_at, update.swap_finished_at))
     engines = [
-        (
-            np.array(rollouts),
-            np.array(
-                [
-                    (update.swap_started_at, update.swap_finished_at)
-                    for update in updates
-                    if update.engine_id == engine
-                ]
-            ).reshape(-1, 2),
-        )
+        (np.array(rollouts), np.array(pauses[engine]).reshape(-1, 2))
         for engine, rollouts in by_engine.items()
     ]
     fitted = np.array([1.0, 0.0, 0.0])
     for _ in range(ROUNDS):
         parts = [
-            _observations(rollouts, pauses, within, step=fitted[0], rollout=fitted[1])
-            for rollouts, pauses in engines
+            _observations(rollouts, paused, within, step=fitted[0], rollout=fitted[1])
+            for rollouts, paused in engines
         ]
         factors, seconds = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
         if not len(seconds):
@@ -278,8 +263,9 @@ def _learner(batches: Sequence[Row], groups: Sequence[GroupTimes]) -> LearnerRat
     fitted = _least_squares(factors, seconds)
     residuals = seconds - factors @ fitted
     batch, token = fitted.tolist()
-    in_batches = [group.taken_at for group in groups if group.taken_at != group.accepted_at]
-    taken = np.unique([time for time in in_batches if time is not None])
+    taken = np.unique(
+        [g.taken_at for g in groups if g.taken_at is not None and g.taken_at != g.accepted_at]
+    )
     begun = np.array([row["wait_finished_at"] for row in measured])
     index = np.searchsorted(taken, begun) - 1
     fetches = (begun - taken[np.maximum(index, 0)])[index >= 0]
@@ -310,17 +296,18 @@ def _tied_share(batches: Sequence[Row], groups: Sequence[GroupTimes]) -> float:
 
 def _ess_loss(batches: Sequence[Row]) -> float | None:
     """Fit −ln ESS, about the variance of the log-ratios, by the mean square of the lag."""
-    squares = np.array([_lag_square_mean(row["lag_histogram"]) for row in batches if row["ess"]])
+    with_ess = [row for row in batches if row["ess"]]
+    histograms = [row["lag_histogram"] for row in with_ess]
+    squares = np.array(
+        [
+            sum(int(lag) ** 2 * count for lag, count in lags.items()) / max(1, sum(lags.values()))
+            for lags in histograms
+        ]
+    )
     if not np.any(squares):
         return None
-    losses = -np.log([min(1.0, row["ess"]) for row in batches if row["ess"]])
+    losses = -np.log([min(1.0, row["ess"]) for row in with_ess])
     return float(squares @ losses / (squares @ squares))
-
-
-def _lag_square_mean(lags: Mapping[str, int]) -> float:
-    """Return the mean square of the lag over the tokens of a batch; 0 without tokens."""
-    tokens = sum(lags.values())
-    return sum(int(lag) ** 2 * count for lag, count in lags.items()) / tokens if tokens else 0.0
 
 
 def _mean(values: Sequence[float]) -> float:

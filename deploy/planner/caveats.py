@@ -11,7 +11,7 @@ from deploy.planner.calibration import Measured
 from learner.config.learner import ModelConfig
 
 LEAST_EXPLAINED = 0.5
-"""Share of the variance of rollout times below which the model of engines does not hold."""
+"""Share of the variance of rollout times below which the rates of engines are not reliable."""
 SIZES = {
     "hidden_size": "hidden_size",
     "num_hidden_layers": "layers",
@@ -30,17 +30,14 @@ TAKEN_OVER = {
     "learner.zero_stage": "the learner is taken to be as fast as the run's",
     "learner.dtype": "the learner is taken to be as fast as the run's",
 }
+
 """Assumptions about a recipe in which a key has another value than in the run, by key."""
 
 
 def refuse_another_model(config: RunConfig, recorded: RunConfig) -> None:
-    """Refuse rates of another model.
+    """Refuse rates of a run, with the recipe `recorded`, that trained another model.
 
-    Models are told apart by their sizes, or by their names where one of the two is not here.
-
-    Args:
-        config: The recipe.
-        recorded: The recipe of the run.
+    Models are compared by their sizes, or by their names where one of the two is not here.
 
     Raises:
         InputError: The run trained another model; names both.
@@ -81,20 +78,20 @@ def differences(config: RunConfig, recorded: RunConfig) -> list[str]:
     """List where a recipe differs from that of the run in what rates and lengths depend on."""
     notes = []
     if config.model != recorded.model:
+        wanted, measured = (_named(model, {}, ()) for model in (config.model, recorded.model))
         notes.append(
-            f"the recipe has {_named(config.model, {}, ())}, in the run "
-            f"{_named(recorded.model, {}, ())} of the same size: rollouts are taken to be as long "
-            "as the run's"
+            f"the recipe has {wanted}, in the run {measured} of the same size: rollouts are taken "
+            "to be as long as the run's"
         )
     for key, taken in TAKEN_OVER.items():
         wanted, measured = attrgetter(key)(config), attrgetter(key)(recorded)
         if wanted != measured:
             notes.append(f"{key} = {wanted!r}, in the run {measured!r}: {taken}")
-    wanted, measured = config.actors.max_new_tokens, recorded.actors.max_new_tokens
-    if wanted > measured:
+    tokens, recorded_tokens = config.actors.max_new_tokens, recorded.actors.max_new_tokens
+    if tokens > recorded_tokens:
         notes.append(
-            f"actors.max_new_tokens = {wanted}, in the run {measured}: no rollout is taken to be "
-            "longer than the run's"
+            f"actors.max_new_tokens = {tokens}, in the run {recorded_tokens}: no rollout is taken "
+            "to be longer than the run's"
         )
     return notes
 
@@ -102,14 +99,7 @@ def differences(config: RunConfig, recorded: RunConfig) -> list[str]:
 def caveats(
     measured: Measured, recorded: RunConfig, *, bounds: Sequence[int], evaluated: bool
 ) -> list[str]:
-    """List reasons to doubt measured rates.
-
-    Args:
-        measured: Rates of the run.
-        recorded: Its recipe.
-        bounds: The bounds that are predicted.
-        evaluated: Whether the run generated answers to held-out problems meanwhile.
-    """
+    """List reasons to doubt the rates of a run, which may have been `evaluated` meanwhile."""
     notes = []
     if evaluated:
         notes.append(

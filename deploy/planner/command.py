@@ -3,7 +3,7 @@
 import json
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
@@ -20,6 +20,8 @@ from deploy.planner.simulator import Outcome, simulate
 from deploy.storage.run_directory import RunDirectory
 
 LARGEST_BOUND = 1000
+NEEDED = ("tokens", "rollout_rate", "engine_rate", "train_rate")
+"""Fields of `PlanInputs` that have to be given where no run is."""
 COLUMNS = {
     "actors": ("actors", "{}"),
     "ranks": ("ranks", "{}"),
@@ -55,16 +57,6 @@ class PlanInputs:
     train_rate: float | None
     pause: float
 
-    @property
-    def needed(self) -> dict[str, float | None]:
-        """The values that have to be given where no run is, by option."""
-        return {
-            "--tokens": self.tokens,
-            "--rollout-rate": self.rollout_rate,
-            "--engine-rate": self.engine_rate,
-            "--train-rate": self.train_rate,
-        }
-
 
 def parse_bounds(text: str) -> list[int]:
     """Read values of `queues.max_staleness` from a list such as "0,1,2", in order.
@@ -90,12 +82,8 @@ def plan(
 ) -> dict[str, Any]:
     """Predict a recipe, as a document that JSON can hold.
 
-    Args:
-        config: The recipe.
-        run: The run that the rates are measured in; None where they are given.
-        given: The rates from the command line.
-        bounds: Values of `queues.max_staleness`.
-        devices: Number of devices; None: as many as the recipe uses.
+    Rates are measured in `run`, or given where it is None; `devices` is None for as many as the
+    recipe uses.
 
     Raises:
         InputError: Something is missing, contradicts itself, or cannot be simulated.
@@ -163,48 +151,42 @@ def _source(
     config: RunConfig, run: RunDirectory | None, given: PlanInputs, bounds: Sequence[int]
 ) -> tuple[Source, list[str], dict[str, Any] | None]:
     """Return the rates, caveats about them, and a comparison of the measured run with itself."""
-    missing = [name for name, value in given.needed.items() if value is None]
     if run is None:
-        if missing:
-            names = ", ".join(missing)
-            raise InputError(
-                f"no rates: name a run to measure them of with --run, or give {names} too"
-            )
         return Source(rates=_given_rates(config, given), ranks=1), [], None
-    if len(missing) < len(given.needed):
-        names = ", ".join(name for name in given.needed if name not in missing)
-        raise InputError(f"--run measures what {names} would say; give one or the other")
+    if names := [name for name in NEEDED if getattr(given, name) is not None]:
+        raise InputError(f"--run measures what {_options(names)} would say; give one or the other")
     recorded = run.config()
     refuse_another_model(config, recorded)
     measured = read_rates(run)
     source = Source(rates=measured.rates, ranks=recorded.learner.ranks, ess_loss=measured.ess_loss)
-    evaluated = recorded.heldout is not None and _was_evaluated(run)
+    evaluated = recorded.heldout is not None
+    if evaluated and run.summary_file.exists():
+        evaluated = bool(json.loads(run.summary_file.read_text()).get("heldout", True))
     notes = caveats(measured, recorded, bounds=bounds, evaluated=evaluated)
     return source, [*differences(config, recorded), *notes], _compare(measured, recorded)
 
 
-def _was_evaluated(run: RunDirectory) -> bool:
-    """Return whether the summary has held-out scores; True for a run without a summary."""
-    if not run.summary_file.exists():
-        return True
-    return bool(json.loads(run.summary_file.read_text()).get("heldout", True))
+def _options(names: Sequence[str]) -> str:
+    return ", ".join(f"--{name.replace('_', '-')}" for name in names)
 
 
 def _given_rates(config: RunConfig, given: PlanInputs) -> Rates:
-    tokens, one, full = given.tokens, given.rollout_rate, given.engine_rate
-    assert tokens is not None
-    assert one is not None
-    assert full is not None
-    if not given.train_rate or given.train_rate < 0:
-        raise InputError(f"--train-rate {given.train_rate} must be above 0")
+    tokens, train = given.tokens, given.train_rate
+    one, full = given.rollout_rate, given.engine_rate
+    if tokens is None or one is None or full is None or train is None:
+        missing = _options([name for name in NEEDED if getattr(given, name) is None])
+        raise InputError(
+            f"no rates: name a run to measure them of with --run, or give {missing} too"
+        )
+    if train <= 0:
+        raise InputError(f"--train-rate {train} must be above 0")
+    slots, group_size = config.actors.max_concurrent_rollouts, config.prompts.group_size
     return Rates(
-        engine=EngineRates.of_throughput(
-            one=one, full=full, slots=config.actors.max_concurrent_rollouts
-        ),
-        learner=LearnerRates(token_seconds=1 / given.train_rate),
+        engine=EngineRates.of_throughput(one=one, full=full, slots=slots),
+        learner=LearnerRates(token_seconds=1 / train),
         update=UpdateRates(pause_seconds=given.pause),
         lengths=lognormal_lengths(
-            tokens, given.tokens_variation, group_size=config.prompts.group_size, seed=config.seed
+            tokens, given.tokens_variation, group_size=group_size, seed=config.seed
         ),
     )
 
@@ -230,21 +212,16 @@ def _compare(measured: Measured, recorded: RunConfig) -> dict[str, Any] | None:
 
 
 def _row(prospect: Prospect) -> dict[str, Any]:
-    outcome = prospect.outcome
+    outcome = asdict(prospect.outcome)
+    for key in ("lag_square_mean", "batch_seconds", "step_seconds"):
+        del outcome[key]
     return {
         "actors": prospect.actors,
         "ranks": prospect.ranks,
         "max_staleness": prospect.staleness,
-        "samples_per_second": prospect.samples_per_second,
-        "tokens_per_second": outcome.tokens_per_second,
         "actors_alone": prospect.actors_alone,
         "learner_alone": prospect.learner_alone,
-        "learner_idle": outcome.learner_idle,
-        "actors_idle": outcome.actors_idle,
-        "slots_used": outcome.slots_used,
-        "lag_mean": outcome.lag_mean,
-        "lag_p95": outcome.lag_p95,
-        "lag_max": outcome.lag_max,
+        **outcome,
         "ess": prospect.ess,
         "limit": prospect.limit,
     }

@@ -1,9 +1,8 @@
 """Throughput and lag of a recipe, predicted for each bound and each split of the devices.
 
-Each combination is a run in simulated time (`deploy.planner.simulator`). An engine takes
-`actors.tensor_parallel_size` devices of whatever kind, a rank of the learner takes one. Each of
-several engines is as fast as one alone; several ranks share a batch's tokens and gain nothing on
-the time that a batch takes besides.
+Each combination is a run in simulated time. An engine takes `actors.tensor_parallel_size` devices,
+a rank of the learner takes one. Each of several engines is as fast as one alone; several ranks
+share a batch's tokens and gain nothing on the time that a batch takes besides.
 """
 
 from collections.abc import Sequence
@@ -85,12 +84,7 @@ def predict(
 
     Few splits are all tried. Of many, about MOST_SPLITS are tried, the recipe's own among them, and
     then those between the best one and its neighbours, until no split beside the best one is left.
-
-    Args:
-        config: The recipe; its own bound is left out of account.
-        source: Rates of engines, learner and updates.
-        bounds: Values of `queues.max_staleness`.
-        devices: Number of devices that actors and learner share.
+    The bounds are values of `queues.max_staleness`; the recipe's own bound does not matter.
 
     Raises:
         InputError: The devices are too few or too many, or the recipe cannot be simulated.
@@ -117,7 +111,7 @@ def predict_own(config: RunConfig, source: Source) -> Prospect:
 
 
 def most_actors(config: RunConfig, devices: int) -> int:
-    """Return the most engines that leave the learner a device; each smaller count is a split too.
+    """Return the most engines that leave the learner a device.
 
     Raises:
         InputError: There are none, or more than MOST_ACTORS.
@@ -145,12 +139,7 @@ def some_counts(most: int, own: int) -> list[int]:
 
 
 def between(tried: Sequence[int], middle: int) -> list[int]:
-    """Return the counts halfway from `middle` to the next tried counts below and above.
-
-    Example:
-        >>> between([1, 4, 9, 10], 4)
-        [2, 6]
-    """
+    """Return the counts halfway from `middle` to the next tried counts below and above."""
     index = tried.index(middle)
     pairs = pairwise(tried[max(0, index - 1) : index + 2])
     return [(low + high) // 2 for low, high in pairs if high - low > 1]
@@ -159,7 +148,7 @@ def between(tried: Sequence[int], middle: int) -> list[int]:
 def best(prospects: Sequence[Prospect]) -> Prospect:
     """Return the prospect of the largest throughput, or one within AS_GOOD with less staleness."""
     most = max(prospect.samples_per_second for prospect in prospects)
-    as_good = [each for each in prospects if each.samples_per_second >= AS_GOOD * most]
+    as_good = [one for one in prospects if one.samples_per_second >= AS_GOOD * most]
     return min(as_good, key=lambda prospect: (prospect.staleness, -prospect.samples_per_second))
 
 
@@ -202,14 +191,9 @@ def setting_of(
 
 def setting_of_run(config: RunConfig, batches: int) -> Setting:
     """Return the setting of a recipe as it is, with `batches` ending while groups are leased."""
-    bound = config.queues.max_staleness
-    beyond = bound + 1
+    bound, actors = config.queues.max_staleness, config.actors.count
     return setting_of(
-        config,
-        staleness=bound,
-        actors=config.actors.count,
-        steps=batches + beyond,
-        beyond=beyond,
+        config, staleness=bound, actors=actors, steps=batches + bound + 1, beyond=bound + 1
     )
 
 
@@ -221,21 +205,24 @@ def _prospects(
     rates = replace(rates, learner=rates.learner.on(ranks / source.ranks))
     samples = config.prompts.groups_per_batch * config.prompts.group_size
     counted = min(MOST_STEPS, max(FEWEST_STEPS, ROLLOUTS // samples))
-    batch_seconds = _generation_seconds(config, rates, actors, WARM_UP + counted)
+    # the actors' time for a batch, with a learner that takes none and no bound
+    most = WARM_UP + counted
+    alone = setting_of(config, staleness=2 * most, actors=actors, steps=2 * most, beyond=most)
+    alone = replace(alone, bounds=replace(alone.bounds, most_live=None))
+    batch_seconds = fmean(simulate(alone, replace(rates, learner=LearnerRates())).batch_seconds)
     prospects = []
     for staleness in bounds:
         warm_up, beyond = WARM_UP + min(staleness, MOST_STEPS), staleness + 1
-        setting = setting_of(
-            config, staleness=staleness, actors=actors, steps=warm_up + counted + beyond
-        )
-        setting = replace(setting, warm_up=warm_up, beyond=beyond)
+        steps = warm_up + counted + beyond
+        setting = setting_of(config, staleness=staleness, actors=actors, steps=steps, beyond=beyond)
+        setting = replace(setting, warm_up=warm_up)
         outcome = simulate(setting, rates, seed=config.seed)
         step_seconds = fmean(outcome.step_seconds)
         step_seconds += rates.learner.take_seconds + rates.learner.publish_seconds
         if not step_seconds:
             raise InputError("the learner takes no time, so there is nothing to plan")
         window = setting.bounds.window(0) / config.prompts.groups_per_batch
-        loss = source.ess_loss
+        ess_loss = source.ess_loss
         prospects.append(
             Prospect(
                 staleness=staleness,
@@ -245,14 +232,7 @@ def _prospects(
                 actors_alone=samples / batch_seconds,
                 learner_alone=samples / step_seconds,
                 windowed=window < staleness + 1,
-                ess=None if loss is None else exp(-loss * outcome.lag_square_mean),
+                ess=None if ess_loss is None else exp(-ess_loss * outcome.lag_square_mean),
             )
         )
     return prospects
-
-
-def _generation_seconds(config: RunConfig, rates: Rates, actors: int, steps: int) -> float:
-    """Simulate the actors' time for a batch, with a learner that takes none and no bound."""
-    setting = setting_of(config, staleness=2 * steps, actors=actors, steps=2 * steps, beyond=steps)
-    unbounded = replace(setting, bounds=replace(setting.bounds, most_live=None))
-    return fmean(simulate(unbounded, replace(rates, learner=LearnerRates())).batch_seconds)

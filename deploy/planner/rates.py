@@ -8,6 +8,7 @@ import math
 import random
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields, replace
+from statistics import fmean, pstdev
 from typing import Any, Self
 
 from deploy.errors import InputError
@@ -43,12 +44,7 @@ class EngineRates(_Seconds):
 
     @classmethod
     def of_throughput(cls, *, one: float, full: float, slots: int) -> Self:
-        """Derive the rates of an engine timed with one rollout, and with as many as it takes.
-
-        Args:
-            one: Tokens/s of one rollout alone.
-            full: Tokens/s of all together.
-            slots: Number of rollouts that it takes.
+        """Derive the rates of an engine from its tokens/s with one rollout, and with all slots.
 
         Raises:
             InputError: `full` is below `one`, or above `slots` times `one`.
@@ -60,8 +56,8 @@ class EngineRates(_Seconds):
             )
         if slots == 1:
             return cls(step_seconds=1 / one)
-        each = max(0.0, (slots / full - 1 / one) / (slots - 1))
-        return cls(step_seconds=1 / one - each, rollout_step_seconds=each)
+        rollout = max(0.0, (slots / full - 1 / one) / (slots - 1))
+        return cls(step_seconds=1 / one - rollout, rollout_step_seconds=rollout)
 
     def token_seconds(self, running: int) -> float:
         """Return the seconds until each of `running` rollouts has one more token."""
@@ -109,7 +105,7 @@ class Rates:
     """Share of groups whose rollouts all earn the same; dropped where a recipe filters them."""
 
     def __post_init__(self) -> None:
-        """Refuse a run without a token, or without a group to train."""
+        """Refuse a run without a token or a group to train."""
         if not 0 <= self.tied_share < 1:
             raise InputError(f"tied_share = {self.tied_share} must be at least 0 and below 1")
         if not self.engine.token_seconds(1):
@@ -118,12 +114,6 @@ class Rates:
             raise InputError("no rollout's length is known, so there is nothing to simulate")
         if any(length < 1 for group in self.lengths for length in group):
             raise InputError("a rollout without a token; lengths must be at least 1")
-
-    @property
-    def tokens_mean(self) -> float:
-        """Mean number of sampled tokens of a rollout."""
-        flat = [length for group in self.lengths for length in group]
-        return sum(flat) / len(flat)
 
     def at_most(self, tokens: int) -> Self:
         """Return the rates with no rollout longer than `tokens`."""
@@ -139,28 +129,22 @@ class Rates:
     def to_dict(self) -> dict[str, Any]:
         """Return the rates as JSON values, the lengths as their mean and variation."""
         flat = [length for group in self.lengths for length in group]
-        mean = self.tokens_mean
-        spread = math.sqrt(sum((length - mean) ** 2 for length in flat) / len(flat))
+        mean = fmean(flat)
         return {
             "engine": asdict(self.engine),
             "learner": asdict(self.learner),
             "update": asdict(self.update),
             "tied_share": self.tied_share,
-            "lengths": {"rollouts": len(flat), "mean": mean, "variation": spread / mean},
+            "lengths": {"rollouts": len(flat), "mean": mean, "variation": pstdev(flat) / mean},
         }
 
 
 def lognormal_lengths(
     mean: float, variation: float, *, group_size: int, seed: int, groups: int = SAMPLED_GROUPS
 ) -> tuple[tuple[int, ...], ...]:
-    """Draw lengths of rollouts from a lognormal distribution, which has a long tail.
+    """Draw lengths of rollouts, in tokens, from a lognormal distribution, which has a long tail.
 
-    Args:
-        mean: Tokens of a rollout.
-        variation: Standard deviation over mean; 0 makes all equal.
-        group_size: Rollouts of a group.
-        seed: Seeds the draw.
-        groups: Number of groups to draw.
+    The variation is the standard deviation over the mean; 0 makes all lengths equal.
 
     Raises:
         InputError: The mean is below 1 or the variation below 0.

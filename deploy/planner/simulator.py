@@ -7,9 +7,8 @@
                engines swap at once, and one that missed a version takes the newest
 
 Admission, deadlines, the window and the patience with engines that lag are therefore the code that
-runs, not a model of it. `deploy.planner.rates` lists what is left out. Time is a heap of events; an
-engine's rollouts are a heap by the token of the engine at which they end, so an event costs O(log
-slots).
+runs, not a model of it. Time is a heap of events; an engine's rollouts are a heap by the token of
+the engine at which they end, so an event costs O(log slots).
 """
 
 import heapq
@@ -18,7 +17,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import count, cycle, islice, pairwise
+from itertools import accumulate, count, cycle, islice, pairwise
 
 from deploy.errors import InputError
 from deploy.planner.rates import Rates
@@ -58,11 +57,6 @@ class Setting:
         """Number of batches that are trained."""
         return self.bounds.steps - self.beyond
 
-    @property
-    def counted(self) -> int:
-        """Number of batches that the figures are made of."""
-        return self.last - self.warm_up
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
@@ -92,10 +86,7 @@ class Outcome:
 class Simulation:
     """One simulated run; `run` is called once.
 
-    Args:
-        setting: What the recipe decides.
-        rates: How fast everything is.
-        seed: Seeds the learner's variation and the choice of tied groups.
+    The seed is that of the learner's variation and of the choice of tied groups.
     """
 
     def __init__(self, setting: Setting, rates: Rates, *, seed: int = 0) -> None:
@@ -103,19 +94,18 @@ class Simulation:
             raise InputError(
                 f'queues.on_overdue = "{setting.bounds.on_overdue}" cannot be simulated; "wait" can'
             )
-        if setting.counted < 2:
+        if setting.last - setting.warm_up < 2:
             raise InputError(f"{setting.last} steps; at least {setting.warm_up + 2} are needed")
         self._setting, self._rates = setting, rates
         self._chance = random.Random(seed)
+        limit = setting.most_filtered
         self._broker = BrokerState(
             bounds=setting.bounds,
             group_size=setting.group_size,
             queued_batches=setting.queued_batches,
             max_attempts=1,
             greedy_baseline=setting.baseline,
-            tie_filter=None
-            if setting.most_filtered is None
-            else TieFilter(limit=setting.most_filtered),
+            tie_filter=limit if limit is None else TieFilter(limit=limit),
         )
         names = [f"engine-{number}" for number in range(setting.engines)]
         self._engines = [SimulatedEngine(name, rates.engine, setting.slots) for name in names]
@@ -282,11 +272,10 @@ class Simulation:
     def _lease(self, engines: Sequence[SimulatedEngine]) -> None:
         group_slots = self._setting.group_size + self._setting.baseline
         for engine in engines:
-            if engine.free_slots < group_slots or self._broker.over:
+            slots = engine.free_slots
+            if slots < group_slots or self._broker.over:
                 continue
-            leases = self._broker.lease(
-                engine.name, engine.free_slots, now=self._now, expires=FOREVER
-            )
+            leases = self._broker.lease(engine.name, slots, now=self._now, expires=FOREVER)
             if not leases:
                 continue
             self._feed()
@@ -331,7 +320,8 @@ class Simulation:
             sum(late[which] - early[which] for early, late in zip(before, after, strict=True))
             for which in (0, 1)
         )
-        rollouts = setting.counted * setting.bounds.groups_per_batch * setting.group_size
+        batches = setting.last - warm_up
+        rollouts = batches * setting.bounds.groups_per_batch * setting.group_size
         return Outcome(
             samples_per_second=rollouts / seconds,
             tokens_per_second=sum(self._trained_tokens[warm_up:]) / seconds,
@@ -348,17 +338,11 @@ class Simulation:
 
 
 def quantile(counts: Mapping[int, int], share: float) -> int:
-    """Return the smallest value that at least `share` of the counted values do not exceed.
-
-    Raises:
-        ValueError: The counts are empty.
-    """
-    total, below = sum(counts.values()), 0
-    for value in sorted(counts):
-        below += counts[value]
-        if below >= share * total:
-            return value
-    raise ValueError("quantile of no values")
+    """Return the smallest value that at least `share` of the counted values do not exceed."""
+    values = sorted(counts)
+    below = accumulate(counts[value] for value in values)
+    total = sum(counts.values())
+    return next(value for value, upto in zip(values, below, strict=True) if upto >= share * total)
 
 
 def simulate(setting: Setting, rates: Rates, *, seed: int = 0) -> Outcome:

@@ -1,7 +1,4 @@
-"""The HTML page of a report, in one file that needs no network; it reads on a phone as well.
-
-Plots are embedded as SVG; `deploy.report.plots` draws them.
-"""
+"""The HTML page of a report, in one file that needs no network; plots are embedded as SVG."""
 
 import io
 from base64 import b64encode
@@ -55,9 +52,8 @@ def page(
     parts.append("</div>")
     if timeline is not None:
         name, figure = timeline
-        parts.append(
-            f'<section class="wide"><h2>{escape(name)}</h2>{_image(figure, name)}</section>'
-        )
+        head = f"<h2>{escape(name)}</h2>"
+        parts.append(f'<section class="wide">{head}{_image(figure, name)}</section>')
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'

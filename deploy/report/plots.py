@@ -1,10 +1,10 @@
 """The plots of a report, each a figure of one subject for one run or several.
 
-Pure functions from records to matplotlib figures. `deploy.report.timeline_plot` draws the timeline.
+Pure functions from records to matplotlib figures.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
@@ -46,13 +46,19 @@ class Plot:
     draw: Callable[["Figure", Sequence[PlottedRun]], None]
 
 
-def figure_of(plot: Plot, runs: Sequence[PlottedRun]) -> "Figure":
-    """Draw a plot."""
+def new_figure(width: float, height: float) -> "Figure":
+    """Return an empty figure of a size in inches that is saved as SVG."""
     from matplotlib.backends.backend_svg import FigureCanvasSVG
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=SIZE, layout="constrained")
+    figure = Figure(figsize=(width, height), layout="constrained")
     FigureCanvasSVG(figure)
+    return figure
+
+
+def figure_of(plot: Plot, runs: Sequence[PlottedRun]) -> "Figure":
+    """Draw a plot."""
+    figure = new_figure(*SIZE)
     plot.draw(figure, runs)
     for axes in figure.axes:
         axes.spines[["top", "right"]].set_visible(False)
@@ -62,12 +68,7 @@ def figure_of(plot: Plot, runs: Sequence[PlottedRun]) -> "Figure":
 
 
 def smooth(values: Sequence[float], width: int = WINDOW) -> list[float]:
-    """Return the mean of each value and those before it, of at most `width` values.
-
-    Example:
-        >>> smooth([1.0, 3.0, 5.0], 2)
-        [1.0, 2.0, 4.0]
-    """
+    """Return the mean of each value and those before it, of at most `width` values."""
     return [
         sum(part) / len(part)
         for part in (values[max(0, end - width) : end] for end in range(1, len(values) + 1))
@@ -112,55 +113,46 @@ def _reward(figure: "Figure", runs: Sequence[PlottedRun]) -> None:
     axes = figure.subplots()
     for run in runs:
         label = f"{run.label}: " if len(runs) > 1 else ""
-        _line(
-            axes,
-            run,
-            lambda report: report.reward_mean,
-            label=f"{label}training",
-            lw=0.9,
-            alpha=0.55,
-        )
+        style = {"label": f"{label}training", "lw": 0.9, "alpha": 0.55}
+        _line(axes, run, lambda report: report.reward_mean, **style)
         best = [row for row in run.record.heldout_sampled if "pass_at_k" in row]
-        for series, key, style, name in (
+        for series, key, marker, name in (
             (run.record.heldout, "score", "o-", "held-out, greedy"),
             (run.record.heldout_sampled, "score", "s:", "held-out, sampled"),
             (best, "pass_at_k", "^--", f"pass@{best[-1]['samples']}" if best else ""),
         ):
-            scored = [row for row in series if row[key] is not None]
+            scored = [(row["version"], row[key]) for row in series if row[key] is not None]
             if scored:
-                axes.plot(
-                    [row["version"] for row in scored],
-                    [row[key] for row in scored],
-                    style,
-                    color=run.colour,
-                    ms=3.5,
-                    lw=1.4,
-                    label=f"{label}{name}",
-                )
+                versions, scores = zip(*scored, strict=True)
+                curve = axes.plot(versions, scores, marker, color=run.colour, ms=3.5, lw=1.4)
+                curve[0].set_label(f"{label}{name}")
     _finish(axes, "policy version", legend=True)
 
 
-def _throughput(figure: "Figure", runs: Sequence[PlottedRun]) -> None:
-    axes = figure.subplots()
-    for run in runs:
-        seconds, rates = throughput(run.record.batches)
-        axes.plot(seconds, rates, color=run.colour, lw=1.4, label=run.label)
-    axes.set_ylim(0, None)
-    _finish(axes, "seconds since the first step", "rollouts/s", legend=len(runs) > 1)
+def _line_of_each_run(
+    curve: Callable[[Sequence[TrainedBatch]], tuple[Sequence[float], Sequence[float]]],
+    xlabel: str,
+    ylabel: str,
+    top: float | None = None,
+) -> Callable[["Figure", Sequence[PlottedRun]], None]:
+    """Return a function that draws one curve of a run's batches, from 0 to `top`, for each run."""
+
+    def draw(figure: "Figure", runs: Sequence[PlottedRun]) -> None:
+        axes = figure.subplots()
+        for run in runs:
+            axes.plot(*curve(run.record.batches), color=run.colour, lw=1.4, label=run.label)
+        axes.set_ylim(0, top)
+        _finish(axes, xlabel, ylabel, legend=len(runs) > 1)
+
+    return draw
 
 
-def _idle(figure: "Figure", runs: Sequence[PlottedRun]) -> None:
-    axes = figure.subplots()
-    for run in runs:
-        axes.plot(
-            [batch.version for batch in run.record.batches],
-            [100 * share for share in waiting(run.record.batches)],
-            color=run.colour,
-            lw=1.4,
-            label=run.label,
-        )
-    axes.set_ylim(0, 100)
-    _finish(axes, "policy version", "% of the learner's time", legend=len(runs) > 1)
+def _idle(batches: Sequence[TrainedBatch]) -> tuple[list[float], list[float]]:
+    return [batch.version for batch in batches], [100 * share for share in waiting(batches)]
+
+
+def _lengths(batches: Sequence[TrainedBatch]) -> tuple[list[float], list[float]]:
+    return _points(batches, lambda report: report.response_length_mean)
 
 
 def _lag(figure: "Figure", runs: Sequence[PlottedRun]) -> None:
@@ -168,19 +160,21 @@ def _lag(figure: "Figure", runs: Sequence[PlottedRun]) -> None:
     for run in runs:
         _line(left, run, lambda report: report.lag_mean, label="mean", lw=1.4)
         _line(left, run, lambda report: report.max_lag, label="largest", lw=0.8, ls=":")
-        left.axhline(
-            run.record.max_staleness, color=run.colour, lw=0.7, ls="--", label="max_staleness"
-        )
+        bound = run.record.max_staleness
+        left.axhline(bound, color=run.colour, lw=0.7, ls="--", label="max_staleness")
     left.set_ylim(0, None)
     _finish(left, "policy version", "lag, versions", legend=len(runs) == 1)
     width = 0.8 / len(runs)
-    counts = [_lags(run.record.batches) for run in runs]
-    for index, (run, count) in enumerate(zip(runs, counts, strict=True)):
-        total = count.total() or 1
-        positions = [lag - 0.4 + width * (index + 0.5) for lag in sorted(count)]
-        shares = [100 * count[lag] / total for lag in sorted(count)]
+    trained_lags: set[int] = set()
+    for index, run in enumerate(runs):
+        count: Counter[int] = Counter()
+        for batch in run.record.batches:
+            count.update(batch.report.lag_histogram)
+        trained_lags |= count.keys()
+        positions = [lag - 0.4 + width * (index + 0.5) for lag in count]
+        shares = [100 * tokens / (count.total() or 1) for tokens in count.values()]
         right.bar(positions, shares, width, color=run.colour)
-    right.set_xticks(sorted({lag for count in counts for lag in count}))
+    right.set_xticks(sorted(trained_lags))
     _finish(right, "lag", "% of trained tokens")
 
 
@@ -189,17 +183,10 @@ def _ess(figure: "Figure", runs: Sequence[PlottedRun]) -> None:
     for run in runs:
         _line(upper, run, lambda report: report.off_policy.ess, label=run.label, lw=1.4)
         for origin, style in (("fresh", "-"), ("crossed", "--"), ("stale", ":")):
-            _line(lower, run, partial(_kl, origin), label=origin, lw=1.1, ls=style)
+            kl = partial(lambda report, origin: report.off_policy.origins[origin].kl, origin=origin)
+            _line(lower, run, kl, label=origin, lw=1.1, ls=style)
     _finish(upper, "", "ESS / tokens", legend=len(runs) > 1)
     _finish(lower, "policy version", "KL, nats/token", legend=len(runs) == 1)
-
-
-def _lengths(figure: "Figure", runs: Sequence[PlottedRun]) -> None:
-    axes = figure.subplots()
-    for run in runs:
-        _line(axes, run, lambda report: report.response_length_mean, label=run.label, lw=1.4)
-    axes.set_ylim(0, None)
-    _finish(axes, "policy version", "sampled tokens per rollout", legend=len(runs) > 1)
 
 
 def _left_out(figure: "Figure", runs: Sequence[PlottedRun]) -> None:
@@ -216,10 +203,8 @@ def _left_out(figure: "Figure", runs: Sequence[PlottedRun]) -> None:
             if spread.count:
                 axes.plot([spread.p50, spread.p95], [y, y], color=run.colour, lw=3, alpha=0.4)
                 axes.plot([spread.mean], [y], "o", color=run.colour, ms=5)
-        axes.set_yticks(
-            range(len(rows)),
-            [f"{label} ({run.bias.groups[fate]})" for run, fate, label in rows],
-        )
+        labels = [f"{label} ({run.bias.groups[fate]})" for run, fate, label in rows]
+        axes.set_yticks(range(len(rows)), labels)
         axes.set_ylim(max(1, len(rows)) - 0.5, -0.5)
         _finish(axes, title)
 
@@ -231,21 +216,28 @@ def _weight_sync(figure: "Figure", runs: Sequence[PlottedRun]) -> None:
         versions = [update.version for update in done]
         serving = [taken for update in done if (taken := update.serving_seconds) is not None]
         stopped = [update.stalled_seconds for update in done]
-        for label, seconds, marker in (
-            ("published to serving", serving, "."),
-            ("engine stopped", stopped, "x"),
-        ):
-            name = f"{run.label}: {label}" if len(runs) > 1 else label
-            colour = run.colour if len(runs) > 1 or marker == "." else COLOURS[1]
-            axes.plot(versions, seconds, marker, color=colour, ms=3, label=name)
+        prefix = f"{run.label}: " if len(runs) > 1 else ""
+        colour = run.colour if len(runs) > 1 else COLOURS[1]
+        axes.plot(
+            versions, serving, ".", color=run.colour, ms=3, label=f"{prefix}published to serving"
+        )
+        axes.plot(versions, stopped, "x", color=colour, ms=3, label=f"{prefix}engine stopped")
     axes.set_yscale("log")
     _finish(axes, "policy version", "seconds", legend=True)
 
 
 PLOTS = (
     Plot("Reward", "Mean reward of each batch, and scores of held-out prompts.", _reward),
-    Plot("Throughput", f"Rollouts trained per second, over {WINDOW} batches.", _throughput),
-    Plot("Learner idle", f"Share of time spent waiting for a batch, over {WINDOW} batches.", _idle),
+    Plot(
+        "Throughput",
+        f"Rollouts trained per second, over {WINDOW} batches.",
+        _line_of_each_run(throughput, "seconds since the first step", "rollouts/s"),
+    ),
+    Plot(
+        "Learner idle",
+        f"Share of time spent waiting for a batch, over {WINDOW} batches.",
+        _line_of_each_run(_idle, "policy version", "% of the learner's time", 100),
+    ),
     Plot("Lag of trained tokens", "Versions between sampling and training.", _lag),
     Plot(
         "Off-policyness",
@@ -253,7 +245,11 @@ PLOTS = (
         "version (fresh), across an update with a kept KV cache (crossed), or earlier (stale).",
         _ess,
     ),
-    Plot("Response length", "Mean response length of each batch.", _lengths),
+    Plot(
+        "Response length",
+        "Mean response length of each batch.",
+        _line_of_each_run(_lengths, "policy version", "sampled tokens per rollout"),
+    ),
     Plot(
         "Left out, and trained",
         "Groups by outcome: mean (dot), median to 95th percentile (line). Of aborted groups only "
@@ -264,18 +260,20 @@ PLOTS = (
 )
 
 
-def _kl(origin: str, report: BatchReport) -> float | None:
-    return report.off_policy.origins[origin].kl
+def _points(
+    batches: Sequence[TrainedBatch], figure: Callable[[BatchReport], float | None]
+) -> tuple[list[float], list[float]]:
+    """Return versions and values of one figure of the batches that have it."""
+    points = [(batch.version, figure(batch.report)) for batch in batches]
+    known = [(version, value) for version, value in points if value is not None]
+    return [version for version, _ in known], [value for _, value in known]
 
 
 def _line(
     axes: "Axes", run: PlottedRun, figure: Callable[[BatchReport], float | None], **style: Any
 ) -> None:
-    """Plot one figure of the batches that have it, over versions."""
-    points = [(batch.version, figure(batch.report)) for batch in run.record.batches]
-    points = [(version, value) for version, value in points if value is not None]
-    if points:
-        versions, values = zip(*points, strict=True)
+    versions, values = _points(run.record.batches, figure)
+    if values:
         axes.plot(versions, values, color=run.colour, **style)
 
 
@@ -284,10 +282,3 @@ def _finish(axes: "Axes", xlabel: str, ylabel: str = "", *, legend: bool = False
     axes.set_ylabel(ylabel, fontsize=8)
     if legend and axes.get_legend_handles_labels()[0]:
         axes.legend(fontsize=7, frameon=False)
-
-
-def _lags(batches: Iterable[TrainedBatch]) -> Counter[int]:
-    counts: Counter[int] = Counter()
-    for batch in batches:
-        counts.update(batch.report.lag_histogram)
-    return counts

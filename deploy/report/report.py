@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from deploy.errors import InputError
 from deploy.report.html import page
-from deploy.report.plots import COLOURS, PLOTS, PlottedRun, figure_of
+from deploy.report.plots import COLOURS, PLOTS, PlottedRun, figure_of, new_figure
 from deploy.report.summary import summarise
 from deploy.report.tables import figures
 from deploy.report.timeline import read_timeline
@@ -19,7 +19,7 @@ from deploy.storage.run_directory import RunDirectory
 from deploy.storage.run_record import Record
 from learner.diagnostics.batch_report import TrainedBatch
 from queues.readers.accounting import open_ledger
-from queues.readers.selection_bias import BiasReport, report_bias
+from queues.readers.selection_bias import report_bias
 from queues.runtime.atomic_file import atomic_file
 from weight_sync.announcements import WeightUpdateReport
 
@@ -50,10 +50,9 @@ def report(directory: RunDirectory, others: Sequence[RunDirectory] = ()) -> Path
         if record is None or not record.batches:
             raise InputError(f"{run.path} has trained no batch yet, so there is nothing to draw")
         records.append(record)
-    if not others:
-        draw(records[0], directory)
-        return directory.page
-    return _write(_page(records, directories), directory.path / "compare.html")
+    file = directory.path / "compare.html" if others else directory.page
+    _write(_page(records, directories), file)
+    return file
 
 
 def read_record(directory: RunDirectory) -> Record:
@@ -71,24 +70,18 @@ def read_record(directory: RunDirectory) -> Record:
 
 
 def draw(record: Record, directory: RunDirectory) -> None:
-    """Write the page of a run, unless it has trained no batch.
-
-    Args:
-        record: The run's record.
-        directory: The run's folder; its ledger and journal are read for the timeline.
-    """
+    """Write the page of a run, unless it has trained no batch."""
     if record.batches:
         _write(_page([record], [directory]), directory.page)
 
 
 def _page(records: Sequence[Record], directories: Sequence[RunDirectory]) -> str:
-    labels = _labels(directories)
-    runs = [
-        PlottedRun(label, record, _bias(directory), colour)
-        for label, record, directory, colour in zip(
-            labels, records, directories, COLOURS, strict=False
-        )
-    ]
+    labels, runs = _labels(directories), []
+    for label, record, directory, colour in zip(
+        labels, records, directories, COLOURS, strict=False
+    ):
+        with open_ledger(directory.path) as database:
+            runs.append(PlottedRun(label, record, report_bias(database), colour))
     first, alone = records[0], len(runs) == 1
     title = f"{first.name}: {first.version} of {first.steps} steps" if alone else " · ".join(labels)
     return page(
@@ -104,19 +97,15 @@ def _page(records: Sequence[Record], directories: Sequence[RunDirectory]) -> str
 
 def _figures(record: Record, directory: RunDirectory) -> dict[str, str]:
     """Return the figures of the written summary, or of the batches where there is none yet."""
+    status = directory.status() or "unknown"
     if directory.summary_file.exists():
         summary: dict[str, Any] = json.loads(directory.summary_file.read_text())
-        status = directory.status() or "unknown"
     else:
-        status = "unknown"
         summary = summarise(record, status=status, now=time.time()) | {"seconds": None}
     return {"status": status, **figures(summary)}
 
 
 def _timeline(record: Record, directory: RunDirectory) -> "tuple[str, Figure]":
-    from matplotlib.backends.backend_svg import FigureCanvasSVG
-    from matplotlib.figure import Figure
-
     from deploy.report.timeline_plot import draw_timeline, height
 
     timeline = read_timeline(
@@ -127,16 +116,10 @@ def _timeline(record: Record, directory: RunDirectory) -> "tuple[str, Figure]":
         groups_per_batch=directory.config().prompts.groups_per_batch,
     )
     assert timeline is not None
-    figure = Figure(figsize=(13, height(timeline)), layout="constrained")
-    FigureCanvasSVG(figure)
+    figure = new_figure(13, height(timeline))
     draw_timeline(figure, timeline, "")
     steps = sum(span.kind == "step" for span in timeline.learner)
     return f"Timeline: {steps} steps from version {timeline.first} on", figure
-
-
-def _bias(directory: RunDirectory) -> BiasReport:
-    with open_ledger(directory.path) as database:
-        return report_bias(database)
 
 
 def _labels(directories: Sequence[RunDirectory]) -> list[str]:
@@ -148,7 +131,6 @@ def _labels(directories: Sequence[RunDirectory]) -> list[str]:
     ]
 
 
-def _write(text: str, path: Path) -> Path:
+def _write(text: str, path: Path) -> None:
     with atomic_file(path) as file:
         file.write(text.encode())
-    return path

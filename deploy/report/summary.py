@@ -20,13 +20,17 @@ READY_SECONDS = 0.1
 def summarise(record: Record, *, status: str, now: float) -> dict[str, Any]:
     """Return the content of `summary.json`.
 
-    Args:
-        record: The record of the run so far.
-        status: running, done, failed or interrupted.
-        now: Epoch seconds.
+    The status is running, done, failed or interrupted; `now` is in epoch seconds.
     """
     batches = record.batches
     reports = [batch.report for batch in batches]
+    first_step = record.earlier.seconds_to_first_step
+    if first_step is None and batches:
+        first_step = record.seconds(batches[0].times.step_finished_at)
+    learner_idle, samples_per_second = _learner_rates(batches)
+    lags: Counter[int] = Counter()
+    for report in reports:
+        lags.update(report.lag_histogram)
     return {
         "name": record.name,
         "status": status,
@@ -34,24 +38,24 @@ def summarise(record: Record, *, status: str, now: float) -> dict[str, Any]:
         "steps": record.steps,
         "optimizer_steps": sum(report.optimizer_steps for report in reports),
         "seconds": record.seconds(now),
-        "seconds_to_first_step": _seconds_to_first_step(record),
+        "seconds_to_first_step": first_step,
         "tokens_generated": record.earlier.tokens_generated
         + sum(row["tokens_generated"] for row in record.actors),
         "tokens_trained": sum(report.tokens_trained for report in reports),
         "rollouts_trained": sum(report.rollouts_trained for report in reports),
-        "samples_per_second": samples_per_second(batches),
+        "samples_per_second": samples_per_second,
         "heldout": record.heldout,
         "heldout_sampled": record.heldout_sampled,
         "max_staleness": record.max_staleness,
         "max_lag_trained": max(
             (report.max_lag for report in reports if report.max_lag is not None), default=None
         ),
-        "lag_histogram": _lags(reports),
+        "lag_histogram": {str(lag): lags[lag] for lag in sorted(lags)},
         "ess_mean": _mean(report.off_policy.ess for report in reports),
         "mismatch": {origin: _mismatch(reports, origin) for origin in ORIGINS},
         "multi_version_rollouts": sum(report.multi_version_rollouts for report in reports),
         "idle_fraction": {
-            "learner": learner_idle(batches),
+            "learner": learner_idle,
             "actors": _mean(row["idle_fraction"] for row in record.actors),
         },
         "weight_sync": {
@@ -59,7 +63,7 @@ def summarise(record: Record, *, status: str, now: float) -> dict[str, Any]:
             "skipped": sum(report.versions_skipped or 0 for report in reports),
         },
         "overlap": overlap(batches, record.swaps),
-        "selection": selection(record),
+        "selection": _selection(record),
         "restarts": {
             "actors": record.restarts.total() - record.restarts[REWARD_MODEL],
             "reward_models": record.restarts[REWARD_MODEL],
@@ -68,8 +72,8 @@ def summarise(record: Record, *, status: str, now: float) -> dict[str, Any]:
     }
 
 
-def selection(record: Record) -> dict[str, int]:
-    """Count what was left out of training or trained late, as of the newest batch."""
+def _selection(record: Record) -> dict[str, int]:
+    """Count the groups left out of training or trained late, as of the newest batch."""
     newest = record.batches[-1].flow if record.batches else {}
     return {
         "groups_filtered": record.accounting.get("dropped", {}).get("filtered", 0),
@@ -79,37 +83,20 @@ def selection(record: Record) -> dict[str, int]:
     }
 
 
-def samples_per_second(batches: Sequence[TrainedBatch]) -> float | None:
-    """Return the rollouts trained per second, between the first and the last step of sessions."""
-    sessions = _sessions(batches)
-    seconds = sum(_span(session) for session in sessions)
-    rollouts = sum(batch.report.rollouts_trained for session in sessions for batch in session[1:])
-    return rollouts / seconds if seconds else None
+def _learner_rates(batches: Sequence[TrainedBatch]) -> tuple[float | None, float | None]:
+    """Return the share of time in which the learner waited, and rollouts trained per second.
 
-
-def learner_idle(batches: Sequence[TrainedBatch]) -> float | None:
-    """Return the share of the time of `samples_per_second` in which the learner waited."""
-    sessions = _sessions(batches)
-    seconds = sum(_span(session) for session in sessions)
-    waits = sum(batch.times.wait_seconds for session in sessions for batch in session[1:])
-    return waits / seconds if seconds else None
-
-
-def _sessions(batches: Sequence[TrainedBatch]) -> list[list[TrainedBatch]]:
-    """Split the batches by session, in order."""
-    by_session = groupby(batches, key=lambda batch: batch.times.session_started_at)
-    return [list(session) for _, session in by_session]
-
-
-def _span(session: Sequence[TrainedBatch]) -> float:
-    """Return the seconds from the end of the first step to the end of the last step."""
-    return session[-1].times.step_finished_at - session[0].times.step_finished_at
-
-
-def _seconds_to_first_step(record: Record) -> float | None:
-    if record.earlier.seconds_to_first_step is not None or not record.batches:
-        return record.earlier.seconds_to_first_step
-    return record.seconds(record.batches[0].times.step_finished_at)
+    The time of a session lasts from the end of its first step to the end of its last step.
+    """
+    seconds = waits = 0.0
+    rollouts = 0
+    for _, group in groupby(batches, key=lambda batch: batch.times.session_started_at):
+        first, *others = group
+        if others:
+            seconds += others[-1].times.step_finished_at - first.times.step_finished_at
+        waits += sum(batch.times.wait_seconds for batch in others)
+        rollouts += sum(batch.report.rollouts_trained for batch in others)
+    return (waits / seconds, rollouts / seconds) if seconds else (None, None)
 
 
 def successful_updates(swaps: Sequence[WeightUpdateReport]) -> list[WeightUpdateReport]:
@@ -135,33 +122,22 @@ def overlap(batches: Sequence[TrainedBatch], swaps: Sequence[WeightUpdateReport]
     `queue_ready` counts the updates whose next batch was ready when the version was published; in
     the others the learner waited for rollouts, not for the update.
     """
-    next_step = {batch.version: batch.times.step_started_at for batch in batches}
-    ready = {batch.version: batch.times.wait_seconds for batch in batches}
-    done = [
-        (update.version, update.swap_finished_at)
-        for update in swaps
-        if update.swap_finished_at is not None and update.version in next_step
-    ]
-    waited_little = [
-        (version, served_at)
-        for version, served_at in done
-        if version and ready[version] < READY_SECONDS
-    ]
+    times = {batch.version: batch.times for batch in batches}
+    ahead: list[bool] = []
+    ahead_where_ready: list[bool] = []
+    for update in swaps:
+        if update.swap_finished_at is None or update.version not in times:
+            continue
+        following = times[update.version]
+        ahead.append(update.swap_finished_at > following.step_started_at)
+        if update.version and following.wait_seconds < READY_SECONDS:
+            ahead_where_ready.append(ahead[-1])
     return {
-        "updates": len(done),
-        "learner_ahead": sum(served_at > next_step[version] for version, served_at in done),
-        "queue_ready": len(waited_little),
-        "queue_ready_and_learner_ahead": sum(
-            served_at > next_step[version] for version, served_at in waited_little
-        ),
+        "updates": len(ahead),
+        "learner_ahead": sum(ahead),
+        "queue_ready": len(ahead_where_ready),
+        "queue_ready_and_learner_ahead": sum(ahead_where_ready),
     }
-
-
-def _lags(reports: Sequence[BatchReport]) -> dict[str, int]:
-    counts: Counter[int] = Counter()
-    for report in reports:
-        counts.update(report.lag_histogram)
-    return {str(lag): counts[lag] for lag in sorted(counts)}
 
 
 def _mismatch(reports: Sequence[BatchReport], origin: str) -> dict[str, Any]:

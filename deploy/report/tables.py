@@ -76,14 +76,12 @@ def _selection(counts: dict[str, int]) -> dict[str, str]:
 
 def _change(series: list[dict[str, Any]]) -> str:
     first, last = series[0], series[-1]
-    text = f"{_first_to_last(series, 'score')} ({last['size']} problems)"
+    scores = [_number(row["score"], ".3f") for row in (first, last)]
+    text = f"{' → '.join(scores)} ({last['size']} problems)"
     if "pass_at_k" in first and "pass_at_k" in last:
-        text += f", pass@{last['samples']} {_first_to_last(series, 'pass_at_k')}"
+        best = [_number(row["pass_at_k"], ".3f") for row in (first, last)]
+        text += f", pass@{last['samples']} {' → '.join(best)}"
     return text
-
-
-def _first_to_last(series: list[dict[str, Any]], key: str) -> str:
-    return f"{_number(series[0][key], '.3f')} → {_number(series[-1][key], '.3f')}"
 
 
 def _mismatch(summary: dict[str, Any], origin: str) -> str:

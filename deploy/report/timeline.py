@@ -1,7 +1,8 @@
 """The timeline of some steps of a run: actors, queue, learner, weight updates.
 
 Pure functions from records to curves and spans, and `read_timeline`, which reads a run's folder.
-`deploy.report.timeline_plot` draws them. All times are epoch seconds.
+All times are epoch seconds.
+
 """
 
 from bisect import bisect_right
@@ -65,13 +66,7 @@ def read_timeline(
 ) -> Timeline | None:
     """Read the timeline of `count` steps after the warm-up; None if no batch was trained.
 
-    Args:
-        run_directory: The run's folder, whose ledger and journal are read.
-        batches: Statistics of the trained batches, in order, with their times.
-        swaps: Reports of weight updates.
-        max_staleness: η of the run.
-        groups_per_batch: B of the run.
-        count: Number of steps.
+    The batches are in order; the ledger and the journal are read in the run's folder.
 
     Raises:
         QueuesError: The ledger or the journal cannot be read.
@@ -133,12 +128,7 @@ def ready_groups(groups: Iterable[GroupTimes]) -> Curve:
 
 
 def overlaps(intervals: Iterable[tuple[float, float | None]]) -> Curve:
-    """Count the intervals that cover each moment; an end of None is infinite.
-
-    Example:
-        >>> overlaps([(0, 2), (1, 2), (1, None)])
-        [(0, 1), (1, 3), (2, 1)]
-    """
+    """Count the intervals that cover each moment; an end of None is infinite."""
     changes: Counter[float] = Counter()
     for start, end in intervals:
         changes[start] += 1

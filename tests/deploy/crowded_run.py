@@ -25,37 +25,37 @@ class Crowded(Run):
     """A run with simulated actors."""
 
     async def train(self) -> None:
+        first = self.context.config.actors.count
         crowd = [
-            asyncio.create_task(self.simulate(index))
-            for index in range(self.config.actors.count, self.config.actors.count + SIMULATED)
+            asyncio.create_task(self.simulate(index)) for index in range(first, first + SIMULATED)
         ]
         try:
             await super().train()
         finally:
-            for each in crowd:
-                each.cancel()
+            for task in crowd:
+                task.cancel()
             await asyncio.wait(crowd)
 
     async def simulate(self, index: int) -> None:
         name, engine = f"actor-{index}", f"engine-{index}"
         statistics = ActorStatistics(engine)
         statistics.groups.update([*(status.value for status in PutStatus), "failed", "aborted"])
-        self.record.restarts[name] = 1
+        self.context.record.restarts[name] = 1
         self.targets.add(name, f"{HOST}:{serve([ActorMetrics(statistics)], host=HOST)}")
-        serves = -1
+        broadcaster, serves = self.processes.broadcaster, -1
         while True:
-            found = await self.broadcaster.newest(serves, POLL_SECONDS)
-            if found is None or not await self.broadcaster.acquire_swap(engine, POLL_SECONDS):
+            manifest = await broadcaster.newest(serves, POLL_SECONDS)
+            if manifest is None or not await broadcaster.acquire_swap(engine, POLL_SECONDS):
                 continue
-            now, serves = time.time(), found.version
-            await self.broadcaster.report(
+            now, serves = time.time(), manifest.version
+            await broadcaster.report(
                 WeightUpdateReport(
-                    engine_id=engine, version=serves, published_at=found.created_at,
+                    engine_id=engine, version=serves, published_at=manifest.created_at,
                     staged_at=now, pause_seconds=0.0, load_seconds=0.0, resume_seconds=0.0,
                     swap_started_at=now, swap_finished_at=now, bytes=64,
                 )
             )  # fmt: skip
-            await self.broker.serving(engine, serves)
+            await self.processes.broker.serving(engine, serves)
 
 
 if __name__ == "__main__":

@@ -67,8 +67,12 @@ def test_an_interrupt_is_heard_while_a_run_waits_for_resources():
     _, shown = screen()
     shown.say = lambda _: os.kill(os.getpid(), signal.SIGINT)
     began, more = time.monotonic(), ray.cluster_resources()["CPU"] + 1
-    with pytest.raises(KeyboardInterrupt):
-        Reservation([want("actors", 1, more)], 600.0, shown)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            Reservation([want("actors", 1, more)], 60.0, shown)
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert time.monotonic() - began < 20
     assert "PENDING" not in states()
 

@@ -1,13 +1,12 @@
 """Who waits on whom for what: by tables, without a clock."""
 
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import pytest
 
 from deploy.observability.waits import (
     DISK,
     ActorHealth,
-    BrokerHealth,
     Health,
     Movement,
     Overdue,
@@ -15,26 +14,30 @@ from deploy.observability.waits import (
     Waits,
     waits,
 )
+from queues.broker.status import BrokerStatus
 
-BROKER = BrokerHealth(
-    version=4,
-    steps=9,
-    queued=2,
-    leased=2,
-    ready=0,
-    taken=0,
-    live=2,
-    window=6,
-    waits_for={},
-    engines={"engine-0": 4, "engine-1": 4},
-    paused=False,
+STATES = {"queued": 2, "leased": 2, "ready": 0, "taken": 0}
+BROKER = BrokerStatus(
+    **dict.fromkeys(field.name for field in fields(BrokerStatus))
+    | {
+        "version": 4,
+        "steps": 9,
+        "depth": STATES,
+        "live": 2,
+        "window": 6,
+        "waits_for": {},
+        "engines": {"engine-0": 4, "engine-1": 4},
+        "evaluations": (),
+        "accepted": 0,
+    }
 )
 IDLE = {name: ActorHealth(engine_id=f"engine-{name[-1]}", answers=True) for name in ("actor-0",)}
-HEALTH = Health(broker=BROKER, actors=IDLE, disk=True, groups_per_batch=2)
+HEALTH = Health(broker=BROKER, paused=False, actors=IDLE, disk=True, groups_per_batch=2)
 
 
 def broker(**changes):
-    return replace(HEALTH, broker=replace(BROKER, **changes))
+    depth = {state: changes.pop(state, count) for state, count in STATES.items()}
+    return replace(HEALTH, broker=replace(BROKER, depth=depth, **changes))
 
 
 def actor(**changes):
@@ -72,7 +75,7 @@ def test_each_wait_has_its_owner(health, who, on, what):
     [
         HEALTH,
         broker(version=9, taken=2),
-        broker(paused=True, queued=0, leased=0),
+        replace(broker(queued=0, leased=0), paused=True),
         replace(broker(queued=0, leased=0), actors={}),
         broker(queued=0, leased=0, live=6),
     ],
@@ -92,8 +95,8 @@ def test_a_wait_is_overdue_after_its_deadline_and_not_before():
 def test_until_the_initial_policy_is_scored_nobody_waits_for_the_feeder():
     watched = Waits(deadline=10.0)
     scoring = [
-        broker(version=0, engines={}, queued=0, leased=0, live=0, scores_first=True, accepted=done)
-        for done in (3, 4)
+        broker(version=0, engines={}, queued=0, leased=0, live=0, evaluations=["e@0"], accepted=n)
+        for n in (3, 4)
     ]
     watched.overdue(scoring[0], 0.0)
     assert watched.overdue(scoring[1], 9.0) == []
@@ -148,7 +151,7 @@ def test_a_run_moves_by_a_version_a_result_or_an_engine_that_takes_weights(moved
     assert [movement.idle_seconds(moved, now) for now in (16.0, 18.0)] == [0.0, 2.0]
 
 
-@pytest.mark.parametrize("excused", [broker(paused=True), replace(HEALTH, actors={})])
+@pytest.mark.parametrize("excused", [replace(HEALTH, paused=True), replace(HEALTH, actors={})])
 def test_while_a_disk_is_full_or_all_actors_start_no_idle_time_counts(excused):
     movement = Movement()
     movement.idle_seconds(HEALTH, 0.0)
