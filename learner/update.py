@@ -49,14 +49,9 @@ class Updater:
         self._config = config
 
     def update(self, groups: Sequence[RolloutGroup], version: int) -> BatchReport:
-        """Take the optimizer steps of a batch. Collective: every rank is given the same batch.
+        """Take the optimizer steps of a batch; return figures over all ranks. Collective.
 
-        Args:
-            groups: The batch.
-            version: The version being trained; the steps produce `version + 1`.
-
-        Returns:
-            Figures over all ranks.
+        Every rank is given the same batch. The steps move `version` to `version + 1`.
 
         Raises:
             LearnerError: The batch cannot be trained.

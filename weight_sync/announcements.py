@@ -17,7 +17,6 @@ class WeightUpdateReport:
     bytes: int
     """Bytes fetched for this attempt; those of the whole version if nothing was fetched."""
     full_bytes: int = 0
-    """Bytes of the whole version."""
     codec: str = "full"
     """How the version was fetched: "full" or "delta"."""
     changed: float | None = None

@@ -1,8 +1,7 @@
 """The broadcaster announces versions to receivers and limits how many engines swap at once.
 
-An asyncio object that belongs to one event loop; `ray_broadcaster` makes it a Ray actor. It
-carries manifests, never weights. At most max(1, floor(update_fraction · engines)) permits are held
-at a time; a permit whose holder is silent for `permit_seconds` expires.
+It carries manifests, never weights, and belongs to one event loop. At most
+max(1, floor(update_fraction · engines)) permits are held at a time.
 """
 
 import asyncio
@@ -52,13 +51,11 @@ class Broadcaster:
 
     async def newest(self, after: int, timeout: float) -> Manifest | None:
         """See `Announcements.newest`."""
-
-        def is_newer() -> bool:
-            return self._manifest is not None and self._manifest.version > after
-
         try:
             async with asyncio.timeout(timeout), self._announced:
-                await self._announced.wait_for(is_newer)
+                await self._announced.wait_for(
+                    lambda: self._manifest is not None and self._manifest.version > after
+                )
                 return self._manifest
         except TimeoutError:
             return None
@@ -78,12 +75,9 @@ class Broadcaster:
         self._swaps.give_back(engine_id)
 
     async def join(self, engine_id: str, engine: Any, workers: int) -> None:
-        """Register an engine with a learner that sends weights to it directly.
+        """Register an engine, by its handle, that the learner sends weights to directly.
 
-        Args:
-            engine_id: Its name; an earlier engine of this name is replaced.
-            engine: Its handle, in which `engines` returns it.
-            workers: Processes that hold a part of its weights.
+        Replaces an earlier engine of this name. `workers` processes hold a part of its weights.
         """
         self._engines[engine_id] = engine, workers
 

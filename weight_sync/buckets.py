@@ -40,9 +40,6 @@ def plan_buckets(
         tensors: Name, dtype and shape of each tensor.
         bucket_bytes: Largest bucket; a larger tensor gets a bucket of its own.
 
-    Returns:
-        A plan that names every tensor once, in the order given.
-
     Raises:
         ManifestError: There are no tensors, a name occurs twice, a dtype is unknown, or a tensor
             has no elements.

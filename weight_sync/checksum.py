@@ -1,8 +1,4 @@
-"""The checksum of a version's weights, equal if and only if every bit of every tensor is equal.
-
-It covers the bytes as they are sent, in the order of publication, so it depends neither on the
-number of ranks nor on the division into buckets.
-"""
+"""The checksum of a version's weights: independent of the number of ranks and of the buckets."""
 
 from collections.abc import Iterable
 
@@ -12,11 +8,7 @@ from torch import Tensor
 
 
 def checksum(tensors: Iterable[tuple[str, Tensor]]) -> str:
-    """Return xxh3_64 over each tensor's name and row-major bytes, as 16 hexadecimal digits.
-
-    Args:
-        tensors: Names and tensors in order, of any device and layout.
-    """
+    """Return xxh3_64 over each tensor's name and row-major bytes, as 16 hexadecimal digits."""
     digest = xxhash.xxh3_64()
     for name, tensor in tensors:
         digest.update(name.encode())

@@ -1,18 +1,4 @@
-"""Errors of weight synchronisation.
-
-WeightSyncError                  exit code 1
-├── InputError                   exit code 2
-├── ManifestError
-├── IncompatibleWeights
-├── VersionOrderError
-├── StagingError
-│   └── WrongBase
-├── LoadFailed
-├── UpdateRefused
-├── PublishFailed
-├── BroadcasterDied
-└── DeadlineExceeded
-"""
+"""Errors of weight synchronisation."""
 
 from typing import ClassVar
 

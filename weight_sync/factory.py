@@ -12,11 +12,7 @@ if TYPE_CHECKING:
 
 
 def make_transport(config: WeightSyncConfig) -> Transport:
-    """Build the staged transport of this process, for a publisher or a receiver.
-
-    Raises:
-        InputError: The folder cannot be created.
-    """
+    """Build the staged transport of this process, for a publisher or a receiver."""
     if config.transport == "object_store":
         from weight_sync.transports.ray_object_store import ObjectStoreTransport
 
@@ -33,11 +29,7 @@ def make_transport(config: WeightSyncConfig) -> Transport:
 def make_publisher(
     config: WeightSyncConfig, broadcaster: "BroadcasterClient"
 ) -> "BackgroundPublisher":
-    """Build the learner's publisher for any transport.
-
-    Raises:
-        InputError: The folder cannot be created.
-    """
+    """Build the learner's publisher for any transport."""
     if not config.staged:
         from weight_sync.direct.ray_links import make_direct_publisher
 

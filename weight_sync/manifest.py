@@ -1,8 +1,7 @@
 """The manifest of one version of the weights: its tensors, buckets and checksums.
 
 The publisher writes it last, once every bucket is stored and checksummed, so its holder can verify
-all bytes before touching an engine. Imports no torch. `buckets` plans the layout of the tensors,
-`transports` store and find the bytes.
+all bytes before touching an engine. Imports no torch.
 """
 
 import math
@@ -111,7 +110,7 @@ class Manifest:
         return {spec.name: (spec.dtype, spec.shape) for spec in self.tensors}
 
     def to_json(self) -> str:
-        """Return the manifest as one line of JSON."""
+        """Return one line of JSON."""
         return _ADAPTER.dump_json(self).decode()
 
     @classmethod

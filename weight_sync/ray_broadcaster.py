@@ -21,14 +21,7 @@ ANSWER_SECONDS = 30.0
 def create_broadcaster(
     update_fraction: float, engines: int, *, permit_seconds: float = 60.0, **options: Any
 ) -> "BroadcasterClient":
-    """Start a broadcaster on the cluster.
-
-    Args:
-        update_fraction: Largest share of engines that swaps at once.
-        engines: Number of engines that receive weights.
-        permit_seconds: Lifetime of a permit whose holder is silent.
-        **options: Ray actor options such as `name` or `scheduling_strategy`.
-    """
+    """Start a `Broadcaster` on the cluster; `options` are options of its Ray actor."""
     waiting_calls = 4 * engines + 64
     remote = ray.remote(Broadcaster).options(
         **{"num_cpus": 0, "max_concurrency": waiting_calls, **options}

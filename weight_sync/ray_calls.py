@@ -12,16 +12,10 @@ from weight_sync.errors import WeightSyncError
 def remote_errors(
     actor: str, seconds: float, *, gone: type[WeightSyncError], late: type[WeightSyncError]
 ) -> Iterator[None]:
-    """Run a call of a Ray actor's method and translate what it raises.
+    """Run a call of a Ray actor's method; raise its own error, or `gone` or `late`.
 
-    Args:
-        actor: Name of the actor in error messages.
-        seconds: Deadline of the call, for the error message; the block sets it.
-        gone: Raised if the actor is dead or cannot be reached.
-        late: Raised if the block raises a TimeoutError, as `ray.get` does.
-
-    Raises:
-        Exception: The error that the method itself raised, as its own class.
+    `late` replaces a TimeoutError of the block, such as that of `ray.get` after `seconds`; `gone`
+    is raised if the actor is dead or cannot be reached. `actor` names it in error messages.
     """
     try:
         yield

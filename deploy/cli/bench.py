@@ -31,11 +31,6 @@ BENCHMARKS = {
 def start(name: str, arguments: list[str], root: Path = ROOT) -> NoReturn:
     """Replace this process by a benchmark, which gets the user's Ctrl-C and sets the exit code.
 
-    Args:
-        name: A key of `BENCHMARKS`.
-        arguments: Arguments of the benchmark.
-        root: Folder of the checkout.
-
     Raises:
         InputError: There is no such benchmark, or no checkout.
     """

@@ -60,8 +60,12 @@ class Targets:
             f"{self._host!r} is their own loopback; set it to '0.0.0.0'"
         )
 
+    def add(self, name: str, address: str) -> None:
+        """Add a process that is never restarted."""
+        self._addresses[name] = address
+
     async def _add(self, name: str, call: Awaitable[str]) -> None:
-        self._addresses[name] = await call
+        self.add(name, await call)
 
     def _restarted(self) -> list[Any]:
         """Return the processes that may be restarted, with another address each time."""

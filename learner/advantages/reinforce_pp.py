@@ -1,7 +1,4 @@
-"""REINFORCE++: return to go, whitened over all tokens (Hu et al. 2025, arXiv 2501.03262).
-
-It needs no groups: one rollout a prompt is enough.
-"""
+"""REINFORCE++: return to go, whitened over all tokens (Hu et al. 2025, arXiv 2501.03262)."""
 
 from learner.advantages.grouped import GroupedRewards
 from learner.advantages.registry import Estimate, built_in_advantage
@@ -14,14 +11,7 @@ def reinforce_pp(batch: GroupedRewards, *, gamma: float = 1.0) -> Estimate:
     """A_t = whiten(Q_t), Q_t = Σ_{s ≥ t} γ^(s − t)·r_s over the sampled tokens of a rollout.
 
     r is the token reward (−β·k1 in the paper) plus, at the last sampled token, the final reward.
-    Mean and variance are over all sampled tokens of the batch, so long rollouts weigh more. verl
-    and OpenRLHF sum later rewards too; NeMo-RL takes the penalty of each token alone.
-
-    Returns:
-        [N] float64; exactly 0 where all Q_t are equal.
-
-    Raises:
-        InputError: No tokens, or `gamma` out of range.
+    Mean and variance are over all sampled tokens of the batch, so long rollouts weigh more.
     """
     tokens = batch.the_tokens("reinforce_pp")
     rewards = tokens.with_final(batch.rewards)

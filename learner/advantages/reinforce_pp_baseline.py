@@ -11,14 +11,7 @@ def reinforce_pp_baseline(batch: GroupedRewards, *, gamma: float = 1.0) -> Estim
     """A_t = whiten(Q_t), Q_t as in `reinforce_pp`, of the final reward R_i − μ_g.
 
     Groups without variance, which have no token rewards either, stay exactly 0 and out of the mean
-    and the variance, so that filtering them before or after changes nothing. verl whitens over all
-    tokens, theirs included.
-
-    Returns:
-        [N] float64.
-
-    Raises:
-        InputError: No tokens, or `gamma` out of range.
+    and the variance, so that filtering them before or after changes nothing.
     """
     tokens = batch.the_tokens("reinforce_pp_baseline")
     rewards = tokens.with_final(batch.centred)

@@ -9,11 +9,7 @@ from learner.losses.loss_inputs import LossInputs
 def lag_mask(inputs: LossInputs, *, max_lag: int) -> Correction:
     """Reject tokens whose lag is larger than `max_lag`, perhaps only the oldest of a rollout.
 
-    Returns:
-        Stats count tokens: `too_old`.
-
-    Raises:
-        InputError: A negative `max_lag`, or no versions.
+    Stats count tokens: `too_old`.
     """
     if max_lag < 0:
         raise InputError(f"lag_mask needs max_lag >= 0, found {max_lag}")

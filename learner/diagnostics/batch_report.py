@@ -1,8 +1,4 @@
-"""Records of a trained batch: what training it came to, when, and how that is written as JSON.
-
-Imports no torch, so that reports read them without it. `learner.diagnostics.batch_statistics` makes
-the figures.
-"""
+"""Records of a trained batch: its figures, its times, and their form as JSON. Imports no torch."""
 
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field, fields, replace

@@ -1,7 +1,6 @@
 """DAPO's policy loss: PPO whose upper clip is wider, so that rare tokens can still grow.
 
-Yu et al. 2025 (arXiv 2503.14476). The rest of DAPO is elsewhere: token_mean aggregation, dynamic
-sampling, overlong shaping.
+Yu et al. 2025 (arXiv 2503.14476).
 """
 
 from learner.losses.loss_inputs import LossInputs, TokenLoss

@@ -57,11 +57,7 @@ class LossInputs:
                 )
 
     def require(self, what: str, field: str) -> Any:
-        """Return an optional field that `what` requires.
-
-        Raises:
-            InputError: It is None.
-        """
+        """Return an optional field that `what` requires; raise InputError if it is None."""
         value = getattr(self, field)
         if value is None:
             raise InputError(f"{what} needs {field}, which this microbatch does not have")
@@ -80,11 +76,7 @@ class LossInputs:
 
     @cached_property
     def referenced(self) -> Tensor:
-        """[N] bool: `trained`, and the reference policy's log-probability is finite too.
-
-        Raises:
-            InputError: No reference log-probabilities are given.
-        """
+        """[N] bool: `trained`, and the log-probability of the reference policy is finite too."""
         reference: Tensor = self.require("a comparison with the reference", "reference_logprobs")
         return self.trained & torch.isfinite(reference)
 
@@ -140,8 +132,7 @@ class LossInputs:
     def lags(self, what: str) -> Tensor:
         """Return the version being trained minus the one that sampled a token, [N] integers ≥ 0.
 
-        Raises:
-            InputError: `version` or `versions` is missing; names `what`.
+        Raises InputError, naming `what`, if `version` or `versions` is missing.
         """
         versions: Tensor = self.require(what, "versions")
         lags: Tensor = self.require(what, "version") - versions

@@ -21,20 +21,11 @@ def ppo(
 ) -> TokenLoss:
     """ℓ_t = max(−A·r, −A·clip(r, 1 − clip_low, 1 + clip_high)); for A < 0 at most −dual_clip·A.
 
-    r is current / anchor. The gradient is 0 where the clip is active.
+    r is current / anchor. The gradient is 0 where the clip is active. `dual_clip` is absolute,
+    above 1 + clip_high; None switches it off.
 
-    Args:
-        inputs: One microbatch.
-        clip_low: ε below 1.
-        clip_high: ε above 1.
-        dual_clip: An absolute bound of the ratio where A < 0, above 1 + clip_high; None: off.
-
-    Returns:
-        Stats count tokens: `clip_low` (A < 0 and r too small), `clip_high` (A > 0 and r too large),
-        `dual_clip`, and `ratio_bounded` (log-ratio beyond ± 20).
-
-    Raises:
-        InputError: Bounds out of order.
+    Stats count tokens: `clip_low` (A < 0 and r too small), `clip_high` (A > 0 and r too large),
+    `dual_clip`, and `ratio_bounded` (log-ratio beyond ± 20).
     """
     surrogate = clipped(
         inputs,

@@ -1,23 +1,23 @@
 """Codec `delta`: a patch holds the elements of a bucket whose value on the wire changed.
 
 A patch is a header, then two streams compressed by zstandard: the gaps between the changed elements
-and their new values, each split into byte planes, since the upper bytes of both hardly vary. New
-values overwrite those of the base, so that applying a patch twice is harmless. A patch names the
-checksum of its base and is refused on any other. It pays where steps are small against the spacing
-of the wire's values, as in bfloat16 (arXiv:2602.03839).
+and their new values, each split into byte planes, since the upper bytes of both hardly vary. It
+names the checksum of its base and is refused on any other. It pays where steps are small against
+the spacing of the wire's values, as in bfloat16 (arXiv:2602.03839).
 """
 
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import zstandard
 from numpy.typing import NDArray
 
-from weight_sync.buckets import Piece
+from weight_sync.buckets import BucketPlan, Piece
 from weight_sync.errors import StagingError, WrongBase
+from weight_sync.manifest import ITEM_BYTES, Bucket
 
 LEVEL = 1
 """Compression level of zstandard; higher levels cost much time and save little on byte planes."""
@@ -40,18 +40,13 @@ class Patch:
     changed: int
     """Elements whose bits differ."""
     elements: int
-    """Elements of the bucket."""
 
 
 def diff(base: Bytes, pieces: Iterable[Piece], item_bytes: int, *, base_checksum: str) -> Patch:
-    """Encode the changed elements of a bucket.
+    """Encode the elements of a bucket that differ from `base`, an earlier bucket's bytes.
 
-    Args:
-        base: All bytes of the earlier bucket, `[nbytes]`.
-        pieces: The new bucket, with the same offsets.
-        item_bytes: Bytes of an element: 2, 4 or 8. With mixed dtypes that of the smallest, so that
-            larger elements count as several. Offsets and sizes are multiples of it.
-        base_checksum: Checksum of `base`, 32 hexadecimal digits.
+    Elements have `item_bytes`: 2, 4 or 8. With mixed dtypes that is the size of the smallest, so
+    that larger elements count as several. Offsets and sizes are multiples of it.
     """
     word = _WORDS[item_bytes]
     indices: list[NDArray[np.int64]] = []
@@ -92,6 +87,64 @@ def patched(base: Bytes, base_checksum: str, payload: memoryview) -> Bytes:
     result = base.copy()
     result.view(_WORDS[item_bytes])[indices] = values
     return result
+
+
+class Encoded(NamedTuple):
+    """A version relative to the previous one."""
+
+    base_version: int
+    patches: list[bytes] | None
+    """One per bucket; None if they would be no smaller than the version itself."""
+    changed: float
+    """Share of elements that differ."""
+
+
+class DeltaEncoder:
+    """Compares every version with the previous call's; holds one copy of the weights."""
+
+    def __init__(self) -> None:
+        self._version = -1
+        self._plan: BucketPlan | None = None
+        self._base: list[Bytes] = []
+        self._checksums: list[str] = []
+
+    def encode(
+        self,
+        version: int,
+        plan: BucketPlan,
+        pieces: Sequence[Sequence[Piece]],
+        buckets: Sequence[Bucket],
+    ) -> Encoded | None:
+        """Encode a version relative to the previous one and keep it as the next base.
+
+        Takes the bytes of each bucket, and the stored buckets for their checksums. Returns None for
+        the first version, or if the layout has changed.
+        """
+        encoded = self._compare(plan, pieces) if plan == self._plan else None
+        if encoded is None:
+            self._base = [np.zeros(size, dtype=np.uint8) for size in plan.sizes]
+        for base, parts in zip(self._base, pieces, strict=True):
+            for piece in parts:
+                end = piece.offset + piece.memory.nbytes
+                base[piece.offset : end] = np.frombuffer(piece.memory, dtype=np.uint8)
+        self._version, self._plan = version, plan
+        self._checksums = [bucket.checksum for bucket in buckets]
+        return encoded
+
+    def _compare(self, plan: BucketPlan, pieces: Sequence[Sequence[Piece]]) -> Encoded:
+        item_bytes = [8] * len(plan.sizes)
+        for spec in plan.tensors:
+            item_bytes[spec.bucket] = min(item_bytes[spec.bucket], ITEM_BYTES[spec.dtype])
+        patches = [
+            diff(base, parts, item, base_checksum=checksum)
+            for base, parts, item, checksum in zip(
+                self._base, pieces, item_bytes, self._checksums, strict=True
+            )
+        ]
+        payloads = [patch.payload for patch in patches if patch.payload is not None]
+        pays = len(payloads) == len(patches) and sum(map(len, payloads)) < sum(plan.sizes)
+        changed = sum(p.changed for p in patches) / sum(p.elements for p in patches)
+        return Encoded(self._version, payloads if pays else None, changed)
 
 
 def _parse(payload: memoryview, size: int) -> tuple[str, int, NDArray[np.int64], NDArray[Any]]:

@@ -2,11 +2,9 @@
 
     send(v, tensors)   for every engine in turn:   pause ─▶ send ─▶ resume at v ─▶ report
 
-For transports that write into an engine's own weights as they arrive (`vllm_sender`): nothing can
-be verified before, so the pause covers the transfer. An engine whose transfer failed or did not end
-in time holds a mixture. It ends (`direct.receiver`), nothing is sent to it again, and `seed` serves
-the engine that replaces it. Each engine has a connection and a deadline of its
-own, so that a hung engine delays the others by no more than that.
+An engine whose transfer failed or did not end in time holds a mixture. It ends, nothing is sent to
+it again, and `seed` serves the engine that replaces it. Each engine has a connection and a deadline
+of its own, so that a hung engine delays the others by no more than that.
 """
 
 import logging
@@ -14,7 +12,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol
 
 from torch import Tensor
@@ -27,7 +25,6 @@ log = logging.getLogger(__name__)
 GIVEN_UP = -1
 
 Weights = Sequence[tuple[str, Tensor]]
-
 
 Call = Literal["pause", "transfer", "resume", "give_up"]
 """A method of `direct.receiver.DirectReceiver`, which documents arguments, results and errors."""
@@ -69,8 +66,7 @@ class DirectEngines:
     """Sends versions to all engines while the caller waits. Calls come from one thread.
 
     Args:
-        engines: Returns the present engines; called for every version, so that an engine which was
-            replaced gets the next one.
+        engines: Returns the present engines; called for every version.
         connect: Opens a connection, under the engine's deadline.
         report: Called with every attempt that paused an engine; one with an error ends the engine.
         timeout: Deadline in seconds for one engine, connecting and pause included.
@@ -98,13 +94,7 @@ class DirectEngines:
         """The engine being sent to, and since when by the monotonic clock."""
 
     def send(self, version: int, weights: Weights, published_at: float) -> None:
-        """Send a version to all engines; the tensors may change again on return.
-
-        Args:
-            version: Above the previous one.
-            weights: Names and tensors as in the model folder.
-            published_at: Epoch seconds of the call of `publish`.
-        """
+        """Send a version to all engines; the tensors may change again on return."""
         self._version, self._published_at = version, published_at
         self.seed(weights)
 
@@ -140,7 +130,7 @@ class DirectEngines:
             staged_at=now,
             swap_started_at=now,
         )
-        attempt = _Attempt(link, report, weights, self._connect, self._senders.get(link))
+        attempt = _Attempt(link, weights, self._connect, self._senders.get(link), report)
         self.serving = link.engine_id, time.monotonic()
         error = attempt.wait(self._timeout)
         self.serving = None
@@ -153,8 +143,9 @@ class DirectEngines:
         else:
             self._sent[link] = GIVEN_UP
             self._senders.pop(link, None)
-            report = replace(attempt.report, error=f"{type(error).__name__}: {error}")
-            attempt.give_up(f"{type(error).__name__}: {error}")
+            message = f"{type(error).__name__}: {error}"
+            report = replace(attempt.report, error=message)
+            attempt.give_up(message)
             log.warning("%s did not take version %d: %s", link.engine_id, version, error)
         self._report(report)
 
@@ -164,33 +155,28 @@ class DirectEngines:
             sender.close()
 
 
+@dataclass(slots=True)
 class _Attempt:
     """One engine taking one version, in a thread that is abandoned at the deadline."""
 
-    def __init__(
-        self,
-        link: EngineLink,
-        report: WeightUpdateReport,
-        weights: Weights,
-        connect: Connect,
-        sender: Sender | None,
-    ) -> None:
-        self._link, self._connect, self._weights = link, connect, weights
-        self._token = uuid.uuid4().hex
-        self.report = report
-        """The attempt so far."""
-        self.sender = sender
-        self.begun = False
-        """True once the engine was paused."""
-        self._error: BaseException | None = None
-        self._given_up = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="send-weights", daemon=True)
+    _link: EngineLink
+    _weights: Weights
+    _connect: Connect
+    sender: Sender | None
+    report: WeightUpdateReport
+    """The attempt so far."""
+    begun: bool = False
+    """True once the engine was paused."""
+    _error: BaseException | None = None
+    _token: str = field(default_factory=lambda: uuid.uuid4().hex)
+    _given_up: threading.Event = field(default_factory=threading.Event)
 
     def wait(self, timeout: float) -> BaseException | None:
         """Run the attempt and return its error, None if it succeeded."""
-        self._thread.start()
-        self._thread.join(timeout)
-        if self._thread.is_alive():
+        thread = threading.Thread(target=self._run, name="send-weights", daemon=True)
+        thread.start()
+        thread.join(timeout)
+        if thread.is_alive():
             return DeadlineExceeded(
                 f"{self._link.engine_id} did not take version {self.report.version} within "
                 f"{timeout:g} s"

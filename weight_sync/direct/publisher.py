@@ -1,12 +1,7 @@
-"""The direct publisher sends each version straight to the engines.
+"""The direct publisher sends each version from host memory straight to the engines.
 
-    publish(v, tensors)     caller's thread      copies to host memory, then returns
-        └─▶ background      every engine in turn: pause ─▶ send ─▶ resume at v  (`DirectEngines`)
-    between versions        engines without the newest one get it: replaced, or newly joined
-
-The copy in host memory is sent, also to engines that join later, so the learner's weights may
-change meanwhile. It stays until the next version is to be sent; two sets of host memory suffice.
-The deadline applies to each engine, not to all together.
+Between versions it serves engines that joined or were replaced, from the same copy, which stays
+until the next version is to be sent.
 """
 
 import time
@@ -22,9 +17,9 @@ class DirectPublisher(BackgroundPublisher):
     """Sends every version to every engine. Calls come from one thread at a time.
 
     Args:
-        engines: The engines and the way to reach them; closed with the publisher.
+        engines: Closed with the publisher.
         timeout: Seconds that one engine may take; after twice as many the next `publish` fails.
-        wire_dtype: Dtype that every tensor is cast to before it is sent; None casts nothing.
+        wire_dtype: See `BackgroundPublisher`.
         seed_seconds: Interval at which engines without the newest version are looked for.
     """
 

@@ -25,11 +25,7 @@ GIVE_UP_SECONDS = 10.0
 class RayEngineLink:
     """The connection to the `DirectReceiver` of a rollout actor (an `EngineLink`).
 
-    Args:
-        engine_id: Its name in reports.
-        actor: Its handle, whose method `weights` forwards each call to its `DirectReceiver`.
-        workers: Processes that hold a part of its weights.
-        timeout: Deadline of a call in seconds.
+    The actor's method `weights` forwards each call, within `timeout` seconds.
     """
 
     def __init__(self, engine_id: str, actor: Any, workers: int, timeout: float) -> None:
@@ -50,12 +46,7 @@ class RayEngineLink:
 
 
 class JoinedEngines:
-    """The engines that have joined, with one link for each life of an actor.
-
-    Args:
-        broadcaster: The broadcaster that they join.
-        timeout: Deadline of a call in seconds.
-    """
+    """The engines that have joined a broadcaster, with one link for each life of an actor."""
 
     def __init__(self, broadcaster: BroadcasterClient, timeout: float) -> None:
         self._broadcaster, self._timeout = broadcaster, timeout

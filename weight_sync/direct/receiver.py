@@ -2,9 +2,8 @@
 
     pause(v) ─▶ transfer(…) ─▶ … ─▶ resume ─▶ on_version(v)
 
-All calls of one attempt carry its token. A failed attempt leaves a mixture of weights, and vLLM's
-loading in an unknown state, so there is no second one: `run` ends with the error, and the
-supervisor replaces the engine, which joins again and is sent the newest version.
+A failed attempt leaves a mixture of weights, so there is no second one: `run` ends with the error,
+and the supervisor replaces the engine, which joins again and is sent the newest version.
 """
 
 import asyncio
@@ -43,12 +42,10 @@ class DirectEngine(Protocol):
 
 
 class DirectReceiver:
-    """Keeps an engine paused while the learner writes to it.
+    """Keeps an engine, which nobody else may pause, paused while the learner writes to it.
 
     Args:
-        engine: The engine; nobody else may pause it.
         join: Registers the engine with the learner.
-        expected: Shapes of the tensors that every version must have.
         on_version: Awaited with each version once the engine serves it; no other begins before.
         timeout: Longest pause in seconds, in case the learner is gone.
     """
@@ -111,9 +108,7 @@ class DirectReceiver:
     async def pause(self, version: int, attempt: str) -> int | None:
         """Pause sampling and return the version served before, None if there was none.
 
-        Args:
-            version: The version to be sent.
-            attempt: A unique token, which all later calls of the attempt must carry.
+        All later calls of the attempt must carry the unique token `attempt`.
 
         Raises:
             UpdateRefused: The engine serves this version or a newer one, waits for `on_version`,
@@ -133,7 +128,8 @@ class DirectReceiver:
                 f"version {version} was refused: version {self.version} is still in use"
             )
         self._attempt, self._next = attempt, version
-        self._deadline = asyncio.get_running_loop().call_later(self._timeout, self._late)
+        late = DeadlineExceeded(f"version {version} was not whole within {self._timeout:g} s")
+        self._deadline = asyncio.get_running_loop().call_later(self._timeout, self._fail, late)
         await self._run_step(attempt, self._engine.pause)
         return self.version
 
@@ -142,8 +138,7 @@ class DirectReceiver:
 
         Raises:
             UpdateRefused: The attempt is over; nothing was written.
-            IncompatibleWeights: The engine does not have a tensor, or tensors are missing at the
-                end.
+            IncompatibleWeights: A tensor is unknown to the engine, or missing at the end.
         """
         self._check_open(attempt)
         try:
@@ -154,11 +149,7 @@ class DirectReceiver:
         await self._run_step(attempt, lambda: self._engine.transfer(method, payload))
 
     async def resume(self, attempt: str) -> None:
-        """Resume sampling; tokens carry the version of the attempt from here.
-
-        Raises:
-            UpdateRefused: The attempt is over; the engine does not resume.
-        """
+        """Resume sampling at the version of the attempt; UpdateRefused if the attempt is over."""
         self._check_open(attempt)
         await self._run_step(attempt, lambda: self._engine.serve(self._next))
         await self._run_step(attempt, self._engine.resume)
@@ -210,11 +201,6 @@ class DirectReceiver:
                 f"version {self._next} lacks {len(missing)} tensors that the engine needs "
                 f"({', '.join(missing[:3])})"
             )
-
-    def _late(self) -> None:
-        self._fail(
-            DeadlineExceeded(f"version {self._next} was not whole within {self._timeout:g} s")
-        )
 
     def _fail(self, error: Exception) -> None:
         """Make the engine unusable: `run` raises the first error."""

@@ -1,11 +1,9 @@
 """Sends weights by vLLM's own trainer engines: `nccl` between GPUs, `ipc` on the same GPU.
 
 Each engine has a process group of its own: rank 0 is the learner, the engine's workers are the
-others. On the engine's side vLLM needs a `weight_transfer_config` with the same backend. Written
-against vLLM 0.32.
+others. Written against vLLM 0.32.
 """
 
-import socket
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,6 +12,7 @@ from vllm.distributed.weight_transfer.base import ParamMeta, TrainerInitInfo, We
 from vllm.distributed.weight_transfer.factory import WeightTransferTrainerFactory
 from vllm.distributed.weight_transfer.ipc_engine import IPCTrainerInitInfo
 from vllm.distributed.weight_transfer.nccl_engine import NCCLTrainerInitInfo
+from vllm.utils.network_utils import get_open_port
 
 from weight_sync.direct.engines import Transfer, Weights
 from weight_sync.errors import UpdateRefused
@@ -24,8 +23,8 @@ class VllmSender:
     """A connection to one engine (a `Sender`).
 
     Args:
-        backend: vLLM's name of the transport: "nccl" or "ipc".
-        workers: Processes of the engine; its endpoint must have been made for the same backend.
+        backend: "nccl" or "ipc"; the engine's endpoint must have been made for the same.
+        workers: Processes of the engine.
         weights: Names, dtypes and shapes of every later `send`.
         transfer: Calls the endpoint while connecting.
         address: Address of this node, as seen from the engine's node.
@@ -45,10 +44,7 @@ class VllmSender:
         info: TrainerInitInfo = IPCTrainerInitInfo(rank=0, packed=True)
         if backend == "nccl":
             info = NCCLTrainerInitInfo(
-                rank=0,
-                master_address=address,
-                master_port=_free_port(),
-                world_size=1 + workers,
+                rank=0, master_address=address, master_port=get_open_port(), world_size=1 + workers
             )
         self._engine = WeightTransferTrainerFactory.trainer_init(
             info, client=self._client, source=self._source
@@ -103,10 +99,3 @@ class _Client:
     def finish_weight_update(self, weight_version: str | None = None) -> None:
         del weight_version  # set by `resume`, which can still be refused
         self.transfer(FINISH, None)
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("", 0))
-        port: int = probe.getsockname()[1]
-    return port

@@ -1,4 +1,4 @@
-"""Base class of publishers: copies weights for the learner and sends them from a thread.
+"""Base class of publishers, which copy weights for the learner and send them from a thread.
 
 publish(v, tensors)     caller's thread      copies to host memory, then returns
     └─▶ background      sends v, by the method of the subclass
@@ -67,7 +67,7 @@ class BackgroundPublisher(ABC):
         """Send a version, in the background; return the snapshot that is free again, if any."""
 
     def _between(self) -> None:  # noqa: B027  (most publishers have nothing to do)
-        """Do the periodic work of a publisher without a waiting version, in the background."""
+        """Do periodic work while no version waits, in the background."""
 
     def _late(self, sending: PendingVersion) -> str | None:
         """Return an error message if the version is being sent for too long, else None."""
@@ -82,12 +82,8 @@ class BackgroundPublisher(ABC):
     def publish(self, version: int, tensors: Iterable[tuple[str, Tensor]]) -> str:
         """Copy all tensors and send them in the background; they may change again on return.
 
-        Args:
-            version: Above the previous one.
-            tensors: Names and tensors of any device and layout, as in the model folder.
-
-        Returns:
-            The `checksum` of the tensors as sent.
+        Returns the `checksum` of the tensors as sent. They may be of any device and layout, under
+        their names in the model folder.
 
         Raises:
             VersionOrderError: The version is not above the previous one.

@@ -1,15 +1,12 @@
 """A reusable copy of all weights in host memory.
 
-The memory is reused because fresh memory costs several times the copy itself; memory that a GPU
-copies to is pinned. On a CPU the caller's thread copies piece by piece while another thread
-checksums the copied pieces. Torch's own threads are not used: where an engine occupies one of their
-cores they wait for each other, ten times as long as the copy takes.
+Fresh memory would cost several times the copy itself. On a CPU the caller's thread copies piece by
+piece while another thread checksums the copied pieces. Torch's own threads are not used: where an
+engine occupies one of their cores they wait for each other, ten times as long as the copy takes.
 """
 
-import threading
 from collections.abc import Iterable, Iterator
-from queue import SimpleQueue
-from typing import Self
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import torch
@@ -31,7 +28,7 @@ def wire_dtype(config: WeightSyncConfig) -> torch.dtype | None:
 
 
 class Snapshot:
-    """Host tensors of one version."""
+    """The tensors of one version in host memory."""
 
     def __init__(self) -> None:
         self.tensors: list[tuple[str, Tensor]] = []
@@ -42,16 +39,17 @@ class Snapshot:
     def take(self, tensors: Iterable[tuple[str, Tensor]], wire_dtype: torch.dtype | None) -> str:
         """Copy tensors, cast to `wire_dtype` if given, and return their `checksum`."""
         self.tensors = []
-        with _Checksum() as digest:
+        digest = xxhash.xxh3_64()
+        with ThreadPoolExecutor(1, thread_name_prefix="checksum") as thread:
             for name, tensor in tensors:
                 host = self._host(name, tensor, wire_dtype or tensor.dtype)
                 self.tensors.append((name, host))
                 if tensor.is_cuda:
                     host.copy_(tensor, non_blocking=True)
                     continue
-                digest.add(name.encode())
+                thread.submit(digest.update, name.encode())
                 for copied in _copy(tensor, host):
-                    digest.add(copied)
+                    thread.submit(digest.update, copied)
         if any(host.is_pinned() for _, host in self.tensors):
             torch.cuda.synchronize(device=None)
             return checksum(self.tensors)
@@ -63,35 +61,6 @@ class Snapshot:
             host = torch.empty(tensor.shape, dtype=dtype, device="cpu", pin_memory=tensor.is_cuda)
             self._memory[name] = host
         return host
-
-
-class _Checksum:
-    """Computes xxh3_64 of a sequence of byte strings, in a thread."""
-
-    def __init__(self) -> None:
-        self._digest = xxhash.xxh3_64()
-        self._queue: SimpleQueue[bytes | memoryview | None] = SimpleQueue()
-        self._thread = threading.Thread(target=self._run, name="checksum", daemon=True)
-
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._queue.put(None)
-        self._thread.join()
-
-    def add(self, data: bytes | memoryview) -> None:
-        """Append bytes, which must not change before the context ends."""
-        self._queue.put(data)
-
-    def hexdigest(self) -> str:
-        """Return the checksum, once the context has ended."""
-        return self._digest.hexdigest()
-
-    def _run(self) -> None:
-        while (data := self._queue.get()) is not None:
-            self._digest.update(data)
 
 
 def _copy(tensor: Tensor, host: Tensor) -> Iterator[memoryview]:

@@ -1,7 +1,6 @@
 """The staged publisher stores each version in a transport and announces it.
 
-    publish(v, tensors)     caller's thread      copies to host memory, then returns
-        └─▶ background      plan ─▶ write and checksum ─▶ compare with v−1 ─▶ announce ─▶ commit
+    plan ─▶ write and checksum ─▶ compare with v−1 ─▶ announce ─▶ commit
 
 A version is announced once all its bytes can be read. Receivers hold the memory of the versions
 that they have staged, so the publisher keeps only the newest one.
@@ -15,7 +14,7 @@ import torch
 
 from weight_sync.buckets import BucketPlan, Piece, plan_buckets
 from weight_sync.checksum import bytes_of
-from weight_sync.codecs.delta_encoder import DeltaEncoder, Encoded
+from weight_sync.codecs.delta import DeltaEncoder
 from weight_sync.manifest import Delta, Manifest
 from weight_sync.publish.background_publisher import BackgroundPublisher, PendingVersion
 from weight_sync.publish.snapshot import Snapshot
@@ -31,11 +30,8 @@ class StagedPublisher(BackgroundPublisher):
         transport: Stores the buckets; closed with the publisher.
         announce: Called with each complete version, in the background thread. A coroutine that it
             returns is run there, in an event loop of its own.
-        bucket_bytes: Size of one bucket.
-        timeout: Seconds from a `publish` to its announcement after which the next one fails; also
-            the deadline of `close`.
+        timeout: See `BackgroundPublisher`, as for `wire_dtype`.
         codec: "delta" offers a delta beside the whole version.
-        wire_dtype: Dtype that every tensor is cast to before it is sent; None casts nothing.
     """
 
     def __init__(
@@ -65,12 +61,19 @@ class StagedPublisher(BackgroundPublisher):
             for nbytes, parts in zip(plan.sizes, pieces, strict=True)
         )
         encoded = self._encoder and self._encoder.encode(version, plan, pieces, buckets)
+        delta = None
+        if encoded and encoded.patches is not None:
+            patches = (
+                self._transport.write(version, len(patch), [Piece(0, memoryview(patch))])
+                for patch in encoded.patches
+            )
+            delta = Delta(base_version=encoded.base_version, buckets=tuple(patches))
         manifest = Manifest(
             version=version,
             tensors=plan.tensors,
             buckets=buckets,
             created_at=pending.created_at,
-            delta=self._store(version, encoded) if encoded else None,
+            delta=delta,
             changed=encoded.changed if encoded else None,
         )
         announcing = self._announce(manifest)
@@ -78,17 +81,6 @@ class StagedPublisher(BackgroundPublisher):
             asyncio.run(announcing)
         self._transport.commit(manifest)
         return pending.snapshot
-
-    def _store(self, version: int, encoded: Encoded) -> Delta | None:
-        if encoded.patches is None:
-            return None
-        return Delta(
-            base_version=encoded.base_version,
-            buckets=tuple(
-                self._transport.write(version, len(patch), [Piece(0, memoryview(patch))])
-                for patch in encoded.patches
-            ),
-        )
 
 
 def _cut(snapshot: Snapshot, bucket_bytes: int) -> tuple[BucketPlan, list[list[Piece]]]:

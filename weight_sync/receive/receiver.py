@@ -6,11 +6,9 @@
            ─▶ pause ─▶ load ─▶ resume                                         engine stands still
            ─▶ report, which returns the permit ─▶ on_version                  engine generates
 
-`newest` waits for the publisher; the permit waits for other engines' reports, or for the expiry of
-a dead engine's permit. The newest version wins, those in between are skipped. A failure before the
-pause leaves the engine serving its old version; an engine without one whose first version belongs
-to another model ends the loop. A failed load leaves the engine paused, and the loop loads the same
-version or a newer one until a load succeeds.
+The newest version wins, those in between are skipped. A failure before the pause leaves the engine
+serving its old version. A failed load leaves the engine paused, and the loop loads the same version
+or a newer one until a load succeeds.
 """
 
 import asyncio
@@ -58,15 +56,9 @@ class ReceiverOptions:
 
 
 class Receiver:
-    """Keeps one engine at the newest version.
+    """Keeps one engine, which nobody else may pause, at the newest version.
 
-    Args:
-        engine_id: Name in permits and reports.
-        engine: The engine to update; nobody else may pause it.
-        announcements: Versions, permits, reports.
-        transport: Opens buckets.
-        on_version: Awaited with each version once the engine serves it.
-        options: Deadlines and the like.
+    `on_version` is awaited with each version once the engine serves it.
     """
 
     def __init__(
@@ -91,7 +83,6 @@ class Receiver:
         self._expected = options.expected
         self._base: StagedWeights | None = None
         self._attempt: WeightUpdateReport
-        """The report of the current attempt, as far as it is known."""
 
     async def run(self, stop: asyncio.Event) -> None:
         """Follow the announcements until `stop` is set; a swap that has begun is finished.
@@ -125,8 +116,7 @@ class Receiver:
     ) -> WeightUpdateReport | None:
         """Verify one version, then swap it in; a failure that may be retried is reported.
 
-        Returns:
-            The report, or None if a newer version or `stop` came before the permit.
+        Returns None if a newer version or `stop` came before the permit.
 
         Raises:
             IncompatibleWeights: The engine serves nothing yet and cannot take these weights.
@@ -223,9 +213,8 @@ class Receiver:
     async def _permitted(self, version: int, stop: asyncio.Event | None) -> bool:
         """Wait for a permit; False if a newer version or `stop` came first."""
         while not await self._announcements.acquire_swap(self.engine_id, POLL_SECONDS):
-            if stop is not None and stop.is_set():
-                return False
-            if await self._announcements.newest(version, 0.0) is not None:
+            stopped = stop is not None and stop.is_set()
+            if stopped or await self._announcements.newest(version, 0.0) is not None:
                 return False
         return True
 
@@ -266,12 +255,8 @@ class Receiver:
         """Report the current attempt, which returns its permit."""
         if error is not None:
             self._note(error=f"{type(error).__name__}: {error}")
-            logger.warning(
-                "%s did not take version %d: %s",
-                self.engine_id,
-                self._attempt.version,
-                self._attempt.error,
-            )
+            version, message = self._attempt.version, self._attempt.error
+            logger.warning("%s did not take version %d: %s", self.engine_id, version, message)
         await self._announcements.report(self._attempt)
         return self._attempt
 

@@ -1,8 +1,7 @@
 """Staging: fetch and verify a version on this node, without touching an engine."""
 
 import logging
-import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -12,14 +11,11 @@ from torch import Tensor
 from weight_sync.buckets import Piece
 from weight_sync.codecs.delta import patched
 from weight_sync.errors import StagingError, WrongBase
-from weight_sync.manifest import ITEM_BYTES, Bucket, Manifest, TensorSpec
+from weight_sync.manifest import Bucket, Manifest, TensorSpec
 from weight_sync.transports.protocol import Transport
 from weight_sync.transports.sealed_memory import SealedBucket, seal_verified
 
 logger = logging.getLogger(__name__)
-
-DTYPES: Mapping[str, torch.dtype] = {name: getattr(torch, name) for name in ITEM_BYTES}
-"""Torch's dtype for every dtype name of a manifest."""
 
 
 class StagedWeights:
@@ -60,11 +56,6 @@ def stage(
 
     Uses the delta if `base` is the version it was made for. Fetches the whole version otherwise, or
     if the delta is unavailable or yields other bytes than the manifest promises.
-
-    Args:
-        manifest: The version.
-        transport: Opens its buckets.
-        base: Another version, still open; it is not changed.
 
     Raises:
         StagingError: A bucket is unavailable or fails verification; none is kept open.
@@ -121,11 +112,6 @@ def tensor_views(
 ) -> Iterator[tuple[str, Tensor]]:
     """Yield names and zero-copy tensors over the memory of the buckets."""
     for spec in specs:
-        dtype = DTYPES[spec.dtype]
-        flat = torch.frombuffer(
-            memories[spec.bucket],
-            dtype=dtype,
-            count=math.prod(spec.shape),
-            offset=spec.offset,
-        )
+        memory = memories[spec.bucket][spec.offset : spec.offset + spec.nbytes]
+        flat = torch.frombuffer(memory, dtype=getattr(torch, spec.dtype))
         yield spec.name, flat.view(spec.shape)

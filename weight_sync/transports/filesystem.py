@@ -4,10 +4,9 @@
     folder/<version>-<publisher>/manifest.json                last: the version is complete
     folder/owner                                              the run that it belongs to (`claim`)
 
-A bucket of tensors is a safetensors file that any reader of the format can load; the output of a
-codec is stored as one tensor of bytes. A commit removes all older versions. The newest version
-outlives its publisher, so that a restarted engine can still be seeded. Receivers copy each file
-into sealed memory: a file could still change, and the engine's worker has to map the bytes.
+A bucket is a safetensors file; the output of a codec is stored in it as one tensor of bytes. The
+newest version outlives its publisher, so that a restarted engine can still be seeded. Receivers
+copy each file into sealed memory: it could still change, and the engine's worker maps the bytes.
 """
 
 import json
@@ -64,7 +63,7 @@ class FilesystemTransport:
         number = self._written[version] = self._written.get(version, -1) + 1
         file = self._version_folder(version) / f"bucket-{number:05d}.safetensors"
         file.parent.mkdir(exist_ok=True)
-        _write_synced(file, [_header(nbytes, pieces), *(piece.memory for piece in pieces)])
+        _write_synced(file, [_header(pieces), *(piece.memory for piece in pieces)])
         return Bucket(nbytes=nbytes, checksum=bucket_checksum(nbytes, pieces), location=str(file))
 
     def commit(self, manifest: Manifest) -> None:
@@ -82,10 +81,12 @@ class FilesystemTransport:
         if is_sealed(bucket):
             return open_verified(bucket)
         try:
-            content = Path(bucket.location).read_bytes()
+            content = memoryview(Path(bucket.location).read_bytes())
+            return seal_verified(bucket, bucket.nbytes, _parse(bucket, content))
         except OSError as error:
             raise StagingError(f"bucket at {bucket.location} cannot be read: {error}") from error
-        return seal_verified(bucket, bucket.nbytes, _parse(bucket, memoryview(content)))
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise StagingError(f"bucket at {bucket.location} is not valid: {error!r}") from error
 
     def close(self) -> None:
         """See `Transport.close`; the newest version stays on the disk."""
@@ -96,10 +97,6 @@ class FilesystemTransport:
 
 def claim(folder: Path, run: str) -> None:
     """Reserve a folder for one run, since each commit removes the versions of all others.
-
-    Args:
-        folder: Created if missing.
-        run: Name of the run, the same whenever it is resumed.
 
     Raises:
         InputError: It belongs to another run, or cannot be written.
@@ -120,7 +117,7 @@ def claim(folder: Path, run: str) -> None:
         raise InputError(f"weight_sync.folder cannot be used: {error}") from None
 
 
-def _header(nbytes: int, pieces: list[Piece]) -> memoryview:
+def _header(pieces: list[Piece]) -> memoryview:
     """Return the header of a safetensors file, with the offsets in the bucket as metadata."""
     header: dict[str, Any] = {}
     offsets, end = {}, 0
@@ -134,47 +131,31 @@ def _header(nbytes: int, pieces: list[Piece]) -> memoryview:
         }
         offsets[name] = piece.offset
         end += piece.memory.nbytes
-    header["__metadata__"] = {"nbytes": str(nbytes), "offsets": json.dumps(offsets)}
+    header["__metadata__"] = {"offsets": json.dumps(offsets)}
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)  # the format wants tensors to start at a multiple of 8 bytes
     return memoryview(len(text).to_bytes(8, "little") + text)
 
 
 def _parse(bucket: Bucket, content: memoryview) -> list[Piece]:
-    """Return the tensors of a file as pieces of its bucket.
-
-    Raises:
-        StagingError: The file is truncated or was not written for this bucket.
-    """
-    try:
-        start = 8 + int.from_bytes(content[:8], "little")
-        header = json.loads(bytes(content[8:start]))
-        metadata = header.pop("__metadata__")
-        if int(metadata["nbytes"]) != bucket.nbytes:
-            raise ValueError(f"{metadata['nbytes']} bytes; its manifest says {bucket.nbytes}")
-        pieces, end = [], 0
-        for name, offset in json.loads(metadata["offsets"]).items():
-            first, last = header[name]["data_offsets"]
-            piece = Piece(offset, content[start + first : start + last])
-            if piece.memory.nbytes != last - first or not end <= offset <= bucket.nbytes:
-                raise ValueError(f"tensor {name!r} is truncated or misplaced")
-            end = offset + piece.memory.nbytes
-            pieces.append(piece)
-        if end > bucket.nbytes or len(pieces) != len(header):
-            raise ValueError(f"tensors end at byte {end} of {bucket.nbytes}")
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise StagingError(f"bucket at {bucket.location} is not valid: {error}") from error
+    """Return the tensors of a file as pieces of its bucket; its checksum covers all they hold."""
+    start = 8 + int.from_bytes(content[:8], "little")
+    header = json.loads(bytes(content[8:start]))
+    pieces = []
+    for name, offset in json.loads(header["__metadata__"]["offsets"]).items():
+        first, last = header[name]["data_offsets"]
+        if not 0 <= offset <= bucket.nbytes:
+            raise ValueError(f"tensor {name!r} is at byte {offset} of {bucket.nbytes}")
+        pieces.append(Piece(offset, content[start + first : start + last]))
     return pieces
 
 
 def _write_synced(file: Path, parts: Iterable[memoryview]) -> None:
     """Write a file atomically and durably: to a temporary sibling, synced, then renamed."""
     temporary = file.with_name(f".{file.name}.partial")
-    with temporary.open("wb", buffering=0) as writing:
-        for part in parts:
-            done = 0
-            while done < part.nbytes:
-                done += writing.write(part[done:])
+    with temporary.open("wb") as writing:
+        writing.writelines(parts)
+        writing.flush()
         os.fsync(writing.fileno())
     temporary.rename(file)
     folder = os.open(file.parent, os.O_RDONLY | os.O_DIRECTORY)

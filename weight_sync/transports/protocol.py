@@ -1,9 +1,4 @@
-"""The interface of transports, which move the bytes of a version between processes.
-
-A transport keeps buckets readable for other processes and verifies what it reads. It handles
-neither tensors nor engines. `tests/weight_sync/transports/test_transport_contract.py` runs against
-every implementation.
-"""
+"""The interface of transports, which move the bytes of a version between processes."""
 
 from collections.abc import Iterable
 from typing import Protocol

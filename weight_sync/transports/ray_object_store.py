@@ -3,11 +3,9 @@
     learner's node    publisher ─▶ sealed memory ─▶ Uploader ─ray.put─▶ object store
     another node      object store ─one pull─▶ Downloader ─▶ sealed memory ─▶ every engine there
 
-Engines on the learner's node open its memory directly. On every other node one actor, the
-downloader, pulls each bucket once and seals it into memory of that node, for all its engines.
-Uploader and downloaders are created by their first caller and end with it; the next caller creates
-another one. Both keep only the newest version that they were asked for. Nothing is pulled before an
-engine asks.
+Engines on the learner's node open its memory directly. On every other node one actor pulls each
+bucket once, when the first engine asks. Uploader and downloaders are created by their first caller
+and end with it; the next caller creates another one. Both keep only the newest version.
 """
 
 import re
@@ -40,26 +38,19 @@ _LOCATION = re.compile(r"ray/([0-9a-f]+)/([0-9a-f]{8})/(\d+)(/proc/\d+/fd/\d+)")
 
 
 class _Location(NamedTuple):
-    """The parsed location of a bucket."""
+    """The parsed location of a bucket: Ray's id of the publisher's node, and where it is there."""
 
     node: str
-    """Ray's id of the publisher's node."""
     publisher: str
     version: int
     local: str
-    """Location of the bucket on that node."""
 
 
 class ObjectStoreTransport:
-    """Stores buckets on this node and opens them from any (a `Transport`); needs a cluster.
-
-    Args:
-        timeout: Seconds that `open` waits for other processes.
-    """
+    """Stores buckets on this node and opens them from any (a `Transport`); needs a cluster."""
 
     def __init__(self, *, timeout: float = 60.0) -> None:
         self.node: str = ray.get_runtime_context().get_node_id()
-        """Ray's id of the node of this process."""
         self._publisher = uuid.uuid4().hex[:8]
         self._local = SharedMemoryTransport()
         self._downloader = _NodeActor(Downloader, timeout, timeout)
@@ -121,11 +112,7 @@ class Uploader:
 
 
 class Downloader:
-    """On a node with engines: pulls each bucket once, into sealed memory.
-
-    Args:
-        timeout: Seconds that one pull may take.
-    """
+    """On a node with engines: pulls each bucket once, into sealed memory."""
 
     def __init__(self, timeout: float) -> None:
         self._timeout = timeout
@@ -206,10 +193,10 @@ class _NodeActor:
             time.sleep(RETRY_SECONDS)
 
     def _get_or_create(self, node: str) -> Any:
-        options = {
-            "name": self._name,
-            "get_if_exists": True,
-            "num_cpus": 0,
-            "scheduling_strategy": NodeAffinitySchedulingStrategy(node, soft=False),
-        }
-        return ray.remote(self._kind).options(**options).remote(*self._arguments)
+        remote = ray.remote(self._kind).options(
+            name=self._name,
+            get_if_exists=True,
+            num_cpus=0,
+            scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False),
+        )
+        return remote.remote(*self._arguments)

@@ -1,8 +1,7 @@
 """Buckets as sealed anonymous memory, which another process of the node can map.
 
-Every bucket is a memfd: a file without a name, whose location is `/proc/<pid>/fd/<n>`. It is sealed
-once written, so verified bytes cannot change and need no second verification. The kernel frees it
-when the last process that holds it ends, also after SIGKILL: nothing is ever left in /dev/shm.
+Every bucket is a memfd, located at `/proc/<pid>/fd/<n>`. It is sealed once written, so verified
+bytes cannot change. The kernel frees it when the last process that holds it ends, also by SIGKILL.
 Processes that share buckets need the same user and process namespace.
 """
 
@@ -10,7 +9,8 @@ import fcntl
 import mmap
 import os
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
+from typing import BinaryIO
 
 import xxhash
 
@@ -40,7 +40,8 @@ class SealedBucket:
         if self._descriptor < 0:
             raise ValueError("this bucket was closed")
         if self._memory is None:
-            self._memory = _map(self._descriptor, self.bucket.nbytes)
+            size = self.bucket.nbytes
+            self._memory = memoryview(mmap.mmap(self._descriptor, size, access=mmap.ACCESS_COPY))
         return self._memory
 
     def close(self) -> None:
@@ -51,16 +52,12 @@ class SealedBucket:
 
 
 def seal(nbytes: int, pieces: Iterable[Piece]) -> SealedBucket:
-    """Write a bucket to memory of this node and seal it.
-
-    Args:
-        nbytes: Its size, above 0; bytes that no piece covers are 0.
-        pieces: Ascending and without overlap.
-    """
+    """Write a bucket to memory of this node and seal it; arguments as of `Transport.write`."""
     descriptor = os.memfd_create("headway-weights", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
         os.ftruncate(descriptor, nbytes)
-        checksum = bucket_checksum(nbytes, pieces, lambda piece: _write_all(descriptor, piece))
+        with open(descriptor, "wb", closefd=False) as file:
+            checksum = bucket_checksum(nbytes, pieces, file)
         fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, SEALS)
         return SealedBucket(descriptor, nbytes, checksum)
     except BaseException:
@@ -83,16 +80,20 @@ def seal_verified(bucket: Bucket, nbytes: int, pieces: Iterable[Piece]) -> Seale
     return sealed
 
 
-def bucket_checksum(
-    nbytes: int, pieces: Iterable[Piece], visit: Callable[[Piece], None] = lambda piece: None
-) -> str:
-    """Return xxh3_128 of a bucket, gaps included; `visit` gets each piece while it is cached."""
+def bucket_checksum(nbytes: int, pieces: Iterable[Piece], copy: BinaryIO | None = None) -> str:
+    """Return xxh3_128 of a bucket, gaps included; write each piece to `copy` while it is cached.
+
+    Raises:
+        ValueError: The pieces overlap, or exceed `nbytes`.
+    """
     digest, end = xxhash.xxh3_128(), 0
     for piece in pieces:
         digest.update(bytes(piece.offset - end))
         digest.update(piece.memory)
         end = piece.offset + piece.memory.nbytes
-        visit(piece)
+        if copy is not None:
+            copy.seek(piece.offset)
+            copy.write(piece.memory)
     digest.update(bytes(nbytes - end))
     return digest.hexdigest()
 
@@ -108,14 +109,13 @@ def open_verified(bucket: Bucket) -> SealedBucket:
     Raises:
         StagingError: It is gone, has another size, could still change, or its checksum differs.
     """
-    descriptor = _open_sealed(bucket)
+    opened = _open_sealed(bucket)
     try:
-        opened = SealedBucket(descriptor, bucket.nbytes, bucket.checksum)
         _check_checksum(bucket, xxhash.xxh3_128_hexdigest(opened.memory))
-        return opened
     except BaseException:
-        os.close(descriptor)
+        opened.close()
         raise
+    return opened
 
 
 def map_verified(bucket: Bucket) -> memoryview:
@@ -124,11 +124,11 @@ def map_verified(bucket: Bucket) -> memoryview:
     Raises:
         StagingError: It is gone, has another size, or could still change.
     """
-    descriptor = _open_sealed(bucket)
+    opened = _open_sealed(bucket)
     try:
-        return _map(descriptor, bucket.nbytes)
+        return opened.memory
     finally:
-        os.close(descriptor)
+        opened.close()
 
 
 def _check_checksum(bucket: Bucket, checksum: str) -> None:
@@ -139,7 +139,7 @@ def _check_checksum(bucket: Bucket, checksum: str) -> None:
         )
 
 
-def _open_sealed(bucket: Bucket) -> int:
+def _open_sealed(bucket: Bucket) -> SealedBucket:
     """Open a bucket for reading after checking its size and seals."""
     if not is_sealed(bucket):
         raise StagingError(f"location is {bucket.location!r}; expected /proc/<pid>/fd/<n>")
@@ -156,22 +156,9 @@ def _open_sealed(bucket: Bucket) -> int:
         seals = fcntl.fcntl(descriptor, fcntl.F_GET_SEALS)
         if seals & SEALS != SEALS:
             raise StagingError(f"bucket at {bucket.location} is not sealed: it could still change")
-    except OSError as error:
+    except (OSError, StagingError) as error:
         os.close(descriptor)
+        if isinstance(error, StagingError):
+            raise
         raise StagingError(f"bucket at {bucket.location} is no shared memory: {error}") from error
-    except StagingError:
-        os.close(descriptor)
-        raise
-    return descriptor
-
-
-def _map(descriptor: int, nbytes: int) -> memoryview:
-    """Map copy-on-write: reading copies nothing, and a reader's writes stay its own."""
-    return memoryview(mmap.mmap(descriptor, nbytes, access=mmap.ACCESS_COPY))
-
-
-def _write_all(descriptor: int, piece: Piece) -> None:
-    """Write a whole piece; one system call moves at most 2 GiB."""
-    done = 0
-    while done < piece.memory.nbytes:
-        done += os.pwrite(descriptor, piece.memory[done:], piece.offset + done)
+    return SealedBucket(descriptor, bucket.nbytes, bucket.checksum)

@@ -1,14 +1,13 @@
 """Loads verified buckets inside vLLM's own worker process (weight-transfer backend "headway").
 
 vLLM finds `register` through the entry point group `vllm.general_plugins`. The worker maps the
-memory that the receiver has verified and hands zero-copy tensors to the model's own loader, fused
-projections included. For models that allow a `Shadow`, a thread does so while the engine generates,
-and the pause covers only the exchange; otherwise it covers vLLM's layerwise reload. Names, shapes
-and checksums were checked before the engine was paused.
+memory that the receiver has verified and hands zero-copy tensors to the model's own loader. For
+models that allow a `Shadow`, a thread does so while the engine generates, and the pause covers only
+the exchange; otherwise it covers vLLM's layerwise reload.
 """
 
 import logging
-import threading
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,6 +29,8 @@ from weight_sync.vllm.transfer import BACKEND
 
 logger = logging.getLogger(__name__)
 
+_THREAD = ThreadPoolExecutor(1, thread_name_prefix="prepare-weights")
+
 
 @dataclass
 class NoInitInfo(WeightTransferInitInfo):
@@ -48,7 +49,8 @@ class StagedWeightsEngine(WeightTransferEngine[NoInitInfo, ManifestInfo]):
 
     init_info_cls = NoInitInfo
     update_info_cls = ManifestInfo
-    _preparation: "Preparation | None" = None
+    _preparation: tuple[int, Future[Shadow | None]] | None = None
+    """The version that `_THREAD` loads beside the served one, or has loaded."""
 
     def init_transfer_engine(self, init_info: NoInitInfo) -> None:
         """Do nothing: there is no connection."""
@@ -58,26 +60,28 @@ class StagedWeightsEngine(WeightTransferEngine[NoInitInfo, ManifestInfo]):
         """Begin to load a version beside the served one; False if only a pause can load it."""
         if self.device.type != "cpu" or not applies(self.model):
             return False
-        self._preparation = Preparation(self.model, manifest, self._preparation)
+        self._discard()
+        self._preparation = manifest.version, _THREAD.submit(_prepare, self.model, manifest)
         return True
 
     def prepared(self) -> bool:
         """Return True if `exchange` would not have to wait."""
-        return self._preparation is None or self._preparation.done
+        return self._preparation is None or self._preparation[1].done()
 
     def exchange(self, version: int) -> bool:
         """Replace the served version by the prepared one; False if it was not prepared."""
-        preparation = self._preparation
-        if preparation is None or preparation.version != version or not preparation.shadow:
+        if self._preparation is None or self._preparation[0] != version or not self.prepared():
             return False
-        preparation.shadow.exchange()
-        self._discard()
-        return True
+        shadow = self._preparation[1].result()
+        if shadow is not None:
+            shadow.exchange()
+            self._discard()
+        return shadow is not None
 
     def _discard(self) -> None:
-        """Free the prepared or the replaced weights, in a thread."""
+        """Free the prepared or the replaced weights, before the next version is loaded."""
         if self._preparation is not None:
-            threading.Thread(target=self._preparation.close, name="free-weights").start()
+            _THREAD.submit(_free, self._preparation[1])
             self._preparation = None
 
     def start_weight_update(self) -> None:
@@ -133,52 +137,22 @@ class StagedWeightsEngine(WeightTransferEngine[NoInitInfo, ManifestInfo]):
         self._discard()
 
 
-class Preparation:
-    """A version that a thread loads beside the served one.
+def _prepare(model: torch.nn.Module, manifest: Manifest) -> Shadow | None:
+    """Load a version, whose buckets must stay open meanwhile; None if loading failed."""
+    shadow = Shadow(model)
+    try:
+        memories = [map_verified(bucket) for bucket in manifest.buckets]
+        shadow.load(tensor_views(manifest.tensors, memories))
+    except Exception as error:  # noqa: BLE001  (the load in the pause raises it, typed)
+        logger.warning("version %d cannot be prepared: %s", manifest.version, error)
+        shadow.close()
+        return None
+    return shadow
 
-    Args:
-        model: vLLM's model.
-        manifest: The version; its buckets must stay open until it is `done`.
-        previous: An earlier preparation that was not exchanged; closed first.
-    """
 
-    def __init__(
-        self, model: torch.nn.Module, manifest: Manifest, previous: "Preparation | None"
-    ) -> None:
-        self.version = manifest.version
-        self.shadow: Shadow | None = None
-        """The loaded weights; None before, or if loading failed."""
-        self._thread = threading.Thread(
-            target=self._run, args=(model, manifest, previous), name="prepare-weights", daemon=True
-        )
-        self._thread.start()
-
-    @property
-    def done(self) -> bool:
-        """True once loading has succeeded or failed."""
-        return not self._thread.is_alive()
-
-    def close(self) -> None:
-        """Wait until it is done, then free it."""
-        self._thread.join()
-        if self.shadow is not None:
-            self.shadow.close()
-            self.shadow = None
-
-    def _run(
-        self, model: torch.nn.Module, manifest: Manifest, previous: "Preparation | None"
-    ) -> None:
-        if previous is not None:
-            previous.close()
-        shadow = Shadow(model)
-        try:
-            memories = [map_verified(bucket) for bucket in manifest.buckets]
-            shadow.load(tensor_views(manifest.tensors, memories))
-        except Exception as error:  # noqa: BLE001  (the load in the pause raises it, typed)
-            logger.warning("version %d cannot be prepared: %s", manifest.version, error)
-            shadow.close()
-        else:
-            self.shadow = shadow
+def _free(preparation: Future[Shadow | None]) -> None:
+    if shadow := preparation.result():
+        shadow.close()
 
 
 class PreparesWeights:

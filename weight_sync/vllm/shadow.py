@@ -4,10 +4,8 @@
                    ─▶  exchange()       engine paused: references are swapped, nothing is copied
 
 A shadow has layers of its own that share everything with the model's but their tensors, so that
-vLLM's loaders and vLLM's packing do the work, fused projections included. The engine keeps its
-weights until `exchange`. A shadow needs the memory of the weights once more, so it is not used on
-GPUs; nor for layers of unknown kinds, which vLLM's layerwise reloading updates (`vllm.plugin`).
-Written against vLLM 0.32.
+vLLM's loaders and packing do the work. It needs the memory of the weights once more, so it is not
+used on GPUs, nor for layers of unknown kinds. Written against vLLM 0.32.
 """
 
 from collections.abc import Iterable

@@ -33,12 +33,7 @@ def tensor_shapes(payload: dict[str, Any] | None) -> dict[str, tuple[int, ...]]:
 
 
 async def transfer(engine: Any, method: str, payload: dict[str, Any] | None) -> None:
-    """Call a method of an engine's weight-transfer endpoint.
-
-    Args:
-        engine: An AsyncLLM whose `weight_transfer_config` names the learner's backend.
-        method: One of `METHODS`.
-        payload: The arguments from vLLM's trainer engine.
+    """Call one of `METHODS` of the weight-transfer endpoint of `engine`, an AsyncLLM.
 
     Raises:
         ValueError: The endpoint has no such method.
