@@ -34,7 +34,10 @@ def screen(view: View) -> RenderableType:
     if view.troubles:
         parts.append(Panel(Text("\n".join(view.troubles), "bold red"), border_style="red"))
     if view.events:
-        parts.append(Panel(_events(view), title="last events", border_style="dim"))
+        table = Table.grid(padding=(0, 2))
+        for event in view.events[-EVENTS:]:
+            table.add_row(Text(f"{_seconds(view.at - event.at)} ago", "dim"), Text(event.text))
+        parts.append(Panel(table, title="last events", border_style="dim"))
     return Group(*parts)
 
 
@@ -64,7 +67,8 @@ def loop(view: View) -> str:
             width = max(len(above), len(below)) + 2
             parts = (f"{above:^{width}}", "─" * (width - 1) + "▶", f"{below:^{width}}", " " * width)
             lines = [line + part for line, part in zip(lines, parts, strict=True)]
-    weights = f" weights {_rate(rates.updates)} updates/s, {_bytes(rates.update_bytes)}/s"
+    size = "–" if rates.update_bytes is None else decimal(int(rates.update_bytes))
+    weights = f" weights {_rate(rates.updates)} updates/s, {size}/s"
     weights += f", {_seconds(view.update_seconds)} to serve "
     ack = f" ack {_rate(rates.trained)} batches/s: {_or_dash(view.live)} of"
     ack += f" {_or_dash(view.window)} groups live, issued {_rate(rates.issued)}/s "
@@ -138,13 +142,6 @@ def _bars(title: str, shares: Mapping[str, float]) -> Table:
     return table
 
 
-def _events(view: View) -> Table:
-    table = Table.grid(padding=(0, 2))
-    for event in view.events[-EVENTS:]:
-        table.add_row(Text(f"{_seconds(view.at - event.at)} ago", "dim"), Text(event.text))
-    return table
-
-
 def _or_dash(value: int | None) -> str:
     return "–" if value is None else str(value)
 
@@ -164,7 +161,3 @@ def _seconds(value: float | None) -> str:
         form = "%H:%M:%S" if value < DAY else f"{value // DAY:.0f} d %H:%M"
         return time.strftime(form, time.gmtime(value))
     return f"{value:.0f} s" if value >= 10 else f"{value:.2g} s"
-
-
-def _bytes(value: float | None) -> str:
-    return "–" if value is None else decimal(int(value), precision=1)
