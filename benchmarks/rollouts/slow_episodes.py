@@ -269,19 +269,26 @@ async def compare_paced(rate: float, tokenizer: Any, seconds: float) -> dict[str
 
 async def compare_vllm(folder: Path, tokenizer: Any, seconds: float) -> dict[str, float]:
     """Compare on vLLM, bound to the first core."""
+    from actors.engines.protocol import EngineSpec
     from actors.engines.vllm import VllmEngine
-    from actors.engines.vllm_settings import VllmSettings
+    from weight_sync.config import WeightSyncConfig
 
+    config = ActorsConfig(
+        dtype="float32",
+        max_concurrent_rollouts=EPISODES,
+        cores=(str(min(os.sched_getaffinity(0))),),
+        kv_cache_gib=2,
+    )
     engine = VllmEngine(
-        VllmSettings(
-            str(folder),
-            dtype="float32",
-            max_model_len=LONGEST,
-            max_num_seqs=EPISODES,
-            cores=str(min(os.sched_getaffinity(0))),
-            kv_cache_gib=2,
+        EngineSpec(
+            index=0,
+            config=config,
+            weight_sync=WeightSyncConfig(),
+            model_path=str(folder),
+            seed=0,
             initial_version=0,
-        )
+        ),
+        max_model_len=LONGEST,
     )
     await engine.start()
     try:

@@ -45,7 +45,7 @@ def measure(options: Options) -> Iterator[Record]:
 
 async def measure_rounds(options: Options, folder: Path) -> Record:
     """Update, pause and load again and again; the first round touches fresh memory."""
-    engine = await start_engine(folder, dtype=options.dtype, max_num_seqs=REQUESTS)
+    engine = await start_engine(folder, dtype=options.dtype, requests=REQUESTS)
     raw: dict[str, list[float]] = {}
     transport = SharedMemoryTransport()
     receiver = Receiver("engine-0", engine, Broadcaster(1.0, 1), transport)

@@ -179,7 +179,7 @@ class Bench:
 
 async def measure_all(options: Options, folder: Path) -> Record:
     """Measure every way of sending, then the loss of tokens."""
-    engine = await start_engine(folder / "model", max_num_seqs=64, initial_version=0)
+    engine = await start_engine(folder / "model", initial_version=0)
     nbytes = (folder / "model" / "model.safetensors").stat().st_size
     memcpy = Memcpy(nbytes)
     memcpy.measure(5)
