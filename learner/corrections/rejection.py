@@ -3,6 +3,7 @@
 import torch
 
 from learner.corrections.registry import Correction, built_in_correction, unweighted
+from learner.errors import InputError
 from learner.losses.checks import require_finite, require_one_of, require_positive
 from learner.losses.kl import kl_penalty
 from learner.losses.loss_inputs import LossInputs
@@ -61,3 +62,15 @@ def opsm(inputs: LossInputs, *, threshold: float = 0.5) -> Correction:
     behind = -inputs.sequences.means(ratio, inputs.trained)
     rejected = (inputs.gains < 0) & (behind > threshold)
     return Correction(unweighted(inputs), ~rejected, {"opsm_rejected": rejected.sum()})
+
+
+@built_in_correction("lag_mask")
+def lag_mask(inputs: LossInputs, *, max_lag: int) -> Correction:
+    """Reject tokens whose lag is larger than `max_lag`, perhaps only the oldest of a rollout.
+
+    Caps by lag are `tis` with `lag_caps`. Stats count tokens: `too_old`.
+    """
+    if max_lag < 0:
+        raise InputError(f"lag_mask needs max_lag >= 0, found {max_lag}")
+    rejected = inputs.trained & (inputs.lags("lag_mask") > max_lag)
+    return Correction(unweighted(inputs), ~rejected, {"too_old": rejected.sum()})

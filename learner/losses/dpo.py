@@ -10,9 +10,8 @@ from torch.nn.functional import softplus
 
 from learner.errors import InputError
 from learner.losses.checks import require_finite, require_one_of, require_positive
-from learner.losses.loss_inputs import LossInputs, TokenLoss
+from learner.losses.loss_inputs import LossInputs, Segments, TokenLoss
 from learner.losses.registry import built_in_loss
-from learner.losses.segments import Segments
 
 
 @built_in_loss("dpo")

@@ -1,4 +1,4 @@
-"""PPO's clipped surrogate, which GRPO shares.
+"""PPO's clipped surrogate, which GRPO and DAPO share.
 
 Schulman et al. 2017 (arXiv 1707.06347, eq. 7); dual clip: Ye et al. 2019 (arXiv 1912.09729).
 """
@@ -36,6 +36,21 @@ def ppo(
     )
     outside = count_outside(inputs.raw_log_ratio, inputs.trained)
     return TokenLoss(surrogate.per_token, {**surrogate.stats, "ratio_bounded": outside})
+
+
+@built_in_loss("dapo")
+def dapo(
+    inputs: LossInputs,
+    *,
+    clip_low: float = 0.2,
+    clip_high: float = 0.28,
+    dual_clip: float | None = None,
+) -> TokenLoss:
+    """`ppo` with clip-higher: the ratio is kept in [0.8, 1.28], so that rare tokens can still grow.
+
+    Yu et al. 2025 (arXiv 2503.14476).
+    """
+    return ppo(inputs, clip_low=clip_low, clip_high=clip_high, dual_clip=dual_clip)
 
 
 def clipped(

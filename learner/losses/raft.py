@@ -7,9 +7,8 @@ import torch
 from torch import Tensor
 
 from learner.losses.checks import require_one_of
-from learner.losses.loss_inputs import LossInputs, TokenLoss
+from learner.losses.loss_inputs import LossInputs, Segments, TokenLoss
 from learner.losses.registry import built_in_loss
-from learner.losses.segments import Segments
 
 
 @built_in_loss("raft")

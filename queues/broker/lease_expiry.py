@@ -51,7 +51,7 @@ class LeaseExpiry:
             delay = f" for {wait:g} s at least" if waits else ""
             log.warning("%s; now %s%s", state.last_error, new_state, delay)
             if waits:
-                commits.lease_polls.wake_after(wait)
+                commits.lease_polls.wake_at(group.not_before)
             if new_state is State.FAILED:
                 changes.append(partial(commits.ledger.fail, group.group_id, reason, error))
             else:
