@@ -96,7 +96,8 @@ def test_the_loop_is_measured_beside_the_engine_alone(tmp_path):
     command = [
         sys.executable,
         "-m",
-        "benchmarks.rollouts.generate",
+        "benchmarks",
+        "generate",
         "--rounds",
         "1",
         "--groups",

@@ -111,7 +111,8 @@ def test_the_learner_is_measured(tmp_path):
     command = [
         sys.executable,
         "-m",
-        "benchmarks.training.train",
+        "benchmarks",
+        "train",
         "--sizes",
         "tiny",
         "--rounds",
