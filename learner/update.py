@@ -37,11 +37,7 @@ class Updater:
         critic: ValueEngine | None = None,
         reference: Reference | None = None,
     ) -> None:
-        """Check the objective, so that a wrong setting is found before anything is generated.
-
-        Raises:
-            InputError: See `check_objective`.
-        """
+        """Check the objective, and raise InputError if a setting is wrong."""
         self.objective = Objective(config)
         self._engine = engine
         self._critic = critic

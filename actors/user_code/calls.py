@@ -19,8 +19,7 @@ def is_coroutine(function: Callable[..., Any]) -> bool:
 async def call(function: Callable[..., Any], *arguments: Any) -> Any:
     """Return the result of a coroutine function, or of a plain one that runs in a daemon thread.
 
-    A plain function cannot be interrupted: when this call is cancelled, the thread goes on and its
-    result is dropped. It blocks neither other calls nor the end of the process.
+    If this call is cancelled, the thread goes on and its result is dropped.
     """
     if is_coroutine(function):
         return await function(*arguments)

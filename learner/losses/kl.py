@@ -88,8 +88,7 @@ def kl_rewards(
     """Compute rewards per token −β·k1 [N], detached; 0 where `kl_penalty` is.
 
     Summed over the rest of a sequence they count the effect of a token on the KL of later tokens.
-    k2 and k3 in a reward would have a biased gradient. `logprobs` [N] are of the policy that
-    sampled, or the proximal one.
+    `logprobs` [N] are of the policy that sampled, or the proximal one.
 
     Raises:
         InputError: β negative or not finite.

@@ -43,8 +43,7 @@ def value_loss(
 def variance_sums(values: Tensor, returns: Tensor, mask: Tensor) -> dict[str, Tensor]:
     """Compute the sums over masked-in tokens that `explained_variance` needs, float64 scalars.
 
-    They add up over microbatches and ranks; error: return − value. `values` are those of the
-    critic and `returns` what it learns, [N] like `mask`.
+    They add up over microbatches and ranks; error: return − value.
     """
     target = returns.detach()[mask].double()
     error = target - values.detach()[mask].double()

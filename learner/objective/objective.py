@@ -34,11 +34,7 @@ class Objective:
     """The objective of a recipe, with the state it carries from batch to batch."""
 
     def __init__(self, config: ObjectiveConfig) -> None:
-        """Check the objective, so that a wrong setting is found before anything is generated.
-
-        Raises:
-            InputError: See `check_objective`.
-        """
+        """Check the objective, and raise InputError if a setting is wrong."""
         check_objective(config)
         self._config = config
         self.state: dict[str, float] = {}

@@ -84,10 +84,7 @@ def train_reward_model(
     config: RewardTrainingConfig,
     report: Callable[[RewardProgress], None],
 ) -> None:
-    """Train `config.steps` optimizer steps on an endless stream of pairs, each used once.
-
-    `report` is called after every step.
-    """
+    """Train `config.steps` steps on an endless stream of pairs; call `report` after each step."""
     started, tokens = time.monotonic(), 0
     for step in range(config.steps):
         batch = [next(pairs) for _ in range(config.batch_pairs)]

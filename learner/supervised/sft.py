@@ -47,10 +47,7 @@ def train_supervised(
     config: SftConfig,
     report: Callable[[SftProgress], None],
 ) -> None:
-    """Train `config.steps` optimizer steps on an endless stream of examples, each used once.
-
-    `report` is called after every step.
-    """
+    """Train `config.steps` steps on endless examples; call `report` after each step."""
     started, tokens = time.monotonic(), 0
     for step in range(config.steps):
         batch, size = [], 0
