@@ -1,37 +1,16 @@
 """Builds the engine, the rewards and the episode runner of one actor from a recipe."""
 
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from actors.config import ActorsConfig
-from actors.engines.model_folder import stated_dtype, weight_shapes
-from actors.engines.protocol import RolloutEngine
+from actors.engines.model_folder import weight_shapes
+from actors.engines.protocol import EngineSpec, RolloutEngine
 from actors.environments.registry import load_environment
 from actors.errors import InputError
 from actors.rewards import RewardPool, Rewards, load_rewards
 from actors.rewards.learned import TextScorer
 from actors.rollout.chat_rendering import Renderer
 from actors.rollout.episode import EpisodeRunner
-from weight_sync.config import WeightSyncConfig
-from weight_sync.vllm.transfer import BACKEND
-
-
-@dataclass(frozen=True, kw_only=True)
-class EngineSpec:
-    """How the engine of one actor is made."""
-
-    index: int
-    """Number of the actor, from 0."""
-    config: ActorsConfig
-    weight_sync: WeightSyncConfig
-    model_path: str
-    """Local folder or hub name."""
-    seed: int
-    """Seed of the run."""
-    initial_version: int | None = None
-    """Version of the weights in the model folder; None waits for the first update."""
-    engine_metrics: bool = False
-    """Let vLLM count what it does, for `actors.metrics.EngineMetrics`."""
 
 
 class EpisodeRewards(NamedTuple):
@@ -93,7 +72,7 @@ def build_engine(spec: EngineSpec, tokenizer: Any, max_model_len: int) -> Rollou
     Raises:
         InputError: Options that the scripted engine does not have.
     """
-    config, weight_sync = spec.config, spec.weight_sync
+    config = spec.config
     if config.engine == "scripted":
         from actors.engines.scripted import ScriptedEngine
 
@@ -108,25 +87,5 @@ def build_engine(spec: EngineSpec, tokenizer: Any, max_model_len: int) -> Rollou
         except TypeError as error:
             raise InputError(f"actors.scripted_options: {error}") from error
     from actors.engines.vllm import VllmEngine
-    from actors.engines.vllm_settings import VllmSettings
 
-    settings = VllmSettings(
-        spec.model_path,
-        max_model_len,
-        # vLLM's own "auto" makes bfloat16 of float32.
-        dtype=stated_dtype(spec.model_path) if config.dtype == "auto" else config.dtype,
-        float32_head=config.float32_head,
-        max_num_seqs=config.max_concurrent_rollouts,
-        cores=config.cores[spec.index] if config.cores else None,
-        kv_cache_gib=config.kv_cache_gib,
-        gpu_memory_utilization=config.gpu_memory_utilization,
-        tensor_parallel_size=config.tensor_parallel_size,
-        enforce_eager=config.enforce_eager,
-        seed=spec.seed * config.count + spec.index,
-        update_mode=weight_sync.update_mode,
-        clear_cache=weight_sync.clear_cache,
-        weight_backend=BACKEND if weight_sync.staged else weight_sync.transport,
-        initial_version=spec.initial_version,
-        engine_metrics=spec.engine_metrics,
-    )
-    return VllmEngine(settings)
+    return VllmEngine(spec, max_model_len)

@@ -1,7 +1,6 @@
 """Settings of the actors: the sections `[actors]`, `[prompts]` and `[heldout]` of a recipe.
 
-Imports no torch, vLLM, Ray, transformers or task library: `headway validate` loads it. What needs
-the model, a file or a task is checked when the run starts.
+Imports nothing heavy. What needs the model, a file or a task is checked when the run starts.
 """
 
 from typing import Any, Literal, Self

@@ -15,9 +15,9 @@ from typing import Any, Never
 
 import ray
 
-from actors.assembly import EngineSpec, build_engine, build_episodes, build_rewards
+from actors.assembly import build_engine, build_episodes, build_rewards
 from actors.engines.model_folder import context_length, load_tokenizer
-from actors.engines.protocol import RolloutEngine
+from actors.engines.protocol import EngineSpec, RolloutEngine
 from actors.errors import ActorsError, root_error
 from actors.rewards import RewardPool
 from actors.rewards.learned import TextScorer

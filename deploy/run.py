@@ -40,11 +40,7 @@ read from the run's folder as well."""
 
 
 class Run:
-    """The processes of one run and the tasks that keep them going.
-
-    Args:
-        context: The run.
-    """
+    """The processes of one run and the tasks that keep them going."""
 
     def __init__(self, context: RunContext) -> None:
         self.context = context
@@ -125,7 +121,9 @@ class Run:
         await evaluations.queue_all(processes.broker, inputs.evaluations, inputs.problems)
         if self.exporter is not None and (warning := self.targets.warning()):
             context.console.say(warning)
-        self.learning = named("learner", self.learn())
+        self.learning = named(
+            "learner", processes.learner.run(processes.broker, processes.broadcaster)
+        )
         with context.console.bar(context.config.steps, "waiting for the first batch"):
             await all_or_first_error(
                 [
@@ -184,10 +182,6 @@ class Run:
         if unplaced:
             message += f"; Ray has not placed {', '.join(unplaced)}: see ray status"
         return RunFailed(message)
-
-    async def learn(self) -> None:
-        """Run the learner from its first publication to its last."""
-        await self.processes.learner.run(self.processes.broker, self.processes.broadcaster)
 
     async def feed(self) -> None:
         """Issue prompts, once the initial policy is scored or its evaluator has it."""

@@ -25,24 +25,18 @@ if TYPE_CHECKING:
     from learner.losses.kl import kl_penalty as kl_penalty
     from learner.losses.value_loss import value_loss as value_loss
 
-_HOMES = {
-    "Advantages": "learner.advantages",
-    "Correction": "learner.corrections",
-    "LossInputs": "learner.losses",
-    "TokenLoss": "learner.losses",
-    "advantage": "learner.advantages",
-    "balance": "learner.batch.packing",
-    "compute_advantages": "learner.advantages",
-    "effective_sample_size": "learner.diagnostics.off_policy",
-    "gae": "learner.advantages.returns",
-    "importance_weights": "learner.corrections",
-    "kl_penalty": "learner.losses.kl",
-    "pack": "learner.batch.packing",
-    "policy_loss": "learner.losses",
-    "policy_loss_function": "learner.losses",
-    "token_weights": "learner.batch.token_weights",
-    "value_loss": "learner.losses.value_loss",
+_NAMES = {
+    "learner.advantages": ("Advantages", "advantage", "compute_advantages"),
+    "learner.advantages.returns": ("gae",),
+    "learner.batch.packing": ("balance", "pack"),
+    "learner.batch.token_weights": ("token_weights",),
+    "learner.corrections": ("Correction", "importance_weights"),
+    "learner.diagnostics.off_policy": ("effective_sample_size",),
+    "learner.losses": ("LossInputs", "TokenLoss", "policy_loss", "policy_loss_function"),
+    "learner.losses.kl": ("kl_penalty",),
+    "learner.losses.value_loss": ("value_loss",),
 }
+_HOMES = {name: module for module, names in _NAMES.items() for name in names}
 
 __all__ = sorted(_HOMES)
 

@@ -49,12 +49,8 @@ def write_whole(path: Path, write: Callable[[], object]) -> None:
     rank has removed its own partial file. torch hides the cause when it writes to a path, so it has
     to write to an open file (`write_file`).
 
-    Args:
-        path: The file that `write` makes, or the folder whose own files it makes.
-        write: Makes all of it, and replaces what exists.
-
-    Raises:
-        Exception: What `write` raised for another reason.
+    `path` is the file that `write` makes, or the folder whose own files it makes; it replaces what
+    exists. Another error of `write` is raised.
     """
     folder = path if path.is_dir() else path.parent
     while True:

@@ -29,11 +29,7 @@ class Trainer(Protocol):
         ...
 
     async def publish(self, version: int) -> str:
-        """Copy the weights of a version and return; they are sent in the background.
-
-        Returns:
-            Their checksum (`weight_sync.checksum`).
-        """
+        """Copy the weights of a version, to be sent in the background; return their checksum."""
         ...
 
     async def save(self, version: int, *, cursor: str | None, totals: Mapping[str, int]) -> str:

@@ -112,13 +112,9 @@ def refuse_unknown_options(what: str, options: Iterable[str], known: Iterable[st
 def refuse_wrong_options(
     setting: str, name: str, function: Callable[..., Any], options: object
 ) -> None:
-    """Check a recipe's options against the keyword-only parameters of a function.
+    """Check the options of a recipe's table against a function's keyword-only parameters.
 
-    Args:
-        setting: Name of the table in the recipe.
-        name: Name of the function.
-        function: The function; a parameter without a type accepts any value.
-        options: By name.
+    `setting` names the table. A parameter without a type accepts any value.
 
     Raises:
         InputError: An option is unknown, missing, or has another type.

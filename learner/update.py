@@ -37,11 +37,7 @@ class Updater:
         critic: ValueEngine | None = None,
         reference: Reference | None = None,
     ) -> None:
-        """Check the objective, so that a wrong setting is found before anything is generated.
-
-        Raises:
-            InputError: See `check_objective`.
-        """
+        """Check the objective, and raise InputError if a setting is wrong."""
         self.objective = Objective(config)
         self._engine = engine
         self._critic = critic
@@ -49,14 +45,9 @@ class Updater:
         self._config = config
 
     def update(self, groups: Sequence[RolloutGroup], version: int) -> BatchReport:
-        """Take the optimizer steps of a batch. Collective: every rank is given the same batch.
+        """Take the optimizer steps of a batch; return figures over all ranks. Collective.
 
-        Args:
-            groups: The batch.
-            version: The version being trained; the steps produce `version + 1`.
-
-        Returns:
-            Figures over all ranks.
+        Every rank is given the same batch. The steps move `version` to `version + 1`.
 
         Raises:
             LearnerError: The batch cannot be trained.

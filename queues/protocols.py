@@ -100,8 +100,7 @@ class WorkQueue(Protocol):
         """Deliver a finished group, made by `queues.schema.encode`.
 
         An accepted group is durable before the answer, and no second result of it is ever accepted.
-        Evaluation groups are scored and not kept. Train groups without a signal are kept but, with
-        `filter_tied`, not trained.
+        Evaluation groups are scored and not kept.
 
         Raises:
             SchemaError: The payload breaks the schema, or is not what was leased; the lease stays.
@@ -121,10 +120,9 @@ class WorkQueue(Protocol):
     async def fail(
         self, engine_id: str, group_id: str, attempt: int, *, reason: str, error: str
     ) -> None:
-        """Return a group that could not be generated: it is redelivered, or failed for good.
+        """Return a group that could not be generated: redelivered, or failed after `max_attempts`.
 
-        It fails after `max_attempts`. Before its next lease it waits, unless the reason is the loss
-        of the reward models. Does nothing if the caller does not hold the lease.
+        Does nothing if the caller does not hold the lease.
         """
 
     async def release(self, engine_id: str) -> int:
@@ -177,4 +175,4 @@ class BatchQueue(Protocol):
         """
 
     async def cursor(self) -> str | None:
-        """Return the cursor of the last `issue`, which a checkpoint keeps; None before it."""
+        """Return the cursor of the last `issue`; None before it."""

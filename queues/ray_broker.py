@@ -37,7 +37,6 @@ ANSWER_SECONDS = 30.0
 MESSAGE_BYTES = 32 * 2**20
 """Puts of this size together fill a message."""
 SCRAPE_SECONDS = 5.0
-"""Deadline for the broker's status during a scrape."""
 START_SECONDS = 120.0
 """Default deadline of the start: a new process, and a long ledger to recover."""
 
@@ -75,10 +74,7 @@ def create_broker(
 
 
 class BrokerActor(Broker):
-    """The broker in a process of its own.
-
-    It keeps an error of its constructor for `opened`, since Ray would turn it into text.
-    """
+    """The broker in a process of its own; `opened` raises the error of its constructor."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         self._error: QueuesError | None = None
@@ -91,7 +87,7 @@ class BrokerActor(Broker):
         return "broker"
 
     async def opened(self) -> None:
-        """Raise the error of the constructor, if there was one."""
+        """Raise the error of the constructor, which Ray itself would turn into text."""
         if self._error is not None:
             raise self._error
 
@@ -145,8 +141,7 @@ class BrokerClient:
     broker pauses (`BrokerStatus.paused`), calls that need its disk wait as long as it does.
 
     A call that is given up or cancelled may still take effect in the broker. Nothing is lost by it:
-    a lease whose answer nobody received gets no heartbeat, so it expires and is redelivered; a put
-    that was accepted is answered `duplicate` when repeated, and a take is the same when repeated.
+    a lease whose answer nobody received expires, and puts and takes may be repeated.
     """
 
     def __init__(self, handle: Any, answer_seconds: float = ANSWER_SECONDS) -> None:

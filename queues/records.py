@@ -23,7 +23,6 @@ class FinishReason(StrEnum):
     STOP = "stop"
     """The policy sampled an end-of-sequence token."""
     LENGTH = "length"
-    """The token budget was used up."""
     ABORTED = "aborted"
     ERROR = "error"
 
@@ -67,7 +66,7 @@ class Lease:
     the saved tokens, if that is older."""
     deadline_version: int | None
     """The last version whose batch may train the group: s + η, or earlier with a controller; None
-    for evaluations. `queues.on_overdue` decides about a group that misses it."""
+    for evaluations."""
     greedy_baseline: bool = False
     """Sample one more rollout, greedily, which is scored as a baseline and not put."""
     saved: bytes | None = None
@@ -173,7 +172,6 @@ class BatchRecord:
     acked_at: float
     """Epoch seconds."""
     statistics: Mapping[str, Any]
-    """The learner's statistics and those that the broker adds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -182,7 +180,7 @@ class Evaluation:
 
     name: str
     count: int
-    """Rollouts, failed rollouts included; a prompt has as many as times it was given."""
+    """Rollouts, failed rollouts included."""
     failed: int
     score: float | None
     """Mean reward of the rollouts that did not fail; None if all did."""

@@ -225,6 +225,7 @@ def learner_metrics():
     metrics = LearnerMetrics()
     row = dict.fromkeys((*times, "published_at", *kinds, *FIGURES), 1.0) | {
         "version": 0,
+        "weights_checksum": "",
         "lag_histogram": {"0": 1},
         "group_lag_histogram": {"0": 1},
         "fractions": {"capped": 0.5},

@@ -57,7 +57,9 @@ ORDER = {
         "errors runtime config storage observability report preflight cluster planner driver run "
         "session offline cli"
     ),
-    "benchmarks": "harness loop broker weights training rollouts reliability observability gpu",
+    "benchmarks": (
+        "harness loop broker weights training rollouts reliability observability gpu __main__"
+    ),
 }
 """The folders and root modules of each package, lowest first: each imports from those before it."""
 MOST_MODULES = 22

@@ -1,16 +1,32 @@
-"""The interface of an inference engine. Prompts and answers are token ids.
-
-Implementations are `vllm`, and `scripted` for tests and load without a model; both pass
-`tests/actors/engines/test_engine_contract.py`.
-"""
+"""The interface of an inference engine. Prompts and answers are token ids."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from actors.config import ActorsConfig
 from queues.records import FinishReason
+from weight_sync.config import WeightSyncConfig
 from weight_sync.manifest import Signature
 from weight_sync.receive.engine import UpdatableEngine
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineSpec:
+    """How the engine of one actor is made."""
+
+    index: int
+    """Number of the actor, from 0."""
+    config: ActorsConfig
+    weight_sync: WeightSyncConfig
+    model_path: str
+    """Local folder or hub name."""
+    seed: int
+    """Seed of the run."""
+    initial_version: int | None = None
+    """Version of the weights in the model folder; None waits for the first update."""
+    engine_metrics: bool = False
+    """Let vLLM count what it does, for `actors.metrics.EngineMetrics`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

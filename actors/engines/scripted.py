@@ -1,8 +1,7 @@
 """A deterministic engine without a model, for tests and for load on everything around engines.
 
-Tokens, log-probabilities and lengths are hashes of (prompt, seed, position), so that a run can be
-repeated token by token. Versions, pausing, updates and their failures behave as with vLLM: the same
-contract tests pass. Weights change the version stamp and nothing else.
+Tokens, log-probabilities and lengths are hashes of (prompt, seed, position). Versions, pausing,
+updates and their failures behave as with vLLM: the same contract tests pass.
 """
 
 import asyncio

@@ -12,14 +12,14 @@ from contextlib import contextmanager
 from typing import Any
 
 from actors.engines.model_folder import weight_shapes
-from actors.engines.protocol import Generation, SamplingParameters
-from actors.engines.vllm_settings import VllmSettings
+from actors.engines.protocol import EngineSpec, Generation, SamplingParameters
+from actors.engines.vllm_arguments import engine_arguments
 from actors.errors import ActorsError, EngineDied, EngineStale, InputError
 from queues.records import FinishReason
 from weight_sync.errors import LoadFailed
 from weight_sync.manifest import Signature
 from weight_sync.receive.staging import StagedWeights
-from weight_sync.vllm.transfer import BACKEND, transfer
+from weight_sync.vllm.transfer import transfer
 
 WARM_UP_TOKENS = 8
 PAUSE_MODES = {"in_flight": "keep", "between_requests": "wait"}
@@ -37,9 +37,10 @@ FINISH_REASONS = {
 class VllmEngine:
     """A vLLM engine whose weights can be replaced in flight (a `RolloutEngine`)."""
 
-    def __init__(self, settings: VllmSettings) -> None:
-        self.settings = settings
-        self._version = settings.initial_version
+    def __init__(self, spec: EngineSpec, max_model_len: int) -> None:
+        self._spec = spec
+        self._max_model_len = max_model_len
+        self._version = spec.initial_version
         self._engine: Any = None
         self._admits = asyncio.Event()
         """Cleared while the engine is paused: requests wait for it and not in vLLM's queue."""
@@ -60,7 +61,8 @@ class VllmEngine:
         Raises:
             InputError: vLLM cannot load the model with these settings.
         """
-        arguments, model_path = self.settings.engine_arguments(), self.settings.model_path
+        arguments = engine_arguments(self._spec, self._max_model_len)
+        model_path = self._spec.model_path
         from vllm import AsyncEngineArgs
         from vllm.distributed.weight_transfer.base import WeightTransferInitRequest
         from vllm.v1.engine.async_llm import AsyncLLM
@@ -73,7 +75,7 @@ class VllmEngine:
             raise EngineDied(f"vLLM did not start for {model_path!r}: {error}") from error
         try:
             with _typed_errors():
-                if self.settings.weight_backend == BACKEND:
+                if self._spec.weight_sync.staged:
                     await self._engine.init_weight_transfer_engine(WeightTransferInitRequest())
                 label = -1 if self._version is None else self._version
                 await self._engine.update_weight_version(str(label))
@@ -85,7 +87,7 @@ class VllmEngine:
 
     def inventory(self) -> Signature:
         """See `RolloutEngine.inventory`; weights of any dtype are cast when loaded."""
-        shapes = weight_shapes(self.settings.model_path)
+        shapes = weight_shapes(self._spec.model_path)
         return {name: (None, shape) for name, shape in shapes.items()}
 
     async def generate(
@@ -196,8 +198,8 @@ class VllmEngine:
         with _typed_errors():
             # As `pause_generation`, without its fixed sleep of 20 ms and its multimodal cache.
             await self._engine.engine_core.pause_scheduler_async(
-                mode=PAUSE_MODES[self.settings.update_mode],
-                clear_cache=self.settings.clear_cache,
+                mode=PAUSE_MODES[self._spec.weight_sync.update_mode],
+                clear_cache=self._spec.weight_sync.clear_cache,
             )
             recalled, self._unstarted = self._unstarted, set()
             self._recalled |= recalled

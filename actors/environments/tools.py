@@ -1,9 +1,5 @@
 """The environment `tools`: the policy may call tools until it answers without a call.
 
-    [actors]
-    environment = "tools"
-    environment_options = { tools = ["calculator", "my_module:lookup"] }
-
 A message without a call is the answer, which the rewards of the recipe score. The policy is shown
 the error of a call and may try again.
 """

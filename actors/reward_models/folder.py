@@ -1,7 +1,7 @@
 """Reads and checks the folder of a reward model: its output, scale and tokenizer.
 
-The folder holds a sequence classifier of transformers with one label, and a tokenizer. Folders that
-`headway reward-model` writes hold `reward_scale.json` too. Imports no torch.
+The folder holds a sequence classifier of transformers with one label, a tokenizer, and perhaps
+`reward_scale.json`, which `headway reward-model` writes. Imports no torch.
 """
 
 import json
@@ -66,9 +66,8 @@ class TextReader:
     def __call__(self, prompt: str, completion: str) -> list[int]:
         """Return token ids: by the chat template, or else concatenated, closed by the eos token.
 
-        A completion that was cut off is closed too, as the model was trained. Only where the
-        closing token exceeds the context it is left off: rollouts that were cut off there have no
-        space for it.
+        A completion that was cut off is closed too, as the model was trained, unless the closing
+        token exceeds the context.
 
         Raises:
             PromptRefused: A character that the tokenizer does not know, or more tokens than fit.

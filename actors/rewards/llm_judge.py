@@ -1,9 +1,5 @@
 """The reward `llm_judge`: a language model behind an OpenAI-compatible address gives a mark.
 
-    [actors]
-    reward = ["llm_judge"]
-    reward_options = { llm_judge = { url = "http://10.0.0.5:8000/v1", model = "Qwen/Qwen3-32B" } }
-
 Transient failures and replies without a mark are repeated with growing waits; a judge that cannot
 be reached does not count against the completion. All calls count against a budget of each actor.
 """

@@ -37,8 +37,7 @@ class Home(NamedTuple):
 class RewardProcess:
     """A running `actors.rewards.process_main`.
 
-    Several event loops may call `ask` at once. The process ends at `close`, with this object, and
-    with the thread that made it.
+    Several event loops may call `ask` at once. It ends with this object and the thread of it.
     Its private memory is limited to `memory_bytes` (RLIMIT_DATA).
     """
 

@@ -56,11 +56,3 @@ def check_options(name: str, function: RewardFunction, options: Mapping[str, Any
             + (f"has no option {', '.join(unknown)}" if unknown else f"needs {', '.join(missing)}")
             + f"; its options: {', '.join(known) or 'none'}"
         )
-
-
-def is_coroutine(function: RewardFunction) -> bool:
-    """Return True if many calls of a function can wait at once in one process."""
-    function = function.func if isinstance(function, partial) else function
-    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
-        getattr(function, "__call__", None)  # noqa: B004  (an object with an async __call__)
-    )

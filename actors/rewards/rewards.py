@@ -17,8 +17,9 @@ from actors.rewards.code import read_tests
 from actors.rewards.learned import LearnedReward, TextScorer
 from actors.rewards.parts import NoNumber, parts_of
 from actors.rewards.pool import RewardPool
-from actors.rewards.registry import RewardFunction, check_options, find_reward, is_coroutine
+from actors.rewards.registry import RewardFunction, check_options, find_reward
 from actors.sandbox import check_sandbox
+from actors.user_code.calls import is_coroutine
 from queues.records import FinishReason, Prompt
 
 Arguments = tuple[str, str, str | None, Mapping[str, Any]]

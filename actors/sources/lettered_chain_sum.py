@@ -120,9 +120,8 @@ class LetteredChainSum(ProceduralSource):
     def preferences(self, *, guess_share: float = 0.4) -> Iterator[tuple[str, str, str]]:
         """Yield (prompt, right worked answer, worse answer) triples.
 
-        A share of the worse answers are terse guesses, right one time in seven. The others are
-        worked, but one step is left out or its result is wrong by up to 3, and later steps build on
-        it. The problems are neither those of `demonstrations` nor those of training prompts.
+        A share of the worse answers are terse guesses. The others are worked, but one step is left
+        out or its result is wrong by up to 3. The problems are drawn nowhere else.
         """
         choice = random.Random(self._seed + 1)
         for problem in self._problems_from(3 * _SPACING // 4):

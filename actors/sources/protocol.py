@@ -1,7 +1,6 @@
 """The interface of a prompt source.
 
-A source is endless, seeded and resumable, and its training split never draws a problem of its
-held-out split. The broker decides how many prompts are drawn and when.
+A source is endless, seeded and resumable; training never draws a problem of the held-out split.
 """
 
 from typing import Literal, Protocol

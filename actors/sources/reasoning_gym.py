@@ -1,9 +1,8 @@
 """Prompts of the procedural tasks of reasoning-gym, with what its verifiers need to score them.
 
-reasoning-gym seeds item i of a data set with `seed + i`, so two data sets whose seeds are closer
-than their sizes share problems. Here every split of every run has 10^8 seeds of its own, and an
-epoch is the data set of the next `EPOCH` of them. Two seeds may still give the same problem, so the
-training split also leaves out every prompt whose text is held out.
+reasoning-gym seeds item i of a data set with `seed + i`. Here every split of every run has 10^8
+seeds of its own, and an epoch is the data set of the next `EPOCH` of them. Two seeds may give the
+same problem, so the training split also leaves out every prompt whose text is held out.
 """
 
 import difflib

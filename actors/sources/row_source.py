@@ -1,8 +1,7 @@
 """The order of prompts that come from rows: shuffled by epoch, resumable, some of them held out.
 
-Every epoch is shuffled with a seed of its own. Held-out prompts are those with the smallest hashes
-of their text, the same for every seed and every order of the rows, or those of a second table.
-Training leaves out every row with a held-out text.
+Held-out prompts are those with the smallest hashes of their text, the same for every seed and every
+order of the rows, or those of a second table. Training leaves out every row with a held-out text.
 """
 
 import random

@@ -1,7 +1,7 @@
 """Prompts from rows of a table, whatever the table is stored as.
 
-A row has a prompt (a text, or a conversation of messages), and perhaps an answer and metadata. One
-message lists everything that is wrong, by the numbers of the rows. `row_source` orders them.
+A row has a prompt (a text, or messages), and perhaps an answer and metadata. One message lists
+everything that is wrong, by the numbers of the rows.
 """
 
 import json

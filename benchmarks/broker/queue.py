@@ -147,7 +147,6 @@ def soak(options: Options, folder: Path) -> Record:
 
 
 def measure(options: Options) -> Iterator[Record]:
-    """Measure all settings round by round, then memory."""
     ray.init(num_cpus=PROCESSES + 2, include_dashboard=False, log_to_driver=False)
     settings = [(tokens, actors) for tokens in options.tokens for actors in options.actors]
     rounds: dict[tuple[int, int], list[Record]] = {setting: [] for setting in settings}
@@ -187,7 +186,6 @@ def summarize(rounds: Sequence[Record]) -> Record:
 
 
 def conclude(record: Record) -> Record:
-    """Return the aims that are missed."""
     misses = []
     for setting in record["settings"]:
         name = f"{setting['tokens']} tokens, {setting['actors']} actors"
@@ -216,7 +214,6 @@ def describe(figures: Record) -> str:
 
 
 def table(record: Record) -> str:
-    """Return the medians of all settings."""
     lines = [f"\nmedians of {record['arguments']['rounds']} rounds, groups of {GROUP_SIZE}"]
     lines += [describe(setting) for setting in record["settings"]]
     if soaked := record["soak"]:
@@ -240,6 +237,3 @@ STUDY = Study(
     table=table,
     misses=lambda record: record["misses"],
 )
-
-if __name__ == "__main__":
-    STUDY.main()

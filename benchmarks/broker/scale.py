@@ -99,13 +99,6 @@ def process_of(handle: Any) -> psutil.Process:
     return psutil.Process(ray.get(pid, timeout=CALL_SECONDS))
 
 
-def machine_seconds() -> tuple[float, float]:
-    """Return the CPU seconds of all processes, and core-seconds that waited for a disk, so far."""
-    times = psutil.cpu_times()
-    waited = float(getattr(times, "iowait", 0.0))
-    return float(sum(times[:8])) - times.idle - waited, waited  # beyond those: counted twice
-
-
 def call(method: Any) -> Any:
     """Return the answer of an actor's method."""
     return ray.get(method.remote(), timeout=CALL_SECONDS)
@@ -128,10 +121,9 @@ def measure_setting(actors: int, rate: float, folder: Path) -> Record:
         after = moment(broker, consumer, processes)
         seconds = call(crowds[0].seconds)
         of_learner = after.learner_at - before.learner_at
-        of_machine = after.machine_at - before.machine_at
+        elapsed = after.cpu_at - before.cpu_at
         accepted = (after.accepted - before.accepted) / (after.broker_at - before.broker_at)
-        cores = {name: (after.cpu[name] - before.cpu[name]) / of_machine for name in processes}
-        busy, waits = (after.machine[i] - before.machine[i] for i in (0, 1))
+        cores = {name: (after.cpu[name] - before.cpu[name]) / elapsed for name in processes}
         return {
             "actors": actors,
             "asked_groups_per_second": rate or None,
@@ -144,11 +136,6 @@ def measure_setting(actors: int, rate: float, folder: Path) -> Record:
             "seconds": {call: quantiles(values) for call, values in seconds.items()},
             "scrape": quantiles(scrapes),
             "cores": cores,
-            "machine": {
-                "cores": os.cpu_count(),
-                "busy": busy / of_machine,
-                "waits_for_disk": waits / of_machine,
-            },
             "broker_groups_per_core_second": accepted / cores["broker"],
             "megabytes": {
                 name: processes[name].memory_info().rss / 1e6 for name in ("broker", "broadcaster")
@@ -167,9 +154,7 @@ class Moment(NamedTuple):
     learner_at: float
     cpu: Mapping[str, float]
     """CPU seconds of each process."""
-    machine: tuple[float, float]
-    """See `machine_seconds`."""
-    machine_at: float
+    cpu_at: float
 
 
 def moment(broker: BrokerClient, consumer: Any, processes: Mapping[str, psutil.Process]) -> Moment:
@@ -185,8 +170,7 @@ def moment(broker: BrokerClient, consumer: Any, processes: Mapping[str, psutil.P
         batches=batches,
         learner_at=learner_at,
         cpu={name: float(sum(one.cpu_times()[:2])) for name, one in processes.items()},
-        machine=machine_seconds(),
-        machine_at=time.perf_counter(),
+        cpu_at=time.perf_counter(),
     )
 
 
@@ -207,7 +191,6 @@ def scrape(url: str, timed: Any) -> list[float]:
 
 
 def measure(options: Options) -> Iterator[Record]:
-    """Measure setting after setting."""
     ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False)
     settings = []
     with tempfile.TemporaryDirectory(dir=Path(), prefix=".bench-scale-") as name:
@@ -232,6 +215,3 @@ STUDY = Study(
     table=lambda record: "\n".join(record["verdict"]),
     misses=lambda record: [miss for setting in record["settings"] for miss in missed(setting)],
 )
-
-if __name__ == "__main__":
-    STUDY.main()

@@ -1,4 +1,4 @@
-"""Conclusions of `headway bench scale`: missed aims, where it saturates, and why."""
+"""Conclusions of `headway bench scale`: missed aims, and the rate at which calls are slow."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -9,10 +9,6 @@ AIM_SHARE = 0.95
 """Least share of the asked groups/s; with less, calls are fast because they are few."""
 COMPARED = ("put", "lease")
 SHOWN = (*COMPARED, "heartbeat", "save", "serving", "lease_poll", "announced", "permit")
-FULL = 0.9
-"""Share of a core."""
-WAITING = 0.5
-"""Share of a core that waits for the disk."""
 Setting = Mapping[str, Any]
 """The figures of `scale.measure_setting`."""
 
@@ -75,50 +71,22 @@ def slow_calls(setting: Setting) -> list[str]:
     return slow
 
 
-def limit(setting: Setting) -> str:
-    """Describe what is full, the broker first."""
-    cores, machine = setting["cores"], setting["machine"]
-    if cores["broker"] >= FULL:
-        return f"the broker: {cores['broker']:.2f} of its core"
-    if _crowd(setting) >= FULL:
-        return (
-            f"the simulation, not the broker: a process of the crowd has {_crowd(setting):.2f} of"
-            " its core (--processes)"
-        )
-    for name in ("learner", "broadcaster"):
-        if cores[name] >= FULL:
-            return f"the {name}: {cores[name]:.2f} of its core"
-    if machine["busy"] >= FULL * machine["cores"]:
-        return (
-            f"the machine: {machine['busy']:.1f} of {machine['cores']} cores busy, of which the"
-            f" broker got {cores['broker']:.2f}"
-        )
-    if machine["waits_for_disk"] >= WAITING:
-        return f"the disk: waited for {machine['waits_for_disk']:.2f} of the time"
-    return (
-        f"nothing that is full (broker {cores['broker']:.2f} cores, crowd {_crowd(setting):.2f},"
-        f" machine {machine['busy']:.1f} of {machine['cores']}): calls wait for one another"
-    )
-
-
 def verdict(settings: Sequence[Setting]) -> list[str]:
-    """Describe where it saturates, and what limits it there."""
+    """Describe up to which rate calls are fast, and the first setting beyond it."""
     fast = [setting for setting in settings if not slow_calls(setting)]
     slow = [setting for setting in settings if slow_calls(setting)]
-    aim = f"p99 of puts and of leases at most {1e3 * AIM_SECONDS:g} ms"
+    reach = "in no setting"
     if fast:
         best = max(fast, key=_accepted)
-        reach = f"{aim}: up to {_accepted(best):,.0f} groups/s, of {best['actors']} actors"
-    else:
-        reach = f"{aim}: in no setting"
-    beyond = max(slow, key=_accepted, default=None)
-    if beyond is None:
-        return [reach, "not saturated: calls were fast in every setting"]
-    return [
-        reach,
-        f"beyond it ({beyond['actors']} actors, {_accepted(beyond):,.0f} groups/s;"
-        f" {'; '.join(slow_calls(beyond))}) the limit is {limit(beyond)}",
-    ]
+        reach = f"up to {_accepted(best):,.0f} groups/s, of {best['actors']} actors"
+    lines = [f"p99 of puts and of leases at most {1e3 * AIM_SECONDS:g} ms: {reach}"]
+    if slow:
+        beyond = max(slow, key=_accepted)
+        lines.append(
+            f"beyond it: {beyond['actors']} actors, {_accepted(beyond):,.0f} groups/s;"
+            f" {'; '.join(slow_calls(beyond))}"
+        )
+    return lines
 
 
 def _accepted(setting: Setting) -> float:

@@ -95,16 +95,7 @@ class Pace:
 
 
 class SimulatedActor:
-    """One engine.
-
-    Args:
-        name: Of the engine.
-        broker: A client of its own, since an actor's puts wait for those before them.
-        broadcaster: May be shared.
-        pace: How it works.
-        statistics: Where calls are timed.
-        stop: Set when it is to end.
-    """
+    """A simulated rollout actor with a broker client of its own, whose puts wait for each other."""
 
     def __init__(
         self,
@@ -212,13 +203,7 @@ class SimulatedActor:
 
 @ray.remote(num_cpus=0, max_concurrency=100)
 class Crowd:
-    """A process of simulated actors.
-
-    Args:
-        names: Of the engines.
-        pace: Of every actor.
-        client: Makes an actor's client from the broker's handle.
-    """
+    """A process of simulated actors."""
 
     def __init__(
         self,

@@ -54,15 +54,7 @@ class Fleet:
 async def start_fleet(
     config: RunConfig, inputs: Inputs, ledger: Path, queues: QueuesConfig, steps: int
 ) -> Fleet:
-    """Start the actors of a recipe on the connected cluster.
-
-    Args:
-        config: The recipe.
-        inputs: Its initial model.
-        ledger: Folder of the broker.
-        queues: Configuration of the broker, instead of the recipe's.
-        steps: Number of batches or versions.
-    """
+    """Start the actors of a recipe on the connected cluster."""
     broker = create_broker(
         ledger,
         config=queues,

@@ -37,10 +37,6 @@ SECONDS = 600.0
 def score_runs(base: RunConfig, runs: Sequence[Path]) -> None:
     """Score the runs that have no scores yet, in a process of its own.
 
-    Args:
-        base: The recipe of the benchmark, whose folder holds the runs.
-        runs: Their folders.
-
     Raises:
         RunFailed: It failed; names its log.
     """
@@ -58,18 +54,15 @@ def score_runs(base: RunConfig, runs: Sequence[Path]) -> None:
 def train_and_score(options: Options) -> Iterator[tuple[list[Variant], list[Record]]]:
     """Train and score the variants of a benchmark, seed by seed.
 
-    Args:
-        options: With `base`, the shared recipe, and `variants`, a list for each seed.
-
     Yields:
         The finished variants of a seed, and a record of each failure.
     """
     make_warm_start(options, options.base)
-    with TrainingRuns(options.out, sum(map(len, options.variants))) as runs:
-        for variants in options.variants:
-            trained, failed = runs.train(variants)
-            score_runs(options.base, [variant.directory.path for variant in trained])
-            yield trained, failed
+    runs = TrainingRuns(options.out, sum(map(len, options.variants)))
+    for variants in options.variants:
+        trained, failed = runs.train(variants)
+        score_runs(options.base, [variant.directory.path for variant in trained])
+        yield trained, failed
 
 
 def study_facts(options: Options) -> Record:

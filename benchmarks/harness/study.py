@@ -55,14 +55,7 @@ def _text(default: Any) -> str:
 def number(
     kind: type, least: float = -math.inf, *, above: float = -math.inf, most: float = math.inf
 ) -> Callable[[str], Any]:
-    """Return the type of an option that is a finite number within bounds.
-
-    Args:
-        kind: int or float.
-        least: Smallest allowed value.
-        above: Largest value that is too small.
-        most: Largest allowed value.
-    """
+    """Return the type of an option that is a finite number within bounds."""
     rule = "a whole number" if kind is int else "a number"
     rule += f", at least {least:g}" if least > -math.inf else ""
     rule += f", above {above:g}" if above > -math.inf else ""
@@ -200,11 +193,6 @@ def text_table(head: Sequence[str], rows: Iterable[Sequence[str]], title: str = 
 
 def whole_numbers(text: str, flag: str, or_else: str | None = None) -> tuple[str, ...]:
     """Return the whole numbers of a list on the command line, each once, without leading zeros.
-
-    Args:
-        text: Numbers separated by commas.
-        flag: The option, for the message.
-        or_else: A word that may stand for a number.
 
     Raises:
         InputError: Something else is in the list.

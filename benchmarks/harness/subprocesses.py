@@ -4,7 +4,7 @@ import multiprocessing
 import os
 import signal
 import subprocess
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,6 +16,11 @@ T = TypeVar("T")
 STOP_SECONDS = 40.0
 CLI = ("-c", "from deploy.cli import main; main()")
 """Arguments of Python that run the command `headway`."""
+
+
+def set_options(settings: Iterable[str]) -> list[str]:
+    """Return settings KEY=VALUE of a recipe as options of a command."""
+    return [word for setting in settings for word in ("--set", setting)]
 
 
 def call_in_process(function: Callable[..., T], *arguments: Any, seconds: float | None = None) -> T:
@@ -38,13 +43,7 @@ def call_in_process(function: Callable[..., T], *arguments: Any, seconds: float 
 def child(
     command: Sequence[Any], output: Any, variables: Mapping[str, str] | None = None
 ) -> Iterator["subprocess.Popen[bytes]"]:
-    """Start a process in a session of its own; interrupt it when the block ends.
-
-    Args:
-        command: Program and arguments.
-        output: File of its standard output and error; None: ours.
-        variables: Added to the environment.
-    """
+    """Start a process in a session of its own; interrupt it when the block ends."""
     process = subprocess.Popen(
         command,
         stdout=output,

@@ -9,15 +9,13 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from statistics import fmean
-from typing import Any, Self
+from typing import Any
 
 from pydantic import ValidationError
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from benchmarks.harness.provenance import environment, reserve
 from benchmarks.harness.study import Options, Record, option
-from benchmarks.harness.subprocesses import CLI, child, raise_failure
+from benchmarks.harness.subprocesses import CLI, child, raise_failure, set_options
 from deploy.config.loader import load_recipe
 from deploy.config.run_config import RunConfig
 from deploy.errors import InputError, RunFailed
@@ -41,7 +39,6 @@ SCORED = (
 """Options of benchmarks that score checkpoints; --score-every has a default of each benchmark."""
 ENVIRONMENT = ".environment.json"
 """Suffix of the file with the provenance of a run."""
-POLL_SECONDS = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,11 +70,6 @@ class Variant:
 def vary(base: RunConfig, name: str, **changes: dict[str, Any]) -> RunConfig:
     """Return the recipe of a variant.
 
-    Args:
-        base: The recipe that all variants share.
-        name: Of the run.
-        changes: By section.
-
     Raises:
         InputError: The changes do not go together.
     """
@@ -92,32 +84,11 @@ def vary(base: RunConfig, name: str, **changes: dict[str, Any]) -> RunConfig:
 
 
 class TrainingRuns:
-    """Runs variants one after the other and shows progress and the time left.
-
-    Args:
-        out: The folder of the benchmark.
-        total: Runs that there will be.
-    """
+    """Runs variants one after the other and prints their number and the time left."""
 
     def __init__(self, out: Path, total: int) -> None:
-        self._out, self._left = out, total
-        console = Console(highlight=False)
-        self._progress = Progress(
-            BarColumn(bar_width=20),
-            TextColumn("{task.description}"),
-            TimeElapsedColumn(),
-            console=console,
-            disable=not console.is_terminal,
-        )
-        self._task = self._progress.add_task("", total=total)
+        self._out, self._total, self._done = out, total, 0
         self._seconds: list[float] = []
-
-    def __enter__(self) -> Self:
-        self._progress.start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._progress.stop()
 
     def run(
         self,
@@ -137,16 +108,20 @@ class TrainingRuns:
         (self._out / f"{config.name}{ENVIRONMENT}").write_text(json.dumps(environment(), indent=2))
         directory = RunDirectory(self._out / config.name)
         began = time.monotonic()
-        if not self._progress.console.is_terminal:
-            print(f"{datetime.now():%H:%M:%S}  {label}", flush=True)
+        self._done += 1
+        left = "time left: known after the first"
+        if self._seconds:
+            left = (
+                f"about {(self._total - self._done + 1) * fmean(self._seconds) / 60:.0f} min left"
+            )
+        print(
+            f"{datetime.now():%H:%M:%S}  {self._done}/{self._total}  {label} · {left}", flush=True
+        )
         command = [sys.executable, "-m", module, recipe, *arguments]
         with log.open("w") as file, child(command, file, variables) as process:
-            while process.poll() is None:
-                self._show(label, config.steps, directory)
-                time.sleep(POLL_SECONDS)
+            process.wait()
         raise_failure(label, process.returncode, log)
         self._seconds.append(time.monotonic() - began)
-        self._done()
         return directory
 
     def train(self, variants: Sequence[Variant]) -> tuple[list[Variant], list[Record]]:
@@ -166,25 +141,12 @@ class TrainingRuns:
 
     def _train(self, variant: Variant) -> None:
         if finished(variant.directory, variant.config):
-            self._done()
+            self._done += 1
             return
         shutil.rmtree(variant.directory.path, ignore_errors=True)
         module, *arguments = variant.worker or ("benchmarks.loop.run_worker", "train")
         label = f"seed {variant.seed} · {variant.name}"
         self.run(label, variant.config, module, *arguments, variables=variant.variables)
-
-    def _done(self) -> None:
-        self._left -= 1
-        self._progress.advance(self._task)
-
-    def _show(self, label: str, steps: int, directory: RunDirectory) -> None:
-        rows = directory.path / "metrics.jsonl"
-        done = rows.read_bytes().count(b"\n") if rows.exists() else 0
-        phase = f"step {done}/{steps}" if done else "starting"
-        left = "time left: known after the first"
-        if self._seconds:
-            left = f"about {self._left * fmean(self._seconds) / 60:.0f} min left"
-        self._progress.update(self._task, description=f"{label} · {phase} · {left}")
 
 
 def failure(variant: Variant, reason: str) -> Record:
@@ -277,11 +239,6 @@ def start_from(recipe: RunConfig, options: Options, name: str, steps: int) -> Ru
 def initial_model(recipe: RunConfig, out: Path) -> str:
     """Return the recipe's initial model, or the warm start that exists or will be made.
 
-    Args:
-        recipe: With or without [sft].
-        out: Folder of the benchmark. A warm start in it is preferred to one among the runs, since
-            finished variants came from it.
-
     Raises:
         InputError: There is no such model, or `out` has a warm start of other settings.
     """
@@ -308,8 +265,7 @@ def make_warm_start(options: Options, base: RunConfig) -> None:
     out, model = base.deploy.runs_dir, Path(str(base.model.path))
     reserve(out / f"{base.name}.json")
     if model.is_relative_to(out) and not model.exists():
-        settings = [*options.settings, f"deploy.runs_dir={out}"]
-        words = [word for setting in settings for word in ("--set", setting)]
+        words = set_options([*options.settings, f"deploy.runs_dir={out}"])
         with child([sys.executable, *CLI, "sft", options.recipe, *words], None) as process:
             process.wait()
         if process.returncode:

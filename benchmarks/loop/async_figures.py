@@ -74,10 +74,6 @@ def generation(rows: Sequence[Row]) -> dict[str, Any]:
 def token_seconds(initial: Row, trained: Row) -> float | None:
     """Return the seconds that actors alone take for each further token of a rollout.
 
-    Args:
-        initial: `generation` with the initial policy.
-        trained: `generation` with a trained policy.
-
     Returns:
         None where the lengths are the same, or the longer rollouts were faster.
     """
@@ -113,12 +109,7 @@ def actors_limit(initial: Row, trained: Row, tokens: float) -> dict[str, float]:
 def compare_with_limits(
     runs: Mapping[str, dict[str, Any]], limits: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Return one round: each run beside the smaller limit.
-
-    Args:
-        runs: `training` of each, by name.
-        limits: `actors` (`actors_limit`) and `learner_samples_per_second`.
-    """
+    """Return one round: each run beside the smaller limit."""
     limit = min(limits["actors"]["samples_per_second"], limits["learner_samples_per_second"])
     return {
         "arms": {

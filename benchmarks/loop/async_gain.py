@@ -12,6 +12,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from benchmarks.harness.plots import new_figure, plot_medians
 from benchmarks.harness.study import Options, Record, Study, option, text_table, whole_numbers
 from benchmarks.harness.training_runs import (
     RECIPE,
@@ -92,7 +93,6 @@ def variants(base: RunConfig, bounds: tuple[int, ...], number: int) -> dict[str,
 
 
 def measure(options: Options) -> Iterator[Record]:
-    """Measure round after round."""
     base = options.base
     make_warm_start(options, base)
     yield {
@@ -104,10 +104,10 @@ def measure(options: Options) -> Iterator[Record]:
     }
     rounds: list[Record] = []
     total = options.rounds * (len(options.chosen) + 1 + 3)
-    with TrainingRuns(options.out, total) as runs:
-        for number in range(1, options.rounds + 1):
-            rounds.append(measure_round(options, runs, number))
-            yield {"rounds": rounds}
+    runs = TrainingRuns(options.out, total)
+    for number in range(1, options.rounds + 1):
+        rounds.append(measure_round(options, runs, number))
+        yield {"rounds": rounds}
 
 
 def measure_round(options: Options, runs: TrainingRuns, number: int) -> Record:
@@ -159,12 +159,10 @@ def read_run(directory: RunDirectory) -> Record:
 
 
 def conclude(record: Record) -> Record:
-    """Return the medians over the rounds measured so far."""
     return {"medians": async_figures.medians(record["rounds"])} if "rounds" in record else {}
 
 
 def table(record: Record) -> str:
-    """Return the medians as a table."""
     medians, limits = record["medians"], record["medians"]["limits"]
     names = sorted(medians["arms"], key=lambda name: (int(name.split(",")[0]), not name.isdigit()))
     rows = [
@@ -181,50 +179,43 @@ def table(record: Record) -> str:
     )
 
 
-def reference_timeline(record: Record, folder: Path) -> Timeline | None:
+def reference_timeline(record: Record, folder: Path) -> Timeline:
     """Return ten steps of the reference run of the last round."""
-    name = f"round{len(record['rounds'])}-eta{record['reference_bound']}"
-    directory = RunDirectory(folder / name)
+    directory = RunDirectory(
+        folder / f"round{len(record['rounds'])}-eta{record['reference_bound']}"
+    )
     run = read_record(directory)
-    return read_timeline(
+    timeline = read_timeline(
         directory.path,
         run.batches,
         run.swaps,
         max_staleness=run.max_staleness,
         groups_per_batch=directory.config().prompts.groups_per_batch,
     )
+    assert timeline is not None, "a finished run has trained batches"
+    return timeline
 
 
 def draw(record: Record, folder: Path) -> None:
-    """Draw throughput against η, and the timeline of the reference run below."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
     timeline = reference_timeline(record, folder)
-    heights = [4.5, *([height(timeline)] if timeline else [])]
-    figure = Figure(figsize=(12, sum(heights)), layout="constrained")
-    FigureCanvasAgg(figure)
-    parts = figure.subfigures(len(heights), 1, height_ratios=heights, squeeze=False)[:, 0]
-    _draw_throughput(parts[0].subplots(), record)
-    if timeline:
-        steps = sum(span.kind == "step" for span in timeline.learner)
-        draw_timeline(parts[1], timeline, f"η = {record['reference_bound']}: {steps} steps")
+    heights = [4.5, height(timeline)]
+    figure = new_figure(12, sum(heights))
+    above, below = figure.subfigures(2, 1, height_ratios=heights)
+    _draw_throughput(above.subplots(), record)
+    steps = sum(span.kind == "step" for span in timeline.learner)
+    draw_timeline(below, timeline, f"η = {record['reference_bound']}: {steps} steps")
     figure.savefig(folder / "async_gain.png", dpi=110)
 
 
 def _draw_throughput(axes: Any, record: Record) -> None:
-    runs, limits = record["medians"]["arms"], record["medians"]["limits"]
-    split = sorted((name for name in runs if name.isdigit()), key=int)
-    bounds = [int(name) for name in split]
-    speeds = [runs[name]["samples_per_second"] for name in split]
-    axes.plot(bounds, speeds, "o-", color="tab:blue", label="split cores, median")
-    for name, figures in runs.items():
-        marks = [one["arms"][name]["samples_per_second"] for one in record["rounds"]]
-        colour = "tab:blue" if name in split else "tab:orange"
-        axes.plot([int(name.split(",")[0])] * len(marks), marks, ".", color=colour, alpha=0.5)
-        if name not in split:
-            speed = figures["samples_per_second"]
-            axes.plot([0], [speed], "s", color=colour, label="synchronous, all cores in turn")
+    speeds: dict[str, list[float]] = {}
+    for one_round in record["rounds"]:
+        for name, figures in one_round["arms"].items():
+            speeds.setdefault(name, []).append(figures["samples_per_second"])
+    synchronous = {0.0: speeds.pop(ALL_CORES)}
+    plot_medians(axes, {float(name): values for name, values in speeds.items()}, "split cores")
+    plot_medians(axes, synchronous, "synchronous, all cores in turn", "s")
+    limits = record["medians"]["limits"]
     axes.axhline(limits["samples_per_second"], color="black", label="limit: the smaller of both")
     axes.axhline(limits["actors"], color="tab:cyan", ls=":", label="actors alone")
     axes.axhline(limits["learner"], color="tab:purple", ls=":", label="learner on a full queue")
@@ -233,7 +224,7 @@ def _draw_throughput(axes: Any, record: Record) -> None:
         xlabel="max_staleness η (0 is synchronous)",
         ylabel="samples trained per second",
         ylim=(0, None),
-        xticks=sorted({0, *bounds}),
+        xticks=sorted({0, *map(int, speeds)}),
     )
     axes.legend(fontsize=8)
 
@@ -255,6 +246,3 @@ STUDY = Study(
     table=table,
     figures=draw,
 )
-
-if __name__ == "__main__":
-    STUDY.main()

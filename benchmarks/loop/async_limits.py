@@ -103,14 +103,7 @@ class Replay(Broker):
 def learner_alone(
     config: RunConfig, inputs: Inputs, directory: RunDirectory, recorded: Path
 ) -> None:
-    """Train the recorded batches of a run again, published and saved as usual.
-
-    Args:
-        config: That of the recorded run, with a name of its own.
-        inputs: Its initial model.
-        directory: Folder of this measurement.
-        recorded: The folder of the recorded run, which is left as it is.
-    """
+    """Train the recorded batches of a run again, published and saved as usual."""
     shutil.copy(recorded / FILE_NAME, directory.path)
     shutil.copytree(recorded / JOURNAL_NAME, directory.path / JOURNAL_NAME)
     with cluster(config, directory.logs):

@@ -69,7 +69,6 @@ def compare(config: RunConfig, rates: Rates, measured: Measured) -> Record:
 
 
 def table(record: Record) -> str:
-    """Return the comparisons, by the rates that predict."""
     checks = record["runs"]["checks"]
     lines = []
     for source in sorted({check["rates_of"] for check in checks}):
@@ -95,6 +94,3 @@ STUDY = Study(
     measure=measure,
     table=table,
 )
-
-if __name__ == "__main__":
-    STUDY.main()

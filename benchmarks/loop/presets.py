@@ -17,7 +17,7 @@ from statistics import fmean
 from typing import Any
 
 from benchmarks.harness.study import Options, Record, Study, option
-from benchmarks.harness.subprocesses import CLI
+from benchmarks.harness.subprocesses import CLI, set_options
 from deploy.config.loader import load_recipe
 from deploy.config.presets import preset_names
 from deploy.config.run_config import RunConfig
@@ -41,11 +41,6 @@ COLUMNS = {
 def headway(*arguments: str) -> int:
     """Run a command of Headway in the foreground and return its exit code."""
     return subprocess.run([sys.executable, *CLI, *arguments], check=False).returncode
-
-
-def words(settings: Iterable[str]) -> list[str]:
-    """Return settings as options of a command."""
-    return [word for setting in settings for word in ("--set", setting)]
 
 
 def figures(folder: Path) -> Record:
@@ -107,12 +102,6 @@ def prepare(
 ) -> None:
     """Make the models that runs start from; a warm start of the same settings is copied.
 
-    Args:
-        config: The demo's recipe as it will run.
-        users: The same in the folder of the user's own runs.
-        settings: Options of the command line that make `config`.
-        presets: Presets that will run.
-
     Raises:
         RunFailed: A model could not be made.
     """
@@ -144,9 +133,8 @@ def check(options: Options) -> None:
 
 
 def measure(options: Options) -> Iterator[Record]:
-    """Run preset after preset."""
     config, users = load_recipe("demo", options.shared), load_recipe("demo", options.settings)
-    prepare(config, users, words(options.shared), options.names)
+    prepare(config, users, set_options(options.shared), options.names)
     rows: dict[str, Record] = {}
     yield {
         "steps": options.steps,
@@ -155,14 +143,13 @@ def measure(options: Options) -> Iterator[Record]:
         "presets": rows,
     }
     for name in options.names:
-        code = headway("run", name, *words([*options.shared, *options.own]))
+        code = headway("run", name, *set_options([*options.shared, *options.own]))
         failed = {"status": f"failed with exit code {code}"}
         rows[name] = failed if code else figures(options.out / name)
         yield {"presets": rows}
 
 
 def write_page(record: Record, folder: Path) -> None:
-    """Write the table as presets.md."""
     (folder / "presets.md").write_text(markdown(record))
 
 
@@ -183,6 +170,3 @@ STUDY = Study(
     table=markdown,
     figures=write_page,
 )
-
-if __name__ == "__main__":
-    STUDY.main()

@@ -107,7 +107,6 @@ def correction_variant(base: RunConfig, name: str, eta: int) -> Variant:
 
 
 def measure(options: Options) -> Iterator[Record]:
-    """Train, score and read the variants seed by seed."""
     figures: list[Record] = []
     failed: list[Record] = []
     for trained, without in train_and_score(options):
@@ -223,6 +222,3 @@ STUDY = Study(
     table=staleness_report.table,
     figures=staleness_report.draw,
 )
-
-if __name__ == "__main__":
-    STUDY.main()

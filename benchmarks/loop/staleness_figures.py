@@ -30,12 +30,10 @@ def off_policyness(rows: Sequence[Row]) -> dict[str, Any]:
 
     Returns:
         `lag_mean`, `lag_p95`, `lag_max` in versions, over tokens; `ess`, mean over batches of the
-        effective sample size as a fraction; `mismatch_fresh`, `mismatch_stale` and
-        `mismatch_crossed`, mean |log ratio| of the tokens of rollouts that the learner's own
-        version sampled (numerics alone), that an older one did, and that several did; `kl_fresh`,
-        `kl_stale` and `kl_crossed`, nats a token of the same, and `kl` of all; None where there
-        were none; `clipped`, the largest of the shares of tokens that loss or correction clipped,
-        capped or rejected.
+        effective sample size as a fraction; `kl_fresh`, `kl_stale` and `kl_crossed`, nats a token
+        of rollouts that the learner's own version sampled (numerics alone), that an older one did,
+        and that several did, and `kl` of all; None where there were none; `clipped`, the largest
+        of the shares of tokens that loss or correction clipped, capped or rejected.
     """
     measured = [row for row in rows[WARM_UP:] if row["tokens_trained"]]
     lags: Counter[int] = Counter()
@@ -47,8 +45,7 @@ def off_policyness(rows: Sequence[Row]) -> dict[str, Any]:
         "lag_max": max(lags),
         "ess": fmean(row["ess"] for row in measured),
         **{
-            f"{figure}_{origin}": weighed(measured, f"{figure}_{origin}", f"tokens_{origin}")
-            for figure in ("mismatch", "kl")
+            f"kl_{origin}": weighed(measured, f"kl_{origin}", f"tokens_{origin}")
             for origin in ("fresh", "stale", "crossed")
         },
         "kl": weighed(measured, "kl", "tokens_trained"),
@@ -71,10 +68,6 @@ def weighed(rows: Sequence[Row], figure: str, weight: str) -> float | None:
 def curve(rows: Sequence[Row], scores: Mapping[int, float]) -> list[Point]:
     """Return held-out scores against seconds of training.
 
-    Args:
-        rows: Statistics of the batches, in order.
-        scores: By version.
-
     Returns:
         (seconds from the first wait for a batch to the step that made the version, score).
     """
@@ -85,29 +78,10 @@ def curve(rows: Sequence[Row], scores: Mapping[int, float]) -> list[Point]:
 
 def seconds_to(curve: Sequence[Point], target: float) -> float | None:
     """Return when a target is reached, interpolated between two points; None where it is not."""
-    crossed = _crossing(curve, target)
-    if crossed is None:
-        return None
-    (before, least), (seconds, score) = crossed
-    rise = score - least
-    return before + (seconds - before) * (target - least) / rise if rise else seconds
-
-
-def seconds_around(curve: Sequence[Point], target: float) -> tuple[float, float] | None:
-    """Return the seconds of the two points between which a target is reached.
-
-    Returns:
-        Seconds of the last score below the target and of the first that is not; the same twice
-        where the first score reaches it; None where none does.
-    """
-    crossed = _crossing(curve, target)
-    return None if crossed is None else (crossed[0][0], crossed[1][0])
-
-
-def _crossing(curve: Sequence[Point], target: float) -> tuple[Point, Point] | None:
-    for before, point in pairwise([*curve[:1], *curve]):
-        if point[1] >= target:
-            return before, point
+    for (before, least), (seconds, score) in pairwise([*curve[:1], *curve]):
+        if score >= target:
+            rise = score - least
+            return before + (seconds - before) * (target - least) / rise if rise else seconds
     return None
 
 
@@ -117,7 +91,6 @@ def learning(curve: Sequence[Point], target: float) -> dict[str, Any]:
         "score": curve[-1][1],
         "seconds": curve[-1][0],
         "seconds_to_target": seconds_to(curve, target),
-        "seconds_around_target": seconds_around(curve, target),
         "curve": curve,
     }
 

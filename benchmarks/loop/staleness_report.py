@@ -5,6 +5,7 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
+from benchmarks.harness.plots import new_figure, plot_medians
 from benchmarks.harness.study import text_table
 from benchmarks.harness.training_runs import conditions
 from benchmarks.loop.staleness_figures import interval
@@ -137,43 +138,32 @@ def table(document: Mapping[str, Any]) -> str:
 
 
 def draw(document: Mapping[str, Any], folder: Path) -> None:
-    """Write the picture."""
     picture(document).savefig(folder / "staleness.png", dpi=100)
 
 
 def picture(document: Mapping[str, Any]) -> Any:
     """Return a figure of throughput and lag over their predictions, and of scores over time."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(13, 9), layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = new_figure(13, 9)
     speed, lag, by_bound, by_correction = figure.subplots(2, 2).flat
     bounds = group(document["arms"], "bound")
-    positions = range(len(bounds))
-    predictions = group([{**each, "kind": "bound"} for each in document["predictions"]], "bound")
-    predicted = [(x, predictions[name]) for x, name in enumerate(bounds) if name in predictions]
-    for axes, key, measured, simulated, label in (
-        (speed, "samples_per_second", "measured, median", "simulated", "predicted by simulation"),
-        (
-            lag,
-            "lag_mean",
-            "mean lag of trained tokens",
-            "lag_mean",
-            "mean, predicted by simulation",
-        ),
-    ):
-        axes.plot(positions, [_median(runs, key) for runs in bounds.values()], "o-", label=measured)
-        for x, runs in enumerate(bounds.values()):
-            axes.plot([x] * len(runs), [run[key] for run in runs], ".", color="gray", alpha=0.6)
-        medians = [_median(runs, simulated) for _, runs in predicted]
-        axes.plot([x for x, _ in predicted], medians, "--", label=label)
+    predictions = group([{**run, "kind": "bound"} for run in document["predictions"]], "bound")
+    positions = {name: float(index) for index, name in enumerate(bounds)}
+
+    def plot(
+        axes: Any, runs: Mapping[str, Sequence[Run]], key: str, label: str, style: str
+    ) -> None:
+        values = {positions[name]: [run[key] for run in same] for name, same in runs.items()}
+        plot_medians(axes, values, label, style)
+
+    plot(speed, bounds, "samples_per_second", "measured, median", "o-")
+    plot(speed, predictions, "simulated", "predicted by simulation", "--")
     speed.set(title="Throughput", ylabel="samples trained per second", ylim=(0, None))
-    largest = [_median(runs, "lag_max") for runs in bounds.values()]
-    lag.plot(positions, largest, "v:", label="largest")
+    plot(lag, bounds, "lag_mean", "mean lag of trained tokens", "o-")
+    plot(lag, predictions, "lag_mean", "mean, predicted by simulation", "--")
+    plot(lag, bounds, "lag_max", "largest", "v:")
     lag.set(title="Lag by bound", ylabel="versions", ylim=(0, None))
     for axes in (speed, lag):
-        axes.set_xticks(positions, list(bounds))
+        axes.set_xticks(list(positions.values()), list(bounds))
         axes.set_xlabel("max_staleness η")
         axes.legend(fontsize=8)
     _curves(by_bound, bounds, "η = {}")
@@ -187,14 +177,14 @@ def picture(document: Mapping[str, Any]) -> Any:
 
 
 def _curves(axes: Any, groups: Mapping[str, Sequence[Run]], label: str) -> None:
-    """Draw the mean over seeds of scores and their seconds, and each seed with a thin line."""
+    """Draw scores over the mean seconds of each checkpoint."""
     for name, runs in groups.items():
-        points = list(zip(*(run["curve"] for run in runs), strict=True))
-        seconds = [fmean(second for second, _ in version) for version in points]
-        scores = [fmean(score for _, score in version) for version in points]
-        (mean,) = axes.plot(seconds, scores, ".-", label=label.format(name))
-        for run in runs if len(runs) > 1 else ():
-            axes.plot(*zip(*run["curve"], strict=True), color=mean.get_color(), lw=0.6, alpha=0.5)
+        points = zip(*(run["curve"] for run in runs), strict=True)
+        values = {
+            fmean(second for second, _ in version): [score for _, score in version]
+            for version in points
+        }
+        plot_medians(axes, values, label.format(name), ".-")
     axes.set(xlabel="seconds of training", ylabel="greedy, held-out")
     axes.legend(fontsize=8)
 
@@ -208,10 +198,6 @@ def group(runs: Sequence[Run], kind: str) -> dict[str, list[Run]]:
     if kind != "bound":
         return groups
     return dict(sorted(groups.items(), key=lambda item: float(item[0])))
-
-
-def _median(runs: Sequence[Run], key: str) -> float:
-    return median(run[key] for run in runs)
 
 
 def _cell(runs: Sequence[Run], key: str, form: str) -> str:

@@ -169,7 +169,6 @@ def hold(cores: str) -> None:
 
 
 def measure(options: Options) -> Iterator[Record]:
-    """Train, score and read the variants seed by seed."""
     hold(options.cores)
     figures: list[Record] = []
     failed: list[Record] = []
@@ -248,7 +247,6 @@ def conclude(runs: Sequence[Mapping[str, Any]]) -> Record:
 
 
 def table(record: Record) -> str:
-    """Return the medians as a table, and the ratios."""
     seeds = len({run["seed"] for run in record["arms"]})
     conclusions = record["conclusions"]
     head = ["", "samples/s", "tokens a rollout", "score at the end", f"s to {record['target']}"]
@@ -294,6 +292,3 @@ STUDY = Study(
     conclude=lambda record: {"conclusions": conclude(record["arms"])},
     table=table,
 )
-
-if __name__ == "__main__":
-    STUDY.main()

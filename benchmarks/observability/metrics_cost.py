@@ -25,7 +25,7 @@ import psutil
 import yaml
 
 from benchmarks.harness.study import Options, Record, Study, option
-from benchmarks.harness.subprocesses import CLI
+from benchmarks.harness.subprocesses import CLI, set_options
 from deploy import session
 from deploy.config.loader import load_recipe
 from deploy.observability.watchdog import LOOK_SECONDS
@@ -133,16 +133,14 @@ def shares(figures: Record, interval: float) -> dict[str, float]:
 
 
 def measure(options: Options) -> Iterator[Record]:
-    """Train the recipe in a temporary folder and measure it."""
     prometheus = yaml.safe_load(PROMETHEUS.read_text())["global"]
     with tempfile.TemporaryDirectory(prefix="headway-bench-") as folder:
         settings = [f"deploy.runs_dir={folder}", f"steps={options.steps}", "heldout.size=8"]
-        settings += ["heldout.final_size=8", "heldout.every=100000", *options.settings]
-        config = load_recipe(options.recipe, settings)
+        settings += ["heldout.final_size=8", "heldout.every=100000"]
+        config = load_recipe("demo", settings)
         warm_start = config.warm_start.parent
         if options.runs_dir is None:
-            words = [word for setting in settings for word in ("--set", setting)]
-            command = [sys.executable, *CLI, "sft", options.recipe, *words]
+            command = [sys.executable, *CLI, "sft", "demo", *set_options(settings)]
             subprocess.run(command, check=True, env=os.environ)
         else:
             warm_start.symlink_to((options.runs_dir / warm_start.name).absolute())
@@ -155,13 +153,11 @@ def measure(options: Options) -> Iterator[Record]:
 
 
 def conclude(record: Record) -> Record:
-    """Return the shares and their sum."""
     parts = shares(record, record["interval_seconds"])
     return {"shares": parts, "share": sum(parts.values())}
 
 
 def table(record: Record) -> str:
-    """Return the costs and shares."""
     parts = ", ".join(f"{name} {share:.3%}" for name, share in record["shares"].items())
     return (
         f"a step takes {record['step_seconds']:.2f} s; a scrape of {record['processes']} processes "
@@ -178,8 +174,6 @@ STUDY = Study(
     about=__doc__,
     options=(
         option("--steps", 24, "of the run"),
-        option("--recipe", "demo", "a TOML file or a shipped recipe"),
-        option("--set", [], dest="settings", action="append", metavar="KEY=VALUE"),
         option("--runs-dir", None, "folder with a warm start; else one is made", type=Path),
     ),
     file="metrics_cost.json",
@@ -188,6 +182,3 @@ STUDY = Study(
     table=table,
     misses=lambda record: ["metrics and watchdog cost too much"] if record["share"] > AIM else [],
 )
-
-if __name__ == "__main__":
-    STUDY.main()

@@ -219,6 +219,3 @@ STUDY = Study(
     table=table,
     misses=lambda record: [] if record["verdict"]["sound"] else ["not sound, or not finished"],
 )
-
-if __name__ == "__main__":
-    STUDY.main()

@@ -63,16 +63,7 @@ def judge(
     groups_per_batch: int,
     max_staleness: int,
 ) -> Verdict:
-    """Compare a finished run with the learner's log and the source.
-
-    Args:
-        log: Rows of `learner.diagnostics.trained_log`, in their order.
-        source: Ids of the first prompts of the source, as many as may have been issued.
-        fates: The rows of every train group in the ledger.
-        steps: Batches that the run had to train.
-        groups_per_batch: B.
-        max_staleness: η.
-    """
+    """Compare a finished run with the learner's log and the source."""
     problems: list[str] = []
     batches: dict[int, list[tuple[str, str, int | None]]] = {}
     for row in log:

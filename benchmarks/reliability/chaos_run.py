@@ -93,13 +93,7 @@ def score(prompt, completion, answer, metadata):
 
 
 class ChaosRun:
-    """One run and its command, seen from outside.
-
-    Args:
-        folder: Folder of recipe, reward, runs and the output of commands.
-        name: Of the run.
-        settings: Settings of the recipe.
-    """
+    """One run and its command, seen from outside."""
 
     def __init__(self, folder: Path, name: str, settings: Mapping[str, Any]) -> None:
         self.folder, self.name, self.steps = folder, name, int(settings["steps"])

@@ -249,7 +249,6 @@ async def measure_rounds(options: Options, folder: Path) -> Record:
 
 
 def measure(options: Options) -> Iterator[Record]:
-    """Start Ray and measure all rounds."""
     import ray
 
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -262,7 +261,6 @@ def measure(options: Options) -> Iterator[Record]:
 
 
 def table(record: Record) -> str:
-    """Return the ratios."""
     return (
         f"loop / offline = {record['of_offline']['loop']:.3f} (aim {AIM}); "
         f"of tokens a CPU second {record['of_offline_cpu']['loop']:.3f}"
@@ -281,6 +279,3 @@ STUDY = Study(
     measure=measure,
     table=table,
 )
-
-if __name__ == "__main__":
-    STUDY.main()

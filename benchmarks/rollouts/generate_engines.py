@@ -12,9 +12,9 @@ from functools import partial
 from typing import Any
 
 from actors import ray_actor
-from actors.assembly import EngineSpec, build_engine
+from actors.assembly import build_engine
 from actors.config import ActorsConfig
-from actors.engines.protocol import Generation, SamplingParameters
+from actors.engines.protocol import EngineSpec, Generation, SamplingParameters
 from actors.engines.vllm import VllmEngine
 from benchmarks.harness.synthetic_load import SIGMA
 from weight_sync.config import WeightSyncConfig

@@ -48,12 +48,10 @@ async def rates() -> dict[str, list[float]]:
 
 
 def measure(options: Options) -> Iterator[Record]:
-    """Measure every reward."""
     yield {"rounds": ROUNDS, "at_once": AT_ONCE, "scores_per_second": asyncio.run(rates())}
 
 
 def table(record: Record) -> str:
-    """Return the medians."""
     return "\n".join(
         f"{name:15} {median(values):10,.0f} scores/s, one process"
         for name, values in record["scores_per_second"].items()
@@ -61,6 +59,3 @@ def table(record: Record) -> str:
 
 
 STUDY = Study(name="rewards", about=__doc__, file="reward_rate.json", measure=measure, table=table)
-
-if __name__ == "__main__":
-    STUDY.main()

@@ -15,7 +15,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -39,25 +39,11 @@ TICK_SECONDS = 0.005
 LONGEST = 4096
 
 
-@dataclass(slots=True)
-class Waits:
-    """The seconds of the answers of all environments."""
-
-    generator: random.Random = field(default_factory=lambda: random.Random(0))
-    seconds: list[float] = field(default_factory=list)
-
-    def draw(self) -> float:
-        """Return the seconds of the next answer."""
-        seconds = FASTEST * (SLOWEST / FASTEST) ** self.generator.random()
-        self.seconds.append(seconds)
-        return seconds
-
-
 class SlowEnvironment:
-    """An `Environment` that answers every turn late."""
+    """An `Environment` that answers every turn late, and appends its seconds to a list."""
 
-    def __init__(self, waits: Waits) -> None:
-        self._waits, self._left = waits, TURNS
+    def __init__(self, waits: list[float], draw: random.Random) -> None:
+        self._waits, self._draw, self._left = waits, draw, TURNS
 
     async def reset(self, prompt: Prompt) -> list[Message]:
         """See `Environment.reset`."""
@@ -65,7 +51,8 @@ class SlowEnvironment:
 
     async def step(self, message: Message) -> Turn:
         """See `Environment.step`."""
-        await asyncio.sleep(self._waits.draw())
+        self._waits.append(FASTEST * (SLOWEST / FASTEST) ** self._draw.random())
+        await asyncio.sleep(self._waits[-1])
         self._left -= 1
         return Turn([Message("user", "goon")], 0.0, done=self._left == 0)
 
@@ -158,14 +145,8 @@ async def measure_episodes(
 ) -> dict[str, float]:
     """Return tokens per second and per turn of interleaved episodes, after a warm-up.
 
-    Args:
-        engine: The engine, with its counts.
-        tokenizer: Of its model, with a token for each character.
-        new_environment: Makes the environment of an episode.
-        seconds: Duration after the warm-up.
-        episodes: Number of episodes at once.
-        prompt_tokens: Least length of a prompt; there are as many prompts as episodes, so that a
-            cache has them after a while.
+    There are as many prompts as episodes, so that a cache has them after a while; each has at
+    least `prompt_tokens` tokens, which are characters.
     """
     config = ActorsConfig(
         environment="benchmarks.rollouts.slow_episodes:SlowEnvironment",
@@ -231,12 +212,12 @@ def _lease(number: int, text: str) -> Lease:
 async def compare(engine: Any, tokenizer: Any, *, seconds: float) -> dict[str, float]:
     """Return the rates of single turns and of slow episodes, and the share of Little's law."""
     single = await measure_episodes(engine, tokenizer, SingleTurn, seconds=seconds)
-    waits = Waits()
+    waits: list[float] = []
     slow = await measure_episodes(
-        engine, tokenizer, partial(SlowEnvironment, waits), seconds=2 * seconds
+        engine, tokenizer, partial(SlowEnvironment, waits, random.Random(0)), seconds=2 * seconds
     )
     rate, length = single["tokens_per_second"], slow["tokens_per_turn"]
-    mean_wait = sum(waits.seconds) / len(waits.seconds)
+    mean_wait = sum(waits) / len(waits)
     bound = min(rate, EPISODES * length / (mean_wait + length / rate))
     return {
         "single_turn_tokens_per_second": rate,
@@ -255,12 +236,6 @@ async def compare_alike(
     """Return the rate of single turns with the requests at once and contexts of slow episodes.
 
     Fewer requests and longer contexts make an engine slower, which `compare` counts as a loss.
-
-    Args:
-        engine: As in `compare`.
-        tokenizer: As in `compare`.
-        slow: The figures of `compare`.
-        seconds: Duration after the warm-up.
     """
     waiting = slow["tokens_per_second"] / slow["tokens_per_turn"]
     requests = EPISODES - waiting * slow["environment_seconds_mean"]
@@ -294,19 +269,26 @@ async def compare_paced(rate: float, tokenizer: Any, seconds: float) -> dict[str
 
 async def compare_vllm(folder: Path, tokenizer: Any, seconds: float) -> dict[str, float]:
     """Compare on vLLM, bound to the first core."""
+    from actors.engines.protocol import EngineSpec
     from actors.engines.vllm import VllmEngine
-    from actors.engines.vllm_settings import VllmSettings
+    from weight_sync.config import WeightSyncConfig
 
+    config = ActorsConfig(
+        dtype="float32",
+        max_concurrent_rollouts=EPISODES,
+        cores=(str(min(os.sched_getaffinity(0))),),
+        kv_cache_gib=2,
+    )
     engine = VllmEngine(
-        VllmSettings(
-            str(folder),
-            dtype="float32",
-            max_model_len=LONGEST,
-            max_num_seqs=EPISODES,
-            cores=str(min(os.sched_getaffinity(0))),
-            kv_cache_gib=2,
+        EngineSpec(
+            index=0,
+            config=config,
+            weight_sync=WeightSyncConfig(),
+            model_path=str(folder),
+            seed=0,
             initial_version=0,
-        )
+        ),
+        max_model_len=LONGEST,
     )
     await engine.start()
     try:
@@ -331,7 +313,6 @@ def comparisons(options: Options, folder: Path) -> Iterator[Record]:
 
 
 def measure(options: Options) -> Iterator[Record]:
-    """Compare engine after engine, with a tiny model."""
     from learner.config.learner import TinyModelConfig
     from learner.model.policy import build_tiny
 
@@ -368,6 +349,3 @@ STUDY = Study(
     file="slow_episodes_{engine}.json",
     measure=measure,
 )
-
-if __name__ == "__main__":
-    STUDY.main()

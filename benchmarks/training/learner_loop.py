@@ -146,12 +146,7 @@ async def _fill(broker: BrokerClient, groups: Sequence[RolloutGroup], batches: i
 def parts_of(
     computed: Sequence[tuple[float, float]], batches: Sequence[TrainedBatch]
 ) -> list[dict[str, float]]:
-    """Return the figures of `gaps`.
-
-    Args:
-        computed: Begin and end of the computing of each batch.
-        batches: The batches as the loop observed them.
-    """
+    """Return the figures of `gaps`."""
     parts = []
     for (_, last), (first, end), before, batch in zip(
         computed[:-1], computed[1:], batches[:-1], batches[1:], strict=True

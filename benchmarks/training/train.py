@@ -133,7 +133,6 @@ def measure_size(name: str, rounds: int) -> Record:
 
 
 def measure(options: Options) -> Iterator[Record]:
-    """Compute the packing, and measure every size in a process of its own."""
     import torch
 
     from benchmarks.training.packing import describe as describe_packing
@@ -152,7 +151,6 @@ def measure(options: Options) -> Iterator[Record]:
 
 
 def check(options: Options) -> None:
-    """Set the number of threads, before torch is imported."""
     options.threads = options.threads or len(os.sched_getaffinity(0))
     os.environ["OMP_NUM_THREADS"] = str(options.threads)
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -176,6 +174,3 @@ STUDY = Study(
     file="train.json",
     measure=measure,
 )
-
-if __name__ == "__main__":
-    STUDY.main()

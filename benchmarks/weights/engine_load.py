@@ -5,14 +5,15 @@ import itertools
 import os
 import time
 from pathlib import Path
-from typing import Any
+from typing import Literal
 
 import torch
 
-from actors.engines.protocol import SamplingParameters
+from actors.config import ActorsConfig
+from actors.engines.protocol import EngineSpec, SamplingParameters
 from actors.engines.vllm import VllmEngine
-from actors.engines.vllm_settings import VllmSettings
 from benchmarks.harness.synthetic_load import Size, build
+from weight_sync.config import WeightSyncConfig
 from weight_sync.manifest import Manifest
 from weight_sync.receive.staging import stage
 from weight_sync.transports.protocol import Transport
@@ -44,11 +45,33 @@ def build_model(folder: Path, size: Size, dtype: str = "float32") -> int:
     return sum(parameter.numel() for parameter in model.parameters())
 
 
-async def start_engine(folder: Path, **options: Any) -> VllmEngine:
-    """Start vLLM with a model folder; `options` are those of `VllmSettings`."""
+async def start_engine(
+    folder: Path,
+    *,
+    dtype: Literal["float32", "bfloat16", "auto"] = "float32",
+    requests: int = 64,
+    cores: str | None = None,
+    initial_version: int | None = None,
+) -> VllmEngine:
+    """Start vLLM with a model folder, for this many requests at once."""
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
-    defaults = {"dtype": "float32", "max_model_len": MAX_MODEL_LEN, "cores": None}
-    engine = VllmEngine(VllmSettings(str(folder), kv_cache_gib=1, **(defaults | options)))
+    config = ActorsConfig(
+        dtype=dtype,
+        max_concurrent_rollouts=requests,
+        cores=None if cores is None else (cores,),
+        kv_cache_gib=1,
+    )
+    engine = VllmEngine(
+        EngineSpec(
+            index=0,
+            config=config,
+            weight_sync=WeightSyncConfig(),
+            model_path=str(folder),
+            seed=0,
+            initial_version=initial_version,
+        ),
+        max_model_len=MAX_MODEL_LEN,
+    )
     await engine.start()
     return engine
 

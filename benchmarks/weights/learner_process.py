@@ -31,8 +31,6 @@ class Sending:
     codec: str = "full"
     wire: str = "float32"
     bucket_bytes: int = 64 * 2**20
-    address: str | None = None
-    """Of the Ray cluster of an object store."""
 
     def __str__(self) -> str:
         return f"{self.transport} {self.codec} {self.wire}"
@@ -41,11 +39,7 @@ class Sending:
         """Return the transport of one process; `folder` is that of a filesystem."""
         if self.transport == "shared_memory":
             return SharedMemoryTransport()
-        if self.transport == "filesystem":
-            return FilesystemTransport(folder)
-        from weight_sync.transports.ray_object_store import ObjectStoreTransport
-
-        return ObjectStoreTransport()
+        return FilesystemTransport(folder)
 
 
 class LearnerProcess:
@@ -95,10 +89,6 @@ class LearnerProcess:
 
 def _publish(pipe: Connection, model: Path, folder: Path, sending: Sending) -> None:
     """Make a step and publish, for every version that the pipe asks for."""
-    if sending.address is not None:
-        import ray
-
-        ray.init(address=sending.address, log_to_driver=False)
     weights = load_file(model / "model.safetensors")
     transport = sending.open(folder)
     with StagedPublisher(

@@ -37,7 +37,6 @@ WARM_UP_SECONDS = 3.0
 
 
 def measure(options: Options) -> Iterator[Record]:
-    """Build the model and measure all rounds."""
     size = SIZES.get(options.size) or qwen3_size(256, 4)
     with tempfile.TemporaryDirectory() as folder:
         yield {"parameters": build_model(Path(folder), size, options.dtype)}
@@ -46,7 +45,7 @@ def measure(options: Options) -> Iterator[Record]:
 
 async def measure_rounds(options: Options, folder: Path) -> Record:
     """Update, pause and load again and again; the first round touches fresh memory."""
-    engine = await start_engine(folder, dtype=options.dtype, max_num_seqs=REQUESTS)
+    engine = await start_engine(folder, dtype=options.dtype, requests=REQUESTS)
     raw: dict[str, list[float]] = {}
     transport = SharedMemoryTransport()
     receiver = Receiver("engine-0", engine, Broadcaster(1.0, 1), transport)
@@ -85,7 +84,6 @@ async def measure_rounds(options: Options, folder: Path) -> Record:
 
 
 def conclude(record: Record) -> Record:
-    """Return the medians and the figure of merit."""
     if "raw_seconds" not in record:
         return {}
     medians = {key: median(values) for key, values in record["raw_seconds"].items()}
@@ -94,7 +92,6 @@ def conclude(record: Record) -> Record:
 
 
 def table(record: Record) -> str:
-    """Return medians and extremes."""
     lines = [f"{record['parameters']:,} parameters, {record['bytes']:,} bytes, {REQUESTS} requests"]
     for key, values in record["raw_seconds"].items():
         lines.append(

@@ -240,11 +240,6 @@ def _files(manifest: Manifest) -> list[Path]:
 async def measure_faults(model: Path, folder: Path, rounds: int) -> dict[str, list[float]]:
     """Return the seconds to recover from each fault, by its name.
 
-    Args:
-        model: A model folder.
-        folder: For the weights; made and removed.
-        rounds: How often each fault is put in.
-
     Raises:
         RunFailed: The engines did not recover.
     """

@@ -4,7 +4,7 @@
 
 With requests running throughout: the learner's wait, the engine's preparation and stall, and the
 time until it serves; then tokens/s with an update every second and with none, and with --faults the
-recovery from faults. The second node is Ray's, on this machine. Leaves out GPUs.
+recovery from faults. Leaves out other nodes and GPUs.
 """
 
 import asyncio
@@ -13,8 +13,8 @@ import shutil
 import tempfile
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager
-from dataclasses import replace
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -42,41 +42,20 @@ from weight_sync.transports.protocol import Transport
 
 SHAPES = {3: (128, 3), 100: (512, 8), 1000: (1024, 20)}
 """Hidden size and layers of a Qwen3 with about so many megabytes of float32."""
+REQUESTS = 16
+"""Running throughout."""
+WARM_UP_SECONDS, WINDOW_SECONDS = 3.0, 8.0
 WINDOW_TOKENS = 50
 """Length of requests while tokens are counted, which is when they end."""
 WARM_UP = 2
 """Updates that touch fresh memory, in either snapshot, and have no base for a delta."""
-OTHER_NODE = "object_store_other_node"
 SENDINGS = (
     Sending("shared_memory"),
     Sending("shared_memory", "full", "bfloat16"),
     Sending("shared_memory", "delta"),
     Sending("filesystem"),
     Sending("filesystem", "delta"),
-    Sending("object_store"),
-    Sending(OTHER_NODE),
-    Sending(OTHER_NODE, "delta"),
-    Sending(OTHER_NODE, "delta", "bfloat16"),
 )
-
-
-@contextmanager
-def two_nodes(wanted: bool) -> Iterator[tuple[str | None, str | None]]:
-    """Start a cluster of two nodes; return its address and the second node's name, or None."""
-    if not wanted:
-        yield None, None
-        return
-    import ray
-    from ray.cluster_utils import Cluster
-
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
-    other = cluster.add_node(num_cpus=1)
-    ray.init(address=cluster.address, log_to_driver=False)
-    try:
-        yield cluster.address, other.node_id
-    finally:
-        ray.shutdown()
-        cluster.shutdown()
 
 
 class Memcpy:
@@ -95,15 +74,13 @@ class Memcpy:
                 self.seconds.append(time.perf_counter() - begin)
 
 
+@dataclass(frozen=True)
 class Updates:
     """A learner in another process and the receiver of an engine."""
 
-    def __init__(
-        self, engine: VllmEngine, learner: LearnerProcess, transport: Transport, *, delta: bool
-    ) -> None:
-        self._learner, self.transport = learner, transport
-        options = ReceiverOptions(keep_base=delta, timeout=120)
-        self.receiver = Receiver("e0", engine, Broadcaster(1.0, 1), transport, options=options)
+    learner: LearnerProcess
+    transport: Transport
+    receiver: Receiver
 
     async def update(self) -> tuple[Manifest, WeightUpdateReport, float]:
         """Publish and load the next version; returns the seconds of `publish` too.
@@ -111,9 +88,9 @@ class Updates:
         Raises:
             RunFailed: The update failed.
         """
-        manifest = await self._learner.publish()
+        manifest = await self.learner.publish()
         report = await self.receiver.update(manifest)
-        seconds = await self._learner.seconds()
+        seconds = await self.learner.seconds()
         if report is None or report.error:
             raise RunFailed(f"the update failed: {report and report.error}")
         return manifest, report, seconds
@@ -122,8 +99,8 @@ class Updates:
 class Bench:
     """An engine that is updated in one way after another."""
 
-    def __init__(self, engine: VllmEngine, folder: Path, other_node: str | None) -> None:
-        self.engine, self._folder, self._other_node = engine, folder, other_node
+    def __init__(self, engine: VllmEngine, folder: Path) -> None:
+        self.engine, self._folder = engine, folder
         self._version = 0
 
     @asynccontextmanager
@@ -132,13 +109,17 @@ class Bench:
         weights = self._folder / "weights"
         learner = LearnerProcess(self._folder / "model", weights, sending, self._version)
         transport = sending.open(weights)
-        if sending.transport == OTHER_NODE:
-            transport.node = self._other_node  # type: ignore[attr-defined]
-        updates = Updates(self.engine, learner, transport, delta=sending.codec == "delta")
+        receiver = Receiver(
+            "e0",
+            self.engine,
+            Broadcaster(1.0, 1),
+            transport,
+            options=ReceiverOptions(keep_base=sending.codec == "delta", timeout=120),
+        )
         try:
-            yield updates
+            yield Updates(learner, transport, receiver)
         finally:
-            updates.receiver.close()
+            receiver.close()
             self._version = learner.version
             learner.close()
             shutil.rmtree(weights, ignore_errors=True)
@@ -178,12 +159,12 @@ class Bench:
         async with self.updates(SENDINGS[0]) as updates:
             for _ in range(WARM_UP):
                 await updates.update()
-            load = Load(self.engine, options.requests, tokens=WINDOW_TOKENS)
-            await asyncio.sleep(options.warm_up)
+            load = Load(self.engine, REQUESTS, tokens=WINDOW_TOKENS)
+            await asyncio.sleep(WARM_UP_SECONDS)
             kinds = itertools.cycle(("without", "with"))
             for kind in itertools.islice(kinds, 2 * options.windows):
                 tokens, begin, stalls = load.tokens, time.perf_counter(), []
-                while (elapsed := time.perf_counter() - begin) < options.window_seconds:
+                while (elapsed := time.perf_counter() - begin) < WINDOW_SECONDS:
                     if kind == "with":
                         stalls.append((await updates.update())[1].stalled_seconds)
                     await asyncio.sleep(max(0.0, 1 - (time.perf_counter() - begin - elapsed)))
@@ -196,25 +177,19 @@ class Bench:
         return rates
 
 
-async def measure_all(
-    options: Options, folder: Path, address: str | None, other_node: str | None
-) -> Record:
+async def measure_all(options: Options, folder: Path) -> Record:
     """Measure every way of sending, then the loss of tokens."""
-    engine = await start_engine(folder / "model", max_num_seqs=64, initial_version=0)
+    engine = await start_engine(folder / "model", initial_version=0)
     nbytes = (folder / "model" / "model.safetensors").stat().st_size
     memcpy = Memcpy(nbytes)
     memcpy.measure(5)
     raw: Record = {"bytes": nbytes, "memcpy": memcpy.seconds, "ways": {}}
-    bench = Bench(engine, folder, other_node)
-    load = Load(engine, options.requests)
+    bench = Bench(engine, folder)
+    load = Load(engine, REQUESTS)
     try:
-        await asyncio.sleep(options.warm_up)
+        await asyncio.sleep(WARM_UP_SECONDS)
         for sending in SENDINGS[: options.ways]:
-            in_store = sending.transport.startswith("object")
-            if in_store and address is None:
-                continue
-            placed = replace(sending, address=address) if in_store else sending
-            raw["ways"][str(sending)] = await bench.measure(placed, options.rounds, memcpy)
+            raw["ways"][str(sending)] = await bench.measure(sending, options.rounds, memcpy)
         await load.stop()
         if options.windows:
             raw["tokens_per_second"] = await bench.measure_loss(options)
@@ -224,14 +199,13 @@ async def measure_all(
 
 
 def measure(options: Options) -> Iterator[Record]:
-    """Measure updates, and recovery from faults."""
     hidden, layers = SHAPES[options.megabytes]
-    with tempfile.TemporaryDirectory() as scratch, two_nodes(not options.one_node) as nodes:
+    with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         for name in ("model", "small"):
             (folder / name).mkdir()
         build_model(folder / "model", qwen3_size(hidden, layers))
-        raw = asyncio.run(measure_all(options, folder, *nodes))
+        raw = asyncio.run(measure_all(options, folder))
         yield {"raw": raw}
         if options.faults:
             build_model(folder / "small", qwen3_size(*SHAPES[3]))
@@ -241,7 +215,6 @@ def measure(options: Options) -> Iterator[Record]:
 
 
 def conclude(record: Record) -> Record:
-    """Return the medians, and the ratios that the aims are about."""
     raw = record["raw"]
     memcpy, first = median(raw["memcpy"]), raw["ways"][str(SENDINGS[0])]
     bare, empty = (median(first[key]) for key in ("bare_load", "empty_pause"))
@@ -265,7 +238,6 @@ def conclude(record: Record) -> Record:
 
 
 def table(record: Record) -> str:
-    """Return medians and ratios as a table."""
     raw, medians = record["raw"], record["medians"]
     title = (
         f"{raw['bytes']:,} bytes: memcpy {medians['memcpy']:.4f} s, vLLM's bare load "
@@ -298,21 +270,14 @@ STUDY = Study(
     about=__doc__,
     options=(
         option("--megabytes", 3, "of the model", type=int, choices=sorted(SHAPES)),
-        option("--requests", 16, "requests that run throughout", type=COUNT),
         option("--rounds", 5, "updates of each way that count", type=COUNT),
-        option("--one-node", False, "leave Ray out", action="store_true"),
         option("--ways", len(SENDINGS), "only the first so many", type=COUNT),
         option("--windows", 4, "of each kind, for tokens a second", type=number(int, 0)),
-        option("--window-seconds", 8.0, "of each window"),
         option("--faults", False, "also put faults in, on 3 MB", action="store_true"),
         option("--fault-rounds", 3, "times that each fault is put in", type=COUNT),
-        option("--warm-up", 3.0, "seconds before measuring"),
     ),
     file="weight_sync_{megabytes}mb_{time}.json",
     measure=measure,
     conclude=conclude,
     table=table,
 )
-
-if __name__ == "__main__":
-    STUDY.main()

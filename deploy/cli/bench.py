@@ -31,18 +31,12 @@ BENCHMARKS = {
 def start(name: str, arguments: list[str], root: Path = ROOT) -> NoReturn:
     """Replace this process by a benchmark, which gets the user's Ctrl-C and sets the exit code.
 
-    Args:
-        name: A key of `BENCHMARKS`.
-        arguments: Arguments of the benchmark.
-        root: Folder of the checkout.
-
     Raises:
         InputError: There is no such benchmark, or no checkout.
     """
     if name not in BENCHMARKS:
         raise InputError(f"no benchmark {name!r}; there are {', '.join(sorted(BENCHMARKS))}")
-    module = BENCHMARKS[name]
-    path = module.replace(".", "/")
+    path = BENCHMARKS[name].replace(".", "/")
     if not (root / "benchmarks" / f"{path}.py").exists():
         raise InputError(
             f"{root} has no benchmarks/{path}.py: benchmarks come with a checkout of the "
@@ -51,6 +45,4 @@ def start(name: str, arguments: list[str], root: Path = ROOT) -> NoReturn:
     paths = [str(root), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "PYTHONSAFEPATH": "1"}
     sys.stdout.flush()
-    os.execve(
-        sys.executable, [sys.executable, "-m", f"benchmarks.{module}", *arguments], environment
-    )
+    os.execve(sys.executable, [sys.executable, "-m", "benchmarks", name, *arguments], environment)

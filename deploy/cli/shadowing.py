@@ -28,9 +28,8 @@ def check_not_shadowed() -> None:
         spec = importlib.util.find_spec(name)
         origin = None if spec is None or spec.origin is None else Path(spec.origin).resolve()
         if origin is None or origin.parent.parent != ours:
-            imported = origin or list(
-                getattr(spec, "submodule_search_locations", None) or ["nothing"]
-            )
+            folders = getattr(spec, "submodule_search_locations", None)
+            imported = origin or list(folders or ["nothing"])
             raise InputError(
                 f"`import {name}` finds {imported} instead of Headway's package in {ours / name}; "
                 f"rename your own {name!r}, or run headway from another folder"

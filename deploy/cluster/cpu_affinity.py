@@ -16,10 +16,7 @@ def actors_on_cores(
 ) -> ActorsConfig:
     """Return the section `[actors]` with `cores` filled in where the recipe leaves it open.
 
-    Args:
-        actors: The section.
-        available: Cores of the machine that all actors run on.
-        taken: Cores of the learner; those of the reward models are added here.
+    `available` are the cores of the machine that all actors run on, `taken` those of the learner.
     """
     shares = actors.engine == "vllm" and actors.tensor_parallel_size == 1
     if not shares or actors.cores is not None or actors.gpus > 0:

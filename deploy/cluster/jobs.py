@@ -39,11 +39,7 @@ IGNORED = ("__pycache__", ".git", ".venv", "runs")
 
 
 class Jobs:
-    """The jobs of one cluster.
-
-    Args:
-        address: Address of the cluster's dashboard, as in "http://HEAD:8265".
-        sleep: Waits for so many seconds.
+    """The jobs of one cluster, by the address of its dashboard, as in "http://HEAD:8265".
 
     Raises:
         InputError: No cluster answers there, or it refuses the token.
@@ -68,16 +64,13 @@ class Jobs:
         files: Sequence[Path],
         recipe: Path | None,
     ) -> str:
-        """Start a run on the cluster.
+        """Start a run on the cluster and return the id of its job.
 
         Args:
             config: The run's recipe.
             command: Shell command on the head node, with `files` in the working folder.
             files: Modules that are sent along.
             recipe: File of the recipe; None for a shipped one.
-
-        Returns:
-            The id of the job.
         """
         from ray import __version__
 
@@ -191,16 +184,10 @@ class Jobs:
 def command_of(
     recipe: str, overrides: Sequence[str], *, replace: bool, before: Sequence[str] = ()
 ) -> str:
-    """Return the shell command of a job that starts a new run.
+    """Return the shell command of a job that starts a new run: one, or several joined by `&&`.
 
-    Args:
-        recipe: The recipe as the user named it; a file is RECIPE in the job's working folder.
-        overrides: Settings, `key=value`.
-        replace: Delete a run of the same name first.
-        before: Commands that make what the run begins with, "sft" and "reward-model".
-
-    Returns:
-        One command or several joined by `&&`.
+    The commands in `before`, "sft" and "reward-model", make what the run begins with. A recipe that
+    is a file is RECIPE in the job's working folder.
     """
     name = RECIPE if Path(recipe).exists() else recipe
     settings = [part for override in overrides for part in ("--set", override)]
@@ -257,25 +244,21 @@ def pack(files: Sequence[Path], recipe: Path | None, folder: Path) -> None:
 
 
 def check(document: Mapping[str, Any]) -> None:
-    """Refuse a recipe whose run would be lost with the job.
-
-    Args:
-        document: The tables of a valid recipe, as they are written.
+    """Refuse a recipe, as it is written, whose run would be lost with the job.
 
     Raises:
         InputError: deploy.runs_dir is relative, or in the home of an unknown user.
     """
     runs_dir = document.get("deploy", {}).get("runs_dir", "runs")
+    if Path(runs_dir).is_absolute():
+        return
+    where = "relative, and the working folder of a job is deleted"
     if runs_dir.startswith("~"):
-        raise InputError(
-            f'deploy.runs_dir = "{runs_dir}" is in the home of whoever runs the job; name a folder '
-            'of the head node from its root, as in --set deploy.runs_dir="/data/runs"'
-        )
-    if not Path(runs_dir).is_absolute():
-        raise InputError(
-            f'deploy.runs_dir = "{runs_dir}" is relative, and the working folder of a job is '
-            'deleted; name a folder of the head node, as in --set deploy.runs_dir="/data/runs"'
-        )
+        where = "in the home of whoever runs the job"
+    raise InputError(
+        f'deploy.runs_dir = "{runs_dir}" is {where}; name a folder of the head node from its root, '
+        'as in --set deploy.runs_dir="/data/runs"'
+    )
 
 
 def _use_token() -> None:

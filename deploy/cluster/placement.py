@@ -45,23 +45,16 @@ class ResourceRequest:
 
 
 class Bundle(NamedTuple):
-    """The resources that one process reserves on one node."""
+    """The resources that process `number` (from 0) of a role reserves on a node with the labels."""
 
     role: str
     number: int
-    """Number of the process in its role, from 0."""
     resources: dict[str, float]
     labels: dict[str, str]
-    """Labels that the node must have."""
 
 
 def resource_requests(config: RunConfig, *, driver_node: str) -> list[ResourceRequest]:
-    """Return what each role of a recipe requests of a cluster.
-
-    Args:
-        config: The recipe.
-        driver_node: Ray's id of the driver's node, where roles without a placement are.
-    """
+    """Return what each role requests of a cluster; without a placement, of the driver's node."""
     actors, learner, placement = config.actors, config.learner, config.deploy.placement
     requests = [
         _request(
@@ -119,7 +112,9 @@ def unmet(requests: Sequence[ResourceRequest], nodes: Sequence[Node]) -> list[st
     for group in bound.values():
         roles = " and ".join(request.role for request in group)
         shared = [node for node in nodes if _matches(node, group[0])]
-        lacks += _excess(roles, _describe_nodes(group[0]), group, shared)
+        selector = group[0].labels
+        where = f"what is labelled {_pairs(selector)}" if selector else "the driver's node"
+        lacks += _excess(roles, where, group, shared)
     return lacks or _excess("all processes", "the cluster", requests, nodes)
 
 
@@ -138,12 +133,6 @@ def _excess(
         for kind, amount in needed.items()
         if amount > total[kind] + EPSILON
     ]
-
-
-def _describe_nodes(request: ResourceRequest) -> str:
-    if request.labels:
-        return f"what is labelled {_pairs(request.labels)}"
-    return "the driver's node"
 
 
 def roles_of(node: Node, requests: Sequence[ResourceRequest]) -> set[str]:
@@ -177,9 +166,9 @@ def _labels(request: ResourceRequest) -> dict[str, str]:
 
 
 def _matches(node: Node, request: ResourceRequest) -> bool:
-    if request.node_id is not None and node.node_id != request.node_id:
-        return False
-    return all(node.labels.get(key) == value for key, value in request.labels.items())
+    return request.node_id in (None, node.node_id) and all(
+        node.labels.get(key) == value for key, value in request.labels.items()
+    )
 
 
 def _capacity(node: Node, request: ResourceRequest) -> int:
@@ -206,12 +195,12 @@ def _describe_lack(
     if not fitting:
         labels = "; ".join(f"{node.address}: {_pairs(node.labels)}" for node in nodes)
         return f"{text}; no node is (labels are {labels})"
-    amounts = "; ".join(f"{node.address}: {_amounts(node, request)}" for node in fitting)
-    return f"{text}; there is room for {capacity} ({amounts})"
-
-
-def _amounts(node: Node, request: ResourceRequest) -> str:
-    return ", ".join(f"{node.resources.get(kind, 0.0):g} {kind}" for kind in request.resources)
+    amounts = [
+        f"{node.address}: "
+        + ", ".join(f"{node.resources.get(kind, 0.0):g} {kind}" for kind in request.resources)
+        for node in fitting
+    ]
+    return f"{text}; there is room for {capacity} ({'; '.join(amounts)})"
 
 
 def _pairs(labels: Mapping[str, str]) -> str:

@@ -5,8 +5,7 @@ out whole or not at all. A cluster that was started for the run has nobody else,
 """
 
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any
 
 import ray
@@ -29,15 +28,10 @@ REPORT_AGAIN_SECONDS = 60.0
 class Reservation:
     """The bundles that a run holds until its driver ends.
 
-    Args:
-        requests: The resources of each role. The bundles are packed if every role has labels or a
-            node of its own, and spread otherwise.
-        timeout: Seconds to wait for resources that others hold.
-        console: Reports a wait.
-        report_seconds: How long a wait lasts until it is first reported.
+    They are packed if every role has labels or a node of its own, and spread otherwise.
 
     Raises:
-        RunFailed: They were not free in time; names what is free.
+        RunFailed: They were not free within `timeout` seconds; names what is free.
     """
 
     def __init__(
@@ -58,8 +52,11 @@ class Reservation:
             strategy="PACK" if all(bundle.labels for bundle in reserved) else "SPREAD",
             bundle_label_selector=[bundle.labels for bundle in reserved],
         )
-        with _removed_unless_ready(group):
+        try:
             _wait(group, timeout, console, report_seconds)
+        except BaseException:
+            remove_placement_group(group)
+            raise
         self.group = group
 
     def options(self, role: str, number: int) -> dict[str, Any]:
@@ -83,15 +80,6 @@ def _wait(group: PlacementGroup, timeout: float, console: Terminal, report_secon
         if waited > due:
             console.say(f"waiting for free resources on the cluster for {waited:.0f} s; {_free()}")
             due += REPORT_AGAIN_SECONDS
-
-
-@contextmanager
-def _removed_unless_ready(group: PlacementGroup) -> Iterator[None]:
-    try:
-        yield
-    except BaseException:
-        remove_placement_group(group)
-        raise
 
 
 def _free() -> str:

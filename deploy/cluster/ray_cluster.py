@@ -63,7 +63,10 @@ def cluster(config: RunConfig, logs: Path) -> Iterator[None]:
             with ending_workers():  # only those below this process
                 ray.shutdown()
             if local:
-                _copy_logs(Path(context.address_info["session_dir"]) / "logs", logs)
+                session = Path(context.address_info["session_dir"]) / "logs"
+                for file in session.glob("worker-*"):
+                    if file.stat().st_size:
+                        shutil.copy(file, logs)
 
 
 @contextmanager
@@ -84,12 +87,6 @@ def on_loopback() -> Iterator[None]:
             del os.environ[name]
         else:
             os.environ[name] = variable
-
-
-def _copy_logs(session: Path, logs: Path) -> None:
-    for file in session.glob("worker-*"):
-        if file.stat().st_size:
-            shutil.copy(file, logs)
 
 
 def _check_nodes(config: RunConfig) -> None:
@@ -129,7 +126,7 @@ def _check_nodes(config: RunConfig) -> None:
 
 
 def versions_of(nodes: Sequence[Node]) -> list[dict[str, str]]:
-    """Ask all other nodes at once for the versions that they have installed.
+    """Ask all nodes at once for the versions that they have installed.
 
     Raises:
         RunFailed: Some have not answered within VERSIONS_SECONDS; names them.
@@ -145,16 +142,14 @@ def versions_of(nodes: Sequence[Node]) -> list[dict[str, str]]:
     ]
     if not asked:
         return []
-    _, late = ray.wait(asked, num_returns=len(asked), timeout=VERSIONS_SECONDS)
-    if late:
-        names = ", ".join(
-            node.address for node, answer in zip(nodes, asked, strict=True) if answer in late
-        )
+    answered, _ = ray.wait(asked, num_returns=len(asked), timeout=VERSIONS_SECONDS)
+    answers = list(zip(nodes, asked, strict=True))
+    if late := [node.address for node, answer in answers if answer not in answered]:
         raise RunFailed(
-            f"node(s) {names} did not report their versions within {VERSIONS_SECONDS:g} s"
+            f"node(s) {', '.join(late)} did not report their versions within {VERSIONS_SECONDS:g} s"
         )
     versions = []
-    for node, answer in zip(nodes, asked, strict=True):
+    for node, answer in answers:
         try:
             versions.append(ray.get(answer))
         except RayError as error:

@@ -59,12 +59,7 @@ def of_submitter() -> str:
 
 
 def differences(wanted: Mapping[str, str], actual: Mapping[str, str], *, where: str) -> list[str]:
-    """Return one line for each package that is missing or of another version.
-
-    Args:
-        wanted: Expected versions by package.
-        actual: Installed versions by package.
-        where: Name of the machine with the installed versions.
+    """Return one line for each package that is missing or of another version on machine `where`.
 
     Example:
         >>> differences({"ray": "2.60.0"}, {"ray": "2.59.0"}, where="node 10.0.0.3")

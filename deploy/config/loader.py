@@ -42,10 +42,6 @@ def load_recipe(recipe: str, overrides: Sequence[str] = ()) -> RunConfig:
 def read_recipe(recipe: str, overrides: Sequence[str] = ()) -> dict[str, Any]:
     """Return the tables of a recipe as they are written, neither completed nor validated.
 
-    Args:
-        recipe: See `load_recipe`.
-        overrides: See `load_recipe`.
-
     Raises:
         InputError: The file cannot be read, or an override has no key.
     """

@@ -56,13 +56,11 @@ Location = tuple[int | str, ...]
 def explain(error: ValidationError, root: type[BaseModel]) -> Iterator[str]:
     """Yield one line for each problem: key, value, what is allowed, the nearest valid key.
 
-    Args:
-        error: Raised by validating a JSON document against `root`.
-        root: The model of a whole recipe.
+    `root`, the model of a whole recipe, raised the error when it validated a JSON document.
     """
+    problems = [(_without_choices(problem["loc"], root), problem) for problem in error.errors()]
     choices: dict[Location, list[str]] = {}
-    for problem in error.errors():
-        location = _without_choices(problem["loc"], root)
+    for location, problem in problems:
         key = ".".join(str(part) for part in location)
         match problem["type"]:
             case "extra_forbidden":
@@ -78,7 +76,8 @@ def explain(error: ValidationError, root: type[BaseModel]) -> Iterator[str]:
                 yield f"  {message}" if section and key in message else f"  {subject}: {message}"
             case _:
                 choices.setdefault(location, []).append(_allowed(problem, location))
-                if _is_last(problem, error, root):
+                same = [other["loc"] for where, other in problems if where == location]
+                if same[-1] == problem["loc"]:  # the last choice of a union
                     must = " or ".join(choices[location])
                     yield f"  {key} = {_toml(problem['input'])}: must be {must}"
 
@@ -98,13 +97,6 @@ def _allowed(problem: ErrorDetails, location: Location) -> str:
     context = {"input": _toml(problem["input"]), **problem.get("ctx", {})}
     template = ALLOWED.get(problem["type"])
     return problem["msg"] if template is None else template.format_map(context)
-
-
-def _is_last(problem: ErrorDetails, error: ValidationError, root: type[BaseModel]) -> bool:
-    """Return True if no later problem is about the same key, as for each choice of a union."""
-    location = _without_choices(problem["loc"], root)
-    same = [other for other in error.errors() if _without_choices(other["loc"], root) == location]
-    return same[-1]["loc"] == problem["loc"]
 
 
 def _toml(value: Any) -> str:

@@ -39,13 +39,10 @@ def preset_text(name: str) -> str:
 
 
 def with_preset(document: dict[str, Any]) -> dict[str, Any]:
-    """Complete a recipe's document by the preset that it names.
+    """Return a recipe's document, as read from TOML, completed by the preset that it names.
 
     Where the recipe chooses another advantage, loss or correction than the preset, the preset's
     options of that choice are left out.
-
-    Args:
-        document: As read from TOML; not changed.
 
     Raises:
         InputError: There is no such preset.

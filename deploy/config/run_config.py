@@ -58,27 +58,19 @@ class RunConfig(BaseModel):
         return self
 
     @model_validator(mode="after")
-    def _minibatches_have_groups(self) -> Self:
+    def _batches_and_groups_fit(self) -> Self:
         minibatches, groups = self.learner.minibatches, self.prompts.groups_per_batch
         if minibatches > groups:
             raise ValueError(
                 f"learner.minibatches = {minibatches} must be at most prompts.groups_per_batch = "
                 f"{groups}: a minibatch is made of whole groups"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _the_window_holds_a_batch(self) -> Self:
-        window, batch = self.queues.window, self.prompts.groups_per_batch
-        if window is not None and window < batch:
+        window = self.queues.window
+        if window is not None and window < groups:
             raise ValueError(
-                f"queues.window = {window} must be at least prompts.groups_per_batch = {batch}: no "
-                "batch could ever be ready"
+                f"queues.window = {window} must be at least prompts.groups_per_batch = {groups}: "
+                "no batch could ever be ready"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _a_group_fits_an_engine(self) -> Self:
         capacity, size = self.actors.max_concurrent_rollouts, self.prompts.group_size
         more = ", and one more for actors.greedy_baseline" if self.actors.greedy_baseline else ""
         if capacity < self.rollouts_per_group:
@@ -89,14 +81,10 @@ class RunConfig(BaseModel):
         return self
 
     @model_validator(mode="after")
-    def _weights_reach_the_actors(self) -> Self:
+    def _actors_get_weights_and_train(self) -> Self:
         refused = refusal(self.weight_sync, self.learner, self.actors, self.deploy.placement)
         if refused is not None:
             raise ValueError(refused)
-        return self
-
-    @model_validator(mode="after")
-    def _an_actor_trains_during_evaluation(self) -> Self:
         if self.heldout is not None and self.heldout.pinned and self.actors.count < 2:
             raise ValueError(
                 "heldout.pinned = true keeps one actor for evaluations, and actors.count = "
@@ -126,17 +114,13 @@ class RunConfig(BaseModel):
         return self
 
     @model_validator(mode="after")
-    def _the_policy_is_trained_too(self) -> Self:
+    def _settings_take_effect(self) -> Self:
         critic = self.learner.critic
         if critic is not None and critic.pretrain_batches >= self.steps:
             raise ValueError(
                 f"learner.critic.pretrain_batches = {critic.pretrain_batches} must be below steps "
                 f"= {self.steps}: all batches would train the critic alone"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _retired_prompts_can_return(self) -> Self:
         source, cap = self.prompts.source, self.prompts.pass_rate_cap
         endless = source.partition(":")[0] in ("lettered_chain_sum", "reasoning_gym")
         if cap is not None and endless:
@@ -148,7 +132,7 @@ class RunConfig(BaseModel):
         return self
 
     @model_validator(mode="after")
-    def _reward_fits_the_source(self) -> Self:
+    def _rewards_can_be_given(self) -> Self:
         kind = self.prompts.source.partition(":")[0]
         if "reasoning_gym" in self.actors.reward and kind in ("files", "lettered_chain_sum"):
             fitting = ", ".join(name for name in REWARDS.names if name != "reasoning_gym")
@@ -157,10 +141,6 @@ class RunConfig(BaseModel):
                 f"and prompts.source = {self.prompts.source!r}; set actors.reward to one or more "
                 f'of {fitting}, or to your own "module:function"'
             )
-        return self
-
-    @model_validator(mode="after")
-    def _reward_models_are_named(self) -> Self:
         named = self.actors.reward_model.paths or self.reward_model
         if self.actors.asks_reward_models and not named:
             raise ValueError(

@@ -74,11 +74,7 @@ def check_devices(weight_sync: WeightSyncConfig, ray_address: str) -> None:
 
 
 def claim_folder(weight_sync: WeightSyncConfig, run: Path) -> None:
-    """Claim the folder through which weights travel for a run, if its transport uses one.
-
-    Args:
-        weight_sync: The section of the recipe.
-        run: The run's own folder.
+    """Claim the folder through which weights travel for the run in `run`, if it uses one.
 
     Raises:
         InputError: The folder belongs to another run, or cannot be written.

@@ -45,15 +45,10 @@ class Timing:
 
 
 class Supervisor:
-    """One rollout actor through all of its restarts.
+    """One rollout actor, number `index` from 0, through all of its restarts.
 
-    Args:
-        context: The run; of its `[deploy]` section start_timeout_seconds and max_restarts count.
-        index: Number among the actors, from 0.
-        create: Creates its process, as `actors.ray_actor.create_actor` does.
-        broker: Gets the leases of a dead actor back.
-        broadcaster: Gets its permit to swap weights back, for which other engines wait.
-        timing: Clock, interval and deadlines.
+    `create` creates its process, as `actors.ray_actor.create_actor` does. The broker gets the
+    leases of a dead actor back, and the broadcaster its permit to swap weights.
     """
 
     def __init__(
@@ -157,11 +152,7 @@ class Supervisor:
         return self._statistics["metrics"] if self._statistics else None
 
     async def _live(self) -> str | None:
-        """Run the actor, created first if it is gone.
-
-        Returns:
-            Why it died; None if the run is over.
-        """
+        """Run the actor, created first if it is gone; return why it died, or None at the end."""
         watching = asyncio.create_task(self._watch())
         try:
             if self._actor is None:
@@ -175,12 +166,7 @@ class Supervisor:
         return None
 
     async def _start_again(self) -> None:
-        """Call `start` with its deadline.
-
-        Raises:
-            RayError: See `start`.
-            RunFailed: It took too long.
-        """
+        """Call `start` with its deadline, and raise RunFailed if it took too long."""
         deadline = asyncio.timeout(self._start_seconds)
         try:
             async with deadline:

@@ -22,11 +22,8 @@ WANTED_SECONDS = 10.0
 class Feeder:
     """Draws prompts from a source, which may be the user's and block, and issues them.
 
-    Args:
-        broker: Asks for prompts and keeps the source's cursor.
-        source: The prompts; it is left to a daemon thread.
-        name: Value of `prompts.source`, for errors.
-        deadline: Seconds that the source may take for one answer.
+    The source, whose `name` errors have, may take `deadline` seconds for one answer. The broker
+    keeps its cursor.
     """
 
     def __init__(

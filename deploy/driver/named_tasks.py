@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Awaitable, Iterable
 from typing import Any
 
-from ray.exceptions import ActorDiedError, RayActorError, RayTaskError
+from ray.exceptions import RayActorError, RayTaskError
 
 from deploy.errors import DeployError, RunFailed, first_line
 
@@ -24,7 +24,7 @@ async def _explained(name: str, work: Awaitable[Any]) -> Any:
         raise
     except RayTaskError as error:
         raise explain(name, error.cause or error) from error
-    except (ActorDiedError, RayActorError) as error:
+    except RayActorError as error:
         raise RunFailed(f"the process of {name} died: {first_line(error)}") from error
     except Exception as error:
         raise explain(name, error) from error
@@ -43,9 +43,7 @@ async def all_or_first_error(
 ) -> None:
     """Wait for all tasks; at the first error, cancel the others and raise it.
 
-    Args:
-        tasks: Tasks that must all succeed.
-        meanwhile: Tasks that are cancelled when all of `tasks` have ended; their errors count too.
+    Those of `meanwhile`, whose errors count too, are cancelled when all of `tasks` have ended.
     """
     needed, extra = set(tasks), set(meanwhile)
     pending = needed | extra

@@ -32,9 +32,7 @@ from weight_sync.ray_broadcaster import create_broadcaster
 class Processes:
     """Broker, broadcaster, learner, rollout actors, and the process of the reward models.
 
-    Args:
-        context: The run.
-        checkpoint: Version and folder of the checkpoint that the learner goes on from.
+    The learner goes on from the checkpoint, of which version and folder are given.
     """
 
     def __init__(self, context: RunContext, checkpoint: tuple[int, Path] | None) -> None:

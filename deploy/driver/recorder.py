@@ -31,16 +31,7 @@ RECENT_BATCHES = 10
 
 
 class Recorder:
-    """Keeps the `Record` of a run up to date.
-
-    Args:
-        context: The run.
-        processes: Its broker, broadcaster and actors are asked.
-        trackers: Get the figures of every batch.
-        poll_seconds: Interval of the questions.
-        summary_seconds: Interval of the summaries.
-        accounting_seconds: Deadline of the broker's accounting.
-    """
+    """Keeps the `Record` of a run up to date, from what its processes report at intervals."""
 
     def __init__(
         self,

@@ -31,13 +31,9 @@ class Clock:
 
 
 class Restarts:
-    """Counts the deaths of one process, and allows its restarts.
+    """Counts the deaths of one process, and allows as many restarts as `deploy.max_restarts`.
 
-    Args:
-        context: The run; its `deploy.max_restarts` is the limit, and its record, `restarts.jsonl`
-            and console get every restart.
-        name: The process.
-        clock: Times the waits.
+    The record, `restarts.jsonl` and the console of the run get every restart.
     """
 
     def __init__(self, context: RunContext, name: str, clock: Clock) -> None:
@@ -46,11 +42,7 @@ class Restarts:
         self._in_a_row = 0
 
     async def allow(self, reason: str, *, worked: float) -> None:
-        """Wait until the process may be restarted.
-
-        Args:
-            reason: Cause of the death.
-            worked: Seconds that the process had worked until then.
+        """Wait until a process that died after `worked` seconds may be restarted.
 
         Raises:
             RunFailed: The process died more often in a row than deploy.max_restarts.
@@ -64,10 +56,6 @@ class Restarts:
             )
         wait = min(FIRST_WAIT_SECONDS * 2**self._in_a_row, LONGEST_WAIT_SECONDS)
         self._in_a_row += 1
-        await self._report(reason)
-        await self._clock.sleep(wait)
-
-    async def _report(self, reason: str) -> None:
         context = self._context
         context.record.restarts[self._name] += 1
         context.console.say(
@@ -81,3 +69,4 @@ class Restarts:
             "reason": reason,
         }
         await run_in_daemon_thread(lambda: context.jsonl.write("restarts.jsonl", [restart]))
+        await self._clock.sleep(wait)

@@ -17,12 +17,9 @@ from weight_sync.announcements import WeightUpdateReport
 
 
 def restore(config: RunConfig, directory: RunDirectory, *, now: float) -> Record:
-    """Return the record that a session goes on with; an empty one for a new run.
+    """Return the record that a session begun at `now` (epoch seconds) goes on with.
 
-    Args:
-        config: The recipe.
-        directory: The run; its JSON-lines files are repaired, so that they can be appended to.
-        now: Epoch seconds at which the session began.
+    It is empty for a new run. The JSON-lines files are repaired, so that they can be appended to.
     """
     record = Record(
         name=config.name,

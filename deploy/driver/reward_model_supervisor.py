@@ -21,11 +21,7 @@ from deploy.storage.run_record import REWARD_MODEL
 class RewardModelSupervisor:
     """The reward models' process through all of its restarts.
 
-    Args:
-        context: The run; of its `[deploy]` section start_timeout_seconds and max_restarts count.
-        client: Calls the process.
-        metrics_host: Address of its node on which it serves its metrics; None: it serves none.
-        clock: Times the restarts.
+    It serves metrics at `metrics_host` of its node, or none where that is None.
     """
 
     name = REWARD_MODEL
@@ -65,23 +61,20 @@ class RewardModelSupervisor:
         again = False
         while True:
             began = self._clock.monotonic()
-            reason = await self._live(again=again)
+            try:
+                if again:
+                    await self._start_again()
+                await self.client.live()
+            except RayActorError as error:
+                reason = f"its process died: {first_line(error)}"
+            else:
+                raise RunFailed(f"{self.name} ended without a reason")
             await self._restarts.allow(reason, worked=self._clock.monotonic() - began)
             again = True
 
     def stop(self) -> None:
         """End the process for good."""
         self.client.stop()
-
-    async def _live(self, *, again: bool) -> str:
-        """Wait until the process dies, loading the models first if `again`; return the cause."""
-        try:
-            if again:
-                await self._start_again()
-            await self.client.live()
-        except RayActorError as error:
-            return f"its process died: {first_line(error)}"
-        raise RunFailed(f"{self.name} ended without a reason")
 
     async def _start_again(self) -> None:
         try:

@@ -30,10 +30,7 @@ DISK_SECONDS = 1.0
 class RunMetrics(Collector):
     """Collects metrics from the record of a run, in a scrape's thread while the driver appends.
 
-    Args:
-        record: The run's record.
-        folder: The run's folder, whose disk is watched.
-        overdue: Returns the waits that last too long.
+    Also those of the disk of the run's `folder`, and of the waits that `overdue` returns.
     """
 
     def __init__(
@@ -120,22 +117,15 @@ class RunMetrics(Collector):
         for (engine, phase), value in self._seconds.items():
             seconds.add_metric([engine, phase], value)
         yield seconds
-        updates = CounterMetricFamily(
-            "headway_weight_updates", "Weight updates that succeeded.", labels=["engine"]
-        )
-        failures = CounterMetricFamily(
-            "headway_weight_update_failures", "Weight updates that failed.", labels=["engine"]
-        )
-        sent = CounterMetricFamily(
-            "headway_weight_update_bytes", "Bytes of weights that were loaded.", labels=["engine"]
-        )
-        for engine in sorted(self._updates.keys() | self._failures.keys()):
-            updates.add_metric([engine], self._updates[engine])
-            failures.add_metric([engine], self._failures[engine])
-            sent.add_metric([engine], self._bytes[engine])
-        yield updates
-        yield failures
-        yield sent
+        for name, text, counts in (
+            ("updates", "Weight updates that succeeded.", self._updates),
+            ("update_failures", "Weight updates that failed.", self._failures),
+            ("update_bytes", "Bytes of weights that were loaded.", self._bytes),
+        ):
+            family = CounterMetricFamily(f"headway_weight_{name}", text, labels=["engine"])
+            for engine in sorted(self._updates.keys() | self._failures.keys()):
+                family.add_metric([engine], counts[engine])
+            yield family
 
     def _add(self, update: WeightUpdateReport) -> None:
         engine = update.engine_id

@@ -14,12 +14,9 @@ from queues.records import Purpose
 
 
 class Targets:
-    """The metrics addresses of one run.
+    """The metrics addresses of one run, whose processes serve them at `host` of their nodes.
 
-    Args:
-        processes: The run's processes.
-        host: `deploy.metrics_host`.
-        node_of: Returns Ray's id of the node of a process, by name; None where it is not known.
+    `node_of` returns Ray's id of the node of a process, by name; None where it is not known.
     """
 
     def __init__(
@@ -30,10 +27,9 @@ class Targets:
         """Addresses of the processes that are never restarted, by name."""
 
     def serve(self) -> list[tuple[str, Awaitable[None]]]:
-        """Have processes serve their metrics; actors and reward models do so by themselves.
+        """Have processes serve their metrics; return the name of each and the call to wait for.
 
-        Returns:
-            The name of each process, and the call to wait for.
+        Actors and reward models do so by themselves.
         """
         processes = self._processes
         calls = {
@@ -60,8 +56,12 @@ class Targets:
             f"{self._host!r} is their own loopback; set it to '0.0.0.0'"
         )
 
+    def add(self, name: str, address: str) -> None:
+        """Add a process that is never restarted."""
+        self._addresses[name] = address
+
     async def _add(self, name: str, call: Awaitable[str]) -> None:
-        self._addresses[name] = await call
+        self.add(name, await call)
 
     def _restarted(self) -> list[Any]:
         """Return the processes that may be restarted, with another address each time."""

@@ -100,6 +100,8 @@ class View:
 def view(now: Moment, before: Moment | None, events: Sequence[Event]) -> View:
     """Compute one frame from the newest moment, an earlier one if any, and the newest events."""
     interval, ended = Interval(now, before), now.value(LAST_BATCH)
+    learning = {label: now.value(name) for label, name in LEARNING.items()}
+    learning["held-out"] = now.value("headway_heldout_score", kind="greedy")
     serving_seconds = interval.gained("headway_weight_update_seconds_total", phase="serve")
     updates = interval.gained("headway_weight_updates_total")
     return View(
@@ -119,7 +121,7 @@ def view(now: Moment, before: Moment | None, events: Sequence[Event]) -> View:
         lags=_lags(interval),
         phases=_phases(interval),
         update_seconds=serving_seconds / updates if updates else None,
-        learning=_learning(now),
+        learning={label: value for label, value in learning.items() if value is not None},
         seconds_since_batch=None if ended is None else max(0.0, now.at - ended),
         troubles=_troubles(now),
         events=events,
@@ -197,12 +199,6 @@ def _actor(name: str, interval: Interval) -> ActorView:
         tokens_per_second=interval.rate("headway_tokens_generated_total", name),
         idle=None if idle is None else min(1.0, idle),
     )
-
-
-def _learning(now: Moment) -> dict[str, float]:
-    figures = {label: now.value(name) for label, name in LEARNING.items()}
-    figures["held-out"] = now.value("headway_heldout_score", kind="greedy")
-    return {label: value for label, value in figures.items() if value is not None}
 
 
 def _lags(interval: Interval) -> dict[str, float]:

@@ -34,7 +34,10 @@ def screen(view: View) -> RenderableType:
     if view.troubles:
         parts.append(Panel(Text("\n".join(view.troubles), "bold red"), border_style="red"))
     if view.events:
-        parts.append(Panel(_events(view), title="last events", border_style="dim"))
+        table = Table.grid(padding=(0, 2))
+        for event in view.events[-EVENTS:]:
+            table.add_row(Text(f"{_seconds(view.at - event.at)} ago", "dim"), Text(event.text))
+        parts.append(Panel(table, title="last events", border_style="dim"))
     return Group(*parts)
 
 
@@ -64,7 +67,8 @@ def loop(view: View) -> str:
             width = max(len(above), len(below)) + 2
             parts = (f"{above:^{width}}", "─" * (width - 1) + "▶", f"{below:^{width}}", " " * width)
             lines = [line + part for line, part in zip(lines, parts, strict=True)]
-    weights = f" weights {_rate(rates.updates)} updates/s, {_bytes(rates.update_bytes)}/s"
+    size = "–" if rates.update_bytes is None else decimal(int(rates.update_bytes))
+    weights = f" weights {_rate(rates.updates)} updates/s, {size}/s"
     weights += f", {_seconds(view.update_seconds)} to serve "
     ack = f" ack {_rate(rates.trained)} batches/s: {_or_dash(view.live)} of"
     ack += f" {_or_dash(view.window)} groups live, issued {_rate(rates.issued)}/s "
@@ -118,18 +122,13 @@ def _actors(view: View) -> Table:
 
 def _learner(view: View) -> Table:
     table = Table.grid(padding=(0, 3), expand=True)
-    ages = {"queued": view.oldest_queued_seconds, "ready": view.oldest_ready_seconds}
-    figures = {
-        **{
-            f"oldest {state} group": _seconds(age) if view.groups.get(state) else "–"
-            for state, age in ages.items()
-        },
-        "waits for groups": _or_dash(view.waits_for),
-        **{label: f"{value:.4g}" for label, value in view.learning.items()},
-    }
     left = Table.grid(padding=(0, 1))
-    for label, value in figures.items():
-        left.add_row(label, value)
+    ages = {"queued": view.oldest_queued_seconds, "ready": view.oldest_ready_seconds}
+    for state, age in ages.items():
+        left.add_row(f"oldest {state} group", _seconds(age) if view.groups.get(state) else "–")
+    left.add_row("waits for groups", _or_dash(view.waits_for))
+    for label, value in view.learning.items():
+        left.add_row(label, f"{value:.4g}")
     table.add_row(left, _bars("phase", view.phases), _bars("token lag", view.lags))
     return table
 
@@ -140,13 +139,6 @@ def _bars(title: str, shares: Mapping[str, float]) -> Table:
     longest = max(shares.values(), default=1.0) or 1.0
     for label, share in shares.items():
         table.add_row(label, Text("█" * round(BAR * share / longest), "cyan"), _share(share))
-    return table
-
-
-def _events(view: View) -> Table:
-    table = Table.grid(padding=(0, 2))
-    for event in view.events[-EVENTS:]:
-        table.add_row(Text(f"{_seconds(view.at - event.at)} ago", "dim"), Text(event.text))
     return table
 
 
@@ -169,7 +161,3 @@ def _seconds(value: float | None) -> str:
         form = "%H:%M:%S" if value < DAY else f"{value // DAY:.0f} d %H:%M"
         return time.strftime(form, time.gmtime(value))
     return f"{value:.0f} s" if value >= 10 else f"{value:.2g} s"
-
-
-def _bytes(value: float | None) -> str:
-    return "–" if value is None else decimal(int(value), precision=1)

@@ -63,10 +63,13 @@ class WeightsAndBiases:
     def __init__(self, folder: Path, name: str, config: Mapping[str, Any]) -> None:
         import wandb
 
+        id_file = folder / ID_FILE
+        if not id_file.exists():
+            id_file.write_text(uuid4().hex)
         self._run: Any = wandb.init(
             project="headway",
             name=name,
-            id=_kept_id(folder / ID_FILE),
+            id=id_file.read_text(),
             resume="allow",
             dir=str(folder),
             config=dict(config),
@@ -84,13 +87,6 @@ class WeightsAndBiases:
         self._run.finish()
 
 
-def _kept_id(file: Path) -> str:
-    """Return the id in a file; a new one is written to it if it does not exist."""
-    if not file.exists():
-        file.write_text(uuid4().hex)
-    return file.read_text()
-
-
 Factory = Callable[[Path, str, Mapping[str, Any]], Tracker]
 """Makes a tracker of the run's folder, its name and the resolved recipe."""
 KINDS: dict[str, Factory] = {
@@ -100,11 +96,7 @@ KINDS: dict[str, Factory] = {
 
 
 def check(kinds: Sequence[str]) -> None:
-    """Check that the packages of trackers are installed.
-
-    Raises:
-        InputError: One is not; says how to install it.
-    """
+    """Raise InputError if the package of a tracker is not installed."""
     for kind in kinds:
         if find_spec(kind) is None:
             raise InputError(
@@ -114,16 +106,7 @@ def check(kinds: Sequence[str]) -> None:
 
 
 class Trackers:
-    """The trackers of a run.
-
-    Args:
-        kinds: Keys of `factories`.
-        folder: The run's folder.
-        name: Name of the run.
-        config: The resolved recipe, as JSON values.
-        say: Shows a message to the user.
-        factories: Make a tracker, by its kind.
-    """
+    """The trackers of a run, by their kinds in `factories`; `say` shows a message to the user."""
 
     def __init__(
         self,
@@ -153,14 +136,14 @@ class Trackers:
 
     def close(self) -> None:
         """Close every tracker."""
-        self._each(lambda tracker: tracker.close())
+        self._call_all(lambda tracker: tracker.close())
         self._trackers.clear()
 
     def _log(self, version: int, figures: Mapping[str, float]) -> None:
         if figures:
-            self._each(lambda tracker: tracker.log(version, figures))
+            self._call_all(lambda tracker: tracker.log(version, figures))
 
-    def _each(self, call: Callable[[Tracker], None]) -> None:
+    def _call_all(self, call: Callable[[Tracker], None]) -> None:
         for kind, tracker in list(self._trackers.items()):
             try:
                 call(tracker)

@@ -140,7 +140,6 @@ class Watchdog:
 
     async def look(self) -> None:
         """Look once, and announce waits that are newly overdue or over; raises as `follow`."""
-        await self._ask_processes()
         health = await self._health()
         now = time.monotonic()
         self.overdue = self._waits.overdue(health, now)
@@ -164,7 +163,9 @@ class Watchdog:
     async def _health(self) -> Health:
         actors = self._run.actors()
         learner = self._run.learner_paused() if actors else asyncio.sleep(0)  # else it starts
-        self._newest, paused = await asyncio.gather(self._ask_broker(), learner)
+        self._newest, paused, _ = await asyncio.gather(
+            self._ask_broker(), learner, self._ask_processes()
+        )
         if self._newest is not None:
             paused = self._newest.paused or paused
         if (paused is None) != (self._paused is None):

@@ -19,10 +19,7 @@ if TYPE_CHECKING:
 class PreferencePairs:
     """Preference pairs of a source or a file, each checked when it is drawn.
 
-    Args:
-        config: The recipe.
-        section: Its section `[reward_model]`.
-        read: Writes a text as the model reads it.
+    Methods raise InputError for a pair that `read`, which writes it as tokens, refuses.
     """
 
     def __init__(self, config: RunConfig, section: RewardTrainingConfig, read: TextReader) -> None:
@@ -34,19 +31,11 @@ class PreferencePairs:
         self._kept = list(islice(self._load(self.seed), section.heldout_pairs))
 
     def heldout(self) -> "list[Pair]":
-        """Return the pairs that accuracy is measured on.
-
-        Raises:
-            InputError: A pair cannot be read.
-        """
+        """Return the pairs that accuracy is measured on."""
         return [self._encoded(preference) for preference in self._kept]
 
     def training(self, member: int) -> "Iterator[Pair]":
-        """Yield training pairs of a member without end; none has the prompt of a held-out pair.
-
-        Raises:
-            InputError: A pair cannot be read; names it.
-        """
+        """Yield training pairs of a member without end; none has the prompt of a held-out pair."""
         setting = f"{PREFERENCES.setting} = {self._section.pairs!r}"
         kept = frozenset(preference.prompt for preference in self._kept)
         drawn = without(

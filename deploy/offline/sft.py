@@ -65,15 +65,10 @@ def warm_start(config: RunConfig, terminal: Terminal, *, replace: bool) -> Path:
 
 
 def _checked(pairs: Iterator[Pair], measure: Callable[[str], int], context: int) -> Iterator[Pair]:
-    """Check each prompt and completion when it is drawn.
+    """Check each prompt and completion when it is drawn; raise InputError if it does not fit.
 
-    Args:
-        pairs: Prompts and completions.
-        measure: Counts the tokens of a text; raises InputError if a character has no token.
-        context: Most tokens of a pair, the end-of-sequence token included.
-
-    Raises:
-        InputError: A pair does not fit; names it.
+    `measure` counts the tokens of a text; a pair has `context` at most, with its end-of-sequence
+    token.
     """
     for prompt, completion in pairs:
         length = measure(prompt) + measure(completion) + 1

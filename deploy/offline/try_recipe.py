@@ -9,8 +9,9 @@ from collections.abc import Callable, Sequence
 from itertools import groupby
 from typing import Any
 
-from actors.assembly import EngineSpec, build_engine, build_episodes, build_rewards
+from actors.assembly import build_engine, build_episodes, build_rewards
 from actors.engines.model_folder import context_length, load_tokenizer
+from actors.engines.protocol import EngineSpec
 from actors.errors import RolloutFailed
 from actors.rewards import RewardPool
 from actors.rewards.learned import TextScorer

@@ -78,20 +78,20 @@ def differences(config: RunConfig, recorded: RunConfig) -> list[str]:
     """List where a recipe differs from that of the run in what rates and lengths depend on."""
     notes = []
     if config.model != recorded.model:
+        wanted, measured = (_named(model, {}, ()) for model in (config.model, recorded.model))
         notes.append(
-            f"the recipe has {_named(config.model, {}, ())}, in the run "
-            f"{_named(recorded.model, {}, ())} of the same size: rollouts are taken to be as long "
-            "as the run's"
+            f"the recipe has {wanted}, in the run {measured} of the same size: rollouts are taken "
+            "to be as long as the run's"
         )
     for key, taken in TAKEN_OVER.items():
         wanted, measured = attrgetter(key)(config), attrgetter(key)(recorded)
         if wanted != measured:
             notes.append(f"{key} = {wanted!r}, in the run {measured!r}: {taken}")
-    wanted, measured = config.actors.max_new_tokens, recorded.actors.max_new_tokens
-    if wanted > measured:
+    tokens, recorded_tokens = config.actors.max_new_tokens, recorded.actors.max_new_tokens
+    if tokens > recorded_tokens:
         notes.append(
-            f"actors.max_new_tokens = {wanted}, in the run {measured}: no rollout is taken to be "
-            "longer than the run's"
+            f"actors.max_new_tokens = {tokens}, in the run {recorded_tokens}: no rollout is taken "
+            "to be longer than the run's"
         )
     return notes
 
@@ -99,14 +99,7 @@ def differences(config: RunConfig, recorded: RunConfig) -> list[str]:
 def caveats(
     measured: Measured, recorded: RunConfig, *, bounds: Sequence[int], evaluated: bool
 ) -> list[str]:
-    """List reasons to doubt measured rates.
-
-    Args:
-        measured: Rates of the run.
-        recorded: Its recipe.
-        bounds: The predicted bounds.
-        evaluated: Whether the run generated answers to held-out problems meanwhile.
-    """
+    """List reasons to doubt the rates of a run, which may have been `evaluated` meanwhile."""
     notes = []
     if evaluated:
         notes.append(

@@ -82,12 +82,8 @@ def plan(
 ) -> dict[str, Any]:
     """Predict a recipe, as a document that JSON can hold.
 
-    Args:
-        config: The recipe.
-        run: The run that the rates are measured in; None where they are given.
-        given: The rates from the command line.
-        bounds: Values of `queues.max_staleness`.
-        devices: Number of devices; None for as many as the recipe uses.
+    Rates are measured in `run`, or given where it is None; `devices` is None for as many as the
+    recipe uses.
 
     Raises:
         InputError: Something is missing, contradicts itself, or cannot be simulated.
@@ -175,9 +171,8 @@ def _options(names: Sequence[str]) -> str:
 
 
 def _given_rates(config: RunConfig, given: PlanInputs) -> Rates:
-    tokens, one, full, train = (
-        given.tokens, given.rollout_rate, given.engine_rate, given.train_rate,
-    )  # fmt: skip
+    tokens, train = given.tokens, given.train_rate
+    one, full = given.rollout_rate, given.engine_rate
     if tokens is None or one is None or full is None or train is None:
         missing = _options([name for name in NEEDED if getattr(given, name) is None])
         raise InputError(

@@ -205,7 +205,11 @@ def _prospects(
     rates = replace(rates, learner=rates.learner.on(ranks / source.ranks))
     samples = config.prompts.groups_per_batch * config.prompts.group_size
     counted = min(MOST_STEPS, max(FEWEST_STEPS, ROLLOUTS // samples))
-    batch_seconds = _generation_seconds(config, rates, actors, WARM_UP + counted)
+    # the actors' time for a batch, with a learner that takes none and no bound
+    most = WARM_UP + counted
+    alone = setting_of(config, staleness=2 * most, actors=actors, steps=2 * most, beyond=most)
+    alone = replace(alone, bounds=replace(alone.bounds, most_live=None))
+    batch_seconds = fmean(simulate(alone, replace(rates, learner=LearnerRates())).batch_seconds)
     prospects = []
     for staleness in bounds:
         warm_up, beyond = WARM_UP + min(staleness, MOST_STEPS), staleness + 1
@@ -232,10 +236,3 @@ def _prospects(
             )
         )
     return prospects
-
-
-def _generation_seconds(config: RunConfig, rates: Rates, actors: int, steps: int) -> float:
-    """Simulate the actors' time for a batch, with a learner that takes none and no bound."""
-    setting = setting_of(config, staleness=2 * steps, actors=actors, steps=2 * steps, beyond=steps)
-    unbounded = replace(setting, bounds=replace(setting.bounds, most_live=None))
-    return fmean(simulate(unbounded, replace(rates, learner=LearnerRates())).batch_seconds)

@@ -144,12 +144,7 @@ def lognormal_lengths(
 ) -> tuple[tuple[int, ...], ...]:
     """Draw lengths of rollouts, in tokens, from a lognormal distribution, which has a long tail.
 
-    Args:
-        mean: Mean length.
-        variation: Standard deviation over mean; 0 makes all equal.
-        group_size: Rollouts of a group.
-        seed: Seeds the draw.
-        groups: Number of groups to draw.
+    The variation is the standard deviation over the mean; 0 makes all lengths equal.
 
     Raises:
         InputError: The mean is below 1 or the variation below 0.

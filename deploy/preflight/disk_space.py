@@ -39,12 +39,9 @@ def check_runs_dir(config: RunConfig) -> Path:
 def check_free_space(
     config: RunConfig, shapes: Mapping[str, tuple[int, ...]], *, resumed: Path | None = None
 ) -> None:
-    """Compare the free space with the least that the run will need.
+    """Compare the free space with the least that a run of a model with these weights will need.
 
-    Args:
-        config: The recipe.
-        shapes: Shapes of the model's weights by name.
-        resumed: The checkpoint folder of a resumed run; None for a new run.
+    `resumed` is the checkpoint folder of a resumed run.
 
     Raises:
         InputError: Too little is free; names how much is needed for what.
@@ -58,7 +55,8 @@ def check_free_space(
     version = max(made, default=0)
     saves = math.ceil(config.steps / every) - version // every if version < config.steps else 0
     checkpoints = min(keep + 1, len(made) + saves)
-    stored = _stored(resumed) if resumed else 0
+    files = resumed.rglob("*") if resumed else ()
+    stored = sum(path.stat().st_size for path in files if path.is_file())
     batches = min(max(0, config.steps - version), every)
     rollouts = batches * config.prompts.groups_per_batch * config.prompts.group_size
     journal = TOKEN_BYTES * rollouts * config.actors.max_new_tokens
@@ -72,11 +70,6 @@ def check_free_space(
             f"checkpoint_every say{already}, and {_size(journal)} of rollouts between two; free "
             "some, or set deploy.runs_dir to a larger disk"
         )
-
-
-def _stored(folder: Path) -> int:
-    """Return the bytes of all files below a folder, incomplete checkpoints included."""
-    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 
 def parameter_bytes(learner: LearnerConfig) -> int:

@@ -50,9 +50,7 @@ class Inputs:
 def load_inputs(config: RunConfig, *, resumed: Path | None = None) -> Inputs:
     """Find the models, open the sources, and check that they fit together.
 
-    Args:
-        config: The recipe.
-        resumed: The checkpoint folder of a resumed run; None for a new run.
+    `resumed` is the checkpoint folder of a resumed run.
 
     Raises:
         InputError: Something is missing or cannot be used; names what is allowed. It may be the

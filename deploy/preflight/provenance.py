@@ -37,10 +37,10 @@ def same_warm_starts(config: RunConfig) -> list[str]:
 
 
 def refuse_another_origin(folder: Path, wanted: str, remedy: str) -> None:
-    """Refuse a folder that was made with other settings.
+    """Refuse the folder of a warm start or of reward models that was made with other settings.
 
     Args:
-        folder: The folder of a warm start or of reward models.
+        folder: The folder.
         wanted: Settings as JSON, from `warm_start_origin` or `reward_model_origin`.
         remedy: How to make a folder that fits, for the error.
 

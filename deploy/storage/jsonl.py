@@ -13,12 +13,7 @@ from queues.runtime.disk_space import is_full
 
 
 class JsonlWriter:
-    """Appends records to the files of a run; from any thread.
-
-    Args:
-        directory: The run.
-        say: Reports records that were dropped.
-    """
+    """Appends records to the files of a run, from any thread; reports dropped records by `say`."""
 
     def __init__(self, directory: RunDirectory, say: Callable[[str], None]) -> None:
         self._directory, self._say = directory, say

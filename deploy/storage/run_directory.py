@@ -47,10 +47,7 @@ class RunDirectory:
     def create(self, config: RunConfig, *, replace: bool) -> None:
         """Create the folder and store the resolved recipe in it.
 
-        Args:
-            config: The recipe; the folder has its name.
-            replace: Replace a run of the same name; a run that ended before its first batch is
-                always replaced.
+        A run of the same name is replaced with `replace`, or if it ended before its first batch.
 
         Raises:
             InputError: A run of that name exists or is going on, or the folder cannot be written.
@@ -260,11 +257,11 @@ def _to_json_line(row: Any) -> str:
 
 def _is_locked(path: Path) -> bool:
     """Return True if a command holds the lock."""
-    if not path.exists():
-        return False
-    with path.open() as file:
-        try:
+    try:
+        with path.open() as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except BlockingIOError:
+        return True
     return False

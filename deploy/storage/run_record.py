@@ -86,13 +86,9 @@ class Record:
         now: float,
         samples: Mapping[str, int] | None = None,
     ) -> None:
-        """Add the held-out scores of a version.
+        """Add the held-out scores of a version, by kind, at `now` (epoch seconds).
 
-        Args:
-            version: The version that was scored.
-            scores: Results by kind.
-            now: Epoch seconds.
-            samples: Number of rollouts of each problem by kind; 1 for a kind that is missing.
+        `samples` is the number of rollouts of each problem by kind, 1 for a kind that is missing.
         """
         for kind, result in scores.items():
             per_problem = (samples or {}).get(kind, 1)

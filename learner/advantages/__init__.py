@@ -1,7 +1,4 @@
-"""Advantage estimators: one idea a file, found by name.
-
-`grouped` has what each is given, `registry` what it returns.
-"""
+"""Advantage estimators: one idea a file, found by name."""
 
 from learner.advantages.grouped import GroupedRewards, RolloutTokens
 from learner.advantages.registry import (

@@ -12,12 +12,7 @@ from learner.errors import InputError, TrainingDiverged
 
 @dataclass(frozen=True, kw_only=True)
 class AdvantageInputs:
-    """Arguments of `compute_advantages`, which describes them.
-
-    Raises:
-        InputError: Shapes that differ, sequence ids out of range, or tokens without mask and ids.
-        TrainingDiverged: A value of the critic is not finite.
-    """
+    """Arguments of `compute_advantages`, which describes them and the errors of their checks."""
 
     rewards: Tensor  # [R]
     group_ids: Tensor  # [R]

@@ -10,12 +10,8 @@ from learner.advantages.registry import built_in_advantage
 def batch_norm(batch: GroupedRewards, *, epsilon: float = 1e-6) -> Tensor:
     """A_i = (R_i − μ_g) / (σ + ε), σ the deviation of the centred rewards over the batch.
 
-    Over the rollouts of groups with variance only, so that filtering the others before or after
-    changes nothing; Bessel's (divides by their number − 1). TRL's
-    `scale_rewards="batch"` takes σ of the raw rewards, which mixes in how hard prompts are.
-
-    Returns:
-        [R] float64, exactly 0 in a group without variance.
+    σ is Bessel's, over the rollouts of groups with variance only, so that filtering the others
+    before or after changes nothing. Exactly 0 in a group without variance.
     """
     centred, kept = batch.centred, int((~batch.tied).sum())
     deviation = (centred.square().sum() / max(kept - 1, 1)).sqrt()

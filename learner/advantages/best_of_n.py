@@ -12,18 +12,8 @@ def best_of_n(batch: GroupedRewards, *, top: int = 1, min_reward: float | None =
     """A_i = 1 for the `top` rollouts of a group by reward; the others do not train.
 
     Among equal rewards the first in the batch is taken (RAFT: any), so that a batch trained again
-    is the same. A group without variance is skipped, unless `min_reward` accepts it.
-
-    Args:
-        batch: The rewards.
-        top: Number of rollouts to take of a group.
-        min_reward: Take only rollouts with at least this reward; a group may then give none.
-
-    Returns:
-        [R] float64.
-
-    Raises:
-        InputError: `top` is not a positive integer.
+    is the same. A group without variance is skipped, unless `min_reward`, the least reward that a
+    chosen rollout has, accepts it.
     """
     if isinstance(top, bool) or not isinstance(top, int) or top < 1:
         raise InputError(f"top of advantage 'best_of_n' must be a positive integer, found {top!r}")

@@ -12,11 +12,7 @@ def best_worst(batch: GroupedRewards) -> Estimate:
     """A_i = +1 for the best rollout of a group, −1 for the worst; the others do not train.
 
     The loss `dpo` takes the preferred side from the sign. Among equal rewards the first in the
-    batch is taken. A group without variance has no pair: it is left out (TRL keeps it and prefers
-    the first).
-
-    Returns:
-        [R] float64.
+    batch is taken. A group without variance has no pair, and is left out.
     """
     best = (ranks(batch) == 0) & ~batch.tied
     worst = (ranks(replace(batch, rewards=-batch.rewards)) == 0) & ~batch.tied

@@ -11,9 +11,5 @@ from learner.advantages.registry import built_in_advantage
 
 @built_in_advantage("dr_grpo")
 def dr_grpo(batch: GroupedRewards) -> Tensor:
-    """A_i = R_i − μ_g; `rloo` up to the factor (G − 1) / G.
-
-    Returns:
-        [R] float64.
-    """
+    """A_i = R_i − μ_g; `rloo` up to the factor (G − 1) / G."""
     return batch.centred

@@ -27,18 +27,15 @@ def gae(
     Args:
         batch: With tokens and `values`.
         gamma: Discount per sampled token.
-        lam: λ of the policy's advantages. TRL 0.95; verl, OpenRLHF, slime and AReaL 1.
+        lam: λ of the policy's advantages.
         lam_values: λ of the critic's targets (VAPO's decoupled GAE: 1); None: `lam`.
         length_adaptive: α of λ = 1 − 1 / (α·n), which replaces `lam` (VAPO: 0.05); None: off.
         whiten: Whiten the advantages over all sampled tokens, as PPO does; never the returns.
-        bootstrap_truncated: Whether the state after a rollout that was cut off is worth the value
-            before its last token (AReaL), not 0 (verl, NeMo-RL, OpenRLHF).
+        bootstrap_truncated: Value the state after a rollout that was cut off as the one before its
+            last token, not as 0; needs `truncated`.
 
     Returns:
         Advantages and returns, [N] float64.
-
-    Raises:
-        InputError: No values, an option out of range, or `bootstrap_truncated` without `truncated`.
     """
     tokens, rollouts = batch.the_tokens("gae"), len(batch.rewards)
     values = tokens.values

@@ -20,22 +20,11 @@ def gdpo(
 
     A part without variance in a group adds 0 there while the others go on; so does a part that is
     not finite, which also stays out of its group's statistics. Mean and σ of S (Bessel's) are over
-    the rollouts of groups in which some part varies; in the others A is exactly 0. The authors'
-    TRL code: the same with ε = 1e-4; their verl code takes the batch's statistics over tokens.
+    the rollouts of groups in which some part varies; in the others A is exactly 0. A rollout
+    without any of the parts does not train, and the rollout's own reward is not used.
 
-    The rollout's own reward is not used.
-
-    Args:
-        batch: With `reward_parts`.
-        weights: By the name of the part; other parts do not count, and a name that the batch lacks
-            adds nothing. None: every part counts 1.
-        epsilon: ε.
-
-    Returns:
-        [R] float64; a rollout without any of the parts does not train.
-
-    Raises:
-        InputError: Token rewards, which are in no part.
+    `weights` are by the name of the part: other parts do not count, and a name that the batch lacks
+    adds nothing. None: every part counts 1.
     """
     if batch.tokens is not None and batch.tokens.rewards.any():
         raise InputError(

@@ -95,11 +95,7 @@ class GroupedRewards:
         return replace(self, rewards=self.rewards + extra)
 
     def the_tokens(self, name: str) -> RolloutTokens:
-        """Return the tokens.
-
-        Raises:
-            InputError: They are missing; the message names the estimator `name`.
-        """
+        """Return the tokens; raise InputError for the estimator `name` where there are none."""
         if self.tokens is None:
             raise InputError(f"advantage {name!r} is per token: it needs mask and sequence_ids")
         return self.tokens
@@ -145,7 +141,7 @@ class GroupedRewards:
         """Reward minus the mean of the others of the group, [R].
 
         Raises:
-            InputError: A group has a single rollout, so there are no others.
+            InputError: A group has a single rollout.
         """
         if (self.sizes < 2).any():
             raise InputError(

@@ -15,18 +15,9 @@ def grpo(
     """A_i = (R_i − μ_g) / (σ_g + ε), exactly 0 in a group without variance (§4.1.2).
 
     With `process_rewards`, the variant of §4.1.3: every step's reward is normalised by the mean and
-    σ of all steps of the group, and A_t = Σ of those of the steps that end at t or later. Steps end
-    where a token has a reward that is not 0, and at the last sampled token, which has the final
-    reward as well.
-
-    σ_g is Bessel's (divides by G − 1) over the whole group, as in TRL, verl and OpenRLHF; NeMo-RL
-    leaves the rollout itself out, open-instruct divides by G.
-
-    Returns:
-        [R] float64; of the process variant [N].
-
-    Raises:
-        InputError: `process_rewards` without tokens.
+    σ of all steps of the group, and A_t [N] = Σ of those of the steps that end at t or later. Steps
+    end where a token has a reward that is not 0, and at the last sampled token, which has the final
+    reward as well. σ_g is Bessel's (divides by G − 1) over the whole group.
     """
     if not process_rewards:
         return batch.with_token_rewards().normalised(epsilon)

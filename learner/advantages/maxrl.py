@@ -14,14 +14,7 @@ def maxrl(batch: GroupedRewards) -> Tensor:
     """A_i = (R_i − μ_g) / μ_g, and 0 where μ_g = 0: hard prompts weigh as 1 / success rate.
 
     Of binary rewards, averaged over the G rollouts, unbiased for ∇ Σ_{k<G} pass@k / k, the maximum
-    likelihood objective to order G − 1. (Order G would want A = −1 where all failed; the authors'
-    and prime-rl's code take 0 there.)
-
-    Returns:
-        [R] float64, exactly 0 in a group without variance.
-
-    Raises:
-        InputError: A reward is negative, of which no likelihood can be made.
+    likelihood objective to order G − 1. Negative rewards are refused.
     """
     if (batch.rewards < -TIE).any():  # shaping that was taken off leaves rounding
         raise InputError(

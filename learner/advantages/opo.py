@@ -13,14 +13,7 @@ def opo(batch: GroupedRewards) -> Tensor:
     """A_i = R_i − Σ_g n_j·R_j / Σ_g n_j, n the sampled tokens; not scaled.
 
     The weight stands for the squared norm of a rollout's gradient. The rollout itself is in
-    its baseline, so the estimate is biased, as `dr_grpo` is. The paper trains strictly on policy,
-    without KL and entropy terms. verl: the same.
-
-    Returns:
-        [R] float64, exactly 0 in a group without variance.
-
-    Raises:
-        InputError: No `lengths`.
+    its baseline, so the estimate is biased, as `dr_grpo` is.
     """
     if batch.lengths is None:
         raise InputError("advantage 'opo' needs lengths, which was not given")

@@ -19,21 +19,11 @@ def pass_at_k(
     Of a group of n with c correct: ρ = 1 − C(n−c, k) / C(n, k), σ = √(ρ(1 − ρ)), and
     A_correct = (1 − ρ) / (σ + ε), A_wrong = (1 − ρ − C(n−c−1, k−1) / C(n−1, k−1)) / (σ + ε)
     (Chen et al. 2025, §2.4, "analytical derivation"). Sums to 0 over a group. Exactly 0 where every
-    set has a success, or none. verl's `grpo_passk` is another method (arXiv 2503.19595).
+    set has a success, or none.
 
-    Args:
-        batch: The rewards.
-        k: Size of the sets, below the group's: with the whole group as a single set all rollouts
-            have the same credit. In a smaller group it is the group's size.
-        threshold: A rollout is correct if its reward is at least this. Nothing else of the reward
-            counts: put a KL penalty in the loss.
-        epsilon: ε.
-
-    Returns:
-        [R] float64.
-
-    Raises:
-        InputError: `k` is not a positive integer.
+    A rollout is correct if its reward is at least `threshold`; nothing else of the reward counts.
+    `k` is below the group's size, else all rollouts have the same credit; in a smaller group it is
+    the group's size.
     """
     if isinstance(k, bool) or not isinstance(k, int) or k < 1:
         raise InputError(f"k of advantage 'pass_at_k' must be a positive integer, found {k!r}")

@@ -85,9 +85,6 @@ def advantage(
 
     It may return an `Estimate` instead. The keywords are described in `AdvantageTraits`.
 
-    Raises:
-        InputError: The name is taken, or a need is none of `ADVANTAGE_NEEDS`.
-
     Example:
         >>> @advantage("raw")
         ... def raw(batch):

@@ -23,12 +23,6 @@ def reinforce(
     ema            b = bias-corrected exponential mean of the mean rewards of earlier batches, 0 in
                    the first; kept in `batch.state` as `ema` and `ema_weight`
                    (m ← d·m + (1 − d)·mean R, w ← d·w + (1 − d), b = m / w)
-
-    Returns:
-        [R] float64.
-
-    Raises:
-        InputError: An unknown baseline, or leave_one_out of a batch of one.
     """
     match baseline:
         case "mean":

@@ -13,14 +13,8 @@ from learner.errors import InputError
 def remax(batch: GroupedRewards) -> Tensor | Estimate:
     """A_i = R_i − R(greedy rollout of the same prompt). Unbiased, by an older policy's greedy too.
 
-    With tokens, A_t = Q_t − R(greedy), Q_t the sum of the token rewards from t on and of the final
-    reward (Algorithm 1; verl the same). The greedy rollout itself does not train.
-
-    Returns:
-        [R] float64, or [N] where there are tokens.
-
-    Raises:
-        InputError: No `baseline_rewards`.
+    With tokens, A_t [N] = Q_t − R(greedy), Q_t the sum of the token rewards from t on and of the
+    final reward (Algorithm 1). The greedy rollout itself does not train.
     """
     if batch.baseline_rewards is None:
         raise InputError("advantage 'remax' needs baseline_rewards, which was not given")

@@ -23,8 +23,7 @@ def gae(
 
     δ_t = r_t + γ·V_{t+1} − V_t,  A_t = δ_t + γλ·A_{t+1},  return_t = A_t + V_t
     (Schulman et al. 2016, arXiv 1506.02438, eq. 11-16). t + 1 is the next masked-in token of the
-    sequence: tokens of the environment are stepped over, as in verl, AReaL and NeMo-RL (OpenRLHF
-    takes V = 0 there).
+    sequence: tokens of the environment are stepped over.
 
     Args:
         rewards: [N] of each token; masked-out tokens do not count.
@@ -77,28 +76,19 @@ def gae(
 def returns_to_go(
     rewards: Tensor, mask: Tensor, sequence_ids: Tensor, *, gamma: float = 1.0
 ) -> Tensor:
-    """Q_t = Σ_{s ≥ t} γ^(s − t)·r_s over the masked-in tokens of a sequence, 0 where masked out.
+    """Q_t = Σ_{s ≥ t} γ^(s − t)·r_s over the masked-in tokens of a sequence.
 
-    Equal to `gae` with λ = 1 and values of 0; arguments and errors are the same.
-
-    Returns:
-        [N], at least float32.
+    [N], 0 where masked out. Equal to `gae` with λ = 1 and values of 0; arguments, dtypes and
+    errors are the same.
     """
     zeros = torch.zeros_like(rewards)
     return gae(rewards, zeros, mask, sequence_ids, gamma=gamma, lam=1.0)[0]
 
 
 def length_adaptive_lambda(lengths: Tensor, alpha: float) -> Tensor:
-    """λ = 1 − 1 / (α·n), at least 0: the longer the rollout, the farther a reward reaches.
+    """λ = 1 − 1 / (α·n), at least 0, [S] float64: rewards reach farther in longer rollouts.
 
-    VAPO (arXiv 2504.05118, §4.2; α = 0.05 there). NeMo-RL: 1 − 1 / max(α·n, 1), the same.
-
-    Args:
-        lengths: [S] sampled tokens of each sequence.
-        alpha: α > 0.
-
-    Returns:
-        [S] float64 in [0, 1).
+    n is `lengths` [S] in sampled tokens. VAPO (arXiv 2504.05118, §4.2; α = 0.05 there).
 
     Raises:
         InputError: `alpha` is not positive.

@@ -8,12 +8,5 @@ from learner.advantages.registry import built_in_advantage
 
 @built_in_advantage("rloo")
 def rloo(batch: GroupedRewards) -> Tensor:
-    """A_i = R_i − mean of the others = G / (G − 1) · (R_i − μ_g). Unbiased.
-
-    Returns:
-        [R] float64.
-
-    Raises:
-        InputError: A group has a single rollout, so there are no others.
-    """
+    """A_i = R_i − mean of the others = G / (G − 1) · (R_i − μ_g). Unbiased."""
     return batch.leave_one_out

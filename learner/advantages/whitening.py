@@ -12,17 +12,10 @@ NO_VARIANCE = 1e-12
 
 
 def whiten(values: Tensor, mask: Tensor) -> Tensor:
-    """(x − mean) / √(var + 1e-8) over the masked-in tokens of the whole batch.
+    """(x − mean) / √(var + 1e-8) over the masked-in tokens of the whole batch, [N] float64.
 
-    The variance is Bessel's. Where all values are equal, or there is only one, the result is
-    exactly 0. verl: the same; OpenRLHF, NeMo-RL: population variance; AReaL: ε after the root.
-
-    Args:
-        values: [N] floating.
-        mask: [N] bool.
-
-    Returns:
-        [N] float64, 0 where `mask` is false.
+    The variance is Bessel's. Exactly 0 where `mask` [N] is false, all values are equal, or there is
+    only one.
     """
     whitened = torch.zeros_like(values, dtype=torch.float64)
     chosen = values[mask].double()

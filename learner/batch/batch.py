@@ -194,10 +194,8 @@ class TrainBatch(Sequences):
     def with_advantages(self, advantages: Advantages, dropped: Tensor) -> "TrainBatch":
         """Return the batch with its advantages.
 
-        Args:
-            advantages: Of its rollouts or tokens.
-            dropped: [R] bool, rollouts to mask out and to leave out of denominators. A minibatch
-                that holds no other rollouts keeps them: its gradient is 0.
+        Rollouts `dropped` [R] bool are masked out and left out of denominators. A minibatch without
+        others keeps them: its gradient is 0.
         """
         tokens = self.tokens
         changed = replace(
@@ -211,13 +209,7 @@ class TrainBatch(Sequences):
     def minibatch(
         self, groups: Sequence[int], *, aggregation: str, fixed_length: int | None
     ) -> Sequences:
-        """Return the rollouts of some groups, with token weights over them.
-
-        Args:
-            groups: Indices.
-            aggregation: Mode of `token_weights`.
-            fixed_length: Its `max_length`.
-        """
+        """Return the rollouts of some groups, with `token_weights` over them."""
         chosen = set(groups)
         members = [i for i, group in enumerate(self.group_of_rollout) if group in chosen]
         if self.dropped is not None:
@@ -235,12 +227,8 @@ class TrainBatch(Sequences):
 def split_groups(groups: int, minibatches: int, *, version: int, epoch: int) -> list[list[int]]:
     """Share whole groups out over the minibatches of one epoch, in a shuffled order.
 
-    Args:
-        groups: Number of groups of the batch.
-        minibatches: Wanted parts; where there are fewer groups, each is a part.
-        version: Being trained; with `epoch` it seeds the shuffle, so that training a batch again
-            is the same.
-        epoch: From 0.
+    The version being trained and the epoch seed the shuffle, so that training a batch again is the
+    same. Where there are fewer groups than `minibatches`, each is a part.
 
     Returns:
         Parts of ascending indices whose sizes differ by at most one; each index once.
@@ -261,13 +249,13 @@ def read_batch(
 ) -> TrainBatch:
     """Return the tensors of a batch, without advantages and token weights.
 
-    Fewer rollouts than the group size are fine: every statistic is over what is there.
+    Fewer rollouts than the group size are fine: every statistic is over what is there. Masked-out
+    tokens still count as sampled.
 
     Args:
         groups: As taken from the queue.
-        mask_truncated: Mask out rollouts that ended at the limit of their length; their tokens
-            still count as sampled.
-        oldest_version: Mask out tokens that an older version sampled; they too count as sampled.
+        mask_truncated: Mask out rollouts that ended at the limit of their length.
+        oldest_version: Mask out tokens that an older version sampled.
         process_rewards: Separate rewards of turns from the rest of a rollout's reward. Its metadata
             has them as `turn_rewards`, a list of [index of the turn's last token, reward].
 

@@ -28,11 +28,6 @@ def plan_microbatches(lengths: Sequence[int], ranks: int, capacity: int) -> list
     than microbatches gets dummies for the rest. The microbatches of every rank descend by workload,
     so that ranks that meet at each have much the same to do there. Deterministic.
 
-    Args:
-        lengths: Tokens of each sequence.
-        ranks: Number of ranks.
-        capacity: Tokens of a microbatch; a longer sequence is alone in one.
-
     Returns:
         For each rank the same number of microbatches, at least one, of indices into `lengths`; each
         index once. A dummy is empty.
@@ -41,7 +36,7 @@ def plan_microbatches(lengths: Sequence[int], ranks: int, capacity: int) -> list
         InputError: The capacity or the number of ranks is not positive.
 
     Example:
-        >>> plan_rows([5, 9, 3, 2], ranks=2, capacity=8)
+        >>> plan_microbatches([5, 9, 3, 2], ranks=2, capacity=8)
         [[[1], []], [[0, 2], [3]]]
     """
     plan: list[Indices] = []
@@ -63,11 +58,8 @@ def workloads(lengths: Sequence[int], plan: Sequence[Indices]) -> list[int]:
 def slowest(lengths: Sequence[int], plan: Sequence[Indices], *, at_microbatches: bool) -> int:
     """Return the workload that a step waits for: that of the busiest rank.
 
-    Args:
-        lengths: Tokens of each sequence.
-        plan: The microbatches of each rank.
-        at_microbatches: Ranks wait for each other at every microbatch; then it is the sum over them
-            of the busiest rank's workload.
+    With `at_microbatches` ranks wait for each other at every microbatch, and it is the sum over
+    them of the busiest rank's workload.
 
     Example:
         >>> plan = [[[0], []], [[], [1]]]

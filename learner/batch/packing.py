@@ -13,10 +13,6 @@ def pack(lengths: Sequence[int], capacity: int) -> list[list[int]]:
     A sequence longer than the capacity gets one of its own. Deterministic; at most
     11/9 · optimum + 1 microbatches (Johnson 1974).
 
-    Args:
-        lengths: Tokens of each sequence.
-        capacity: Tokens of a microbatch.
-
     Returns:
         Microbatches of ascending indices into `lengths`; each index once.
 
@@ -47,14 +43,10 @@ def balance(lengths: Sequence[int], ranks: int) -> list[list[int]]:
     """Share work out so that the busiest rank has little more than the mean.
 
     Longest processing time first (Graham 1969): the busiest rank has at most the mean plus one
-    item, and at most 4/3 of the optimum. Deterministic.
-
-    Args:
-        lengths: Work of each item: its tokens, or any other non-negative cost.
-        ranks: Number of shares.
+    item, and at most 4/3 of the optimum. Deterministic. `lengths` may be any non-negative cost.
 
     Returns:
-        `ranks` lists of ascending indices; empty ones where there are fewer items than ranks.
+        `ranks` lists of ascending indices; empty lists where there are fewer items than ranks.
 
     Raises:
         InputError: There is no rank.

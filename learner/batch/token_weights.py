@@ -49,7 +49,7 @@ def token_weights(
     totals: Totals | None = None,
     max_length: int | None = None,
 ) -> Tensor:
-    """Return the weight of each token in the loss, 0 where `mask` is false.
+    """Return the weight of each token in the loss, [N] float32, 0 where `mask` is false.
 
     token_mean     1 / N                  every token the same (DAPO as implemented)
     sequence_mean  1 / (B′ · n_i)         every sequence the same (GRPO); B′: with tokens to train
@@ -63,9 +63,6 @@ def token_weights(
         group_ids: [N] integers; needed by prompt_mean.
         totals: Counts over the batch of which these N tokens are a part; None: they are the batch.
         max_length: Largest response in tokens; needed by fixed_length.
-
-    Returns:
-        [N] float32.
 
     Raises:
         InputError: An unknown mode, or one without what it needs.

@@ -11,12 +11,7 @@ if TYPE_CHECKING:
 def cores_of_rank(config: "LearnerConfig", rank: int) -> list[int] | None:
     """Return the cores of one rank: an equal share, or all if there are fewer cores than ranks.
 
-    Returns:
-        Ascending core numbers; None if the recipe names no cores.
-
-    Example:
-        >>> cores_of_rank(LearnerConfig(cores="0-3", ranks=2), rank=1)
-        [2, 3]
+    They ascend; None if the recipe names no cores.
     """
     if config.cores is None:
         return None

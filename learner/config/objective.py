@@ -1,7 +1,4 @@
-"""Settings of what is optimised: advantage, policy loss, corrections, KL, entropy, critic.
-
-Checked without importing torch (`learner.config.objective_rules`).
-"""
+"""Settings of what is optimised: advantage, policy loss, corrections, KL, entropy, critic."""
 
 import difflib
 from typing import Any, Literal, Self

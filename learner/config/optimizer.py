@@ -57,12 +57,7 @@ def check_deepspeed(
 ) -> None:
     """Refuse combinations that DeepSpeed cannot compute, or computes differently.
 
-    Args:
-        config: One of the optimizers of a section.
-        dtype: Of weights.
-        zero_stage: Of ZeRO.
-        offload: Whether the optimizer's state is kept in host memory.
-        where: Prefix of the optimizer's settings in the section, such as "critic.".
+    `where` is the prefix of the optimizer's settings in the section, such as "critic.".
 
     Raises:
         ValueError: A combination that is not supported.

@@ -2,9 +2,7 @@
 
 Weights are detached and multiply the policy loss per token, after its clip and before aggregation;
 never a KL, entropy or value term. Bounds are on proximal / behaviour. Denominators stay those of
-all tokens: rejected tokens count as 0. Averaging over kept tokens would need their count over the
-whole batch before the first backward pass, so it is left out, as are normalising weights by their
-mean and rejecting by rank (M2PO), which would depend on how a batch is packed.
+all tokens: rejected tokens count as 0.
 """
 
 from learner.corrections.registry import (

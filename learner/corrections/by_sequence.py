@@ -16,13 +16,7 @@ from learner.losses.loss_inputs import LossInputs, bounded, count_outside
 def sequence_tis(inputs: LossInputs, *, cap: float = 2.0) -> Correction:
     """min(ρ, cap) on every token of a sequence, ρ = Π_t proximal / behaviour.
 
-    verl's `rollout_is = "sequence"`, TRL's `sequence_truncate`.
-
-    Returns:
-        Stats count tokens: `sequence_truncated`, `sequence_bounded` (|Σ log-ratio| above 20).
-
-    Raises:
-        InputError: The cap is not positive.
+    Stats count tokens: `sequence_truncated`, `sequence_bounded` (|Σ log-ratio| above 20).
     """
     require_positive("sequence_tis's cap", cap)
     ratio, outside = _product(inputs)
@@ -36,13 +30,7 @@ def sequence_tis(inputs: LossInputs, *, cap: float = 2.0) -> Correction:
 def sequence_mis(inputs: LossInputs, *, low: float = 0.0, high: float = 3.0) -> Correction:
     """ρ on every token of a sequence where low ≤ ρ ≤ high, else 0; ρ = Π_t proximal / behaviour.
 
-    TRL's `sequence_mask`, its default, with the bound 3.
-
-    Returns:
-        Stats count tokens: `sequence_masked`, `sequence_bounded` (|Σ log-ratio| above 20).
-
-    Raises:
-        InputError: Bounds out of order.
+    Stats count tokens: `sequence_masked`, `sequence_bounded` (|Σ log-ratio| above 20).
     """
     require_bounds("sequence_mis", low, high)
     ratio, outside = _product(inputs)
@@ -56,13 +44,7 @@ def sequence_mis(inputs: LossInputs, *, low: float = 0.0, high: float = 3.0) -> 
 def geometric_mis(inputs: LossInputs, *, low: float = 0.999, high: float = 1.002) -> Correction:
     """Reject a sequence unless low ≤ exp(mean_t log ρ_t) ≤ high; weigh by 1.
 
-    verl's `seq_mean_k1`, with its bounds on proximal / behaviour instead of the inverse.
-
-    Returns:
-        Stats count tokens: `geometric_rejected`.
-
-    Raises:
-        InputError: Bounds out of order.
+    Stats count tokens: `geometric_rejected`.
     """
     require_bounds("geometric_mis", low, high)
     mean = inputs.sequences.means(inputs.raw_behavior_log_ratio, inputs.trained)

@@ -27,19 +27,10 @@ def tis(
     """Truncate importance weights: min(ρ_t, cap).
 
     Source: Yao et al. 2025, "Your efficient RL framework secretly brings you off-policy RL
-    training"; cap 2 as in verl, slime and open-instruct.
+    training". `lag_caps` are used instead of `cap` for tokens of lag 0, 1, …; the last is for all
+    larger lags.
 
-    Args:
-        inputs: One microbatch.
-        cap: Largest weight, absolute.
-        lag_caps: Instead of `cap`, the largest weight of tokens of lag 0, 1, …; the last is for all
-            larger lags. Needs `versions` and `version`.
-
-    Returns:
-        Stats count tokens: `truncated`.
-
-    Raises:
-        InputError: A cap that is not positive, or caps by lag without versions.
+    Stats count tokens: `truncated`.
     """
     wrong = [value for value in (cap, *(lag_caps or ())) if not value > 0]
     if wrong or (lag_caps is not None and not len(lag_caps)):
@@ -58,11 +49,7 @@ def mis(inputs: LossInputs, *, low: float = 0.0, high: float = 2.0) -> Correctio
     Source: Liu et al. 2025, "When speed kills stability: demystifying RL collapse from the
     training-inference mismatch"; bounded above only, unless `low` says otherwise.
 
-    Returns:
-        Stats count tokens: `masked`.
-
-    Raises:
-        InputError: Bounds out of order.
+    Stats count tokens: `masked`.
     """
     return _banded(inputs, "mis", low, high, "masked")
 
@@ -73,11 +60,7 @@ def icepop(inputs: LossInputs, *, low: float = 0.5, high: float = 5.0) -> Correc
 
     Source: arXiv 2510.18855, whose reference bounds are 0.5 and 5.
 
-    Returns:
-        Stats count tokens: `popped`.
-
-    Raises:
-        InputError: Bounds out of order.
+    Stats count tokens: `popped`.
     """
     return _banded(inputs, "icepop", low, high, "popped")
 

@@ -75,20 +75,15 @@ def importance_weights(name: str | Sequence[str], inputs: LossInputs, **options:
     """Compute the weights of one correction, or the product of several; all must keep a token.
 
     Without `proximal_logprobs` the numerator is the current policy, detached, which is exact for
-    one optimizer step per batch.
-
-    Args:
-        name: One of `CORRECTIONS`, "module:function" of a decorated function, or a list of them.
-        inputs: One microbatch.
-        **options: Passed to every named correction with a parameter of that name; under the name of
-            a correction, a mapping of options for that correction alone.
+    one optimizer step per batch. An option goes to every named correction with a parameter of that
+    name; under the name of a correction, a mapping of options goes to that correction alone.
 
     Returns:
         Stats of all of them, and `weight_bounded`: tokens whose log-ratio is beyond ± 20.
 
     Raises:
-        InputError: An unknown name, an option that none of them takes, or inputs without a field
-            that one of them needs.
+        InputError: An unknown name, an option that none of them takes, bounds out of order, or
+            inputs without a field that one of them needs.
     """
     names = [name] if isinstance(name, str) else name
     entries = [CORRECTIONS[item] for item in names]

@@ -3,6 +3,7 @@
 import torch
 
 from learner.corrections.registry import Correction, built_in_correction, unweighted
+from learner.errors import InputError
 from learner.losses.checks import require_finite, require_one_of, require_positive
 from learner.losses.kl import kl_penalty
 from learner.losses.loss_inputs import LossInputs
@@ -12,23 +13,13 @@ from learner.losses.loss_inputs import LossInputs
 def kl_mask(
     inputs: LossInputs, *, threshold: float, estimator: str = "k3", level: str = "token"
 ) -> Correction:
-    """Reject what is further than `threshold` nats from the sampler by an estimate of the KL.
+    """Reject tokens further than `threshold` nats from the sampler by an estimate of the KL.
 
     For tokens that the behaviour policy μ drew, k3 = ρ − 1 − log ρ with ρ = proximal / μ estimates
-    KL(μ ‖ proximal) without bias; k2 = ½·(log ρ)². verl's `token_k2`, `token_k3`, `seq_mean_k3` and
-    so on.
+    KL(μ ‖ proximal) without bias; k2 = ½·(log ρ)². The level is "token", or of whole sequences the
+    mean ("sequence") or the largest ("sequence_max").
 
-    Args:
-        inputs: One microbatch.
-        threshold: Largest estimate that is kept. The field has no common default.
-        estimator: "k2" or "k3".
-        level: "token", or of whole sequences the mean ("sequence") or the largest ("sequence_max").
-
-    Returns:
-        Stats count tokens: `kl_rejected`.
-
-    Raises:
-        InputError: Another estimator or level, or a threshold that is not positive.
+    Stats count tokens: `kl_rejected`.
     """
     require_one_of("kl_mask's estimator", estimator, ("k2", "k3"))
     require_one_of("kl_mask's level", level, ("token", "sequence", "sequence_max"))
@@ -49,13 +40,7 @@ def kl_mask(
 def veto(inputs: LossInputs, *, threshold: float = 1e-4) -> Correction:
     """Reject a sequence that holds a token with proximal / behaviour below `threshold`.
 
-    slime's `rs_veto_threshold`.
-
-    Returns:
-        Stats count tokens: `vetoed`.
-
-    Raises:
-        InputError: The threshold is not positive.
+    Stats count tokens: `vetoed`.
     """
     require_positive("veto's threshold", threshold)
     unlikely = inputs.trained & (inputs.behavior_log_ratio.exp() < threshold)
@@ -68,17 +53,24 @@ def opsm(inputs: LossInputs, *, threshold: float = 0.5) -> Correction:
     """Off-policy sequence masking: reject tokens with A < 0 of a sequence far behind the policy.
 
     Far: mean_t (log behaviour − log current) > threshold. The current policy is meant, whether or
-    not there is a proximal one. DeepSeek-V3.2 (arXiv 2512.02556, eq. 9); 0.5 as TRL suggests, slime
-    has 1e-4.
+    not there is a proximal one. DeepSeek-V3.2 (arXiv 2512.02556, eq. 9).
 
-    Returns:
-        Stats count tokens: `opsm_rejected`.
-
-    Raises:
-        InputError: The threshold is negative or not finite.
+    Stats count tokens: `opsm_rejected`.
     """
     require_finite("opsm's threshold", threshold)
     ratio = inputs.raw_full_log_ratio.detach()
     behind = -inputs.sequences.means(ratio, inputs.trained)
     rejected = (inputs.gains < 0) & (behind > threshold)
     return Correction(unweighted(inputs), ~rejected, {"opsm_rejected": rejected.sum()})
+
+
+@built_in_correction("lag_mask")
+def lag_mask(inputs: LossInputs, *, max_lag: int) -> Correction:
+    """Reject tokens whose lag is larger than `max_lag`, perhaps only the oldest of a rollout.
+
+    Caps by lag are `tis` with `lag_caps`. Stats count tokens: `too_old`.
+    """
+    if max_lag < 0:
+        raise InputError(f"lag_mask needs max_lag >= 0, found {max_lag}")
+    rejected = inputs.trained & (inputs.lags("lag_mask") > max_lag)
+    return Correction(unweighted(inputs), ~rejected, {"too_old": rejected.sum()})

@@ -1,8 +1,4 @@
-"""Records of a trained batch: what training it came to, when, and how that is written as JSON.
-
-Imports no torch, so that reports read them without it. `learner.diagnostics.batch_statistics` makes
-the figures.
-"""
+"""Records of a trained batch: its figures, its times, and their form as JSON. Imports no torch."""
 
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field, fields, replace
@@ -220,7 +216,7 @@ class TrainedBatch:
     """The policy version that it was trained at."""
     report: BatchReport
     times: BatchTimes
-    weights_checksum: str | None
+    weights_checksum: str
     """Of the version that it produced."""
     totals: Mapping[str, int]
     """`rollouts` and `tokens` trained by the run so far."""
@@ -240,7 +236,7 @@ class TrainedBatch:
 
     @classmethod
     def from_dict(cls, row: Mapping[str, Any]) -> Self:
-        """Read a batch from a flat record of JSON; a key that it lacks reads as None.
+        """Read a batch from a flat record of JSON; a figure that it lacks reads as None.
 
         Keys that are not the learner's go to `flow`.
         """
@@ -248,7 +244,7 @@ class TrainedBatch:
             version=row["version"],
             report=BatchReport.from_dict(row),
             times=BatchTimes(**_values(BatchTimes, row)),
-            weights_checksum=row.get("weights_checksum"),
+            weights_checksum=row["weights_checksum"],
             totals=row.get("totals", {}),
         )
         known = batch.to_dict()

@@ -39,12 +39,9 @@ class Work:
 
 
 def batch_report(batch: TrainBatch, work: Work, version: int) -> BatchReport:
-    """Report on one trained batch.
+    """Report on one trained batch, which has advantages and origins.
 
-    Args:
-        batch: The batch, with advantages and origins.
-        work: What training it came to.
-        version: The version being trained.
+    `version` is the one that was trained, `work` what training came to.
     """
     sums, steps = work.sums, len(work.grad_norms)
     columns = batch.tokens

@@ -41,11 +41,8 @@ class Origin(IntEnum):
 def origins(versions: Tensor, mask: Tensor, sequence_ids: Tensor, *, version: int) -> Tensor:
     """Return the `Origin` of the rollout that each token belongs to, [N] int64.
 
-    Args:
-        versions: [N] int64, the version that sampled a token.
-        mask: [N] bool, tokens that count; a sequence without any is FRESH.
-        sequence_ids: [N] integers.
-        version: The version being trained.
+    `versions` [N] int64 sampled the tokens, and `mask` [N] bool is true for those that count; a
+    sequence without any is FRESH. `version` is being trained.
     """
     _, sequence = torch.unique(sequence_ids, return_inverse=True)
     counted, size = versions[mask], int(sequence.max()) + 1 if sequence.numel() else 0
@@ -84,11 +81,8 @@ def group_lag_histogram(
 def effective_sample_size(log_ratios: Tensor, mask: Tensor) -> float:
     """(Σ w)² / Σ w² of w = exp(log_ratios) over masked-in tokens: between 1 and their number.
 
-    Kish 1965. Neither truncated nor clamped. 0 without tokens.
-
-    Args:
-        log_ratios: [N] log of current / behaviour.
-        mask: [N] bool.
+    Kish 1965. `log_ratios` [N] are logs of current / behaviour, neither truncated nor clamped.
+    0 without tokens.
 
     Example:
         >>> effective_sample_size(torch.zeros(4), torch.ones(4, dtype=torch.bool))
@@ -105,11 +99,6 @@ def sequence_log_ratios(log_ratios: Tensor, mask: Tensor, sequence_ids: Tensor) 
     """Return the log-ratio of whole rollouts: Σ_t over masked-in tokens, [S] float64.
 
     S counts the sequences with such tokens, by ascending id. Each must be complete.
-
-    Args:
-        log_ratios: [N] log of current / behaviour.
-        mask: [N] bool.
-        sequence_ids: [N] integers.
     """
     ids, sequence = torch.unique(sequence_ids[mask], return_inverse=True)
     selected = log_ratios.detach()[mask].double()
@@ -121,11 +110,8 @@ def measure(
 ) -> dict[str, Tensor]:
     """Compute the sums over masked-in tokens and their sequences that `figures` needs.
 
-    Args:
-        log_ratios: [N] log of current / behaviour, detached, clamped to ± `LOG_RATIO_BOUND`.
-        mask: [N] bool.
-        token_origins: [N] as from `origins`.
-        sequence_ids: [N] integers; every sequence is complete.
+    Every sequence is complete. `log_ratios` [N] are logs of current / behaviour, detached and
+    clamped to ± `LOG_RATIO_BOUND`; `token_origins` [N] are those of `origins`.
 
     Returns:
         float64 scalars: `ratio` and `ratio_squared` (Σ ρ, Σ ρ²), `sequences`, `sequence_ratio`,
@@ -156,11 +142,10 @@ def measure(
 
 
 def figures(sums: Mapping[str, float], *, passes: int = 1) -> OffPolicyFigures:
-    """Return what is reported of a batch.
+    """Return the figures of a batch from the sums of `measure`, added up.
 
-    Args:
-        sums: As from `measure`, added up; bin i of the histogram is `log_ratio_bins/<i>`.
-        passes: How often each token was measured; token counts are divided by it.
+    Bin i of the histogram is `log_ratio_bins/<i>`. Token counts are divided by `passes`, the number
+    of times that each token was measured.
     """
     names = [origin.name.lower() for origin in Origin]
     tokens, rollouts = sum(sums[f"{name}_tokens"] for name in names), sums["sequences"]

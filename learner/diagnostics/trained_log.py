@@ -2,7 +2,6 @@
 
 It is written only if the environment names a file: one JSON line for every batch, after its last
 optimizer step and before it is acknowledged, so a batch trained again after a rollback has several.
-`benchmarks/reliability/chaos_oracle.py` compares it with the ledger.
 """
 
 import json
@@ -17,12 +16,7 @@ VARIABLE = "HEADWAY_TRAINED_LOG"
 
 
 def note_trained(groups: Sequence[RolloutGroup], version: int) -> None:
-    """Append a JSON line for a batch if a log is asked for; it survives the end of the process.
-
-    Args:
-        groups: The batch.
-        version: The version it was trained at.
-    """
+    """Append a JSON line for a batch if a log is asked for; it survives the end of the process."""
     if not (file := os.environ.get(VARIABLE)):
         return
     record = {

@@ -63,12 +63,7 @@ def checkpoint_path(root: Path, version: int) -> Path:
 
 
 def prepare(root: Path, version: int) -> Path:
-    """Make the temporary folder of a version, and remove what a killed process left behind.
-
-    Args:
-        root: Folder of all checkpoints; created if missing.
-        version: Names the folder.
-    """
+    """Make the temporary folder of a version, and remove what a killed process left behind."""
     root.mkdir(parents=True, exist_ok=True)
     remove_leftovers(root)
     temporary = root / f".{checkpoint_path(root, version).name}.tmp"
@@ -115,10 +110,9 @@ def write_part(
 
 
 def finish(root: Path, state: State) -> Path:
-    """Complete the folder of a version, when every rank has written its part.
+    """Complete the folder of a version, when every rank has written its part, and return it.
 
-    Returns:
-        The finished folder; one that existed is replaced.
+    A folder of this version that existed is replaced.
     """
     final = checkpoint_path(root, state.version)
     temporary = root / f".{final.name}.tmp"
@@ -154,13 +148,6 @@ def load(
 ) -> State:
     """Load a checkpoint, to go on exactly as if training had not been interrupted. Collective.
 
-    Args:
-        engine: Of the same model; its weights and optimizer are replaced.
-        folder: As `finish` returned it.
-        critic: Engine of the critic, where it has its own.
-        zero_stage: ZeRO stage of the engine.
-        dtype: Dtype of the engine.
-
     Raises:
         InputError: No checkpoint, a damaged one, or one of other ranks, ZeRO stage or dtype.
     """
@@ -182,11 +169,7 @@ def load(
 
 
 def check_whole(folder: Path, files: Iterable[Path]) -> None:
-    """Check that files of a checkpoint are complete archives of `torch.save`.
-
-    Raises:
-        InputError: One is missing or was cut off.
-    """
+    """Raise InputError if a file of a checkpoint is missing, or no complete archive of torch."""
     for file in files:
         if not zipfile.is_zipfile(file):
             state = "is damaged" if file.exists() else "is missing"
@@ -201,13 +184,9 @@ def expired(
 ) -> list[int]:
     """Return the versions whose checkpoints are to be removed, ascending.
 
-    Args:
-        saved_at: Seconds since the epoch, by version.
-        newest: The version committed last. Later ones were never committed; earlier ones were, if
-            garbage was removed when training began.
-        keep: Number of the newest checkpoints that are kept, `newest` included.
-        keep_seconds: Checkpoints younger than this are kept too.
-        now: Seconds since the epoch.
+    `newest` was committed last: later versions never were, and earlier versions were, if garbage
+    was removed when training began. Kept are the newest `keep` checkpoints, and those saved less
+    than `keep_seconds` before `now`, in seconds since the epoch like `saved_at` by version.
 
     Example:
         >>> expired({10: 0.0, 20: 50.0, 30: 90.0}, newest=30, keep=1, keep_seconds=60, now=100.0)
@@ -221,13 +200,8 @@ def expired(
 def prune(root: Path, *, newest: int, keep: int, keep_seconds: float) -> None:
     """Remove the checkpoints that `expired` names, when training begins and after every commit.
 
-    A checkpoint that cannot be read or removed stays, and is logged.
-
-    Args:
-        root: Folder of all checkpoints.
-        newest: See `expired`; 0 where none is committed.
-        keep: See `expired`.
-        keep_seconds: See `expired`.
+    A checkpoint that cannot be read or removed stays, and is logged. `newest` is 0 where none is
+    committed.
     """
     saved_at = {}
     for folder in root.glob("v*"):

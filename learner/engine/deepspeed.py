@@ -115,17 +115,10 @@ class DeepSpeedEngine:
         offload_optimizer: bool = False,
         rates: Mapping[str, float] | None = None,
     ) -> None:
-        """Join the group of ranks and shard the module.
+        """Join the group of ranks and shard the module, which is changed in place.
 
-        Args:
-            module: Changed in place.
-            config: Optimizer, schedule, clipping.
-            model_path: Folder or hub name of the tokenizer.
-            zero_stage: Of ZeRO.
-            dtype: Of weights and activations.
-            total_steps: Optimizer steps of the whole schedule.
-            offload_optimizer: Keep the optimizer's state in host memory.
-            rates: Learning rates of parts of the module, by the prefix of their parameters' names.
+        `model_path` has the tokenizer, `total_steps` is the length of the schedule, and `rates` are
+        learning rates of parts of the module, by the prefix of their parameters' names.
         """
         _prepare()
         self.rank, self.ranks = dist.get_rank(), dist.get_world_size()
@@ -166,11 +159,7 @@ class DeepSpeedEngine:
         """Register with ZeRO 3 parameters used outside of the module that owns them."""
 
     def outputs(self, *columns: Tensor) -> tuple[Tensor, ...]:
-        """Run the module on the tokens of a microbatch, on its device. Collective.
-
-        Args:
-            columns: [N] each, as the module's `forward` takes them.
-        """
+        """Run the module on columns [N] of a microbatch, on its device. Collective."""
         outputs: tuple[Tensor, ...] = self._engine(*(column.to(self.device) for column in columns))
         return outputs
 

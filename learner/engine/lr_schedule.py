@@ -6,15 +6,9 @@ from learner.config.optimizer import ScheduleConfig
 
 
 def rate_factor(config: ScheduleConfig, step: int, total_steps: int) -> float:
-    """Return the factor on the full learning rate at an optimizer step.
+    """Return the factor in [0, 1] on the full learning rate at an optimizer step, from 0.
 
-    Args:
-        config: Shape of the schedule.
-        step: Optimizer step about to be taken, from 0.
-        total_steps: Optimizer steps of the whole run.
-
-    Returns:
-        A factor in [0, 1]; 1/(warmup_steps + 1) at the first warm-up step, not 0.
+    It is 1/(warmup_steps + 1) at the first warm-up step, not 0.
     """
     if step < config.warmup_steps:
         return (step + 1) / (config.warmup_steps + 1)

@@ -19,11 +19,7 @@ Address = tuple[str, int]
 
 
 def open_store(host: str) -> TCPStore:
-    """Open the store of a group on a free port of this address alone; called by rank 0.
-
-    Args:
-        host: Address of this node that every rank reaches.
-    """
+    """Open the store of a group on a free port of this address alone; called by rank 0."""
     listening = socket.create_server((host, 0))
     return TCPStore(
         host,

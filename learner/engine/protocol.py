@@ -1,7 +1,7 @@
 """The interface of the engine that holds and trains weights.
 
-DeepSpeed implements it (`learner.engine.deepspeed`); tests use plain torch. Every rank has an
-engine, and methods marked collective must be called by all of them in the same order.
+Every rank has an engine, and methods marked collective must be called by all of them in the same
+order.
 """
 
 from collections.abc import Iterator
@@ -91,13 +91,9 @@ class TrainEngine(Trainable, Protocol):
     def forward(
         self, token_ids: Tensor, position_ids: Tensor, wanted: Tensor | None = None
     ) -> Forward:
-        """Compute log-probabilities and entropies of the tokens of a microbatch. Collective.
+        """Compute log-probabilities and entropies of the tokens [N] of a microbatch. Collective.
 
-        Args:
-            token_ids: [N] int64.
-            position_ids: [N] int64.
-            wanted: [N] bool, tokens whose log-probabilities and entropies will be read; those of
-                others are 0, and cost less. None: all.
+        Where `wanted` [N] bool is false they are 0, and cost less. None: all are wanted.
         """
         ...
 

@@ -1,8 +1,4 @@
-"""Policy losses: one idea a file, found by name.
-
-`loss_inputs` has what each is given and returns; none reduces over tokens
-(`learner.batch.token_weights`).
-"""
+"""Policy losses: one idea a file, found by name; none reduces over tokens."""
 
 from learner.losses.loss_inputs import LossInputs, TokenLoss
 from learner.losses.registry import LOSSES, PolicyLoss, policy_loss, policy_loss_function

@@ -12,17 +12,8 @@ from learner.losses.registry import built_in_loss
 def cispo(inputs: LossInputs, *, cap_low: float = 0.0, cap_high: float = 5.0) -> TokenLoss:
     """ℓ_t = −sg(clip(r, cap_low, cap_high)) · A · log π(y_t), r = current / anchor.
 
-    Args:
-        inputs: One microbatch.
-        cap_low: Smallest weight, absolute.
-        cap_high: Largest weight, absolute.
-
-    Returns:
-        Stats count tokens: `capped`, whatever the sign of their advantage, and `ratio_bounded`
-        (log-ratio beyond ± 20).
-
-    Raises:
-        InputError: Bounds out of order.
+    Stats count tokens: `capped`, whatever the sign of their advantage, and `ratio_bounded`
+    (log-ratio beyond ± 20).
     """
     require_bounds("cispo's cap_low and cap_high", cap_low, cap_high)
     ratio = inputs.log_ratio.detach().exp()

@@ -29,28 +29,17 @@ def decoupled_ppo(
     """ℓ_t = sg(w) · max(−A·r, −A·clip(r, 1 − clip_low, 1 + clip_high)).
 
     r = current / proximal, w = min(proximal / behaviour, cap). w is part of the loss, so a
-    correction that weighs would count it twice.
+    correction that weighs would count it twice. By `proximal`:
 
         recompute   the proximal policy is `proximal_logprobs`
         detach      it is the current one, detached: r = 1; exact for one optimizer step per batch
         loglinear   log proximal = log behaviour + a·(log current − log behaviour), a = 1 − 1/lag
         linear      proximal = (1 − a)·behaviour + a·current
 
-    Args:
-        inputs: One microbatch.
-        clip_low: ε below 1.
-        clip_high: ε above 1.
-        dual_clip: See `ppo`.
-        cap: Largest w, absolute; None: none.
-        proximal: Where the proximal policy comes from.
-        fresh: What loglinear and linear take for tokens without lag: "current", so that w carries
-            the mismatch between engine and trainer, or "behavior" (AReaL), so that r does.
+    For tokens without lag loglinear and linear take the policy `fresh`: "current", so that w
+    carries the mismatch between engine and trainer, or "behavior" (AReaL), so that r does.
 
-    Returns:
-        Stats of `ppo`, and tokens whose w was cut: `weight_capped`.
-
-    Raises:
-        InputError: Options out of order, or inputs without what `proximal` needs.
+    Stats of `ppo`, and tokens whose w was cut: `weight_capped`.
     """
     require_one_of("decoupled_ppo's fresh", fresh, ("current", "behavior"))
     cap = torch.inf if cap is None else cap

@@ -10,9 +10,8 @@ from torch.nn.functional import softplus
 
 from learner.errors import InputError
 from learner.losses.checks import require_finite, require_one_of, require_positive
-from learner.losses.loss_inputs import LossInputs, TokenLoss
+from learner.losses.loss_inputs import LossInputs, Segments, TokenLoss
 from learner.losses.registry import built_in_loss
-from learner.losses.segments import Segments
 
 
 @built_in_loss("dpo")
@@ -25,26 +24,13 @@ def dpo(
 ) -> TokenLoss:
     """L = −(1 − ε)·log σ(β·z) − ε·log σ(−β·z), z = D(preferred) − D(other).
 
-    D = Σ_t (log current − log reference) over the trained tokens of a sequence. The preferred
-    rollout of a pair is the one with A > 0, the other has A < 0; a tie (A = 0), or a pair of which
-    a rollout is missing, is left out. Both rollouts of a pair carry L on every token, so that
-    `sequence_mean` is the mean over pairs.
+    D = Σ_t (log current − log reference) over the trained tokens of a sequence, ε =
+    `label_smoothing`. The preferred rollout of a pair is the one with A > 0, the other has A < 0; a
+    tie (A = 0), or a pair of which a rollout is missing, is left out. Both rollouts of a pair carry
+    L on every token, so that `sequence_mean` is the mean over pairs. `variant` "ipo":
+    (z − 1/(2β))², D being means over tokens instead of sums.
 
-        sigmoid   as above, ε = label_smoothing
-        ipo       (z − 1/(2β))², D being means over tokens instead of sums
-
-    Args:
-        inputs: One microbatch of whole groups.
-        beta: Inverse of the distance allowed from the reference.
-        label_smoothing: How probable it is that a preference is the wrong way round, below 0.5.
-        variant: One of the two.
-
-    Returns:
-        Stats count tokens: `unpaired`, `misordered` (of pairs with z < 0), `reference_not_finite`.
-
-    Raises:
-        InputError: Options out of range, inputs without reference or groups, or a group of more
-            than two rollouts.
+    Stats count tokens: `unpaired`, `misordered` (of pairs with z < 0), `reference_not_finite`.
     """
     require_one_of("dpo's variant", variant, ("sigmoid", "ipo"))
     require_positive("dpo's beta", beta)

@@ -15,19 +15,10 @@ def gspo(inputs: LossInputs, *, clip_low: float = 3e-4, clip_high: float = 4e-4)
     """ℓ_t = max(−A·s, −A·clip(s, 1 − clip_low, 1 + clip_high)), s = exp(mean_t log r_t).
 
     The mean is over the trained tokens of the sequence, r = current / anchor; every token of a
-    sequence carries the sequence's loss.
+    sequence carries the sequence's loss. The bounds are ten to a hundred times smaller than PPO's.
 
-    Args:
-        inputs: One microbatch of whole sequences.
-        clip_low: ε below 1; ten to a hundred times smaller than PPO's.
-        clip_high: ε above 1.
-
-    Returns:
-        Stats count tokens of the sequences concerned: `clip_low`, `clip_high`, `ratio_bounded`
-        (|mean log-ratio| beyond 20).
-
-    Raises:
-        InputError: Bounds out of order.
+    Stats count tokens of the sequences concerned: `clip_low`, `clip_high`, `ratio_bounded`
+    (|mean log-ratio| beyond 20).
     """
     return _clipped(inputs, _sequence_log_ratio(inputs), clip_low, clip_high)
 
@@ -36,8 +27,7 @@ def gspo(inputs: LossInputs, *, clip_low: float = 3e-4, clip_high: float = 4e-4)
 def gspo_token(inputs: LossInputs, *, clip_low: float = 3e-4, clip_high: float = 4e-4) -> TokenLoss:
     """GSPO for advantages that differ between tokens: s_t = sg(s) · π(y_t) / sg(π(y_t)).
 
-    Value and gradient are those of `gspo` where a sequence has one advantage. Options, stats and
-    errors are those of `gspo`.
+    Value and gradient are those of `gspo` where a sequence has one advantage.
     """
     log_ratio = _sequence_log_ratio(inputs).detach()
     score = inputs.current - inputs.current.detach()

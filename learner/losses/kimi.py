@@ -1,7 +1,7 @@
 """Kimi's policy optimisation: the advantage, and a square that keeps the policy near the sampler's.
 
-K1.5: arXiv 2501.12599, eq. 3. K2: arXiv 2507.20534. By token: ROLL's `kimi15`. The square is about
-the policy that sampled, not about a reference. Advantages are rewards minus the group's mean.
+K1.5: arXiv 2501.12599, eq. 3. K2: arXiv 2507.20534. The advantages are rewards minus the group's
+mean.
 """
 
 import torch
@@ -10,29 +10,19 @@ from learner.losses.checks import require_finite, require_one_of
 from learner.losses.loss_inputs import LossInputs, TokenLoss
 from learner.losses.registry import built_in_loss
 
-VARIANTS = ("k1.5", "k2", "token_sq")
-
 
 @built_in_loss("kimi")
 def kimi(inputs: LossInputs, *, tau: float = 0.1, variant: str = "k1.5") -> TokenLoss:
     """L = −Σ_t A·log π(y_t) + τ/2·D² for a sequence, D = Σ_t (log current − log behaviour).
 
     Every token of a sequence carries L, so that `sequence_mean` is the mean of L over sequences.
-    No ratio is exponentiated, so D is not bounded.
+    No ratio is exponentiated, so D is not bounded. By `variant`:
 
         k1.5       as above
         k2         (A − τ·D)², whose gradient is 2τ times that of k1.5
         token_sq   ℓ_t = −A·log π(y_t) + τ/2·(log current − log behaviour)²: without cross terms
-
-    Args:
-        inputs: One microbatch of whole sequences.
-        tau: Weight of the square.
-        variant: One of the three.
-
-    Raises:
-        InputError: Another variant, or a τ that is negative or not finite.
     """
-    require_one_of("kimi's variant", variant, VARIANTS)
+    require_one_of("kimi's variant", variant, ("k1.5", "k2", "token_sq"))
     require_finite("kimi's tau", tau)
     gain = inputs.gains * inputs.current
     if variant == "token_sq":

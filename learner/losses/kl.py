@@ -23,22 +23,14 @@ FORMS = (*ESTIMATORS, "ratio_k1", "ratio_k3", "weighted_k2")
 def kl_penalty(
     estimator: str, logprobs: Tensor, reference_logprobs: Tensor, *, mask: Tensor | None = None
 ) -> Tensor:
-    """Estimate KL(policy ‖ reference) per token, differentiable in `logprobs`.
+    """Estimate KL(policy ‖ reference) per token, [N], differentiable in `logprobs` [N].
 
     k1 and k3 are unbiased for tokens of the policy, k2 to second order; k2 and k3 are ≥ 0. d is
-    clamped to ± 20, the result is not.
-
-    Args:
-        estimator: k1, k2 or k3.
-        logprobs: [N] of the policy.
-        reference_logprobs: [N].
-        mask: [N] bool; None: all.
-
-    Returns:
-        [N]; 0 where masked out, or where a log-probability is not finite.
+    clamped to ± 20, the result is not. It is 0 where `mask` [N] is false, or where a
+    log-probability is not finite.
 
     Raises:
-        InputError: Another estimator.
+        InputError: Another estimator than k1, k2 or k3.
     """
     require_one_of("the KL estimator", estimator, ESTIMATORS)
     usable = torch.isfinite(logprobs) & torch.isfinite(reference_logprobs)
@@ -67,14 +59,8 @@ def kl_loss(form: str, inputs: LossInputs, *, cap: float = 5.0) -> TokenLoss:
     this term. No form accounts for the effect of a token on the KL of later tokens; rewards do
     (`kl_rewards`).
 
-    Args:
-        form: One of the six.
-        inputs: One microbatch, with `reference_logprobs`.
-        cap: Largest r of weighted_k2, absolute.
-
-    Returns:
-        Stats: `kl` (Σ min(r, cap)·k3 over tokens; over their count an estimate of the KL in nats),
-        and the count of tokens `reference_not_finite`.
+    Stats: `kl` (Σ min(r, cap)·k3 over tokens; over their count an estimate of the KL in nats), and
+    the count of tokens `reference_not_finite`.
 
     Raises:
         InputError: Another form, a cap that is not positive, or no reference.
@@ -99,19 +85,10 @@ def kl_loss(form: str, inputs: LossInputs, *, cap: float = 5.0) -> TokenLoss:
 def kl_rewards(
     logprobs: Tensor, reference_logprobs: Tensor, mask: Tensor, *, coefficient: float
 ) -> Tensor:
-    """Compute rewards per token −β·k1, detached.
+    """Compute rewards per token −β·k1 [N], detached; 0 where `kl_penalty` is.
 
     Summed over the rest of a sequence they count the effect of a token on the KL of later tokens.
-    k2 and k3 in a reward would have a biased gradient.
-
-    Args:
-        logprobs: [N] of the policy that sampled, or the proximal one.
-        reference_logprobs: [N].
-        mask: [N] bool, sampled tokens.
-        coefficient: β.
-
-    Returns:
-        [N]; 0 where masked out, or where a log-probability is not finite.
+    `logprobs` [N] are of the policy that sampled, or the proximal one.
 
     Raises:
         InputError: β negative or not finite.
@@ -153,12 +130,9 @@ class AdaptiveCoefficient:
         return state.get(self.KEY, self.initial)
 
     def updated(self, state: dict[str, float], *, kl: float, samples: int) -> dict[str, float]:
-        """Return the state after a batch; `state` itself is not changed.
+        """Return the state after a batch of `samples` rollouts; `state` itself is not changed.
 
-        Args:
-            state: What the last update returned; empty at first. Part of a checkpoint.
-            kl: Mean over the whole batch.
-            samples: Rollouts of the batch.
+        `state` is what the last update returned, empty at first, and `kl` a mean over the batch.
         """
         error = min(max(kl / self.target - 1, -0.2), 0.2)
         factor = 1 + error * min(samples / self.horizon, 1)

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from learner.errors import InputError
-from learner.losses.segments import Segments
 
 LOG_RATIO_BOUND = 20.0
 """Log-ratios are clamped to ± this before `exp`; the clamp stops the gradient outside."""
@@ -21,6 +20,37 @@ LOG_RATIO_BOUND = 20.0
 def bounded(log_ratios: Tensor) -> Tensor:
     """Clamp to ± `LOG_RATIO_BOUND`, as every log-ratio is before `exp`."""
     return log_ratios.clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND)
+
+
+class Segments:
+    """The tokens of a microbatch by an id they share.
+
+    Example:
+        >>> Segments(torch.tensor([7, 7, 2])).totals(torch.tensor([1.0, 2.0, 5.0])).tolist()
+        [3.0, 3.0, 5.0]
+    """
+
+    def __init__(self, ids: Tensor) -> None:
+        """`ids` is [N] integers, in any order."""
+        values, self.index = torch.unique(ids, return_inverse=True)
+        self.count = len(values)
+
+    def sums(self, values: Tensor) -> Tensor:
+        """Return the sum of `values` [N] over each segment, [segments] float64."""
+        zeros = values.new_zeros(self.count, dtype=torch.float64)
+        return zeros.index_add(0, self.index, values.double())
+
+    def totals(self, values: Tensor) -> Tensor:
+        """Return for each token the sum of `values` [N] over its segment, [N] float64."""
+        return self.sums(values)[self.index]
+
+    def means(self, values: Tensor, chosen: Tensor) -> Tensor:
+        """Return for each token the mean of `values` over the `chosen` tokens of its segment.
+
+        Of shape [N] float64; 0 where a segment has no chosen token.
+        """
+        total = self.totals(torch.where(chosen, values, 0.0))
+        return total / self.totals(chosen).clamp(min=1)
 
 
 @dataclass(frozen=True)
@@ -57,11 +87,7 @@ class LossInputs:
                 )
 
     def require(self, what: str, field: str) -> Any:
-        """Return an optional field that `what` requires.
-
-        Raises:
-            InputError: It is None.
-        """
+        """Return an optional field that `what` requires; raise InputError if it is None."""
         value = getattr(self, field)
         if value is None:
             raise InputError(f"{what} needs {field}, which this microbatch does not have")
@@ -80,11 +106,7 @@ class LossInputs:
 
     @cached_property
     def referenced(self) -> Tensor:
-        """[N] bool: `trained`, and the reference policy's log-probability is finite too.
-
-        Raises:
-            InputError: No reference log-probabilities are given.
-        """
+        """[N] bool: `trained`, and the log-probability of the reference policy is finite too."""
         reference: Tensor = self.require("a comparison with the reference", "reference_logprobs")
         return self.trained & torch.isfinite(reference)
 
@@ -140,8 +162,7 @@ class LossInputs:
     def lags(self, what: str) -> Tensor:
         """Return the version being trained minus the one that sampled a token, [N] integers ≥ 0.
 
-        Raises:
-            InputError: `version` or `versions` is missing; names `what`.
+        Raises InputError, naming `what`, if `version` or `versions` is missing.
         """
         versions: Tensor = self.require(what, "versions")
         lags: Tensor = self.require(what, "version") - versions

@@ -1,4 +1,4 @@
-"""PPO's clipped surrogate, which GRPO shares.
+"""PPO's clipped surrogate, which GRPO and DAPO share.
 
 Schulman et al. 2017 (arXiv 1707.06347, eq. 7); dual clip: Ye et al. 2019 (arXiv 1912.09729).
 """
@@ -21,20 +21,11 @@ def ppo(
 ) -> TokenLoss:
     """ℓ_t = max(−A·r, −A·clip(r, 1 − clip_low, 1 + clip_high)); for A < 0 at most −dual_clip·A.
 
-    r is current / anchor. The gradient is 0 where the clip is active.
+    r is current / anchor. The gradient is 0 where the clip is active. `dual_clip` is absolute,
+    above 1 + clip_high; None switches it off.
 
-    Args:
-        inputs: One microbatch.
-        clip_low: ε below 1.
-        clip_high: ε above 1.
-        dual_clip: An absolute bound of the ratio where A < 0, above 1 + clip_high; None: off.
-
-    Returns:
-        Stats count tokens: `clip_low` (A < 0 and r too small), `clip_high` (A > 0 and r too large),
-        `dual_clip`, and `ratio_bounded` (log-ratio beyond ± 20).
-
-    Raises:
-        InputError: Bounds out of order.
+    Stats count tokens: `clip_low` (A < 0 and r too small), `clip_high` (A > 0 and r too large),
+    `dual_clip`, and `ratio_bounded` (log-ratio beyond ± 20).
     """
     surrogate = clipped(
         inputs,
@@ -45,6 +36,21 @@ def ppo(
     )
     outside = count_outside(inputs.raw_log_ratio, inputs.trained)
     return TokenLoss(surrogate.per_token, {**surrogate.stats, "ratio_bounded": outside})
+
+
+@built_in_loss("dapo")
+def dapo(
+    inputs: LossInputs,
+    *,
+    clip_low: float = 0.2,
+    clip_high: float = 0.28,
+    dual_clip: float | None = None,
+) -> TokenLoss:
+    """`ppo` with clip-higher: the ratio is kept in [0.8, 1.28], so that rare tokens can still grow.
+
+    Yu et al. 2025 (arXiv 2503.14476).
+    """
+    return ppo(inputs, clip_low=clip_low, clip_high=clip_high, dual_clip=dual_clip)
 
 
 def clipped(

@@ -7,28 +7,19 @@ import torch
 from torch import Tensor
 
 from learner.losses.checks import require_one_of
-from learner.losses.loss_inputs import LossInputs, TokenLoss
+from learner.losses.loss_inputs import LossInputs, Segments, TokenLoss
 from learner.losses.registry import built_in_loss
-from learner.losses.segments import Segments
 
 
 @built_in_loss("raft")
 def raft(inputs: LossInputs, *, keep: str = "positive") -> TokenLoss:
     """ℓ_t = −log π(y_t) on rollouts that are kept, 0 on the others. No importance weights.
 
-    Denominators stay those of all rollouts: what is not kept counts as 0.
+    `keep` "positive": rollouts better than their baseline (A > 0); "best": the best of each group
+    that has a positive one. Equally good rollouts share its weight, which equals breaking the tie
+    at random in expectation. Denominators stay those of all rollouts: what is not kept counts as 0.
 
-    Args:
-        inputs: One microbatch; of whole groups for "best".
-        keep: "positive": rollouts better than their baseline (A > 0); "best": the best of each
-            group that has a positive one. Equally good rollouts share its weight, which equals
-            breaking the tie at random in expectation.
-
-    Returns:
-        Stats count tokens: `kept`.
-
-    Raises:
-        InputError: Another `keep`, or "best" without `group_ids`.
+    Stats count tokens: `kept`.
     """
     require_one_of("raft's keep", keep, ("positive", "best"))
     weight = (inputs.gains > 0).to(inputs.current.dtype)

@@ -42,15 +42,7 @@ def policy_loss_function(
 ) -> Callable[[Callable[..., TokenLoss]], PolicyLoss]:
     """Register `(inputs: LossInputs, *, options) -> TokenLoss` under one or more names.
 
-    Args:
-        *names: The first is the loss's own.
-        owns_is: See `LossTraits` for this and the following.
-        anchor: Of its ratio.
-        off_policy: Stale rollouts need no correction.
-        unit: What must lie whole in a microbatch.
-        aggregations: The modes allowed; None: all.
-        needs: Optional fields of `LossInputs`.
-        by_option: Where an option changes one of these.
+    The first name is the loss's own; the keywords are described in `LossTraits`.
 
     Raises:
         InputError: A name is taken.
@@ -81,10 +73,7 @@ def _decorator(
 def policy_loss(name: str, inputs: LossInputs, **options: Any) -> TokenLoss:
     """Return the loss per token by a named policy loss; nothing is reduced.
 
-    Args:
-        name: One of `LOSSES`, or "module:function" of a decorated function.
-        inputs: One microbatch.
-        **options: The loss's own.
+    `name` is one of `LOSSES`, or "module:function" of a decorated function.
 
     Raises:
         InputError: An unknown name or option, bounds that contradict each other, or inputs without

@@ -16,12 +16,8 @@ from learner.losses.loss_inputs import LossInputs, TokenLoss
 def positive_tokens(rewards: Tensor, mask: Tensor, *, threshold: float = 0.0) -> Tensor:
     """Return the tokens that train of rollouts with a reward above `threshold`, [N] bool.
 
-    Their count over the whole batch is `total` of `positive_nll`.
-
-    Args:
-        rewards: [N] the reward of the token's rollout.
-        mask: [N] bool.
-        threshold: Rewards above it are positive.
+    `rewards` [N] is the reward of the token's rollout. The count over the whole batch is `total` of
+    `positive_nll`.
     """
     return mask & (rewards > threshold)
 
@@ -29,16 +25,8 @@ def positive_tokens(rewards: Tensor, mask: Tensor, *, threshold: float = 0.0) ->
 def positive_nll(inputs: LossInputs, *, total: float, threshold: float = 0.0) -> TokenLoss:
     """−log π(y_t) / total on the tokens of positive rollouts: VAPO (arXiv 2504.05118).
 
-    The sum over all microbatches is the mean over the positive tokens of the batch, without token
-    weights.
-
-    Args:
-        inputs: One microbatch, with `rewards`.
-        total: Positive tokens of the whole batch (`positive_tokens`), on all ranks.
-        threshold: Rewards above it are positive.
-
-    Returns:
-        Stats count tokens: `positive`.
+    `total` counts the `positive_tokens` of the whole batch, on all ranks, so that the sum over all
+    microbatches is the mean over them, without token weights. Stats count tokens: `positive`.
 
     Raises:
         InputError: No rewards, or a negative total.
@@ -54,9 +42,6 @@ def entropy_bonus(inputs: LossInputs) -> TokenLoss:
     """−H_t, H the entropy of the distribution that the token was drawn from.
 
     −log π(y_t) would not do: its gradient is 0 in expectation.
-
-    Args:
-        inputs: One microbatch, with `entropies` that carry a gradient.
 
     Raises:
         InputError: No entropies, or entropies that were computed without a gradient.

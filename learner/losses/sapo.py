@@ -14,20 +14,12 @@ from learner.losses.registry import built_in_loss
 def sapo(inputs: LossInputs, *, tau_positive: float = 1.0, tau_negative: float = 1.05) -> TokenLoss:
     """ℓ_t = −A · f(r), f(r) = σ(τ·(r − 1)) · 4/τ, r = current / anchor.
 
-    f′(1) = 1, so that on-policy the gradient is REINFORCE's; away from 1 it decays with 4·p(1 − p),
-    p = σ(τ·(r − 1)). The value itself is offset: f(1) = 2/τ.
+    τ is `tau_positive` where A > 0, else `tau_negative`. f′(1) = 1, so that on-policy the gradient
+    is REINFORCE's; away from 1 it decays with 4·p(1 − p), p = σ(τ·(r − 1)). The value itself is
+    offset: f(1) = 2/τ.
 
-    Args:
-        inputs: One microbatch.
-        tau_positive: τ where A > 0.
-        tau_negative: τ elsewhere; a larger one lets negatives decay faster.
-
-    Returns:
-        Stats count tokens: `damped` (their gradient weight 4·p(1 − p) is below one half),
-        `ratio_bounded` (log-ratio beyond ± 20).
-
-    Raises:
-        InputError: A τ that is not positive and finite.
+    Stats count tokens: `damped` (their gradient weight 4·p(1 − p) is below one half),
+    `ratio_bounded` (log-ratio beyond ± 20).
     """
     for name, value in (("tau_positive", tau_positive), ("tau_negative", tau_negative)):
         require_positive(f"sapo's {name}", value)

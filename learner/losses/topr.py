@@ -15,17 +15,11 @@ from learner.losses.registry import built_in_loss
 def topr(inputs: LossInputs, *, level: str = "sequence") -> TokenLoss:
     """ℓ_t = −w · A · log π(y_t), w = 1 where A ≥ 0, else sg(min(current / behaviour, 1)).
 
-    Args:
-        inputs: One microbatch; of whole sequences at the sequence level.
-        level: "sequence": the product of the ratios of all trained tokens (the paper); "token":
-            each token's own (ROLL).
+    At `level` "sequence" (the paper) the ratio is the product over all trained tokens of the
+    sequence, at "token" each token's own.
 
-    Returns:
-        Stats count tokens with A < 0: `tapered` (weight below 1/2), `capped` (ratio above 1),
-        `ratio_bounded` (log-ratio beyond ± 20).
-
-    Raises:
-        InputError: Another level.
+    Stats count tokens with A < 0: `tapered` (weight below 1/2), `capped` (ratio above 1),
+    `ratio_bounded` (log-ratio beyond ± 20).
     """
     require_one_of("topr's level", level, ("sequence", "token"))
     log_ratio = inputs.raw_full_log_ratio.detach()

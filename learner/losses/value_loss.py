@@ -1,8 +1,4 @@
-"""The loss of a critic, and the share of the returns that it explains.
-
-Pure functions on packed tokens; index t belongs to token t, and a value is that of the state before
-it.
-"""
+"""The loss of a critic, and the share of the returns that it explains, on packed tokens [N]."""
 
 from collections.abc import Mapping
 
@@ -18,13 +14,11 @@ def value_loss(
 ) -> Tensor:
     """½·max((V − ret)², (V_old + clamp(V − V_old, ±clip) − ret)²) per token, minimised.
 
-    The clipped form is that of the PPO reference code; without `clip` the first term alone. verl,
-    OpenRLHF and AReaL clip at 0.5, TRL and slime at 0.2, NeMo-RL not at all.
+    The clipped form is that of the PPO reference code; without `clip` the first term alone.
 
     Args:
         values: [N] floating, with gradient.
-        old_values: [N] from before the batch's first step, of the version that `returns` were
-            computed with.
+        old_values: [N] from before the batch's first step, which `returns` were computed with.
         returns: [N] as from `gae`.
         clip: Largest change of a value that is still rewarded, or None.
 
@@ -47,15 +41,9 @@ def value_loss(
 
 
 def variance_sums(values: Tensor, returns: Tensor, mask: Tensor) -> dict[str, Tensor]:
-    """Compute the sums over masked-in tokens that `explained_variance` needs.
+    """Compute the sums over masked-in tokens that `explained_variance` needs, float64 scalars.
 
-    They add up over microbatches and ranks. float64 scalars `critic_tokens`, `critic_returns`,
-    `critic_returns_squared`, `critic_errors` and `critic_errors_squared`; error: return − value.
-
-    Args:
-        values: [N] of the critic.
-        returns: [N] that it learns.
-        mask: [N] bool.
+    They add up over microbatches and ranks; error: return − value.
     """
     target = returns.detach()[mask].double()
     error = target - values.detach()[mask].double()
@@ -69,12 +57,9 @@ def variance_sums(values: Tensor, returns: Tensor, mask: Tensor) -> dict[str, Te
 
 
 def explained_variance(sums: Mapping[str, float]) -> float | None:
-    """1 − Var(return − value) / Var(return): 1 is a perfect critic, 0 one that knows the mean.
+    """1 − Var(return − value) / Var(return), of sums as from `variance_sums`.
 
-    None where the returns do not vary. Negative where the critic is worse than the mean.
-
-    Args:
-        sums: As from `variance_sums`, added up.
+    1 is a perfect critic, 0 one that has learnt the mean; None where the returns do not vary.
     """
     count = sums["critic_tokens"]
     if not count:

@@ -12,11 +12,7 @@ from torch import Tensor
 
 
 class HuggingFaceNames:
-    """Translation of a model's tensors to those of its folder.
-
-    Args:
-        model: A transformers model, before its parameters are divided among ranks.
-    """
+    """Translation of the tensors of a whole transformers model to those of its folder."""
 
     def __init__(self, model: Any) -> None:
         from transformers.core_model_loading import revert_weight_conversion

@@ -37,9 +37,8 @@ def chunked_logprobs(
         targets: [N] int64; `targets[i]` is the token that `hidden[i]` predicts.
         temperature: Divides the logits, as the engine does when it samples.
         chunk: Positions at a time.
-        entropy_gradient: Entropies carry a gradient too, as an entropy bonus needs.
-        float32_head: Multiply hidden states and weights, and their gradients, in float32 whatever
-            their dtype; for engines that do the same (ScaleRL, arXiv 2510.13786).
+        entropy_gradient: Entropies carry a gradient too.
+        float32_head: Multiply hidden states, weights and gradients in float32 whatever their dtype.
 
     Returns:
         Log-probabilities [N] with gradient, and entropies [N] in nats, detached unless asked for.

@@ -23,12 +23,8 @@ precision. A token that sees another sequence differs by about the norm."""
 def attend_packed(model: Any) -> bool:
     """Make a model attend one sequence at a time, if that gives the same results.
 
-    Args:
-        model: A loaded transformers model on any device. It is changed if it computes plain causal
-            attention by torch's `scaled_dot_product_attention`.
-
-    Returns:
-        True if it was changed. The log says why a model that was tried stays as it is.
+    It is changed if it computes plain causal attention by torch's `scaled_dot_product_attention`.
+    Return True then; the log gives the reason why a model that was tried stays as it is.
     """
     config = model.config
     if config._attn_implementation != "sdpa" or _windowed(config):

@@ -22,13 +22,7 @@ PACKING_TOLERANCE = {"float32": 1e-3, "bfloat16": 0.25}
 
 
 def build_tiny(config: TinyModelConfig, folder: Path, *, seed: int) -> None:
-    """Write a Qwen3 with random weights and its character tokenizer into a folder.
-
-    Args:
-        config: Sizes and characters.
-        folder: Created if missing; holds config.json, model.safetensors and the tokenizer.
-        seed: Of the initial weights.
-    """
+    """Write a Qwen3 with random weights and its character tokenizer as a model folder."""
     quiet()
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
@@ -123,10 +117,8 @@ class Policy(nn.Module):
     ) -> tuple[Tensor, ...]:
         """Compute the log-probability of every token given those before it in its sequence.
 
-        Args:
-            token_ids: [N] int64, the packed sequences of a microbatch.
-            position_ids: [N] int64, restarting at 0 with every sequence.
-            wanted: [N] bool, tokens for which the head is applied; None: all.
+        `token_ids` [N] int64 are packed sequences, `position_ids` [N] int64 restart at 0 with each.
+        The head is applied for the tokens `wanted` [N] bool; None: all.
 
         Returns:
             Log-probabilities [N] float32 with gradient; the entropy of the distribution each token
@@ -182,16 +174,8 @@ def load_policy(
 ) -> Policy:
     """Load a causal language model for training on packed sequences.
 
-    Args:
-        path: A model folder or hub name.
-        dtype: Of weights and activations.
-        attention: Implementation of attention in transformers.
-        chunk: Positions whose logits are held at once.
-        temperature: Divides the logits, as the engine does when it samples.
-        activation_checkpointing: Compute the insides of layers again in the backward pass.
-        entropy_gradient: Let entropies have a gradient.
-        float32_head: Form logits in float32 whatever the dtype.
-        value_head: Add a head for values; its output is 0 at first.
+    `value_head` adds a head for values, whose output is 0 at first; the other options are those of
+    `Policy` and of the recipe.
 
     Raises:
         InputError: The folder holds no model that can be loaded, or one that cannot be packed.
@@ -251,11 +235,7 @@ def checkpoint_activations(model: Any, path: str) -> None:
 
 @torch.no_grad()
 def check_packing(forward: Callable[[Tensor, Tensor], tuple[Tensor, ...]], *, dtype: str) -> None:
-    """Compare two short sequences packed together with each alone.
-
-    Args:
-        forward: Called with token ids and position ids; its first output is compared.
-        dtype: Dtype that the policy computes in.
+    """Compare the first output for two short sequences packed together with each alone.
 
     Raises:
         InputError: The sequences see each other: linear attention, convolutions, or an attention

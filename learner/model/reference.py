@@ -1,7 +1,4 @@
-"""The reference policy: frozen weights that the KL penalty and DPO compare with.
-
-Every rank holds all of it.
-"""
+"""The reference policy: frozen weights that the KL penalty and DPO compare with."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,12 +16,9 @@ class Reference:
     """A frozen policy, which `refresh` moves towards the one that is trained."""
 
     def __init__(self, policy: Policy, *, device: torch.device, refreshed: bool = False) -> None:
-        """Freeze the policy.
+        """Freeze the policy, and move it to the device.
 
-        Args:
-            policy: Its weights are the reference; it is moved to the device.
-            device: Where it computes.
-            refreshed: Its weights are no longer those of the model folder.
+        `refreshed`: its weights are no longer those of the model folder.
         """
         self._policy = policy.to(device).requires_grad_(requires_grad=False)
         self._device = device
@@ -39,13 +33,10 @@ class Reference:
 
     @torch.no_grad()
     def refresh(self, weights: Iterator[tuple[str, Tensor]], mix: float) -> None:
-        """Replace the weights by mix · weights + (1 − mix) · their own values.
+        """Replace the weights by mix · weights + (1 − mix) · their own values, mix in (0, 1].
 
-        TR-DPO (arXiv 2404.09656, §3): hard at mix = 1, soft below.
-
-        Args:
-            weights: Of the policy, in full, by the names of its model folder.
-            mix: In (0, 1].
+        TR-DPO (arXiv 2404.09656, §3): hard at mix = 1, soft below. `weights` are those of the
+        policy, in full, by the names of its model folder.
         """
         own = dict(self._policy.model.named_parameters())
         for name, tensor in weights:

@@ -1,7 +1,6 @@
 """Models with one number per token: critics and reward models.
 
-They are causal language models with the head of transformers' sequence classification with one
-label, so that transformers loads their folders too.
+Their head is that of transformers' sequence classification with one label.
 """
 
 from typing import Any
@@ -22,14 +21,9 @@ class ScalarModel(nn.Module):
         self.model = model
 
     def forward(self, token_ids: Tensor, position_ids: Tensor) -> tuple[Tensor]:
-        """Compute the score after each token, given it and those before it in its sequence.
+        """Compute the score after each token, given it and those before it: [N] float32.
 
-        Args:
-            token_ids: [N] int64, the packed sequences of a microbatch.
-            position_ids: [N] int64, restarting at 0 with every sequence.
-
-        Returns:
-            Scores [N] float32 with gradient.
+        `token_ids` and `position_ids` are [N] int64, packed as in `Policy.forward`.
         """
         hidden = self.model.base_model(
             input_ids=token_ids[None], position_ids=position_ids[None], use_cache=False
@@ -42,13 +36,7 @@ def load_scalar_model(
 ) -> ScalarModel:
     """Load a model folder with one number as its output.
 
-    Args:
-        path: A model folder or hub name: of a language model, which gets a new head, or of a model
-            with a head of one label, which is kept.
-        dtype: Of weights and activations.
-        attention: Implementation of attention in transformers.
-        seed: Of a new head.
-        activation_checkpointing: Compute the insides of layers again in the backward pass.
+    A language model gets a new head, made from `seed`; a head of one label is kept.
 
     Raises:
         InputError: The folder holds no such model.

@@ -1,7 +1,4 @@
-"""A trial of an objective before a run: its functions are loaded, checked and called once.
-
-What the settings alone show, without torch, is checked by `learner.config.objective`.
-"""
+"""A trial of an objective before a run: its functions are loaded, checked and called once."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -82,16 +79,10 @@ def check_objective(config: ObjectiveConfig) -> ObjectiveTraits:
 
 def _check_options(config: ObjectiveConfig) -> None:
     """Refuse options that their function does not take, or of another type than it declares."""
-    for setting, name, function, options in (
-        (
-            "learner.advantage_options",
-            config.advantage,
-            ESTIMATORS[config.advantage].function,
-            config.advantage_options,
-        ),
-        ("learner.loss_options", config.loss, LOSSES[config.loss].function, config.loss_options),
-    ):
-        refuse_wrong_options(setting, name, function, options)
+    estimator, loss = ESTIMATORS[config.advantage].function, LOSSES[config.loss].function
+    setting, options = "learner.advantage_options", config.advantage_options
+    refuse_wrong_options(setting, config.advantage, estimator, options)
+    refuse_wrong_options("learner.loss_options", config.loss, loss, config.loss_options)
     options, names = config.correction_options, config.corrections
     functions = {name: CORRECTIONS[name].function for name in names}
     known = {key for function in functions.values() for key in options_of(function)}

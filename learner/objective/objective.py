@@ -34,11 +34,7 @@ class Objective:
     """The objective of a recipe, with the state it carries from batch to batch."""
 
     def __init__(self, config: ObjectiveConfig) -> None:
-        """Check the objective, so that a wrong setting is found before anything is generated.
-
-        Raises:
-            InputError: See `check_objective`.
-        """
+        """Check the objective, and raise InputError if a setting is wrong."""
         check_objective(config)
         self._config = config
         self.state: dict[str, float] = {}
@@ -67,12 +63,9 @@ class Objective:
         return _entropy_controller(entropy, entropy.target).coefficient(self.state, entropy=last)
 
     def adapt(self, *, kl: float | None, entropy: float | None, rollouts: int) -> None:
-        """Adapt the coefficients after a batch.
+        """Adapt the coefficients after a batch of `rollouts`.
 
-        Args:
-            kl: Mean KL from the reference per token, in nats.
-            entropy: Mean entropy of a token, in nats.
-            rollouts: Number of rollouts of the batch.
+        `kl` from the reference and `entropy` are means per token, in nats.
         """
         config = self._config
         if config.kl is not None and config.kl.target is not None and kl is not None:
@@ -142,11 +135,8 @@ class Objective:
     ) -> tuple[Tensor, dict[str, Tensor], tuple[Tensor, ...]]:
         """Compute the loss of a microbatch, sums over tokens, and what `off_policy.measure` needs.
 
-        Args:
-            micro: The microbatch, on the device of `out`.
-            out: Output of the policy for it.
-            version: The version being trained.
-            positive_tokens: Positive tokens of the whole minibatch; see `positive`.
+        `out` is the policy's output for it, `version` the one being trained, and `positive_tokens`
+        the count by `positive` of the whole minibatch.
 
         Returns:
             A scalar with gradient, whose sum over the microbatches of a minibatch is minimised;

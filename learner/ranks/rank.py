@@ -1,8 +1,4 @@
-"""One rank of the learner: its engine, and its part in everything that ranks do together.
-
-Methods marked collective wait for all ranks to call them. Processes are `ray_rank`, the leading
-rank is `ray_leader`.
-"""
+"""One rank of the learner: its engine, and its part in everything that ranks do together."""
 
 import random
 from collections.abc import Iterator, Sequence

@@ -12,12 +12,7 @@ from learner.errors import RankFailed
 
 
 async def call_rank(rank: int, reference: Any, *, timeout: float | None = None) -> Any:
-    """Await the result of a remote call.
-
-    Args:
-        rank: That was called, for the error.
-        reference: Ray's reference to the result.
-        timeout: Seconds; None waits for ever.
+    """Await the result of a remote call to a rank; without a `timeout` in seconds, for ever.
 
     Raises:
         RankFailed: The rank died or raised.

@@ -53,10 +53,6 @@ class LearnerGroup:
     async def run(self, broker: Any, broadcaster: Any) -> int:
         """Train from the loaded weights to the last version or to `stop`.
 
-        Args:
-            broker: Supplies batches.
-            broadcaster: Announces weights.
-
         Returns:
             The version reached; its weights are published and its checkpoint is committed.
 
@@ -101,15 +97,10 @@ class LearnerGroup:
     async def _first_failure(
         self, needed: Mapping[int, Any], watched: Mapping[int, Any] | None = None
     ) -> list[Any]:
-        """Return the results of the needed calls, or raise the first failure of any call.
+        """Return the results of the needed calls, or raise the first failure of any call, by rank.
 
-        Args:
-            needed: Calls to wait for, by rank.
-            watched: Calls of other ranks, of which only a failure matters.
-
-        Raises:
-            RankFailed: The root cause where it shows within GRACE_SECONDS, since a rank that lost
-                its connection to another fails too.
+        The failure is the root cause where that shows within GRACE_SECONDS, since a rank that lost
+        its connection to another fails too.
         """
         calls = [*needed.items(), *(watched or {}).items()]
         tasks = [asyncio.create_task(call_rank(rank, call)) for rank, call in calls]
@@ -148,9 +139,7 @@ def create_learner(
 ) -> LearnerGroup:
     """Create the learner's processes on the cluster.
 
-    Args:
-        spec: Settings and inputs.
-        options_of: Ray actor options of a rank, such as `scheduling_strategy`.
+    `options_of` gives the Ray actor options of a rank, such as `scheduling_strategy`.
     """
     config = spec.config
     actors = [

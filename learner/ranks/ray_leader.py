@@ -1,8 +1,4 @@
-"""Rank 0 as the leader: the other ranks take part in each of its operations (a `learner.Trainer`).
-
-The batch goes to the object store once. A follower that fails fails the operation at once, though
-this rank may still hang in it. The operations themselves are `rank`.
-"""
+"""Rank 0 as the leader: the other ranks take part in each of its operations."""
 
 import asyncio
 import time
@@ -26,7 +22,11 @@ Call = Callable[..., Awaitable[Any]]
 
 
 class RankZero:
-    """All ranks of a learner, led by this one."""
+    """All ranks of a learner, led by this one (a `learner.Trainer`).
+
+    The batch goes to the object store once. A follower that fails fails the operation at once,
+    though this rank may still hang in it.
+    """
 
     def __init__(
         self,
@@ -37,14 +37,9 @@ class RankZero:
         *,
         checkpoints: Path,
     ) -> None:
-        """Take the collaborators.
+        """Take this process's rank, 0, and the handles of ranks 1, 2, ...
 
-        Args:
-            rank: This process's own, 0.
-            followers: Handles of ranks 1, 2, ...
-            call: Runs a function in the thread where `rank` may be used.
-            publisher: Takes the weights.
-            checkpoints: Folder of all checkpoints.
+        `call` runs a function in the thread where `rank` may be used.
         """
         self._rank = rank
         self._followers = followers

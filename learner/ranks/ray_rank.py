@@ -1,7 +1,6 @@
 """A rank of the learner as a Ray actor. Rank 0 leads; the others do what it calls for.
 
-A failure of any rank reaches the driver by `run` of rank 0 or `watch` of the others, while ranks
-that wait for it in a collective operation still hang.
+A failure of any rank reaches the driver by `run` of rank 0 or `watch` of the others.
 """
 
 import asyncio
@@ -62,8 +61,7 @@ class RankActor:
     async def start(self, address: tuple[str, int] | None) -> None:
         """Load model and optimizer, on this rank's cores.
 
-        Args:
-            address: Of the store; None where there is one rank.
+        `address` is that of the store where several ranks meet.
 
         Raises:
             InputError: The model cannot be trained, or the cores do not exist.

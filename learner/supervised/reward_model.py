@@ -1,7 +1,7 @@
 """Training of a reward model on preference pairs, by the likelihood of Bradley and Terry.
 
 The score of a text is the model's output after its last token. Both texts of a pair lie in one
-microbatch. It runs in one process, on the same engine as reinforcement learning.
+microbatch. It runs in one process.
 """
 
 import time
@@ -63,20 +63,12 @@ class RewardProgress:
 def bradley_terry(
     chosen: Tensor, rejected: Tensor, *, margin: float = 0.0, centring: float = 0.0
 ) -> Tensor:
-    """−log σ(s_w − s_l − margin) + centring · (s_w + s_l)², for each pair.
+    """−log σ(s_w − s_l − margin) + centring · (s_w + s_l)², of the scores [P] of pairs.
 
-    The likelihood is Bradley and Terry's (1952), as Christiano et al. (2017, arXiv 1706.03741) and
-    Ouyang et al. (2022, arXiv 2203.02155) use it; the centring term, which fixes the free constant
-    of the scores, is Eisenstein et al.'s (2023, arXiv 2312.09244).
-
-    Args:
-        chosen: s_w, [P] scores of the better texts.
-        rejected: s_l, [P] scores of the worse texts.
-        margin: By how much the better score should exceed the worse one.
-        centring: Weight of the squared sum.
-
-    Returns:
-        [P].
+    s_w is the score of the better text (`chosen`), s_l that of the worse. The likelihood is Bradley
+    and Terry's (1952), as Christiano et al. (2017, arXiv 1706.03741) and Ouyang et al. (2022, arXiv
+    2203.02155) use it; the centring term, which fixes the free constant of the scores, is
+    Eisenstein et al.'s (2023, arXiv 2312.09244).
 
     Example:
         >>> bradley_terry(torch.tensor([1.0]), torch.tensor([1.0]))
@@ -92,14 +84,7 @@ def train_reward_model(
     config: RewardTrainingConfig,
     report: Callable[[RewardProgress], None],
 ) -> None:
-    """Train `config.steps` optimizer steps on an endless stream of pairs.
-
-    Args:
-        engine: Holds the model; its weights are changed.
-        pairs: Consumed in order; each is used once.
-        config: Sizes of a step, and the loss.
-        report: Called after every step.
-    """
+    """Train `config.steps` steps on an endless stream of pairs; call `report` after each step."""
     started, tokens = time.monotonic(), 0
     for step in range(config.steps):
         batch = [next(pairs) for _ in range(config.batch_pairs)]
@@ -130,12 +115,7 @@ def _step(
 
 @torch.no_grad()
 def score_pairs(engine: ScoreEngine, pairs: Sequence[Pair], capacity: int) -> Tensor:
-    """Score pairs without training.
-
-    Args:
-        engine: Holds the model.
-        pairs: At least one.
-        capacity: Tokens of a microbatch.
+    """Score pairs without training, in microbatches of `capacity` tokens.
 
     Returns:
         [2, P] float64 on the CPU: scores of the better texts, and of the worse texts.

@@ -1,7 +1,4 @@
-"""Supervised warm start: next-token likelihood of demonstrations.
-
-It runs in one process, on the same engine as reinforcement learning.
-"""
+"""Supervised warm start: next-token likelihood of demonstrations, in one process."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -50,14 +47,7 @@ def train_supervised(
     config: SftConfig,
     report: Callable[[SftProgress], None],
 ) -> None:
-    """Train `config.steps` optimizer steps on an endless stream of examples.
-
-    Args:
-        engine: Holds the policy; its weights are changed.
-        examples: Consumed in order; each is used once.
-        config: Sizes of a step.
-        report: Called after every step.
-    """
+    """Train `config.steps` steps on endless examples; call `report` after each step."""
     started, tokens = time.monotonic(), 0
     for step in range(config.steps):
         batch, size = [], 0

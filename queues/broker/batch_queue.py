@@ -82,7 +82,7 @@ class BrokerBatchQueue(BatchQueue):
             raise InputError(f"statistics of batch {version} are not JSON: {error}") from error
         state.ack(BatchRecord(version=version, acked_at=time.time(), statistics=json.loads(text)))
         state.patience_ends = time.monotonic() + self._patience_seconds
-        commits.lease_polls.wake_after(self._patience_seconds)
+        commits.lease_polls.wake_at(state.patience_ends)
         memory = dict(state.groups.counts)
         counts = await commits.durable(
             partial(commits.ledger.ack, version, text), *commits.all_polls

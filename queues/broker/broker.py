@@ -16,9 +16,8 @@
     (a lost or released lease wakes as fail does, close wakes all)
 
 The broker consists of three parts, one for each protocol of `queues.protocols`, which share one
-`CommitPipeline`. The state decides, at once and without awaiting; the pipeline makes the decision
-durable; only then is the caller answered. So a broker that is killed at any moment continues from
-its ledger (`recovery`).
+`CommitPipeline`. The state decides without awaiting; the pipeline makes the decision durable; only
+then is the caller answered. So a broker that is killed at any moment continues from its ledger.
 """
 
 from pathlib import Path

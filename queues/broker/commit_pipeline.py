@@ -64,12 +64,7 @@ class CommitPipeline:
         return time.monotonic() if self.paused else until
 
     def check_open(self) -> None:
-        """Raise once no call may be answered any more.
-
-        Raises:
-            QueueClosed: The broker is closed.
-            LedgerError: A commit failed, or `fail` was called.
-        """
+        """Raise QueueClosed once closed, LedgerError once a commit failed or `fail` was called."""
         failure = self._failure or self._ledger_writer.failure or self._journal_writer.failure
         if failure is not None:
             raise failure

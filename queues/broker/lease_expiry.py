@@ -51,7 +51,7 @@ class LeaseExpiry:
             delay = f" for {wait:g} s at least" if waits else ""
             log.warning("%s; now %s%s", state.last_error, new_state, delay)
             if waits:
-                commits.lease_polls.wake_after(wait)
+                commits.lease_polls.wake_at(group.not_before)
             if new_state is State.FAILED:
                 changes.append(partial(commits.ledger.fail, group.group_id, reason, error))
             else:
@@ -69,11 +69,7 @@ class LeaseExpiry:
             self._commits.fail(failure)
 
     async def _expire(self) -> None:
-        """Give back leases without a heartbeat, until nothing is leased.
-
-        While the disk is full no lease expires: workers cannot deliver then, and may wait for the
-        disk where they would renew.
-        """
+        """Give back leases without a heartbeat, until nothing is leased; none with a full disk."""
         while leased := self._commits.state.groups.leased():
             now = time.monotonic()
             excused = self._commits.paused_until + self._lease_seconds

@@ -1,6 +1,7 @@
 """Callers that wait for one kind of change, in one event loop."""
 
 import asyncio
+import time
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -45,9 +46,16 @@ class LongPolls:
             if name in (None, waiting) and not changed.done():
                 changed.set_result(None)
 
-    def wake_after(self, seconds: float) -> None:
-        """Wake later, when something is allowed that is refused now."""
-        asyncio.get_running_loop().call_later(seconds, self.wake)
+    def wake_at(self, moment: float) -> None:
+        """Wake as soon as `time.monotonic()` has reached `moment`.
+
+        An event loop may call back too early: uvloop, which Ray uses, counts in milliseconds from
+        the beginning of an iteration. Callers woken before the moment would not be woken again.
+        """
+        if (left := moment - time.monotonic()) > 0:
+            asyncio.get_running_loop().call_later(left, self.wake_at, moment)
+        else:
+            self.wake()
 
     async def _change(self, name: str | None) -> None:
         changed = asyncio.get_running_loop().create_future()

@@ -6,9 +6,8 @@ the oldest checkpoint that still exists: a rollback trains those batches again.
     put begins ─▶ frame in the journal ─▶ row in the ledger ─▶ put ends
         └── the segment that is the newest at this moment, and all later ones, stay ──┘
 
-Until its row is committed nothing in the ledger shows that a frame is needed. The newest segment on
-disk always stays. Removed segments are recorded in the ledger (`meta`), so that a reader can tell
-them from lost ones; the rows of their groups stay.
+Until its row is committed nothing in the ledger shows that a frame is needed. Removed segments are
+recorded in the ledger (`meta`), so that a reader can distinguish them from lost segments.
 """
 
 import asyncio
@@ -39,10 +38,7 @@ class Retention:
 
     @contextmanager
     def put(self) -> Iterator[None]:
-        """Protect the segments of a put, from before its first frame until its rows are submitted.
-
-        A put that fails protects them until it has failed.
-        """
+        """Protect the segments of a put, from its first frame until its rows are submitted."""
         segment = self._commits.journal.newest
         self._puts[segment] += 1
         try:

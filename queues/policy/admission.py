@@ -122,7 +122,7 @@ class Bounds:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The decision of rule 2: take now, or wait, and for which groups."""
+    """The decision of rule 2."""
 
     count: int
     """Number of ready groups to take, earliest deadlines first; 0 means to wait."""
@@ -166,10 +166,7 @@ def fits(
     bounds: Bounds,
     overdue: int = 0,
 ) -> bool:
-    """Return True if rule 1 allows to lease groups with these start versions together.
-
-    The other arguments are those of `leases_allowed`.
-    """
+    """Return True if rule 1 (`leases_allowed`) permits leases at these start versions together."""
     due = Counter(due)
     for start in start_versions:
         allowed = leases_allowed(
@@ -226,10 +223,7 @@ def _places(date: int, version: int, groups_per_batch: int) -> int:
 
 
 def _first_overflow(due: Mapping[int, int], *, version: int, groups_per_batch: int) -> int | None:
-    """Return the first date by which more groups are due than there are places; None if feasible.
-
-    Places grow with the date, so only dates on which a group is due have to be looked at.
-    """
+    """Return the first date by which more groups are due than there are places; None if none."""
     total = 0
     for date in sorted(due):
         total += due[date]

@@ -18,10 +18,6 @@ from queues.records import Prompt
 class Retirement:
     """The retired and the failed prompts of a run, by their ids without the epoch.
 
-    Args:
-        cap: Pass rate from which a prompt is retired, above 0, at most 1; None retires none.
-        threshold: Task reward from which a rollout passes.
-
     Example:
         >>> retirement = Retirement(cap=0.5, threshold=1.0)
         >>> retirement.retire("sums/0/7", [1.0, 0.0])
@@ -35,7 +31,6 @@ class Retirement:
         self.names: set[str] = set()
         """Retired prompts."""
         self.failed: set[str] = set()
-        """Failed prompts."""
         self._skipped_from: int | None = None
         """Epoch of the first prompt that was skipped since the last that was kept."""
 

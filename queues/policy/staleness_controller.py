@@ -14,10 +14,9 @@ does shows only once the groups that were leased before it are trained.
     widen    At the target or above, `patience` times in a row: w + 1. If the first decision there
              is to narrow again, patience doubles (at most MOST_PATIENCE); if not, it is 1 again.
 
-So the widest window that holds the target is found and kept: the next wider one is tried ever more
-rarely, but never given up, since ESS changes as the policy settles. No step can carry w from one
-end to the other, and at the ends it stays. ESS is defined in `learner.diagnostics.off_policy`, the
-effect of a window in `queues.policy.admission`.
+So the widest window that holds the target is found and kept; the next wider one is tried ever more
+rarely, but never given up, since ESS changes as the policy settles. ESS is defined in
+`learner.diagnostics.off_policy`, the effect of a window in `queues.policy.admission`.
 """
 
 import math

@@ -13,9 +13,7 @@ which are often the easy prompts. The ledger shows how much:
     seconds   from the lease to the result, or to the abort of an aborted group. Such a group would
               have taken longer, it is unknown how much, so this is a lower bound
     tokens    sampled per rollout, a mean over the group; and
-    reward    a mean over the group: both only of groups with a result, so not of aborted groups.
-              The results of their prompts when issued anew are no substitute: they are other
-              samples, and again only those that were ready in time
+    reward    a mean over the group: both only of groups with a result, so not of aborted groups
 
 Seconds are therefore the only length that is known of every group. The bias is their mean over all
 groups that were trained or overdue, divided by the mean over the trained groups: 1 if nothing was

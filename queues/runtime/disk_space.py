@@ -1,8 +1,7 @@
 """Detection of a full disk from errors of any library and of other processes.
 
-The operating system and SQLite report a full disk by an error code; safetensors, and errors that
-come from another process, only by the operating system's message. Where SQLite's code is ambiguous,
-the disk itself is probed.
+The operating system and SQLite report a full disk by an error code, other sources only by the
+operating system's message. Where SQLite's code is ambiguous, the disk itself is probed.
 """
 
 import errno
@@ -40,19 +39,14 @@ def is_full(error: BaseException | None, folder: Path) -> bool:
 def has_space(folder: Path, size: int = PROBE_BYTES) -> bool:
     """Return True if `size` bytes are free on the disk of a folder and a probe can be written.
 
-    The probe is needed because a quota shows in nothing else. It takes at most PROBE_BYTES, so as
-    not to take space from others; a quota may therefore leave less than `size`.
+    The probe shows a quota; it takes at most PROBE_BYTES, so as not to take space from others.
     """
     try:
         disk = os.statvfs(folder)
         if disk.f_blocks and disk.f_bavail * disk.f_frsize < size:  # no blocks: not reported
             return False
         with tempfile.TemporaryFile(dir=folder) as file:
-            if hasattr(os, "posix_fallocate"):
-                os.posix_fallocate(file.fileno(), 0, min(size, PROBE_BYTES))
-            else:
-                file.write(bytes(min(size, PROBE_BYTES)))
-            file.flush()
+            os.posix_fallocate(file.fileno(), 0, min(size, PROBE_BYTES))
             os.fsync(file.fileno())
     except OSError as error:
         return error.errno not in _ERRNO  # the next write raises any other error again

@@ -47,7 +47,7 @@ class BrokerState:
     engines: dict[str, int] = field(default_factory=dict)
     """Version that each engine serves."""
     version: int = 0
-    """The learner's version: batches trained."""
+    """The learner's version."""
     taken: list[Group] = field(default_factory=list)
     """The batch being trained."""
     batches: deque[BatchRecord] = field(default_factory=lambda: deque(maxlen=BATCHES_KEPT))
@@ -65,7 +65,7 @@ class BrokerState:
     given_back: Counter[str] = field(default_factory=Counter)
     """Leases that ended without a result since the broker began, by reason."""
     refused: Counter[PutStatus] = field(default_factory=Counter)
-    """Results that were refused since then, by answer."""
+    """Results that were refused since then."""
     diverged: int = 0
     """Batches since then that were trained again and gave other weights than before."""
     last_error: str | None = None
@@ -240,8 +240,7 @@ class BrokerState:
     def pass_over(self) -> list[Reissue]:
         """Settle the groups that were due with the last batch and not taken; call after every take.
 
-        If nothing may be older than the bound they are dropped, and their prompts are first in the
-        queue again.
+        With `drop`, return them with the new groups of their prompts, which are first in the queue.
         """
         last = self.version if self.taken else self.version - 1
         if sum(n for due, n in self.groups.due.items() if due <= last) == len(self.taken):

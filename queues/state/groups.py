@@ -22,19 +22,16 @@ from queues.records import REWARD_MODEL_LOST, Prompt, Purpose, Summary
 
 
 class State(StrEnum):
-    """The state of a group."""
+    """The state of a group; the module shows the moves between states."""
 
     QUEUED = "queued"
-    """It waits for its first lease or for redelivery."""
     LEASED = "leased"
     READY = "ready"
-    """Its result is accepted and waits for the learner."""
     TAKEN = "taken"
     TRAINED = "trained"
     DROPPED = "dropped"
     FAILED = "failed"
     SCORED = "scored"
-    """An evaluation group has its result."""
 
 
 ENGINE_LOST = "engine_lost"
@@ -71,7 +68,6 @@ class Group:
     """One issue of a prompt that is not in a final state."""
 
     number: int
-    """Order of issue."""
     group_id: str
     prompt: Prompt
     evaluation: str | None = None
@@ -94,7 +90,7 @@ class Group:
     queued_at: float = field(default_factory=time.monotonic)
     """Monotonic seconds of its issue, or of the broker's recovery."""
     ready_at: float = 0.0
-    """Monotonic seconds; from ready on."""
+    """Monotonic seconds."""
     saved: int | None = None
     """Oldest version of the tokens that were saved without a result; None without any."""
 

@@ -18,11 +18,12 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from queues.errors import LedgerError, QueueClosed
 from queues.runtime.disk_space import PROBE_BYTES, full_disk_message, has_space, is_full
+from queues.storage.journal import Journal
+from queues.storage.ledger import Ledger
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -31,30 +32,10 @@ RETRY_SECONDS = 1.0
 Change = tuple[Callable[[], Any], "asyncio.Future[Any]"]
 
 
-class Store(Protocol):
-    """Something on disk that applies all changes of a transaction, or none of them."""
-
-    @property
-    def directory(self) -> Path:
-        """A folder on the store's disk."""
-
-    def begin(self) -> None:
-        """Begin a transaction."""
-
-    def commit(self) -> None:
-        """Make the changes since `begin` durable."""
-
-    def rollback(self) -> None:
-        """Discard the changes since `begin`, also after a failed commit."""
-
-    def close(self) -> None:
-        """Close the store."""
-
-
 class GroupCommit:
     """The writer of a store, which it owns; a commit waits `interval` seconds for more changes."""
 
-    def __init__(self, store: Store, *, name: str, interval: float) -> None:
+    def __init__(self, store: Ledger | Journal, *, name: str, interval: float) -> None:
         self._store = store
         self._interval = interval
         self._changes: queue.SimpleQueue[Change | None] = queue.SimpleQueue()
@@ -119,16 +100,14 @@ class GroupCommit:
                 if self._wait_for_space(size, error):
                     size *= 2  # if it fails again, that was too little for these changes
                     continue
-                self._fail(changes, error)
+                if self.failure is None:
+                    text = f"the commit failed, nothing more is accepted: {error!r}"
+                    self.failure = LedgerError(text)
+                    self.failure.__cause__ = error
+                _resolve(changes, asyncio.Future.set_exception, [self.failure] * len(changes))
             else:
                 _resolve(changes, asyncio.Future.set_result, results)
             return
-
-    def _fail(self, changes: list[Change], error: Exception) -> None:
-        if self.failure is None:
-            self.failure = LedgerError(f"the commit failed, nothing more is accepted: {error!r}")
-            self.failure.__cause__ = error
-        _resolve(changes, asyncio.Future.set_exception, [self.failure] * len(changes))
 
     def _try(self, changes: list[Change]) -> list[Any]:
         """Apply all changes in one transaction, or none of them."""

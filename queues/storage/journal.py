@@ -27,13 +27,11 @@ _LARGEST = 2**32 - 1
 
 
 class Location(NamedTuple):
-    """The location of a payload."""
+    """The frame of a payload of `length` bytes."""
 
     segment: int
     offset: int
-    """Offset of the frame, which begins with its header."""
     length: int
-    """Bytes of the payload."""
 
 
 class Journal:
@@ -85,8 +83,7 @@ class Journal:
     def rollback(self) -> None:
         """Discard every frame since the last `commit`; the next append begins a new segment.
 
-        After a failed write or sync it is unknown what reached the disk, and a repeated sync may
-        report success. The space of discarded frames is freed, as far as the disk allows.
+        After a failed sync a repeated one may report success, so this segment is not used again.
         """
         if self._file is None:
             return

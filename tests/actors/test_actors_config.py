@@ -8,10 +8,12 @@ import pytest
 from pydantic import ValidationError
 
 from actors.config import ActorsConfig, HeldoutConfig, OverlongConfig, PromptsConfig
-from actors.engines.vllm_settings import VllmSettings
+from actors.engines.protocol import EngineSpec
+from actors.engines.vllm_arguments import plain_arguments
 from actors.environments.registry import load_environment
 from actors.errors import InputError
 from actors.sources.registry import load_source
+from weight_sync.config import WeightSyncConfig
 
 
 @pytest.mark.parametrize(
@@ -96,7 +98,16 @@ def test_the_settings_load_no_heavy_library():
 
 def test_the_workers_of_an_engine_are_its_own_processes_also_in_a_placement_group():
     alone, two = (
-        VllmSettings("model", max_model_len=8, tensor_parallel_size=workers).plain_arguments()
+        plain_arguments(
+            EngineSpec(
+                index=0,
+                config=ActorsConfig(dtype="float32", tensor_parallel_size=workers),
+                weight_sync=WeightSyncConfig(),
+                model_path="model",
+                seed=0,
+            ),
+            max_model_len=8,
+        )
         for workers in (1, 2)
     )
     assert "distributed_executor_backend" not in alone

@@ -2,7 +2,9 @@
 
 from pathlib import Path
 
-from deploy.cluster.cleanup import AGENTS
+import psutil
+
+from deploy.cluster.cleanup import AGENTS, SHARED_MEMORY, mapped_files
 from tests.deploy.conftest import MARK
 
 
@@ -46,3 +48,12 @@ def open_shared_memory(folder):
             if "memfd:headway" in target:
                 held.add((path.name, target))
     return held
+
+
+def leaked_shared_memory(before):
+    """Return the files of named shared memory that are new and that no living process has mapped.
+
+    Files that are mapped belong to processes that live, which are not of a run that has ended.
+    """
+    new = {*SHARED_MEMORY.iterdir()} - before
+    return new - {*mapped_files(psutil.pids())}

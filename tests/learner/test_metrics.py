@@ -9,6 +9,7 @@ from learner.metrics import LearnerMetrics
 def batch(**changes):
     row = {
         "version": 0,
+        "weights_checksum": "",
         "tokens_trained": 10,
         "rollouts_trained": 4,
         "optimizer_steps": 1,

@@ -9,9 +9,12 @@ import pytest
 import torch
 from engine_bench import LONG_PROMPT, VOCABULARY, Bench, build_model, forward_logprobs, staged
 
+from actors.config import ActorsConfig
+from actors.engines.protocol import EngineSpec
 from actors.engines.scripted import ScriptedEngine
 from actors.errors import EngineDied
 from queues.records import FinishReason
+from weight_sync.config import WeightSyncConfig
 from weight_sync.errors import LoadFailed
 
 SLOTS = 4
@@ -38,17 +41,18 @@ def bench(request, model):
     else:
         os.environ["HF_HUB_OFFLINE"] = "1"
         from actors.engines.vllm import VllmEngine
-        from actors.engines.vllm_settings import VllmSettings
 
         engine = VllmEngine(
-            VllmSettings(
-                str(folder),
-                dtype="float32",
-                max_model_len=512,
-                max_num_seqs=SLOTS,
-                kv_cache_gib=1,
-                cores="0",
-            )
+            EngineSpec(
+                index=0,
+                config=ActorsConfig(
+                    dtype="float32", max_concurrent_rollouts=SLOTS, kv_cache_gib=1, cores=("0",)
+                ),
+                weight_sync=WeightSyncConfig(),
+                model_path=str(folder),
+                seed=0,
+            ),
+            max_model_len=512,
         )
     made = Bench(engine, torch_model, real=request.param == "vllm")
     yield made

@@ -6,8 +6,10 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from actors.engines.protocol import SamplingParameters
+from actors.config import ActorsConfig
+from actors.engines.protocol import EngineSpec, SamplingParameters
 from learner.model.policy import load_policy
+from weight_sync.config import WeightSyncConfig
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]
 
@@ -32,19 +34,20 @@ def narrow_model(tiny_model, tmp_path_factory):
 def sampled(model_path, *, float32_head):
     """Ids and log-probabilities of one rollout of an engine."""
     from actors.engines.vllm import VllmEngine
-    from actors.engines.vllm_settings import VllmSettings
 
     async def generate():
         engine = VllmEngine(
-            VllmSettings(
-                model_path,
-                dtype="bfloat16",
-                float32_head=float32_head,
-                max_model_len=128,
-                cores="0",
-                kv_cache_gib=1,
+            EngineSpec(
+                index=0,
+                config=ActorsConfig(
+                    dtype="bfloat16", float32_head=float32_head, cores=("0",), kv_cache_gib=1
+                ),
+                weight_sync=WeightSyncConfig(),
+                model_path=model_path,
+                seed=0,
                 initial_version=0,
-            )
+            ),
+            max_model_len=128,
         )
         await engine.start()
         try:

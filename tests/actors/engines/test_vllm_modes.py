@@ -6,8 +6,10 @@ import pytest
 import torch
 from engine_bench import PROMPT, Bench, build_model, forward_logprobs
 
-from actors.engines.protocol import SamplingParameters
+from actors.config import ActorsConfig
+from actors.engines.protocol import EngineSpec, SamplingParameters
 from actors.errors import InputError
+from weight_sync.config import WeightSyncConfig
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]
 
@@ -20,18 +22,19 @@ def start(tmp_path, monkeypatch):
 
     def build(**options) -> Bench:
         from actors.engines.vllm import VllmEngine
-        from actors.engines.vllm_settings import VllmSettings
 
         model = build_model(tmp_path)
         engine = VllmEngine(
-            VllmSettings(
-                str(tmp_path),
-                dtype="float32",
-                max_model_len=512,
-                kv_cache_gib=1,
-                cores="0",
-                **options,
-            )
+            EngineSpec(
+                index=0,
+                config=ActorsConfig(
+                    dtype="float32", max_concurrent_rollouts=64, kv_cache_gib=1, cores=("0",)
+                ),
+                weight_sync=WeightSyncConfig(**options),
+                model_path=str(tmp_path),
+                seed=0,
+            ),
+            max_model_len=512,
         )
         benches.append(Bench(engine, model, real=True))
         return benches[0]

@@ -143,7 +143,7 @@ def test_quantiles_are_of_what_was_timed():
     assert found == {"count": 200, "p50": 101.0, "p99": 199.0, "max": 200.0}
 
 
-def setting(*, accepted=199.0, asked=200.0, machine_busy=1.0, disk=0.0, cores=None, **p99):
+def setting(*, accepted=199.0, asked=200.0, **p99):
     seconds = dict.fromkeys(CALLS, 0.01) | p99
     return {
         "actors": 1024,
@@ -156,8 +156,7 @@ def setting(*, accepted=199.0, asked=200.0, machine_busy=1.0, disk=0.0, cores=No
         "scrape": quantiles([0.02]),
         "cores": {
             "broker": 0.4, "broadcaster": 0.1, "learner": 0.1, "crowd-0": 0.2, "crowd-1": 0.3
-        } | (cores or {}),
-        "machine": {"cores": 2, "busy": machine_busy, "waits_for_disk": disk},
+        },
         "broker_groups_per_core_second": 500.0,
         "megabytes": {"broker": 200.0, "broadcaster": 130.0},
     }  # fmt: skip
@@ -178,43 +177,32 @@ def setting(*, accepted=199.0, asked=200.0, machine_busy=1.0, disk=0.0, cores=No
 def test_puts_and_leases_have_aims_of_their_own_and_the_rate_counts_accepted_puts(
     changes, expected
 ):
-    found = setting(**changes)
-    assert missed(found) == expected
-    lines = describe(found)
-    assert lines[2:] == [f"      missed: {each}" for each in expected]
-    assert f"{found['accepted_groups_per_second']:.0f} groups/s accepted, 3 refused" in lines[0]
+    figures = setting(**changes)
+    assert missed(figures) == expected
+    lines = describe(figures)
+    assert lines[2:] == [f"      missed: {aim}" for aim in expected]
+    assert f"{figures['accepted_groups_per_second']:.0f} groups/s accepted, 3 refused" in lines[0]
     assert "broker 0.40 cores 200 MB" in lines[0]
     assert all(f" {call} " in lines[1] for call in ("put", "lease", "heartbeat", "save"))
 
 
 def test_a_measurement_with_few_puts_is_marked():
-    found = setting() | {"enough_puts": False}
-    assert describe(found)[2] == (
+    figures = setting() | {"enough_puts": False}
+    assert describe(figures)[2] == (
         "      only 1 puts were timed in 40 s: the 99th percentiles are of few"
     )
 
 
-@pytest.mark.parametrize(
-    ("changes", "limit"),
-    [
-        ({"cores": {"broker": 0.97, "crowd-1": 0.95}, "machine_busy": 2.0}, "the broker: 0.97"),
-        ({"cores": {"crowd-1": 0.95}, "machine_busy": 2.0}, "the simulation, not the broker"),
-        ({"cores": {"learner": 0.95}}, "the learner: 0.95"),
-        ({"machine_busy": 1.9}, "the machine: 1.9 of 2 cores busy, of which the broker got 0.40"),
-        ({"disk": 0.7}, "the disk: waited for 0.70"),
-        ({}, "nothing that is full (broker 0.40 cores, crowd 0.30, machine 1.0 of 2)"),
-    ],
-)
-def test_the_verdict_names_the_reach_and_the_limit(changes, limit):
+def test_the_verdict_names_the_reach_and_what_is_slow_beyond_it():
     fast = [setting(accepted=180.0, asked=180.0), setting(accepted=120.0, asked=None)]
-    slow = setting(accepted=300.0, asked=None, put=0.5, **changes)
+    slow = setting(accepted=300.0, asked=None, put=0.5)
     aim = "p99 of puts and of leases at most 100 ms"
-    first, second = verdict([*fast, slow])
-    assert first == f"{aim}: up to 180 groups/s, of 1024 actors"
-    assert second.startswith("beyond it (1024 actors, 300 groups/s; put p99 500 ms, above 100)")
-    assert f"the limit is {limit}" in second
+    assert verdict([*fast, slow]) == [
+        f"{aim}: up to 180 groups/s, of 1024 actors",
+        "beyond it: 1024 actors, 300 groups/s; put p99 500 ms, above 100",
+    ]
     assert verdict([slow])[0] == f"{aim}: in no setting"
-    assert verdict(fast)[1] == "not saturated: calls were fast in every setting"
+    assert len(verdict(fast)) == 1
 
 
 @pytest.mark.parametrize(

@@ -134,8 +134,7 @@ def test_a_run_is_finished_by_the_same_recipe_alone(tmp_path):
 
 def test_a_run_that_fails_is_left_out_with_its_last_line_and_its_provenance_is_kept(tmp_path):
     variant = Variant("demo", 0, recipe(tmp_path))
-    with TrainingRuns(tmp_path, 1) as runs:
-        trained, (failed,) = runs.train([variant])
+    trained, (failed,) = TrainingRuns(tmp_path, 1).train([variant])
     assert trained == []
     assert failed["why"].startswith("seed 0 · demo ended with exit code 2: headway: ")
     assert str(tmp_path / "demo.log") in failed["why"]

@@ -146,7 +146,7 @@ def test_thirty_kills_spread_over_all_roles_lose_nothing(tmp_path):
     """Half an hour on two cores that do nothing else."""
     out = subprocess.run(
         [
-            sys.executable, "-m", "benchmarks.reliability.chaos", "--kills", "30",
+            sys.executable, "-m", "benchmarks", "chaos", "--kills", "30",
             "--out", tmp_path / "out", "--work", tmp_path / "work",
         ],
         cwd=ROOT, capture_output=True, text=True, timeout=5900, check=False,

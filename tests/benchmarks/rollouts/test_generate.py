@@ -9,8 +9,9 @@ from unittest import mock
 
 import pytest
 
-from actors.assembly import EngineSpec, build_engine
+from actors.assembly import build_engine
 from actors.config import ActorsConfig
+from actors.engines.protocol import EngineSpec
 from actors.errors import InputError as EngineInputError
 from benchmarks.rollouts.generate import (
     CHARACTERS,
@@ -95,7 +96,8 @@ def test_the_loop_is_measured_beside_the_engine_alone(tmp_path):
     command = [
         sys.executable,
         "-m",
-        "benchmarks.rollouts.generate",
+        "benchmarks",
+        "generate",
         "--rounds",
         "1",
         "--groups",

@@ -94,7 +94,7 @@ def test_the_gap_lies_between_the_computing_of_one_batch_and_that_of_the_next():
     def trained(begin):
         times = ("wait_started_at", "wait_finished_at", "step_finished_at", "published_at")
         row = dict(zip(times, (begin, begin + 1.0, begin + 9.0, begin + 11.0), strict=True))
-        return TrainedBatch.from_dict({"version": 0, **row})
+        return TrainedBatch.from_dict({"version": 0, "weights_checksum": "", **row})
 
     # Batches are 12 s apart; of each 6 s are computed, and 2 s more are the updater's.
     computed = [(102.0 + 12.0 * number, 108.0 + 12.0 * number) for number in range(3)]
@@ -111,7 +111,8 @@ def test_the_learner_is_measured(tmp_path):
     command = [
         sys.executable,
         "-m",
-        "benchmarks.training.train",
+        "benchmarks",
+        "train",
         "--sizes",
         "tiny",
         "--rounds",

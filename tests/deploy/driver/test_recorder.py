@@ -12,6 +12,7 @@ from learner.diagnostics.batch_report import TrainedBatch
 from tests.deploy.driver.contexts import make_context, output
 
 BATCH = {
+    "weights_checksum": "",
     "version": 0, "reward_mean": 0.5, "max_lag": 1, "lag_mean": 0.25, "response_length_mean": 40.0,
     "step_finished_at": 10.0, "tokens_trained": 100, "wait_started_at": 8.0,
     "wait_finished_at": 9.0, "step_started_at": 9.0,

@@ -32,6 +32,7 @@ def batch(version, *, session=1.0, waited=1.0, took=4.0, **more):
     begin = 100.0 + took * version
     row = {
         "version": version,
+        "weights_checksum": "",
         "session_started_at": session,
         "wait_started_at": begin,
         "wait_finished_at": begin + waited,

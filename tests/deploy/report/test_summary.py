@@ -16,6 +16,7 @@ def batch(version, *, start, end, wait, lags, rollouts=4, session=1.0):
     tokens = sum(lags.values())
     return {
         "version": version,
+        "weights_checksum": "",
         "session_started_at": session,
         "wait_started_at": start - wait,
         "wait_finished_at": start,

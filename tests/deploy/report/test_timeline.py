@@ -30,6 +30,7 @@ def group(engine="engine-0", accepted=3.0, taken=None, rollouts=((0.0, 2.0),)):
 def batch(version, start, session=0.0):
     row = {
         "version": version,
+        "weights_checksum": "",
         "session_started_at": session,
         "wait_started_at": start,
         "wait_finished_at": start + 1,

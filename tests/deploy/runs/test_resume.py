@@ -8,10 +8,11 @@ import time
 
 import pytest
 
+from deploy.cluster.cleanup import SHARED_MEMORY
 from queues.readers.accounting import open_ledger
 from queues.schema import decode
 from tests.deploy.conftest import FinishedRun
-from tests.deploy.processes import open_shared_memory, processes_of
+from tests.deploy.processes import leaked_shared_memory, open_shared_memory, processes_of
 
 pytestmark = [pytest.mark.ray, pytest.mark.deepspeed]
 
@@ -45,7 +46,11 @@ def check_finished(headway, run, *, steps, heldout):
     name, summary = run.folder.name, run.summary
     assert (summary["status"], summary["version"]) == ("done", steps)
     assert summary["rollouts_trained"] == steps * 2 * 2
-    assert [row["version"] for row in summary["heldout"]] == [0, *range(heldout, steps, heldout), steps]
+    assert [row["version"] for row in summary["heldout"]] == [
+        0,
+        *range(heldout, steps, heldout),
+        steps,
+    ]
     state = json.loads((run.folder / "checkpoints" / f"v{steps:06d}" / "state.json").read_text())
     assert (state["optimizer_steps"], state["totals"]["rollouts"]) == (steps, steps * 2 * 2)
     assert summary["max_lag_trained"] <= 2
@@ -161,7 +166,7 @@ def test_a_run_that_is_going_on_is_not_resumed(headway):
 @pytest.mark.timeout(3000)
 def test_twenty_interrupts_at_random_moments_are_clean_and_lose_nothing(headway):
     moments = random.Random(2026)
-    memory = set(os.listdir("/dev/shm"))
+    memory = {*SHARED_MEMORY.iterdir()}
     settings = ("actors.engine=vllm", "steps=990", "heldout.every=30", "learner.checkpoint_every=7")
     for number in range(20):
         if (headway.run_folder("twenty") / "recipe.json").exists():
@@ -172,6 +177,9 @@ def test_twenty_interrupts_at_random_moments_are_clean_and_lose_nothing(headway)
         assert process.poll() is None, process.stdout.read()
         interrupt(process)
         wait_for_end(headway, seconds=2)
-        assert set(os.listdir("/dev/shm")) <= memory, number
+        deadline = time.monotonic() + 2  # a file that another process creates is not mapped yet
+        while leaked := leaked_shared_memory(memory):
+            assert time.monotonic() < deadline, (number, leaked)
+            time.sleep(0.1)
     run = resume(headway, "twenty", timeout=900)
     check_finished(headway, run, steps=990, heldout=30)

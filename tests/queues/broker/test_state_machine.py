@@ -567,9 +567,10 @@ def test_random_steps_and_crashes_agree_with_the_model(
     runs = runs_of_a_policy * len(POLICIES)
     assert QueueMachine.steps_done >= 125 * runs
     assert QueueMachine.crashes >= runs // 2
-    least = {"trained": runs, "continued": runs // 2}
-    if runs >= 200:  # too rare for a small profile
-        least |= {"removed segments": runs // 8, "overdue": runs // 80, "late": runs // 80}
+    least = {"trained": runs}
+    if runs >= 200:  # rare states do not occur in every run of a small profile
+        least |= {"continued": runs // 2, "removed segments": runs // 8}
+        least |= {"overdue": runs // 80, "late": runs // 80}
     assert {
         name: QueueMachine.seen[name] for name in least if QueueMachine.seen[name] < least[name]
     } == {}

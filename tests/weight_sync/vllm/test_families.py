@@ -64,20 +64,24 @@ def test_the_engine_serves_exactly_what_was_published_last(
     family: str, workers: int, tmp_path, monkeypatch
 ) -> None:
     """With one worker, and with two that hold half of every projection."""
+    from actors.config import ActorsConfig
+    from actors.engines.protocol import EngineSpec
     from actors.engines.vllm import VllmEngine
-    from actors.engines.vllm_settings import VllmSettings
+    from weight_sync.config import WeightSyncConfig
 
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     model = build(family, tmp_path)
+    config = ActorsConfig(dtype="float32", kv_cache_gib=1, tensor_parallel_size=workers)
+    config = config.model_copy(update={"cores": ("0" if workers == 1 else "0|1",)})
     engine = VllmEngine(
-        VllmSettings(
-            str(tmp_path),
-            dtype="float32",
-            max_model_len=128,
-            kv_cache_gib=1,
-            cores="0" if workers == 1 else "0|1",
-            tensor_parallel_size=workers,
-        )
+        EngineSpec(
+            index=0,
+            config=config,
+            weight_sync=WeightSyncConfig(),
+            model_path=str(tmp_path),
+            seed=0,
+        ),
+        max_model_len=128,
     )
     prepared = "moe" not in family
 

@@ -1,0 +1,92 @@
+"""The arguments and the environment of a vLLM engine.
+
+Imports vLLM only where it is called: vLLM reads its environment when it is imported.
+"""
+
+import math
+import os
+from typing import Any
+
+from actors.engines.model_folder import stated_dtype
+from actors.engines.protocol import EngineSpec
+from queues.runtime.cpu_affinity import bind_process, parse_cores
+from weight_sync.vllm.transfer import BACKEND
+
+CPU_BLOCK_TOKENS = 32
+"""Tokens of a KV cache block, which is cached only when full: vLLM's 128 exceed a short turn."""
+
+
+def engine_arguments(spec: EngineSpec, max_model_len: int) -> dict[str, Any]:
+    """Prepare this process and its environment, and return the arguments of vLLM's engine.
+
+    Raises:
+        InputError: This machine does not have the cores.
+    """
+    cores = spec.config.cores[spec.index] if spec.config.cores else None
+    _set_environment(cores, spec.config.kv_cache_gib)
+    from vllm.config.weight_transfer import WeightTransferConfig
+    from vllm.platforms import current_platform
+
+    weight_sync = spec.weight_sync
+    backend = BACKEND if weight_sync.staged else weight_sync.transport
+    transfer = WeightTransferConfig(backend=backend)
+    arguments = {**plain_arguments(spec, max_model_len), "weight_transfer_config": transfer}
+    if current_platform.is_cpu():
+        arguments["block_size"] = CPU_BLOCK_TOKENS
+        if cores is not None and spec.config.tensor_parallel_size == 1:
+            run_in_one_process(parse_cores(cores))
+            arguments["distributed_executor_backend"] = "uni"
+    return arguments
+
+
+def plain_arguments(spec: EngineSpec, max_model_len: int) -> dict[str, Any]:
+    """Return the arguments that do not depend on the platform."""
+    config = spec.config
+    arguments: dict[str, Any] = {
+        "model": spec.model_path,
+        # vLLM's own "auto" makes bfloat16 of float32.
+        "dtype": stated_dtype(spec.model_path) if config.dtype == "auto" else config.dtype,
+        "max_model_len": max_model_len,
+        "max_num_seqs": config.max_concurrent_rollouts,
+        "gpu_memory_utilization": config.gpu_memory_utilization,
+        "tensor_parallel_size": config.tensor_parallel_size,
+        "enforce_eager": config.enforce_eager,
+        "seed": spec.seed * config.count + spec.index,
+        "logprobs_mode": "processed_logprobs",
+        "disable_log_stats": not spec.engine_metrics,
+    }
+    if config.tensor_parallel_size > 1:  # in a placement group vLLM would ask Ray for its workers
+        arguments["distributed_executor_backend"] = "mp"
+    if spec.weight_sync.staged:
+        arguments["worker_extension_cls"] = "weight_sync.vllm.plugin.PreparesWeights"
+    if config.float32_head:
+        arguments["hf_overrides"] = {"head_dtype": "float32"}
+    return arguments
+
+
+def _set_environment(cores: str | None, kv_cache_gib: float | None) -> None:
+    """Set what vLLM reads when it is imported and when it starts its processes."""
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
+    os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+    if cores is not None:
+        os.environ["VLLM_CPU_OMP_THREADS_BIND"] = cores
+    if kv_cache_gib is not None:
+        os.environ["VLLM_CPU_KVCACHE_SPACE"] = str(math.ceil(kv_cache_gib))
+
+
+def run_in_one_process(cores: list[int]) -> None:
+    """Bind this process and the engine's to cores, and let vLLM run its model in the latter.
+
+    On a CPU vLLM would start a third process for the model, ten seconds later, and bind that alone.
+    OpenMP reads these variables when a process begins.
+
+    Raises:
+        InputError: This machine does not have the cores.
+    """
+    bind_process(cores, "actors.cores")
+    os.environ.update(
+        VLLM_ENABLE_V1_MULTIPROCESSING="0",
+        OMP_NUM_THREADS=str(len(cores)),
+        OMP_PLACES="{" + ",".join(map(str, cores)) + "}",
+        OMP_PROC_BIND="true",
+    )
