@@ -109,8 +109,8 @@ class Session:
 def session(ray_cluster, model_path, tmp_path):
     made = []
 
-    def make(**settings):
-        made.append(Session(model_path, tmp_path, **settings))
+    def make(model=model_path, **settings):
+        made.append(Session(model, tmp_path, **settings))
         return made[-1]
 
     yield make
@@ -299,8 +299,7 @@ def test_stop_ends_the_run_at_a_batch_boundary_with_a_checkpoint(session):
 
 @pytest.mark.slow
 def test_a_model_that_does_not_exist_is_bad_input_with_the_name_of_a_rank(session):
-    item = session()
-    item.model_path = "/no/such/model"
+    item = session(model="/no/such/model")
     with pytest.raises(LearnerError, match=r"rank \d: no language model") as caught:
         asyncio.run(item.start())
     assert caught.value.exit_code == 2
