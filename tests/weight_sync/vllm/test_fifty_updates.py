@@ -8,11 +8,12 @@ import pytest
 import torch
 from weight_families import VOCABULARY, build
 
-from actors.engines.protocol import SamplingParameters
+from actors.config import ActorsConfig
+from actors.engines.protocol import EngineSpec, SamplingParameters
 from actors.engines.vllm import VllmEngine
-from actors.engines.vllm_settings import VllmSettings
 from weight_sync.broadcaster import Broadcaster
 from weight_sync.checksum import checksum
+from weight_sync.config import WeightSyncConfig
 from weight_sync.publish.staged_publisher import StagedPublisher
 from weight_sync.receive.receiver import Receiver
 from weight_sync.transports.shared_memory import SharedMemoryTransport
@@ -45,9 +46,14 @@ class Fleet:
         self.model = build("llama, untied", folder)
         self.engines = [
             CheckedEngine(
-                VllmSettings(
-                    str(folder), dtype="float32", max_model_len=512, kv_cache_gib=1, cores="0"
-                )
+                EngineSpec(
+                    index=0,
+                    config=ActorsConfig(dtype="float32", kv_cache_gib=1, cores=("0",)),
+                    weight_sync=WeightSyncConfig(),
+                    model_path=str(folder),
+                    seed=0,
+                ),
+                max_model_len=512,
             )
             for _ in range(ENGINES)
         ]
