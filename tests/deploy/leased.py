@@ -58,6 +58,7 @@ def train_early(directory, *, steps, staleness, row=lambda version: {}):
                     "ess": 1.0,
                     **row(version),
                     "version": version,
+                    "weights_checksum": "",
                     "wait_started_at": asked,
                     "wait_finished_at": began,
                     "step_started_at": began,
