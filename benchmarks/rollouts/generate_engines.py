@@ -15,7 +15,7 @@ from actors import ray_actor
 from actors.assembly import build_engine
 from actors.config import ActorsConfig
 from actors.engines.protocol import EngineSpec, Generation, SamplingParameters
-from actors.engines.vllm import VllmEngine
+from actors.engines.vllm_arguments import engine_arguments
 from benchmarks.harness.synthetic_load import SIGMA
 from weight_sync.config import WeightSyncConfig
 
@@ -74,12 +74,9 @@ class Offline:
             model_path=model_path,
             seed=SEED,
         )
-        engine = build_engine(spec, None, max_model_len)
-        assert isinstance(engine, VllmEngine)
-        arguments = engine.settings.engine_arguments()
         from vllm import LLM
 
-        self._llm = LLM(**arguments)
+        self._llm = LLM(**engine_arguments(spec, max_model_len))
 
     def generate(self, requests: Sequence[tuple[list[int], int]]) -> tuple[float, int]:
         """Sample token ids and log-probabilities, as many as asked; return seconds and tokens."""

@@ -6,9 +6,11 @@ A program of its own: a process can be connected to one cluster only.
 import json
 import sys
 import time
+from contextlib import suppress
 
 import ray
 from ray.cluster_utils import Cluster
+from ray.exceptions import RayActorError
 from ray.util import list_named_actors
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -104,6 +106,8 @@ def main() -> None:
 
     third = ray.get(learner.publish.remote(3))
     ray.kill(learner)
+    with suppress(RayActorError):  # until its death is known
+        ray.get(learner.publish.remote(4), timeout=60)
     results["after_learner_died"] = ray.get(engines[1].stage.remote(third))
     results["held_after_learner_died"] = ray.get(engines[1].sums.remote())
     print(json.dumps(results))
