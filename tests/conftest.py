@@ -2,6 +2,7 @@
 
 import atexit
 import os
+import signal
 import subprocess
 from collections import defaultdict
 from collections.abc import Callable, Iterator
@@ -126,6 +127,14 @@ def whole_machine() -> Iterator[None]:
             os.sched_setaffinity(int(thread), cores)
     os.environ.clear()
     os.environ.update(environment)
+
+
+@pytest.fixture(autouse=True)
+def interrupts() -> Iterator[None]:
+    """Let SIGINT raise KeyboardInterrupt, whatever an earlier test or pytest-xdist made of it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # None: not Python's
+    yield
+    signal.signal(signal.SIGINT, signal.SIG_DFL if before is None else before)
 
 
 @pytest.fixture
