@@ -268,9 +268,9 @@ def vllm_server(tmp_path_factory):
     try:
         deadline = time.monotonic() + 300
         while not _answers(f"http://127.0.0.1:{port}/health"):
-            log = (folder / "server.log").read_text()[-2000:]
-            assert process.poll() is None, log
-            assert time.monotonic() < deadline, log
+            shown = (folder / "server.log").read_text()[-2000:]
+            assert process.poll() is None, shown
+            assert time.monotonic() < deadline, shown
             time.sleep(0.5)  # between two looks at the condition
         digits = load_tokenizer(str(folder)).convert_tokens_to_ids([*"0123456789"])
         yield f"http://127.0.0.1:{port}/v1", digits
