@@ -1,6 +1,6 @@
 """Builds the engine, the rewards and the episode runner of one actor from a recipe."""
 
-from typing import Any, NamedTuple
+from typing import Any
 
 from actors.config import ActorsConfig
 from actors.engines.model_folder import weight_shapes
@@ -13,17 +13,10 @@ from actors.rollout.chat_rendering import Renderer
 from actors.rollout.episode import EpisodeRunner
 
 
-class EpisodeRewards(NamedTuple):
-    """The rewards of training rollouts, and of evaluations."""
-
-    training: Rewards
-    heldout: Rewards
-
-
 def build_rewards(
     config: ActorsConfig, *, pool: RewardPool, reward_model_client: TextScorer | None
-) -> EpisodeRewards:
-    """Load all rewards of a section `[actors]`; a reward in both sets is one, with one budget.
+) -> tuple[Rewards, Rewards]:
+    """Load the rewards of training rollouts and of evaluations; a reward in both has one budget.
 
     Raises:
         InputError: A reward that cannot be used.
@@ -38,7 +31,7 @@ def build_rewards(
         pool=pool,
         code_execution=config.code_execution,
     )
-    return EpisodeRewards(rewards.only(config.reward), rewards.only(heldout))
+    return rewards.only(config.reward), rewards.only(heldout)
 
 
 def build_episodes(
@@ -47,9 +40,13 @@ def build_episodes(
     engine: RolloutEngine,
     tokenizer: Any,
     max_model_len: int,
-    rewards: EpisodeRewards,
+    rewards: tuple[Rewards, Rewards],
 ) -> EpisodeRunner:
-    """Build the episode runner of one engine; `tokenizer` is one of transformers."""
+    """Build the episode runner of one engine.
+
+    `tokenizer` is one of transformers, `rewards` are those that `build_rewards` returns.
+    """
+    training, heldout = rewards
     return EpisodeRunner(
         engine_id=engine_id,
         engine=engine,
@@ -58,19 +55,16 @@ def build_episodes(
         new_environment=load_environment(
             config.environment, config.environment_options, code_execution=config.code_execution
         ),
-        rewards=rewards.training,
-        heldout_rewards=rewards.heldout,
+        rewards=training,
+        heldout_rewards=heldout,
         max_model_len=max_model_len,
     )
 
 
 def build_engine(spec: EngineSpec, tokenizer: Any, max_model_len: int) -> RolloutEngine:
-    """Build the engine of one actor, not started.
+    """Build the engine of one actor, not started; raise InputError for options that it lacks.
 
-    Only the scripted engine needs the tokenizer, one of transformers.
-
-    Raises:
-        InputError: Options that the scripted engine does not have.
+    `tokenizer` is one of transformers.
     """
     config = spec.config
     if config.engine == "scripted":

@@ -51,11 +51,7 @@ class RewardModelActor:
         return NAME
 
     async def start(self) -> None:
-        """Load the models.
-
-        Raises:
-            InputError: A model cannot be used.
-        """
+        """Load the models; raise InputError if one cannot be used."""
         await self._loaded()
 
     async def score(self, prompt: str, completion: str) -> float:
@@ -112,11 +108,7 @@ class RewardModelClient:
             raise RewardModelLost(f"{NAME} gave no score within {self._timeout:g} s") from error
 
     async def live(self) -> None:
-        """Wait for the death of the process, which Ray restarts.
-
-        Raises:
-            RayError: It died.
-        """
+        """Wait for the death of the process, which Ray restarts; raise RayError then."""
         await self._actor.live.remote()
 
     def stop(self) -> None:

@@ -29,9 +29,9 @@ from actors.errors import (
 )
 from actors.registry import ENVIRONMENTS
 from actors.rewards import Rewards, shaping_parts
-from actors.rewards.parts import is_finite
+from actors.rewards.registry import is_finite
 from actors.rollout.chat_rendering import Renderer
-from actors.user_code.calls import call
+from actors.user_code import call
 from queues.records import FinishReason, Lease, Purpose, Rollout
 
 

@@ -239,11 +239,7 @@ class RolloutWorker:
             self.statistics.groups[PutStatus(status).value] += 1
 
     async def _save_interrupted(self, lease: Lease, partial: PartialGroup) -> None:
-        """Save a group that the end of this worker has interrupted.
-
-        Raises:
-            RolloutFailed: The worker is not ending: the engine aborted rollouts by itself.
-        """
+        """Save an interrupted group; raise RolloutFailed if this worker is not ending."""
         if not self._leaving:
             raise RolloutFailed(f"rollouts of group {lease.group_id} were aborted by the engine")
         self.statistics.groups["aborted"] += 1

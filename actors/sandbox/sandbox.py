@@ -220,11 +220,7 @@ class _Status:
         return seconds
 
     def late(self) -> Literal["timeout"] | None:
-        """Return "timeout" if the program missed its deadline, and None if it has ended.
-
-        Raises:
-            InputError: The sandbox had not started the program.
-        """
+        """Return "timeout" if the program runs, None if it has ended; raise InputError before both."""
         if "at" in self.reported:
             return None
         if "started" in self.reported:
@@ -245,13 +241,22 @@ def _feed(descriptor: int, text: bytes) -> bytes:
         return b""
 
 
+def check_code_execution(setting: str, allowed: str) -> None:
+    """Raise InputError if a setting may not run programs that a model writes, or cannot.
+
+    `allowed` is `actors.code_execution`.
+    """
+    if allowed == "off":
+        raise InputError(
+            f"{setting} runs programs that the model writes, which is off; set "
+            'actors.code_execution = "sandbox" to allow it'
+        )
+    check_sandbox()
+
+
 @lru_cache(maxsize=1)
 def check_sandbox() -> None:
-    """Run a program that tests the barriers.
-
-    Raises:
-        InputError: A barrier is missing, or the sandbox is unavailable; names what would help.
-    """
+    """Run a program that tests the barriers; raise InputError if one is missing."""
     if platform.system() != "Linux" or platform.machine() != MACHINE:
         raise InputError(unavailable(f"it needs Linux on {MACHINE}"))
     outcome = Sandbox(seconds=START_SECONDS).run(PROBE)

@@ -9,48 +9,40 @@ from pathlib import Path
 from typing import Any
 
 from actors.errors import InputError
+from actors.options import parse_options
 from actors.sources.row_source import RowSource, Table
-from actors.sources.rows import Row, RowOptions, read_rows, row_options
+from actors.sources.rows import Row, RowOptions
 
-PATHS = ("path", "heldout_path")
 SUFFIXES = (".jsonl", ".parquet", ".arrow", ".feather", ".ipc")
 
 
-def file_source(*, options: dict[str, Any], **order: Any) -> RowSource:
-    """Open a file as a source; `order` has the keywords `seed`, `split` and `heldout_size`.
+class FileOptions(RowOptions):
+    """Options of `files`."""
 
-    Options are `path` of the file, `heldout_path` of a second one, and those of `RowOptions`.
+    path: str
+    """File of the training prompts."""
+    heldout_path: str | None = None
+    """File of the held-out prompts; None holds out some of the first file."""
+
+
+def file_source(*, options: dict[str, Any], **order: Any) -> RowSource:
+    """Open a file as a source; `options` as `FileOptions`, `order` as in `load_source`.
 
     Raises:
         InputError: A file that cannot be read, rows that are malformed, or too few of them.
     """
-    path, heldout_path = (_path(options, name) for name in PATHS)
-    if path is None:
-        raise InputError(
-            f"source 'files' with options {options}: give path, and if you like heldout_path "
-            f"and {', '.join(RowOptions.model_fields)}"
-        )
-    others = {key: value for key, value in options.items() if key not in PATHS}
-    chosen = row_options("files", others)
-    heldout = _table(heldout_path, chosen) if heldout_path else None
-    return RowSource(_table(path, chosen), heldout, shard=chosen.shard, **order)
+    chosen = parse_options(FileOptions, "source 'files'", options)
+    heldout = _table(chosen.heldout_path) if chosen.heldout_path else None
+    return RowSource(_table(chosen.path), heldout, chosen, **order)
 
 
-def _table(path: Path, options: RowOptions) -> Table:
-    return path.stem, lambda: read_rows(str(path), read_table(path), options)
-
-
-def _path(options: dict[str, Any], name: str) -> Path | None:
-    path = options.get(name)
-    if path is None:
-        return None
-    if not isinstance(path, str):
-        raise InputError(f"source 'files': {name} = {path!r}, must be a path")
-    return Path(path).expanduser()
+def _table(name: str) -> Table:
+    path = Path(name).expanduser()
+    return Table(path.stem, str(path), lambda: read_table(path))
 
 
 def read_table(path: Path) -> Iterable[tuple[int, Row]]:
-    """Yield the rows of a file with their numbers; for a row that cannot be parsed, the reason.
+    """Yield the rows of a file, or why a row cannot be parsed, with their numbers.
 
     Raises:
         InputError: The file as a whole cannot be read.
@@ -84,13 +76,11 @@ def _json(line: bytes) -> Row:
 
 def _arrow(path: Path) -> list[dict[str, Any]]:
     import pyarrow
-    from pyarrow import feather, ipc, parquet
+    from pyarrow import ipc, parquet
 
     try:
         if path.suffix == ".parquet":
             table = parquet.read_table(path)
-        elif path.suffix == ".feather":
-            table = feather.read_table(path)
         else:
             with pyarrow.memory_map(str(path)) as file:
                 try:
