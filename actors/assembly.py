@@ -16,11 +16,7 @@ from actors.rollout.episode import EpisodeRunner
 def build_rewards(
     config: ActorsConfig, *, pool: RewardPool, reward_model_client: TextScorer | None
 ) -> tuple[Rewards, Rewards]:
-    """Load the rewards of training rollouts and of evaluations; a reward in both has one budget.
-
-    Raises:
-        InputError: A reward that cannot be used.
-    """
+    """Load the rewards of training rollouts and of evaluations; a reward in both has one budget."""
     heldout = config.heldout_reward or config.reward
     rewards = load_rewards(
         [*config.reward, *heldout],
@@ -62,10 +58,7 @@ def build_episodes(
 
 
 def build_engine(spec: EngineSpec, tokenizer: Any, max_model_len: int) -> RolloutEngine:
-    """Build the engine of one actor, not started; raise InputError for options that it lacks.
-
-    `tokenizer` is one of transformers.
-    """
+    """Build the engine of one actor, not started; raise InputError for options that it lacks."""
     config = spec.config
     if config.engine == "scripted":
         from actors.engines.scripted import ScriptedEngine

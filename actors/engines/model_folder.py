@@ -136,11 +136,7 @@ def stated_dtype(model_path: str) -> str:
 
 
 def weight_shapes(model_path: str) -> dict[str, tuple[int, ...]]:
-    """Return names and shapes of the weights that a learner publishes for this model.
-
-    Raises:
-        InputError: No safetensors file, or one that is missing or broken.
-    """
+    """Return the shapes of the weights that a learner publishes; raise InputError if one is bad."""
     from huggingface_hub import snapshot_download
     from safetensors import SafetensorError, safe_open
 

@@ -63,11 +63,7 @@ async def numeric_match(
 
 
 def similarity(prompt: str, completion: str, answer: str | None, metadata: Metadata) -> float:
-    """1 − edits / length of the longer text, from 0 to 1; white space around both is left out.
-
-    Raises:
-        ValueError: The prompt has no answer.
-    """
+    """1 − edits / length of the longer text, from 0 to 1, without white space around both."""
     text, gold = completion.strip(), required_answer(answer).strip()
     return 1.0 - edits(text, gold) / max(len(text), len(gold), 1)
 

@@ -80,8 +80,7 @@ class LlmJudge(Options):
     _pattern: re.Pattern[str] = PrivateAttr()
     _slots: asyncio.Semaphore = PrivateAttr()
     _calls: int = PrivateAttr()
-    _headers: dict[str, str] = PrivateAttr()
-    _certificates: Any = PrivateAttr()
+    _connection: dict[str, Any] = PrivateAttr()
 
     @field_validator("body")
     @classmethod
@@ -97,8 +96,8 @@ class LlmJudge(Options):
         self._slots = asyncio.Semaphore(self.at_once)
         self._calls = 0
         key = os.environ.get(self.key_variable)
-        self._headers = {"Authorization": f"Bearer {key}"} if key else {}
-        self._certificates = httpx.create_ssl_context()
+        headers = {"Authorization": f"Bearer {key}"} if key else {}
+        self._connection = {"headers": headers, "verify": httpx.create_ssl_context()}
 
     async def __call__(
         self, prompt: str, completion: str, answer: str | None, metadata: Metadata
@@ -146,14 +145,10 @@ class LlmJudge(Options):
                 "max_tokens": self.max_tokens,
                 **self.body,
             }
-            client = httpx.AsyncClient(
-                timeout=self.seconds, headers=self._headers, verify=self._certificates
-            )  # one for each call: nothing would close a lasting one
-            try:
-                async with client:
-                    response = await client.post(
-                        f"{self.url.rstrip('/')}/chat/completions", json=body
-                    )
+            url = f"{self.url.rstrip('/')}/chat/completions"
+            try:  # one client for each call: nothing would close a lasting one
+                async with httpx.AsyncClient(timeout=self.seconds, **self._connection) as client:
+                    response = await client.post(url, json=body)
             except httpx.HTTPError as error:
                 lost = RewardModelLost(f"{self.url} does not answer: {error!r}")
                 raise _TryAgain(lost) from error

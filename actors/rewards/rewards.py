@@ -174,12 +174,7 @@ def load_rewards(
 
 
 def check_scorable(names: Sequence[str], prompts: Iterable[Prompt]) -> None:
-    """Check that prompts have what the shipped rewards need.
-
-    Raises:
-        InputError: A prompt without an answer, without the entry of its reasoning-gym task, or
-            without tests.
-    """
+    """Raise InputError if prompts lack what the shipped rewards need: an answer, entry or tests."""
     compare = [entry.name for entry in REWARDS if entry.needs_answer and entry.name in names]
     for prompt in prompts:
         if compare and prompt.answer is None:

@@ -36,11 +36,7 @@ class Renderer:
         """Prompt and ids of the last call: every rollout of a group renders the same prompt."""
 
     def prompt(self, messages: Sequence[Message]) -> list[int]:
-        """Return the ids of the messages that begin a conversation, up to the policy's turn.
-
-        Raises:
-            PromptRefused: A character that the tokenizer does not know.
-        """
+        """Return the ids of messages that begin a conversation; raise PromptRefused as `encode`."""
         key = tuple(messages)
         if key != self._last[0]:
             text = self._template(key) if self._templated else _joined(key)
@@ -97,12 +93,9 @@ def _joined(messages: Sequence[Message]) -> str:
 
 
 def encode(tokenizer: Any, text: str) -> list[int]:
-    """Encode a text without adding special tokens.
+    """Encode a text without special tokens; raise PromptRefused for a character without a token.
 
     A tokenizer with a separate token for unknown characters has one for every character.
-
-    Raises:
-        PromptRefused: A character that the tokenizer would write as padding.
     """
     ids: list[int] = tokenizer.encode(text, add_special_tokens=False)
     unknown = tokenizer.unk_token_id

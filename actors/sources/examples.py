@@ -113,10 +113,9 @@ def load_examples(
 def without(
     examples: Iterator[Example], texts: frozenset[str], origin: str, *, advice: str = ""
 ) -> Iterator[Example]:
-    """Yield the examples whose prompt is none of some texts; `origin` and `advice` are messages.
+    """Yield examples whose prompt is none of some texts; `origin` and `advice` are messages.
 
-    Raises:
-        InputError: `PATIENCE` prompts in a row were left out.
+    Raises InputError if `PATIENCE` prompts in a row were left out.
     """
     in_a_row = 0
     for example in examples:

@@ -26,10 +26,9 @@ class FileOptions(RowOptions):
 
 
 def file_source(*, options: dict[str, Any], **order: Any) -> RowSource:
-    """Open a file as a source; `options` as `FileOptions`, `order` as in `load_source`.
+    """Open a file as a source; raise InputError if it cannot be read or has too few good rows.
 
-    Raises:
-        InputError: A file that cannot be read, rows that are malformed, or too few of them.
+    `options` are `FileOptions`, `order` is as in `load_source`.
     """
     chosen = parse_options(FileOptions, "source 'files'", options)
     heldout = _table(chosen.heldout_path) if chosen.heldout_path else None
@@ -42,11 +41,7 @@ def _table(name: str) -> Table:
 
 
 def read_table(path: Path) -> Iterable[tuple[int, Row]]:
-    """Yield the rows of a file, or why a row cannot be parsed, with their numbers.
-
-    Raises:
-        InputError: The file as a whole cannot be read.
-    """
+    """Yield the numbered rows of a file, or why one is broken; raise InputError for the whole."""
     if path.suffix in (".jsonl", ".json", ".ndjson", ""):
         return _json_lines(path)
     if path.suffix not in SUFFIXES:

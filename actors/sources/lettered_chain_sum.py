@@ -104,7 +104,7 @@ class LetteredChainSum(ProceduralSource):
         They are drawn far from where training prompts begin, and leave the cursor alone.
         """
         style = random.Random(self._seed)
-        for _, problem in self._problems_from(_SPACING // 2):
+        for _, problem in self.unseen(_SPACING // 2):
             worked = style.random() < worked_share
             yield problem.text, problem.worked if worked else f"={problem.answer}"
 
@@ -115,9 +115,6 @@ class LetteredChainSum(ProceduralSource):
         out or its result is wrong by up to 3. The problems are drawn nowhere else.
         """
         choice = random.Random(self._seed + 1)
-        for _, problem in self._problems_from(3 * _SPACING // 4):
+        for _, problem in self.unseen(3 * _SPACING // 4):
             terms = _signed_terms(problem.text)
             yield problem.text, problem.worked, _worse(terms, choice, guess_share)
-
-    def _problems_from(self, start: int) -> Iterator[tuple[int, Problem]]:
-        return self.unseen(lambda index: _problem(self._seed, index), start)

@@ -48,10 +48,7 @@ class ProceduralSource(ResumableSource):
     """Endless problems of a task; training leaves out the texts of held-out problems.
 
     `training` and `heldout` return the problem at a position, `label` begins the prompt ids. Held
-    out are the first `heldout_size` different problems.
-
-    Raises:
-        InputError: The task has too few different problems.
+    out are the first `heldout_size` different problems; too few of them raise InputError.
     """
 
     EPOCH = 10**8
@@ -74,7 +71,7 @@ class ProceduralSource(ResumableSource):
             raise InputError(f"source {label!r}: the held-out split needs a size above 0")
         self._texts: set[str] = set()
         self._heldout: list[Prompt] = []
-        different = self.unseen(heldout, 0)
+        different = self.unseen(0, heldout)
         for _ in range(heldout_size):
             position, problem = next(different)
             self._texts.add(problem.text)
@@ -85,17 +82,17 @@ class ProceduralSource(ResumableSource):
         if self._split == "heldout":
             number, self.position = self.position, self.position + 1
             return self._heldout[number % len(self._heldout)]
-        position, problem = next(self.unseen(self._training, self.position))
+        position, problem = next(self.unseen(self.position))
         self.position = position + 1
         return self._prompt(self._label, position, problem)
 
     def unseen(
-        self, problem_at: Callable[[int], Problem], start: int
+        self, start: int, problem_at: Callable[[int], Problem] | None = None
     ) -> Iterator[tuple[int, Problem]]:
-        """Yield the problems that are not held out, with their positions, without end."""
+        """Yield training problems, or others, that are not held out, with their positions."""
         last = start - 1
         for position in itertools.count(start):
-            problem = problem_at(position)
+            problem = (problem_at or self._training)(position)
             if problem.text not in self._texts:
                 last = position
                 yield position, problem

@@ -32,8 +32,7 @@ class Table(NamedTuple):
 class RowSource(ResumableSource):
     """Rows of a table (a `PromptSource`); held out from `heldout`, or from `table` if it is None.
 
-    Raises:
-        InputError: A table that cannot be read, or too few rows.
+    Raises InputError for a table that cannot be read, or too few rows.
     """
 
     def __init__(

@@ -64,7 +64,7 @@ class TinyTask(ProceduralSource):
         they are drawn with a seed of their own.
         """
         style, split = random.Random(self._seed), f"{self._seed} to imitate"
-        for _, problem in self.unseen(lambda position: problem_at(self._task, split, position), 0):
+        for _, problem in self.unseen(0, lambda position: problem_at(self._task, split, position)):
             terse = f"={problem.answer}"
             if style.random() >= worked_share:
                 yield problem.text, terse

@@ -14,11 +14,7 @@ from actors.sources.rows import Row, RowOptions
 
 
 def verifiers_source(identifier: str, *, options: dict[str, Any], **order: Any) -> RowSource:
-    """Open the data sets of an environment, built with the options, as a source.
-
-    Raises:
-        InputError: The environment cannot be loaded, has no data, or rows that cannot be read.
-    """
+    """Open the data sets of an environment with some options; raise InputError if it has none."""
     name = f"verifiers:{identifier}"
     environment = load_verifiers(name, options, setting="source")
     try:
