@@ -128,7 +128,7 @@ def without(
 
 def _read(kind: ExampleKind, path: Path) -> list[Example]:
     examples = []
-    for number, row in read_table(path):
+    for number, row in read_table(path, f"{kind.setting} = {str(path)!r}"):
         try:
             if isinstance(row, ValueError):
                 raise row

@@ -5,6 +5,7 @@ Rows are numbered from 1, those of JSONL by their lines.
 
 import json
 from collections.abc import Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -37,23 +38,26 @@ def file_source(*, options: dict[str, Any], **order: Any) -> RowSource:
 
 def _table(name: str) -> Table:
     path = Path(name).expanduser()
-    return Table(path.stem, str(path), lambda: read_table(path))
+    return Table(path.stem, str(path), partial(read_table, path, f"prompt file {name!r}"))
 
 
-def read_table(path: Path) -> Iterable[tuple[int, Row]]:
-    """Yield the numbered rows of a file, or why one is broken; raise InputError for the whole."""
+def read_table(path: Path, subject: str) -> Iterable[tuple[int, Row]]:
+    """Yield the numbered rows of a file, or why one is broken; `subject` is for messages.
+
+    Raises InputError if the file as a whole cannot be read.
+    """
     if path.suffix in (".jsonl", ".json", ".ndjson", ""):
-        return _json_lines(path)
+        return _json_lines(path, subject)
     if path.suffix not in SUFFIXES:
-        raise InputError(f"prompt file {str(path)!r}: must end in {', '.join(SUFFIXES)}")
-    return enumerate(_arrow(path), 1)
+        raise InputError(f"{subject}: must end in {', '.join(SUFFIXES)}")
+    return enumerate(_arrow(path, subject), 1)
 
 
-def _json_lines(path: Path) -> Iterator[tuple[int, Row]]:
+def _json_lines(path: Path, subject: str) -> Iterator[tuple[int, Row]]:
     try:
         lines = path.read_bytes().split(b"\n")
     except OSError as error:
-        raise InputError(f"prompt file {str(path)!r} cannot be read: {error}") from error
+        raise InputError(f"{subject} cannot be read: {error}") from error
     for number, line in enumerate(lines, 1):
         if line.strip():
             yield number, _json(line)
@@ -69,7 +73,7 @@ def _json(line: bytes) -> Row:
     return row
 
 
-def _arrow(path: Path) -> list[dict[str, Any]]:
+def _arrow(path: Path, subject: str) -> list[dict[str, Any]]:
     import pyarrow
     from pyarrow import ipc, parquet
 
@@ -85,5 +89,5 @@ def _arrow(path: Path) -> list[dict[str, Any]]:
                     table = ipc.open_stream(file).read_all()
         rows: list[dict[str, Any]] = table.to_pylist()
     except (OSError, pyarrow.ArrowException) as error:
-        raise InputError(f"prompt file {str(path)!r} cannot be read: {error}") from error
+        raise InputError(f"{subject} cannot be read: {error}") from error
     return rows
