@@ -27,7 +27,7 @@ def actors_on_cores(
 
 
 def share_out(count: int, available: Iterable[int], taken: set[int]) -> tuple[str, ...]:
-    """Return a list of cores such as "2-5,8" for each of `count` engines.
+    """Return a list of cores such as "2,3,8" for each of `count` engines.
 
     Neighbouring cores stay together, and sizes differ by one at most. Engines share cores only if
     there are fewer cores than engines; taken cores are used only if there are no others.
@@ -37,15 +37,4 @@ def share_out(count: int, available: Iterable[int], taken: set[int]) -> tuple[st
     if len(free) < count:
         return tuple(str(free[index % len(free)]) for index in range(count))
     bounds = [index * len(free) // count for index in range(count + 1)]
-    return tuple(_ranges(free[begin:end]) for begin, end in pairwise(bounds))
-
-
-def _ranges(cores: list[int]) -> str:
-    """Format ascending cores: runs of neighbours become "2-5"."""
-    runs: list[list[int]] = []
-    for core in cores:
-        if runs and core == runs[-1][-1] + 1:
-            runs[-1].append(core)
-        else:
-            runs.append([core])
-    return ",".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
+    return tuple(",".join(map(str, free[begin:end])) for begin, end in pairwise(bounds))

@@ -13,20 +13,19 @@ from ray._private.state import available_resources_per_node
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from deploy.cluster.placement import ResourceRequest, bundles
+from deploy.cluster.placement import ResourceRequest
 from deploy.errors import RunFailed
 from deploy.runtime.console import Terminal
 
 LOOK_SECONDS = 1
-"""Interval of the questions whether the group is ready, whole as Ray wants it; Ctrl-C takes effect
-in between."""
+"""Whole seconds between two looks at the group, in which Ctrl-C takes effect."""
 REPORT_SECONDS = 3.0
 """A wait is first reported once it has lasted this long, then every REPORT_AGAIN_SECONDS."""
 REPORT_AGAIN_SECONDS = 60.0
 
 
 class Reservation:
-    """The bundles that a run holds until its driver ends.
+    """The resources that a run holds on a `shared` cluster until its driver ends.
 
     They are packed if every role has labels or a node of its own, and spread otherwise.
 
@@ -40,17 +39,25 @@ class Reservation:
         timeout: float,
         console: Terminal,
         *,
+        shared: bool = True,
         report_seconds: float = REPORT_SECONDS,
     ) -> None:
-        reserved = bundles(requests)
-        self._indices = {(b.role, b.number): index for index, b in enumerate(reserved)}
+        self._requests = {request.role: request for request in requests}
+        processes = [
+            (request, number)
+            for request in requests
+            if shared and request.resources
+            for number in range(request.count)
+        ]
+        self._indices = {(r.role, number): index for index, (r, number) in enumerate(processes)}
         self.group: PlacementGroup | None = None
-        if not reserved:
+        if not processes:
             return
+        labels = [dict(request.labels) for request, _ in processes]
         group = placement_group(
-            [bundle.resources for bundle in reserved],
-            strategy="PACK" if all(bundle.labels for bundle in reserved) else "SPREAD",
-            bundle_label_selector=[bundle.labels for bundle in reserved],
+            [dict(request.resources) for request, _ in processes],
+            strategy="PACK" if all(labels) else "SPREAD",
+            bundle_label_selector=labels,
         )
         try:
             _wait(group, timeout, console, report_seconds)
@@ -60,11 +67,20 @@ class Reservation:
         self.group = group
 
     def options(self, role: str, number: int) -> dict[str, Any]:
-        """Return Ray's options of a process; empty for a process that reserves nothing."""
-        if self.group is None or (role, number) not in self._indices:
-            return {}
-        index = self._indices[role, number]
-        return {"scheduling_strategy": PlacementGroupSchedulingStrategy(self.group, index)}
+        """Return Ray's options of process `number` (from 0) of a role.
+
+        Custom resources are in them although a bundle has them, so that `ray status` counts them
+        as used.
+        """
+        request = self._requests[role]
+        custom = {kind: n for kind, n in request.resources.items() if kind not in ("CPU", "GPU")}
+        index = self._indices.get((role, number))
+        if index is not None:
+            strategy = PlacementGroupSchedulingStrategy(self.group, index)
+            return {"resources": custom, "scheduling_strategy": strategy}
+        if request.labels:
+            return {"resources": custom, "label_selector": dict(request.labels)}
+        return {"resources": custom, "scheduling_strategy": "SPREAD"}
 
 
 def _wait(group: PlacementGroup, timeout: float, console: Terminal, report_seconds: float) -> None:

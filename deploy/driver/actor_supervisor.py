@@ -19,16 +19,14 @@ import ray
 from ray.exceptions import RayActorError, RayError, RayTaskError
 
 from actors.errors import EngineDied
+from actors.ray_actor import ActorSpec, create_actor
 from actors.rollout.actor_statistics import ActorStatistics, engine_id_of, merge
-from deploy.config.evaluation_schedule import pinned_seconds
 from deploy.driver.restart_policy import Clock, Restarts
 from deploy.driver.run_context import RunContext
 from deploy.errors import RunFailed, first_line
 from deploy.observability.waits import ActorHealth
 from queues.errors import QueueClosed
-from queues.protocols import WorkQueue
 from weight_sync.errors import DeadlineExceeded, LoadFailed
-from weight_sync.ray_broadcaster import BroadcasterClient
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,31 +43,22 @@ class Timing:
 
 
 class Supervisor:
-    """One rollout actor, number `index` from 0, through all of its restarts.
+    """One rollout actor through all of its restarts.
 
-    `create` creates its process, as `actors.ray_actor.create_actor` does. The broker gets the
-    leases of a dead actor back, and the broadcaster its permit to swap weights.
+    `create` creates its process from the specification, as `actors.ray_actor.create_actor` does.
+    The broker gets the leases of a dead actor back, and the broadcaster its permit to swap weights.
     """
 
     def __init__(
         self,
         context: RunContext,
-        index: int,
-        create: Callable[[], Any],
-        *,
-        broker: WorkQueue,
-        broadcaster: BroadcasterClient,
+        spec: ActorSpec,
+        create: Callable[[ActorSpec], Any] = create_actor,
         timing: Timing = Timing(),
     ) -> None:
-        self.name = f"actor-{index}"
-        self._engine_id = engine_id_of(index)
-        self._create = create
-        self._broker, self._broadcaster = broker, broadcaster
-        self._console = context.console
-        self._start_seconds = context.config.deploy.start_timeout_seconds
-        heldout, count = context.config.heldout, context.config.actors.count
-        self._pinned_seconds = pinned_seconds(heldout, index, count)
-        self._timing = timing
+        self.name = f"actor-{spec.index}"
+        self._engine_id = engine_id_of(spec.index)
+        self._spec, self._create, self._timing = spec, create, timing
         self._restarts = Restarts(context, self.name, timing.clock)
         self._actor: Any = None
         self._working_since: float | None = None
@@ -98,7 +87,7 @@ class Supervisor:
         Raises:
             RayError: The process died, or `RolloutActor.start` raised.
         """
-        self._actor = self._create()
+        self._actor = self._create(self._spec)
         await self._actor.start.remote()
 
     async def run(self) -> None:
@@ -143,7 +132,7 @@ class Supervisor:
             answers=self._answers,
             running=statistics.get("running_rollouts", 0),
             finished=statistics.get("rollouts", 0),
-            pinned_seconds=self._pinned_seconds,
+            pinned_seconds=self._spec.pinned_seconds,
         )
 
     @property
@@ -156,7 +145,7 @@ class Supervisor:
         watching = asyncio.create_task(self._watch())
         try:
             if self._actor is None:
-                await self._start_again()
+                await self._restarts.await_start(self.start())
             self._working_since = self._timing.clock.monotonic()
             await self._actor.run.remote()
         except (RayError, RunFailed) as error:
@@ -164,20 +153,6 @@ class Supervisor:
         finally:
             watching.cancel()
         return None
-
-    async def _start_again(self) -> None:
-        """Call `start` with its deadline, and raise RunFailed if it took too long."""
-        deadline = asyncio.timeout(self._start_seconds)
-        try:
-            async with deadline:
-                await self.start()
-        except TimeoutError:
-            if not deadline.expired():
-                raise
-            raise RunFailed(
-                f"it did not start within deploy.start_timeout_seconds = {self._start_seconds:g}"
-            ) from None
-        self._console.say(f"{self.name} is ready again")
 
     async def _clear_away(self) -> bool:
         """End the process and release its leases; return False if the run is over."""
@@ -187,10 +162,10 @@ class Supervisor:
         ray.kill(self._actor)
         self._actor, self._statistics = None, None
         try:
-            await self._broker.release(self._engine_id)
+            await self._spec.broker.release(self._engine_id)
         except QueueClosed:
             return False
-        await self._broadcaster.release(self._engine_id)
+        await self._spec.broadcaster.release(self._engine_id)
         return True
 
     async def _watch(self) -> None:
