@@ -191,23 +191,25 @@ class Run:
         name, deadline = config.prompts.source, config.deploy.stall_seconds
         await Feeder(broker, inputs.source, name=name, deadline=deadline).run()
 
-    async def hand_over(self) -> None:
-        """Wait until the learner has ended and the actors have saved what they are sampling."""
-        assert self.learning is not None
-        leaving = [asyncio.create_task(actor.stop()) for actor in self.processes.actors]
-        await asyncio.wait({self.learning, *leaving})
-
-    async def save(self) -> None:
+    async def save(self, insisted: asyncio.Event | None = None) -> None:
         """Have the learner save a checkpoint and the actors what they sample, before a deadline.
 
-        Does nothing while they start.
+        Returns earlier if the user has `insisted`; does nothing while they start.
         """
         if self.learning is None:
             return
         self.processes.learner.stop()
-        with suppress(TimeoutError):
-            async with asyncio.timeout(self.context.config.deploy.checkpoint_seconds):
-                await self.hand_over()
+        leaving = [asyncio.create_task(actor.stop()) for actor in self.processes.actors]
+        ends = [
+            asyncio.create_task(asyncio.wait({self.learning, *leaving})),
+            asyncio.create_task((insisted or asyncio.Event()).wait()),
+        ]
+        seconds = self.context.config.deploy.checkpoint_seconds
+        try:
+            await asyncio.wait(ends, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for end in ends:
+                end.cancel()
 
     async def interrupt(self, training: "asyncio.Task[None]", interrupts: Interrupts) -> None:
         """Let learner and actors save what they have, unless the user insists; then end the rest.
@@ -215,8 +217,16 @@ class Run:
         Raises:
             KeyboardInterrupt: Unless training ended by itself meanwhile.
         """
+        console = self.context.console
         if self.learning is not None:
-            await self._save_unless_insisted(self.learning, interrupts)
+            console.say(
+                "stopping: the learner ends its step and saves a checkpoint (once more: at once)"
+            )
+            await self.save(interrupts.insisted)
+            if self.learning.done():
+                self.learning.result()
+            else:
+                console.say("no checkpoint was saved; a resumed run trains its batches again")
         training.cancel()
         await asyncio.wait({training})
         if not training.cancelled():
@@ -226,25 +236,3 @@ class Run:
                 async with asyncio.timeout(CLOSE_SECONDS):
                     await self.recorder.conclude("interrupted")
         raise KeyboardInterrupt
-
-    async def _save_unless_insisted(
-        self, learning: "asyncio.Task[None]", interrupts: Interrupts
-    ) -> None:
-        console = self.context.console
-        console.say(
-            "stopping: the learner ends its step and saves a checkpoint (once more: at once)"
-        )
-        self.processes.learner.stop()
-        insisted = asyncio.create_task(interrupts.insisted.wait())
-        saved = asyncio.create_task(self.hand_over())
-        await asyncio.wait(
-            {saved, insisted},
-            timeout=self.context.config.deploy.checkpoint_seconds,
-            return_when=asyncio.FIRST_COMPLETED,
-        )
-        insisted.cancel()
-        saved.cancel()
-        if learning.done():
-            learning.result()
-        else:
-            console.say("no checkpoint was saved; a resumed run trains its batches again")

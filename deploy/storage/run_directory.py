@@ -15,7 +15,7 @@ import shutil
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, is_dataclass
+from dataclasses import asdict, is_dataclass
 from pathlib import Path
 from typing import Any
 
@@ -33,11 +33,20 @@ LOCK_SECONDS = 0.05
 """Wait between two attempts."""
 
 
-@dataclass(frozen=True, slots=True)
 class RunDirectory:
     """Paths of a run, and the small files that the driver writes."""
 
-    path: Path
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.recipe_file = path / "recipe.json"
+        self.ledger = path / "ledger.sqlite"
+        """The broker's database, which `queues.readers.accounting` reads."""
+        self.checkpoints = path / "checkpoints"
+        self.logs = path / "logs"
+        self.summary_file = path / "summary.json"
+        self.page = path / "report.html"
+        self._lock = path / "driver.lock"
+        self._replaced = path.with_name(f".{path.name}.replaced")
 
     @classmethod
     def of(cls, config: RunConfig) -> "RunDirectory":
@@ -90,14 +99,6 @@ class RunDirectory:
     def settle(self) -> None:
         """Delete the run that this one replaced, once this one has begun."""
         shutil.rmtree(self._replaced, ignore_errors=True)
-
-    @property
-    def _lock(self) -> Path:
-        return self.path / "driver.lock"
-
-    @property
-    def _replaced(self) -> Path:
-        return self.path.with_name(f".{self.path.name}.replaced")
 
     @classmethod
     def open(cls, run: str, runs_dir: Path = Path("runs")) -> "RunDirectory":
@@ -180,36 +181,6 @@ class RunDirectory:
             return self.recipe_file.exists()
         accounts = read_accounting(self.path)
         return not (accounts.ready or accounts.taken or accounts.trained)
-
-    @property
-    def recipe_file(self) -> Path:
-        """The resolved recipe, as JSON."""
-        return self.path / "recipe.json"
-
-    @property
-    def ledger(self) -> Path:
-        """The broker's database, which `queues.readers.accounting` reads."""
-        return self.path / "ledger.sqlite"
-
-    @property
-    def checkpoints(self) -> Path:
-        """Folder of checkpoint folders."""
-        return self.path / "checkpoints"
-
-    @property
-    def logs(self) -> Path:
-        """Output of the run's processes."""
-        return self.path / "logs"
-
-    @property
-    def summary_file(self) -> Path:
-        """Figures of the run; see `deploy.report.summary`."""
-        return self.path / "summary.json"
-
-    @property
-    def page(self) -> Path:
-        """Figures and plots of the run; see `deploy.report.report`."""
-        return self.path / "report.html"
 
     def append(self, name: str, rows: Iterable[Any]) -> None:
         """Append records to a JSON-lines file of the run: all of them, or none if that fails."""

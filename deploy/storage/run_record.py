@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from deploy.config.evaluation_schedule import GREEDY, SAMPLED
+from deploy.config.evaluation_schedule import GREEDY, SAMPLED, PlannedEvaluation
 from learner.diagnostics.batch_report import TrainedBatch
 from queues.records import Evaluation
 from weight_sync.announcements import WeightUpdateReport
@@ -78,34 +78,17 @@ class Record:
                 scores[f"pass@{newest['samples']}"] = newest["pass_at_k"]
         return scores
 
-    def add_scores(
-        self,
-        version: int,
-        scores: Mapping[str, Evaluation],
-        *,
-        now: float,
-        samples: Mapping[str, int] | None = None,
-    ) -> None:
-        """Add the held-out scores of a version, by kind, at `now` (epoch seconds).
-
-        `samples` is the number of rollouts of each problem by kind, 1 for a kind that is missing.
-        """
-        for kind, result in scores.items():
-            per_problem = (samples or {}).get(kind, 1)
-            extra = {
-                "samples": per_problem,
-                "pass_at_k": result.best,
-                "incomplete": result.incomplete,
-            }
-            series = self.heldout if kind == GREEDY else self.heldout_sampled
-            series.append(
-                {
-                    "version": version,
-                    "seconds": self.seconds(now),
-                    "score": result.score,
-                    "size": result.count // per_problem,
-                    "failed": result.failed,
-                    "sampled_by": [result.lowest_version, result.highest_version],
-                    **(extra if per_problem > 1 else {}),
-                }
-            )
+    def add_score(self, planned: PlannedEvaluation, result: Evaluation, *, now: float) -> None:
+        """Add the result of an evaluation that was complete at `now` (epoch seconds)."""
+        score = {
+            "version": planned.version,
+            "seconds": self.seconds(now),
+            "score": result.score,
+            "size": result.count // planned.samples,
+            "failed": result.failed,
+            "sampled_by": [result.lowest_version, result.highest_version],
+        }
+        if planned.samples > 1:
+            score["samples"] = planned.samples
+            score["pass_at_k"], score["incomplete"] = result.best, result.incomplete
+        (self.heldout if planned.kind == GREEDY else self.heldout_sampled).append(score)
