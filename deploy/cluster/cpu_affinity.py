@@ -12,18 +12,19 @@ from queues.runtime.cpu_affinity import parse_cores
 
 
 def actors_on_cores(
-    actors: ActorsConfig, available: Iterable[int], taken: set[int]
+    actors: ActorsConfig, available: Iterable[int], learner_cores: str | None
 ) -> ActorsConfig:
     """Return the section `[actors]` with `cores` filled in where the recipe leaves it open.
 
-    `available` are the cores of the machine that all actors run on, `taken` those of the learner.
+    `available` are the cores of the machine that all actors run on.
     """
     shares = actors.engine == "vllm" and actors.tensor_parallel_size == 1
     if not shares or actors.cores is not None or actors.gpus > 0:
         return actors
     reward_model_cores = actors.reward_model.cores if actors.asks_reward_models else None
-    others = taken | set(parse_cores(reward_model_cores) if reward_model_cores else ())
-    return actors.model_copy(update={"cores": share_out(actors.count, available, others)})
+    others = ",".join(filter(None, [learner_cores, reward_model_cores]))
+    taken = set(parse_cores(others)) if others else set()
+    return actors.model_copy(update={"cores": share_out(actors.count, available, taken)})
 
 
 def share_out(count: int, available: Iterable[int], taken: set[int]) -> tuple[str, ...]:

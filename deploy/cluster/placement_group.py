@@ -8,12 +8,12 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-import ray
 from ray._private.state import available_resources_per_node
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from deploy.cluster.placement import ResourceRequest
+from deploy.cluster.ray_cluster import alive_nodes
 from deploy.errors import RunFailed
 from deploy.runtime.console import Terminal
 
@@ -101,9 +101,8 @@ def _wait(group: PlacementGroup, timeout: float, console: Terminal, report_secon
 def _free() -> str:
     """Describe the resources of each node that nobody holds at the moment."""
     free = available_resources_per_node()
-    nodes = {node["NodeID"]: node["NodeManagerAddress"] for node in ray.nodes() if node["Alive"]}
     return "free now are " + "; ".join(
-        f"{address}: {_amounts(free.get(node_id, {}))}" for node_id, address in nodes.items()
+        f"{node.address}: {_amounts(free.get(node.node_id, {}))}" for node in alive_nodes()
     )
 
 

@@ -92,16 +92,7 @@ def on_loopback() -> Iterator[None]:
 def _check_nodes(config: RunConfig) -> None:
     """Compare the run's requests with the nodes' resources, and the nodes' versions with ours."""
     address = config.deploy.ray_address
-    nodes = [
-        Node(
-            node_id=node["NodeID"],
-            address=node["NodeManagerAddress"],
-            resources=node["Resources"],
-            labels={**(node.get("Labels") or {}), NODE_LABEL: node["NodeID"]},
-        )
-        for node in ray.nodes()
-        if node["Alive"]
-    ]
+    nodes = alive_nodes()
     driver_node = ray.get_runtime_context().get_node_id()
     requests = resource_requests(config, driver_node=driver_node)
     if lacks := unmet(requests, nodes):
@@ -123,6 +114,20 @@ def _check_nodes(config: RunConfig) -> None:
         raise InputError(
             f"versions on the Ray cluster at {address!r} differ:\n  " + "\n  ".join(differ)
         )
+
+
+def alive_nodes() -> list[Node]:
+    """Return the nodes of the cluster that are alive."""
+    return [
+        Node(
+            node_id=node["NodeID"],
+            address=node["NodeManagerAddress"],
+            resources=node["Resources"],
+            labels={**(node.get("Labels") or {}), NODE_LABEL: node["NodeID"]},
+        )
+        for node in ray.nodes()
+        if node["Alive"]
+    ]
 
 
 def versions_of(nodes: Sequence[Node]) -> list[dict[str, str]]:

@@ -7,6 +7,7 @@ compares the driver with all nodes before anything starts.
 import json
 import platform
 from collections.abc import Collection, Mapping
+from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 
 VARIABLE = "HEADWAY_SUBMITTED_WITH"
@@ -30,11 +31,8 @@ def installed() -> dict[str, str]:
     versions = {"python": ".".join(platform.python_version_tuple()[:2])}
     for package, distributions in PACKAGES.items():
         for distribution in distributions:
-            try:
+            with suppress(PackageNotFoundError):
                 versions[package] = version(distribution).partition("+")[0]
-                break
-            except PackageNotFoundError:
-                continue
     return versions
 
 

@@ -24,8 +24,6 @@ from queues.records import Evaluation, Prompt
 if TYPE_CHECKING:
     from queues.ray_broker import BrokerClient
 
-POLL_SECONDS = 0.2
-"""Interval at which the broker is asked which engines serve a version."""
 OUTCOME_SECONDS = 10.0
 """Timeout of one long poll of the broker for the end of an evaluation."""
 
@@ -48,21 +46,16 @@ async def initial(
     planned: Sequence[PlannedEvaluation],
     evaluator: str | None,
     *,
-    poll_seconds: float = POLL_SECONDS,
+    poll_seconds: float = 0.2,
 ) -> None:
     """Wait until training may begin: the initial policy is scored, or its evaluator has it.
 
     The caller sets the deadline, and notices if the evaluator is lost.
     """
-    first = [evaluation for evaluation in planned if evaluation.version == 0]
-    if evaluator is None:
-        for evaluation in first:
-            await outcome(broker, evaluation)
-        return
+    first = {evaluation.name for evaluation in planned if evaluation.version == 0}
     while True:
         status = await broker.status()
-        unfinished = any(evaluation.name in status.evaluations for evaluation in first)
-        if not unfinished or evaluator in status.engines:
+        if first.isdisjoint(status.evaluations) or evaluator in status.engines:
             return
         await asyncio.sleep(poll_seconds)
 

@@ -24,7 +24,6 @@ from learner.ranks.ray_group import create_learner
 from learner.ranks.spec import LearnerSpec
 from queues.config import RunSpec
 from queues.ray_broker import create_broker
-from queues.runtime.cpu_affinity import parse_cores
 from weight_sync.ray_broadcaster import create_broadcaster
 
 
@@ -110,11 +109,7 @@ class Processes:
         count = config.actors.count
         spec = ActorSpec(
             index=0,
-            config=actors_on_cores(
-                config.actors,
-                os.sched_getaffinity(0),
-                set(parse_cores(config.learner.cores)) if config.learner.cores else set(),
-            ),
+            config=actors_on_cores(config.actors, os.sched_getaffinity(0), config.learner.cores),
             weight_sync=config.weight_sync,
             model_path=self._context.inputs.model_path,
             seed=config.seed,

@@ -21,17 +21,22 @@ from queues.broker.status import BrokerStatus
 from queues.runtime.daemon_thread import run_in_daemon_thread
 from queues.runtime.disk_space import is_full
 
-POLL_SECONDS = 0.5
-SUMMARY_SECONDS = 20.0
-"""Interval of summaries: a killed run loses the figures since the last, but no batch or swap."""
-ACCOUNTING_SECONDS = 5.0
-"""Deadline of the broker's accounting, which waits for its disk; after it the last one counts."""
 RECENT_BATCHES = 10
 """Number of batches that the displayed tokens per second are taken over."""
 
 
 class Recorder:
-    """Keeps the `Record` of a run up to date, from what its processes report at intervals."""
+    """Keeps the `Record` of a run up to date, from what its processes report.
+
+    Args:
+        context: The run.
+        processes: Its processes.
+        trackers: Get every batch.
+        poll_seconds: Interval of the requests for reports.
+        summary_seconds: Interval of summaries: a killed run loses the figures since the last one,
+            but no batch or swap.
+        accounting_seconds: Deadline of the broker's accounting; after it the last one counts.
+    """
 
     def __init__(
         self,
@@ -39,9 +44,9 @@ class Recorder:
         processes: Processes,
         trackers: Trackers,
         *,
-        poll_seconds: float = POLL_SECONDS,
-        summary_seconds: float = SUMMARY_SECONDS,
-        accounting_seconds: float = ACCOUNTING_SECONDS,
+        poll_seconds: float = 0.5,
+        summary_seconds: float = 20.0,
+        accounting_seconds: float = 5.0,
     ) -> None:
         self._context, self._processes, self._trackers = context, processes, trackers
         self._poll_seconds, self._summary_seconds = poll_seconds, summary_seconds

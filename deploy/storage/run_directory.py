@@ -15,7 +15,6 @@ import shutil
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, is_dataclass
 from pathlib import Path
 from typing import Any
 
@@ -188,8 +187,7 @@ class RunDirectory:
         before = path.stat().st_size if path.exists() else 0
         try:
             with path.open("a") as file:
-                for row in rows:
-                    file.write(_to_json_line(row))
+                file.writelines(json.dumps(row) + "\n" for row in rows)
         except OSError:
             with suppress(OSError):
                 os.truncate(path, before)
@@ -214,16 +212,12 @@ class RunDirectory:
     def rewrite(self, name: str, rows: Iterable[Any]) -> None:
         """Replace the records of a JSON-lines file."""
         with atomic_file(self.path / name) as file:
-            file.writelines(_to_json_line(row).encode() for row in rows)
+            file.writelines(json.dumps(row).encode() + b"\n" for row in rows)
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
         """Replace `summary.json` atomically."""
         with atomic_file(self.summary_file) as file:
             file.write(json.dumps(summary, indent=2).encode())
-
-
-def _to_json_line(row: Any) -> str:
-    return json.dumps(asdict(row) if is_dataclass(row) else row) + "\n"  # type: ignore[arg-type]
 
 
 def _is_locked(path: Path) -> bool:
