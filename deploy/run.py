@@ -13,12 +13,12 @@ how far actors run ahead, `learner` what a batch teaches, `weight_sync` how weig
 """
 
 import asyncio
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable
 from contextlib import suppress
 
 from deploy.config.evaluation_schedule import evaluator
 from deploy.driver import evaluations
-from deploy.driver.feeder import Feeder
+from deploy.driver.feeder import feed
 from deploy.driver.named_tasks import all_or_first_error, named
 from deploy.driver.processes import Processes
 from deploy.driver.recorder import Recorder
@@ -163,25 +163,20 @@ class Run:
             async with asyncio.timeout(config.deploy.start_timeout_seconds):
                 await all_or_first_error(tasks)
         except TimeoutError:
-            raise self._late([task.get_name() for task in tasks if task.cancelled()]) from None
+            late = [task.get_name() for task in tasks if task.cancelled()]
+            message = (
+                f"{', '.join(dict.fromkeys(late))} did not start within "
+                f"deploy.start_timeout_seconds = {config.deploy.start_timeout_seconds:g}"
+            )
+            handles = self.processes.handles()
+            if unplaced := [name for name, handle in handles.items() if not is_placed(handle)]:
+                message += f"; Ray has not placed {', '.join(unplaced)}: see ray status"
+            raise RunFailed(message) from None
 
     async def announce(self, name: str, ready: Awaitable[object]) -> None:
         """Print a line when a process is ready."""
         await ready
         self.context.console.say(f"{name} is ready")
-
-    def _late(self, names: Sequence[str]) -> RunFailed:
-        """Return the error of processes that did not start in time."""
-        seconds = self.context.config.deploy.start_timeout_seconds
-        message = (
-            f"{', '.join(dict.fromkeys(names))} did not start within "
-            f"deploy.start_timeout_seconds = {seconds:g}"
-        )
-        handles = self.processes.handles()
-        unplaced = [name for name, handle in handles.items() if not is_placed(handle)]
-        if unplaced:
-            message += f"; Ray has not placed {', '.join(unplaced)}: see ray status"
-        return RunFailed(message)
 
     async def feed(self) -> None:
         """Issue prompts, once the initial policy is scored or its evaluator has it."""
@@ -189,7 +184,7 @@ class Run:
         evaluates = evaluator(config.heldout, config.actors.count)
         await evaluations.initial(broker, inputs.evaluations, evaluates)
         name, deadline = config.prompts.source, config.deploy.stall_seconds
-        await Feeder(broker, inputs.source, name=name, deadline=deadline).run()
+        await feed(broker, inputs.source, name=name, deadline=deadline)
 
     async def save(self, insisted: asyncio.Event | None = None) -> None:
         """Have the learner save a checkpoint and the actors what they sample, before a deadline.

@@ -22,7 +22,6 @@ from deploy.runtime.console import Terminal
 from deploy.runtime.signals import deferred, raise_interrupts
 from deploy.storage.jsonl import JsonlWriter
 from deploy.storage.run_directory import RunDirectory
-from deploy.storage.run_record import Record
 from queues.readers.accounting import newest_checkpoint, read_accounting
 
 
@@ -58,18 +57,12 @@ def run(
         raise
     finally:
         with deferred():
-            summary = finish(record, directory, status)
+            if directory.ledger.exists():
+                record.accounting = read_accounting(directory.path).to_dict()
+            summary = summarise(record, status=status, now=time.time())
+            directory.write_summary(summary)
             if status != "interrupted":
                 draw_report(context)
-    return summary
-
-
-def finish(record: Record, directory: RunDirectory, status: str) -> dict[str, Any]:
-    """Write the summary of a session that has ended, and return it."""
-    if directory.ledger.exists():
-        record.accounting = read_accounting(directory.path).to_dict()
-    summary = summarise(record, status=status, now=time.time())
-    directory.write_summary(summary)
     return summary
 
 

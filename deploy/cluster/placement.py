@@ -81,7 +81,7 @@ def unmet(requests: Sequence[ResourceRequest], nodes: Sequence[Node]) -> list[st
     """Return one line for each request that the nodes cannot meet; none if all may be met."""
     lacks = []
     for request in requests:
-        fitting = [node for node in nodes if _matches(node, request.labels)]
+        fitting = [node for node in nodes if request.labels.items() <= node.labels.items()]
         capacity = sum(_capacity(node, request) for node in fitting)
         if capacity < request.count:
             lacks.append(_describe_lack(request, fitting, nodes, capacity))
@@ -96,12 +96,8 @@ def roles_of(node: Node, requests: Sequence[ResourceRequest]) -> set[str]:
     return {
         request.role
         for request in requests
-        if _matches(node, request.labels) and _capacity(node, request)
+        if request.labels.items() <= node.labels.items() and _capacity(node, request)
     }
-
-
-def _matches(node: Node, labels: Mapping[str, str]) -> bool:
-    return labels.items() <= node.labels.items()
 
 
 def _capacity(node: Node, request: ResourceRequest) -> int:
@@ -120,7 +116,7 @@ def _excess(
     total: Counter[str] = Counter()
     needed: Counter[str] = Counter()
     for node in nodes:
-        if _matches(node, labels):
+        if labels.items() <= node.labels.items():
             total.update(node.resources)
     tied = [request for request in requests if labels.items() <= request.labels.items()]
     for request in tied:

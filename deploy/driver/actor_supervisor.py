@@ -60,7 +60,8 @@ class Supervisor:
         self._engine_id = engine_id_of(spec.index)
         self._spec, self._create, self._timing = spec, create, timing
         self._restarts = Restarts(context, self.name, timing.clock)
-        self._actor: Any = None
+        self.handle: Any = None
+        """Ray's handle of the present process; None while there is none."""
         self._working_since: float | None = None
         """Monotonic seconds; None while it starts."""
         self._earlier: list[dict[str, Any]] = []
@@ -79,7 +80,7 @@ class Supervisor:
             return
         with suppress(RayError, TimeoutError):
             async with asyncio.timeout(self._timing.hand_over_seconds):
-                await self._actor.stop.remote()
+                await self.handle.stop.remote()
 
     async def start(self) -> None:
         """Create the process and load the model.
@@ -87,8 +88,8 @@ class Supervisor:
         Raises:
             RayError: The process died, or `RolloutActor.start` raised.
         """
-        self._actor = self._create(self._spec)
-        await self._actor.start.remote()
+        self.handle = self._create(self._spec)
+        await self.handle.start.remote()
 
     async def run(self) -> None:
         """Work until the run is over; to be called after `start`.
@@ -117,11 +118,6 @@ class Supervisor:
         return {**ActorStatistics(self._engine_id).statistics(), "pid": None}
 
     @property
-    def handle(self) -> Any:
-        """Ray's handle of the present process; None while there is none."""
-        return self._actor
-
-    @property
     def health(self) -> ActorHealth | None:
         """The actor's state as the watchdog needs it; None while the actor starts."""
         if self._working_since is None:
@@ -144,10 +140,10 @@ class Supervisor:
         """Run the actor, created first if it is gone; return why it died, or None at the end."""
         watching = asyncio.create_task(self._watch())
         try:
-            if self._actor is None:
+            if self.handle is None:
                 await self._restarts.await_start(self.start())
             self._working_since = self._timing.clock.monotonic()
-            await self._actor.run.remote()
+            await self.handle.run.remote()
         except (RayError, RunFailed) as error:
             return _cause(error)
         finally:
@@ -159,8 +155,8 @@ class Supervisor:
         await self._ask()
         if self._statistics is not None:
             self._earlier.append({**self._statistics, "running_rollouts": 0})
-        ray.kill(self._actor)
-        self._actor, self._statistics = None, None
+        ray.kill(self.handle)
+        self.handle, self._statistics = None, None
         try:
             await self._spec.broker.release(self._engine_id)
         except QueueClosed:
@@ -176,7 +172,7 @@ class Supervisor:
 
     async def _ask(self) -> None:
         """Take the newest statistics, if the actor answers."""
-        actor = self._actor
+        actor = self.handle
         if actor is None:
             return
         try:
@@ -188,7 +184,7 @@ class Supervisor:
             return  # it died, which ends `run` as well
         else:
             self._answers = True
-            if actor is self._actor:
+            if actor is self.handle:
                 self._statistics = statistics
 
 
