@@ -5,11 +5,10 @@
       └────wanted────┘◀────────────────────────────────────────┘
 
 Every box but the feeder is a Ray actor (`driver.processes`). This process creates them, feeds
-prompts, records what they report, and ends everything when the learner has trained its last batch
-and the last score is complete, when a process fails, or when the user interrupts. A rollout actor
-that dies is restarted (`driver.actor_supervisor`), and so is the process of the reward models
-(`driver.reward_model_supervisor`). The loop itself is elsewhere: `queues.policy.admission` decides
-how far actors run ahead, `learner` what a batch teaches, `weight_sync` how weights travel.
+prompts, records what they report, restarts actors and reward models that die, and ends everything
+when the last batch is trained and scored, when another process fails, or when the user interrupts.
+The loop itself is elsewhere: `queues.policy.admission` decides how far actors run ahead, `learner`
+what a batch teaches, `weight_sync` how weights travel.
 """
 
 import asyncio
@@ -35,8 +34,7 @@ from queues.readers.accounting import newest_checkpoint
 from weight_sync.errors import WeightSyncError
 
 CLOSE_SECONDS = 2.0
-"""Deadline of an interrupted run's last figures, and of closing the broker of any run; both can be
-read from the run's folder as well."""
+"""Deadline of an interrupted run's last figures, and of closing the broker of any run."""
 
 
 class Run:

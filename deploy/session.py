@@ -1,7 +1,4 @@
-"""A session of a run: from its start or resumption to its end, whether good, bad or interrupted.
-
-`deploy.run` is what happens in between.
-"""
+"""A session of a run: from its start or resumption to its end, whether good, bad or interrupted."""
 
 import asyncio
 import time

@@ -188,10 +188,9 @@ class Jobs:
 def command_of(
     recipe: str, overrides: Sequence[str], *, replace: bool, before: Sequence[str] = ()
 ) -> str:
-    """Return the shell command of a job that starts a new run: one, or several joined by `&&`.
+    """Return the shell command of a job that starts a new run, after the commands in `before`.
 
-    The commands in `before`, "sft" and "reward-model", make what the run begins with. A recipe that
-    is a file is RECIPE in the job's working folder.
+    A recipe that is a file is RECIPE in the job's working folder.
     """
     name = RECIPE if Path(recipe).exists() else recipe
     settings = [part for override in overrides for part in ("--set", override)]

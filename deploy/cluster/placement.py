@@ -1,8 +1,7 @@
 """Compares the resources that a run requests with those of a cluster's nodes. Pure.
 
-The checks are necessary conditions: a run that is refused could not start on the present nodes.
-They do not cover where Ray puts a process in the end, what other jobs hold at the moment, or nodes
-that an autoscaler would add.
+The checks are necessary conditions: they do not cover where Ray puts a process in the end, what
+other jobs hold at the moment, or nodes that an autoscaler would add.
 """
 
 from collections import Counter

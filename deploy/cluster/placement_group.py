@@ -19,9 +19,8 @@ from deploy.runtime.console import Terminal
 
 LOOK_SECONDS = 1
 """Whole seconds between two looks at the group, in which Ctrl-C takes effect."""
-REPORT_SECONDS = 3.0
-"""A wait is first reported once it has lasted this long, then every REPORT_AGAIN_SECONDS."""
-REPORT_AGAIN_SECONDS = 60.0
+REPORT_SECONDS = 60.0
+"""Seconds between two reports of a wait."""
 
 
 class Reservation:
@@ -40,7 +39,7 @@ class Reservation:
         console: Terminal,
         *,
         shared: bool = True,
-        report_seconds: float = REPORT_SECONDS,
+        first_report_seconds: float = 3.0,
     ) -> None:
         self._requests = {request.role: request for request in requests}
         processes = [
@@ -60,7 +59,7 @@ class Reservation:
             bundle_label_selector=labels,
         )
         try:
-            _wait(group, timeout, console, report_seconds)
+            _wait(group, timeout, console, first_report_seconds)
         except BaseException:
             remove_placement_group(group)
             raise
@@ -83,9 +82,9 @@ class Reservation:
         return {"resources": custom, "scheduling_strategy": "SPREAD"}
 
 
-def _wait(group: PlacementGroup, timeout: float, console: Terminal, report_seconds: float) -> None:
+def _wait(group: PlacementGroup, timeout: float, console: Terminal, due: float) -> None:
+    """Wait for a group, which is first reported after `due` seconds."""
     began = time.monotonic()
-    due = report_seconds
     while not group.wait(LOOK_SECONDS):
         waited = time.monotonic() - began
         if waited > timeout:
@@ -95,7 +94,7 @@ def _wait(group: PlacementGroup, timeout: float, console: Terminal, report_secon
             )
         if waited > due:
             console.say(f"waiting for free resources on the cluster for {waited:.0f} s; {_free()}")
-            due += REPORT_AGAIN_SECONDS
+            due += REPORT_SECONDS
 
 
 def _free() -> str:

@@ -1,8 +1,4 @@
-"""Versions of packages that must be the same on every node of a run.
-
-`headway submit` sends the submitter's versions to the cluster. Every session on a joined cluster
-compares the driver with all nodes before anything starts.
-"""
+"""Versions of packages that must be the same on every node of a run, and where it is submitted."""
 
 import json
 import platform

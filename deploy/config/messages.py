@@ -1,7 +1,4 @@
-"""Formats the errors of an invalid recipe: one line for each key.
-
-The checks themselves are declared with each section.
-"""
+"""Formats the errors of an invalid recipe: one line for each key."""
 
 import difflib
 import json

@@ -1,7 +1,6 @@
 """A whole recipe, and every rule that concerns two or more of its sections.
 
-Each section is declared, and checked by itself, in the package that it configures. Rules that need
-the model or the data on disk are checked by `deploy.preflight`.
+Rules that need the model or the data on disk are checked by `deploy.preflight`.
 """
 
 from pathlib import Path

@@ -4,9 +4,8 @@
       ▲       └─▶ died ─▶ kill what is left ─▶ release its leases ─▶ wait ─┐
       └────────────────────────────────────────────────────────────────────┘
 
-A new actor gets the newest weights by its receiver, and no lease before. Errors that a restart
-would only repeat end the run: bad input, weights of another model, a lost broker or broadcaster, a
-bug. So does an actor that keeps dying.
+Errors that a restart would only repeat end the run: bad input, weights of another model, a lost
+broker or broadcaster, a bug. So does an actor that keeps dying.
 """
 
 import asyncio
@@ -45,7 +44,6 @@ class Timing:
 class Supervisor:
     """One rollout actor through all of its restarts.
 
-    `create` creates its process from the specification, as `actors.ray_actor.create_actor` does.
     The broker gets the leases of a dead actor back, and the broadcaster its permit to swap weights.
     """
 
@@ -72,10 +70,7 @@ class Supervisor:
         """False if the last question for statistics was not answered in time."""
 
     async def stop(self) -> None:
-        """Have the actor save what it is sampling and take no further lease.
-
-        Returns at the latest after the hand-over deadline, and at once if the actor does not work.
-        """
+        """Have the actor save what it is sampling and take no further lease, before a deadline."""
         if self._working_since is None:
             return
         with suppress(RayError, TimeoutError):

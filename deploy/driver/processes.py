@@ -1,7 +1,4 @@
-"""Creates the processes of one run in Ray, with the settings that each needs.
-
-`deploy.cluster.placement` decides where they may be; `deploy.run` connects them.
-"""
+"""Creates the processes of one run in Ray, with the settings that each needs."""
 
 import os
 from dataclasses import replace

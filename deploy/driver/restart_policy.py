@@ -1,7 +1,4 @@
-"""Restarts of a process that dies: how many in a row, how long apart, reported and recorded.
-
-The supervisor of a process decides what counts as its death and restarts it.
-"""
+"""Restarts of a process that dies: how many in a row, how long apart, reported and recorded."""
 
 import asyncio
 import time

@@ -1,7 +1,6 @@
 """Restores the record of a run from its folder when it is resumed.
 
-The ledger has every batch; the driver's own files may end a little earlier and are brought in line
-with it. Weights and queues are restored by `learner` and `queues`.
+The ledger has every batch; the driver's own files may end a little earlier and are repaired.
 """
 
 import json
@@ -19,7 +18,7 @@ from weight_sync.announcements import WeightUpdateReport
 def restore(config: RunConfig, directory: RunDirectory, *, now: float) -> Record:
     """Return the record that a session begun at `now` (epoch seconds) goes on with.
 
-    It is empty for a new run. The JSON-lines files are repaired, so that they can be appended to.
+    It is empty for a new run.
     """
     record = Record(
         name=config.name,

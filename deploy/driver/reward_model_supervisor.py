@@ -1,9 +1,7 @@
 """Keeps the process of the reward models alive: Ray restarts it when it dies, up to a limit.
 
-    start ─▶ live ─▶ died ─▶ wait ─▶ start ─▶ …          until the run is over
-
-Rollouts that end during a restart wait for their score as long as a reward may take. Errors that a
-restart would only repeat end the run: models that cannot be loaded, a process that keeps dying.
+Rollouts that end during a restart wait for their score as long as a reward may take. Models that
+cannot be loaded end the run, and so does a process that keeps dying.
 """
 
 from ray.exceptions import RayActorError
@@ -51,8 +49,7 @@ class RewardModelSupervisor:
         """Restart the process whenever it dies, until cancelled; to be called after `start`.
 
         Raises:
-            RunFailed: It died more often in a row than deploy.max_restarts, or took too long to
-                come back.
+            RunFailed: It died more often in a row than deploy.max_restarts, or started too slowly.
             RayError: The models cannot be loaded any more.
         """
         again = False

@@ -2,8 +2,7 @@
 
 The check is a lower bound: the checkpoints that are kept and one more, since a new one is written
 before an old one is deleted, and the rollouts between two of them. For a resumed run, it is what
-the remaining steps add to the checkpoints that are there. When a disk is full later, broker and
-learner wait for space (`queues.runtime.disk_space`).
+the remaining steps add to the checkpoints that are there.
 """
 
 import math

@@ -1,7 +1,6 @@
 """Terminal output of a command: one line for each phase, then one line that is updated in place.
 
-Without a terminal (a log file, CI) the progress appears as plain lines at intervals. Imports
-neither torch nor Ray, so that the first line of a command appears at once.
+Without a terminal (a log file, CI) the progress appears as plain lines at intervals.
 """
 
 import time
