@@ -8,7 +8,6 @@ import psutil
 
 from deploy.cluster.ray_cluster import cluster
 from deploy.config.run_config import RunConfig
-from deploy.driver.restore import restore
 from deploy.driver.run_context import RunContext
 from deploy.errors import Interrupted, RunFailed
 from deploy.preflight.inputs import Inputs
@@ -19,6 +18,7 @@ from deploy.runtime.console import Terminal
 from deploy.runtime.signals import deferred, raise_interrupts
 from deploy.storage.jsonl import JsonlWriter
 from deploy.storage.run_directory import RunDirectory
+from deploy.storage.run_record import restore
 from queues.readers.accounting import newest_checkpoint, read_accounting
 
 

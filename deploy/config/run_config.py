@@ -103,7 +103,7 @@ class RunConfig(BaseModel):
         return self
 
     @model_validator(mode="after")
-    def _settings_and_rewards_take_effect(self) -> Self:
+    def _settings_take_effect(self) -> Self:
         critic = self.learner.critic
         if critic is not None and critic.pretrain_batches >= self.steps:
             raise ValueError(
@@ -132,10 +132,6 @@ class RunConfig(BaseModel):
                 "folders in actors.reward_model.paths, or add a [reward_model] section, from which "
                 "`headway reward-model` trains them"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _baseline_has_a_group(self) -> Self:
         name, size = self.learner.advantage, self.prompts.group_size
         sets = self.learner.advantage_options.get("k", 4)
         if name == "pass_at_k" and isinstance(sets, int) and sets >= size:

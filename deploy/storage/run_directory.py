@@ -115,7 +115,7 @@ class RunDirectory:
 
     def check_at_rest(self) -> None:
         """Refuse a run that a process works on, by an InputError."""
-        if is_open(self.path) or _is_locked(self._lock):
+        if not self._rests():
             raise self._going_on()
 
     @contextmanager
@@ -171,8 +171,18 @@ class RunDirectory:
             written = str(json.loads(self.summary_file.read_text())["status"])
         except (ValueError, KeyError, TypeError) as error:
             raise InputError(f"{self.summary_file} is damaged: {error!r}") from None
-        at_rest = not is_open(self.path) and not _is_locked(self._lock)
-        return "killed" if written == "running" and at_rest else written
+        return "killed" if written == "running" and self._rests() else written
+
+    def _rests(self) -> bool:
+        """Return True if no process works on the run."""
+        try:
+            with self._lock.open() as file:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        except (FileNotFoundError, NotADirectoryError):
+            pass
+        return not is_open(self.path)
 
     def trained_nothing(self) -> bool:
         """Return True if there is a run that ended before it had any result to train."""
@@ -218,15 +228,3 @@ class RunDirectory:
         """Replace `summary.json` atomically."""
         with atomic_file(self.summary_file) as file:
             file.write(json.dumps(summary, indent=2).encode())
-
-
-def _is_locked(path: Path) -> bool:
-    """Return True if a command holds the lock."""
-    try:
-        with path.open() as file:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except (FileNotFoundError, NotADirectoryError):
-        return False
-    except BlockingIOError:
-        return True
-    return False
