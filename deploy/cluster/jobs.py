@@ -19,15 +19,13 @@ from typing import Any
 
 from deploy.cluster.versions import VARIABLE, of_submitter
 from deploy.config.run_config import RunConfig
-from deploy.errors import InputError, RunFailed, first_line
+from deploy.errors import InputError, Interrupted, RunFailed, first_line
 
 RECIPE = "recipe.toml"
 DOTTED = re.compile(r'"([A-Za-z_]\w*(?:\.\w+)*):[A-Za-z_]\w*"')
 """A name in the user's own code, "module:attribute", as JSON has it."""
 LOCATING_KEYS = ("name", "deploy.runs_dir")
 """Settings that identify a run that was submitted before."""
-STOPPED = 130
-"""Exit code of a cancelled job, the same as of an interrupted run."""
 GRACE_SECONDS = 15
 """Time beyond deploy.checkpoint_seconds after which Ray kills a cancelled job."""
 ENDED = ("SUCCEEDED", "FAILED", "STOPPED")
@@ -162,7 +160,7 @@ class Jobs:
     def _exit_code(self, job: str) -> int:
         info = self._retry(job, lambda: self._client.get_job_info(job))
         if info.status.value == "STOPPED":
-            return STOPPED
+            return Interrupted.exit_code
         if info.driver_exit_code is not None:
             return int(info.driver_exit_code)
         if info.status.value == "SUCCEEDED":

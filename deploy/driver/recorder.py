@@ -25,16 +25,10 @@ RECENT_BATCHES = 10
 
 
 class Recorder:
-    """Keeps the `Record` of a run up to date, from what its processes report.
+    """Keeps the `Record` of a run up to date, from what its processes report at intervals.
 
-    Args:
-        context: The run.
-        processes: Its processes.
-        trackers: Get every batch.
-        poll_seconds: Interval of the requests for reports.
-        summary_seconds: Interval of summaries: a killed run loses the figures since the last one,
-            but no batch or swap.
-        accounting_seconds: Deadline of the broker's accounting; after it the last one counts.
+    A killed run loses the figures since the last summary, but no batch or swap. A summary has the
+    broker's last accounting if a new one takes longer than `accounting_seconds`.
     """
 
     def __init__(

@@ -17,8 +17,7 @@ PLAIN_SECONDS = 10.0
 class Terminal:
     """Prints phases and progress: `with terminal.bar(total, text): terminal.advance(done, text)`.
 
-    Args:
-        console: Rich's console to print to; None for standard output.
+    It prints to rich's `console`, by default to standard output.
     """
 
     def __init__(self, console: Console | None = None) -> None:
