@@ -149,7 +149,7 @@ def test_a_log_that_breaks_off_goes_on_where_it_was(monkeypatch):
 def test_a_log_that_brings_nothing_more_is_given_up(monkeypatch):
     broken = RuntimeError("no route to the head")
     with pytest.raises(
-        RunFailed, match=r"broke off 6 times \(no route to the head\); .* attach job"
+        RunFailed, match=r"broke off 6 times \(no route to the head\); .*attach job"
     ):
         follow(monkeypatch, *[[broken]] * 9)
 
