@@ -58,13 +58,6 @@ def purpose(config: HeldoutConfig | None, actor: int, actors: int) -> Purpose | 
     return Purpose.EVALUATE if engine_id_of(actor) == only_evaluates else Purpose.TRAIN
 
 
-def pinned_seconds(config: HeldoutConfig | None, actor: int, actors: int) -> float:
-    """Return how long actor number `actor` may keep a version in order to evaluate it."""
-    if config is None or purpose(config, actor, actors) is not Purpose.EVALUATE:
-        return 0.0
-    return config.pinned_seconds
-
-
 def scores_first(unfinished: Sequence[str]) -> bool:
     """Return True if one of these evaluations, by name, is of the initial policy."""
     return any(name.endswith("@0") for name in unfinished)

@@ -25,6 +25,7 @@ from deploy.driver.run_context import RunContext
 from deploy.errors import RunFailed, first_line
 from deploy.observability.waits import ActorHealth
 from queues.errors import QueueClosed
+from queues.records import Purpose
 from weight_sync.errors import DeadlineExceeded, LoadFailed
 
 
@@ -118,12 +119,13 @@ class Supervisor:
         if self._working_since is None:
             return None
         statistics = self._statistics or {}
+        evaluates = self._spec.purpose is Purpose.EVALUATE
         return ActorHealth(
             engine_id=self._engine_id,
             answers=self._answers,
             running=statistics.get("running_rollouts", 0),
             finished=statistics.get("rollouts", 0),
-            pinned_seconds=self._spec.pinned_seconds,
+            pinned_seconds=self._spec.pinned_seconds if evaluates else 0.0,
         )
 
     @property

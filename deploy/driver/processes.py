@@ -13,7 +13,7 @@ from actors.ray_reward_model import create_reward_model
 from deploy.cluster.cpu_affinity import actors_on_cores
 from deploy.cluster.placement import resource_requests
 from deploy.cluster.placement_group import Reservation
-from deploy.config.evaluation_schedule import pinned_seconds, purpose
+from deploy.config.evaluation_schedule import purpose
 from deploy.driver.actor_supervisor import Supervisor
 from deploy.driver.reward_model_supervisor import RewardModelSupervisor
 from deploy.driver.run_context import RunContext
@@ -117,16 +117,12 @@ class Processes:
             reward_model_client=self.reward_models[0].client if self.reward_models else None,
             metrics_host=self._metrics_host,
             engine_metrics=config.deploy.engine_metrics,
+            pinned_seconds=config.heldout.pinned_seconds if config.heldout else 0.0,
         )
         return [
             Supervisor(
                 self._context,
-                replace(
-                    spec,
-                    index=index,
-                    purpose=purpose(config.heldout, index, count),
-                    pinned_seconds=pinned_seconds(config.heldout, index, count),
-                ),
+                replace(spec, index=index, purpose=purpose(config.heldout, index, count)),
                 partial(create_actor, **self._reservation.options("actors", index)),
             )
             for index in range(count)

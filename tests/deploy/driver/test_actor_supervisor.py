@@ -43,7 +43,7 @@ class Stage:
                 index=3,
                 broker=self,
                 broadcaster=SimpleNamespace(release=self.release_permit),
-                pinned_seconds=0.0,
+                purpose=None,
             ),
             self.create,
             timing=Timing(
