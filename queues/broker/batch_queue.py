@@ -26,12 +26,9 @@ CHECKSUM = "weights_checksum"
 class BrokerBatchQueue(BatchQueue):
     """Hands out batches and records what became of them."""
 
-    def __init__(
-        self, commits: CommitPipeline, retention: Retention, *, patience_seconds: float
-    ) -> None:
+    def __init__(self, commits: CommitPipeline, retention: Retention) -> None:
         self.commits = commits
         self.retention = retention
-        self._patience_seconds = patience_seconds
 
     async def take(self, version: int, timeout: float) -> Batch | None:
         """Implement `BatchQueue.take`."""
@@ -81,7 +78,7 @@ class BrokerBatchQueue(BatchQueue):
         except (TypeError, ValueError) as error:
             raise InputError(f"statistics of batch {version} are not JSON: {error}") from error
         state.ack(BatchRecord(version=version, acked_at=time.time(), statistics=json.loads(text)))
-        state.patience_ends = time.monotonic() + self._patience_seconds
+        state.patience_ends = time.monotonic() + state.config.patience_seconds
         commits.lease_polls.wake_at(state.patience_ends)
         memory = dict(state.groups.counts)
         counts = await commits.durable(

@@ -30,10 +30,6 @@ from queues.broker.retention import Retention
 from queues.broker.status import BrokerStatus, status_of
 from queues.broker.work_queue import BrokerWorkQueue
 from queues.config import QueuesConfig, RunSpec
-from queues.policy.admission import Bounds
-from queues.policy.dynamic_sampling import TieFilter
-from queues.policy.prompt_retirement import Retirement
-from queues.policy.staleness_controller import StalenessController
 from queues.readers.accounting import Accounting, account
 from queues.state.broker_state import BrokerState
 from queues.storage.journal import Journal
@@ -57,7 +53,7 @@ class Broker(BrokerPromptFeed, BrokerWorkQueue, BrokerBatchQueue):
     """
 
     def __init__(self, directory: Path, *, config: QueuesConfig, spec: RunSpec) -> None:
-        state = _new_state(config, spec)
+        state = BrokerState(config=config, spec=spec)
         ledger = Ledger(directory, synchronous=config.synchronous)
         try:
             recover(ledger, state)
@@ -65,13 +61,11 @@ class Broker(BrokerPromptFeed, BrokerWorkQueue, BrokerBatchQueue):
         except BaseException:
             ledger.close()
             raise
-        commits = CommitPipeline(state, ledger, journal, interval=config.commit_interval_seconds)
-        retention = Retention(directory, commits, keeps_all=config.keep_rollouts == "all")
+        commits = CommitPipeline(state, ledger, journal)
+        retention = Retention(directory, commits)
         BrokerPromptFeed.__init__(self, commits)
-        BrokerWorkQueue.__init__(self, commits, retention, lease_seconds=config.lease_seconds)
-        BrokerBatchQueue.__init__(
-            self, commits, retention, patience_seconds=config.patience_seconds
-        )
+        BrokerWorkQueue.__init__(self, commits, retention)
+        BrokerBatchQueue.__init__(self, commits, retention)
 
     async def accounting(self) -> Accounting:
         """Count the ledger's rows and compare them with the broker's memory."""
@@ -90,31 +84,3 @@ class Broker(BrokerPromptFeed, BrokerWorkQueue, BrokerBatchQueue):
         """
         self.leases.stop()
         await self.commits.close()
-
-
-def _new_state(config: QueuesConfig, spec: RunSpec) -> BrokerState:
-    controller = None
-    if config.ess_target is not None:
-        controller = StalenessController(
-            target=config.ess_target, most=config.max_staleness, batches=config.ess_batches
-        )
-    tie_filter = None
-    if config.filter_tied:
-        tie_filter = TieFilter(limit=config.max_filtered_batches * spec.groups_per_batch)
-    return BrokerState(
-        bounds=Bounds(
-            max_staleness=config.max_staleness,
-            groups_per_batch=spec.groups_per_batch,
-            steps=spec.steps,
-            most_live=config.window,
-            on_overdue=config.on_overdue,
-        ),
-        group_size=spec.group_size,
-        queued_batches=config.queued_batches,
-        max_attempts=config.max_attempts,
-        retry_seconds=config.retry_seconds,
-        greedy_baseline=spec.greedy_baseline,
-        controller=controller,
-        tie_filter=tie_filter,
-        retirement=Retirement(cap=spec.pass_rate_cap, threshold=spec.pass_threshold),
-    )

@@ -31,15 +31,14 @@ class CommitPipeline:
     """Makes decisions durable; owns ledger and journal from its construction on.
 
     The state is read and changed in the event loop only, ledger and journal are written in the
-    threads of their writers only. A commit waits `interval` seconds for other changes to join it.
+    threads of their writers only.
     """
 
-    def __init__(
-        self, state: BrokerState, ledger: Ledger, journal: Journal, *, interval: float
-    ) -> None:
+    def __init__(self, state: BrokerState, ledger: Ledger, journal: Journal) -> None:
         self.state = state
         self.ledger = ledger
         self.journal = journal
+        interval = state.config.commit_interval_seconds
         self._ledger_writer = GroupCommit(ledger, name="ledger-writer", interval=interval)
         self._journal_writer = GroupCommit(journal, name="journal-writer", interval=interval)
         self._closed = False

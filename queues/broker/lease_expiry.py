@@ -16,9 +16,9 @@ log = logging.getLogger(__name__)
 class LeaseExpiry:
     """Ends leases without a result; one task watches while anything is leased."""
 
-    def __init__(self, commits: CommitPipeline, *, lease_seconds: float) -> None:
+    def __init__(self, commits: CommitPipeline) -> None:
         self._commits = commits
-        self._lease_seconds = lease_seconds
+        self._lease_seconds = commits.state.config.lease_seconds
         self._watching: asyncio.Task[None] | None = None
 
     def expiry(self) -> float:

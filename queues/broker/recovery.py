@@ -45,7 +45,7 @@ def recover(ledger: Ledger, state: BrokerState) -> None:
 
 
 def _check_sizes(ledger: Ledger, state: BrokerState) -> None:
-    sizes = {"groups_per_batch": state.bounds.groups_per_batch, "group_size": state.group_size}
+    sizes = {"groups_per_batch": state.bounds.groups_per_batch, "group_size": state.spec.group_size}
     for name, value in sizes.items():
         begun_with = ledger.remember(name, str(value))
         if begun_with != str(value):

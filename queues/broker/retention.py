@@ -27,12 +27,11 @@ log = logging.getLogger(__name__)
 
 
 class Retention:
-    """Removes segments of a run's journal that nothing can need; none with `keeps_all`."""
+    """Removes segments of a run's journal that nothing can need, unless all are to be kept."""
 
-    def __init__(self, directory: Path, commits: CommitPipeline, *, keeps_all: bool) -> None:
+    def __init__(self, directory: Path, commits: CommitPipeline) -> None:
         self._directory = directory
         self._commits = commits
-        self._keeps_all = keeps_all
         self._puts: Counter[int] = Counter()
         """Number of puts in progress by the segment that was the newest when they began."""
 
@@ -48,7 +47,7 @@ class Retention:
 
     async def apply(self) -> None:
         """Remove unneeded segments; call this after a checkpoint is committed."""
-        if self._keeps_all:
+        if self._commits.state.config.keep_rollouts == "all":
             return
         below = min(self._puts, default=self._commits.journal.newest)
         # Rows of puts that have ended, cancelled ones too, were submitted before: wait for them.

@@ -20,11 +20,9 @@ from queues.state.groups import ENGINE_LOST
 class BrokerWorkQueue(WorkQueue):
     """Grants and renews leases, and accepts what was leased."""
 
-    def __init__(
-        self, commits: CommitPipeline, retention: Retention, *, lease_seconds: float
-    ) -> None:
+    def __init__(self, commits: CommitPipeline, retention: Retention) -> None:
         self.commits = commits
-        self.leases = LeaseExpiry(commits, lease_seconds=lease_seconds)
+        self.leases = LeaseExpiry(commits)
         self._payloads = PayloadBatching()
         self.intake = ResultIntake(commits, self._payloads, retention)
         self._released: Counter[str] = Counter()

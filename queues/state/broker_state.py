@@ -8,6 +8,7 @@ from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from queues.config import QueuesConfig, RunSpec
 from queues.errors import ProtocolError, QueueClosed
 from queues.policy.admission import Bounds, Choice, choose_batch, fits, leases_allowed
 from queues.policy.dynamic_sampling import TieFilter, Verdict
@@ -22,24 +23,20 @@ from queues.state.results_queue import ResultsQueue
 
 BATCHES_KEPT = 100
 MOST_DOUBLINGS = 5
+"""Failures after which `retry_seconds` is not doubled any more."""
 
 
 @dataclass(slots=True, kw_only=True)
 class BrokerState:
     """The groups, engines and evaluations of a run, and the learner's version."""
 
-    bounds: Bounds
-    group_size: int
-    queued_batches: int
-    max_attempts: int
-    retry_seconds: float = 0.0
-    """Wait after a failed attempt; doubled with each further one, at most MOST_DOUBLINGS times."""
-    greedy_baseline: bool = False
-    """Generate one greedy rollout beside every train group."""
-    controller: StalenessController | None = None
+    config: QueuesConfig
+    spec: RunSpec
+    bounds: Bounds = field(init=False)
+    controller: StalenessController | None = field(init=False, default=None)
     """Chooses the window of staleness; None keeps it at its widest."""
-    tie_filter: TieFilter | None = None
-    retirement: Retirement = field(default_factory=Retirement)
+    tie_filter: TieFilter | None = field(init=False, default=None)
+    retirement: Retirement = field(init=False)
     groups: Groups = field(default_factory=Groups)
     prompts: PromptQueue = field(default_factory=PromptQueue)
     results: ResultsQueue = field(default_factory=ResultsQueue)
@@ -69,6 +66,17 @@ class BrokerState:
     diverged: int = 0
     """Batches since then that were trained again and gave other weights than before."""
     last_error: str | None = None
+
+    def __post_init__(self) -> None:
+        config, spec = self.config, self.spec
+        self.bounds = config.bounds(spec)
+        if config.ess_target is not None:
+            self.controller = StalenessController(
+                target=config.ess_target, most=config.max_staleness, batches=config.ess_batches
+            )
+        if config.filter_tied:
+            self.tie_filter = TieFilter(limit=config.max_filtered_batches * spec.groups_per_batch)
+        self.retirement = Retirement(cap=spec.pass_rate_cap, threshold=spec.pass_threshold)
 
     @property
     def training_over(self) -> bool:
@@ -109,7 +117,7 @@ class BrokerState:
         if self.training_over or self.ended:
             raise QueueClosed("prompts_wanted: no more prompts will be wanted")
         size = self.bounds.groups_per_batch
-        length = self.queued_batches * size
+        length = self.config.queued_batches * size
         trainable = (self.bounds.steps - self.version) * size - self.groups.live - len(self.prompts)
         wanted = min(length - self.prompts.available, trainable)
         # Half a queue at a time, and not one prompt for each lease: every issue is a commit.
@@ -161,7 +169,7 @@ class BrokerState:
         Raises:
             SchemaError: It is not what was leased; the lease stays.
         """
-        group.check(result, self.group_size)
+        group.check(result, self.spec.group_size)
         self.accepted += 1
         run = self._evaluation(group)
         if run is not None:
@@ -193,17 +201,17 @@ class BrokerState:
         excused = reason in reasons.EXCUSED
         if not excused:
             group.failures += 1
-        if group.failures >= self.max_attempts:
+        if group.failures >= self.config.max_attempts:
             self._fail(group, reason)
             if group.evaluation is None:
                 self.retirement.add_failed(group.prompt.prompt_id)
             return State.FAILED
         self.groups.move(group, State.QUEUED)
-        if excused or not self.retry_seconds or group.evaluation is not None:
+        if excused or not self.config.retry_seconds or group.evaluation is not None:
             self.prompts.redeliver(group)
         else:
             doublings = min(group.failures - 1, MOST_DOUBLINGS)
-            group.not_before = now + self.retry_seconds * 2**doublings
+            group.not_before = now + self.config.retry_seconds * 2**doublings
             self.prompts.defer(group, group.not_before)
         return State.QUEUED
 
@@ -315,7 +323,7 @@ class BrokerState:
 
     def _pop_train(self, capacity: int, version: int) -> list[Group]:
         """Remove from the queue the train groups that an engine of this version may lease."""
-        rollouts = self.group_size + (1 if self.greedy_baseline else 0)
+        rollouts = self.spec.group_size + (1 if self.spec.greedy_baseline else 0)
         wanted = min(capacity // rollouts, len(self.prompts))
         # Many engines ask in vain while the window is full, so this is decided first.
         if not wanted or self.groups.live >= self.bounds.window(self.version):
@@ -357,12 +365,12 @@ class BrokerState:
             group_id=group.group_id,
             attempt=group.attempt,
             prompt=group.prompt,
-            group_size=self.group_size if run is None else 1,
+            group_size=self.spec.group_size if run is None else 1,
             purpose=group.purpose,
             temperature=None if run is None else run.temperature,
             start_version=start,
             deadline_version=deadline,
-            greedy_baseline=self.greedy_baseline and run is None,
+            greedy_baseline=self.spec.greedy_baseline and run is None,
         )
 
     def _evaluation(self, group: Group) -> EvaluationRun | None:
