@@ -30,8 +30,7 @@ class PromptFeed(Protocol):
             prompts: Each becomes a group, unless it is retired or failed before. Once a whole epoch
                 is skipped that way, the source counts as ended.
             cursor: Position of the source after these prompts.
-            last: The source has ended; only then may the last batch be short, and evaluations of
-                versions that training does not reach then fail.
+            last: The source has ended; only then may the last batch be short.
 
         Raises:
             InputError: Metadata that is not JSON, or with a pass-rate cap an id without an epoch.
@@ -47,8 +46,8 @@ class PromptFeed(Protocol):
         """Queue an evaluation; a name that exists already is left as it is.
 
         Every prompt is sampled as often as it is given, ahead of training, by engines that serve
-        `min_version` or later. Queue the evaluation of the last version before the last `ack`,
-        which ends the run if no work is left.
+        `min_version` or later; it fails if training ends before that version. Queue the evaluation
+        of the last version before the last `ack`, which ends the run if no work is left.
 
         Raises:
             InputError: No prompts, or `min_version` is after the last step.
@@ -81,11 +80,8 @@ class WorkQueue(Protocol):
         Evaluations come first, then what admission allows at the version that the engine last
         reported. An engine that has reported none gets nothing.
 
-        Args:
-            engine_id: The engine that generates them.
-            capacity: Largest number of rollouts of all leased groups together (`Lease.capacity`).
-            timeout: Seconds.
-            purpose: Lease only groups of this purpose; None leases groups of either.
+        All leased groups together have at most `capacity` rollouts (`Lease.capacity`). With a
+        purpose, only groups of that purpose are leased.
 
         Raises:
             QueueClosed: The run is over.
@@ -155,11 +151,8 @@ class BatchQueue(Protocol):
 
         Repeating it changes nothing, but weights that differ from the first time are counted.
 
-        Args:
-            version: Version that the batch was trained at.
-            statistics: JSON values, kept in the ledger. The broker adds counts of groups that were
-                left out or trained late, and the state of the staleness controller, which reads
-                `ess`.
+        The statistics are JSON values, kept in the ledger. The broker adds counts of groups that
+        were left out or trained late, and the state of the staleness controller, which reads `ess`.
 
         Raises:
             InputError: The statistics are not JSON.
@@ -175,4 +168,4 @@ class BatchQueue(Protocol):
         """
 
     async def cursor(self) -> str | None:
-        """Return the cursor of the last `issue`; None before it."""
+        """Return the cursor of the last `issue`; None before the first."""

@@ -31,7 +31,6 @@ class BrokerBatchQueue(BatchQueue):
         self.retention = retention
 
     async def take(self, version: int, timeout: float) -> Batch | None:
-        """Implement `BatchQueue.take`."""
         commits, state = self.commits, self.commits.state
 
         def decide() -> asyncio.Future[list[Location]] | None:
@@ -67,7 +66,6 @@ class BrokerBatchQueue(BatchQueue):
         return Batch(version=version, payloads=payloads)
 
     async def ack(self, version: int, statistics: Mapping[str, Any]) -> None:
-        """Implement `BatchQueue.ack`."""
         commits, state = self.commits, self.commits.state
         commits.check_open()
         if version < state.version:
@@ -87,13 +85,11 @@ class BrokerBatchQueue(BatchQueue):
         require_balanced(counts, memory, where=f"after batch {version}")
 
     async def commit_checkpoint(self, version: int, path: str) -> None:
-        """Implement `BatchQueue.commit_checkpoint`."""
         self.commits.check_open()
         await self.commits.durable(partial(self.commits.ledger.commit_checkpoint, version, path))
         await self.retention.apply()
 
     async def cursor(self) -> str | None:
-        """Implement `BatchQueue.cursor`."""
         return self.commits.state.cursor
 
     async def _compare(self, version: int, statistics: Mapping[str, Any]) -> None:

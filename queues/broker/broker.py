@@ -7,13 +7,11 @@
     learner                     ack ──▶ │ taken  │ ─▶ trained
 
     waiting call       waits for                         is woken by
-    lease              prompts that admission allows     issue, evaluate, serving, ack, fail, and
-                                                         the end of patience with engines that lag,
-                                                         or of a failed group's wait
+    lease              prompts that admission allows     issue, evaluate, serving, ack, fail, the
+                                                         end of patience or of a failed group's wait
     take, evaluation   ready groups, the last result     put, fail, ack
     prompts_wanted     a prompt queue that is too short  lease, ack, fail
-    (a put whose result is filtered wakes as fail does, and so does a take that leaves stragglers)
-    (a lost or released lease wakes as fail does, close wakes all)
+    (lost and released leases, filtered results and takes that leave stragglers wake as fail does)
 
 The broker consists of three parts, one for each protocol of `queues.protocols`, which share one
 `CommitPipeline`. The state decides without awaiting; the pipeline makes the decision durable; only
@@ -45,6 +43,7 @@ class Broker(BrokerPromptFeed, BrokerWorkQueue, BrokerBatchQueue):
             that it holds already is continued.
         config: Section `[queues]`.
         spec: Size of the run's batches and groups.
+        probe_seconds: Interval between probes of a full disk, while the broker pauses.
 
     Raises:
         InputError: A bound under which no batch could be trained, or the run was begun with other
@@ -52,7 +51,9 @@ class Broker(BrokerPromptFeed, BrokerWorkQueue, BrokerBatchQueue):
         LedgerError: The ledger cannot be opened, is damaged, or another broker uses it.
     """
 
-    def __init__(self, directory: Path, *, config: QueuesConfig, spec: RunSpec) -> None:
+    def __init__(
+        self, directory: Path, *, config: QueuesConfig, spec: RunSpec, probe_seconds: float = 1.0
+    ) -> None:
         state = BrokerState(config=config, spec=spec)
         ledger = Ledger(directory, synchronous=config.synchronous)
         try:
@@ -61,7 +62,7 @@ class Broker(BrokerPromptFeed, BrokerWorkQueue, BrokerBatchQueue):
         except BaseException:
             ledger.close()
             raise
-        commits = CommitPipeline(state, ledger, journal)
+        commits = CommitPipeline(state, ledger, journal, probe_seconds=probe_seconds)
         retention = Retention(directory, commits)
         BrokerPromptFeed.__init__(self, commits)
         BrokerWorkQueue.__init__(self, commits, retention)

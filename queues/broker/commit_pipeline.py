@@ -1,9 +1,7 @@
 """The way of a decision from the broker's state to the disk and to everyone who waits for it.
 
-    payload ─▶ journal's writer ─▶ durable ─▶ decision ─▶ ledger's writer ─▶ durable ─▶ the caller
-                                                 │                                   is answered
-        polls ◀──────────────────────────────────┘
-        a poll that may go on asks the state again, and its answer waits for the disk too
+    payload ─▶ journal ─▶ durable ─▶ decision ─▶ ledger ─▶ durable ─▶ the caller is answered
+                                        └─▶ long polls, whose own answers wait for the disk too
 
 Nothing is decided about a payload that is not on disk, so small changes never wait for large ones.
 """
@@ -34,13 +32,21 @@ class CommitPipeline:
     threads of their writers only.
     """
 
-    def __init__(self, state: BrokerState, ledger: Ledger, journal: Journal) -> None:
+    def __init__(
+        self, state: BrokerState, ledger: Ledger, journal: Journal, *, probe_seconds: float
+    ) -> None:
         self.state = state
         self.ledger = ledger
         self.journal = journal
-        interval = state.config.commit_interval_seconds
-        self._ledger_writer = GroupCommit(ledger, name="ledger-writer", interval=interval)
-        self._journal_writer = GroupCommit(journal, name="journal-writer", interval=interval)
+        self._ledger_writer, self._journal_writer = (
+            GroupCommit(
+                store,
+                name=f"{name}-writer",
+                interval=state.config.commit_interval_seconds,
+                probe_seconds=probe_seconds,
+            )
+            for name, store in (("ledger", ledger), ("journal", journal))
+        )
         self._closed = False
         self._failure: LedgerError | None = None
         self.lease_polls = LongPolls(self.check_open)

@@ -9,11 +9,7 @@ T = TypeVar("T")
 
 
 class LongPolls:
-    """The calls that one kind of change may answer.
-
-    Args:
-        check_open: Raises once no call may be answered any more.
-    """
+    """The calls that one kind of change may answer; `check_open` raises once none may be."""
 
     def __init__(self, check_open: Callable[[], None]) -> None:
         self._check_open = check_open
@@ -23,12 +19,9 @@ class LongPolls:
     async def until(
         self, decide: Callable[[], T | None], timeout: float, *, name: str | None = None
     ) -> T | None:
-        """Call `decide` now and after every change, until it returns something other than None.
+        """Call `decide` now and after every change until it returns something other than None.
 
-        Args:
-            decide: Called without awaiting between `check_open` and its answer.
-            timeout: Seconds, after which None is returned.
-            name: Name of the caller, for changes that concern only one caller.
+        Returns None after `timeout` seconds. `name` is that of the caller, for `wake`.
         """
         try:
             async with asyncio.timeout(timeout):

@@ -1,10 +1,8 @@
 """Recovery of a broker's state from the ledger, however the last broker ended.
 
-Accepted groups are ready, a taken batch is taken, evaluations continue. Leases are void, since
-their holders got them from a broker that is gone: those groups are at the front of the queue, as
-are prompts that were issued anew, and their next lease has a higher attempt, so late results of the
-old leases are refused. Failed attempts are forgotten: nothing waits because of one, and every group
-has its full number of attempts.
+Accepted groups are ready, a taken batch is taken, evaluations continue. Leases are void: those
+groups are at the front of the queue, as are prompts that were issued anew, and late results of the
+old leases are refused. Failed attempts are forgotten: every group has its full number again.
 """
 
 import json

@@ -6,8 +6,8 @@ the oldest checkpoint that still exists: a rollback trains those batches again.
     put begins ─▶ frame in the journal ─▶ row in the ledger ─▶ put ends
         └── the segment that is the newest at this moment, and all later ones, stay ──┘
 
-Until its row is committed nothing in the ledger shows that a frame is needed. Removed segments are
-recorded in the ledger (`meta`), so that a reader can distinguish them from lost segments.
+Removed segments are recorded in the ledger (`meta`), so that a reader can distinguish them from
+lost segments.
 """
 
 import asyncio

@@ -29,7 +29,6 @@ class BrokerWorkQueue(WorkQueue):
         """Number of `release` calls for each engine."""
 
     async def serving(self, engine_id: str, version: int) -> None:
-        """Implement `WorkQueue.serving`."""
         self.commits.check_open()
         self.commits.state.serving(engine_id, version)
         self.commits.lease_polls.wake(engine_id)
@@ -37,7 +36,6 @@ class BrokerWorkQueue(WorkQueue):
     async def lease(
         self, engine_id: str, capacity: int, timeout: float, purpose: Purpose | None = None
     ) -> list[Lease]:
-        """Implement `WorkQueue.lease`."""
         if capacity < 1:
             raise ProtocolError(f"lease: capacity = {capacity} must be at least 1")
         commits, state = self.commits, self.commits.state
@@ -71,7 +69,6 @@ class BrokerWorkQueue(WorkQueue):
     async def heartbeat(
         self, engine_id: str, held: Sequence[tuple[str, int]]
     ) -> list[tuple[str, int]]:
-        """Implement `WorkQueue.heartbeat`."""
         self.commits.check_open()
         lost = []
         for group_id, attempt in held:
@@ -83,14 +80,12 @@ class BrokerWorkQueue(WorkQueue):
         return lost
 
     async def put(self, engine_id: str, payload: bytes) -> PutStatus:
-        """Implement `WorkQueue.put`."""
         (answer,) = await self.intake.put_many([(engine_id, payload)])
         if isinstance(answer, QueuesError):
             raise answer
         return answer
 
     async def save(self, engine_id: str, payload: bytes) -> None:
-        """Implement `WorkQueue.save`."""
         (summary,) = await self._payloads.summarize([payload])
         if isinstance(summary, SchemaError):
             raise summary
@@ -107,7 +102,6 @@ class BrokerWorkQueue(WorkQueue):
     async def fail(
         self, engine_id: str, group_id: str, attempt: int, *, reason: str, error: str
     ) -> None:
-        """Implement `WorkQueue.fail`."""
         self.commits.check_open()
         error = error.encode(errors="replace").decode()  # SQLite takes only valid UTF-8
         group = self.commits.state.groups.leased_to(engine_id, group_id, attempt)
@@ -115,7 +109,6 @@ class BrokerWorkQueue(WorkQueue):
             await self.leases.give_back([group], reason, error)
 
     async def release(self, engine_id: str) -> int:
-        """Implement `WorkQueue.release`."""
         self.commits.check_open()
         state = self.commits.state
         state.engines.pop(engine_id, None)

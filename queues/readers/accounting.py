@@ -1,8 +1,7 @@
-"""The accounts of a run: is every issued group in exactly one state?
+"""The accounts of a run, read from its ledger: is every issued group in exactly one state?
 
-They are read from the ledger alone, without writing to it, whether the run is running or not. Every
-function that takes a run's folder raises InputError if it holds no run, and LedgerError if its
-ledger cannot be read.
+The run may be running. Every function that takes a run's folder raises InputError if it holds no
+run, and LedgerError if its ledger cannot be read.
 """
 
 import fcntl
@@ -219,10 +218,6 @@ def open_ledger(run_directory: Path, *, verify: bool = True) -> Iterator[sqlite3
     """Open a ledger read-only, as it is at one moment.
 
     `verify` compares the rows with their checksums first (`queues.storage.row_checksums`).
-
-    Raises:
-        InputError: There is no ledger in the directory.
-        LedgerError: The ledger cannot be read.
     """
     path = run_directory / FILE_NAME
     if not path.is_file():

@@ -1,6 +1,5 @@
 """Times at which the groups of a run were generated, accepted, taken and trained.
 
-They are read from the folder of a run, running or not (`queues.readers.accounting.open_ledger`).
 Held-out evaluations are not journaled, so they are left out.
 """
 

@@ -1,7 +1,6 @@
 """The state of a run in memory, and every decision about it, without disk or event loop.
 
-The states of groups are those of `groups`, the rules those of `queues.policy`, the order of the
-queues that of `prompt_queue` and `results_queue`. `recovery` fills the state from a ledger.
+The methods that answer a call of `queues.protocols` raise the errors documented there.
 """
 
 from collections import Counter, deque
@@ -95,6 +94,11 @@ class BrokerState:
         controller = self.controller
         return self.bounds.max_staleness if controller is None else controller.state.window
 
+    @property
+    def lease_bounds(self) -> Bounds:
+        """The bounds of new leases, within the window of staleness."""
+        return self.bounds.within(self.staleness)
+
     def issue(self, prompts: Sequence[Prompt], evaluation: str | None = None) -> list[Group]:
         """Queue a group for each prompt."""
         groups = [self._new_group(prompt, evaluation) for prompt in prompts]
@@ -109,11 +113,7 @@ class BrokerState:
         return self.issue(prompts, run.name)
 
     def wanted(self) -> int | None:
-        """Return how many prompts to issue now; None while the prompt queue is long enough.
-
-        Raises:
-            QueueClosed: No prompt will be wanted any more.
-        """
+        """Return how many prompts to issue now; None while the prompt queue is long enough."""
         if self.training_over or self.ended:
             raise QueueClosed("prompts_wanted: no more prompts will be wanted")
         size = self.bounds.groups_per_batch
@@ -141,9 +141,6 @@ class BrokerState:
 
         The leased groups have at most `capacity` rollouts together, baselines included. An engine
         that lags gets no train groups while there is patience: it waits for its weights.
-
-        Raises:
-            QueueClosed: Nothing will ever be leased again.
         """
         if self.over:
             raise QueueClosed("lease: the run is over")
@@ -164,31 +161,24 @@ class BrokerState:
         return leases
 
     def accept(self, group: Group, result: Summary, *, now: float) -> Acceptance:
-        """Accept the one result of a leased group: a train group becomes ready, or is filtered.
-
-        Raises:
-            SchemaError: It is not what was leased; the lease stays.
-        """
+        """Accept the one result of a leased group: a train group becomes ready, or is filtered."""
         group.check(result, self.spec.group_size)
         self.accepted += 1
-        run = self._evaluation(group)
-        if run is not None:
+        if (run := self._evaluation(group)) is not None:
             self.groups.move(group, State.SCORED)
             run.score(result)
             self._close_evaluation(run)
             return Acceptance(State.SCORED)
-        rewards, verdict = result.task_rewards, Verdict.KEPT
+        rewards = result.task_rewards
         retires = self.retirement.retire(result.prompt_id, rewards)
-        if self.tie_filter is not None:
-            verdict = self.tie_filter.judge(rewards)
+        verdict = Verdict.KEPT if self.tie_filter is None else self.tie_filter.judge(rewards)
         if verdict is Verdict.DROPPED:
             self.groups.move(group, State.DROPPED, reason=reasons.FILTERED)
             return Acceptance(State.DROPPED, reasons.FILTERED, retires=retires)
         group.ready_at = now
         self.groups.move(group, State.READY, due=group.due)
         self.results.add(group)
-        let_through = verdict is Verdict.LET_THROUGH
-        return Acceptance(State.READY, let_through=let_through, retires=retires)
+        return Acceptance(State.READY, let_through=verdict is Verdict.LET_THROUGH, retires=retires)
 
     def give_back(self, group: Group, reason: str, *, now: float) -> State:
         """End a lease without a result: the group is queued again, or failed for good.
@@ -223,20 +213,15 @@ class BrokerState:
         return groups
 
     def take(self, version: int) -> list[str] | None:
-        """Take the batch of `version`: its group ids, or None while the learner has to wait.
-
-        Raises:
-            QueueClosed: That batch will never come.
-            ProtocolError: Another batch is due.
-        """
+        """Take the batch of `version`: its group ids, or None while the learner has to wait."""
         if self.training_over:
             raise QueueClosed(f"take: no batch {version} will come, {self.version} are trained")
         if version != self.version or self.taken:
             raise ProtocolError(f"take: batch {version}, but the learner is at {self.version}")
-        choice = self._choose()
-        if not choice.count:
+        count = self.choose_batch().count
+        if not count:
             return None
-        self.taken = self.results.pop(choice.count)
+        self.taken = self.results.pop(count)
         for group in self.taken:
             self.groups.move(group, State.TAKEN, due=version)
             if group.overdue:
@@ -271,17 +256,12 @@ class BrokerState:
         """Return the leased groups that the learner has to wait for; empty if it need not wait."""
         if self.taken or self.training_over:
             return []
-        until = self._choose().waits_until_due
-        if until is None:
-            return []
-        return [x for x in self.groups.leased() if x.due is not None and x.due <= until]
+        until = self.choose_batch().waits_until_due
+        leased = self.groups.leased() if until is not None else []
+        return [x for x in leased if x.due is not None and x.due <= until]
 
     def ack(self, record: BatchRecord) -> None:
-        """Record that the taken batch is trained.
-
-        Raises:
-            ProtocolError: That batch is not taken.
-        """
+        """Record that the taken batch is trained."""
         if record.version != self.version or not self.taken:
             raise ProtocolError(f"ack: batch {record.version} is not taken, next is {self.version}")
         for group in self.taken:
@@ -313,7 +293,8 @@ class BrokerState:
             run.fail(group.prompt.prompt_id)
             self._close_evaluation(run)
 
-    def _choose(self) -> Choice:
+    def choose_batch(self) -> Choice:
+        """Decide by `admission.choose_batch`, as things are now, whether a batch may be taken."""
         leased = self.groups.leased_due
         ended = self.ended and not self.prompts and not leased
         if len(self.results) < self.bounds.groups_per_batch and not ended:
@@ -332,7 +313,7 @@ class BrokerState:
             self.groups.due,
             version=self.version,
             start_version=version,
-            bounds=self.bounds.within(self.staleness),
+            bounds=self.lease_bounds,
             overdue=self.groups.overdue,
         )
         return self.prompts.pop_train(min(wanted, allowed))
@@ -346,7 +327,7 @@ class BrokerState:
             self.groups.due,
             [min(group.saved, version)] + [version] * others,
             version=self.version,
-            bounds=self.bounds.within(self.staleness),
+            bounds=self.lease_bounds,
             overdue=self.groups.overdue,
         ):
             group.saved = None
@@ -359,7 +340,7 @@ class BrokerState:
         group.overdue = False
         start = version if group.saved is None else min(version, group.saved)
         group.engine_id, group.start_version, group.expires = engine_id, start, expires
-        deadline = self.bounds.within(self.staleness).deadline(start) if run is None else None
+        deadline = self.lease_bounds.deadline(start) if run is None else None
         self.groups.move(group, State.LEASED, due=deadline)
         return Lease(
             group_id=group.group_id,

@@ -2,9 +2,8 @@
 
     frame = length u32 · xxh3_64 u64 · payload (an Arrow IPC stream)      little-endian
 
-A frame counts once the ledger has committed its (segment, offset). Other frames, whole or torn, are
-garbage that nothing refers to. A journal that is opened again begins a new segment. Calls block;
-one thread writes (`queues.storage.group_commit`), any may read.
+A frame counts once the ledger has committed its (segment, offset); other frames are garbage. A
+journal that is opened again begins a new segment. Calls block; one thread writes, any may read.
 """
 
 import logging

@@ -3,9 +3,9 @@
     worker ─save▶ │ oldest version: in the group │ ─lease: does it still fit?─▶ worker continues
                   │ payload: in the ledger       │        └─ no: it samples afresh
 
-A group that is continued starts at its oldest saved token (s in `queues.policy.admission`); saved
-tokens with which it would not fit are left out. A payload is a group of `queues.schema` whose
-unfinished rollouts are `aborted`. It is deleted when the group has its result.
+A group that is continued starts at its oldest saved token (s in `queues.policy.admission`). A
+payload is a group of `queues.schema` whose unfinished rollouts are `aborted`. It is deleted when
+the group has its result.
 """
 
 import sqlite3

@@ -1,10 +1,9 @@
 """Checksums of the rows of a ledger, against damage that SQLite does not detect.
 
-SQLite checksums its write-ahead log but not its pages: a flipped bit in a page would be read as
-another number. So triggers keep, for every table, the sum of a hash of each row; it is committed
-with the rows, and compared with them whenever a ledger is opened. `PRAGMA integrity_check` detects
-damage that hides rows. The tables of `queues.storage.state_counts` have no sum: they are filled
-anew whenever a ledger is opened for writing.
+SQLite checksums its write-ahead log but not its pages. So triggers keep, for every table, the sum
+of a hash of each row, which is compared with the rows whenever a ledger is opened. `PRAGMA
+integrity_check` detects damage that hides rows. The tables of `queues.storage.state_counts` have no
+sum: they are filled anew whenever a ledger is opened for writing.
 """
 
 import sqlite3

@@ -85,13 +85,14 @@ def answer(
 
 
 def make_broker(directory: Path, **changes: Any) -> Broker:
-    """A broker of 2 groups of 2 rollouts a batch; `changes` to its arguments or its config."""
+    """A broker of 2 groups of 2 rollouts a batch; `changes` to its arguments, spec or config."""
     return Broker(directory, **_arguments(changes))
 
 
 def _arguments(changes: dict[str, Any]) -> dict[str, Any]:
     sizes = {name: changes.pop(name) for name in list(changes) if name in RunSpec.__slots__}
-    return {"config": QueuesConfig(**(CONFIG | changes)), "spec": RunSpec(**(SIZES | sizes))}
+    own = {"probe_seconds": changes.pop("probe_seconds")} if "probe_seconds" in changes else {}
+    return own | {"config": QueuesConfig(**(CONFIG | changes)), "spec": RunSpec(**(SIZES | sizes))}
 
 
 @pytest.fixture(params=["in_process", pytest.param("ray", marks=pytest.mark.ray)])

@@ -39,7 +39,6 @@ class EngineLink(Protocol):
 
     def call(self, method: Call, *arguments: Any) -> Any:
         """Call a method of the receiver; blocks, and raises what the method raises."""
-        ...
 
 
 Transfer = Callable[[str, dict[str, Any] | None], None]
@@ -51,11 +50,9 @@ class Sender(Protocol):
 
     def send(self, weights: Weights, transfer: Transfer) -> None:
         """Replace every weight of the engine; return once they are in place."""
-        ...
 
     def close(self) -> None:
         """Close the connection and abort a running `send`; must not wait for the engine."""
-        ...
 
 
 Connect = Callable[[EngineLink, Weights, Transfer], Sender]

@@ -26,19 +26,15 @@ class DirectEngine(Protocol):
 
     async def pause(self) -> None:
         """Return once no token is sampled any more."""
-        ...
 
     async def transfer(self, method: str, payload: dict[str, Any] | None) -> None:
         """Call a method of its weight-transfer endpoint, by vLLM's name."""
-        ...
 
     async def serve(self, version: int) -> None:
         """Set the version of the transferred weights; tokens sampled after `resume` carry it."""
-        ...
 
     async def resume(self) -> None:
         """Continue every request where it was frozen."""
-        ...
 
 
 class DirectReceiver:

@@ -15,11 +15,9 @@ class UpdatableEngine(Protocol):
         Called before `pause`; no `load` follows if a newer version comes. Weights that cannot be
         prepared are no error here: `load` refuses them.
         """
-        ...
 
     async def pause(self) -> None:
         """Return once no token is sampled any more; harmless while paused."""
-        ...
 
     async def load(self, weights: "StagedWeights", version: int) -> None:
         """Replace every weight; tokens sampled after `resume` carry `version`.
@@ -30,8 +28,6 @@ class UpdatableEngine(Protocol):
             LoadFailed: The weights may be a mixture; the engine waits, paused, for a full load. Any
                 other error means that the engine cannot be repaired.
         """
-        ...
 
     async def resume(self) -> None:
         """Continue every request where it was frozen."""
-        ...

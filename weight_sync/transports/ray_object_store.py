@@ -24,6 +24,7 @@ from weight_sync.buckets import Piece
 from weight_sync.errors import StagingError
 from weight_sync.manifest import Bucket, Manifest
 from weight_sync.ray_calls import remote_errors
+from weight_sync.transports.protocol import Transport
 from weight_sync.transports.sealed_memory import (
     SealedBucket,
     is_sealed,
@@ -46,8 +47,8 @@ class _Location(NamedTuple):
     local: str
 
 
-class ObjectStoreTransport:
-    """Stores buckets on this node and opens them from any (a `Transport`); needs a cluster."""
+class ObjectStoreTransport(Transport):
+    """Stores buckets on this node and opens them from any; needs a cluster."""
 
     def __init__(self, *, timeout: float = 60.0) -> None:
         self.node: str = ray.get_runtime_context().get_node_id()
@@ -56,17 +57,14 @@ class ObjectStoreTransport:
         self._downloader = _NodeActor(Downloader, timeout, timeout)
 
     def write(self, version: int, nbytes: int, pieces: Iterable[Piece]) -> Bucket:
-        """See `Transport.write`."""
         bucket = self._local.write(version, nbytes, pieces)
         location = f"ray/{self.node}/{self._publisher}/{version}{bucket.location}"
         return replace(bucket, location=location)
 
     def commit(self, manifest: Manifest) -> None:
-        """See `Transport.commit`; uploader and downloaders follow at their next call."""
         self._local.commit(manifest)
 
     def open(self, bucket: Bucket) -> SealedBucket:
-        """See `Transport.open`."""
         if is_sealed(bucket):
             return open_verified(bucket)
         match = _LOCATION.fullmatch(bucket.location)
@@ -80,7 +78,6 @@ class ObjectStoreTransport:
         return open_verified(self._downloader.call(self.node, "fetch", bucket, location))
 
     def close(self) -> None:
-        """See `Transport.close`."""
         self._local.close()
 
 

@@ -75,7 +75,7 @@ def check(state: BrokerState, issued: int) -> None:
     assert state.groups.leased_due == leased
     ended = state.ended
     for state.ended in (True, ended):
-        assert state._choose() == choose_batch(
+        assert state.choose_batch() == choose_batch(
             state.results.deadlines(),
             leased,
             version=state.version,
