@@ -11,8 +11,14 @@ import ray
 
 from weight_sync.announcements import WeightUpdateReport
 from weight_sync.config import WeightSyncConfig
-from weight_sync.direct.engines import Call, DirectEngines, EngineLink, Sender, Transfer, Weights
-from weight_sync.direct.publisher import DirectPublisher
+from weight_sync.direct.publisher import (
+    Call,
+    DirectPublisher,
+    EngineLink,
+    Sender,
+    Transfer,
+    Weights,
+)
 from weight_sync.errors import DeadlineExceeded, LoadFailed
 from weight_sync.publish.snapshot import wire_dtype
 from weight_sync.ray_broadcaster import BroadcasterClient
@@ -77,7 +83,11 @@ def make_direct_publisher(
     def report(report: WeightUpdateReport) -> None:
         asyncio.run(broadcaster.report(report))
 
-    engines = DirectEngines(JoinedEngines(broadcaster, timeout), connect, report, timeout=timeout)
     return DirectPublisher(
-        engines, timeout=timeout, wire_dtype=wire_dtype(config), seed_seconds=seed_seconds
+        JoinedEngines(broadcaster, timeout),
+        connect,
+        report,
+        timeout=timeout,
+        wire_dtype=wire_dtype(config),
+        seed_seconds=seed_seconds,
     )

@@ -40,7 +40,7 @@ class BackgroundPublisher(ABC):
         timeout: Seconds from a `publish` to its end after which the next one fails; also the
             deadline of `close`.
         wire_dtype: Dtype that every tensor is cast to before it is sent; None casts nothing.
-        idle_seconds: Interval of `_between` while no version waits; None never calls it.
+        idle_seconds: Interval of `on_idle` while no version waits; None never calls it.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class BackgroundPublisher(ABC):
     def _send(self, pending: PendingVersion) -> Snapshot | None:
         """Send a version, in the background; return the snapshot that is free again, if any."""
 
-    def _between(self) -> None:  # noqa: B027  (most publishers have nothing to do)
+    def on_idle(self) -> None:  # noqa: B027  (most publishers have nothing to do)
         """Do periodic work while no version waits, in the background."""
 
     def _late(self, sending: PendingVersion) -> str | None:
@@ -176,7 +176,7 @@ class BackgroundPublisher(ABC):
             failure, free = None, None
             try:
                 if pending is None:
-                    self._between()
+                    self.on_idle()
                 else:
                     free = self._send(pending)
             except BaseException as error:  # noqa: BLE001  (raised, typed, by the next call)
