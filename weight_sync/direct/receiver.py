@@ -2,8 +2,7 @@
 
     pause(v) ─▶ transfer(…) ─▶ … ─▶ resume ─▶ on_version(v)
 
-A failed attempt leaves a mixture of weights, so there is no second one: `run` ends with the error,
-and the supervisor replaces the engine, which joins again and is sent the newest version.
+A failed attempt leaves a mixture of weights, so there is no second one: `run` ends with the error.
 """
 
 import asyncio
@@ -78,11 +77,8 @@ class DirectReceiver:
     async def run(self, stop: asyncio.Event) -> None:
         """Register the engine, and return when `stop` is set.
 
-        Raises:
-            LoadFailed: A transfer failed after it had begun; the engine must be replaced.
-            DeadlineExceeded: A transfer did not end in time; the engine must be replaced.
-            IncompatibleWeights: The learner's tensors are not those of the engine.
-            Exception: Any error of the engine or of `on_version`.
+        After any error of a transfer, of the engine or of `on_version`, which it raises, the engine
+        must be replaced.
         """
         await self._join()
         waits = [asyncio.create_task(event.wait()) for event in (stop, self._failed)]
@@ -107,22 +103,23 @@ class DirectReceiver:
         All later calls of the attempt must carry the unique token `attempt`.
 
         Raises:
-            UpdateRefused: The engine serves this version or a newer one, waits for `on_version`,
-                or ends. It goes on as it is.
+            UpdateRefused: The engine goes on as it is: it serves this version or a newer one, waits
+                for `on_version`, or ends.
             LoadFailed: Another attempt is open: the engine holds a mixture.
         """
+        refusal = None
         if self._closed or self._error is not None:
-            raise UpdateRefused(f"version {version} was refused: the engine is about to end")
-        if self._attempt is not None:
+            refusal = "the engine is about to end"
+        elif self._attempt is not None:
             error = LoadFailed(f"version {version} came while version {self._next} was not whole")
             self._fail(error)
             raise error
-        if self.version is not None and version <= self.version:
-            raise UpdateRefused(f"version {version} was refused: the engine serves {self.version}")
-        if self.handled_version != self.version:
-            raise UpdateRefused(
-                f"version {version} was refused: version {self.version} is still in use"
-            )
+        elif self.version is not None and version <= self.version:
+            refusal = f"the engine serves {self.version}"
+        elif self.handled_version != self.version:
+            refusal = f"version {self.version} is still in use"
+        if refusal is not None:
+            raise UpdateRefused(f"version {version} was refused: {refusal}")
         self._attempt, self._next = attempt, version
         late = DeadlineExceeded(f"version {version} was not whole within {self._timeout:g} s")
         self._deadline = asyncio.get_running_loop().call_later(self._timeout, self._fail, late)

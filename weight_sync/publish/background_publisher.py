@@ -87,8 +87,8 @@ class BackgroundPublisher(ABC):
 
         Raises:
             VersionOrderError: The version is not above the previous one.
-            PublishFailed: An earlier version could not be stored or announced.
-            DeadlineExceeded: An earlier version is still not announced.
+            PublishFailed: An earlier version failed.
+            DeadlineExceeded: An earlier version is still being sent.
         """
         created_at = time.time()
         if self.version is not None and version <= self.version:
@@ -107,12 +107,7 @@ class BackgroundPublisher(ABC):
         return digest
 
     def flush(self, timeout: float) -> None:
-        """Wait until the last version is announced.
-
-        Raises:
-            PublishFailed: A version could not be stored or announced.
-            DeadlineExceeded: It was not announced within `timeout` seconds.
-        """
+        """Wait until the last version is sent; PublishFailed or DeadlineExceeded if it is not."""
         with self._changed:
             announced = self._changed.wait_for(
                 lambda: self._failure or not (self._waiting or self._sending), timeout
@@ -159,9 +154,8 @@ class BackgroundPublisher(ABC):
             self._free.append(snapshot)
 
     def _raise_failure(self) -> None:
-        failure, self._failure = self._failure, None
-        if failure is not None:
-            version, error = failure
+        if self._failure is not None:
+            (version, error), self._failure = self._failure, None
             raise PublishFailed(f"publishing version {version} failed: {error}") from error
 
     def _run(self) -> None:

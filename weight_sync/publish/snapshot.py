@@ -1,8 +1,8 @@
 """A reusable copy of all weights in host memory.
 
-Fresh memory would cost several times the copy itself. On a CPU the caller's thread copies piece by
-piece while another thread checksums the copied pieces. Torch's own threads are not used: where an
-engine occupies one of their cores they wait for each other, ten times as long as the copy takes.
+Fresh memory would cost several times the copy itself. On a CPU the caller's thread copies pieces
+while another thread checksums them. Torch's own threads are not used: where an engine occupies one
+of their cores they wait for each other, ten times as long as the copy takes.
 """
 
 from collections.abc import Iterable, Iterator

@@ -6,9 +6,8 @@
            ─▶ pause ─▶ load ─▶ resume                                         engine stands still
            ─▶ report, which returns the permit ─▶ on_version                  engine generates
 
-The newest version wins, those in between are skipped. A failure before the pause leaves the engine
-serving its old version. A failed load leaves the engine paused, and the loop loads the same version
-or a newer one until a load succeeds.
+The newest version wins. A failure before the pause leaves the engine serving its old version. A
+failed load leaves it paused, and the loop loads the same version or a newer one until one succeeds.
 """
 
 import asyncio
@@ -56,10 +55,7 @@ class ReceiverOptions:
 
 
 class Receiver:
-    """Keeps one engine, which nobody else may pause, at the newest version.
-
-    `on_version` is awaited with each version once the engine serves it.
-    """
+    """Keeps one engine, which nobody else may pause, at the newest version."""
 
     def __init__(
         self,
@@ -181,9 +177,8 @@ class Receiver:
             )
         if self._expected is not None:
             check_signature(manifest, self._expected)
-        staging = asyncio.get_running_loop().run_in_executor(
-            None, stage, manifest, self._transport, self._base
-        )
+        loop = asyncio.get_running_loop()
+        staging = loop.run_in_executor(None, stage, manifest, self._transport, self._base)
         try:
             async with asyncio.timeout(self._options.timeout):
                 try:

@@ -52,10 +52,7 @@ class StagedWeights:
 def stage(
     manifest: Manifest, transport: Transport, base: StagedWeights | None = None
 ) -> StagedWeights:
-    """Fetch and verify a version; blocks.
-
-    Uses the delta if `base` is the version it was made for. Fetches the whole version otherwise, or
-    if the delta is unavailable or yields other bytes than the manifest promises.
+    """Fetch and verify a version, whole unless its delta on `base` can be used; blocks.
 
     Raises:
         StagingError: A bucket is unavailable or fails verification; none is kept open.

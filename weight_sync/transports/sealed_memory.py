@@ -1,8 +1,8 @@
 """Buckets as sealed anonymous memory, which another process of the node can map.
 
-Every bucket is a memfd, located at `/proc/<pid>/fd/<n>`. It is sealed once written, so verified
-bytes cannot change. The kernel frees it when the last process that holds it ends, also by SIGKILL.
-Processes that share buckets need the same user and process namespace.
+Every bucket is a memfd, located at `/proc/<pid>/fd/<n>` and sealed once written. The kernel frees it
+when the last process that holds it ends, also by SIGKILL. Processes that share buckets need the
+same user and process namespace.
 """
 
 import fcntl
@@ -72,12 +72,7 @@ def seal_verified(bucket: Bucket, nbytes: int, pieces: Iterable[Piece]) -> Seale
         StagingError: Their checksum is not the bucket's.
     """
     sealed = seal(nbytes, pieces)
-    try:
-        _check_checksum(bucket, sealed.bucket.checksum)
-    except StagingError:
-        sealed.close()
-        raise
-    return sealed
+    return _verified(sealed, bucket, sealed.bucket.checksum)
 
 
 def bucket_checksum(nbytes: int, pieces: Iterable[Piece], copy: BinaryIO | None = None) -> str:
@@ -110,12 +105,7 @@ def open_verified(bucket: Bucket) -> SealedBucket:
         StagingError: It is gone, has another size, could still change, or its checksum differs.
     """
     opened = _open_sealed(bucket)
-    try:
-        _check_checksum(bucket, xxhash.xxh3_128_hexdigest(opened.memory))
-    except BaseException:
-        opened.close()
-        raise
-    return opened
+    return _verified(opened, bucket, xxhash.xxh3_128_hexdigest(opened.memory))
 
 
 def map_verified(bucket: Bucket) -> memoryview:
@@ -131,12 +121,14 @@ def map_verified(bucket: Bucket) -> memoryview:
         opened.close()
 
 
-def _check_checksum(bucket: Bucket, checksum: str) -> None:
-    if checksum != bucket.checksum:
-        raise StagingError(
-            f"bucket at {bucket.location} has checksum {checksum}; its manifest says "
-            f"{bucket.checksum}"
-        )
+def _verified(opened: SealedBucket, bucket: Bucket, checksum: str) -> SealedBucket:
+    """Return a bucket whose checksum is that of the manifest; close any other."""
+    if checksum == bucket.checksum:
+        return opened
+    opened.close()
+    raise StagingError(
+        f"bucket at {bucket.location} has checksum {checksum}; its manifest says {bucket.checksum}"
+    )
 
 
 def _open_sealed(bucket: Bucket) -> SealedBucket:
@@ -149,16 +141,15 @@ def _open_sealed(bucket: Bucket) -> SealedBucket:
         raise StagingError(f"bucket at {bucket.location} cannot be opened: {error}") from error
     try:
         size = os.fstat(descriptor).st_size
-        if size != bucket.nbytes:
-            raise StagingError(
-                f"bucket at {bucket.location} has {size} bytes; its manifest says {bucket.nbytes}"
-            )
         seals = fcntl.fcntl(descriptor, fcntl.F_GET_SEALS)
-        if seals & SEALS != SEALS:
-            raise StagingError(f"bucket at {bucket.location} is not sealed: it could still change")
-    except (OSError, StagingError) as error:
+        fault = None
+        if size != bucket.nbytes:
+            fault = f"has {size} bytes; its manifest says {bucket.nbytes}"
+        elif seals & SEALS != SEALS:
+            fault = "is not sealed: it could still change"
+    except OSError as error:
+        fault = f"is no shared memory: {error}"
+    if fault is not None:
         os.close(descriptor)
-        if isinstance(error, StagingError):
-            raise
-        raise StagingError(f"bucket at {bucket.location} is no shared memory: {error}") from error
+        raise StagingError(f"bucket at {bucket.location} {fault}")
     return SealedBucket(descriptor, bucket.nbytes, bucket.checksum)
