@@ -257,8 +257,9 @@ class BrokerState:
         if self.taken or self.training_over:
             return []
         until = self.choose_batch().waits_until_due
-        leased = self.groups.leased() if until is not None else []
-        return [x for x in leased if x.due is not None and x.due <= until]
+        if until is None:
+            return []
+        return [x for x in self.groups.leased() if x.due is not None and x.due <= until]
 
     def ack(self, record: BatchRecord) -> None:
         """Record that the taken batch is trained."""

@@ -91,25 +91,14 @@ class Ledger:
         if self.database.in_transaction:
             self.execute("ROLLBACK")
 
-    def checkpoint(self) -> None:
-        """Move everything into `ledger.sqlite`, so that this file alone is the whole ledger.
-
-        Raises:
-            LedgerError: A reader held the write-ahead log for as long as SQLite waits (5 s).
-        """
-        try:
-            busy, *_ = self.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
-        except sqlite3.Error as error:
-            raise LedgerError(f"{FILE_NAME}: no checkpoint of its -wal file: {error}") from error
-        if busy:
-            raise LedgerError(f"{FILE_NAME}: its -wal file is held by a reader, copy it as well")
-
     def close(self) -> None:
         """Close the database, as one file if nobody reads it; another broker may open it."""
         try:
-            self.checkpoint()
-        except LedgerError as error:
-            log.warning("closing the ledger: %s", error)
+            busy, *_ = self.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+            if busy:  # for as long as SQLite waits, 5 s
+                log.warning("a reader holds the -wal file of %s: copy it as well", FILE_NAME)
+        except sqlite3.Error as error:
+            log.warning("%s: no checkpoint of its -wal file: %s", FILE_NAME, error)
         self._release()
 
     def _release(self) -> None:

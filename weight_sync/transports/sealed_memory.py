@@ -1,8 +1,8 @@
 """Buckets as sealed anonymous memory, which another process of the node can map.
 
-Every bucket is a memfd, located at `/proc/<pid>/fd/<n>` and sealed once written. The kernel frees it
-when the last process that holds it ends, also by SIGKILL. Processes that share buckets need the
-same user and process namespace.
+Every bucket is a memfd at `/proc/<pid>/fd/<n>`, sealed once written. The kernel frees it when the
+last process that holds it ends, also by SIGKILL. Processes that share buckets need the same user
+and process namespace.
 """
 
 import fcntl
