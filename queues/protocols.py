@@ -19,8 +19,7 @@ class PromptFeed(Protocol):
     async def prompts_wanted(self, timeout: float) -> int:
         """Return how many train prompts to issue now; long-polls, 0 at the timeout.
 
-        Raises:
-            QueueClosed: No prompt will be wanted any more.
+        Raises QueueClosed once no prompt will be wanted any more.
         """
 
     async def issue(self, prompts: Sequence[Prompt], *, cursor: str, last: bool = False) -> None:
@@ -57,8 +56,7 @@ class PromptFeed(Protocol):
     async def evaluation(self, name: str, timeout: float) -> Evaluation | None:
         """Return the outcome of an evaluation; long-polls, None if unfinished at the timeout.
 
-        Raises:
-            ProtocolError: No evaluation of this name was queued.
+        Raises ProtocolError if no evaluation of this name was queued.
         """
 
 
@@ -68,8 +66,7 @@ class WorkQueue(Protocol):
     async def serving(self, engine_id: str, version: int) -> None:
         """Report that the engine samples from this policy version from now on.
 
-        Raises:
-            ProtocolError: The engine reported a later version before.
+        Raises ProtocolError if the engine reported a later version before.
         """
 
     async def lease(
@@ -78,13 +75,9 @@ class WorkQueue(Protocol):
         """Lease groups to generate; long-polls, empty at the timeout.
 
         Evaluations come first, then what admission allows at the version that the engine last
-        reported. An engine that has reported none gets nothing.
-
-        All leased groups together have at most `capacity` rollouts (`Lease.capacity`). With a
-        purpose, only groups of that purpose are leased.
-
-        Raises:
-            QueueClosed: The run is over.
+        reported; an engine that has reported none gets nothing. All leased groups together have at
+        most `capacity` rollouts (`Lease.capacity`). With a purpose, only groups of that purpose are
+        leased. Raises QueueClosed once the run is over.
         """
 
     async def heartbeat(
@@ -107,10 +100,8 @@ class WorkQueue(Protocol):
         """Save the sampled tokens of a group that has no result yet, replacing earlier ones.
 
         The next lease of the group carries them if they fit (`queues.storage.partial_groups`). Does
-        nothing if the caller does not hold the lease, or the group is of an evaluation.
-
-        Raises:
-            SchemaError: The payload breaks the schema, or has no sampled token.
+        nothing if the caller does not hold the lease, or the group is of an evaluation. Raises
+        SchemaError if the payload breaks the schema or has no sampled token.
         """
 
     async def fail(
@@ -125,10 +116,8 @@ class WorkQueue(Protocol):
         """Take back all leases of an engine that is gone, and forget the version it served.
 
         The groups are redelivered first; results of the old leases are fenced, and open `lease`
-        calls of the engine end empty. Returns the number of leases that the engine held.
-
-        Raises:
-            QueueClosed: The run is over, so no successor is needed.
+        calls of the engine end empty. Returns the number of leases that the engine held, or raises
+        QueueClosed if the run is over, so that no successor is needed.
         """
 
 

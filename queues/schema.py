@@ -80,11 +80,7 @@ def encode(group: RolloutGroup) -> bytes:
 
 
 def decode(payload: Payload) -> RolloutGroup:
-    """Decode a payload that `encode` made.
-
-    Raises:
-        SchemaError: The payload is of another kind or schema version, or a value is out of range.
-    """
+    """Decode a payload that `encode` made; SchemaError for any other, or values out of range."""
     batch = read_batch(payload)
     rows = batch.to_pylist(maps_as_pydicts="strict")
     return RolloutGroup(

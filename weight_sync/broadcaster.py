@@ -38,8 +38,7 @@ class Broadcaster(Announcements):
     async def announce(self, manifest: Manifest) -> None:
         """Announce a version; the newest one may be announced again with new locations.
 
-        Raises:
-            VersionOrderError: A newer version was announced before.
+        Raises VersionOrderError if a newer version was announced before.
         """
         if self._manifest is not None and manifest.version < self._manifest.version:
             raise VersionOrderError(

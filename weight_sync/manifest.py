@@ -72,8 +72,7 @@ class Delta:
 class Manifest:
     """All tensors of one policy version and the locations of their bytes.
 
-    Raises:
-        ManifestError: At construction, if the fields contradict each other.
+    Fields that contradict each other raise ManifestError at construction.
     """
 
     __pydantic_config__ = _STRICT
@@ -115,11 +114,7 @@ class Manifest:
 
     @classmethod
     def from_json(cls, text: str) -> "Manifest":
-        """Parse the output of `to_json`.
-
-        Raises:
-            ManifestError: The text is not JSON, or fields are wrong, missing or unknown.
-        """
+        """Parse the output of `to_json`; ManifestError for any other text."""
         try:
             return _ADAPTER.validate_json(text)
         except ValidationError as error:
@@ -186,11 +181,7 @@ def tensor_bytes(name: str, dtype: str, shape: tuple[int, ...]) -> int:
 
 
 def check_signature(manifest: Manifest, expected: Signature) -> None:
-    """Refuse the weights of another model.
-
-    Raises:
-        IncompatibleWeights: A name is unknown or missing, or a shape or dtype differs.
-    """
+    """Raise IncompatibleWeights if the weights have other names, shapes or dtypes than expected."""
     signature = manifest.signature
     unknown = sorted(signature.keys() - expected.keys())
     missing = sorted(expected.keys() - signature.keys())

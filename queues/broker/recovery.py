@@ -19,12 +19,7 @@ from queues.storage.ledger import DROPPED_SINCE_TAKE, LET_THROUGH, Ledger, load_
 
 
 def recover(ledger: Ledger, state: BrokerState) -> None:
-    """Fill a new state from the ledger.
-
-    Raises:
-        InputError: The run was begun with another groups_per_batch or group_size.
-        AccountingError: The groups of the ledger do not add up.
-    """
+    """Fill a new state from the ledger; InputError if the run was begun with other sizes."""
     _check_sizes(ledger, state)
     ledger.execute("UPDATE groups SET state = 'queued' WHERE state = 'leased'")
     _read_totals(ledger, state)

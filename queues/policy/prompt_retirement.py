@@ -52,8 +52,7 @@ class Retirement:
     def select(self, prompts: Iterable[Prompt]) -> tuple[list[Prompt], bool]:
         """Return the prompts to issue, and True if a whole epoch of the source was skipped.
 
-        Raises:
-            InputError: With a cap, an id without an epoch.
+        With a cap, an id without an epoch raises InputError.
         """
         kept = []
         for prompt in prompts:
@@ -71,9 +70,8 @@ class Retirement:
 def split(prompt_id: str, *, strict: bool = True) -> tuple[str, int]:
     """Return the name of a prompt, which is the same in every epoch, and the epoch.
 
-    Raises:
-        InputError: The id is not of the form `source/epoch/index`; without `strict` such an id
-            names itself.
+    An id that is not of the form `source/epoch/index` names itself, or with `strict` raises
+    InputError.
     """
     source, *rest = prompt_id.rsplit("/", 2)
     if len(rest) != 2 or not rest[0].isdecimal():

@@ -111,11 +111,7 @@ class Journal:
 
 
 def read_group(directory: Path, segment: int, offset: int) -> bytes:
-    """Return the verified payload of one frame.
-
-    Raises:
-        JournalError: The segment or frame is missing, truncated or damaged.
-    """
+    """Return the verified payload of one frame; JournalError if it is missing or damaged."""
     path = _path(directory, segment)
     try:
         with path.open("rb") as file:

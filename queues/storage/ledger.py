@@ -314,11 +314,7 @@ class Ledger:
 
 
 def dump_prompt(prompt: Prompt) -> str:
-    """Return the prompt as JSON.
-
-    Raises:
-        InputError: Its metadata is not JSON.
-    """
+    """Return the prompt as JSON; InputError if its metadata is not JSON."""
     try:
         return json.dumps({name: getattr(prompt, name) for name in Prompt.__slots__})
     except (TypeError, ValueError) as error:

@@ -73,11 +73,9 @@ def diff(base: Bytes, pieces: Iterable[Piece], item_bytes: int, *, base_checksum
 
 
 def patched(base: Bytes, base_checksum: str, payload: memoryview) -> Bytes:
-    """Apply a patch to a copy of a bucket.
+    """Apply a patch to a copy of a bucket; WrongBase if it is another bucket's patch.
 
-    Raises:
-        WrongBase: The patch was made for another bucket.
-        StagingError: The patch is damaged.
+    Raises StagingError if the patch is damaged.
     """
     expected, item_bytes, indices, values = _parse(payload, base.size)
     if expected != base_checksum:

@@ -112,10 +112,8 @@ class Receiver:
     ) -> WeightUpdateReport | None:
         """Verify one version, then swap it in; a failure that may be retried is reported.
 
-        Returns None if a newer version or `stop` came before the permit.
-
-        Raises:
-            IncompatibleWeights: The engine serves nothing yet and cannot take these weights.
+        Returns None if a newer version or `stop` came before the permit. Raises IncompatibleWeights
+        if the engine serves nothing yet and cannot take these weights.
         """
         self._attempt = WeightUpdateReport(
             engine_id=self.engine_id,

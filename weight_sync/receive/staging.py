@@ -54,8 +54,7 @@ def stage(
 ) -> StagedWeights:
     """Fetch and verify a version, whole unless its delta on `base` can be used; blocks.
 
-    Raises:
-        StagingError: A bucket is unavailable or fails verification; none is kept open.
+    Raises StagingError if a bucket is unavailable or damaged; then none is kept open.
     """
     delta = manifest.delta
     if delta and base is not None and base.manifest.version == delta.base_version:
@@ -68,11 +67,9 @@ def stage(
 
 
 def stage_delta(manifest: Manifest, transport: Transport, base: StagedWeights) -> StagedWeights:
-    """Build a version from another one and the delta; blocks.
+    """Build a version from its delta on another one; blocks.
 
-    Raises:
-        WrongBase: There is no delta, or it was made for other weights than `base`.
-        StagingError: A patch is unavailable or fails verification, or the result does.
+    Raises WrongBase if the delta is not for `base`, and StagingError as `stage` does.
     """
     delta = manifest.delta
     if delta is None or len(delta.buckets) != len(base.manifest.buckets):

@@ -39,13 +39,9 @@ _DTYPES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16", "float64": "F
 
 
 class FilesystemTransport(Transport):
-    """Stores and opens buckets in a shared folder; the newest version outlives it.
+    """Stores and opens buckets in a shared folder, which is created if missing.
 
-    Args:
-        folder: Visible to learner and engines under the same path; created if missing.
-
-    Raises:
-        InputError: The folder cannot be created.
+    The newest version outlives the transport, so that a restarted engine can be seeded.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -96,8 +92,7 @@ class FilesystemTransport(Transport):
 def claim(folder: Path, run: str) -> None:
     """Reserve a folder for one run, since each commit removes the versions of all others.
 
-    Raises:
-        InputError: It belongs to another run, or cannot be written.
+    Raises InputError if it belongs to another run, or cannot be written.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -91,8 +91,7 @@ class Uploader:
     def put(self, bucket: Bucket, location: _Location) -> list[Any]:
         """Return the object with the bytes of a bucket, in a list so that Ray does not fetch it.
 
-        Raises:
-            StagingError: The publisher has removed the bucket, or is gone.
+        Raises StagingError if the publisher has removed the bucket, or is gone.
         """
         if location.version > self._version:
             self._version, self._objects = location.version, {}
@@ -121,8 +120,7 @@ class Downloader:
     def fetch(self, bucket: Bucket, location: _Location) -> Bucket:
         """Return the bucket with a location of this node, valid until a newer version is fetched.
 
-        Raises:
-            StagingError: It is no longer available, not in time, or fails its checksum.
+        Raises StagingError as `Transport.open` does, or if a newer version was fetched before.
         """
         if location.version < self._version:
             raise StagingError(

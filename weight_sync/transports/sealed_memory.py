@@ -66,11 +66,7 @@ def seal(nbytes: int, pieces: Iterable[Piece]) -> SealedBucket:
 
 
 def seal_verified(bucket: Bucket, nbytes: int, pieces: Iterable[Piece]) -> SealedBucket:
-    """Write bytes that were fetched for a bucket to memory of this node and seal them.
-
-    Raises:
-        StagingError: Their checksum is not the bucket's.
-    """
+    """Seal bytes that were fetched for a bucket; StagingError if their checksum is another."""
     sealed = seal(nbytes, pieces)
     return _verified(sealed, bucket, sealed.bucket.checksum)
 
@@ -78,8 +74,7 @@ def seal_verified(bucket: Bucket, nbytes: int, pieces: Iterable[Piece]) -> Seale
 def bucket_checksum(nbytes: int, pieces: Iterable[Piece], copy: BinaryIO | None = None) -> str:
     """Return xxh3_128 of a bucket, gaps included; write each piece to `copy` while it is cached.
 
-    Raises:
-        ValueError: The pieces overlap, or exceed `nbytes`.
+    Raises ValueError if the pieces overlap or exceed `nbytes`.
     """
     digest, end = xxhash.xxh3_128(), 0
     for piece in pieces:
@@ -99,11 +94,7 @@ def is_sealed(bucket: Bucket) -> bool:
 
 
 def open_verified(bucket: Bucket) -> SealedBucket:
-    """Open a sealed bucket of this node and verify it.
-
-    Raises:
-        StagingError: It is gone, has another size, could still change, or its checksum differs.
-    """
+    """Open a sealed bucket of this node and verify it; raises as `Transport.open` does."""
     opened = _open_sealed(bucket)
     return _verified(opened, bucket, xxhash.xxh3_128_hexdigest(opened.memory))
 
@@ -111,8 +102,7 @@ def open_verified(bucket: Bucket) -> SealedBucket:
 def map_verified(bucket: Bucket) -> memoryview:
     """Map a bucket that a receiver on this node holds and has verified, without hashing it again.
 
-    Raises:
-        StagingError: It is gone, has another size, or could still change.
+    Raises StagingError if it is gone, has another size, or could still change.
     """
     opened = _open_sealed(bucket)
     try:

@@ -102,9 +102,8 @@ class StagedWeightsEngine(WeightTransferEngine[NoInitInfo, ManifestInfo]):
     def receive_weights(self, update_info: ManifestInfo) -> None:
         """Map the buckets and load every tensor.
 
-        Raises:
-            StagingError: A bucket is gone; nothing was loaded.
-            LoadFailed: A layer got no weights or only a part of them.
+        Raises StagingError if a bucket is gone, before loading; LoadFailed if a layer was not
+        loaded whole.
         """
         manifest = Manifest.from_json(update_info.manifest)
         memories = [map_verified(bucket) for bucket in manifest.buckets]

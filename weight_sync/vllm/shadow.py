@@ -59,9 +59,7 @@ class Shadow:
     def load(self, tensors: Iterable[tuple[str, Tensor]]) -> None:
         """Load and pack every layer; the model does not change.
 
-        Raises:
-            LoadFailed: A layer got no weights or only a part of them.
-            Exception: Any error of vLLM's loaders.
+        Raises LoadFailed if a layer was not loaded whole, and any error of vLLM's loaders.
         """
         for live, twin in self._twins.items():
             for name, parameter in _to_be_loaded(live).items():
