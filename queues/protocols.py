@@ -48,9 +48,8 @@ class PromptFeed(Protocol):
         `min_version` or later; it fails if training ends before that version. Queue the evaluation
         of the last version before the last `ack`, which ends the run if no work is left.
 
-        Raises:
-            InputError: No prompts, or `min_version` is after the last step.
-            QueueClosed: The run is over.
+        Raises InputError if there are no prompts or `min_version` is after the last step, and
+        QueueClosed once the run is over.
         """
 
     async def evaluation(self, name: str, timeout: float) -> Evaluation | None:
@@ -89,11 +88,9 @@ class WorkQueue(Protocol):
         """Deliver a finished group, made by `queues.schema.encode`.
 
         An accepted group is durable before the answer, and no second result of it is ever accepted.
-        Evaluation groups are scored and not kept.
-
-        Raises:
-            SchemaError: The payload breaks the schema, or is not what was leased; the lease stays.
-            ProtocolError: The group was never issued.
+        Evaluation groups are scored and not kept. Raises SchemaError if the payload breaks the
+        schema or is not what was leased (the lease stays), and ProtocolError if the group was never
+        issued.
         """
 
     async def save(self, engine_id: str, payload: bytes) -> None:
@@ -128,20 +125,16 @@ class BatchQueue(Protocol):
         """Return the batch to train at `version`; long-polls, None at the timeout.
 
         Its composition is recorded before the answer: the same call returns the same batch again,
-        also after a restart.
-
-        Raises:
-            QueueClosed: That batch will never come.
-            ProtocolError: Another batch is due.
+        also after a restart. Raises QueueClosed if that batch will never come, and ProtocolError if
+        another batch is due.
         """
 
     async def ack(self, version: int, statistics: Mapping[str, Any]) -> None:
         """Acknowledge that the batch is trained: the learner is at version + 1.
 
-        Repeating it changes nothing, but weights that differ from the first time are counted.
-
-        The statistics are JSON values, kept in the ledger. The broker adds counts of groups that
-        were left out or trained late, and the state of the staleness controller, which reads `ess`.
+        Repeating it changes nothing, but weights that differ from the first time are counted. The
+        statistics are JSON values, kept in the ledger. The broker adds counts of groups that were
+        left out or trained late, and the state of the staleness controller, which reads `ess`.
 
         Raises:
             InputError: The statistics are not JSON.

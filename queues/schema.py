@@ -58,11 +58,7 @@ _TOKEN_COLUMNS = ("loss_mask", "behavior_logprobs", "versions")
 
 
 def encode(group: RolloutGroup) -> bytes:
-    """Encode a group as an Arrow IPC stream.
-
-    Raises:
-        SchemaError: The group breaks the schema; the message starts with the field's name.
-    """
+    """Encode a group as an Arrow IPC stream; SchemaError names the field that breaks the schema."""
     rows = [_row(group, rollout) for rollout in group.rollouts]
     columns = []
     for field in SCHEMA:

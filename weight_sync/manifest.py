@@ -167,11 +167,7 @@ def _check_tensors(tensors: Iterable[TensorSpec], buckets: tuple[Bucket, ...]) -
 
 
 def tensor_bytes(name: str, dtype: str, shape: tuple[int, ...]) -> int:
-    """Return the bytes of a dense tensor.
-
-    Raises:
-        ManifestError: The dtype cannot be sent, or the tensor has no elements.
-    """
+    """Return the bytes of a dense tensor; ManifestError if its dtype or shape cannot be sent."""
     if dtype not in ITEM_BYTES:
         allowed = ", ".join(ITEM_BYTES)
         raise ManifestError(f"tensor {name!r} has dtype {dtype!r}; allowed are {allowed}")

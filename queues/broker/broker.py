@@ -46,8 +46,7 @@ class Broker(BrokerPromptFeed, BrokerWorkQueue, BrokerBatchQueue):
         probe_seconds: Interval between probes of a full disk, while the broker pauses.
 
     Raises:
-        InputError: A bound under which no batch could be trained, or the run was begun with other
-            sizes.
+        InputError: No batch could be trained, or the run was begun with other sizes.
         LedgerError: The ledger cannot be opened, is damaged, or another broker uses it.
     """
 
@@ -83,5 +82,5 @@ class Broker(BrokerPromptFeed, BrokerWorkQueue, BrokerBatchQueue):
 
         Afterwards `ledger.sqlite` is the whole ledger, without its -wal file.
         """
-        self.leases.stop()
+        self.stop_expiry()
         await self.commits.close()

@@ -83,5 +83,4 @@ def removable(run_directory: Path, below: int) -> list[int]:
             " AND (state != 'trained' OR trained_version >= ?)",
             (oldest,),
         )
-        needed = {segment for (segment,) in rows}
-    return [segment for segment in existing if segment not in needed]
+        return sorted(set(existing) - {segment for (segment,) in rows})

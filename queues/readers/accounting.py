@@ -144,11 +144,8 @@ def export_parquet(run_directory: Path, file: Path) -> int:
     """Write every journaled rollout of a run to Parquet; return the number of rows.
 
     Columns are those of `queues.schema.SCHEMA`, `state` and `trained_version` (null: untrained).
-    Removed rollouts are left out; `removed_groups` counts them.
-
-    Raises:
-        InputError: The file exists or cannot be written.
-        JournalError: A journaled group cannot be read back.
+    Removed rollouts are left out; `removed_groups` counts them. Raises InputError if the file
+    exists or cannot be written, and JournalError if a group cannot be read back.
     """
     from queues.schema import write_parquet  # the accounts themselves need no Arrow
 

@@ -9,7 +9,6 @@ journal that is opened again begins a new segment. Calls block; one thread write
 import logging
 import os
 import struct
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
@@ -116,21 +115,15 @@ def read_group(directory: Path, segment: int, offset: int) -> bytes:
     try:
         with path.open("rb") as file:
             file.seek(offset)
-            payload = _read_frame(file)
+            header = file.read(_HEADER.size)
+            if len(header) == _HEADER.size:
+                length, checksum = _HEADER.unpack(header)
+                payload = file.read(length)
+                if len(payload) == length and xxhash.xxh3_64_intdigest(payload) == checksum:
+                    return payload
     except OSError as error:
         raise JournalError(f"{path}: cannot be read: {error}") from error
-    if payload is None:
-        raise JournalError(f"{path}: the frame at byte {offset} is truncated or damaged")
-    return payload
-
-
-def frames(directory: Path, segment: int) -> Iterator[tuple[int, bytes]]:
-    """Yield offset and payload of a segment's frames, up to the first damaged frame."""
-    with _path(directory, segment).open("rb") as file:
-        offset = 0
-        while (payload := _read_frame(file)) is not None:
-            yield offset, payload
-            offset = file.tell()
+    raise JournalError(f"{path}: the frame at byte {offset} is truncated or damaged")
 
 
 def segments(directory: Path) -> list[int]:
@@ -149,13 +142,3 @@ def remove_segment(directory: Path, segment: int) -> None:
 
 def _path(directory: Path, segment: int) -> Path:
     return directory / f"{segment:08d}.segment"
-
-
-def _read_frame(file: BinaryIO) -> bytes | None:
-    header = file.read(_HEADER.size)
-    if len(header) < _HEADER.size:
-        return None
-    length, checksum = _HEADER.unpack(header)
-    payload = file.read(length)
-    whole = len(payload) == length and xxhash.xxh3_64_intdigest(payload) == checksum
-    return payload if whole else None

@@ -40,8 +40,7 @@ LET_THROUGH = "let_through"
 class Ledger:
     """The writing side of a ledger; one at a time for each run.
 
-    Raises:
-        LedgerError: The database cannot be opened, is another broker's, or of another version.
+    Raises LedgerError if the database cannot be opened, is damaged, or another broker uses it.
     """
 
     def __init__(self, directory: Path, *, synchronous: Literal["full", "normal"]) -> None:

@@ -100,12 +100,10 @@ class DirectReceiver:
     async def pause(self, version: int, attempt: str) -> int | None:
         """Pause sampling and return the version served before, None if there was none.
 
-        All later calls of the attempt must carry the unique token `attempt`.
-
-        Raises:
-            UpdateRefused: The engine goes on as it is: it serves this version or a newer one, waits
-                for `on_version`, or ends.
-            LoadFailed: Another attempt is open: the engine holds a mixture.
+        All later calls of the attempt must carry the unique token `attempt`. Raises UpdateRefused
+        if the engine goes on as it is: it serves this version or a newer one, waits for
+        `on_version`, or ends; and LoadFailed if another attempt is open, so that the engine holds a
+        mixture.
         """
         refusal = None
         if self._closed or self._error is not None:
@@ -129,9 +127,8 @@ class DirectReceiver:
     async def transfer(self, attempt: str, method: str, payload: dict[str, Any] | None) -> None:
         """Call a method of the engine's weight-transfer endpoint.
 
-        Raises:
-            UpdateRefused: The attempt is over; nothing was written.
-            IncompatibleWeights: A tensor is unknown to the engine, or missing at the end.
+        Raises UpdateRefused if the attempt is over, and IncompatibleWeights if a tensor is unknown
+        to the engine, or missing at the end.
         """
         self._check_open(attempt)
         try:

@@ -83,10 +83,9 @@ class Receiver:
     async def run(self, stop: asyncio.Event) -> None:
         """Follow the announcements until `stop` is set; a swap that has begun is finished.
 
-        Raises:
-            IncompatibleWeights: The first version belongs to another model; no later one would fit.
-            DeadlineExceeded: The engine hung; its state is unknown.
-            Exception: Any error of the engine other than `LoadFailed`; it cannot be repaired.
+        Raises any error after which the engine cannot be repaired: IncompatibleWeights if the first
+        version belongs to another model, DeadlineExceeded if the engine hung, and errors of the
+        engine.
         """
         failed, failures, retry_at = -1, 0, 0.0
         while not stop.is_set():

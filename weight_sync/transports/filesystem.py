@@ -5,8 +5,7 @@
     folder/owner                                              the run that it belongs to (`claim`)
 
 A bucket is a safetensors file; the output of a codec is stored in it as one tensor of bytes.
-Receivers copy each file into sealed memory: it could still change, and the engine's worker maps the
-bytes.
+Receivers copy each file into sealed memory, since it could still change.
 """
 
 import json

@@ -3,9 +3,9 @@
     learner's node    publisher ─▶ sealed memory ─▶ Uploader ─ray.put─▶ object store
     another node      object store ─one pull─▶ Downloader ─▶ sealed memory ─▶ every engine there
 
-Engines on the learner's node open its memory directly. On every other node one actor pulls each
-bucket once, when the first engine asks. Uploader and downloaders are created by their first caller
-and end with it; the next caller creates another one. Both keep only the newest version.
+Engines on the learner's node open its memory directly. Uploader and downloaders are created by
+their first caller and end with it; the next caller creates another one. Both keep only the newest
+version.
 """
 
 import re
@@ -159,11 +159,7 @@ class _NodeActor:
         self._actor: Any = None
 
     def call(self, node: str, method: str, bucket: Bucket, location: _Location) -> Any:
-        """Call a method on a node, again if the actor dies meanwhile.
-
-        Raises:
-            StagingError: The method raised it, or gave no answer in time.
-        """
+        """Call a method on a node, again if the actor dies; StagingError if that takes too long."""
         name = f"headway-{self._kind.__name__.lower()}-{location.publisher}-{node}"
         if name != self._name:
             self._name, self._actor = name, None
