@@ -96,9 +96,9 @@ class WorkQueue(Protocol):
     async def save(self, engine_id: str, payload: bytes) -> None:
         """Save the sampled tokens of a group that has no result yet, replacing earlier ones.
 
-        The next lease of the group carries them if they fit (`queues.storage.partial_groups`). Does
-        nothing if the caller does not hold the lease, or the group is of an evaluation. Raises
-        SchemaError if the payload breaks the schema or has no sampled token.
+        The next lease of the group carries them, unless they are too old for it to be trained in
+        time. Does nothing if the caller does not hold the lease, or the group is of an evaluation.
+        Raises SchemaError if the payload breaks the schema or has no sampled token.
         """
 
     async def fail(

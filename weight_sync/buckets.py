@@ -35,12 +35,8 @@ def plan_buckets(
 ) -> BucketPlan:
     """Fill buckets greedily and in order, so that the tensors of a layer stay together.
 
-    A tensor larger than `bucket_bytes` gets a bucket of its own. Raises ManifestError for a tensor
-    whose dtype or shape cannot be sent.
-
-    Args:
-        tensors: Name, dtype and shape of each tensor.
-        bucket_bytes: Largest bucket.
+    Takes name, dtype and shape of each tensor. A tensor larger than `bucket_bytes` gets a bucket of
+    its own. Raises ManifestError for a tensor whose dtype or shape cannot be sent.
 
     Example:
         >>> plan_buckets([("a", "float32", (3,)), ("b", "float32", (2,))], 4096).sizes

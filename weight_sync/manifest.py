@@ -96,7 +96,14 @@ class Manifest:
         _check_buckets(self.buckets)
         _check_tensors(self.tensors, self.buckets)
         if self.delta is not None:
-            _check_delta(self.delta, self.version, len(self.buckets))
+            patches, base = self.delta.buckets, self.delta.base_version
+            _check_buckets(patches)
+            if not 0 <= base < self.version:
+                raise ManifestError(f"version {self.version} has a delta on version {base}")
+            if len(patches) != len(self.buckets):
+                raise ManifestError(
+                    f"a delta has {len(patches)} patches for {len(self.buckets)} buckets"
+                )
 
     @property
     def nbytes(self) -> int:
@@ -132,14 +139,6 @@ def _check_buckets(buckets: Iterable[Bucket]) -> None:
             raise ManifestError(
                 f"bucket {index} has checksum {bucket.checksum!r}; expected 32 hexadecimal digits"
             )
-
-
-def _check_delta(delta: Delta, version: int, buckets: int) -> None:
-    if not 0 <= delta.base_version < version:
-        raise ManifestError(f"version {version} has a delta on version {delta.base_version}")
-    if len(delta.buckets) != buckets:
-        raise ManifestError(f"a delta has {len(delta.buckets)} patches for {buckets} buckets")
-    _check_buckets(delta.buckets)
 
 
 def _check_tensors(tensors: Iterable[TensorSpec], buckets: tuple[Bucket, ...]) -> None:

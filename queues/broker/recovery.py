@@ -122,7 +122,7 @@ def _read_selection(ledger: Ledger, state: BrokerState) -> None:
 def _read_groups(ledger: Ledger, state: BrokerState) -> None:
     """Fill the groups that are not in a final state, and put them into their queues."""
     issued_anew = set(_train_prompts(ledger, f"reason = '{OVERDUE}'"))
-    oldest_saved = ledger.partials.oldest()
+    oldest_saved = ledger.oldest_partials()
     to_monotonic = time.monotonic() - time.time()
     final = ", ".join(f"'{x}'" for x in FINAL)
     redelivered = []

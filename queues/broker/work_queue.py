@@ -60,7 +60,7 @@ class BrokerWorkQueue(WorkQueue):
 
             def record() -> dict[str, bytes]:
                 commits.ledger.lease(engine_id, leases)
-                return commits.ledger.partials.read(continued)
+                return commits.ledger.partials(continued)
 
             return leases, commits.submit(record)
 
@@ -104,7 +104,7 @@ class BrokerWorkQueue(WorkQueue):
         if summary.oldest_version is None:
             raise SchemaError(f"loss_mask: nothing of group {summary.group_id} is sampled")
         group.saved = summary.oldest_version
-        save = self.commits.ledger.partials.save
+        save = self.commits.ledger.save_partial
         await self.commits.durable(partial(save, group.group_id, summary.oldest_version, payload))
 
     async def fail(

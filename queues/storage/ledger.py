@@ -10,7 +10,7 @@ import json
 import logging
 import sqlite3
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -27,7 +27,6 @@ from queues.storage.ledger_schema import (
     check_schema_version,
     create_tables,
 )
-from queues.storage.partial_groups import PartialGroups
 from queues.storage.row_checksums import check, register
 from queues.storage.state_counts import Counts, count_rows, keep_counts, kept_counts
 
@@ -63,7 +62,8 @@ class Ledger:
             self._create_tables(directory)
             check_schema_version(self.database, path)
             check(self.database, path)
-            self.partials = PartialGroups(self.database)
+            self._partials = set(self.oldest_partials())
+            """Groups that may have saved tokens; most have none, and cost no query."""
             keep_counts(self.database)
         except BlockingIOError as error:
             self._release()
@@ -151,7 +151,7 @@ class Ledger:
             "UPDATE groups SET state = 'failed', reason = ?, error = ? WHERE group_id = ?",
             (reason, error, group_id),
         )
-        self.partials.forget(group_id)
+        self._forget_partial(group_id)
         self._advance_evaluation(group_id)
 
     def accept(self, result: Summary, location: Location | None, accepted: Acceptance) -> None:
@@ -174,7 +174,7 @@ class Ledger:
             "UPDATE groups SET state = ?, reason = ? WHERE group_id = ?",
             (accepted.state, accepted.reason, result.group_id),
         )
-        self.partials.forget(result.group_id)
+        self._forget_partial(result.group_id)
         if accepted.state is State.SCORED:
             self._advance_evaluation(result.group_id)
         self._count(DROPPED_SINCE_TAKE, accepted.state is State.DROPPED)
@@ -191,7 +191,7 @@ class Ledger:
             [(State.DROPPED, OVERDUE, now, version, old.group_id) for old, _ in reissues],
         )
         for dropped, _ in reissues:
-            self.partials.forget(dropped.group_id)
+            self._forget_partial(dropped.group_id)
         new = [group for _, group in reissues]
         self._insert_groups(new, [dump_prompt(group.prompt) for group in new])
         self._count("issued", len(new))
@@ -251,6 +251,26 @@ class Ledger:
             "INSERT OR REPLACE INTO checkpoints VALUES (?, ?, ?)", (version, path, time.time())
         )
 
+    def save_partial(self, group_id: str, oldest_version: int, payload: bytes) -> None:
+        """Save the sampled tokens of a group without a result, replacing earlier ones.
+
+        The payload is a group of `queues.schema` whose unfinished rollouts are `aborted`.
+        """
+        self._partials.add(group_id)
+        self.execute(
+            "INSERT OR REPLACE INTO partials VALUES (?, ?, ?)", (group_id, oldest_version, payload)
+        )
+
+    def partials(self, group_ids: Iterable[str]) -> dict[str, bytes]:
+        """Return the saved tokens of those groups that have any."""
+        select = "SELECT payload FROM partials WHERE group_id = ?"
+        rows = {x: self.execute(select, (x,)).fetchone() for x in group_ids}
+        return {group_id: row[0] for group_id, row in rows.items() if row is not None}
+
+    def oldest_partials(self) -> dict[str, int]:
+        """Return the oldest version of the saved tokens of every group that has any."""
+        return dict(self.execute("SELECT group_id, oldest_version FROM partials").fetchall())
+
     def remember(self, key: str, value: str) -> str:
         """Record a value of the run, unless the key has one; return the recorded value."""
         self.execute("INSERT OR IGNORE INTO meta VALUES (?, ?)", (key, value))
@@ -284,6 +304,10 @@ class Ledger:
                 for x, text in zip(groups, texts, strict=True)
             ],
         )
+
+    def _forget_partial(self, group_id: str) -> None:
+        if group_id in self._partials:
+            self.execute("DELETE FROM partials WHERE group_id = ?", (group_id,))
 
     def _advance_evaluation(self, group_id: str) -> None:
         self.execute(

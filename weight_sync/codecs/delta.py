@@ -2,8 +2,7 @@
 
 A patch is a header, then two streams compressed by zstandard: the gaps between the changed elements
 and their new values, each split into byte planes, since the upper bytes of both hardly vary. It
-pays where steps are small against the spacing of the wire's values, as in bfloat16
-(arXiv:2602.03839).
+pays where steps are small against the wire's precision, as in bfloat16 (arXiv:2602.03839).
 """
 
 import struct

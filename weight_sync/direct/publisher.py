@@ -3,9 +3,8 @@
     for every engine in turn:   pause ─▶ send ─▶ resume at v ─▶ report
 
 An engine whose transfer failed or did not end in time holds a mixture. It ends, and nothing is sent
-to it again. Each engine has a connection and a deadline of its own, so that a hung engine delays
-the others by no more than that. Between versions the publisher serves engines that joined or were
-replaced, from the same copy of the weights.
+to it again. A hung engine delays the others by no more than its own deadline. Between versions the
+publisher serves engines that joined or were replaced.
 """
 
 import logging
@@ -71,7 +70,7 @@ class DirectPublisher(BackgroundPublisher):
         report: Called with every attempt that paused an engine; one with an error ends the engine.
         timeout: Deadline in seconds for one engine, connecting and pause included.
         wire_dtype: See `BackgroundPublisher`.
-        seed_seconds: Interval at which engines without the newest version are looked for.
+        seed_seconds: Interval of `on_idle`.
     """
 
     def __init__(
@@ -159,8 +158,7 @@ class DirectPublisher(BackgroundPublisher):
         self._report(report)
 
     def _drop(self, link: EngineLink) -> None:
-        sender = self._senders.pop(link, None)
-        if sender is not None:
+        if sender := self._senders.pop(link, None):
             sender.close()
 
 

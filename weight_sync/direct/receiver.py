@@ -9,31 +9,20 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any, Protocol
 
-from weight_sync.errors import (
-    DeadlineExceeded,
-    IncompatibleWeights,
-    LoadFailed,
-    UpdateRefused,
-    WeightSyncError,
-)
+from weight_sync.errors import DeadlineExceeded, IncompatibleWeights, LoadFailed, UpdateRefused
 from weight_sync.manifest import Signature
+from weight_sync.receive.engine import PausableEngine
 from weight_sync.vllm.transfer import FINISH, START, UPDATE, tensor_shapes
 
 
-class DirectEngine(Protocol):
+class DirectEngine(PausableEngine, Protocol):
     """An engine that the learner writes weights into; any error of a method ends it."""
-
-    async def pause(self) -> None:
-        """Return once no token is sampled any more."""
 
     async def transfer(self, method: str, payload: dict[str, Any] | None) -> None:
         """Call a method of its weight-transfer endpoint, by vLLM's name."""
 
     async def serve(self, version: int) -> None:
         """Set the version of the transferred weights; tokens sampled after `resume` carry it."""
-
-    async def resume(self) -> None:
-        """Continue every request where it was frozen."""
 
 
 class DirectReceiver:
@@ -102,8 +91,7 @@ class DirectReceiver:
 
         All later calls of the attempt must carry the unique token `attempt`. Raises UpdateRefused
         if the engine goes on as it is: it serves this version or a newer one, waits for
-        `on_version`, or ends; and LoadFailed if another attempt is open, so that the engine holds a
-        mixture.
+        `on_version`, or ends. Raises LoadFailed if another attempt is open.
         """
         refusal = None
         if self._closed or self._error is not None:
@@ -130,13 +118,13 @@ class DirectReceiver:
         Raises UpdateRefused if the attempt is over, and IncompatibleWeights if a tensor is unknown
         to the engine, or missing at the end.
         """
-        self._check_open(attempt)
-        try:
+
+        async def step() -> None:
             self._check_tensors(method, payload)
-        except WeightSyncError as error:
-            self._fail(error)
-            raise
-        await self._run_step(attempt, lambda: self._engine.transfer(method, payload))
+            await self._engine.transfer(method, payload)
+
+        self._check_open(attempt)
+        await self._run_step(attempt, step)
 
     async def resume(self, attempt: str) -> None:
         """Resume sampling at the version of the attempt; UpdateRefused if the attempt is over."""

@@ -6,7 +6,17 @@ if TYPE_CHECKING:  # keeps torch out of modules that only describe engines
     from weight_sync.receive.staging import StagedWeights
 
 
-class UpdatableEngine(Protocol):
+class PausableEngine(Protocol):
+    """An engine that can stand still while it has requests."""
+
+    async def pause(self) -> None:
+        """Return once no token is sampled any more; harmless while paused."""
+
+    async def resume(self) -> None:
+        """Continue every request where it was frozen."""
+
+
+class UpdatableEngine(PausableEngine, Protocol):
     """An engine whose weights can be replaced while it has requests."""
 
     async def prepare(self, weights: "StagedWeights") -> None:
@@ -16,9 +26,6 @@ class UpdatableEngine(Protocol):
         here: `load` refuses them.
         """
 
-    async def pause(self) -> None:
-        """Return once no token is sampled any more; harmless while paused."""
-
     async def load(self, weights: "StagedWeights", version: int) -> None:
         """Replace every weight, while paused; tokens sampled after `resume` carry `version`.
 
@@ -26,6 +33,3 @@ class UpdatableEngine(Protocol):
         be a mixture: the engine waits, paused, for a full load. Any other error means that the
         engine cannot be repaired.
         """
-
-    async def resume(self) -> None:
-        """Continue every request where it was frozen."""

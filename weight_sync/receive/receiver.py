@@ -83,9 +83,8 @@ class Receiver:
     async def run(self, stop: asyncio.Event) -> None:
         """Follow the announcements until `stop` is set; a swap that has begun is finished.
 
-        Raises any error after which the engine cannot be repaired: IncompatibleWeights if the first
-        version belongs to another model, DeadlineExceeded if the engine hung, and errors of the
-        engine.
+        Raises errors of an engine that cannot be repaired: IncompatibleWeights if the first version
+        belongs to another model, DeadlineExceeded if the engine hung, and the engine's own errors.
         """
         failed, failures, retry_at = -1, 0, 0.0
         while not stop.is_set():

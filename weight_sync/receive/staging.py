@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, closing
 from dataclasses import replace
 
 import numpy as np
@@ -90,14 +91,9 @@ def stage_delta(manifest: Manifest, transport: Transport, base: StagedWeights) -
 
 
 def _all_or_none(opening: Iterable[SealedBucket]) -> list[SealedBucket]:
-    opened: list[SealedBucket] = []
-    try:
-        for bucket in opening:
-            opened.append(bucket)  # noqa: PERF402  (on failure, the others must be closed)
-    except BaseException:
-        for bucket in opened:
-            bucket.close()
-        raise
+    with ExitStack() as on_failure:
+        opened = [on_failure.enter_context(closing(bucket)) for bucket in opening]
+        on_failure.pop_all()
     return opened
 
 

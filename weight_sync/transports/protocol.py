@@ -30,8 +30,7 @@ class Transport(Protocol):
     def open(self, bucket: Bucket) -> SealedBucket:
         """Fetch and verify one bucket, as receiver; it stays readable until closed.
 
-        Raises StagingError if it is gone, has another size, could still change, or its checksum
-        differs.
+        Raises StagingError if it is gone, could still change, or has another size or checksum.
         """
 
     def close(self) -> None:

@@ -3,9 +3,8 @@
     learner's node    publisher ─▶ sealed memory ─▶ Uploader ─ray.put─▶ object store
     another node      object store ─one pull─▶ Downloader ─▶ sealed memory ─▶ every engine there
 
-Engines on the learner's node open its memory directly. Uploader and downloaders are created by
-their first caller and end with it; the next caller creates another one. Both keep only the newest
-version.
+Engines on the learner's node open its memory directly. Uploader and downloaders keep the newest
+version, end with the caller that created them, and are created again by the next.
 """
 
 import re
@@ -173,9 +172,8 @@ class _NodeActor:
             except ray.exceptions.RayTaskError as error:
                 raise error.cause from error
             except (ray.exceptions.RayError, ValueError) as error:
-                if not isinstance(error, ray.exceptions.RayActorError) or (
-                    time.monotonic() > deadline
-                ):
+                died = isinstance(error, ray.exceptions.RayActorError)
+                if not died or time.monotonic() > deadline:
                     raise StagingError(
                         f"bucket at {bucket.location} cannot be fetched: {self._name} did not "
                         f"answer within {self._timeout:g} s ({type(error).__name__}: {error})"

@@ -102,8 +102,7 @@ class StagedWeightsEngine(WeightTransferEngine[NoInitInfo, ManifestInfo]):
     def receive_weights(self, update_info: ManifestInfo) -> None:
         """Map the buckets and load every tensor.
 
-        Raises StagingError if a bucket is gone, before loading; LoadFailed if a layer was not
-        loaded whole.
+        Raises StagingError if a bucket is gone, LoadFailed if a layer was not loaded whole.
         """
         manifest = Manifest.from_json(update_info.manifest)
         memories = [map_verified(bucket) for bucket in manifest.buckets]
