@@ -1,7 +1,4 @@
-"""Section `[queues]` of a recipe, and what else the broker is given of a run.
-
-This module imports neither pyarrow nor Ray: `headway validate` loads it.
-"""
+"""Section `[queues]` of a recipe, and what else the broker is given of a run."""
 
 from dataclasses import dataclass
 from typing import Literal, Self

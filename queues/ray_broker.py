@@ -23,7 +23,7 @@ from queues.broker.status import BrokerStatus
 from queues.config import QueuesConfig, RunSpec
 from queues.errors import BrokerLostError, QueuesError
 from queues.records import Batch, PutStatus
-from queues.runtime.ray_payloads import to_arrays
+from queues.schema import to_arrays
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -132,8 +132,8 @@ class BrokerClient:
     or does not answer within `answer_seconds` (long polls: beyond their own timeout). While the
     broker pauses (`BrokerStatus.paused`), calls that need its disk wait as long as it does.
 
-    A call that is given up or cancelled may still take effect in the broker. Nothing is lost by it:
-    a lease whose answer nobody received expires, and puts and takes may be repeated.
+    A call that is given up may still take effect: a lease whose answer nobody received expires, and
+    puts and takes may be repeated.
     """
 
     def __init__(self, handle: Any, answer_seconds: float = ANSWER_SECONDS) -> None:

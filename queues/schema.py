@@ -115,6 +115,14 @@ def _groups(batch: pa.RecordBatch, sizes: Sequence[int]) -> list[RolloutGroup]:
     return groups
 
 
+def to_arrays(payloads: Sequence[Payload]) -> list[Any]:
+    """Return payloads in the form that Ray's object store transfers without copies.
+
+    `memoryview(array)` is a payload again.
+    """
+    return [np.frombuffer(payload, dtype=np.uint8) for payload in payloads]
+
+
 def read_batch(payload: Payload) -> pa.RecordBatch:
     """Return the validated record batch in a payload; raises as `decode` does."""
     batch = _parse(payload)

@@ -1,7 +1,7 @@
 """The broadcaster announces versions to receivers and limits how many engines swap at once.
 
-It carries manifests, never weights, and belongs to one event loop. At most
-max(1, floor(update_fraction · engines)) permits are held at a time.
+It carries manifests, never weights. At most max(1, floor(update_fraction · engines)) permits are
+held at a time.
 """
 
 import asyncio

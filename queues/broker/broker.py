@@ -78,9 +78,6 @@ class Broker(BrokerPromptFeed, BrokerWorkQueue, BrokerBatchQueue):
         return status_of(self.commits.state, after, paused=self.commits.paused)
 
     async def close(self) -> None:
-        """End every long poll with QueueClosed, and close ledger and journal.
-
-        Afterwards `ledger.sqlite` is the whole ledger, without its -wal file.
-        """
+        """End long polls with QueueClosed and close; `ledger.sqlite` is then the whole ledger."""
         self.stop_expiry()
         await self.commits.close()

@@ -28,8 +28,7 @@ log = logging.getLogger(__name__)
 class CommitPipeline:
     """Makes decisions durable; owns ledger and journal from its construction on.
 
-    The state is read and changed in the event loop only, ledger and journal are written in the
-    threads of their writers only.
+    The state is changed in the event loop only, ledger and journal in the threads of their writers.
     """
 
     def __init__(

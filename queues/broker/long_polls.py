@@ -29,7 +29,12 @@ class LongPolls:
                     self._check_open()
                     if (decided := decide()) is not None:
                         return decided
-                    await self._change(name)
+                    changed = asyncio.get_running_loop().create_future()
+                    self._waiting[changed] = name
+                    try:
+                        await changed
+                    finally:
+                        del self._waiting[changed]
         except TimeoutError:
             return None
 
@@ -49,11 +54,3 @@ class LongPolls:
             asyncio.get_running_loop().call_later(left, self.wake_at, moment)
         else:
             self.wake()
-
-    async def _change(self, name: str | None) -> None:
-        changed = asyncio.get_running_loop().create_future()
-        self._waiting[changed] = name
-        try:
-            await changed
-        finally:
-            del self._waiting[changed]

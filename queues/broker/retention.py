@@ -6,8 +6,7 @@ the oldest checkpoint that still exists: a rollback trains those batches again.
     put begins ─▶ frame in the journal ─▶ row in the ledger ─▶ put ends
         └── the segment that is the newest at this moment, and all later ones, stay ──┘
 
-Removed segments are recorded in the ledger (`meta`), so that a reader can distinguish them from
-lost segments.
+The ledger records removed segments (`meta`), which a reader can thus distinguish from lost ones.
 """
 
 import asyncio

@@ -3,9 +3,6 @@
 Mastered (no-positive-resampling, ScaleRL): with a cap, a prompt is retired once the share of the
 rollouts of its latest group whose task reward reaches a threshold reaches the cap. Failed: a group
 of the prompt used up its attempts. The next epochs skip both.
-
-With a cap, prompt ids must be `source/epoch/index`: without the epoch they name the problem.
-Without a cap, an id that contains no epoch names itself.
 """
 
 from collections.abc import Iterable, Sequence

@@ -94,7 +94,7 @@ def newest_checkpoint(run_directory: Path) -> tuple[int, Path] | None:
     return max(committed_checkpoints(run_directory).items(), default=None)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class FailedPrompt:
     """A group that failed for good."""
 
@@ -113,8 +113,7 @@ def failed_prompts(database: sqlite3.Connection) -> list[FailedPrompt]:
         "SELECT prompt_id, group_id, purpose, attempt, reason, coalesce(error, '')"
         " FROM groups WHERE state = 'failed' ORDER BY number"
     )
-    names = ("prompt_id", "group_id", "purpose", "attempts", "reason", "error")
-    return [FailedPrompt(**dict(zip(names, row, strict=True))) for row in rows]
+    return [FailedPrompt(*row) for row in rows]
 
 
 def removed_groups(run_directory: Path) -> int:

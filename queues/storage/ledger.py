@@ -1,8 +1,7 @@
 """The ledger of a run: one SQLite database (WAL) that records every change of state.
 
-All methods block and belong to one thread (`queues.storage.group_commit`), inside a transaction
-that the writer begins and commits; only recovery and closing work outside it. Other processes read
-a ledger with `queues.readers`.
+All methods block and belong to one thread (`queues.storage.group_commit`), which begins and
+commits; only recovery and closing work outside a transaction.
 """
 
 import fcntl

@@ -36,10 +36,12 @@ def register(database: sqlite3.Connection) -> None:
 
 def protect(database: sqlite3.Connection) -> None:
     """Sum the rows of all tables, which are new and empty, from now on."""
-    tables = _tables(database)
+    rows = database.execute("SELECT name FROM sqlite_schema WHERE type = 'table' ORDER BY name")
+    tables = [name for (name,) in rows if not name.startswith("sqlite_")]
     database.execute(_SUMS)
     for table in tables:
-        columns = _columns(database, table)
+        rows = database.execute("SELECT name FROM pragma_table_info(?) ORDER BY cid", (table,))
+        columns = " ".join(name for (name,) in rows)
         for trigger in _triggers(table, columns).values():
             database.execute(trigger)
         database.execute("INSERT INTO checksums VALUES (?, ?, 0)", (table, columns))
@@ -79,16 +81,6 @@ def _triggers(table: str, columns: str) -> dict[str, str]:
         f" WHERE name = '{table}'; END"
         for event, change in _CHANGES.items()
     }
-
-
-def _tables(database: sqlite3.Connection) -> list[str]:
-    rows = database.execute("SELECT name FROM sqlite_schema WHERE type = 'table' ORDER BY name")
-    return [name for (name,) in rows if not name.startswith("sqlite_")]
-
-
-def _columns(database: sqlite3.Connection, table: str) -> str:
-    rows = database.execute("SELECT name FROM pragma_table_info(?) ORDER BY cid", (table,))
-    return " ".join(name for (name,) in rows)
 
 
 def _sum(database: sqlite3.Connection, table: str, columns: str) -> int:
