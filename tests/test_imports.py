@@ -38,7 +38,7 @@ HEAVY = {
 }
 ORDER = {
     "queues": (
-        "errors records runtime policy state storage config schema protocols readers broker "
+        "errors records runtime policy config state storage schema protocols readers broker "
         "ray_broker"
     ),
     "weight_sync": (
