@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from actors.errors import PromptRefused
 from actors.reward_models.folder import TextReader
-from actors.sources.examples import PREFERENCES, Preference, load_preferences, without
+from actors.sources.examples import PREFERENCES, Example, load_examples, without
 from deploy.config.run_config import RunConfig
 from deploy.errors import InputError
 from deploy.preflight.inputs import load_heldout
@@ -37,21 +37,22 @@ class PreferencePairs:
     def training(self, member: int) -> "Iterator[Pair]":
         """Yield training pairs of a member without end; none has the prompt of a held-out pair."""
         setting = f"{PREFERENCES.setting} = {self._section.pairs!r}"
-        kept = frozenset(preference.prompt for preference in self._kept)
+        kept = frozenset(prompt for prompt, *_ in self._kept)
         drawn = without(
             self._load(self.seed + member),
             kept,
             setting,
             advice=f"; lower reward_model.heldout_pairs = {self._section.heldout_pairs}",
         )
-        return (self._encoded(Preference(*triple)) for triple in drawn)
+        return (self._encoded(preference) for preference in drawn)
 
-    def _load(self, seed: int) -> Iterator[Preference]:
-        return load_preferences(
-            self._section.pairs, options=self._section.options, seed=seed, heldout=self._texts
+    def _load(self, seed: int) -> Iterator[Example]:
+        section = self._section
+        return load_examples(
+            PREFERENCES, section.pairs, options=section.options, seed=seed, heldout=self._texts
         )
 
-    def _encoded(self, preference: Preference) -> "Pair":
+    def _encoded(self, preference: Example) -> "Pair":
         from learner.supervised.reward_model import Pair
 
         prompt, chosen, rejected = preference

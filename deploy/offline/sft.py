@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from actors.engines.model_folder import check_model, context_length, load_tokenizer
-from actors.rollout.chat_rendering import unknown_character
-from actors.sources.examples import TURN, load_demonstrations
+from actors.errors import PromptRefused
+from actors.rollout.chat_rendering import encode
+from actors.sources.examples import DEMONSTRATIONS, TURN, Example, load_examples
 from deploy.config.run_config import RunConfig
 from deploy.errors import InputError
 from deploy.preflight.disk_space import check_runs_dir
@@ -21,8 +22,6 @@ from learner.config.learner import SftConfig, TinyModelConfig
 
 CHECKED = 64
 """Demonstrations that are checked before the model is loaded; others when they are drawn."""
-
-Pair = tuple[str, str]
 
 
 def warm_start(config: RunConfig, terminal: Terminal, *, replace: bool) -> Path:
@@ -43,7 +42,8 @@ def warm_start(config: RunConfig, terminal: Terminal, *, replace: bool) -> Path:
     if path:
         check_model(path)
     _, problems = load_heldout(config)
-    pairs = load_demonstrations(
+    pairs = load_examples(
+        DEMONSTRATIONS,
         config.sft.demonstrations,
         options=config.sft.options,
         seed=config.seed,
@@ -64,7 +64,9 @@ def warm_start(config: RunConfig, terminal: Terminal, *, replace: bool) -> Path:
     return folder
 
 
-def _checked(pairs: Iterator[Pair], measure: Callable[[str], int], context: int) -> Iterator[Pair]:
+def _checked(
+    pairs: Iterator[Example], measure: Callable[[str], int], context: int
+) -> Iterator[Example]:
     """Check each prompt and completion when it is drawn; raise InputError if it does not fit.
 
     `measure` counts the tokens of a text; a pair has `context` at most, with its end-of-sequence
@@ -101,14 +103,10 @@ def _tokenizer_measure(path: str) -> tuple[Callable[[str], int], int]:
 
     def measure(text: str) -> int:
         text = text.replace(TURN, tokenizer.eos_token)
-        ids = tokenizer.encode(text, add_special_tokens=False)
-        unknown = unknown_character(tokenizer, text, ids)
-        if unknown is not None:
-            raise InputError(
-                f"sft.demonstrations: the tokenizer of {path!r} has no token for {unknown!r} in "
-                f"{text[:80]!r}"
-            )
-        return len(ids)
+        try:
+            return len(encode(tokenizer, text))
+        except PromptRefused as error:
+            raise InputError(f"sft.demonstrations, model {path!r}: {error}") from None
 
     return measure, context_length(path)
 
@@ -116,7 +114,7 @@ def _tokenizer_measure(path: str) -> tuple[Callable[[str], int], int]:
 def train_model(
     config: RunConfig,
     sft: SftConfig,
-    pairs: Iterator[Pair],
+    pairs: Iterator[Example],
     terminal: Terminal,
     partial: Path,
     path: str | None,

@@ -16,7 +16,7 @@ from deploy.errors import InputError
 from deploy.planner.rates import LearnerRates, Rates
 from deploy.planner.simulator import Outcome, Setting, simulate
 from deploy.report.summary import WARM_UP
-from queues.policy.admission import Bounds
+from queues.config import RunSpec
 
 ROLLOUTS = 20_000
 """Approximate number of rollouts in a simulated run."""
@@ -162,17 +162,14 @@ def setting_of(
             "queues": config.queues.model_copy(update={"max_staleness": staleness}),
         }
     )
-    queues = shaped.flow
     return Setting(
-        bounds=Bounds(
-            max_staleness=staleness,
+        queues=shaped.flow,
+        spec=RunSpec(
             groups_per_batch=config.prompts.groups_per_batch,
+            group_size=config.prompts.group_size,
             steps=steps,
-            most_live=queues.window,
-            on_overdue=queues.on_overdue,
+            greedy_baseline=config.actors.greedy_baseline,
         ),
-        group_size=config.prompts.group_size,
-        baseline=config.actors.greedy_baseline,
         engines=actors,
         slots=config.actors.max_concurrent_rollouts,
         swaps_at_once=(
@@ -180,11 +177,6 @@ def setting_of(
             if config.weight_sync.staged
             else 1  # the learner brings a version to one engine after the other
         ),
-        patience_seconds=queues.patience_seconds,
-        queued_batches=queues.queued_batches,
-        most_filtered=queues.max_filtered_batches * config.prompts.groups_per_batch
-        if queues.filter_tied
-        else None,
         beyond=beyond,
     )
 
@@ -208,7 +200,7 @@ def _prospects(
     # the actors' time for a batch, with a learner that takes none and no bound
     most = WARM_UP + counted
     alone = setting_of(config, staleness=2 * most, actors=actors, steps=2 * most, beyond=most)
-    alone = replace(alone, bounds=replace(alone.bounds, most_live=None))
+    alone = replace(alone, queues=alone.queues.model_copy(update={"window": None}))
     batch_seconds = fmean(simulate(alone, replace(rates, learner=LearnerRates())).batch_seconds)
     prospects = []
     for staleness in bounds:
@@ -221,7 +213,7 @@ def _prospects(
         step_seconds += rates.learner.take_seconds + rates.learner.publish_seconds
         if not step_seconds:
             raise InputError("the learner takes no time, so there is nothing to plan")
-        window = setting.bounds.window(0) / config.prompts.groups_per_batch
+        window = setting.queues.bounds(setting.spec).window(0) / config.prompts.groups_per_batch
         ess_loss = source.ess_loss
         prospects.append(
             Prospect(
