@@ -7,9 +7,9 @@ were sampled from, and vLLM stamps the version on every token.
 
 import asyncio
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Coroutine, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 from actors.engines.model_folder import weight_shapes
 from actors.engines.protocol import EngineSpec, Generation, SamplingParameters
@@ -24,6 +24,9 @@ from weight_sync.vllm.transfer import transfer
 WARM_UP_TOKENS = 8
 PAUSE_MODES = {"in_flight": "keep", "between_requests": "wait"}
 PREPARED_POLL_SECONDS = 0.01
+DEATH_POLL_SECONDS = 1.0
+"""Interval in which a call that has no answer yet looks whether the engine still lives."""
+T = TypeVar("T")
 
 SHUTDOWN_SECONDS = 20.0
 """Time that vLLM's processes have to end by themselves before they are killed."""
@@ -190,12 +193,13 @@ class VllmEngine:
     async def pause(self) -> None:
         """See `UpdatableEngine.pause`; takes back requests without a token."""
         self._admits.clear()
+        # As `pause_generation`, without its fixed sleep of 20 ms and its multimodal cache.
+        pausing = self._engine.engine_core.pause_scheduler_async(
+            mode=PAUSE_MODES[self._spec.weight_sync.update_mode],
+            clear_cache=self._spec.weight_sync.clear_cache,
+        )
         with _typed_errors():
-            # As `pause_generation`, without its fixed sleep of 20 ms and its multimodal cache.
-            await self._engine.engine_core.pause_scheduler_async(
-                mode=PAUSE_MODES[self._spec.weight_sync.update_mode],
-                clear_cache=self._spec.weight_sync.clear_cache,
-            )
+            await self._answered(pausing)
             recalled, self._unstarted = self._unstarted, set()
             self._recalled |= recalled
             await self._engine.abort(recalled)
@@ -208,11 +212,10 @@ class VllmEngine:
         manifest = weights.manifest.to_json()
         self.prepared = None
         with _typed_errors():
-            begun = await self._engine.collective_rpc("prepare_weights", args=(manifest,))
-            if not all(begun):
+            if not await self._on_all_workers("prepare_weights", manifest):
                 return
             while True:
-                if all(await self._engine.collective_rpc("weights_prepared")):
+                if await self._on_all_workers("weights_prepared"):
                     break
                 await asyncio.sleep(PREPARED_POLL_SECONDS)
         self.prepared = manifest
@@ -222,24 +225,44 @@ class VllmEngine:
         manifest = weights.manifest.to_json()
         prepared, self.prepared = self.prepared, None
         with self._loading(f"version {version}"):
-            exchanged = (weights.manifest.version,)
-            if manifest != prepared or not all(
-                await self._engine.collective_rpc("exchange_weights", args=exchanged)
-            ):
-                await self._reload(manifest)
-            await self._engine.update_weight_version(str(version))
+            exchanged = manifest == prepared and await self._on_all_workers(
+                "exchange_weights", weights.manifest.version
+            )
+            if not exchanged:
+                await self._answered(self._reload(manifest))
+            await self._answered(self._engine.update_weight_version(str(version)))
         self._version = version
 
     async def transfer(self, method: str, payload: dict[str, Any] | None) -> None:
         """See `DirectEngine.transfer`."""
         with self._loading(method):
-            await transfer(self._engine, method, payload)
+            await self._answered(transfer(self._engine, method, payload))
 
     async def serve(self, version: int) -> None:
         """See `DirectEngine.serve`."""
         with _typed_errors():
-            await self._engine.update_weight_version(str(version))
+            await self._answered(self._engine.update_weight_version(str(version)))
         self._version = version
+
+    async def _on_all_workers(self, method: str, *arguments: Any) -> bool:
+        """Call a method of the worker extension; return True if every worker returned True."""
+        calling = self._engine.collective_rpc(method, args=arguments)
+        return all(await self._answered(calling))
+
+    async def _answered(self, call: Coroutine[Any, Any, T]) -> T:
+        """Await a call of vLLM, which never answers those that are open when its engine dies.
+
+        Raises:
+            EngineDied: The engine died meanwhile.
+        """
+        answer = asyncio.create_task(call)
+        try:
+            while not (await asyncio.wait({answer}, timeout=DEATH_POLL_SECONDS))[0]:
+                if self._engine is None or self._engine.errored:
+                    raise EngineDied("a process of the vLLM engine is gone")
+            return answer.result()
+        finally:
+            answer.cancel()
 
     @contextmanager
     def _loading(self, what: str) -> Iterator[None]:
@@ -248,7 +271,7 @@ class VllmEngine:
 
         try:
             yield
-        except EngineDeadError as error:
+        except (EngineDeadError, EngineDied) as error:
             raise EngineDied(f"vLLM died while loading {what}") from error
         except Exception as error:
             if self._engine.errored:
@@ -268,7 +291,7 @@ class VllmEngine:
     async def resume(self) -> None:
         """See `UpdatableEngine.resume`."""
         with _typed_errors():
-            await self._engine.resume_generation()
+            await self._answered(self._engine.resume_generation())
         self._admits.set()
 
     async def close(self) -> None:

@@ -306,7 +306,13 @@ def test_requests_of_an_engine_that_ends_fail_with_a_typed_error(bench: Bench) -
         await bench.advance()
         if bench.real:
             (core,) = multiprocessing.active_children()
+            os.kill(core.pid, signal.SIGSTOP)
+            pausing = asyncio.create_task(bench.engine.pause())
+            await asyncio.sleep(0)  # the engine has the call, and never answers it
             os.kill(core.pid, signal.SIGKILL)
+            async with asyncio.timeout(10):
+                with pytest.raises(EngineDied):
+                    await pausing
         else:
             await bench.engine.close()
         with pytest.raises(EngineDied):
