@@ -88,7 +88,6 @@ def throughput(consumer: Any, warm_up: float = WARM_UP_SECONDS) -> dict[str, flo
 
 
 def compare(tokens: int, actors: int, folder: Path) -> Record:
-    """Measure one round of one setting."""
     drive = partial(driven, tokens, actors, at_once=groups_at_once(tokens))
     with tempfile.TemporaryDirectory(dir=folder) as directory:
         actor, client = start_broker(Path(directory))
@@ -201,7 +200,6 @@ def conclude(record: Record) -> Record:
 
 
 def describe(figures: Record) -> str:
-    """Return one setting as a line."""
     return (
         f"{figures['tokens']:5d} tokens, {figures['actors']:2d} actors:"
         f" {figures['broker_groups_per_second']:7,.0f}"

@@ -47,7 +47,6 @@ def prompt_id(number: int) -> str:
 
 
 def make_lease(number: int, deadline: int = FOREVER) -> Lease:
-    """Return the lease of a group."""
     return Lease(
         group_id=f"g{number:08d}",
         attempt=1,

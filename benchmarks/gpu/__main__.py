@@ -112,7 +112,6 @@ def pause(size: str) -> Record:
 
 
 def command_of(part: str, size: str, options: Options) -> list[str]:
-    """Return the command that runs a part."""
     return [
         sys.executable, "-m", "benchmarks.gpu", "--part", part, "--sizes", size or "tiny",
         "--device", options.device, "--rounds", str(options.rounds),

@@ -177,6 +177,16 @@ class Study:
         return {name: value for name, value in values.items() if not isinstance(value, Path)}
 
 
+Columns = Mapping[str, tuple[str, str]]
+"""Columns of a table: the figure and its format by the title."""
+
+
+def cells(figures: Mapping[str, Any], columns: Columns) -> list[str]:
+    """Return the row of a table; a figure that is None is a dash."""
+    shown = [(figures[key], form) for key, form in columns.values()]
+    return ["–" if value is None else form.format(value) for value, form in shown]
+
+
 def text_table(head: Sequence[str], rows: Iterable[Sequence[str]], title: str = "") -> str:
     """Return a table with columns aligned: the first to the left, the others to the right."""
     cells = [list(head), *(list(row) for row in rows)]

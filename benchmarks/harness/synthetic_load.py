@@ -65,7 +65,6 @@ PROMPT_TOKENS = 8
 
 
 def build(size: Size, *, attention: str = "sdpa") -> Any:
-    """Return a Qwen3 with random weights."""
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
     return Qwen3ForCausalLM(

@@ -8,7 +8,7 @@ from typing import Any
 from benchmarks.harness.plots import new_figure, plot_medians
 from benchmarks.harness.study import text_table
 from benchmarks.harness.training_runs import conditions
-from benchmarks.loop.staleness_figures import interval
+from benchmarks.loop.run_figures import interval
 
 Run = Mapping[str, Any]
 SYNCHRONOUS = "0"

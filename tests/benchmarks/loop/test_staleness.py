@@ -11,14 +11,14 @@ from benchmarks.harness.checkpoint_scores import INITIAL, SCORES
 from benchmarks.harness.provenance import RESULTS
 from benchmarks.harness.training_runs import Variant
 from benchmarks.loop import staleness, staleness_report, versus_trl
-from benchmarks.loop.staleness import STUDY, read_variant, read_variants
-from benchmarks.loop.staleness_figures import (
+from benchmarks.loop.run_figures import (
     curve,
     interval,
     off_policyness,
     seconds_to,
     t_quantile,
 )
+from benchmarks.loop.staleness import STUDY, read_variant, read_variants
 from deploy.cli.bench import ROOT
 from deploy.config.loader import load_recipe
 from deploy.errors import InputError
