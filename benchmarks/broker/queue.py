@@ -31,7 +31,7 @@ from benchmarks.broker.queue_workers import (
     template,
     write_and_sync,
 )
-from benchmarks.harness.study import Options, Record, Study, number, option
+from benchmarks.harness.study import Options, Record, Study, medians_over, number, option
 from queues.ray_broker import BrokerClient
 
 OF_CEILING = 0.7
@@ -169,18 +169,13 @@ def measure(options: Options) -> Iterator[Record]:
 
 def summarize(rounds: Sequence[Record]) -> Record:
     """Return medians over the rounds of one setting; the ratios are of each round."""
-
-    def median(pick: Any) -> float:
-        return statistics.median(pick(measured) for measured in rounds)
-
+    medians = medians_over(rounds)
+    rates = {f"{name}_groups_per_second": medians[name]["groups_per_second"] for name in COMPARED}
     return {
-        **{
-            f"{name}_groups_per_second": median(lambda m, name=name: m[name]["groups_per_second"])
-            for name in COMPARED
-        },
-        "broker_megabytes_per_second": median(lambda m: m["broker"]["megabytes_per_second"]),
-        "of_ceiling": median(lambda m: m["of_ceiling"]),
-        "of_ray_queue": median(lambda m: m["of_ray_queue"]),
+        **rates,
+        "broker_megabytes_per_second": medians["broker"]["megabytes_per_second"],
+        "of_ceiling": medians["of_ceiling"],
+        "of_ray_queue": medians["of_ray_queue"],
     }
 
 

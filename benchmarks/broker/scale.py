@@ -14,7 +14,7 @@ import time
 import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import psutil
 import ray
@@ -113,62 +113,53 @@ def measure_setting(actors: int, rate: float, folder: Path) -> Record:
         processes = {name: process_of(handle) for name, handle in handles.items()}
         time.sleep(max(WARM_UP_SECONDS, 2 * generation_seconds(actors, rate)))
         ray.get([crowd.begin.remote() for crowd in crowds], timeout=CALL_SECONDS)
-        before = moment(broker, consumer, processes)
+        before = counts(broker, consumer, processes)
         scrapes = scrape(f"http://{address}/metrics", crowds[0])
-        after = moment(broker, consumer, processes)
+        after = counts(broker, consumer, processes)
         seconds = call(crowds[0].seconds)
-        of_learner = after.learner_at - before.learner_at
-        elapsed = after.cpu_at - before.cpu_at
-        accepted = (after.accepted - before.accepted) / (after.broker_at - before.broker_at)
-        cores = {name: (after.cpu[name] - before.cpu[name]) / elapsed for name in processes}
+        rates = {
+            name: (count - before[name][0]) / (at - before[name][1])
+            for name, (count, at) in after.items()
+        }
+        cores = {name: rates[name] for name in processes}
         return {
             "actors": actors,
             "asked_groups_per_second": rate or None,
-            "measured_seconds": of_learner,
-            "accepted_groups_per_second": accepted,
-            "trained_groups_per_second": (after.groups - before.groups) / of_learner,
-            "versions_per_second": (after.batches - before.batches) / of_learner,
-            "refused": after.refused - before.refused,
+            "measured_seconds": after["groups"][1] - before["groups"][1],
+            "accepted_groups_per_second": rates["accepted"],
+            "trained_groups_per_second": rates["groups"],
+            "versions_per_second": rates["batches"],
+            "refused": int(after["refused"][0] - before["refused"][0]),
             "enough_puts": len(seconds["put"]) >= ENOUGH,
             "seconds": {call: quantiles(values) for call, values in seconds.items()},
             "scrape": quantiles(scrapes),
             "cores": cores,
-            "broker_groups_per_core_second": accepted / cores["broker"],
+            "broker_groups_per_core_second": rates["accepted"] / cores["broker"],
             "megabytes": {
                 name: processes[name].memory_info().rss / 1e6 for name in ("broker", "broadcaster")
             },
         }
 
 
-class Moment(NamedTuple):
-    """Counts so far, each with its time, since a saturated broker answers late."""
+def counts(
+    broker: BrokerClient, consumer: Any, processes: Mapping[str, psutil.Process]
+) -> dict[str, tuple[float, float]]:
+    """Return counts of broker and learner and CPU seconds of processes so far.
 
-    accepted: int
-    refused: int
-    broker_at: float
-    groups: int
-    batches: int
-    learner_at: float
-    cpu: Mapping[str, float]
-    """CPU seconds of each process."""
-    cpu_at: float
-
-
-def moment(broker: BrokerClient, consumer: Any, processes: Mapping[str, psutil.Process]) -> Moment:
-    """Take the counts of broker, learner and processes now."""
+    Each has its time, since a saturated broker answers late.
+    """
     status = call(broker.handle.status)
-    broker_at = time.perf_counter()
+    at = time.perf_counter()
     learner_at, groups, _, batches = call(consumer.counts)
-    return Moment(
-        accepted=status.accepted,
-        refused=sum(status.refused.values()),
-        broker_at=broker_at,
-        groups=groups,
-        batches=batches,
-        learner_at=learner_at,
-        cpu={name: float(sum(one.cpu_times()[:2])) for name, one in processes.items()},
-        cpu_at=time.perf_counter(),
-    )
+    cpu = {name: float(sum(one.cpu_times()[:2])) for name, one in processes.items()}
+    now = time.perf_counter()
+    return {
+        "accepted": (status.accepted, at),
+        "refused": (sum(status.refused.values()), at),
+        "groups": (groups, learner_at),
+        "batches": (batches, learner_at),
+        **{name: (seconds, now) for name, seconds in cpu.items()},
+    }
 
 
 def scrape(url: str, timed: Any) -> list[float]:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from statistics import median
 from typing import Any, NoReturn
 
 from benchmarks.harness.provenance import RESULTS, environment, reserve, store
@@ -185,6 +186,14 @@ def cells(figures: Mapping[str, Any], columns: Columns) -> list[str]:
     """Return the row of a table; a figure that is None is a dash."""
     shown = [(figures[key], form) for key, form in columns.values()]
     return ["–" if value is None else form.format(value) for value, form in shown]
+
+
+def medians_over(rounds: Sequence[Any]) -> Any:
+    """Return the median over rounds of every figure of nested dictionaries, without `raw`."""
+    if not isinstance(rounds[0], dict):
+        return median(rounds)
+    names = [name for name in rounds[0] if name != "raw"]
+    return {name: medians_over([figures[name] for figures in rounds]) for name in names}
 
 
 def text_table(head: Sequence[str], rows: Iterable[Sequence[str]], title: str = "") -> str:

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from benchmarks.harness.plots import new_figure, plot_medians
+from benchmarks.harness.plots import plot_medians
 from benchmarks.harness.study import (
     Options,
     Record,
@@ -34,6 +34,7 @@ from benchmarks.loop.run_worker import ROWS
 from deploy.config.loader import load_recipe
 from deploy.config.run_config import RunConfig
 from deploy.errors import InputError
+from deploy.report.plots import new_figure
 from deploy.report.report import read_record
 from deploy.report.summary import WARM_UP
 from deploy.report.timeline import Timeline, read_timeline

@@ -4,14 +4,15 @@ Everything is measured over one window: from the end of step WARM_UP to the end 
 """
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from math import sqrt
-from statistics import fmean, median, stdev
+from statistics import fmean, stdev
 from typing import Any
 
 from mpmath import betainc
 
+from benchmarks.harness.study import medians_over
 from deploy.planner.simulator import quantile
 from deploy.report.summary import WARM_UP
 from deploy.report.timeline import idle_share, running_rollouts
@@ -245,24 +246,13 @@ def compare_with_limits(
 
 def medians(rounds: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Return the median over rounds of every figure; ratios are taken within a round."""
-
-    def middle(pick: Callable[[Mapping[str, Any]], float]) -> float:
-        return median(pick(one_round) for one_round in rounds)
-
-    return {
-        "arms": {
-            name: {
-                key: middle(lambda one_round, name=name, key=key: one_round["arms"][name][key])
-                for key, value in figures.items()
-                if not isinstance(value, dict)
-            }
-            for name, figures in rounds[0]["arms"].items()
-        },
-        "limits": {
-            "actors": middle(lambda one_round: one_round["limits"]["actors"]["samples_per_second"]),
-            "learner": middle(lambda one_round: one_round["limits"]["learner_samples_per_second"]),
-            "samples_per_second": middle(
-                lambda one_round: one_round["limits"]["samples_per_second"]
-            ),
-        },
-    }
+    limits = [
+        {
+            "actors": one_round["limits"]["actors"]["samples_per_second"],
+            "learner": one_round["limits"]["learner_samples_per_second"],
+            "samples_per_second": one_round["limits"]["samples_per_second"],
+        }
+        for one_round in rounds
+    ]
+    arms = [one_round["arms"] for one_round in rounds]
+    return {"arms": medians_over(arms), "limits": medians_over(limits)}

@@ -91,6 +91,3 @@ STUDY = Study(
     table=table,
     misses=lambda record: ["the swap takes too long"] if record["ratio"] > 1 else [],
 )
-
-if __name__ == "__main__":
-    STUDY.main()
