@@ -93,7 +93,7 @@ class CountedBroker(BrokerActor):
         super().__init__(*args, **options)
         self.syncs, fdatasync = 0, os.fdatasync
 
-        def counted(file: int) -> None:
+        def counted(file: Any) -> None:
             self.syncs += 1
             fdatasync(file)
 

@@ -269,7 +269,8 @@ def _accepted(setting: Setting) -> float:
 
 def _crowd(setting: Setting) -> float:
     """Return the cores of the busiest process that simulates actors."""
-    return max(share for name, share in setting["cores"].items() if name.startswith("crowd"))
+    crowds = [share for name, share in setting["cores"].items() if name.startswith("crowd")]
+    return float(max(crowds))
 
 
 def _milliseconds(setting: Setting, call: str) -> str:

@@ -47,7 +47,7 @@ class PlainEngine:
     def __init__(self, policy: Policy, *, learning_rate: float) -> None:
         self.steps_taken = 0
         self._policy = policy
-        self._weights = [p for p in policy.parameters() if p.requires_grad]
+        self._weights: list[Tensor] = [p for p in policy.parameters() if p.requires_grad]
         self._masters = [p.detach().float().clone() for p in self._weights]
         for master in self._masters:
             master.grad = torch.zeros_like(master)
@@ -67,7 +67,7 @@ class PlainEngine:
 
     def backward(self, loss: Tensor) -> None:
         """See `Trainable.backward`."""
-        loss.backward()
+        torch.autograd.backward(loss)
         for weight, master in zip(self._weights, self._masters, strict=True):
             if weight.grad is not None and master.grad is not None:
                 master.grad.add_(weight.grad)

@@ -83,12 +83,9 @@ def measure_variants(
         trained, untrained = runs.train(variants)
         failed += untrained
         score_runs(options.base, [variant.directory.path for variant in trained])
-        for variant in trained:
-            try:
-                figures.append(read(variant, options.target))
-            except (InputError, QueuesError) as error:
-                reason = f"{variant.config.name} cannot be read: {error}"
-                failed.append(failure(variant, reason))
+        measured, unread = read_variants(trained, options.target, read)
+        figures += measured
+        failed += unread
         if figures:
             yield {
                 **facts,
@@ -99,6 +96,19 @@ def measure_variants(
             }
     if not figures:
         raise RunFailed("no variant came to its end, for the reasons above")
+
+
+def read_variants(
+    variants: Sequence[Variant], target: float, read: Callable[[Variant, float], Record]
+) -> tuple[list[Record], list[Record]]:
+    """Return the figures of variants that can be read, and a record of each other."""
+    figures, failed = [], []
+    for variant in variants:
+        try:
+            figures.append(read(variant, target))
+        except (InputError, QueuesError) as error:
+            failed.append(failure(variant, f"{variant.config.name} cannot be read: {error}"))
+    return figures, failed
 
 
 def read_scores(run: Path) -> dict[int, float]:

@@ -168,7 +168,7 @@ class Study:
         """Return the path of the record."""
         if options.out is not None and not self.in_folder:
             return Path(options.out)
-        folder = options.out or self.folder
+        folder = options.out or self.folder or Path()
         time = f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}"
         return Path(folder) / self.file.format(time=time, **self._arguments(options))
 

@@ -213,7 +213,7 @@ def conclude(runs: Sequence[Mapping[str, Any]]) -> Record:
         by_name.setdefault(run["name"], []).append(run)
     seeds = len({run["seed"] for run in runs})
     by_name = {name: same for name, same in by_name.items() if len(same) == seeds}
-    medians = {
+    medians: dict[str, dict[str, Any]] = {
         name: {
             key: None if any(run[key] is None for run in same) else median(r[key] for r in same)
             for key in FIGURES

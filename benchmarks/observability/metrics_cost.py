@@ -134,7 +134,7 @@ def measure(options: Options) -> Iterator[Record]:
             warm_start.symlink_to((options.runs_dir / warm_start.name).absolute())
         directory = RunDirectory.of(config)
         directory.create(config, replace=False)
-        session.Run = MeasuredRun
+        vars(session)["Run"] = MeasuredRun
         session.run(config, load_inputs(config), directory, Terminal())
     interval = float(prometheus["scrape_interval"].rstrip("s"))
     yield {"interval_seconds": interval, **MeasuredRun.figures}

@@ -62,7 +62,7 @@ class MeasuredActor(ray_actor.RolloutActor):
         import vllm
 
         vllm.SamplingParams = partial(vllm.SamplingParams, ignore_eos=True)
-        ray_actor.build_engine = lambda *arguments: fix_lengths(build_engine(*arguments))
+        vars(ray_actor)["build_engine"] = lambda *given: fix_lengths(build_engine(*given))
         return super()._build()
 
 
@@ -173,7 +173,9 @@ def figures_of(rounds: Sequence[Mapping[str, Sampled]]) -> Record:
     """
 
     def ratio(part: str) -> float:
-        return median(getattr(one["offline"], part) / getattr(one["loop"], part) for one in rounds)
+        return float(
+            median(getattr(one["offline"], part) / getattr(one["loop"], part) for one in rounds)
+        )
 
     return {
         "tokens_per_second": {
@@ -255,7 +257,7 @@ async def measure_rounds(options: Options, folder: Path) -> Record:
                 ids = tokenizer.encode(prompt.text, add_special_tokens=False)
                 samples = range(config.prompts.group_size)
                 requests += [(ids, length_of(ids, sample, longest)) for sample in samples]
-            measured = {}
+            measured: dict[str, Sampled] = {}
             for name in ("offline", "loop") if index % 2 else ("loop", "offline"):
                 await asyncio.sleep(REST_SECONDS)
                 if name == "offline":

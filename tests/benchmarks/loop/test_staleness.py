@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from benchmarks.harness.checkpoint_scores import INITIAL, SCORES
+from benchmarks.harness.checkpoint_scores import INITIAL, SCORES, read_variants
 from benchmarks.harness.provenance import RESULTS
 from benchmarks.harness.training_runs import Variant
 from benchmarks.loop import staleness, staleness_report, versus_trl
@@ -18,7 +18,7 @@ from benchmarks.loop.run_figures import (
     seconds_to,
     t_quantile,
 )
-from benchmarks.loop.staleness import STUDY, read_variant, read_variants
+from benchmarks.loop.staleness import STUDY, read_variant
 from deploy.cli.bench import ROOT
 from deploy.config.loader import load_recipe
 from deploy.errors import InputError
@@ -302,7 +302,7 @@ def test_runs_that_cannot_be_read_are_named_and_do_not_end_the_study(tmp_path, c
         directory.write_summary({"status": "done", "heldout": [], "heldout_sampled": []})
         (directory.path / SCORES).write_text("{}")
     (tmp_path / "out" / INITIAL).write_text("0.5")
-    read, failed = read_variants(variants, 0.5)
+    read, failed = read_variants(variants, 0.5, read_variant)
     assert (read, [failure["name"] for failure in failed]) == ([], ["0", "1"])
     assert "eta0-seed0 cannot be read: " in failed[0]["why"]
     assert "trained 12 batches since it was last started, 9 of them" in failed[0]["why"]
