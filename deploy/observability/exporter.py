@@ -12,12 +12,10 @@ import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-from prometheus_client import CollectorRegistry
-from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client import CollectorRegistry, start_http_server
 from prometheus_client.registry import Collector
 
 from deploy.errors import InputError
@@ -75,33 +73,21 @@ class Exporter:
         registry = CollectorRegistry()
         for collector in [*collectors, ProcessMetrics()]:
             registry.register(collector)
-        answers: dict[str, tuple[str, Callable[[], bytes]]] = {
-            "/metrics": (CONTENT_TYPE_LATEST, lambda: generate_latest(registry)),
-            "/targets": ("application/json", lambda: json.dumps(self.targets()).encode()),
-        }
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
-                if self.path not in answers:
-                    self.send_error(404, f"there are {', '.join(answers)}")
-                    return
-                content_type, answer = answers[self.path]
-                body = answer()
-                self.send_response(200)
-                self.send_header("Content-Type", content_type)
-                self.end_headers()
-                self.wfile.write(body)
-
-            def log_message(self, *_: Any) -> None:
-                """Keep scrapes out of the log."""
-
         with _explained(endpoint.host, endpoint.port):
-            self._server = ThreadingHTTPServer((endpoint.host, endpoint.port), Handler)
+            self._server, self._thread = start_http_server(
+                endpoint.port, addr=endpoint.host, registry=registry
+            )
+        metrics = self._server.get_app()
+
+        def answer(environ: dict[str, Any], start_response: Any) -> Any:
+            if environ["PATH_INFO"] != "/targets":
+                return metrics(environ, start_response)
+            start_response("200 OK", [("Content-Type", "application/json")])
+            return [json.dumps(self.targets()).encode()]
+
+        self._server.set_app(answer)
         self.address = public_address(endpoint.host, self._server.server_port, endpoint.node)
         """Where it answers, as host:port."""
-        serve_forever = self._server.serve_forever
-        self._thread = threading.Thread(target=serve_forever, name="exporter", daemon=True)
-        self._thread.start()
 
     def targets(self) -> list[dict[str, Any]]:
         """Return every process of the run that serves metrics, in Prometheus' format."""

@@ -6,7 +6,6 @@ import shutil
 import socket
 import threading
 import time
-import urllib.error
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 
@@ -171,11 +170,6 @@ def test_the_file_is_there_from_the_beginning_follows_and_stays_away_when_all_is
     others.clear()
     exporter.write()
     assert not file.exists()
-
-
-def test_another_path_says_what_there_is(exporter):
-    with pytest.raises(urllib.error.HTTPError, match="there are /metrics, /targets"):
-        ask(exporter, "/")
 
 
 def test_a_port_in_use_is_refused_before_anything_starts(tmp_path):

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from actors.metrics import ENGINE
-from deploy.observability.prometheus_text import parse
+from deploy.observability.top_model import parse
 
 pytestmark = [
     pytest.mark.slow,
