@@ -19,7 +19,6 @@ from rich.console import Console
 from deploy.cli.bench import BENCHMARKS, start
 from deploy.cli.jobs import attach, cancel, submit
 from deploy.cli.options import Overrides, Recipe, RunName, RunsDir, load
-from deploy.cli.plan import plan
 from deploy.cli.shadowing import check_not_shadowed
 from deploy.cli.training import resume, reward_model, run, sft
 from deploy.errors import Interrupted
@@ -60,7 +59,60 @@ def validate(recipe: Recipe, overrides: Overrides = []) -> None:  # noqa: B006
     typer.echo(load(recipe, overrides).model_dump_json(indent=2))
 
 
-app.command()(plan)
+@app.command()
+def plan(
+    recipe: Recipe,
+    overrides: Overrides = [],  # noqa: B006
+    *,
+    run: Annotated[
+        str | None, typer.Option(help="A run to measure rates in: its folder or name.")
+    ] = None,
+    runs_dir: RunsDir = Path("runs"),
+    bounds: Annotated[str, typer.Option(help="Values of queues.max_staleness.")] = "0,1,2,4,8",
+    devices: Annotated[
+        int | None, typer.Option(help="Devices for actors and learner; default: the recipe's.")
+    ] = None,
+    tokens: Annotated[
+        float | None, typer.Option(help="Mean number of sampled tokens of a rollout.")
+    ] = None,
+    tokens_variation: Annotated[
+        float, typer.Option(help="Standard deviation over mean of these tokens (lognormal).")
+    ] = 1.0,
+    rollout_rate: Annotated[
+        float | None, typer.Option(help="Tokens/s of an engine with one rollout.")
+    ] = None,
+    engine_rate: Annotated[
+        float | None, typer.Option(help="Tokens/s with actors.max_concurrent_rollouts.")
+    ] = None,
+    train_rate: Annotated[
+        float | None, typer.Option(help="Sampled tokens/s that one rank trains.")
+    ] = None,
+    pause: Annotated[float, typer.Option(help="Seconds that an update stops an engine.")] = 0.1,
+    as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
+) -> None:
+    """Predict throughput and lag of a recipe, by bound and by split of the devices."""
+    config = load(recipe, overrides)
+    with deferred():
+        from deploy.planner import command as plan_command
+        from deploy.storage.run_directory import RunDirectory
+    document = plan_command.plan(
+        config,
+        bounds=plan_command.parse_bounds(bounds),
+        run=None if run is None else RunDirectory.open(run, runs_dir),
+        given=plan_command.PlanInputs(
+            tokens=tokens,
+            tokens_variation=tokens_variation,
+            rollout_rate=rollout_rate,
+            engine_rate=engine_rate,
+            train_rate=train_rate,
+            pause=pause,
+        ),
+        devices=devices,
+    )
+    if as_json:
+        typer.echo(json.dumps(document))
+    else:
+        plan_command.show(document, Console())
 
 
 @app.command(name="try")

@@ -30,7 +30,6 @@ TAKEN_OVER = {
     "learner.zero_stage": "the learner is taken to be as fast as the run's",
     "learner.dtype": "the learner is taken to be as fast as the run's",
 }
-
 """Assumptions about a recipe in which a key has another value than in the run, by key."""
 
 

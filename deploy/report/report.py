@@ -59,14 +59,18 @@ def read_record(directory: RunDirectory) -> Record:
     """Read the part of a run's record that its page shows."""
     config = directory.config()
     record = Record(config.name, config.steps, config.queues.max_staleness, started_at=0.0)
-    rows = directory.rows("metrics.jsonl")
-    batches = {row["version"]: TrainedBatch.from_dict(row) for row in rows}
-    record.batches = [batches[version] for version in sorted(batches)]
+    record.batches = read_batches(directory)
     record.swaps = [WeightUpdateReport(**row) for row in directory.rows("swaps.jsonl")]
     if directory.summary_file.exists():
         summary = json.loads(directory.summary_file.read_text())
         record.heldout, record.heldout_sampled = summary["heldout"], summary["heldout_sampled"]
     return record
+
+
+def read_batches(directory: RunDirectory) -> list[TrainedBatch]:
+    """Return the trained batches of a run in order; of one trained again, the newest record."""
+    rows = {row["version"]: row for row in directory.rows("metrics.jsonl")}
+    return [TrainedBatch.from_dict(rows[version]) for version in sorted(rows)]
 
 
 def draw(record: Record, directory: RunDirectory) -> None:

@@ -22,7 +22,6 @@ MEASURED = Measured(
     first=0,
     last=19,
     explained=0.9,
-    ess_loss=None,
     samples_per_second=1.0,
     learner_idle=0.0,
     lag_mean=0.0,
