@@ -88,7 +88,7 @@ def create_exporter(context: RunContext, targets: Targets, metrics: RunMetrics) 
     return Exporter(
         config.name,
         context.directory.path,
-        [metrics],
+        metrics,
         targets.reachable,
         Endpoint(
             config.deploy.metrics_host,

@@ -47,7 +47,7 @@ class Exporter:
     Args:
         run: Name of the run, a label of every target.
         folder: The run's folder; gets `targets.json`.
-        collectors: Metrics of this process.
+        metrics: Metrics of this process.
         targets: Returns the other processes that serve metrics now; called in another thread.
         endpoint: The address to bind to.
         evaluators: Processes that only evaluate, and may therefore idle and lag.
@@ -60,7 +60,7 @@ class Exporter:
         self,
         run: str,
         folder: Path,
-        collectors: Sequence[Collector],
+        metrics: Collector,
         targets: Callable[[], Addresses],
         endpoint: Endpoint,
         evaluators: Collection[str] = (),
@@ -71,23 +71,23 @@ class Exporter:
         self._lock, self._closed = threading.Lock(), False
         """A thread of `follow` may still be writing when the exporter is closed."""
         registry = CollectorRegistry()
-        for collector in [*collectors, ProcessMetrics()]:
-            registry.register(collector)
+        registry.register(metrics)
+        registry.register(ProcessMetrics())
         with _explained(endpoint.host, endpoint.port):
             self._server, self._thread = start_http_server(
                 endpoint.port, addr=endpoint.host, registry=registry
             )
-        metrics = self._server.get_app()
+        self.address = public_address(endpoint.host, self._server.server_port, endpoint.node)
+        """Where it answers, as host:port."""
+        answer_metrics = self._server.get_app()
 
         def answer(environ: dict[str, Any], start_response: Any) -> Any:
             if environ["PATH_INFO"] != "/targets":
-                return metrics(environ, start_response)
+                return answer_metrics(environ, start_response)
             start_response("200 OK", [("Content-Type", "application/json")])
             return [json.dumps(self.targets()).encode()]
 
         self._server.set_app(answer)
-        self.address = public_address(endpoint.host, self._server.server_port, endpoint.node)
-        """Where it answers, as host:port."""
 
     def targets(self) -> list[dict[str, Any]]:
         """Return every process of the run that serves metrics, in Prometheus' format."""

@@ -1,14 +1,14 @@
 """Trackers: the figures of a run for TensorBoard or Weights & Biases, both optional extras.
 
-A tracker implements `Tracker.log`, which gets numbers by name at a version. A tracker that fails is
-reported and left out from then on; it never ends a run. All figures are in the run's folder too.
+A tracker that fails is reported and left out from then on; it never ends a run.
 """
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 from uuid import uuid4
 
 from deploy.errors import InputError
@@ -21,78 +21,58 @@ ID_FILE = "wandb-id.txt"
 """File in the run's folder that keeps the id of a W&B run."""
 
 
-class Tracker(Protocol):
+@dataclass(frozen=True, slots=True)
+class Tracker:
     """A destination of figures."""
 
-    def log(self, version: int, figures: Mapping[str, float]) -> None:
-        """Log the figures of one version."""
-        ...
-
-    def close(self) -> None:
-        """Write everything that is still buffered."""
-        ...
+    log: Callable[[int, Mapping[str, float]], None]
+    """Logs the figures of one version by name."""
+    close: Callable[[], None]
+    """Writes everything that is still buffered."""
 
 
-class TensorBoard:
-    """Event files in `tensorboard/` of the run's folder."""
+def tensorboard(folder: Path, _name: str, _config: Mapping[str, Any]) -> Tracker:
+    """Write event files in `tensorboard/` of the run's folder."""
+    from torch.utils.tensorboard import SummaryWriter
 
-    def __init__(self, folder: Path, name: str, config: Mapping[str, Any]) -> None:
-        from torch.utils.tensorboard import SummaryWriter
+    writer: Any = SummaryWriter(str(folder / "tensorboard"))
 
-        del name, config
-        self._writer: Any = SummaryWriter(str(folder / "tensorboard"))
-
-    def log(self, version: int, figures: Mapping[str, float]) -> None:
-        """See `Tracker.log`."""
+    def log(version: int, figures: Mapping[str, float]) -> None:
         for key, value in figures.items():
-            self._writer.add_scalar(key, value, version)
-        self._writer.flush()
+            writer.add_scalar(key, value, version)
+        writer.flush()
 
-    def close(self) -> None:
-        """See `Tracker.close`."""
-        self._writer.close()
+    return Tracker(log, writer.close)
 
 
-class WeightsAndBiases:
-    """A run of W&B below `wandb/` in the run's folder; offline unless WANDB_MODE is set.
+def weights_and_biases(folder: Path, name: str, config: Mapping[str, Any]) -> Tracker:
+    """Write a run of W&B below `wandb/` in the run's folder; offline unless WANDB_MODE is set.
 
     W&B ignores what is logged at an earlier step than before, and held-out scores come late:
     therefore the version is logged as a figure that serves as the axis. A resumed run keeps its id.
     """
+    import wandb
 
-    def __init__(self, folder: Path, name: str, config: Mapping[str, Any]) -> None:
-        import wandb
-
-        id_file = folder / ID_FILE
-        if not id_file.exists():
-            id_file.write_text(uuid4().hex)
-        self._run: Any = wandb.init(
-            project="headway",
-            name=name,
-            id=id_file.read_text(),
-            resume="allow",
-            dir=str(folder),
-            config=dict(config),
-            mode=os.environ.get("WANDB_MODE", "offline"),
-        )
-        self._run.define_metric(AXIS)
-        self._run.define_metric("*", step_metric=AXIS)
-
-    def log(self, version: int, figures: Mapping[str, float]) -> None:
-        """See `Tracker.log`."""
-        self._run.log({**figures, AXIS: version})
-
-    def close(self) -> None:
-        """See `Tracker.close`."""
-        self._run.finish()
+    id_file = folder / ID_FILE
+    if not id_file.exists():
+        id_file.write_text(uuid4().hex)
+    run: Any = wandb.init(
+        project="headway",
+        name=name,
+        id=id_file.read_text(),
+        resume="allow",
+        dir=str(folder),
+        config=dict(config),
+        mode=os.environ.get("WANDB_MODE", "offline"),
+    )
+    run.define_metric(AXIS)
+    run.define_metric("*", step_metric=AXIS)
+    return Tracker(lambda version, figures: run.log({**figures, AXIS: version}), run.finish)
 
 
 Factory = Callable[[Path, str, Mapping[str, Any]], Tracker]
 """Makes a tracker of the run's folder, its name and the resolved recipe."""
-KINDS: dict[str, Factory] = {
-    "tensorboard": TensorBoard,
-    "wandb": WeightsAndBiases,
-}
+KINDS: dict[str, Factory] = {"tensorboard": tensorboard, "wandb": weights_and_biases}
 
 
 def check(kinds: Sequence[str]) -> None:

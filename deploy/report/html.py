@@ -63,7 +63,7 @@ def page(
 
 
 def _figures(runs: Sequence[tuple[str, str, Mapping[str, str]]]) -> str:
-    """Return a table with a line for each figure and a column for each run."""
+    """Return a table with a row for each figure and a column for each run."""
     head = "".join(
         f'<th><i style="background:{colour}"></i> {escape(label)}</th>' for label, colour, _ in runs
     )

@@ -1,7 +1,4 @@
-"""The plots of a report, each a figure of one subject for one run or several.
-
-Pure functions from records to matplotlib figures.
-"""
+"""The plots of a report, each a matplotlib figure of one subject for one run or several."""
 
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -151,10 +148,6 @@ def _idle(batches: Sequence[TrainedBatch]) -> tuple[list[float], list[float]]:
     return [batch.version for batch in batches], [100 * share for share in waiting(batches)]
 
 
-def _lengths(batches: Sequence[TrainedBatch]) -> tuple[list[float], list[float]]:
-    return _points(batches, lambda report: report.response_length_mean)
-
-
 def _lag(figure: "Figure", runs: Sequence[PlottedRun]) -> None:
     left, right = figure.subplots(1, 2, width_ratios=[2, 1])
     for run in runs:
@@ -248,7 +241,11 @@ PLOTS = (
     Plot(
         "Response length",
         "Mean response length of each batch.",
-        _line_of_each_run(_lengths, "policy version", "sampled tokens per rollout"),
+        _line_of_each_run(
+            lambda batches: _points(batches, lambda report: report.response_length_mean),
+            "policy version",
+            "sampled tokens per rollout",
+        ),
     ),
     Plot(
         "Left out, and trained",

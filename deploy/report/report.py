@@ -1,7 +1,4 @@
-"""The report of a run as one page: figures, plots, a timeline; or several runs side by side.
-
-It is drawn from the runs' folders alone, so a run may be going on, ended or killed.
-"""
+"""The report of a run, or of several side by side, drawn from their folders as one page."""
 
 import json
 import time
@@ -14,7 +11,7 @@ from deploy.report.html import page
 from deploy.report.plots import COLOURS, PLOTS, PlottedRun, figure_of, new_figure
 from deploy.report.summary import summarise
 from deploy.report.tables import figures
-from deploy.report.timeline import read_timeline
+from deploy.report.timeline import draw_timeline, height, read_timeline
 from deploy.storage.run_directory import RunDirectory
 from deploy.storage.run_record import Record
 from learner.diagnostics.batch_report import TrainedBatch
@@ -51,7 +48,8 @@ def report(directory: RunDirectory, others: Sequence[RunDirectory] = ()) -> Path
             raise InputError(f"{run.path} has trained no batch yet, so there is nothing to draw")
         records.append(record)
     file = directory.path / "compare.html" if others else directory.page
-    _write(_page(records, directories), file)
+    with atomic_file(file) as opened:
+        opened.write(_page(records, directories).encode())
     return file
 
 
@@ -76,7 +74,8 @@ def read_batches(directory: RunDirectory) -> list[TrainedBatch]:
 def draw(record: Record, directory: RunDirectory) -> None:
     """Write the page of a run, unless it has trained no batch."""
     if record.batches:
-        _write(_page([record], [directory]), directory.page)
+        with atomic_file(directory.page) as file:
+            file.write(_page([record], [directory]).encode())
 
 
 def _page(records: Sequence[Record], directories: Sequence[RunDirectory]) -> str:
@@ -110,16 +109,7 @@ def _figures(record: Record, directory: RunDirectory) -> dict[str, str]:
 
 
 def _timeline(record: Record, directory: RunDirectory) -> "tuple[str, Figure]":
-    from deploy.report.timeline_plot import draw_timeline, height
-
-    timeline = read_timeline(
-        directory.path,
-        record.batches,
-        record.swaps,
-        max_staleness=record.max_staleness,
-        groups_per_batch=directory.config().prompts.groups_per_batch,
-    )
-    assert timeline is not None
+    timeline = read_timeline(directory, record)
     figure = new_figure(13, height(timeline))
     draw_timeline(figure, timeline, "")
     steps = sum(span.kind == "step" for span in timeline.learner)
@@ -133,8 +123,3 @@ def _labels(directories: Sequence[RunDirectory]) -> list[str]:
         name if names.count(name) == 1 else f"{directory.path.parent.name}/{name}"
         for name, directory in zip(names, directories, strict=True)
     ]
-
-
-def _write(text: str, path: Path) -> None:
-    with atomic_file(path) as file:
-        file.write(text.encode())

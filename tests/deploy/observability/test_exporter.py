@@ -56,7 +56,7 @@ def exporter(tmp_path, others):
     made = Exporter(
         "mine",
         tmp_path,
-        [RunMetrics(record, tmp_path, lambda: [Overdue(Wait("a", "b", "c"), 7.0)])],
+        RunMetrics(record, tmp_path, lambda: [Overdue(Wait("a", "b", "c"), 7.0)]),
         lambda: others,
         Endpoint("127.0.0.1", 0, node="10.0.0.7"),
         evaluators=["actor-1"],

@@ -230,7 +230,7 @@ def exporter(tmp_path):
     made = Exporter(
         "mine",
         tmp_path,
-        [Fixed()],
+        Fixed(),
         lambda: [("broker", "127.0.0.1:1")],
         Endpoint("127.0.0.1", 0, node=""),
     )
