@@ -1,8 +1,4 @@
-"""Client of a live run: finds its metrics, asks its processes, reads its events.
-
-It works on a run's folder, and on the address that `headway run` prints, from any machine that
-reaches it.
-"""
+"""`headway top`: finds the metrics of a live run, asks its processes, reads its events."""
 
 import json
 import time
@@ -33,11 +29,7 @@ MISSED_LOOKS = 3
 
 
 class RunClient:
-    """Client that looks at a run again and again.
-
-    Args:
-        run: A run's folder, its name in `runs_dir`, or host:port of its metrics.
-        runs_dir: Folder of run folders.
+    """Client of a run, named by its folder, its name in `runs_dir`, or host:port of its metrics.
 
     Raises:
         InputError: There is no such run, or it is not going on with metrics.

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
+from deploy.config.run_config import RunConfig
 from deploy.errors import InputError
 
 SKIPPED = ("version",)
@@ -31,7 +32,7 @@ class Tracker:
     """Writes everything that is still buffered."""
 
 
-def tensorboard(folder: Path, _name: str, _config: Mapping[str, Any]) -> Tracker:
+def tensorboard(_: RunConfig, folder: Path) -> Tracker:
     """Write event files in `tensorboard/` of the run's folder."""
     from torch.utils.tensorboard import SummaryWriter
 
@@ -45,7 +46,7 @@ def tensorboard(folder: Path, _name: str, _config: Mapping[str, Any]) -> Tracker
     return Tracker(log, writer.close)
 
 
-def weights_and_biases(folder: Path, name: str, config: Mapping[str, Any]) -> Tracker:
+def weights_and_biases(config: RunConfig, folder: Path) -> Tracker:
     """Write a run of W&B below `wandb/` in the run's folder; offline unless WANDB_MODE is set.
 
     W&B ignores what is logged at an earlier step than before, and held-out scores come late:
@@ -58,11 +59,11 @@ def weights_and_biases(folder: Path, name: str, config: Mapping[str, Any]) -> Tr
         id_file.write_text(uuid4().hex)
     run: Any = wandb.init(
         project="headway",
-        name=name,
+        name=config.name,
         id=id_file.read_text(),
         resume="allow",
         dir=str(folder),
-        config=dict(config),
+        config=config.model_dump(mode="json"),
         mode=os.environ.get("WANDB_MODE", "offline"),
     )
     run.define_metric(AXIS)
@@ -70,8 +71,8 @@ def weights_and_biases(folder: Path, name: str, config: Mapping[str, Any]) -> Tr
     return Tracker(lambda version, figures: run.log({**figures, AXIS: version}), run.finish)
 
 
-Factory = Callable[[Path, str, Mapping[str, Any]], Tracker]
-"""Makes a tracker of the run's folder, its name and the resolved recipe."""
+Factory = Callable[[RunConfig, Path], Tracker]
+"""Makes a tracker of the recipe and the run's folder."""
 KINDS: dict[str, Factory] = {"tensorboard": tensorboard, "wandb": weights_and_biases}
 
 
@@ -86,22 +87,20 @@ def check(kinds: Sequence[str]) -> None:
 
 
 class Trackers:
-    """The trackers of a run, by their kinds in `factories`; `say` shows a message to the user."""
+    """The trackers that a recipe names in `factories`; `say` shows a message to the user."""
 
     def __init__(
         self,
-        kinds: Sequence[str],
+        config: RunConfig,
         folder: Path,
-        name: str,
-        config: Mapping[str, Any],
         say: Callable[[str], None],
         factories: Mapping[str, Factory] = KINDS,
     ) -> None:
         self._say = say
         self._trackers: dict[str, Tracker] = {}
-        for kind in kinds:
+        for kind in config.deploy.trackers:
             try:
-                self._trackers[kind] = factories[kind](folder, name, config)
+                self._trackers[kind] = factories[kind](config, folder)
             except Exception as error:  # noqa: BLE001  (another project's code)
                 self._leave_out(kind, error)
 

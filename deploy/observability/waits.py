@@ -1,10 +1,7 @@
 """Waits between the processes of a run: who waits on whom, for what, and for how long.
 
-    Health (one look at a run) ─▶ waits ─▶ Waits: how long each lasts without anything changing
-
 Every wait has an owner, a thing that is waited for, and a token that changes when it moves. A wait
-whose token stays the same for longer than the deadline is overdue. Pure: `watchdog` gathers the
-health and acts on overdue waits.
+whose token stays the same for longer than the deadline is overdue.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -119,11 +116,7 @@ def _around_broker(health: Health, broker: BrokerStatus) -> Iterator[tuple[Wait,
 
 
 class Waits:
-    """Durations of waits over successive looks at a run.
-
-    Args:
-        deadline: Seconds after which a wait is overdue.
-    """
+    """Durations of waits over successive looks at a run; overdue after `deadline` seconds."""
 
     def __init__(self, deadline: float) -> None:
         self._deadline = deadline
@@ -139,8 +132,7 @@ class Waits:
         for wait, token in waits(health):
             key = (wait.who, wait.on)
             known, began = self._since.get(key, (token, now))
-            if known != token:
-                began = now
+            began = began if known == token else now
             since[key] = (token, began)
             if now - began > self._deadline + wait.allowed:
                 late.append(Overdue(wait, now - began))
@@ -149,10 +141,7 @@ class Waits:
 
 
 class Movement:
-    """Measures how long nothing in a run has moved.
-
-    A run moves when a version is trained, a result is accepted, or an engine takes other weights.
-    """
+    """Measures how long no version was trained, no result accepted and no engine updated."""
 
     def __init__(self) -> None:
         self._newest: Any = None

@@ -2,8 +2,7 @@
 
 It looks at a run independently of everything else, so that nothing which hangs can silence it.
 Overdue waits go to the screen, to `waits.jsonl` with stacks in the logs, to a metric and, where
-the recipe sets `deploy.watchdog_aborts`, end the run. A run in which nothing at all moves for three
-times `deploy.watchdog_seconds` is ended in any case, unless it waits for space on a disk.
+the recipe wants it, end the run. A run in which nothing at all moves is ended in any case.
 """
 
 import asyncio
@@ -11,7 +10,7 @@ import os
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -33,8 +32,6 @@ from queues.runtime.daemon_thread import run_in_daemon_thread
 LOOK_SECONDS = 4.0
 """Seconds between two looks, or less where the deadline is short."""
 FILE = "waits.jsonl"
-PROBE = ".durable"
-"""File by which the disk is tried."""
 
 
 def write_durably(file: Path) -> None:
@@ -80,16 +77,7 @@ class WatchedRun:
 
 
 class Watchdog:
-    """Watches one run.
-
-    Args:
-        config: The recipe, with deploy.watchdog_seconds and deploy.watchdog_aborts.
-        directory: Gets `waits.jsonl`, and stacks in its logs.
-        screen: Shows overdue waits.
-        record: Has the last weight update that failed.
-        run: The processes of the run.
-        probes: Deadlines, and access that tests replace.
-    """
+    """Watches one run: `run` reaches its processes, and `probes` has the deadlines."""
 
     def __init__(
         self,
@@ -214,7 +202,7 @@ class Watchdog:
 
         def write() -> None:
             with suppress(OSError):  # a full disk is reported elsewhere
-                self._probes.write(self._directory.path / PROBE)
+                self._probes.write(self._directory.path / ".durable")
 
         self._disk_write = asyncio.create_task(run_in_daemon_thread(write, name="disk"))
         return True
@@ -286,21 +274,17 @@ class Watchdog:
         except OSError as error:
             stacks = f"no file ({error})"
         with suppress(OSError):
-            self._directory.append(
-                FILE,
-                [
-                    {
-                        "at": at,
-                        "who": overdue.wait.who,
-                        "on": overdue.wait.on,
-                        "what": overdue.wait.what,
-                        "seconds": overdue.seconds,
-                        "text": self._sentence(overdue, dumps, at),
-                        "stacks": stacks,
-                    }
-                    for overdue in late
-                ],
-            )
+            rows = [
+                {
+                    "at": at,
+                    **asdict(overdue.wait),
+                    "seconds": overdue.seconds,
+                    "text": self._sentence(overdue, dumps, at),
+                    "stacks": stacks,
+                }
+                for overdue in late
+            ]
+            self._directory.append(FILE, rows)
         return stacks
 
     def _sentence(self, overdue: Overdue, dumps: Mapping[str, ProcessDump], at: float) -> str:

@@ -1,11 +1,10 @@
 """`headway replay`: trains recorded batches again and compares the weights with those of the run.
 
     nearest checkpoint ≤ a ─▶ batches … a−1, again ─▶ batches a … b−1, each compared ─▶ table
-                                  (journal)                  (ledger)
 
-The learner has the cores and threads of the run: one rank runs in this process, where it can be
-debugged; several run as processes, as `headway run` starts them. Nothing is written into the run's
-folder. On a CPU the weights are equal bit by bit; GPU kernels may add in another order each time.
+One rank runs in this process, where it can be debugged; several run as processes. Nothing is
+written into the run's folder. On a CPU the weights are equal bit by bit; GPU kernels may add in
+another order each time.
 """
 
 import asyncio
@@ -44,13 +43,10 @@ class Plan:
     """The first batch that is compared."""
     end: int
     """The first batch that is not trained any more."""
-    checkpoint: tuple[int, Path] | None
-    """Version and folder; None: the initial weights."""
-
-    @property
-    def start(self) -> int:
-        """The version that training begins with."""
-        return self.checkpoint[0] if self.checkpoint else 0
+    start: int
+    """The version that training begins with."""
+    checkpoint: Path | None
+    """Its folder; None: the initial weights."""
 
 
 def parse_steps(text: str) -> tuple[int, int]:
@@ -71,12 +67,7 @@ def parse_steps(text: str) -> tuple[int, int]:
 def plan_replay(
     steps: tuple[int, int], recorded: Mapping[int, Row], checkpoints: Mapping[int, Path]
 ) -> Plan:
-    """Choose the checkpoint to begin with.
-
-    Args:
-        steps: The first batch, and the first batch after the last.
-        recorded: Statistics of the trained batches, by version.
-        checkpoints: Folders by version.
+    """Choose the checkpoint to begin with; trained batches and checkpoints are given by version.
 
     Raises:
         InputError: A batch was not trained.
@@ -87,8 +78,8 @@ def plan_replay(
         raise InputError(
             f"--steps {first}:{end}: batch {missing[0]} was not trained; trained are {known}"
         )
-    start = max((version for version in checkpoints if version <= first), default=None)
-    return Plan(first, end, None if start is None else (start, checkpoints[start]))
+    start = max((version for version in checkpoints if version <= first), default=0)
+    return Plan(first, end, start, checkpoints.get(start))
 
 
 def replay(
@@ -137,7 +128,7 @@ def train_again(
         seed=config.seed,
         steps=config.steps,
         temperature=config.actors.temperature,
-        checkpoint=str(plan.checkpoint[1]) if plan.checkpoint else None,
+        checkpoint=str(plan.checkpoint) if plan.checkpoint else None,
         version=plan.start,
         last_version=plan.end,
     )

@@ -49,9 +49,7 @@ def warm_start(config: RunConfig, terminal: Terminal, *, replace: bool) -> Path:
         seed=config.seed,
         heldout=frozenset(problem.text for problem in problems),
     )
-    tiny = config.model.tiny
-    measure, context = _character_measure(tiny) if tiny else _tokenizer_measure(str(path))
-    pairs = _checked(pairs, measure, context)
+    pairs = _checked(pairs, *_measure(config.model.tiny, path))
     first = list(islice(pairs, CHECKED))
     try:
         with atomic_folder(folder, replace=replace) as partial:
@@ -80,37 +78,25 @@ def _checked(pairs: Iterator[Pair], measure: Callable[[str], int], context: int)
         yield prompt, completion
 
 
-def _character_measure(tiny: TinyModelConfig) -> tuple[Callable[[str], int], int]:
-    """Return a counter of tokens for a model with a token per character, and its context."""
+def _measure(tiny: TinyModelConfig | None, path: str | None) -> tuple[Callable[[str], int], int]:
+    """Return a counter of a text's tokens, and the context; a tiny model reads characters."""
+    tokenizer: Any = None if tiny else load_tokenizer(str(path))
 
-    def measure(text: str) -> int:
-        unknown = next((c for c in text.replace(TURN, "") if c not in tiny.characters), None)
+    def count(text: str) -> int:
+        if tiny:
+            ids = list(text)
+            unknown = next((c for c in text if c not in (TURN, *tiny.characters)), None)
+            remedy = f"is not among model.tiny.characters = {tiny.characters!r}; add it"
+        else:
+            text = text.replace(TURN, tokenizer.eos_token)
+            ids = tokenizer.encode(text, add_special_tokens=False)
+            unknown = unknown_character(tokenizer, text, ids)
+            remedy = f"is no token of the tokenizer of {path!r}"
         if unknown is not None:
-            raise InputError(
-                f"sft.demonstrations: {unknown!r} in {text[:80]!r} is not among "
-                f"model.tiny.characters = {tiny.characters!r}; add it"
-            )
-        return len(text)
-
-    return measure, tiny.context
-
-
-def _tokenizer_measure(path: str) -> tuple[Callable[[str], int], int]:
-    """Return a counter of tokens for the model in a folder, and its context."""
-    tokenizer: Any = load_tokenizer(path)
-
-    def measure(text: str) -> int:
-        text = text.replace(TURN, tokenizer.eos_token)
-        ids = tokenizer.encode(text, add_special_tokens=False)
-        unknown = unknown_character(tokenizer, text, ids)
-        if unknown is not None:
-            raise InputError(
-                f"sft.demonstrations: the tokenizer of {path!r} has no token for {unknown!r} in "
-                f"{text[:80]!r}"
-            )
+            raise InputError(f"sft.demonstrations: {unknown!r} in {text[:80]!r} {remedy}")
         return len(ids)
 
-    return measure, context_length(path)
+    return count, tiny.context if tiny else context_length(str(path))
 
 
 def train_model(

@@ -8,11 +8,8 @@ so a, b and f (`EngineRates`) are a least-squares fit over all rollouts, none be
 is over tokens, and the times of tokens follow from a and b: both are estimated in turn. Learner:
 the seconds of a step are fitted over its tokens in the same way.
 
-Two parts of a run are left out: the first batches, and the last batches, which were trained when no
-group was leased any more and engines ran empty; a simulation leaves them out too.
-
-The rates hold for the conditions of the run: an engine that shared its cores with the learner was
-slower than one alone, and held-out evaluations, which are not journaled, make it look slower still.
+The first batches are left out, and the last batches, which were trained when no group was leased
+any more and engines ran empty; a simulation leaves them out too.
 """
 
 from collections import defaultdict
@@ -34,7 +31,6 @@ from queues.readers.group_history import GroupTimes, last_lease, read_history
 from weight_sync.announcements import WeightUpdateReport
 
 LEAST_BATCHES = WARM_UP + 5
-"""Fewest batches that a measured run has trained before its last lease."""
 MOST_BATCHES = 100
 """The newest batches are measured, since a changed policy writes rollouts of other lengths."""
 MOST_TIED = 0.99
@@ -95,8 +91,7 @@ def rates_of(
 ) -> Measured:
     """Estimate rates from at least LEAST_BATCHES consecutive batches of one session, in order.
 
-    The groups are the trained groups in the order in which they were accepted; groups of other
-    batches count only as further load of their engine.
+    The groups are in the order of acceptance; groups of other batches count as load of an engine.
     """
     measured = batches[WARM_UP:]
     reports = [batch.report for batch in measured]
@@ -193,8 +188,8 @@ def _observations(
         rollouts: [n, 3], start, end and tokens of each.
         pauses: [m, 2], start and end of each pause of the engine, in order.
         within: Rollouts that began earlier or later load the engine, but give no observation.
-        step: Present estimate of the seconds of a token.
-        rollout: Present estimate of the further seconds of a token for each running rollout.
+        step: Estimate of the seconds of a token.
+        rollout: Estimate of its further seconds for each running rollout.
     """
     changes = np.concatenate([rollouts[:, 0], rollouts[:, 1]])
     steps = np.repeat([1.0, -1.0], len(rollouts))

@@ -20,7 +20,7 @@ SIZES = {
     "num_key_value_heads": "kv_heads",
     "head_dim": "head_dim",
 }
-"""Sizes by which two models are compared: names in `config.json`, and in [model.tiny]."""
+"""Sizes by which models are compared: names in `config.json`, and in [model.tiny]."""
 TAKEN_OVER = {
     "actors.tensor_parallel_size": "engines are taken to be as fast as the run's",
     "actors.dtype": "engines are taken to be as fast as the run's",
@@ -34,12 +34,9 @@ TAKEN_OVER = {
 
 
 def refuse_another_model(config: RunConfig, recorded: RunConfig) -> None:
-    """Refuse rates of a run, with the recipe `recorded`, that trained another model.
+    """Raise InputError, naming both, if the run of the recipe `recorded` trained another model.
 
     Models are compared by their sizes, or by their names where one of the two is not here.
-
-    Raises:
-        InputError: The run trained another model; names both.
     """
     if config.model == recorded.model:
         return

@@ -34,7 +34,7 @@ COLUMNS = {
     "ess": ("ESS", "{:.3f}"),
     "limit": ("limited by", "{}"),
 }
-"""Header and format by the key of a prospect, of a table that fits 80 columns."""
+"""Header and format by the key of a prospect."""
 LIMITS = {
     "learner": "the learner, which is always busy: more ranks, or fewer actors",
     "actors": "the actors, which are always busy: more of them, or more rollouts at once",
@@ -78,8 +78,7 @@ def plan(
 ) -> dict[str, Any]:
     """Predict a recipe, as a document that JSON can hold.
 
-    Rates are measured in `run`, or given where it is None; `devices` is None for as many as the
-    recipe uses.
+    Rates are measured in `run`, or given where it is None; without `devices`, the recipe's count.
 
     Raises:
         InputError: Something is missing, contradicts itself, or cannot be simulated.

@@ -1,8 +1,7 @@
 """Throughput and lag of a recipe, predicted for each bound and each split of the devices.
 
-Each combination is a run in simulated time. An engine takes `actors.tensor_parallel_size` devices,
-a rank of the learner takes one. Each of several engines is as fast as one alone; several ranks
-share a batch's tokens and gain nothing on the time that a batch takes besides.
+Each combination is a run in simulated time. Each of several engines is as fast as one alone;
+several ranks share a batch's tokens and gain nothing on the time that a batch takes besides.
 """
 
 from collections.abc import Sequence
@@ -22,8 +21,7 @@ ROLLOUTS = 20_000
 FEWEST_STEPS, MOST_STEPS = 20, 60
 MOST_SPLITS = 12
 MOST_ACTORS = 1024
-"""Engines of a simulated run: each costs a batch some 10 µs, so that a plan of a few bounds takes
-a minute or two with this many."""
+"""Engines of a simulated run; with this many, a plan of a few bounds takes a minute or two."""
 BUSY = 0.05
 """A side that idles less than this share of the time limits the throughput."""
 AS_GOOD = 0.99
@@ -43,11 +41,8 @@ class Prospect:
     ess: float | None
     """As a fraction; it falls with the square of the lag, since policies drift apart."""
     limit: str
-    """What limits the throughput: learner, actors, window, or staleness.
-
-    The last two where neither side is always busy: batches wait for long rollouts, and no others
-    may begin meanwhile.
-    """
+    """What limits the throughput: learner, actors, or, where neither is always busy, window or
+    staleness: batches wait for long rollouts, and no others may begin meanwhile."""
 
 
 def predict(
@@ -57,7 +52,6 @@ def predict(
 
     Few splits are all tried. Of many, about MOST_SPLITS are tried, the recipe's own among them, and
     then those between the best one and its neighbours, until no split beside the best one is left.
-    The bounds are values of `queues.max_staleness`; the recipe's own bound does not matter.
 
     Raises:
         InputError: The devices are too few or too many, or the recipe cannot be simulated.

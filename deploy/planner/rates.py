@@ -1,8 +1,4 @@
-"""Rates of the parts of a run: engines, learner and weight updates.
-
-Plain numbers, given by hand or measured (`deploy.planner.calibration`). Failures and held-out
-evaluations are left out.
-"""
+"""Rates of the parts of a run: engines, learner and weight updates; given, or measured."""
 
 import math
 import random
@@ -37,8 +33,8 @@ class EngineRates(_Seconds):
     rollout_step_seconds: float = 0.0
     """Further seconds for each running rollout."""
     turnover_seconds: float = 0.0
-    """The engine's own work for one rollout beside its tokens, half when it begins and half when it
-    ends; the other rollouts wait meanwhile."""
+    """Work for one rollout beside its tokens, half at its beginning and half at its end; the other
+    rollouts wait meanwhile."""
     put_seconds: float = 0.0
     """From the end of a group's last rollout to the answer that it is accepted."""
 

@@ -15,7 +15,7 @@ from deploy.config.loader import load_recipe
 from deploy.driver import run_metrics as module
 from deploy.driver.run_metrics import RunMetrics
 from deploy.errors import InputError
-from deploy.observability.exporter import Endpoint, Exporter, check_address
+from deploy.observability.exporter import Exporter, check_address
 from deploy.observability.waits import Overdue, Wait
 from deploy.preflight.inputs import load_inputs
 from deploy.storage.run_record import Record
@@ -53,13 +53,13 @@ def exporter(tmp_path, others):
         )
     )
     record.swaps.append(FAILED)
+    pinned = ("actors.count=2", 'actors.cores=["0", "0"]', "heldout.pinned=true")
     made = Exporter(
-        "mine",
+        load_recipe("demo", ["name=mine", *pinned]),
         tmp_path,
         RunMetrics(record, tmp_path, lambda: [Overdue(Wait("a", "b", "c"), 7.0)]),
         lambda: others,
-        Endpoint("127.0.0.1", 0, node="10.0.0.7"),
-        evaluators=["actor-1"],
+        node="10.0.0.7",
     )
     yield made
     made.close()

@@ -11,8 +11,9 @@ import pytest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from rich.console import Console
 
+from deploy.config.loader import load_recipe
 from deploy.errors import InputError
-from deploy.observability.exporter import Endpoint, Exporter
+from deploy.observability.exporter import Exporter
 from deploy.observability.run_client import RunClient, events, show
 from deploy.observability.top_model import (
     TOKENS,
@@ -227,13 +228,8 @@ class Fixed:
 @pytest.fixture
 def exporter(tmp_path):
     (tmp_path / "recipe.json").write_text("{}")
-    made = Exporter(
-        "mine",
-        tmp_path,
-        Fixed(),
-        lambda: [("broker", "127.0.0.1:1")],
-        Endpoint("127.0.0.1", 0, node=""),
-    )
+    recipe = load_recipe("demo", ["name=mine"])
+    made = Exporter(recipe, tmp_path, Fixed(), lambda: [("broker", "127.0.0.1:1")], node="")
     made.write()
     yield made
     made.close()
