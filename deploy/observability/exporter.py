@@ -26,8 +26,6 @@ from queues.runtime.prometheus import ProcessMetrics, public_address, serve
 
 FILE = "targets.json"
 WRITE_SECONDS = 0.5
-Addresses = Sequence[tuple[str, str]]
-"""Process and address, as "actor-0", "127.0.0.1:9000"."""
 
 
 class Exporter:
@@ -37,7 +35,7 @@ class Exporter:
         config: The run's recipe.
         folder: The run's folder.
         metrics: Metrics of this process.
-        targets: Returns the other processes that serve metrics now; called in another thread.
+        targets: Returns name and address of the other processes; called in another thread.
         node: Address of this node in Ray: a label, and the host of a server on all interfaces.
 
     Raises:
@@ -49,7 +47,7 @@ class Exporter:
         config: RunConfig,
         folder: Path,
         metrics: Collector,
-        targets: Callable[[], Addresses],
+        targets: Callable[[], Sequence[tuple[str, str]]],
         node: str,
     ) -> None:
         self._run, self._file, self._targets = config.name, folder / FILE, targets

@@ -3,6 +3,7 @@
 import json
 import time
 from collections import deque
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -127,26 +128,20 @@ def show(run: str, runs_dir: Path, *, interval: float, once: bool, console: Cons
 
 def events(directory: RunDirectory) -> list[Event]:
     """Return the newest events in a run's folder, oldest first."""
-    restarts, waits, swaps = (
-        _newest(directory.path / f"{name}.jsonl") for name in ("restarts", "waits", "swaps")
-    )
-    happened: list[Event] = [
-        *((row["at"], f"{row['actor']} was restarted: {row['reason']}") for row in restarts),
-        *((row["at"], row["text"]) for row in waits),
-        *(
-            (
-                row["published_at"],
-                f"{row['engine_id']} did not take version {row['version']}: {row['error']}",
-            )
-            for row in swaps
-            if row["error"] is not None
-        ),
-        *(
-            (folder.stat().st_mtime, f"checkpoint of version {int(folder.name[1:])}")
-            for folder in directory.checkpoints.glob("v*")
-        ),
-    ]
-    return sorted(happened)[-EVENTS:]
+    return sorted(_recorded(directory))[-EVENTS:]
+
+
+def _recorded(directory: RunDirectory) -> Iterator[Event]:
+    for row in _newest(directory.path / "restarts.jsonl"):
+        yield row["at"], f"{row['actor']} was restarted: {row['reason']}"
+    for row in _newest(directory.path / "waits.jsonl"):
+        yield row["at"], row["text"]
+    for row in _newest(directory.path / "swaps.jsonl"):
+        if row["error"] is not None:
+            what = f"{row['engine_id']} did not take version {row['version']}: {row['error']}"
+            yield row["published_at"], what
+    for folder in directory.checkpoints.glob("v*"):
+        yield folder.stat().st_mtime, f"checkpoint of version {int(folder.name[1:])}"
 
 
 def _newest(file: Path) -> list[Row]:

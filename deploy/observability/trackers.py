@@ -14,12 +14,8 @@ from uuid import uuid4
 from deploy.config.run_config import RunConfig
 from deploy.errors import InputError
 
-SKIPPED = ("version",)
-"""Keys of a batch's statistics that are not logged; moments, `…_at`, are not either."""
 AXIS = "policy_version"
 """Name of the version among W&B's figures."""
-ID_FILE = "wandb-id.txt"
-"""File in the run's folder that keeps the id of a W&B run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +50,7 @@ def weights_and_biases(config: RunConfig, folder: Path) -> Tracker:
     """
     import wandb
 
-    id_file = folder / ID_FILE
+    id_file = folder / "wandb-id.txt"
     if not id_file.exists():
         id_file.write_text(uuid4().hex)
     run: Any = wandb.init(
@@ -135,7 +131,7 @@ class Trackers:
 
 
 def numbers(row: Mapping[str, Any], prefix: str = "") -> dict[str, float]:
-    """Return the numbers of a record, nested ones by `outer/inner`.
+    """Return the numbers of a record, without version and moments; nested ones by `outer/inner`.
 
     Example:
         >>> numbers({"version": 3, "loss": 0.5, "fractions": {"capped": 0.1}, "max_lag": None})
@@ -143,7 +139,7 @@ def numbers(row: Mapping[str, Any], prefix: str = "") -> dict[str, float]:
     """
     figures: dict[str, float] = {}
     for key, value in row.items():
-        if key in SKIPPED or key.endswith("_at"):
+        if key == "version" or key.endswith("_at"):
             continue
         if isinstance(value, Mapping):
             figures |= numbers(value, f"{prefix}{key}/")

@@ -18,11 +18,9 @@ class ActorHealth:
 
     engine_id: str
     answers: bool
-    """Whether it answered the last request."""
     running: int = 0
     """Rollouts that it generates or has scored."""
     finished: int = 0
-    """Rollouts that have ended."""
     pinned_seconds: float = 0.0
     """Seconds for which it may keep a version in order to evaluate it."""
 
@@ -34,7 +32,7 @@ class Health:
     broker: BrokerStatus | None
     """None: it does not answer."""
     paused: bool
-    """True while the broker or the learner waits for space on a disk."""
+    """The broker or the learner waits for space on a disk."""
     actors: Mapping[str, ActorHealth]
     """Actors that have started, by name, as "actor-0"."""
     silent: Collection[str] = ()
@@ -150,8 +148,8 @@ class Movement:
     def idle_seconds(self, health: Health, now: float) -> float:
         """Return the seconds without movement by `now` (monotonic seconds).
 
-        The time does not count while all actors start, which has a deadline of its own, and while
-        the run waits for space on a disk. A broker that does not answer does not move.
+        The time does not count while all actors start, and while the run waits for space on a disk.
+        A broker that does not answer does not move.
         """
         broker, newest = health.broker, self._newest
         if broker is not None:

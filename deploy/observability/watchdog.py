@@ -99,8 +99,8 @@ class Watchdog:
         """The broker's last answer; None if it did not give one in time."""
         self._disk_write: asyncio.Task[None] | None = None
         """The last small file that is made durable."""
-        self._locations: dict[str, tuple[Any, ProcessLocation]] = {}
-        """The handle and the location of each process that has answered, by name."""
+        self._locations: dict[str, ProcessLocation] = {}
+        """The newest location of each process that has answered, by name."""
         self._asked: dict[str, tuple[Any, asyncio.Task[ProcessLocation]]] = {}
         """The handle and the last request to each process, by name."""
         self._silent: Sequence[str] = ()
@@ -145,8 +145,8 @@ class Watchdog:
 
     def node_of(self, name: str) -> str | None:
         """Return Ray's id of the node where a process is; None while that is not known."""
-        known = self._locations.get(name)
-        return known[1].node_id if known else None
+        location = self._locations.get(name)
+        return location.node_id if location else None
 
     async def _health(self) -> Health:
         actors = self._run.actors()
@@ -221,7 +221,7 @@ class Watchdog:
             await asyncio.wait(requests.values(), timeout=self._probes.answer_seconds)
         for name, request in requests.items():
             if request.done() and request.exception() is None:
-                self._locations[name] = (handles[name], request.result())
+                self._locations[name] = request.result()
         reported = {"broker", *self._run.actors()}  # their health shows whether they answer
         self._silent = [
             name for name, task in requests.items() if not (task.done() or name in reported)
@@ -247,10 +247,8 @@ class Watchdog:
     async def _report(self, late: Sequence[Overdue], at: float) -> None:
         """Write overdue waits with stacks; show the file, or that the disk hangs."""
         names = concerned([overdue.wait for overdue in late], list(self._locations))
-        pending = (
-            run_in_daemon_thread(partial(self._probes.dump, self._locations[name][1]))
-            for name in names
-        )
+        calls = [partial(self._probes.dump, self._locations[name]) for name in names]
+        pending = [run_in_daemon_thread(call) for call in calls]
         dumps = dict(zip(names, await asyncio.gather(*pending), strict=True))
         states = [f"{name}: {dumped.states}" for name, dumped in dumps.items()]
         limit = self._probes.report_seconds

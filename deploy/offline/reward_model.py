@@ -3,8 +3,7 @@
     pairs ─▶ held-out pairs, common to all ────────┐
       └────▶ each member's own order ─▶ training ─▶ accuracy, scale ─▶ model-0, model-1, …
 
-The members are trained one after the other in this process, into a folder that is created
-atomically.
+The members are trained one after the other in this process.
 """
 
 import json
@@ -162,10 +161,7 @@ def _train(
     partial: Path,
     terminal: Terminal,
 ) -> tuple[dict[str, Any], "Tensor", Scale]:
-    """Train one member into a folder of its own in `partial`.
-
-    Returns:
-        Its figures, its scores [2, P] of the held-out pairs, and their scale.
+    """Train one member; return its figures, its scores [2, P] of held-out pairs, and their scale.
 
     Raises:
         RunFailed: It gives every text the same score.

@@ -16,7 +16,7 @@ from deploy.planner.calibration import Measured, read_rates
 from deploy.planner.caveats import caveats, differences, refuse_another_model
 from deploy.planner.predict import Prospect, best, most_actors, predict, setting_of_run
 from deploy.planner.rates import EngineRates, LearnerRates, Rates, UpdateRates, lognormal_lengths
-from deploy.planner.simulator import Outcome, simulate
+from deploy.planner.simulator import simulate
 from deploy.storage.run_directory import RunDirectory
 
 NEEDED = ("tokens", "rollout_rate", "engine_rate", "train_rate")
@@ -193,16 +193,12 @@ def _compare(measured: Measured, recorded: RunConfig) -> dict[str, Any] | None:
         simulated = simulate(setting, measured.rates, seed=recorded.seed)
     except InputError:
         return None
-
-    def compared(figures: Measured | Outcome) -> dict[str, float]:
-        keys = ("samples_per_second", "learner_idle", "lag_mean")
-        return {key: getattr(figures, key) for key in keys}
-
+    keys = ("samples_per_second", "learner_idle", "lag_mean")
     return {
         "name": recorded.name,
         "explained": measured.explained,
-        "measured": compared(measured),
-        "simulated": compared(simulated),
+        "measured": {key: getattr(measured, key) for key in keys},
+        "simulated": {key: getattr(simulated, key) for key in keys},
     }
 
 

@@ -130,9 +130,7 @@ class Rates:
 def lognormal_lengths(
     mean: float, variation: float, *, group_size: int, seed: int, groups: int = SAMPLED_GROUPS
 ) -> tuple[tuple[int, ...], ...]:
-    """Draw lengths of rollouts, in tokens, from a lognormal distribution, which has a long tail.
-
-    The variation is the standard deviation over the mean; 0 makes all lengths equal.
+    """Draw lengths in tokens from a lognormal distribution; `variation` is deviation over mean.
 
     Raises:
         InputError: The mean is below 1 or the variation below 0.

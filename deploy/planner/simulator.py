@@ -70,13 +70,12 @@ class Outcome:
     learner_idle: float
     """Share of the time in which the learner waited for a batch."""
     actors_idle: float
-    """Share of the time in which an engine had no rollout, mean over engines."""
+    """Share of the time in which an engine had no rollout."""
     slots_used: float
     """Share of all slots in which a rollout was generated."""
     lag_mean: float
     """Over trained tokens, in versions."""
     lag_square_mean: float
-    """Mean square of the lag over trained tokens."""
     lag_p95: int
     lag_max: int
 

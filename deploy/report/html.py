@@ -2,9 +2,11 @@
 
 import io
 from base64 import b64encode
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from html import escape
 from typing import TYPE_CHECKING
+
+from deploy.report.plots import PLOTS, PlottedRun, figure_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -31,24 +33,12 @@ i { display: inline-block; width: 0.7rem; height: 0.7rem; border-radius: 2px; }
 """
 
 
-def page(
-    title: str,
-    runs: Sequence[tuple[str, str, Mapping[str, str]]],
-    plots: Sequence[tuple[str, str, "Figure"]],
-    timeline: tuple[str, "Figure"] | None,
-) -> str:
-    """Return the text of the page.
-
-    Args:
-        title: The heading.
-        runs: A label, a colour and figures by name for each run; a run may lack some figures.
-        plots: A title, a description and a figure each.
-        timeline: A title and a wide figure, shown below the plots.
-    """
+def page(title: str, runs: Sequence[PlottedRun], timeline: tuple[str, "Figure"] | None) -> str:
+    """Return the text of the page: figures, all plots, and a timeline with its title."""
     parts = [_figures(runs), '<div class="plots">']
-    for name, description, figure in plots:
-        head = f"<h2>{escape(name)}</h2><p>{escape(description)}</p>"
-        parts.append(f"<section>{head}{_image(figure, name)}</section>")
+    for plot in PLOTS:
+        head = f"<h2>{escape(plot.title)}</h2><p>{escape(plot.description)}</p>"
+        parts.append(f"<section>{head}{_image(figure_of(plot, runs), plot.title)}</section>")
     parts.append("</div>")
     if timeline is not None:
         name, figure = timeline
@@ -62,17 +52,16 @@ def page(
     )
 
 
-def _figures(runs: Sequence[tuple[str, str, Mapping[str, str]]]) -> str:
+def _figures(runs: Sequence[PlottedRun]) -> str:
     """Return a table with a row for each figure and a column for each run."""
     head = "".join(
-        f'<th><i style="background:{colour}"></i> {escape(label)}</th>' for label, colour, _ in runs
+        f'<th><i style="background:{run.colour}"></i> {escape(run.label)}</th>' for run in runs
     )
-    names = dict.fromkeys(name for _, _, figures in runs for name in figures)
     rows = "".join(
         f"<tr><th>{escape(name)}</th>"
-        + "".join(f"<td>{escape(figures.get(name, '–'))}</td>" for _, _, figures in runs)
+        + "".join(f"<td>{escape(run.figures.get(name, '–'))}</td>" for run in runs)
         + "</tr>"
-        for name in names
+        for name in dict.fromkeys(name for run in runs for name in run.figures)
     )
     return (
         f'<section class="figures"><table><thead><tr><th></th>{head}</tr></thead>'

@@ -1,7 +1,7 @@
 """The plots of a report, each a matplotlib figure of one subject for one run or several."""
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
@@ -32,6 +32,8 @@ class PlottedRun:
     record: Record
     bias: BiasReport
     colour: str
+    figures: Mapping[str, str]
+    """Figures by name; a run may lack some."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,10 +97,7 @@ def throughput(batches: Sequence[TrainedBatch]) -> tuple[list[float], list[float
 
 
 def waiting(batches: Sequence[TrainedBatch]) -> list[float]:
-    """Return the share of each batch's time in which it was waited for, over WINDOW batches.
-
-    The time of a batch lasts from the request for it to its publication.
-    """
+    """Return the shares of batches' times spent waiting for them, over WINDOW batches."""
     times = [batch.times for batch in batches]
     waits = [time.wait_seconds for time in times]
     whole = [time.published_at - time.wait_started_at for time in times]
@@ -120,9 +119,8 @@ def _reward(figure: "Figure", runs: Sequence[PlottedRun]) -> None:
         ):
             scored = [(row["version"], row[key]) for row in series if row[key] is not None]
             if scored:
-                versions, scores = zip(*scored, strict=True)
-                curve = axes.plot(versions, scores, marker, color=run.colour, ms=3.5, lw=1.4)
-                curve[0].set_label(f"{label}{name}")
+                look = {"color": run.colour, "lw": 1.4, "ms": 3.5, "label": f"{label}{name}"}
+                axes.plot(*zip(*scored, strict=True), marker, **look)
     _finish(axes, "policy version", legend=True)
 
 

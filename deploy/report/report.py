@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from deploy.errors import InputError
 from deploy.report.html import page
-from deploy.report.plots import COLOURS, PLOTS, PlottedRun, figure_of, new_figure
+from deploy.report.plots import COLOURS, PlottedRun, new_figure
 from deploy.report.summary import summarise
 from deploy.report.tables import figures
 from deploy.report.timeline import draw_timeline, height, read_timeline
@@ -84,18 +84,13 @@ def _page(records: Sequence[Record], directories: Sequence[RunDirectory]) -> str
         labels, records, directories, COLOURS, strict=False
     ):
         with open_ledger(directory.path) as database:
-            runs.append(PlottedRun(label, record, report_bias(database), colour))
-    first, alone = records[0], len(runs) == 1
-    title = f"{first.name}: {first.version} of {first.steps} steps" if alone else " · ".join(labels)
-    return page(
-        title,
-        [
-            (run.label, run.colour, _figures(run.record, directory))
-            for run, directory in zip(runs, directories, strict=True)
-        ],
-        [(plot.title, plot.description, figure_of(plot, runs)) for plot in PLOTS],
-        _timeline(first, directories[0]) if alone else None,
-    )
+            bias = report_bias(database)
+        runs.append(PlottedRun(label, record, bias, colour, _figures(record, directory)))
+    first = records[0]
+    if len(runs) > 1:
+        return page(" · ".join(labels), runs, None)
+    title = f"{first.name}: {first.version} of {first.steps} steps"
+    return page(title, runs, _timeline(first, directories[0]))
 
 
 def _figures(record: Record, directory: RunDirectory) -> dict[str, str]:

@@ -58,9 +58,7 @@ class Timeline:
     first: int
     """The version of its first batch."""
     begin: float
-    """Time at which the learner began to wait for that batch."""
     end: float
-    """Time at which the last batch was acknowledged."""
     actors: Mapping[str, Curve]
     """Rollouts being generated, by engine."""
     queue: Curve
@@ -102,7 +100,7 @@ def build(
     *,
     groups_per_batch: int,
 ) -> Timeline:
-    """Build the timeline of consecutive batches, cut to their time."""
+    """Build the timeline of batches, from the wait for the first to the last acknowledgement."""
     begin, last = batches[0].times.wait_started_at, batches[-1]
     end = history.acked_at.get(last.version) or last.times.published_at
     return Timeline(
@@ -149,7 +147,7 @@ def overlaps(intervals: Iterable[tuple[float, float | None]]) -> Curve:
 
 
 def clip(curve: Curve, begin: float, end: float) -> Curve:
-    """Cut a curve to the time between two moments, with a point at each of them."""
+    """Cut a curve to the time between two moments, with a point at both ends."""
     before = bisect_right(curve, begin, key=lambda point: point[0])
     count = curve[before - 1][1] if before else 0
     inside = [point for point in curve[before:] if point[0] < end]
