@@ -3,18 +3,18 @@
 Rates are taken between two moments; a process restarted in between counts from 0.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.samples import Sample
 
 from deploy.errors import InputError
 
 PHASES = ("wait", "step", "publish")
 """Phases of the learner."""
 TOKENS = "headway_tokens_generated_total"
-Samples = Mapping[tuple[str, frozenset[tuple[str, str]]], float]
-"""Values by the name of a sample and its labels."""
+Samples = Sequence[Sample]
 Event = tuple[float, str]
 """When something happened in the run, in epoch seconds, and a description of it."""
 
@@ -34,28 +34,23 @@ class Moment:
 
         The name includes `_total`. With `process`, only samples of this process count.
         """
-        wanted = frozenset(labels.items())
-        values = [
-            value
-            for samples in self._samples(process)
-            for (sample, known), value in samples.items()
-            if sample == name and wanted <= known
-        ]
+        samples = self.samples(name, process)
+        values = [s.value for s in samples if labels.items() <= s.labels.items()]
         return sum(values) if values else None
 
     def by(self, name: str, label: str) -> dict[str, float]:
         """Return the sums of a sample by the values of a label, in the order of the text."""
         sums: dict[str, float] = {}
-        for samples in self._samples(None):
-            for (sample, known), value in samples.items():
-                key = dict(known).get(label)
-                if sample == name and key is not None:
-                    sums[key] = sums.get(key, 0.0) + value
+        for sample in self.samples(name):
+            key = sample.labels.get(label, "")
+            sums[key] = sums.get(key, 0.0) + sample.value
         return sums
 
-    def _samples(self, process: str | None) -> Iterable[Samples]:
-        chosen = self.processes.values() if process is None else [self.processes.get(process)]
-        return [samples for samples in chosen if samples is not None]
+    def samples(self, name: str, process: str | None = None) -> Iterator[Sample]:
+        """Yield the samples with a name, of one process or of all."""
+        for origin, samples in self.processes.items():
+            if process in (None, origin):
+                yield from (sample for sample in samples or () if sample.name == name)
 
     @property
     def actors(self) -> list[str]:
@@ -70,11 +65,8 @@ def parse(text: str, *, source: str) -> Samples:
         InputError: The text is not in Prometheus' format; names its source.
     """
     try:
-        return {
-            (sample.name, frozenset(sample.labels.items())): float(sample.value)
-            for family in text_string_to_metric_families(text)
-            for sample in family.samples
-        }
+        families = text_string_to_metric_families(text)
+        return [sample for family in families for sample in family.samples]
     except (ValueError, KeyError) as error:
         raise InputError(f"{source} shows no metrics in Prometheus' format: {error}") from None
 
@@ -179,9 +171,7 @@ def troubles(now: Moment) -> list[str]:
         problems.append(f"groups that failed permanently: {failed:g}")
     if overdue := now.value("headway_overdue_groups"):
         problems.append(f"groups that are overdue: {overdue:g}")
-    for samples in now.processes.values():
-        for (name, labels), seconds in (samples or {}).items():
-            if name == "headway_overdue_wait_seconds":
-                wait = dict(labels)
-                problems.append(f"{wait['who']} waits on {wait['on']} for {seconds:.0f} s")
+    for wait in now.samples("headway_overdue_wait_seconds"):
+        who, on = wait.labels["who"], wait.labels["on"]
+        problems.append(f"{who} waits on {on} for {wait.value:.0f} s")
     return problems

@@ -5,7 +5,7 @@ whose token stays the same for longer than the deadline is overdue.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from deploy.config.evaluation_schedule import scores_first
@@ -52,15 +52,8 @@ class Wait:
     what: str
     allowed: float = 0.0
     """Seconds that it may last before its deadline begins."""
-
-
-@dataclass(frozen=True, slots=True)
-class Overdue:
-    """A wait that has lasted longer than its deadline."""
-
-    wait: Wait
-    seconds: float
-    """Since it began, or since anything about it changed."""
+    seconds: float = 0.0
+    """Of an overdue wait, the time since it began, or since anything about it changed."""
 
 
 DISK = "the disk of the run's folder"
@@ -120,7 +113,7 @@ class Waits:
         self._deadline = deadline
         self._since: dict[tuple[str, str], tuple[Any, float]] = {}
 
-    def overdue(self, health: Health, now: float) -> Sequence[Overdue]:
+    def overdue(self, health: Health, now: float) -> Sequence[Wait]:
         """Return the waits that are overdue at `now` (monotonic seconds), longest first.
 
         To be called at every look: a wait that is missing once begins anew.
@@ -133,9 +126,9 @@ class Waits:
             began = began if known == token else now
             since[key] = (token, began)
             if now - began > self._deadline + wait.allowed:
-                late.append(Overdue(wait, now - began))
+                late.append(replace(wait, seconds=now - began))
         self._since = since
-        return sorted(late, key=lambda overdue: -overdue.seconds)
+        return sorted(late, key=lambda wait: -wait.seconds)
 
 
 class Movement:

@@ -21,7 +21,7 @@ from deploy.config.deploy_config import STALL_FACTOR
 from deploy.config.run_config import RunConfig
 from deploy.errors import RunFailed
 from deploy.observability.stack_dumps import ProcessDump, ProcessLocation, dump, locate
-from deploy.observability.waits import ActorHealth, Health, Movement, Overdue, Wait, Waits
+from deploy.observability.waits import ActorHealth, Health, Movement, Wait, Waits
 from deploy.runtime.console import Terminal
 from deploy.storage.run_directory import RunDirectory
 from deploy.storage.run_record import Record
@@ -107,7 +107,7 @@ class Watchdog:
         self._announced: set[tuple[str, str]] = set()
         self._reports: set[asyncio.Task[None]] = set()
         """Reports with stacks that are being written while the next looks go on."""
-        self.overdue: Sequence[Overdue] = ()
+        self.overdue: Sequence[Wait] = ()
         """As of the last look; read by the thread of a scrape."""
 
     async def follow(self) -> None:
@@ -131,7 +131,7 @@ class Watchdog:
         health = await self._health()
         now = time.monotonic()
         self.overdue = self._waits.overdue(health, now)
-        late = {(overdue.wait.who, overdue.wait.on): overdue for overdue in self.overdue}
+        late = {(wait.who, wait.on): wait for wait in self.overdue}
         new = [late[key] for key in late if key not in self._announced]
         for who, on in self._announced - late.keys():
             self._screen.say(f"{who} waits on {on} no more")
@@ -190,7 +190,7 @@ class Watchdog:
             ]
         failed = [update.error for update in self._record.swaps if update.error]
         parts.append(f"last failed weight update: {failed[-1] if failed else 'none'}")
-        waits = [f"{w.who} waits on {w.on} for {w.what}" for w in (o.wait for o in self.overdue)]
+        waits = [f"{wait.who} waits on {wait.on} for {wait.what}" for wait in self.overdue]
         parts.append(f"overdue waits: {', '.join(waits) or 'none'}")
         parts.append(f"go on with: headway resume {self._directory.path}")
         return "; ".join(parts)
@@ -227,10 +227,10 @@ class Watchdog:
             name for name, task in requests.items() if not (task.done() or name in reported)
         ]
 
-    async def _announce(self, late: Sequence[Overdue]) -> None:
+    async def _announce(self, late: Sequence[Wait]) -> None:
         """Show overdue waits, begin their report, and end the run if the recipe wants it."""
         at = time.time()
-        texts = [self._sentence(overdue, {}, at) for overdue in late]
+        texts = [self._sentence(wait, {}, at) for wait in late]
         for text in texts:
             self._screen.say(escape(text))
         report = asyncio.create_task(self._report(late, at))
@@ -244,9 +244,9 @@ class Watchdog:
                 f"{self._directory.path}"
             )
 
-    async def _report(self, late: Sequence[Overdue], at: float) -> None:
+    async def _report(self, late: Sequence[Wait], at: float) -> None:
         """Write overdue waits with stacks; show the file, or that the disk hangs."""
-        names = concerned([overdue.wait for overdue in late], list(self._locations))
+        names = concerned(late, list(self._locations))
         calls = [partial(self._probes.dump, self._locations[name]) for name in names]
         pending = [run_in_daemon_thread(call) for call in calls]
         dumps = dict(zip(names, await asyncio.gather(*pending), strict=True))
@@ -260,7 +260,7 @@ class Watchdog:
         self._screen.say(escape("; ".join([*states, f"stacks in {stacks}"])))
 
     def _write_report(
-        self, late: Sequence[Overdue], dumps: Mapping[str, ProcessDump], at: float
+        self, late: Sequence[Wait], dumps: Mapping[str, ProcessDump], at: float
     ) -> str:
         """Append a record of each wait to FILE, and write a file of stacks; return its name."""
         number = sum(1 for _ in self._directory.logs.glob("stacks-*.txt"))
@@ -275,22 +275,20 @@ class Watchdog:
             rows = [
                 {
                     "at": at,
-                    **asdict(overdue.wait),
-                    "seconds": overdue.seconds,
-                    "text": self._sentence(overdue, dumps, at),
+                    **asdict(wait),
+                    "text": self._sentence(wait, dumps, at),
                     "stacks": stacks,
                 }
-                for overdue in late
+                for wait in late
             ]
             self._directory.append(FILE, rows)
         return stacks
 
-    def _sentence(self, overdue: Overdue, dumps: Mapping[str, ProcessDump], at: float) -> str:
+    def _sentence(self, wait: Wait, dumps: Mapping[str, ProcessDump], at: float) -> str:
         """Describe an overdue wait in words, with the states of the processes it concerns."""
-        wait = overdue.wait
-        since = time.strftime("%H:%M:%S", time.localtime(at - overdue.seconds))
+        since = time.strftime("%H:%M:%S", time.localtime(at - wait.seconds))
         text = (
-            f"{wait.who} waits on {wait.on} for {wait.what} since {since}, {overdue.seconds:.0f} s "
+            f"{wait.who} waits on {wait.on} for {wait.what} since {since}, {wait.seconds:.0f} s "
             f"(deploy.watchdog_seconds = {self._config.deploy.watchdog_seconds:g})"
         )
         states = [f"{name}: {dumps[name].states}" for name in concerned([wait], list(dumps))]

@@ -96,13 +96,14 @@ def throughput(batches: Sequence[TrainedBatch]) -> tuple[list[float], list[float
     return seconds, rates
 
 
-def waiting(batches: Sequence[TrainedBatch]) -> list[float]:
-    """Return the shares of batches' times spent waiting for them, over WINDOW batches."""
+def waiting(batches: Sequence[TrainedBatch]) -> tuple[list[int], list[float]]:
+    """Return versions, and percentages of their time spent waiting, over WINDOW batches."""
     times = [batch.times for batch in batches]
     waits = [time.wait_seconds for time in times]
     whole = [time.published_at - time.wait_started_at for time in times]
     sums = zip(smooth(waits), smooth(whole), strict=True)
-    return [wait / time if time > 0 else 0.0 for wait, time in sums]
+    shares = [100 * wait / time if time > 0 else 0.0 for wait, time in sums]
+    return [batch.version for batch in batches], shares
 
 
 def _reward(figure: "Figure", runs: Sequence[PlottedRun]) -> None:
@@ -140,10 +141,6 @@ def _line_of_each_run(
         _finish(axes, xlabel, ylabel, legend=len(runs) > 1)
 
     return draw
-
-
-def _idle(batches: Sequence[TrainedBatch]) -> tuple[list[float], list[float]]:
-    return [batch.version for batch in batches], [100 * share for share in waiting(batches)]
 
 
 def _lag(figure: "Figure", runs: Sequence[PlottedRun]) -> None:
@@ -227,7 +224,7 @@ PLOTS = (
     Plot(
         "Learner idle",
         f"Share of time spent waiting for a batch, over {WINDOW} batches.",
-        _line_of_each_run(_idle, "policy version", "% of the learner's time", 100),
+        _line_of_each_run(waiting, "policy version", "% of the learner's time", 100),
     ),
     Plot("Lag of trained tokens", "Versions between sampling and training.", _lag),
     Plot(

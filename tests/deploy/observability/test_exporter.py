@@ -16,7 +16,7 @@ from deploy.driver import run_metrics as module
 from deploy.driver.run_metrics import RunMetrics
 from deploy.errors import InputError
 from deploy.observability.exporter import Exporter, check_address
-from deploy.observability.waits import Overdue, Wait
+from deploy.observability.waits import Wait
 from deploy.preflight.inputs import load_inputs
 from deploy.storage.run_record import Record
 from weight_sync.announcements import WeightUpdateReport
@@ -57,7 +57,7 @@ def exporter(tmp_path, others):
     made = Exporter(
         load_recipe("demo", ["name=mine", *pinned]),
         tmp_path,
-        RunMetrics(record, tmp_path, lambda: [Overdue(Wait("a", "b", "c"), 7.0)]),
+        RunMetrics(record, tmp_path, lambda: [Wait("a", "b", "c", seconds=7.0)]),
         lambda: others,
         node="10.0.0.7",
     )

@@ -186,8 +186,8 @@ def frame():
         return moment(
             when,
             driver=scrape(max_staleness=2, heldout_score__kind__greedy=0.5),
-            broker={**broker, **engines},
-            learner={**learner, **lags(0, tokens, tokens, tokens, tokens, tokens, tokens)},
+            broker=[*broker, *engines],
+            learner=[*learner, *lags(0, tokens, tokens, tokens, tokens, tokens, tokens)],
             actor_0=actor(tokens, running=4, idle=waited),
             actor_1=None,
         )

@@ -97,7 +97,7 @@ def test_throughput_leaves_out_the_pause_between_two_sessions():
 
 
 def test_waiting_is_a_share_of_the_time_of_its_batches():
-    assert waiting([batch(0, waited=0.0), batch(1, waited=3.0)]) == [0.0, 0.375]
+    assert waiting([batch(0, waited=0.0), batch(1, waited=3.0)]) == ([0, 1], [0.0, 37.5])
 
 
 def test_a_mean_goes_back_no_further_than_its_width():
