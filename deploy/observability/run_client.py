@@ -158,11 +158,8 @@ def _newest(file: Path) -> list[Row]:
 def _address_of(directory: RunDirectory) -> str:
     file = directory.path / FILE
     try:
-        [driver] = [
-            target["targets"][0]
-            for target in json.loads(file.read_text())
-            if target["labels"]["process"] == "driver"
-        ]
+        targets = json.loads(file.read_text())
+        [driver] = [t["targets"][0] for t in targets if t["labels"]["process"] == "driver"]
     except FileNotFoundError:
         raise InputError(
             f"{directory.path} shows no metrics now: its status is {directory.status()}; a run "

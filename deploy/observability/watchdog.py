@@ -6,7 +6,6 @@ the recipe wants it, end the run. A run in which nothing at all moves is ended i
 """
 
 import asyncio
-import os
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
@@ -27,6 +26,7 @@ from deploy.storage.run_directory import RunDirectory
 from deploy.storage.run_record import Record
 from queues.broker.status import BrokerStatus
 from queues.errors import QueuesError
+from queues.runtime.atomic_file import atomic_file
 from queues.runtime.daemon_thread import run_in_daemon_thread
 
 LOOK_SECONDS = 4.0
@@ -36,10 +36,8 @@ FILE = "waits.jsonl"
 
 def write_durably(file: Path) -> None:
     """Write a few bytes, wait until the disk has them, and delete the file."""
-    with file.open("wb") as opened:
+    with atomic_file(file, durable=True) as opened:
         opened.write(b"durable")
-        opened.flush()
-        os.fsync(opened.fileno())
     file.unlink()
 
 

@@ -203,10 +203,9 @@ def _train(
     )
 
     def show(progress: RewardProgress) -> None:
+        figures = f"loss {progress.loss:.4f} · accuracy {progress.accuracy:.2f}"
         speed = progress.tokens / progress.seconds
-        accuracy = f"accuracy {progress.accuracy:.2f}"
-        text = f"loss {progress.loss:.4f} · {accuracy} · {speed:,.0f} tokens/s"
-        terminal.advance(progress.step, text)
+        terminal.advance(progress.step, f"{figures} · {speed:,.0f} tokens/s")
 
     with terminal.bar(section.steps, "the first step"):
         train_reward_model(engine, pairs.training(member), section, show)

@@ -117,29 +117,27 @@ def show(document: dict[str, Any], console: Console) -> None:
         ]
         table.add_row(*cells, style="bold" if row == chosen else None)
     console.print(table)
+    lines = []
     if itself is not None:
         measured, simulated = itself["measured"], itself["simulated"]
-        console.print(
+        lines.append(
             f"the run {itself['name']} itself: {measured['samples_per_second']:.1f} samples/s "
             f"measured, {simulated['samples_per_second']:.1f} simulated; mean lag "
             f"{measured['lag_mean']:.2f} and {simulated['lag_mean']:.2f}; its rates explain "
-            f"{itself['explained']:.0%} of its rollouts' times",
-            soft_wrap=True,
+            f"{itself['explained']:.0%} of its rollouts' times"
         )
     tried = len({row["actors"] for row in document["prospects"]})
     if tried < document["splits"]:
-        console.print(
-            f"{tried} of {document['splits']} splits were tried, the best one's neighbours included"
-        )
-    for note in document["notes"]:
-        console.print(f"note: {note}", markup=False, soft_wrap=True)
-    console.print(
+        splits = document["splits"]
+        lines.append(f"{tried} of {splits} splits were tried, the best one's neighbours included")
+    lines += [f"note: {note}" for note in document["notes"]]
+    lines.append(
         f"best: actors.count = {chosen['actors']}, learner.ranks = {chosen['ranks']}, "
         f"queues.max_staleness = {chosen['max_staleness']}: "
-        f"{chosen['samples_per_second']:.1f} samples/s",
-        soft_wrap=True,
+        f"{chosen['samples_per_second']:.1f} samples/s"
     )
-    console.print(f"limited by {LIMITS[chosen['limit']]}", soft_wrap=True)
+    lines.append(f"limited by {LIMITS[chosen['limit']]}")
+    console.print("\n".join(lines), markup=False, soft_wrap=True)
 
 
 def _rates(

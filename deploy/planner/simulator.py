@@ -65,14 +65,10 @@ class Outcome:
 
     samples_per_second: float
     """Rollouts trained."""
-    tokens_per_second: float
-    """Sampled tokens trained."""
     learner_idle: float
     """Share of the time in which the learner waited for a batch."""
     actors_idle: float
     """Share of the time in which an engine had no rollout."""
-    slots_used: float
-    """Share of all slots in which a rollout was generated."""
     lag_mean: float
     """Over trained tokens, in versions."""
     lag_square_mean: float
@@ -102,12 +98,10 @@ class SimulatedEngine:
     valid_event: int = 0
     """Number of the planned end that is still valid; earlier ones are ignored."""
     idle_seconds: float = 0.0
-    rollout_seconds: float = 0.0
 
     def advance(self, now: float) -> None:
         """Let time pass with the rollouts that are running."""
         passed, self.now = now - self.now, now
-        self.rollout_seconds += passed * len(self.running)
         if not self.running:
             self.idle_seconds += passed
         waited = min(passed, self.stalled)
@@ -174,10 +168,9 @@ class Simulation:
         self._permits: deque[SimulatedEngine] = deque()
         self._lags: Counter[int] = Counter()
         self._ends: list[float] = []
-        self._trained_tokens: list[int] = []
         self._waits: list[float] = []
-        self._engine_seconds: list[tuple[float, float]] = []
-        """Sums over engines, idle and of rollouts, after the warm-up and at the end."""
+        self._idle_seconds: list[float] = []
+        """Sums over engines after the warm-up and at the end."""
 
     def run(self) -> Outcome:
         """Simulate to the last batch."""
@@ -289,9 +282,7 @@ class Simulation:
         if len(self._ends) in (self._setting.warm_up, self._setting.last):
             for engine in self._engines:
                 engine.advance(self._now)
-            idle = sum(engine.idle_seconds for engine in self._engines)
-            used = sum(engine.rollout_seconds for engine in self._engines)
-            self._engine_seconds.append((idle, used))
+            self._idle_seconds.append(sum(engine.idle_seconds for engine in self._engines))
         self._after(self._rates.learner.publish_seconds, self._ack)
 
     def _ack(self) -> None:
@@ -359,22 +350,19 @@ class Simulation:
                 for version, tokens in self._sampled[group_id].items():
                     self._lags[broker.version - version] += tokens
         tokens = sum(self._tokens.pop(group_id) for group_id in taken)
-        self._trained_tokens.append(tokens)
         self._after(self._rates.learner.take_seconds, partial(self._train, tokens))
 
     def _outcome(self) -> Outcome:
         setting, ends, lags = self._setting, self._ends, self._lags
-        warm_up, engines = setting.warm_up, setting.engines
+        warm_up = setting.warm_up
         seconds = ends[-1] - ends[warm_up - 1]
-        (idle_before, used_before), (idle, used) = self._engine_seconds
+        idle_before, idle = self._idle_seconds
         batches = setting.last - warm_up
         rollouts = batches * setting.bounds.groups_per_batch * setting.group_size
         return Outcome(
             samples_per_second=rollouts / seconds,
-            tokens_per_second=sum(self._trained_tokens[warm_up:]) / seconds,
             learner_idle=sum(self._waits[warm_up:]) / seconds,
-            actors_idle=(idle - idle_before) / seconds / engines,
-            slots_used=(used - used_before) / seconds / engines / setting.slots,
+            actors_idle=(idle - idle_before) / seconds / setting.engines,
             lag_mean=sum(lag * tokens for lag, tokens in lags.items()) / lags.total(),
             lag_square_mean=sum(lag**2 * tokens for lag, tokens in lags.items()) / lags.total(),
             lag_p95=quantile(lags, 0.95),

@@ -120,8 +120,9 @@ def _reward(figure: "Figure", runs: Sequence[PlottedRun]) -> None:
         ):
             scored = [(row["version"], row[key]) for row in series if row[key] is not None]
             if scored:
-                look = {"color": run.colour, "lw": 1.4, "ms": 3.5, "label": f"{label}{name}"}
-                axes.plot(*zip(*scored, strict=True), marker, **look)
+                versions, scores = zip(*scored, strict=True)
+                curve = axes.plot(versions, scores, marker, color=run.colour, ms=3.5, lw=1.4)
+                curve[0].set_label(f"{label}{name}")
     _finish(axes, "policy version", legend=True)
 
 

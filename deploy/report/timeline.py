@@ -220,16 +220,12 @@ def draw_timeline(figure: "Figure | SubFigure", timeline: Timeline, title: str) 
     _spans(next(left), timeline.learner, begin, "learner")
     for engine, spans in timeline.updates.items():
         _spans(next(left), spans, begin, f"{engine}\nupdates")
-    for axis in axes:
-        for number, span in enumerate(s for s in timeline.learner if s.kind == "step"):
-            axis.axvline(span.start - begin, color="0.6", lw=0.5, ls="--")
-            if axis is axes[0]:
-                axis.annotate(
-                    f"v{timeline.first + number}",
-                    (span.start - begin, 1.02),
-                    xycoords=("data", "axes fraction"),
-                    fontsize=8,
-                )
+    steps = [span.start - begin for span in timeline.learner if span.kind == "step"]
+    for version, start in enumerate(steps, timeline.first):
+        for axis in axes:
+            axis.axvline(start, color="0.6", lw=0.5, ls="--")
+        at = ("data", "axes fraction")
+        axes[0].annotate(f"v{version}", (start, 1.02), xycoords=at, fontsize=8)
     axes[-1].set(xlabel="seconds", xlim=(0, end - begin))
     figure.suptitle(title, fontsize=11)
 
