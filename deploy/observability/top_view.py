@@ -1,7 +1,4 @@
-"""A frame of `headway top`: the loop with rates on its arrows, actors, learner, events.
-
-Pure: from `top_model.Interval` to a renderable of rich.
-"""
+"""A frame of `headway top`: the loop with rates on its arrows, actors, learner, events."""
 
 import time
 from collections.abc import Mapping, Sequence

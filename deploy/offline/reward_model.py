@@ -37,10 +37,7 @@ REPORT_FILE = "reward_model.json"
 
 
 class PreferencePairs:
-    """Preference pairs of a source or a file as token ids, each checked when it is drawn.
-
-    Raises InputError for a pair that `read`, which writes it as tokens, refuses.
-    """
+    """Preference pairs as token ids; raises InputError when it draws a pair that `read` refuses."""
 
     def __init__(self, config: RunConfig, section: RewardTrainingConfig, read: TextReader) -> None:
         _, problems = load_heldout(config)

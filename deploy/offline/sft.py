@@ -63,11 +63,7 @@ def warm_start(config: RunConfig, terminal: Terminal, *, replace: bool) -> Path:
 
 
 def _checked(pairs: Iterator[Pair], measure: Callable[[str], int], context: int) -> Iterator[Pair]:
-    """Check each prompt and completion when it is drawn; raise InputError if it does not fit.
-
-    `measure` counts the tokens of a text; a pair has `context` at most, with its end-of-sequence
-    token.
-    """
+    """Yield pairs; raise InputError for one whose tokens, by `measure`, exceed the context."""
     for prompt, completion in pairs:
         length = measure(prompt) + measure(completion) + 1
         if length > context:

@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 
 from deploy.errors import InputError
-from deploy.report.html import page
 from deploy.report.plots import PLOTS, PlottedRun, figure_of, smooth, throughput, waiting
-from deploy.report.report import MOST, report
+from deploy.report.report import MOST, page, report
 from deploy.storage.run_directory import RunDirectory
 from deploy.storage.run_record import Record
 from learner.diagnostics.batch_report import TrainedBatch
