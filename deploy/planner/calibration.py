@@ -206,7 +206,8 @@ def _observations(
         return integrals
 
     times = changes[order]
-    paused = passed(np.append(0.0, pauses), np.append(0.0, np.tile([1.0, 0.0], len(pauses))))
+    edges = np.maximum.accumulate(np.append(0.0, pauses))
+    paused = passed(edges, np.append(0.0, np.tile([1.0, 0.0], len(pauses))))
     mean_running = passed(times, count * speed) / np.maximum(passed(times, speed), 1e-9)
     others = np.searchsorted(times, ended) - np.searchsorted(times, began)
     factors = np.stack([tokens, tokens * mean_running, others / 2], axis=1)

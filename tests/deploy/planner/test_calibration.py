@@ -177,7 +177,7 @@ def test_lengths_are_of_the_groups_of_the_batches_after_the_first_ones():
 def test_updates_before_and_after_the_measured_batches_are_left_out():
     batches = rows(12)
     begin, end = batches[4]["step_finished_at"], batches[11]["step_finished_at"]
-    swaps = [swap(5, begin - 0.1, pause=9.0), swap(6, begin + 0.1), swap(12, end + 0.1, pause=9.0)]
+    swaps = [swap(5, begin - 0.1, pause=0.15), swap(6, begin + 0.1), swap(12, end + 0.1, pause=9.0)]
     assert measure(batches, swaps).rates.update.pause_seconds == pytest.approx(0.05)
 
 
