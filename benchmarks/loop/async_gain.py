@@ -23,6 +23,7 @@ from benchmarks.harness.training_runs import (
     vary,
 )
 from benchmarks.loop import async_figures
+from benchmarks.loop.async_limits import ROWS
 from deploy.config.loader import load_recipe
 from deploy.config.run_config import RunConfig
 from deploy.errors import InputError
@@ -133,11 +134,11 @@ def measure_round(options: Options, runs: TrainingRuns, number: int) -> Record:
         config = vary(base, f"round{number}-actors-{policy}")
         config = config.model_copy(update={"model": ModelConfig(path=model)})
         label = f"{title} · actors alone, {policy} policy"
-        rows = read_rows(runs.run(label, config, WORKER, "actors"))
+        rows = runs.run(label, config, WORKER, "actors").rows(ROWS)
         generated[policy] = async_figures.generation(rows)
     config = vary(base, f"round{number}-learner", queues={"max_staleness": options.reference})
     label = f"{title} · learner on a full queue"
-    replayed = read_rows(runs.run(label, config, WORKER, "learner", recorded))
+    replayed = runs.run(label, config, WORKER, "learner", recorded).rows(ROWS)
     actors = async_figures.actors_limit(
         generated["initial"], generated["trained"], figures[reference]["tokens_per_rollout"]
     )
