@@ -11,8 +11,6 @@ from prometheus_client.samples import Sample
 
 from deploy.errors import InputError
 
-PHASES = ("wait", "step", "publish")
-"""Phases of the learner."""
 TOKENS = "headway_tokens_generated_total"
 Samples = Sequence[Sample]
 Event = tuple[float, str]
@@ -51,11 +49,6 @@ class Moment:
         for origin, samples in self.processes.items():
             if process in (None, origin):
                 yield from (sample for sample in samples or () if sample.name == name)
-
-    @property
-    def actors(self) -> list[str]:
-        """Names of the rollout actors."""
-        return [name for name in self.processes if name.startswith("actor-")]
 
 
 def parse(text: str, *, source: str) -> Samples:
@@ -152,9 +145,8 @@ def token_lags(interval: Interval) -> dict[str, float]:
 
 def learner_phases(interval: Interval) -> dict[str, float]:
     """Return shares of the learner's time, which is counted when a batch ends."""
-    spent = {
-        phase: interval.gained("headway_learner_seconds_total", phase=phase) for phase in PHASES
-    }
+    name, phases = "headway_learner_seconds_total", ("wait", "step", "publish")
+    spent = {phase: interval.gained(name, phase=phase) for phase in phases}
     total = sum(spent.values())
     return {phase: seconds / total for phase, seconds in spent.items()} if total else {}
 

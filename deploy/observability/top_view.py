@@ -126,8 +126,8 @@ def _title(now: Moment) -> Text:
 def _actors(interval: Interval) -> Table:
     table = Table("name", "state", "version", "rollouts", "tokens/s", "idle", box=None, expand=True)
     now = interval.now
-    speeds = {name: interval.rate(TOKENS, name) for name in now.actors}
-    shown = list(speeds)
+    names = [name for name in now.processes if name.startswith("actor-")]
+    shown, speeds = names, {name: interval.rate(TOKENS, name) for name in names}
     if len(shown) > ACTORS:
         shown = sorted(shown, key=lambda name: speeds[name] or 0.0)[:ACTORS]
     for name in shown:

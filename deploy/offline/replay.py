@@ -189,11 +189,10 @@ async def _by_processes(
         cluster(learner_only, Path(scratch)),
     ):
         batches = ray.remote(RecordedBatches).options(num_cpus=0).remote(directory.path)
-        never = {"checkpoint_every": plan.end + 1}
         group = create_learner(
             replace(
                 spec,
-                config=spec.config.model_copy(update=never),
+                config=spec.config.model_copy(update={"checkpoint_every": plan.end + 1}),
                 checkpoints=f"{scratch}/checkpoints",
                 weight_sync=config.weight_sync.model_copy(
                     update={"transport": "shared_memory", "folder": None}

@@ -46,7 +46,7 @@ class Measured:
 
     rates: Rates
     first: int
-    """Version of the first batch in use; figures are of the batches after WARM_UP of them."""
+    """Version of the first batch in use, of the warm-up."""
     last: int
     explained: float
     """Share of the variance of rollout times that the engine's rates explain (R²)."""
@@ -257,10 +257,7 @@ def _learner(batches: Sequence[TrainedBatch], groups: Sequence[GroupTimes]) -> L
 
 
 def _tied_share(reports: Sequence[BatchReport], groups: Sequence[GroupTimes]) -> float:
-    """Return the share of groups that were filtered, or would have been.
-
-    A filtered group is taken at the moment in which it is accepted.
-    """
+    """Return the share of groups that were filtered (taken when accepted), or would have been."""
     filtered = sum(group.taken_at == group.accepted_at for group in groups)
     if filtered:
         return min(filtered / len(groups), MOST_TIED)

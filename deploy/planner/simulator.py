@@ -186,8 +186,6 @@ class Simulation:
     def _after(self, seconds: float, happen: Callable[[], None]) -> None:
         heapq.heappush(self._events, (self._now + seconds, next(self._serials), happen))
 
-    # --- events of engines
-
     def _plan_end(self, engine: SimulatedEngine) -> None:
         """Plan the engine's next end anew, since its speed has changed."""
         engine.valid_event += 1
@@ -263,8 +261,6 @@ class Simulation:
             self._staged(self._permits.popleft(), self._broker.version)
         self._lease([engine])
 
-    # --- events of the learner
-
     def _train(self, tokens: int) -> None:
         """Begin a step."""
         assert self._waits_since is not None
@@ -300,8 +296,6 @@ class Simulation:
         self._feed()
         self._lease(self._engines)
         self._take()
-
-    # --- decisions of the broker
 
     def _feed(self) -> None:
         try:

@@ -1,7 +1,4 @@
-"""The report of a run, or of several side by side, drawn from their folders as one page.
-
-The page needs no network: its plots are embedded as SVG.
-"""
+"""The report of a run, or of several side by side, drawn from their folders as one page."""
 
 import io
 import json
