@@ -127,11 +127,11 @@ def test_what_was_trained_is_what_is_served(made, member):
 
     folder, _ = made
     path = str(folder / f"model-{member}")
-    judge = Member(path, dtype="float32", device="cpu", standardise=True)
+    trained = Member(path, dtype="float32", device="cpu", standardise=True)
     config = load_recipe("tests/deploy/recipe.toml", SECTION)
-    pairs = PreferencePairs(config, config.reward_model, judge.read).heldout()
+    pairs = PreferencePairs(config, config.reward_model, trained.read).heldout
     scores = torch.cat(
-        [judge.score([text]) for pair in pairs for text in (pair.chosen, pair.rejected)]
+        [trained.score([text]) for pair in pairs for text in (pair.chosen, pair.rejected)]
     )
     assert float(scores.mean()) == pytest.approx(0.0, abs=1e-4)
     assert float(scores.std()) == pytest.approx(1.0, abs=1e-4)
