@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from actors.engines.model_folder import check_model, load_tokenizer
 from actors.errors import PromptRefused
 from actors.reward_models.folder import Scale, TextReader, load_reader
-from actors.sources.examples import PREFERENCES, Preference, load_preferences, without
+from actors.sources.examples import PREFERENCES, Example, load_examples, without
 from deploy.config.run_config import RunConfig
 from deploy.errors import InputError, RunFailed
 from deploy.preflight.disk_space import check_runs_dir
@@ -45,7 +45,7 @@ class PreferencePairs:
         self._section, self._read = section, read
         self._texts = frozenset(problem.text for problem in problems)
         kept = list(islice(self._load(self.seed), section.heldout_pairs))
-        self._kept_prompts = frozenset(preference.prompt for preference in kept)
+        self._kept_prompts = frozenset(prompt for prompt, *_ in kept)
         self.heldout = [self._encode(preference) for preference in kept]
         """Pairs that accuracy is measured on."""
 
@@ -57,14 +57,15 @@ class PreferencePairs:
             f"{PREFERENCES.setting} = {self._section.pairs!r}",
             advice=f"; lower reward_model.heldout_pairs = {self._section.heldout_pairs}",
         )
-        return (self._encode(Preference(*triple)) for triple in drawn)
+        return (self._encode(preference) for preference in drawn)
 
-    def _load(self, seed: int) -> Iterator[Preference]:
-        return load_preferences(
-            self._section.pairs, options=self._section.options, seed=seed, heldout=self._texts
+    def _load(self, seed: int) -> Iterator[Example]:
+        section = self._section
+        return load_examples(
+            PREFERENCES, section.pairs, options=section.options, seed=seed, heldout=self._texts
         )
 
-    def _encode(self, preference: Preference) -> "Pair":
+    def _encode(self, preference: Example) -> "Pair":
         from learner.supervised.reward_model import Pair
 
         prompt, chosen, rejected = preference

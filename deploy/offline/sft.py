@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from actors.engines.model_folder import check_model, context_length, load_tokenizer
-from actors.rollout.chat_rendering import unknown_character
-from actors.sources.examples import TURN, load_demonstrations
+from actors.errors import PromptRefused
+from actors.rollout.chat_rendering import encode
+from actors.sources.examples import DEMONSTRATIONS, TURN, Example, load_examples
 from deploy.config.run_config import RunConfig
 from deploy.errors import InputError
 from deploy.preflight.disk_space import check_runs_dir
@@ -21,8 +22,6 @@ from learner.config.learner import SftConfig, TinyModelConfig
 
 CHECKED = 64
 """Demonstrations that are checked before the model is loaded; others when they are drawn."""
-
-Pair = tuple[str, str]
 
 
 def warm_start(config: RunConfig, terminal: Terminal, *, replace: bool) -> Path:
@@ -43,7 +42,8 @@ def warm_start(config: RunConfig, terminal: Terminal, *, replace: bool) -> Path:
     if path:
         check_model(path)
     _, problems = load_heldout(config)
-    pairs = load_demonstrations(
+    pairs = load_examples(
+        DEMONSTRATIONS,
         config.sft.demonstrations,
         options=config.sft.options,
         seed=config.seed,
@@ -62,7 +62,9 @@ def warm_start(config: RunConfig, terminal: Terminal, *, replace: bool) -> Path:
     return folder
 
 
-def _checked(pairs: Iterator[Pair], measure: Callable[[str], int], context: int) -> Iterator[Pair]:
+def _checked(
+    pairs: Iterator[Example], measure: Callable[[str], int], context: int
+) -> Iterator[Example]:
     """Yield pairs; raise InputError for one whose tokens, by `measure`, exceed the context."""
     for prompt, completion in pairs:
         length = measure(prompt) + measure(completion) + 1
@@ -79,18 +81,18 @@ def _measure(tiny: TinyModelConfig | None, path: str | None) -> tuple[Callable[[
     tokenizer: Any = None if tiny else load_tokenizer(str(path))
 
     def count(text: str) -> int:
-        if tiny:
-            ids = list(text)
-            unknown = next((c for c in text if c not in (TURN, *tiny.characters)), None)
-            remedy = f"is not among model.tiny.characters = {tiny.characters!r}; add it"
-        else:
-            text = text.replace(TURN, tokenizer.eos_token)
-            ids = tokenizer.encode(text, add_special_tokens=False)
-            unknown = unknown_character(tokenizer, text, ids)
-            remedy = f"is no token of the tokenizer of {path!r}"
+        if tiny is None:
+            try:
+                return len(encode(tokenizer, text.replace(TURN, tokenizer.eos_token)))
+            except PromptRefused as error:
+                raise InputError(f"sft.demonstrations, model {path!r}: {error}") from None
+        unknown = next((c for c in text if c not in (TURN, *tiny.characters)), None)
         if unknown is not None:
-            raise InputError(f"sft.demonstrations: {unknown!r} in {text[:80]!r} {remedy}")
-        return len(ids)
+            raise InputError(
+                f"sft.demonstrations: {unknown!r} in {text[:80]!r} is not among "
+                f"model.tiny.characters = {tiny.characters!r}; add it"
+            )
+        return len(text)
 
     return count, tiny.context if tiny else context_length(str(path))
 
@@ -98,7 +100,7 @@ def _measure(tiny: TinyModelConfig | None, path: str | None) -> tuple[Callable[[
 def train_model(
     config: RunConfig,
     sft: SftConfig,
-    pairs: Iterator[Pair],
+    pairs: Iterator[Example],
     terminal: Terminal,
     partial: Path,
     path: str | None,

@@ -14,7 +14,7 @@ from deploy.errors import InputError
 from deploy.planner.rates import LearnerRates, Rates
 from deploy.planner.simulator import Outcome, Setting, simulate
 from deploy.report.summary import WARM_UP
-from queues.policy.admission import Bounds
+from queues.config import RunSpec
 
 ROLLOUTS = 20_000
 """Approximate number of rollouts in a simulated run."""
@@ -119,17 +119,14 @@ def setting_of(
             "queues": config.queues.model_copy(update={"max_staleness": staleness}),
         }
     )
-    queues = shaped.flow
     return Setting(
-        bounds=Bounds(
-            max_staleness=staleness,
+        queues=shaped.flow,
+        spec=RunSpec(
             groups_per_batch=config.prompts.groups_per_batch,
+            group_size=config.prompts.group_size,
             steps=steps,
-            most_live=queues.window,
-            on_overdue=queues.on_overdue,
+            greedy_baseline=config.actors.greedy_baseline,
         ),
-        group_size=config.prompts.group_size,
-        baseline=config.actors.greedy_baseline,
         engines=actors,
         slots=config.actors.max_concurrent_rollouts,
         swaps_at_once=(
@@ -137,11 +134,6 @@ def setting_of(
             if config.weight_sync.staged
             else 1  # the learner brings a version to one engine after the other
         ),
-        patience_seconds=queues.patience_seconds,
-        queued_batches=queues.queued_batches,
-        most_filtered=queues.max_filtered_batches * config.prompts.groups_per_batch
-        if queues.filter_tied
-        else None,
         beyond=beyond,
     )
 
@@ -168,7 +160,7 @@ def predict_split(
     # the actors' time for a batch, with a learner that takes none and no bound
     most = WARM_UP + counted
     alone = setting_of(config, staleness=2 * most, actors=actors, steps=2 * most, beyond=most)
-    alone = replace(alone, bounds=replace(alone.bounds, most_live=None))
+    alone = replace(alone, queues=alone.queues.model_copy(update={"window": None}))
     actors_alone = simulate(alone, replace(rates, learner=LearnerRates())).samples_per_second
     prospects = []
     for staleness in bounds:
@@ -182,8 +174,9 @@ def predict_split(
         elif outcome.samples_per_second > (1 - BUSY) * actors_alone:
             limit = "actors"
         else:
-            window = setting.bounds.window(0) / config.prompts.groups_per_batch
-            limit = "window" if window < staleness + 1 else "staleness"
+            window = setting.queues.bounds(setting.spec).window(0)
+            held = window / config.prompts.groups_per_batch
+            limit = "window" if held < staleness + 1 else "staleness"
         ess_loss = rates.ess_loss
         prospects.append(
             Prospect(

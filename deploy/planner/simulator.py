@@ -22,9 +22,8 @@ from itertools import accumulate, count, cycle, islice
 from deploy.errors import InputError
 from deploy.planner.rates import EngineRates, Rates
 from deploy.report.summary import WARM_UP
+from queues.config import QueuesConfig, RunSpec
 from queues.errors import QueueClosed
-from queues.policy.admission import Bounds
-from queues.policy.dynamic_sampling import TieFilter
 from queues.records import BatchRecord, Lease, Prompt, Summary
 from queues.state.broker_state import BrokerState
 from queues.state.groups import State
@@ -36,18 +35,12 @@ FOREVER = float("inf")
 class Setting:
     """The part of a recipe that decides how a simulated run goes."""
 
-    bounds: Bounds
-    group_size: int
-    baseline: bool = False
-    """Whether a group is generated with one more rollout, which is not trained."""
+    queues: QueuesConfig
+    spec: RunSpec
     engines: int
     slots: int
     """Rollouts that an engine generates at once."""
     swaps_at_once: int = 1
-    patience_seconds: float = 0.0
-    queued_batches: int = 2
-    most_filtered: int | None = None
-    """Groups without a signal that may be dropped for one batch; None: none is dropped."""
     warm_up: int = WARM_UP
     """Batches at the beginning that the figures leave out."""
     beyond: int = 0
@@ -56,7 +49,7 @@ class Setting:
     @property
     def last(self) -> int:
         """Number of batches that are trained."""
-        return self.bounds.steps - self.beyond
+        return self.spec.steps - self.beyond
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,23 +128,15 @@ class Simulation:
     """One simulated run; `run` is called once."""
 
     def __init__(self, setting: Setting, rates: Rates, seed: int) -> None:
-        if setting.bounds.on_overdue != "wait":
+        if setting.queues.on_overdue != "wait":
             raise InputError(
-                f'queues.on_overdue = "{setting.bounds.on_overdue}" cannot be simulated; "wait" can'
+                f'queues.on_overdue = "{setting.queues.on_overdue}" cannot be simulated; "wait" can'
             )
         if setting.last - setting.warm_up < 2:
             raise InputError(f"{setting.last} steps; at least {setting.warm_up + 2} are needed")
         self._setting, self._rates = setting, rates
         self._chance = random.Random(seed)
-        limit = setting.most_filtered
-        self._broker = BrokerState(
-            bounds=setting.bounds,
-            group_size=setting.group_size,
-            queued_batches=setting.queued_batches,
-            max_attempts=1,
-            greedy_baseline=setting.baseline,
-            tie_filter=limit if limit is None else TieFilter(limit=limit),
-        )
+        self._broker = BrokerState(config=setting.queues, spec=setting.spec)
         names = [f"engine-{number}" for number in range(setting.engines)]
         self._engines = [SimulatedEngine(name, rates.engine, setting.slots) for name in names]
         self._serials = count()
@@ -287,8 +272,9 @@ class Simulation:
         for group in broker.taken:
             del self._sampled[group.group_id]
         broker.ack(BatchRecord(version=broker.version, acked_at=self._now, statistics={}))
-        broker.patience_ends = self._now + self._setting.patience_seconds
-        self._after(self._setting.patience_seconds, partial(self._lease, self._engines))
+        patience_seconds = self._setting.queues.patience_seconds
+        broker.patience_ends = self._now + patience_seconds
+        self._after(patience_seconds, partial(self._lease, self._engines))
         for engine in self._engines:
             if not engine.updating:
                 self._stage(engine)
@@ -306,7 +292,8 @@ class Simulation:
         self._broker.issue([Prompt(prompt_id=f"simulated/0/{number}", text="") for number in new])
 
     def _lease(self, engines: Sequence[SimulatedEngine]) -> None:
-        group_slots = self._setting.group_size + self._setting.baseline
+        spec = self._setting.spec
+        group_slots = spec.group_size + (1 if spec.greedy_baseline else 0)
         for engine in engines:
             slots = engine.free_slots
             if slots < group_slots or self._broker.over:
@@ -333,7 +320,7 @@ class Simulation:
 
     def _take(self) -> None:
         broker = self._broker
-        ready = len(broker.results) >= self._setting.bounds.groups_per_batch
+        ready = len(broker.results) >= self._setting.spec.groups_per_batch
         if self._waits_since is None or broker.taken or not ready or broker.training_over:
             return
         taken = broker.take(broker.version)
@@ -352,7 +339,7 @@ class Simulation:
         seconds = ends[-1] - ends[warm_up - 1]
         idle_before, idle = self._idle_seconds
         batches = setting.last - warm_up
-        rollouts = batches * setting.bounds.groups_per_batch * setting.group_size
+        rollouts = batches * setting.spec.groups_per_batch * setting.spec.group_size
         return Outcome(
             samples_per_second=rollouts / seconds,
             learner_idle=sum(self._waits[warm_up:]) / seconds,

@@ -121,10 +121,10 @@ def test_more_engines_than_can_be_simulated_in_a_minute_or_two_are_refused():
 def test_a_setting_is_that_of_the_run():
     config = recipe("queues.patience_seconds=0.7", "weight_sync.update_fraction=0.5")
     setting = setting_of(config, staleness=3, actors=4, steps=30)
-    assert setting.bounds.most_live == 4 + 4 * (32 // 4) + 1, "one window for all engines"
-    assert (setting.bounds.max_staleness, setting.bounds.groups_per_batch) == (3, 4)
-    assert (setting.engines, setting.slots, setting.group_size) == (4, 32, 4)
-    assert (setting.swaps_at_once, setting.patience_seconds) == (2, 0.7)
+    assert setting.queues.window == 4 + 4 * (32 // 4) + 1, "one window for all engines"
+    assert (setting.queues.max_staleness, setting.spec.groups_per_batch) == (3, 4)
+    assert (setting.engines, setting.slots, setting.spec.group_size) == (4, 32, 4)
+    assert (setting.swaps_at_once, setting.queues.patience_seconds) == (2, 0.7)
 
 
 def test_more_devices_go_to_the_side_that_is_slower():

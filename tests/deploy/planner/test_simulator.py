@@ -8,14 +8,22 @@ import pytest
 from deploy.errors import InputError
 from deploy.planner.rates import EngineRates, LearnerRates, Rates, UpdateRates, lognormal_lengths
 from deploy.planner.simulator import Setting, SimulatedEngine, quantile, simulate
-from queues.policy.admission import Bounds
+from queues.config import QueuesConfig, RunSpec
 
 STEPS = 25
 
 
-def setting(staleness, *, steps=STEPS, batch=1, size=1, **more):
-    bounds = Bounds(max_staleness=staleness, groups_per_batch=batch, steps=steps)
-    return Setting(**{"bounds": bounds, "group_size": size, "engines": 1, "slots": 1, **more})
+def setting(
+    staleness, *, steps=STEPS, batch=1, size=1, baseline=False, engines=1, slots=1,
+    swaps_at_once=1, patience_seconds=0.0, **queues,
+):  # fmt: skip
+    return Setting(
+        queues=QueuesConfig(max_staleness=staleness, patience_seconds=patience_seconds, **queues),
+        spec=RunSpec(
+            groups_per_batch=batch, group_size=size, steps=steps, greedy_baseline=baseline
+        ),
+        engines=engines, slots=slots, swaps_at_once=swaps_at_once,
+    )  # fmt: skip
 
 
 def rates(*, lengths=((100,),), train=0.5, step=0.01, **more):
@@ -87,10 +95,10 @@ def test_engines_swap_one_after_another_where_only_one_may():
 
 def test_groups_without_a_signal_cost_actors_what_they_took():
     """At η = 0, with half of all groups dropped, a batch of one is generated twice on average."""
-    filtered = replace(setting(0), most_filtered=10, bounds=replace(setting(0).bounds, steps=400))
-    found = simulate(filtered, rates(tied_share=0.5))
-    assert found.samples_per_second == pytest.approx(1 / (2 * 1.0 + 0.5), rel=0.1)
-    kept = simulate(replace(filtered, most_filtered=None), rates(tied_share=0.5))
+    filtered = setting(0, steps=400, filter_tied=True, max_filtered_batches=10)
+    outcome = simulate(filtered, rates(tied_share=0.5))
+    assert outcome.samples_per_second == pytest.approx(1 / (2 * 1.0 + 0.5), rel=0.1)
+    kept = simulate(setting(0, steps=400), rates(tied_share=0.5))
     assert kept.samples_per_second == pytest.approx(1 / 1.5)
 
 
@@ -137,7 +145,7 @@ def test_every_token_of_a_rollout_is_of_the_version_that_was_served_then():
 )
 def test_what_cannot_be_simulated_is_refused(changes, message):
     with pytest.raises(InputError, match=message):
-        simulate(replace(setting(1), bounds=replace(setting(1).bounds, **changes)), rates())
+        simulate(setting(1, **changes), rates())
 
 
 @pytest.mark.parametrize(
