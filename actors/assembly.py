@@ -1,6 +1,6 @@
 """Builds the engine, the rewards and the episode runner of one actor from a recipe."""
 
-from typing import Any, NamedTuple
+from typing import Any
 
 from actors.config import ActorsConfig
 from actors.engines.model_folder import weight_shapes
@@ -13,21 +13,10 @@ from actors.rollout.chat_rendering import Renderer
 from actors.rollout.episode import EpisodeRunner
 
 
-class EpisodeRewards(NamedTuple):
-    """The rewards of training rollouts, and of evaluations."""
-
-    training: Rewards
-    heldout: Rewards
-
-
 def build_rewards(
     config: ActorsConfig, *, pool: RewardPool, reward_model_client: TextScorer | None
-) -> EpisodeRewards:
-    """Load all rewards of a section `[actors]`; a reward in both sets is one, with one budget.
-
-    Raises:
-        InputError: A reward that cannot be used.
-    """
+) -> tuple[Rewards, Rewards]:
+    """Load the rewards of training rollouts and of evaluations; a reward in both has one budget."""
     heldout = config.heldout_reward or config.reward
     rewards = load_rewards(
         [*config.reward, *heldout],
@@ -38,7 +27,7 @@ def build_rewards(
         pool=pool,
         code_execution=config.code_execution,
     )
-    return EpisodeRewards(rewards.only(config.reward), rewards.only(heldout))
+    return rewards.only(config.reward), rewards.only(heldout)
 
 
 def build_episodes(
@@ -47,9 +36,13 @@ def build_episodes(
     engine: RolloutEngine,
     tokenizer: Any,
     max_model_len: int,
-    rewards: EpisodeRewards,
+    rewards: tuple[Rewards, Rewards],
 ) -> EpisodeRunner:
-    """Build the episode runner of one engine; `tokenizer` is one of transformers."""
+    """Build the episode runner of one engine.
+
+    `tokenizer` is one of transformers, `rewards` are those that `build_rewards` returns.
+    """
+    training, heldout = rewards
     return EpisodeRunner(
         engine_id=engine_id,
         engine=engine,
@@ -58,20 +51,14 @@ def build_episodes(
         new_environment=load_environment(
             config.environment, config.environment_options, code_execution=config.code_execution
         ),
-        rewards=rewards.training,
-        heldout_rewards=rewards.heldout,
+        rewards=training,
+        heldout_rewards=heldout,
         max_model_len=max_model_len,
     )
 
 
 def build_engine(spec: EngineSpec, tokenizer: Any, max_model_len: int) -> RolloutEngine:
-    """Build the engine of one actor, not started.
-
-    Only the scripted engine needs the tokenizer, one of transformers.
-
-    Raises:
-        InputError: Options that the scripted engine does not have.
-    """
+    """Build the engine of one actor, not started; raise InputError for options that it lacks."""
     config = spec.config
     if config.engine == "scripted":
         from actors.engines.scripted import ScriptedEngine

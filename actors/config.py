@@ -3,21 +3,28 @@
 Imports nothing heavy. What needs the model, a file or a task is checked when the run starts.
 """
 
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import AfterValidator, Field, field_validator, model_validator
 
+from actors.options import Options
 from actors.registry import ENVIRONMENTS, REWARDS, SOURCES
 from queues.runtime.cpu_affinity import Cores
 
 
-class _Section(BaseModel):
-    model_config = ConfigDict(
-        frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False
-    )
+def _checked_rewards(names: tuple[str, ...]) -> tuple[str, ...]:
+    for name in names:
+        REWARDS.check(name)
+    if len(set(names)) != len(names):
+        raise ValueError(f"{list(names)} must name no reward twice")
+    return names
 
 
-class RewardModelConfig(_Section):
+RewardNames = Annotated[tuple[str, ...], AfterValidator(_checked_rewards)]
+SourceName = Annotated[str, AfterValidator(SOURCES.check)]
+
+
+class RewardModelConfig(Options):
     """Reward models behind the reward `reward_model`: all in one process, asked in batches."""
 
     paths: tuple[str, ...] = ()
@@ -43,7 +50,7 @@ class RewardModelConfig(_Section):
     """GPUs that Ray reserves; 0 computes on the CPU."""
 
 
-class OverlongConfig(_Section):
+class OverlongConfig(Options):
     """Soft penalty on rollouts that come close to their length limit (DAPO).
 
     The limit is actors.max_new_tokens, or what the context has left after the prompt.
@@ -70,33 +77,33 @@ class OverlongConfig(_Section):
         return self.buffer or max(1, round((self.share or 0) * limit))
 
 
-class ActorsConfig(_Section):
+class ActorsConfig(Options):
     """Rollout actors: their engines, how they sample, and what scores them."""
 
     count: int = Field(default=1, ge=1)
     """Actors, each with an engine of its own."""
     engine: Literal["vllm", "scripted"] = "vllm"
     """`scripted` needs no model and learns nothing: it is for tests and for load."""
-    environment: str = "single_turn"
+    environment: Annotated[str, AfterValidator(ENVIRONMENTS.check)] = "single_turn"
     """`single_turn`, `tools`, `verifiers:ID` of an environment of that library, or the dotted path
     "module:Class" of one of yours."""
-    environment_options: dict[str, Any] = {}
+    environment_options: dict[str, Any] = Field(default={})
     """Keyword arguments of the environment; of `tools` those of `ToolOptions`."""
     environment_timeout_seconds: float = Field(default=300.0, gt=0)
     """Deadline of each answer of the environment; past it the rollout fails."""
     max_turns: int = Field(default=32, ge=1)
     """Most messages of the policy in one rollout; it is cut off where the environment would go on.
     """
-    reward: tuple[str, ...] = ("reasoning_gym",)
+    reward: RewardNames = ("reasoning_gym",)
     """Rewards, added up: exact_match, last_answer, numeric_match, tags, regex, json_schema,
     similarity, math_verify, reasoning_gym, code, reward_model, llm_judge, or dotted paths. None
     where the environment gives all of it. A dotted path is "module:function" of
     score(prompt, completion, answer, metadata) -> float | dict[str, float]."""
-    heldout_reward: tuple[str, ...] | None = None
+    heldout_reward: RewardNames | None = None
     """Rewards of held-out rollouts, in the same form; None takes `reward`."""
-    reward_options: dict[str, dict[str, Any]] = {}
+    reward_options: dict[str, dict[str, Any]] = Field(default={})
     """Keyword arguments of rewards by name, as { regex = { pattern = "…" } }."""
-    reward_weights: dict[str, float] = {}
+    reward_weights: dict[str, float] = Field(default={})
     """Factors of rewards by name; 1 for the others. The parts of a rollout are recorded without
     factors: learner.advantage = "gdpo" weighs parts by its own option."""
 
@@ -156,26 +163,10 @@ class ActorsConfig(_Section):
     gpus: float = Field(default=0.0, ge=0)
     """GPUs that Ray reserves for each actor: none, tensor_parallel_size, or a share of one, which
     others may use too; gpu_memory_utilization then is at most that share."""
-    scripted_options: dict[str, Any] = {}
+    scripted_options: dict[str, Any] = Field(default={})
     """Keywords of the scripted engine, such as tokens_per_second and median_length."""
     reward_model: RewardModelConfig = RewardModelConfig()
     """Settings of the reward `reward_model`."""
-
-    @field_validator("reward", "heldout_reward")
-    @classmethod
-    def _rewards_are_known(cls, value: tuple[str, ...] | None) -> tuple[str, ...] | None:
-        if value is None:
-            return None
-        for name in value:
-            REWARDS.check(name)
-        if len(set(value)) != len(value):
-            raise ValueError(f"{list(value)} must name no reward twice")
-        return value
-
-    @field_validator("environment")
-    @classmethod
-    def _environment_is_known(cls, value: str) -> str:
-        return ENVIRONMENTS.check(value)
 
     @field_validator("top_k")
     @classmethod
@@ -186,10 +177,8 @@ class ActorsConfig(_Section):
 
     @model_validator(mode="after")
     def _something_rewards(self) -> Self:
-        rewards = (
-            self.reward if self.heldout_reward is None else (self.reward and self.heldout_reward)
-        )
-        if not rewards and self.environment in ("single_turn", "tools"):
+        unrewarded = not self.reward or self.heldout_reward == ()
+        if unrewarded and self.environment in ("single_turn", "tools"):
             raise ValueError(
                 f'with actors.environment = "{self.environment}" actors.reward must name at least '
                 "one reward; other environments may give all of it by themselves"
@@ -198,16 +187,16 @@ class ActorsConfig(_Section):
 
     @model_validator(mode="after")
     def _rewards_are_used(self) -> Self:
-        used = (*self.reward, *(self.heldout_reward or ()))
+        used = dict.fromkeys((*self.reward, *(self.heldout_reward or ())))
         for setting, values in (
             ("reward_options", self.reward_options),
             ("reward_weights", self.reward_weights),
         ):
-            unused = sorted(values.keys() - set(used))
+            unused = sorted(values.keys() - used)
             if unused:
                 raise ValueError(
                     f"actors.{setting} names {', '.join(unused)}, which is no reward of this "
-                    f"recipe; it has {', '.join(dict.fromkeys(used))}"
+                    f"recipe; it has {', '.join(used)}"
                 )
         return self
 
@@ -248,13 +237,13 @@ class ActorsConfig(_Section):
         return "reward_model" in (*self.reward, *(self.heldout_reward or ()))
 
 
-class PromptsConfig(_Section):
+class PromptsConfig(Options):
     """The source of prompts, and the size of a batch."""
 
-    source: str
+    source: SourceName
     """`files`, `datasets:NAME`, `mixture`, `lettered_chain_sum`, `tiny:TASK`, `reasoning_gym:TASK`,
     `verifiers:ID`, or the dotted path "module:Class"."""
-    source_options: dict[str, Any] = {}
+    source_options: dict[str, Any] = Field(default={})
     """Keywords of the source: of `files` path, heldout_path and how rows are read, of `mixture` its
     parts, of reasoning-gym the task's, or the level of its curriculum."""
     max_tokens: int | None = Field(default=None, ge=1)
@@ -270,19 +259,14 @@ class PromptsConfig(_Section):
     pass_threshold: float = 1.0
     """Reward from which a rollout passes, without penalties for its length."""
 
-    @field_validator("source")
-    @classmethod
-    def _source_is_known(cls, value: str) -> str:
-        return SOURCES.check(value)
 
-
-class HeldoutConfig(_Section):
+class HeldoutConfig(Options):
     """Evaluation on problems that are never trained."""
 
-    source: str | None = None
+    source: SourceName | None = None
     """As prompts.source; None takes the held-out problems of the training source, which then never
     draws them for training."""
-    source_options: dict[str, Any] = {}
+    source_options: dict[str, Any] = Field(default={})
     """Keywords of `source`; empty takes prompts.source_options."""
     size: int = Field(default=500, ge=1)
     """Problems of an evaluation."""
@@ -311,8 +295,3 @@ class HeldoutConfig(_Section):
                 f"heldout.samples = {self.samples} has no effect without heldout.sampled = true"
             )
         return self
-
-    @field_validator("source")
-    @classmethod
-    def _source_is_known(cls, value: str | None) -> str | None:
-        return None if value is None else SOURCES.check(value)

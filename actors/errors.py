@@ -72,14 +72,8 @@ def root_error(errors: BaseExceptionGroup[BaseException]) -> BaseException:
 
     Where there is none, return the first error.
     """
-    leaves = _leaves(errors)
-    return next(
-        (error for error in leaves if not isinstance(error, (RolloutFailed, QueueClosed))),
-        leaves[0],
-    )
-
-
-def _leaves(error: BaseException) -> list[BaseException]:
-    if isinstance(error, BaseExceptionGroup):
-        return [leaf for inner in error.exceptions for leaf in _leaves(inner)]
-    return [error]
+    others = (RolloutFailed, QueueClosed, BaseExceptionGroup)
+    error: BaseException = errors.subgroup(lambda leaf: not isinstance(leaf, others)) or errors
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error

@@ -39,35 +39,22 @@ class ActorMetrics(Collector):
     def collect(self) -> Iterator[Metric]:
         """Yield the metrics of one scrape."""
         values = self._statistics.statistics()
-        yield CounterMetricFamily(
-            "headway_tokens_generated",
-            "Tokens sampled in rollouts that ended.",
-            value=values["tokens_generated"],
-        )
-        yield CounterMetricFamily(
-            "headway_rollouts_generated", "Rollouts that ended.", value=values["rollouts"]
-        )
-        groups = CounterMetricFamily(
-            "headway_actor_groups", "Groups by their result.", labels=["result"]
-        )
-        for result, count in values["groups"].items():
-            groups.add_metric([result], count)
-        yield groups
+        for name, key, text in (
+            ("tokens_generated", "tokens_generated", "Tokens sampled in rollouts that ended."),
+            ("rollouts_generated", "rollouts", "Rollouts that ended."),
+            ("serving_seconds", "serving_seconds", "Seconds since the first weights."),
+        ):
+            yield CounterMetricFamily(f"headway_{name}", text, value=values[key])
         yield GaugeMetricFamily(
             "headway_running_rollouts",
             "Rollouts being generated now.",
             value=values["running_rollouts"],
         )
-        idle = CounterMetricFamily(
-            "headway_idle_seconds",
-            "Seconds without a rollout, by the reason of the wait.",
-            labels=["on"],
-        )
-        for reason, seconds in values["idle_seconds"].items():
-            idle.add_metric([reason], seconds)
-        yield idle
-        yield CounterMetricFamily(
-            "headway_serving_seconds",
-            "Seconds since the first weights.",
-            value=values["serving_seconds"],
-        )
+        for name, key, label, text in (
+            ("actor_groups", "groups", "result", "Groups by their result."),
+            ("idle_seconds", "idle_seconds", "on", "Seconds without a rollout, by the reason."),
+        ):
+            family = CounterMetricFamily(f"headway_{name}", text, labels=[label])
+            for value, count in values[key].items():
+                family.add_metric([value], count)
+            yield family

@@ -51,11 +51,7 @@ class RewardModelActor:
         return NAME
 
     async def start(self) -> None:
-        """Load the models.
-
-        Raises:
-            InputError: A model cannot be used.
-        """
+        """Load the models; raise InputError if one cannot be used."""
         await self._loaded()
 
     async def score(self, prompt: str, completion: str) -> float:
@@ -80,12 +76,7 @@ class RewardModelClient:
     """A client of the reward models (a `TextScorer`); can be sent to other processes."""
 
     def __init__(self, actor: Any, *, timeout: float) -> None:
-        self._actor, self._timeout = actor, timeout
-
-    @property
-    def handle(self) -> Any:
-        """The Ray handle, which restarts do not change."""
-        return self._actor
+        self.handle, self._timeout = actor, timeout
 
     async def start(self, *, again: bool = False) -> None:
         """Load the models; `again` waits for a process that restarts, any number of times.
@@ -94,11 +85,11 @@ class RewardModelClient:
             InputError: A model cannot be used.
             RayError: The process died.
         """
-        await self._actor.start.options(max_task_retries=-1 if again else 0).remote()
+        await self.handle.start.options(max_task_retries=-1 if again else 0).remote()
 
     async def score(self, prompt: str, completion: str) -> float:
         """See `TextScorer.score`; repeats the call if the process restarts in time."""
-        call = self._actor.score.options(max_task_retries=-1)
+        call = self.handle.score.options(max_task_retries=-1)
         try:
             async with asyncio.timeout(self._timeout):
                 return float(await call.remote(prompt, completion))
@@ -112,13 +103,9 @@ class RewardModelClient:
             raise RewardModelLost(f"{NAME} gave no score within {self._timeout:g} s") from error
 
     async def live(self) -> None:
-        """Wait for the death of the process, which Ray restarts.
-
-        Raises:
-            RayError: It died.
-        """
-        await self._actor.live.remote()
+        """Wait for the death of the process, which Ray restarts; raise RayError then."""
+        await self.handle.live.remote()
 
     def stop(self) -> None:
         """End the process for good."""
-        ray.kill(self._actor)
+        ray.kill(self.handle)

@@ -5,12 +5,12 @@ heavy. The checks of a recipe and error messages derive from it; `actors/README.
 """
 
 import difflib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from actors.errors import InputError
-from actors.user_code.dotted_path import load_dotted
+from actors.user_code import load_dotted
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,11 +51,7 @@ class Registry:
         return None
 
     def check(self, name: str) -> str:
-        """Return a name that is known or has the form of a dotted path.
-
-        Raises:
-            ValueError: It is neither; lists the known names and the nearest of them.
-        """
+        """Return a name that is known or a dotted path; raise ValueError with all names if not."""
         if name in self.names or all(name.partition(":")):
             return name
         close = difflib.get_close_matches(name, self.names, n=1)
@@ -65,19 +61,21 @@ class Registry:
             f'"{self._dotted}"{hint}'
         )
 
-    def load(self, name: str) -> Any:
-        """Import what a name or dotted path stands for.
-
-        Raises:
-            InputError: There is none, or its module cannot be imported.
-        """
+    def load(self, name: str) -> Callable[..., Any]:
+        """Import the class or function behind a name; raise InputError if that is impossible."""
         try:
             self.check(name)
         except ValueError as error:
             raise InputError(f"{self._setting} = {error}") from None
         entry = self.find(name)
         path = name if entry is None else f"actors.{entry.path}"
-        return load_dotted(path, setting=self._setting)
+        loaded = load_dotted(path, setting=self._setting)
+        if not callable(loaded):
+            kind = self._dotted.partition(":")[2].lower()
+            raise InputError(
+                f"{self._setting} = {name!r} is a {type(loaded).__name__}, not a {kind}"
+            )
+        return loaded  # type: ignore[no-any-return]
 
 
 SOURCES = Registry(
@@ -105,7 +103,7 @@ TOOLS = Registry(
     "actors.environment_options.tools",
     "module:function",
     Entry("calculator", "environments.calculator:calculator"),
-    Entry("python", "environments.python_tool:python_tool"),
+    Entry("python", "environments.tools:python"),
 )
 
 REWARDS = Registry(
@@ -116,10 +114,10 @@ REWARDS = Registry(
     Entry("numeric_match", "rewards.answers:numeric_match", needs_answer=True, inline=True),
     Entry("tags", "rewards.patterns:tags", inline=True),
     Entry("regex", "rewards.patterns:regex"),
-    Entry("json_schema", "rewards.json_schema:json_schema"),
-    Entry("similarity", "rewards.similarity:similarity", needs_answer=True),
-    Entry("math_verify", "rewards.math_verify:math_verify", needs_answer=True),
-    Entry("reasoning_gym", "rewards.reasoning_gym:reasoning_gym"),
+    Entry("json_schema", "rewards.patterns:json_schema"),
+    Entry("similarity", "rewards.answers:similarity", needs_answer=True),
+    Entry("math_verify", "rewards.libraries:math_verify", needs_answer=True),
+    Entry("reasoning_gym", "rewards.libraries:reasoning_gym"),
     Entry("code", "rewards.code:code"),
     Entry("reward_model", "rewards.learned:LearnedReward"),
     Entry("llm_judge", "rewards.llm_judge:LlmJudge"),

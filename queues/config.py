@@ -1,7 +1,4 @@
-"""Section `[queues]` of a recipe, and what else the broker is given of a run.
-
-This module imports neither pyarrow nor Ray: `headway validate` loads it.
-"""
+"""Section `[queues]` of a recipe, and what else the broker is given of a run."""
 
 from dataclasses import dataclass
 from typing import Literal, Self
@@ -9,7 +6,7 @@ from typing import Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from queues.errors import InputError
-from queues.policy.admission import OnOverdue
+from queues.policy.admission import Bounds, OnOverdue
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,6 +95,16 @@ class QueuesConfig(BaseModel):
     keep_rollouts: Literal["all", "needed"] = "all"
     """Rollouts that the journal keeps: `all`, for `headway replay` and `inspect --parquet`, at 13
     bytes a token; or only the segments that a rollback to a checkpoint could need."""
+
+    def bounds(self, spec: RunSpec) -> Bounds:
+        """Return the bounds of a run; InputError if no batch could be trained under them."""
+        return Bounds(
+            max_staleness=self.max_staleness,
+            groups_per_batch=spec.groups_per_batch,
+            steps=spec.steps,
+            most_live=self.window,
+            on_overdue=self.on_overdue,
+        )
 
     @model_validator(mode="after")
     def _leases_outlive_heartbeats(self) -> Self:

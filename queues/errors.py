@@ -1,15 +1,4 @@
-"""The errors of `queues`.
-
-QueuesError                    exit code 1: failed at run time
-├── InputError                 exit code 2: a user's setting or argument (also a ValueError)
-├── QueueClosed                the run is over or the broker closed: the normal end of work
-├── ProtocolError              a caller broke the order of calls, e.g. took a batch too early
-├── SchemaError                a record or payload that the schema refuses (also a ValueError)
-├── JournalError               a frame that cannot be read back
-├── LedgerError                the ledger cannot be opened, read or written
-│   └── AccountingError        a group is in no state, or in two
-└── BrokerLostError            the process of the broker is gone, or it does not answer
-"""
+"""The errors of `queues`, with the exit codes of commands that end with them."""
 
 
 class QueuesError(Exception):

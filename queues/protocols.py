@@ -19,8 +19,7 @@ class PromptFeed(Protocol):
     async def prompts_wanted(self, timeout: float) -> int:
         """Return how many train prompts to issue now; long-polls, 0 at the timeout.
 
-        Raises:
-            QueueClosed: No prompt will be wanted any more.
+        Raises QueueClosed once no prompt will be wanted any more.
         """
 
     async def issue(self, prompts: Sequence[Prompt], *, cursor: str, last: bool = False) -> None:
@@ -30,8 +29,7 @@ class PromptFeed(Protocol):
             prompts: Each becomes a group, unless it is retired or failed before. Once a whole epoch
                 is skipped that way, the source counts as ended.
             cursor: Position of the source after these prompts.
-            last: The source has ended; only then may the last batch be short, and evaluations of
-                versions that training does not reach then fail.
+            last: The source has ended; only then may the last batch be short.
 
         Raises:
             InputError: Metadata that is not JSON, or with a pass-rate cap an id without an epoch.
@@ -47,19 +45,17 @@ class PromptFeed(Protocol):
         """Queue an evaluation; a name that exists already is left as it is.
 
         Every prompt is sampled as often as it is given, ahead of training, by engines that serve
-        `min_version` or later. Queue the evaluation of the last version before the last `ack`,
-        which ends the run if no work is left.
+        `min_version` or later; it fails if training ends before that version. Queue the evaluation
+        of the last version before the last `ack`, which ends the run if no work is left.
 
-        Raises:
-            InputError: No prompts, or `min_version` is after the last step.
-            QueueClosed: The run is over.
+        Raises InputError if there are no prompts or `min_version` is after the last step, and
+        QueueClosed once the run is over.
         """
 
     async def evaluation(self, name: str, timeout: float) -> Evaluation | None:
         """Return the outcome of an evaluation; long-polls, None if unfinished at the timeout.
 
-        Raises:
-            ProtocolError: No evaluation of this name was queued.
+        Raises ProtocolError if no evaluation of this name was queued.
         """
 
 
@@ -69,8 +65,7 @@ class WorkQueue(Protocol):
     async def serving(self, engine_id: str, version: int) -> None:
         """Report that the engine samples from this policy version from now on.
 
-        Raises:
-            ProtocolError: The engine reported a later version before.
+        Raises ProtocolError if the engine reported a later version before.
         """
 
     async def lease(
@@ -79,16 +74,9 @@ class WorkQueue(Protocol):
         """Lease groups to generate; long-polls, empty at the timeout.
 
         Evaluations come first, then what admission allows at the version that the engine last
-        reported. An engine that has reported none gets nothing.
-
-        Args:
-            engine_id: The engine that generates them.
-            capacity: Largest number of rollouts of all leased groups together (`Lease.capacity`).
-            timeout: Seconds.
-            purpose: Lease only groups of this purpose; None leases groups of either.
-
-        Raises:
-            QueueClosed: The run is over.
+        reported; an engine that has reported none gets nothing. All leased groups together have at
+        most `capacity` rollouts (`Lease.capacity`). With a purpose, only groups of that purpose are
+        leased. Raises QueueClosed once the run is over.
         """
 
     async def heartbeat(
@@ -100,21 +88,17 @@ class WorkQueue(Protocol):
         """Deliver a finished group, made by `queues.schema.encode`.
 
         An accepted group is durable before the answer, and no second result of it is ever accepted.
-        Evaluation groups are scored and not kept.
-
-        Raises:
-            SchemaError: The payload breaks the schema, or is not what was leased; the lease stays.
-            ProtocolError: The group was never issued.
+        Evaluation groups are scored and not kept. Raises SchemaError if the payload breaks the
+        schema or is not what was leased (the lease stays), and ProtocolError if the group was never
+        issued.
         """
 
     async def save(self, engine_id: str, payload: bytes) -> None:
         """Save the sampled tokens of a group that has no result yet, replacing earlier ones.
 
-        The next lease of the group carries them if they fit (`queues.storage.partial_groups`). Does
-        nothing if the caller does not hold the lease, or the group is of an evaluation.
-
-        Raises:
-            SchemaError: The payload breaks the schema, or has no sampled token.
+        The next lease of the group carries them, unless they are too old for it to be trained in
+        time. Does nothing if the caller does not hold the lease, or the group is of an evaluation.
+        Raises SchemaError if the payload breaks the schema or has no sampled token.
         """
 
     async def fail(
@@ -129,10 +113,8 @@ class WorkQueue(Protocol):
         """Take back all leases of an engine that is gone, and forget the version it served.
 
         The groups are redelivered first; results of the old leases are fenced, and open `lease`
-        calls of the engine end empty. Returns the number of leases that the engine held.
-
-        Raises:
-            QueueClosed: The run is over, so no successor is needed.
+        calls of the engine end empty. Returns the number of leases that the engine held, or raises
+        QueueClosed if the run is over, so that no successor is needed.
         """
 
 
@@ -143,23 +125,16 @@ class BatchQueue(Protocol):
         """Return the batch to train at `version`; long-polls, None at the timeout.
 
         Its composition is recorded before the answer: the same call returns the same batch again,
-        also after a restart.
-
-        Raises:
-            QueueClosed: That batch will never come.
-            ProtocolError: Another batch is due.
+        also after a restart. Raises QueueClosed if that batch will never come, and ProtocolError if
+        another batch is due.
         """
 
     async def ack(self, version: int, statistics: Mapping[str, Any]) -> None:
         """Acknowledge that the batch is trained: the learner is at version + 1.
 
-        Repeating it changes nothing, but weights that differ from the first time are counted.
-
-        Args:
-            version: Version that the batch was trained at.
-            statistics: JSON values, kept in the ledger. The broker adds counts of groups that were
-                left out or trained late, and the state of the staleness controller, which reads
-                `ess`.
+        Repeating it changes nothing, but weights that differ from the first time are counted. The
+        statistics are JSON values, kept in the ledger. The broker adds counts of groups that were
+        left out or trained late, and the state of the staleness controller, which reads `ess`.
 
         Raises:
             InputError: The statistics are not JSON.
@@ -175,4 +150,4 @@ class BatchQueue(Protocol):
         """
 
     async def cursor(self) -> str | None:
-        """Return the cursor of the last `issue`; None before it."""
+        """Return the cursor of the last `issue`; None before the first."""

@@ -1,9 +1,7 @@
 """The broker as a Ray actor, and its client for other processes.
 
-The actor is `Broker` itself: Ray runs its coroutines concurrently in one event loop, for which it
-is written. Payloads travel through Ray's object store. The actor stays on the node that made it,
-since the ledger is on that node's disk, and Ray never restarts it by itself: engines would have to
-report their versions again, so a supervisor decides.
+The actor stays on the node that made it, since the ledger is on that node's disk. Ray never
+restarts it by itself: engines would have to report their versions again, so a supervisor decides.
 """
 
 import asyncio
@@ -25,7 +23,7 @@ from queues.broker.status import BrokerStatus
 from queues.config import QueuesConfig, RunSpec
 from queues.errors import BrokerLostError, QueuesError
 from queues.records import Batch, PutStatus
-from queues.runtime.ray_payloads import to_arrays
+from queues.schema import to_arrays
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -37,22 +35,16 @@ ANSWER_SECONDS = 30.0
 MESSAGE_BYTES = 32 * 2**20
 """Puts of this size together fill a message."""
 SCRAPE_SECONDS = 5.0
-START_SECONDS = 120.0
-"""Default deadline of the start: a new process, and a long ledger to recover."""
+"""Deadline of a scrape's question to the broker."""
 
 
 def create_broker(
-    directory: Path,
-    *,
-    config: QueuesConfig,
-    spec: RunSpec,
-    start_seconds: float = START_SECONDS,
+    directory: Path, *, config: QueuesConfig, spec: RunSpec, start_seconds: float = 120.0
 ) -> "BrokerClient":
     """Start the broker of a run on this node; for the arguments see `Broker`.
 
-    Raises:
-        QueuesError: Any error of `Broker`, e.g. InputError or LedgerError; BrokerLostError if it
-            does not start within `start_seconds`.
+    Raises what `Broker` raises, or BrokerLostError if it does not start within `start_seconds`:
+    a new process, and perhaps a long ledger to recover.
     """
     here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
     options = {"num_cpus": 0, "max_restarts": 0, "max_concurrency": MAX_CONCURRENCY}
@@ -121,11 +113,11 @@ def _remote(
 
     The deadline of a call is extended by its argument `timeout`, if it has one.
     """
-    signature = inspect.signature(method)
+    names = [*inspect.signature(method).parameters][1:]
 
     @functools.wraps(method)
     async def call(client: "BrokerClient", /, *args: P.args, **options: P.kwargs) -> T:
-        arguments = signature.bind(client, *args, **options).arguments
+        arguments: dict[str, Any] = dict(zip(names, args, strict=False)) | options
         pending = getattr(client.handle, method.__name__).remote(*args, **options)
         answer: T = await client.answer(method.__name__, pending, arguments.get("timeout", 0.0))
         return answer
@@ -140,8 +132,8 @@ class BrokerClient:
     or does not answer within `answer_seconds` (long polls: beyond their own timeout). While the
     broker pauses (`BrokerStatus.paused`), calls that need its disk wait as long as it does.
 
-    A call that is given up or cancelled may still take effect in the broker. Nothing is lost by it:
-    a lease whose answer nobody received expires, and puts and takes may be repeated.
+    A call that is given up may still take effect: a lease whose answer nobody received expires, and
+    puts and takes may be repeated.
     """
 
     def __init__(self, handle: Any, answer_seconds: float = ANSWER_SECONDS) -> None:

@@ -70,7 +70,7 @@ class Lease:
     greedy_baseline: bool = False
     """Sample one more rollout, greedily, which is scored as a baseline and not put."""
     saved: bytes | None = None
-    """Saved tokens of earlier attempts, to be continued (`queues.storage.partial_groups`)."""
+    """Saved tokens of earlier attempts, to be continued (`WorkQueue.save`)."""
 
     @property
     def capacity(self) -> int:

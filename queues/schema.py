@@ -58,11 +58,7 @@ _TOKEN_COLUMNS = ("loss_mask", "behavior_logprobs", "versions")
 
 
 def encode(group: RolloutGroup) -> bytes:
-    """Encode a group as an Arrow IPC stream.
-
-    Raises:
-        SchemaError: The group breaks the schema; the message starts with the field's name.
-    """
+    """Encode a group as an Arrow IPC stream; SchemaError names the field that breaks the schema."""
     rows = [_row(group, rollout) for rollout in group.rollouts]
     columns = []
     for field in SCHEMA:
@@ -80,11 +76,7 @@ def encode(group: RolloutGroup) -> bytes:
 
 
 def decode(payload: Payload) -> RolloutGroup:
-    """Decode a payload that `encode` made.
-
-    Raises:
-        SchemaError: The payload is of another kind or schema version, or a value is out of range.
-    """
+    """Decode a payload that `encode` made; SchemaError for any other, or values out of range."""
     batch = read_batch(payload)
     rows = batch.to_pylist(maps_as_pydicts="strict")
     return RolloutGroup(
@@ -121,6 +113,14 @@ def _groups(batch: pa.RecordBatch, sizes: Sequence[int]) -> list[RolloutGroup]:
         groups.append(RolloutGroup(**group, rollouts=rollouts))
         first += size
     return groups
+
+
+def to_arrays(payloads: Sequence[Payload]) -> list[Any]:
+    """Return payloads in the form that Ray's object store transfers without copies.
+
+    `memoryview(array)` is a payload again.
+    """
+    return [np.frombuffer(payload, dtype=np.uint8) for payload in payloads]
 
 
 def read_batch(payload: Payload) -> pa.RecordBatch:

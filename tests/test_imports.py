@@ -33,12 +33,12 @@ HEAVY = {
         "queues/runtime/prometheus.py",
         "deploy/driver/run_metrics.py",
         "deploy/observability/exporter.py",
-        "deploy/observability/prometheus_text.py",
+        "deploy/observability/top_model.py",
     ],
 }
 ORDER = {
     "queues": (
-        "errors records runtime policy state storage config schema protocols readers broker "
+        "errors records runtime policy config state storage schema protocols readers broker "
         "ray_broker"
     ),
     "weight_sync": (
@@ -50,7 +50,7 @@ ORDER = {
         "engine objective update learner metrics ranks supervised"
     ),
     "actors": (
-        "errors user_code registry config engines sandbox environments rewards rollout "
+        "errors options user_code registry config engines sandbox environments rewards rollout "
         "reward_models sources metrics assembly ray_actor ray_reward_model"
     ),
     "deploy": (

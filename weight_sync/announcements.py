@@ -57,12 +57,9 @@ class Announcements(Protocol):
 
     async def newest(self, after: int, timeout: float) -> Manifest | None:
         """Wait for a version above `after`; None if there is none within `timeout` seconds."""
-        ...
 
     async def acquire_swap(self, engine_id: str, timeout: float) -> bool:
         """Wait for a permit to swap; it expires if no report returns it."""
-        ...
 
     async def report(self, report: WeightUpdateReport) -> None:
         """Record an attempt and return its permit."""
-        ...

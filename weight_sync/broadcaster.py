@@ -1,21 +1,21 @@
 """The broadcaster announces versions to receivers and limits how many engines swap at once.
 
-It carries manifests, never weights, and belongs to one event loop. At most
-max(1, floor(update_fraction · engines)) permits are held at a time.
+It carries manifests, never weights. At most max(1, floor(update_fraction · engines)) permits are
+held at a time.
 """
 
 import asyncio
 import math
 from typing import Any
 
-from weight_sync.announcements import WeightUpdateReport
+from weight_sync.announcements import Announcements, WeightUpdateReport
 from weight_sync.errors import InputError, VersionOrderError
 from weight_sync.manifest import Manifest
 from weight_sync.permits import SwapPermits
 
 
-class Broadcaster:
-    """The newest manifest, the swap permits and the update reports of a run (`Announcements`)."""
+class Broadcaster(Announcements):
+    """The newest manifest, the swap permits and the update reports of a run."""
 
     def __init__(
         self, update_fraction: float, engines: int, *, permit_seconds: float = 60.0
@@ -38,8 +38,7 @@ class Broadcaster:
     async def announce(self, manifest: Manifest) -> None:
         """Announce a version; the newest one may be announced again with new locations.
 
-        Raises:
-            VersionOrderError: A newer version was announced before.
+        Raises VersionOrderError if a newer version was announced before.
         """
         if self._manifest is not None and manifest.version < self._manifest.version:
             raise VersionOrderError(
@@ -50,7 +49,6 @@ class Broadcaster:
             self._announced.notify_all()
 
     async def newest(self, after: int, timeout: float) -> Manifest | None:
-        """See `Announcements.newest`."""
         try:
             async with asyncio.timeout(timeout), self._announced:
                 await self._announced.wait_for(
@@ -61,11 +59,9 @@ class Broadcaster:
             return None
 
     async def acquire_swap(self, engine_id: str, timeout: float) -> bool:
-        """See `Announcements.acquire_swap`; a holder that asks again keeps its permit."""
         return await self._swaps.acquire(engine_id, timeout)
 
     async def report(self, report: WeightUpdateReport) -> None:
-        """See `Announcements.report`."""
         self._reports.append(report)
         self._swaps.give_back(report.engine_id)
 

@@ -4,7 +4,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from weight_sync.errors import ManifestError
 from weight_sync.manifest import TensorSpec, tensor_bytes
 
 ALIGNMENT = 64
@@ -36,13 +35,8 @@ def plan_buckets(
 ) -> BucketPlan:
     """Fill buckets greedily and in order, so that the tensors of a layer stay together.
 
-    Args:
-        tensors: Name, dtype and shape of each tensor.
-        bucket_bytes: Largest bucket; a larger tensor gets a bucket of its own.
-
-    Raises:
-        ManifestError: There are no tensors, a name occurs twice, a dtype is unknown, or a tensor
-            has no elements.
+    Takes name, dtype and shape of each tensor. A tensor larger than `bucket_bytes` gets a bucket of
+    its own. Raises ManifestError for a tensor whose dtype or shape cannot be sent.
 
     Example:
         >>> plan_buckets([("a", "float32", (3,)), ("b", "float32", (2,))], 4096).sizes
@@ -50,11 +44,7 @@ def plan_buckets(
     """
     specs: list[TensorSpec] = []
     sizes: list[int] = []
-    names: set[str] = set()
     for name, dtype, shape in tensors:
-        if name in names:
-            raise ManifestError(f"tensor {name!r} is published twice in one version")
-        names.add(name)
         nbytes = tensor_bytes(name, dtype, shape)
         offset = -(-sizes[-1] // ALIGNMENT) * ALIGNMENT if sizes else 0
         if not sizes or offset + nbytes > bucket_bytes:
@@ -63,6 +53,4 @@ def plan_buckets(
         sizes[-1] = offset + nbytes
         bucket = len(sizes) - 1
         specs.append(TensorSpec(name=name, dtype=dtype, shape=shape, bucket=bucket, offset=offset))
-    if not specs:
-        raise ManifestError("there are no tensors to publish")
     return BucketPlan(tuple(specs), tuple(sizes))

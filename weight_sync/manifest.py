@@ -72,8 +72,7 @@ class Delta:
 class Manifest:
     """All tensors of one policy version and the locations of their bytes.
 
-    Raises:
-        ManifestError: At construction, if the fields contradict each other.
+    Fields that contradict each other raise ManifestError at construction.
     """
 
     __pydantic_config__ = _STRICT
@@ -97,7 +96,14 @@ class Manifest:
         _check_buckets(self.buckets)
         _check_tensors(self.tensors, self.buckets)
         if self.delta is not None:
-            _check_delta(self.delta, self.version, len(self.buckets))
+            patches, base = self.delta.buckets, self.delta.base_version
+            _check_buckets(patches)
+            if not 0 <= base < self.version:
+                raise ManifestError(f"version {self.version} has a delta on version {base}")
+            if len(patches) != len(self.buckets):
+                raise ManifestError(
+                    f"a delta has {len(patches)} patches for {len(self.buckets)} buckets"
+                )
 
     @property
     def nbytes(self) -> int:
@@ -115,11 +121,7 @@ class Manifest:
 
     @classmethod
     def from_json(cls, text: str) -> "Manifest":
-        """Parse the output of `to_json`.
-
-        Raises:
-            ManifestError: The text is not JSON, or fields are wrong, missing or unknown.
-        """
+        """Parse the output of `to_json`; ManifestError for any other text."""
         try:
             return _ADAPTER.validate_json(text)
         except ValidationError as error:
@@ -137,14 +139,6 @@ def _check_buckets(buckets: Iterable[Bucket]) -> None:
             raise ManifestError(
                 f"bucket {index} has checksum {bucket.checksum!r}; expected 32 hexadecimal digits"
             )
-
-
-def _check_delta(delta: Delta, version: int, buckets: int) -> None:
-    if not 0 <= delta.base_version < version:
-        raise ManifestError(f"version {version} has a delta on version {delta.base_version}")
-    if len(delta.buckets) != buckets:
-        raise ManifestError(f"a delta has {len(delta.buckets)} patches for {buckets} buckets")
-    _check_buckets(delta.buckets)
 
 
 def _check_tensors(tensors: Iterable[TensorSpec], buckets: tuple[Bucket, ...]) -> None:
@@ -172,11 +166,7 @@ def _check_tensors(tensors: Iterable[TensorSpec], buckets: tuple[Bucket, ...]) -
 
 
 def tensor_bytes(name: str, dtype: str, shape: tuple[int, ...]) -> int:
-    """Return the bytes of a dense tensor.
-
-    Raises:
-        ManifestError: The dtype cannot be sent, or the tensor has no elements.
-    """
+    """Return the bytes of a dense tensor; ManifestError if its dtype or shape cannot be sent."""
     if dtype not in ITEM_BYTES:
         allowed = ", ".join(ITEM_BYTES)
         raise ManifestError(f"tensor {name!r} has dtype {dtype!r}; allowed are {allowed}")
@@ -186,11 +176,7 @@ def tensor_bytes(name: str, dtype: str, shape: tuple[int, ...]) -> int:
 
 
 def check_signature(manifest: Manifest, expected: Signature) -> None:
-    """Refuse the weights of another model.
-
-    Raises:
-        IncompatibleWeights: A name is unknown or missing, or a shape or dtype differs.
-    """
+    """Raise IncompatibleWeights if the weights have other names, shapes or dtypes than expected."""
     signature = manifest.signature
     unknown = sorted(signature.keys() - expected.keys())
     missing = sorted(expected.keys() - signature.keys())

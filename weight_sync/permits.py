@@ -4,10 +4,7 @@ import asyncio
 
 
 class SwapPermits:
-    """A semaphore whose permits expire, so that a dead engine delays nobody.
-
-    Belongs to one event loop. A permit ends `seconds` after it was granted or renewed.
-    """
+    """A semaphore whose permits end `seconds` after they were granted or renewed."""
 
     def __init__(self, count: int, seconds: float) -> None:
         self._free = asyncio.Semaphore(count)

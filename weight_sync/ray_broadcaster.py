@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 
 import ray
 
-from weight_sync.announcements import WeightUpdateReport
+from weight_sync.announcements import Announcements, WeightUpdateReport
 from weight_sync.broadcaster import Broadcaster
 from weight_sync.errors import BroadcasterDied
 from weight_sync.manifest import Manifest
@@ -29,7 +29,7 @@ def create_broadcaster(
     return BroadcasterClient(remote.remote(update_fraction, engines, permit_seconds=permit_seconds))
 
 
-class BroadcasterClient:
+class BroadcasterClient(Announcements):
     """The methods of `Broadcaster` from any process of the cluster; can be sent to others.
 
     Every method raises BroadcasterDied if the actor is gone or does not answer in time.
@@ -40,35 +40,28 @@ class BroadcasterClient:
         """The broadcaster's process in Ray."""
 
     async def announce(self, manifest: Manifest) -> None:
-        """See `Broadcaster.announce`; may be awaited in any event loop, a publisher's included."""
+        """Announce a version; may be awaited in any event loop, a publisher's included."""
         await _answer(self.actor.announce.remote(manifest))
 
     async def newest(self, after: int, timeout: float) -> Manifest | None:
-        """See `Announcements.newest`."""
         return await _answer(self.actor.newest.remote(after, timeout), timeout)
 
     async def acquire_swap(self, engine_id: str, timeout: float) -> bool:
-        """See `Announcements.acquire_swap`."""
         return await _answer(self.actor.acquire_swap.remote(engine_id, timeout), timeout)
 
     async def report(self, report: WeightUpdateReport) -> None:
-        """See `Announcements.report`."""
         await _answer(self.actor.report.remote(report))
 
     async def release(self, engine_id: str) -> None:
-        """See `Broadcaster.release`."""
         await _answer(self.actor.release.remote(engine_id))
 
     async def join(self, engine_id: str, engine: Any, workers: int) -> None:
-        """See `Broadcaster.join`."""
         await _answer(self.actor.join.remote(engine_id, engine, workers))
 
     async def engines(self) -> dict[str, tuple[Any, int]]:
-        """See `Broadcaster.engines`."""
         return await _answer(self.actor.engines.remote())
 
     async def reports(self, since: int) -> list[WeightUpdateReport]:
-        """See `Broadcaster.reports`."""
         return await _answer(self.actor.reports.remote(since))
 
 

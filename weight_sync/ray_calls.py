@@ -14,8 +14,8 @@ def remote_errors(
 ) -> Iterator[None]:
     """Run a call of a Ray actor's method; raise its own error, or `gone` or `late`.
 
-    `late` replaces a TimeoutError of the block, such as that of `ray.get` after `seconds`; `gone`
-    is raised if the actor is dead or cannot be reached. `actor` names it in error messages.
+    `late` replaces a TimeoutError of the block; `gone` is raised if the actor is dead or cannot be
+    reached. `actor` names it in error messages.
     """
     try:
         yield

@@ -63,11 +63,7 @@ def check_model(model_path: str) -> None:
 
 
 def read_description(folder: Path) -> Mapping[str, Any]:
-    """Return the contents of `config.json`.
-
-    Raises:
-        InputError: It is missing or broken.
-    """
+    """Return the contents of `config.json`; raise InputError if it is missing or broken."""
     file = folder / "config.json"
     try:
         description = json.loads(file.read_text())
@@ -97,11 +93,7 @@ def _brief(error: Exception) -> str:
 
 
 def load_tokenizer(model_path: str) -> Any:
-    """Load the tokenizer of a model.
-
-    Raises:
-        InputError: It cannot be loaded, or has no end-of-sequence token.
-    """
+    """Load a tokenizer; raise InputError if that fails or it has no end-of-sequence token."""
     from transformers import AutoTokenizer
 
     folder = Path(model_path)
@@ -122,11 +114,7 @@ def load_tokenizer(model_path: str) -> Any:
 
 
 def context_length(model_path: str) -> int:
-    """Return the longest sequence, in tokens, that the model is made for.
-
-    Raises:
-        InputError: The model's configuration has no max_position_embeddings.
-    """
+    """Return the longest sequence, in tokens; raise InputError if the configuration names none."""
     config = configuration(model_path).get_text_config()
     length = getattr(config, "max_position_embeddings", None)
     if not isinstance(length, int):
@@ -148,11 +136,7 @@ def stated_dtype(model_path: str) -> str:
 
 
 def weight_shapes(model_path: str) -> dict[str, tuple[int, ...]]:
-    """Return names and shapes of the weights that a learner publishes for this model.
-
-    Raises:
-        InputError: No safetensors file, or one that is missing or broken.
-    """
+    """Return the shapes of the published weights; raise InputError if a file is broken."""
     from huggingface_hub import snapshot_download
     from safetensors import SafetensorError, safe_open
 

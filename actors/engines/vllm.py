@@ -52,7 +52,7 @@ class VllmEngine:
         self._requests: set[str] = set()
         """Requests that vLLM has."""
         self._interrupted = False
-        self._prepared: str | None = None
+        self.prepared: str | None = None
         """Manifest of the weights that vLLM's workers have prepared."""
 
     async def start(self) -> None:
@@ -133,15 +133,6 @@ class VllmEngine:
                 token_ids=[], logprobs=[], versions=[], finish_reason=FinishReason.ABORTED,
                 cache_salt=salt,
             )  # fmt: skip
-        self._requests.add(request_id)
-        try:
-            return await self._stream(request_id, prompt_ids, sampling, salt)
-        finally:
-            self._requests.discard(request_id)
-
-    async def _stream(
-        self, request_id: str, prompt_ids: Sequence[int], sampling: SamplingParameters, salt: str
-    ) -> Generation:
         from vllm import SamplingParams
         from vllm.inputs import tokens_input
         from vllm.sampling_params import RequestOutputKind
@@ -164,11 +155,15 @@ class VllmEngine:
         )
         token_ids: list[int] = []
         logprobs: list[float] = []
-        async for output in stream:
-            self._unstarted.discard(request_id)
-            completion = output.outputs[0]
-            token_ids += completion.token_ids
-            logprobs += completion.logprobs.logprobs
+        self._requests.add(request_id)
+        try:
+            async for output in stream:
+                self._unstarted.discard(request_id)
+                completion = output.outputs[0]
+                token_ids += completion.token_ids
+                logprobs += completion.logprobs.logprobs
+        finally:
+            self._requests.discard(request_id)
         versions: list[int] = []
         for span in completion.weight_versions or ():
             versions += [int(span.version)] * (span.end - span.start)
@@ -211,7 +206,7 @@ class VllmEngine:
         Only on a CPU, and for models that `weight_sync.vllm.shadow` supports.
         """
         manifest = weights.manifest.to_json()
-        self._prepared = None
+        self.prepared = None
         with _typed_errors():
             begun = await self._engine.collective_rpc("prepare_weights", args=(manifest,))
             if not all(begun):
@@ -220,14 +215,17 @@ class VllmEngine:
                 if all(await self._engine.collective_rpc("weights_prepared")):
                     break
                 await asyncio.sleep(PREPARED_POLL_SECONDS)
-        self._prepared = manifest
+        self.prepared = manifest
 
     async def load(self, weights: StagedWeights, version: int) -> None:
         """See `UpdatableEngine.load`; prepared weights are exchanged, others are loaded."""
         manifest = weights.manifest.to_json()
-        prepared, self._prepared = self._prepared, None
+        prepared, self.prepared = self.prepared, None
         with self._loading(f"version {version}"):
-            if manifest != prepared or not await self._exchanged(weights.manifest.version):
+            exchanged = (weights.manifest.version,)
+            if manifest != prepared or not all(
+                await self._engine.collective_rpc("exchange_weights", args=exchanged)
+            ):
                 await self._reload(manifest)
             await self._engine.update_weight_version(str(version))
         self._version = version
@@ -256,10 +254,6 @@ class VllmEngine:
             if self._engine.errored:
                 raise EngineDied(f"vLLM died while loading {what}: {error}") from error
             raise LoadFailed(f"vLLM could not load {what}: {error}") from error
-
-    async def _exchanged(self, version: int) -> bool:
-        """Return True if every worker has put its prepared weights in place."""
-        return all(await self._engine.collective_rpc("exchange_weights", args=(version,)))
 
     async def _reload(self, manifest: str) -> None:
         """Let vLLM load a version layer by layer."""

@@ -17,11 +17,7 @@ CPU_BLOCK_TOKENS = 32
 
 
 def engine_arguments(spec: EngineSpec, max_model_len: int) -> dict[str, Any]:
-    """Prepare this process and its environment, and return the arguments of vLLM's engine.
-
-    Raises:
-        InputError: This machine does not have the cores.
-    """
+    """Prepare this process, and return the arguments of vLLM's engine."""
     cores = spec.config.cores[spec.index] if spec.config.cores else None
     _set_environment(cores, spec.config.kv_cache_gib)
     from vllm.config.weight_transfer import WeightTransferConfig
@@ -79,9 +75,6 @@ def run_in_one_process(cores: list[int]) -> None:
 
     On a CPU vLLM would start a third process for the model, ten seconds later, and bind that alone.
     OpenMP reads these variables when a process begins.
-
-    Raises:
-        InputError: This machine does not have the cores.
     """
     bind_process(cores, "actors.cores")
     os.environ.update(

@@ -33,8 +33,8 @@ class Unreadable:
 
 def find_calls(text: str, style: Style, markers: tuple[str, str]) -> list[Call | Unreadable]:
     """Return the calls of a message in their order; a call without an end marker is none."""
-    read = _read_json if style == "json" else _read_plain
-    return [read(inner) for inner in _between(text, *markers)]
+    texts = _between(text, *markers)
+    return [_read_json(inner) if style == "json" else Call(None, inner) for inner in texts]
 
 
 def _between(text: str, begin: str, end: str) -> Iterator[str]:
@@ -45,10 +45,6 @@ def _between(text: str, begin: str, end: str) -> Iterator[str]:
             return
         yield text[start + len(begin) : stop]
         start = text.find(begin, stop + len(end))
-
-
-def _read_plain(text: str) -> Call | Unreadable:
-    return Call(None, text)
 
 
 def _read_json(text: str) -> Call | Unreadable:

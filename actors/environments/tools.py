@@ -6,19 +6,23 @@ the error of a call and may try again.
 
 import inspect
 import json
+import os
+import threading
 from collections.abc import Callable, Sequence
 from functools import partial
 from types import NoneType, UnionType
 from typing import Any, Literal, NamedTuple, Self, Union, get_args, get_origin
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import Field, model_validator
 
 from actors.environments.protocol import Message, Turn
 from actors.environments.single_turn import opening
 from actors.environments.tool_calls import Call, Style, Unreadable, find_calls
 from actors.errors import InputError
+from actors.options import Options, parse_options
 from actors.registry import TOOLS
-from actors.user_code.calls import call
+from actors.sandbox import Sandbox, check_code_execution
+from actors.user_code import call
 from queues.records import Prompt
 
 TYPES = {
@@ -27,13 +31,12 @@ TYPES = {
 }  # fmt: skip
 """JSON's names of Python's types; everything else is a string."""
 
+_CONCURRENT = threading.BoundedSemaphore(2 * (os.cpu_count() or 1))
+"""Sandboxes that one actor runs at once; more would only share the same cores."""
 
-class ToolOptions(BaseModel):
+
+class ToolOptions(Options):
     """The keys of actors.environment_options."""
-
-    model_config = ConfigDict(
-        frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False
-    )
 
     tools: tuple[str, ...] = Field(default=("calculator",), min_length=1)
     """`calculator`, `python`, or dotted paths "module:function"."""
@@ -72,17 +75,11 @@ class Tool(NamedTuple):
 
 
 class ToolBox:
-    """The tools of all conversations of an actor, by name.
-
-    Raises:
-        InputError: An option or tool that cannot be used, or no sandbox for `python`.
-    """
+    """The tools of all conversations of an actor, by name."""
 
     def __init__(self, options: dict[str, Any], code_execution: str = "off") -> None:
-        try:
-            self.options = ToolOptions(**options)
-        except ValidationError as error:
-            raise InputError(f"actors.environment_options of 'tools': {error}") from None
+        setting = "actors.environment_options of 'tools'"
+        self.options = parse_options(ToolOptions, setting, options)
         self._tools: dict[str, Tool] = {}
         for path in self.options.tools:
             name, tool = _load(path, self.options, code_execution)
@@ -181,7 +178,10 @@ def instruction(tools: Sequence[dict[str, Any]], markers: tuple[str, str]) -> st
 
 def _load(path: str, options: ToolOptions, code_execution: str) -> tuple[str, Tool]:
     name = path.rpartition(":")[2]
-    function = _function(path, options, code_execution)
+    function = TOOLS.load(path)
+    if path == "python":
+        check_code_execution('actors.environment_options.tools: "python"', code_execution)
+        function = partial(function, seconds=options.python_seconds)
     try:
         return name, Tool(function, _describe(name, function))
     except Exception as error:
@@ -190,32 +190,8 @@ def _load(path: str, options: ToolOptions, code_execution: str) -> tuple[str, To
         ) from error
 
 
-def _function(path: str, options: ToolOptions, code_execution: str) -> Callable[..., Any]:
-    loaded = TOOLS.load(path)
-    if path == "python":
-        from actors.sandbox import check_sandbox
-
-        if code_execution == "off":
-            raise InputError(
-                'actors.environment_options.tools: "python" runs programs that the model writes, '
-                'which is off; set actors.code_execution = "sandbox" to allow it'
-            )
-        check_sandbox()
-        return loaded(options.python_seconds)  # type: ignore[no-any-return]
-    if not callable(loaded):
-        raise InputError(
-            f"actors.environment_options.tools: {path!r} is a {type(loaded).__name__}, not a "
-            "function"
-        )
-    return loaded  # type: ignore[no-any-return]
-
-
 def _describe(name: str, tool: Callable[..., Any]) -> dict[str, Any]:
-    """Describe a tool as JSON schema, from its signature and the first line of its docstring.
-
-    Raises:
-        Exception: It has no signature, or annotations that cannot be evaluated.
-    """
+    """Describe a tool as JSON schema, from its signature and the first line of its docstring."""
     function = tool.func if isinstance(tool, partial) else tool
     bound = tool.keywords if isinstance(tool, partial) else {}
     parameters = {
@@ -245,3 +221,17 @@ def _schema(annotation: Any) -> dict[str, Any]:
     if origin is list:
         return {"type": "array", "items": _schema(arguments[0])}
     return {"type": TYPES.get(origin or annotation, "string")}
+
+
+def python(program: str, *, seconds: float) -> str:
+    """Run a program of Python's standard library; return its output, and its error if it failed.
+
+    `seconds` is its time limit. Raises InputError if there is no sandbox on this machine.
+    """
+    with _CONCURRENT:
+        outcome = Sandbox(seconds=seconds).run(program)
+    if (outcome.ended, outcome.code) == ("exit", 0):
+        return outcome.stdout
+    last_line = outcome.stderr.strip().rpartition("\n")[2]
+    limits = {"timeout": f"stopped after {seconds:g} s", "output": "stopped: it printed too much"}
+    return f"{outcome.stdout}error: {limits.get(outcome.ended) or last_line or outcome.ended}"

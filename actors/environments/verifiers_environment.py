@@ -16,9 +16,8 @@ import asyncio
 import inspect
 import json
 import threading
-from collections.abc import Callable, Coroutine, Sequence
-from concurrent.futures import Future, InvalidStateError
-from contextlib import suppress
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from contextvars import ContextVar
 from functools import cache, partial, wraps
 from typing import Any
@@ -133,7 +132,10 @@ class Conversation:
         """See `Environment.reset`."""
         row = prompt.metadata.get(ROW) or {"example_id": 0, "answer": prompt.answer or ""}
         first = [{"role": message.role, "content": message.content} for message in opening(prompt)]
-        self._begin(_play(self._environment, {**row, "prompt": first}, self._client))
+        client = self._client  # not `self`: deleting this conversation has to cancel the task
+        played = _play(self._environment, {**row, "prompt": first}, client)
+        self.task = asyncio.run_coroutine_threadsafe(played, _loop())
+        self.task.add_done_callback(lambda _: _put(client.requests, False))
         if not await self._wants_message():
             raise ValueError("the environment ended before the first message of the policy")
         self._messages = _plain(self._client.prompt)
@@ -157,7 +159,7 @@ class Conversation:
             ) from error
         answer = _assistant(message.content, calls=self._tools)
         self._messages += _plain([answer])
-        self._client.answer(answer)
+        _put(self._client.answers, answer)
         if not await self._wants_message():
             return Turn([], float(self._end()["reward"]), done=True)
         messages, known = _plain(self._client.prompt), len(self._messages)
@@ -169,28 +171,18 @@ class Conversation:
         self._messages = messages
         return Turn([_message(plain) for plain in messages[known:]], 0.0, done=False)
 
-    def _begin(self, played: Coroutine[Any, Any, Any]) -> None:
-        client = self._client  # not `self`: deleting this conversation has to cancel the task
-        self.task = asyncio.run_coroutine_threadsafe(played, _loop())
-        self.task.add_done_callback(lambda _: client.wake())
-
     async def _wants_message(self) -> bool:
-        """Return True once the environment wants a message, and False if it has ended.
-
-        Raises:
-            Exception: It ended with this error.
-        """
+        """Return True once the environment wants a message, False at its end; raise its error."""
         assert self.task is not None
+        request = asyncio.run_coroutine_threadsafe(self._client.requests.get(), _loop())
         try:
-            if not self.task.done():
-                await asyncio.wrap_future(self._client.turn)
+            wants_message = await asyncio.wrap_future(request)
         except asyncio.CancelledError:
             self.task.cancel()
             raise
-        if not self.task.done():
-            return True
-        self._end()
-        return False
+        if not wants_message:
+            self._end()
+        return bool(wants_message)
 
     def _end(self) -> Any:
         """Return the state in which the environment ended, or raise its error."""
@@ -201,12 +193,13 @@ class Conversation:
         return state
 
 
-async def _play(environment: Any, row: dict[str, Any], client: Any) -> Any:
-    """Run and score a rollout of the library; return its state.
+def _put(queue: asyncio.Queue[Any], item: Any) -> None:
+    """Put an item into a queue of the library's event loop, from any thread."""
+    _loop().call_soon_threadsafe(queue.put_nowait, item)
 
-    Raises:
-        ValueError: A function of the rubric raised; names it.
-    """
+
+async def _play(environment: Any, row: dict[str, Any], client: Any) -> Any:
+    """Run and score a rollout of the library; raise ValueError if its rubric raised."""
     raised: list[tuple[str, Exception]] = []
     _RAISED.set(raised)
     state = None
@@ -234,25 +227,21 @@ def _client() -> Any:
 
         def __init__(self) -> None:
             super().__init__(None)
-            self.turn: Future[None] = Future()
-            """Done when the environment wants a message, or has ended."""
+            self.requests: asyncio.Queue[bool] = asyncio.Queue()
+            """True when the environment wants a message, False when it has ended."""
+            self.answers: asyncio.Queue[Any] = asyncio.Queue()
+            """Messages of the policy."""
             self.state: Any = None
             """State of the rollout; None before the first request."""
             self.prompt: Sequence[Any] = ()
             self.tools: Sequence[Any] = ()
-            self._answered: asyncio.Future[Any] | None = None
-
-        def wake(self) -> None:
-            with suppress(InvalidStateError):  # already done, or cancelled
-                self.turn.set_result(None)
 
         async def get_response(
             self, prompt: Any, model: str, sampling_args: Any, tools: Any = None, **rest: Any
         ) -> Any:
             self.prompt, self.tools, self.state = prompt, tools or (), rest.get("state")
-            self._answered = asyncio.get_running_loop().create_future()
-            self.wake()
-            message = await self._answered
+            self.requests.put_nowait(True)
+            message = await self.answers.get()
             return Response(
                 id="headway",
                 created=0,
@@ -261,15 +250,6 @@ def _client() -> Any:
                     **message.model_dump(), finish_reason="stop", is_truncated=False
                 ),
             )
-
-        def answer(self, message: Any) -> None:
-            """Pass a message of the policy to the environment."""
-            self.turn = Future()
-            _loop().call_soon_threadsafe(self._settle, self._answered, message)
-
-        def _settle(self, answered: asyncio.Future[Any] | None, message: Any) -> None:
-            if answered is not None and not answered.done():
-                answered.set_result(message)
 
         def setup_client(self, config: Any) -> None:
             """There is none."""

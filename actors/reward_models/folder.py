@@ -13,7 +13,7 @@ from typing import Any
 
 from actors.engines.model_folder import configuration, context_length, load_tokenizer, weight_shapes
 from actors.errors import InputError, PromptRefused
-from actors.rollout.chat_rendering import unknown_character
+from actors.rollout.chat_rendering import encode
 
 SCALE_FILE = "reward_scale.json"
 CLASSIFIER = "ForSequenceClassification"
@@ -33,11 +33,7 @@ class Scale:
 
 
 def read_scale(model_path: str) -> Scale:
-    """Read the scale of a reward model.
-
-    Raises:
-        InputError: The folder has none, or its figures are not finite or the deviation is 0.
-    """
+    """Read the scale of a reward model; raise InputError if it is missing or not finite."""
     file = Path(model_path) / SCALE_FILE
     try:
         values = json.loads(file.read_text())
@@ -72,16 +68,16 @@ class TextReader:
         Raises:
             PromptRefused: A character that the tokenizer does not know, or more tokens than fit.
         """
-        if self._tokenizer.chat_template is not None:
-            messages = [("user", prompt), ("assistant", completion)]
-            ids = self._ids(
-                self._tokenizer.apply_chat_template(
-                    [{"role": role, "content": content} for role, content in messages],
-                    tokenize=False,
-                )
-            )
+        tokenizer = self._tokenizer
+        if tokenizer.chat_template is not None:
+            messages = [
+                {"role": "user", "content": prompt},
+                {"role": "assistant", "content": completion},
+            ]
+            ids = encode(tokenizer, tokenizer.apply_chat_template(messages, tokenize=False))
         else:
-            ids = [*self._ids(prompt), *self._ids(completion), self._tokenizer.eos_token_id]
+            ids = [*encode(tokenizer, prompt), *encode(tokenizer, completion)]
+            ids.append(tokenizer.eos_token_id)
         if len(ids) > self.context + 1:
             raise PromptRefused(
                 f"{prompt[:40]!r} and its completion have {len(ids)} tokens, must have at most "
@@ -110,31 +106,14 @@ class TextReader:
                 "a reward model with a longer context"
             )
 
-    def _ids(self, text: str) -> list[int]:
-        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False)
-        unknown = unknown_character(self._tokenizer, text, ids)
-        if unknown is not None:
-            raise PromptRefused(
-                f"the reward model's tokenizer has no token for {unknown!r} in {text[:80]!r}"
-            )
-        return ids
-
 
 def load_reader(model_path: str) -> TextReader:
-    """Load the tokenizer and the context length of a reward model.
-
-    Raises:
-        InputError: The tokenizer or the model's description cannot be read.
-    """
+    """Load the tokenizer and context of a reward model; raise InputError if that fails."""
     return TextReader(load_tokenizer(model_path), context_length(model_path))
 
 
 def padding_id(model_path: str) -> int:
-    """Return the padding token of a reward model.
-
-    Raises:
-        InputError: Neither the model nor its tokenizer names one.
-    """
+    """Return the padding token of a reward model; raise InputError if none is named."""
     named = configuration(model_path).get_text_config().pad_token_id
     if named is None:
         named = load_tokenizer(model_path).pad_token_id

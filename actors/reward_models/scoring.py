@@ -20,8 +20,6 @@ from actors.reward_models.dynamic_batcher import DynamicBatcher
 from actors.reward_models.folder import Scale, load_reader, padding_id, read_scale
 from queues.runtime.cpu_affinity import bind_process, parse_cores
 
-SECONDS_PER_MS = 1e-3
-
 
 def combine(scores: Tensor, how: str, *, uncertainty: float = 0.0) -> Tensor:
     """Combine the scores of several models (Coste et al. 2023, arXiv 2310.02743).
@@ -47,11 +45,7 @@ def combine(scores: Tensor, how: str, *, uncertainty: float = 0.0) -> Tensor:
 
 
 class Member:
-    """A sequence classifier with one label; `standardise` scales its scores as its folder says.
-
-    Raises:
-        InputError: It cannot be loaded, or has no head of one row.
-    """
+    """A sequence classifier with one label; `standardise` scales its scores as its folder says."""
 
     def __init__(self, model_path: str, *, dtype: str, device: str, standardise: bool) -> None:
         from transformers import AutoModelForSequenceClassification
@@ -99,7 +93,7 @@ class RewardModels:
         self._members = list(members)
         self._config = config
         self._batches: DynamicBatcher[list[list[int]], float] = DynamicBatcher(
-            self._compute, size=config.batch_size, wait=config.max_wait_ms * SECONDS_PER_MS
+            self._compute, size=config.batch_size, wait=config.max_wait_ms / 1000
         )
 
     async def score(self, prompt: str, completion: str) -> float:
@@ -120,12 +114,9 @@ class RewardModels:
 
 
 def load_reward_models(paths: Sequence[str], config: RewardModelConfig) -> RewardModels:
-    """Load reward models into this process, and bind it to its cores.
+    """Load reward models and bind this process to its cores; raise InputError if that fails.
 
     The paths of `config` are ignored.
-
-    Raises:
-        InputError: One cannot be loaded, or this machine does not have the cores.
     """
     cores = parse_cores(config.cores) if config.cores else []
     if cores:

@@ -1,15 +1,14 @@
 """Rewards that compare text with the prompt's answer.
 
-An answer counts only if the policy ended it itself: "=12" may be the beginning of "=123". All of
-them take time proportional to the text, and so run in the process of the actor.
+Where they look for an equal answer, it counts only if the policy ended it itself: "=12" may be the
+beginning of "=123".
 """
 
 import re
-from collections import deque
-from collections.abc import Mapping
+from collections import defaultdict, deque
 from fractions import Fraction
-from typing import Any
 
+from actors.rewards.registry import Metadata
 from queues.records import FinishReason
 
 NUMBER = re.compile(
@@ -23,14 +22,14 @@ LONGEST = 1000
 
 
 async def exact_match(
-    prompt: str, completion: str, answer: str | None, metadata: Mapping[str, Any]
+    prompt: str, completion: str, answer: str | None, metadata: Metadata
 ) -> float:
     """1 where the completion is the answer, apart from white space around it; else 0."""
     return _equal(completion, answer, metadata)
 
 
 async def last_answer(
-    prompt: str, completion: str, answer: str | None, metadata: Mapping[str, Any]
+    prompt: str, completion: str, answer: str | None, metadata: Metadata
 ) -> float:
     """1 where what follows the last "=" of the completion is the answer; else 0."""
     _, separator, last = completion.rpartition("=")
@@ -41,7 +40,7 @@ async def numeric_match(
     prompt: str,
     completion: str,
     answer: str | None,
-    metadata: Mapping[str, Any],
+    metadata: Metadata,
     *,
     tolerance: float = 0.0,
     relative_tolerance: float = 0.0,
@@ -63,6 +62,38 @@ async def numeric_match(
     return float(abs(number - gold) <= allowed)
 
 
+def similarity(prompt: str, completion: str, answer: str | None, metadata: Metadata) -> float:
+    """1 − edits / length of the longer text, from 0 to 1, without white space around both."""
+    text, gold = completion.strip(), required_answer(answer).strip()
+    return 1.0 - edits(text, gold) / max(len(text), len(gold), 1)
+
+
+def edits(one: str, other: str) -> int:
+    """Count the fewest insertions, deletions and replacements that turn one text into the other.
+
+    The bit-parallel algorithm of Hyyrö (2003, "A bit-vector algorithm for computing Levenshtein and
+    Damerau edit distances"), one bit a character of `one`: a column of the table is two integers.
+    """
+    if not one:
+        return len(other)
+    positions: dict[str, int] = defaultdict(int)
+    for index, character in enumerate(one):
+        positions[character] |= 1 << index
+    everywhere, last = (1 << len(one)) - 1, 1 << (len(one) - 1)
+    rising, falling, distance = everywhere, 0, len(one)
+    for character in other:
+        equal = positions.get(character, 0)
+        diagonal = (((equal & rising) + rising) ^ rising) | equal | falling
+        up = falling | (everywhere & ~(diagonal | rising))
+        down = rising & diagonal
+        distance += bool(up & last) - bool(down & last)
+        up = (up << 1 | 1) & everywhere
+        down = down << 1 & everywhere
+        rising = down | (everywhere & ~(diagonal | up))
+        falling = up & diagonal
+    return distance
+
+
 def _last_number(text: str) -> Fraction | None:
     last = last_match(NUMBER, text)
     if last is None or len(last[0]) > LONGEST:
@@ -79,7 +110,7 @@ def last_match(pattern: re.Pattern[str], text: str) -> re.Match[str] | None:
     return last[0] if last else None
 
 
-def _equal(text: str, answer: str | None, metadata: Mapping[str, Any]) -> float:
+def _equal(text: str, answer: str | None, metadata: Metadata) -> float:
     right = text.strip() == required_answer(answer).strip()
     return float(right and metadata["finish_reason"] == FinishReason.STOP)
 

@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
+from actors.rewards.registry import Metadata
 from actors.sandbox import Sandbox
 
 FENCED = re.compile(r"```(?:python|py)?[ \t]*\n(.*?)```", re.DOTALL)
@@ -53,7 +54,7 @@ def code(
     prompt: str,
     completion: str,
     answer: str | None,
-    metadata: Mapping[str, Any],
+    metadata: Metadata,
     *,
     score: Literal["all", "share"] = "all",
     seconds: float = 10.0,
@@ -87,11 +88,7 @@ def code(
 
 
 def read_tests(tests: Any) -> list[Dialogue | Call]:
-    """Parse the tests of a prompt.
-
-    Raises:
-        ValueError: There are none, or one has another form.
-    """
+    """Parse the tests of a prompt; raise ValueError if there are none, or one has another form."""
     if not isinstance(tests, list) or not tests:
         raise ValueError(f"the metadata of the prompt has tests = {tests!r}, must be a list")
     return [_read_test(test) for test in tests]
@@ -119,7 +116,7 @@ def _read_assertion(text: str) -> Call:
         assert isinstance(compared, ast.Compare)
         (operator,), (literal,) = compared.ops, compared.comparators
         assert isinstance(operator, (ast.Eq, ast.Is))
-        result = _plain(ast.literal_eval(literal))
+        result = json.loads(json.dumps(ast.literal_eval(literal), default=_sorted_set))
     except (AssertionError, SyntaxError, TypeError, ValueError):
         raise ValueError(
             f'the test {text!r} cannot be judged outside the sandbox; must be like "assert add(1, '
@@ -128,22 +125,11 @@ def _read_assertion(text: str) -> Call:
     return Call(ast.unparse(compared.left), result)
 
 
-def _plain(value: Any) -> Any:
-    """Convert a literal to a JSON value.
-
-    Raises:
-        TypeError: JSON has no such value, or a set's values have no order.
-    """
-    if value is None or isinstance(value, (bool, int, float, str)):
-        return value
-    if isinstance(value, (list, tuple)):
-        return [_plain(item) for item in value]
-    if isinstance(value, (set, frozenset)):
-        return [_plain(item) for item in sorted(value)]
-    if isinstance(value, dict):
-        # Keys that are numbers, true or null become text, as the JSON of the sandbox does it.
-        return json.loads(json.dumps({key: _plain(item) for key, item in value.items()}))
-    raise TypeError(f"{value!r} is not JSON")
+def _sorted_set(value: Any) -> list[Any]:
+    """Return a set as JSON has it, for `json.dumps`; raise TypeError for any other value."""
+    if not isinstance(value, (set, frozenset)):
+        raise TypeError(f"{value!r} is not JSON")
+    return sorted(value)
 
 
 def _runs(tests: Sequence[Dialogue | Call]) -> Iterator[list[Dialogue] | list[Call]]:

@@ -1,10 +1,10 @@
 """The reward `reward_model`: the score that the reward models of the run give the whole text."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 from actors.errors import RewardFailed
+from actors.rewards.registry import Metadata
 
 
 class TextScorer(Protocol):
@@ -29,7 +29,7 @@ class LearnedReward:
     """None where rewards are only checked and never called."""
 
     async def __call__(
-        self, prompt: str, completion: str, answer: str | None, metadata: Mapping[str, Any]
+        self, prompt: str, completion: str, answer: str | None, metadata: Metadata
     ) -> float:
         """Score a prompt with its completion; errors as in `TextScorer.score`."""
         if self.client is None:

@@ -8,13 +8,14 @@ import asyncio
 import os
 import random
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 import httpx
+from pydantic import Field, PrivateAttr, field_validator
 
-from actors.errors import InputError, RewardFailed, RewardModelLost
+from actors.errors import RewardFailed, RewardModelLost
+from actors.options import Options
+from actors.rewards.registry import Metadata
 
 INSTRUCTION = """You mark answers. Read the question, the answer, and the reference where there is \
 one. Reply with one number from 0, useless, to {largest}, perfect, and nothing else.
@@ -42,77 +43,64 @@ TRANSIENT = frozenset({408, 409, 425, 429, 500, 502, 503, 504})
 LONGEST_WAIT = 30.0
 
 
-@dataclass(eq=False, kw_only=True)
-class LlmJudge:
-    """Asks a language model for marks; the fields are the options of the reward.
+class LlmJudge(Options):
+    """Asks a language model for marks; the fields are the options of the reward."""
 
-    Raises:
-        InputError: An option that cannot be used.
-    """
-
-    url: str
-    """Base address, up to and with "/v1"."""
+    url: str = Field(pattern=r"^https?://")
+    """Base address, up to and with "/v1", as "http://host:8000/v1"."""
     model: str
     """Name of the model on the server."""
     instruction: str = INSTRUCTION
     """Text of one user message; {prompt}, {completion}, {answer} and {largest} are filled in."""
-    pattern: str | None = None
+    pattern: re.Pattern[str] | None = None
     """Finds the mark in the reply: its first group, else the whole match. Several matches must be
     the same. None takes the only number of the reply, perhaps with the largest mark behind it, as
     in "7/10" or "7 out of 10"."""
-    largest: float = 10.0
+    largest: float = Field(default=10.0, gt=0)
     """Mark that is worth 1; 0 is worth 0, and marks outside are refused."""
     temperature: float = 0.0
     """Sampling temperature of the judge."""
     max_tokens: int = 16
     """Most tokens of a reply, its reasoning included; a reply that is cut off has no mark."""
-    body: Mapping[str, Any] = field(default_factory=dict)
+    body: dict[str, Any] = Field(default={})
     """More fields of the request, as {"chat_template_kwargs": {"enable_thinking": False}}."""
     seconds: float = 10.0
     """Deadline of one attempt; all attempts together have actors.reward_timeout_seconds."""
-    attempts: int = 4
+    attempts: int = Field(default=4, ge=1)
     """Most attempts for one mark."""
     backoff_seconds: float = 0.5
     """Wait before the second attempt; it doubles with each, and varies at random."""
-    at_once: int = 16
+    at_once: int = Field(default=16, ge=1)
     """Most concurrent calls of this actor."""
     max_calls: int | None = None
     """Budget of this process; a restarted actor begins a new one. None has no end."""
     key_variable: str = "OPENAI_API_KEY"
     """Environment variable with the key, where the server wants one."""
 
-    def __post_init__(self) -> None:
-        pattern = self.pattern
-        if pattern is None:
-            pattern = ONE_NUMBER.replace("{largest}", re.escape(f"{self.largest:g}"))
-        self._pattern = self._checked(pattern)
-        self.url = self.url.rstrip("/")
-        self._slots = asyncio.Semaphore(self.at_once)
-        self.calls = 0
-        key = os.environ.get(self.key_variable)
-        self._headers = {"Authorization": f"Bearer {key}"} if key else {}
-        self._certificates = httpx.create_ssl_context()
+    _pattern: re.Pattern[str] = PrivateAttr()
+    _slots: asyncio.Semaphore = PrivateAttr()
+    _calls: int = PrivateAttr()
+    _connection: dict[str, Any] = PrivateAttr()
 
-    def _checked(self, pattern: str) -> re.Pattern[str]:
-        setting = "actors.reward_options.llm_judge:"
-        if not self.url.startswith(("http://", "https://")):
-            raise InputError(f'{setting} url = {self.url!r} must be like "http://host:8000/v1"')
-        if self.largest <= 0 or self.attempts < 1 or self.at_once < 1:
-            raise InputError(
-                f"{setting} largest = {self.largest}, attempts = {self.attempts} and at_once = "
-                f"{self.at_once} must all be above 0"
-            )
-        if own := sorted(OWN_FIELDS & self.body.keys()):
-            raise InputError(
-                f"{setting} body may not have {', '.join(own)}: set that option instead"
-            )
-        try:
-            return re.compile(pattern)
-        except re.error as error:
-            raise InputError(f"{setting} pattern = {pattern!r}: {error}") from None
+    @field_validator("body")
+    @classmethod
+    def _body_has_no_field_of_an_option(cls, value: dict[str, Any]) -> dict[str, Any]:
+        if own := sorted(OWN_FIELDS & value.keys()):
+            raise ValueError(f"may not have {', '.join(own)}: set that option instead")
+        return value
+
+    def model_post_init(self, context: Any) -> None:
+        """Make the pattern of the mark and what all calls share."""
+        largest = re.escape(f"{self.largest:g}")
+        self._pattern = self.pattern or re.compile(ONE_NUMBER.replace("{largest}", largest))
+        self._slots = asyncio.Semaphore(self.at_once)
+        self._calls = 0
+        key = os.environ.get(self.key_variable)
+        headers = {"Authorization": f"Bearer {key}"} if key else {}
+        self._connection = {"headers": headers, "verify": httpx.create_ssl_context()}
 
     async def __call__(
-        self, prompt: str, completion: str, answer: str | None, metadata: Mapping[str, Any]
+        self, prompt: str, completion: str, answer: str | None, metadata: Metadata
     ) -> float:
         """Return the mark, from 0 to 1.
 
@@ -144,12 +132,12 @@ class LlmJudge:
     async def _ask(self, text: str) -> str:
         """Return the reply to a message."""
         async with self._slots:
-            if self.max_calls is not None and self.calls >= self.max_calls:
+            if self.max_calls is not None and self._calls >= self.max_calls:
                 raise RewardFailed(
                     f"may not ask {self.url} any more: all {self.max_calls} calls of this actor "
                     "are used up (max_calls)"
                 )
-            self.calls += 1
+            self._calls += 1
             body = {
                 "model": self.model,
                 "messages": [{"role": "user", "content": text}],
@@ -157,12 +145,10 @@ class LlmJudge:
                 "max_tokens": self.max_tokens,
                 **self.body,
             }
-            client = httpx.AsyncClient(
-                timeout=self.seconds, headers=self._headers, verify=self._certificates
-            )  # one for each call: nothing would close a lasting one
-            try:
-                async with client:
-                    response = await client.post(f"{self.url}/chat/completions", json=body)
+            url = f"{self.url.rstrip('/')}/chat/completions"
+            try:  # one client for each call: nothing would close a lasting one
+                async with httpx.AsyncClient(timeout=self.seconds, **self._connection) as client:
+                    response = await client.post(url, json=body)
             except httpx.HTTPError as error:
                 lost = RewardModelLost(f"{self.url} does not answer: {error!r}")
                 raise _TryAgain(lost) from error

@@ -11,12 +11,13 @@ processes run.
 
 import asyncio
 import json
+import os
 from collections.abc import Sequence
-from contextlib import asynccontextmanager
+from contextlib import ExitStack
 from typing import Any
 
 from actors.errors import RewardFailed
-from actors.rewards.process import Home, ProcessEnded, RewardProcess, Unanswered
+from actors.rewards.process import ProcessEnded, RewardProcess, Unanswered
 
 SLOW_SECONDS = 1.0
 MOST = 8
@@ -37,7 +38,7 @@ class RewardPool:
 
     def __init__(self, processes: int = 2, memory_gib: float = 4.0) -> None:
         self._memory = int(memory_gib * 2**30)
-        self._home = Home.here()
+        self._cores, self._environment = os.sched_getaffinity(0), dict(os.environ)
         self._processes = processes
         self._idle: list[RewardProcess] = []
         self.alive: set[RewardProcess] = set()
@@ -66,8 +67,9 @@ class RewardPool:
             RewardFailed: It raised, returned no finite numbers, took too long or too much memory,
                 or ended its process.
         """
-        work = self._in_shared(reward, arguments, timeout) if coroutine else None
-        task = asyncio.create_task(work or self._alone(reward, arguments, timeout))
+        message = {"call": reward, "arguments": list(arguments)}
+        work = self._in_shared if coroutine else self._alone
+        task = asyncio.create_task(work(message, timeout))
         self._calls.add(task)
         task.add_done_callback(self._over)
         return await asyncio.shield(task)
@@ -82,57 +84,51 @@ class RewardPool:
         if not task.cancelled():
             task.exception()  # retrieved, even where the caller is gone
 
-    async def _alone(
-        self, reward: tuple[str, dict[str, Any]], arguments: Sequence[Any], timeout: float
-    ) -> dict[str, float]:
-        async with self._running, self._slot() as release:
-            process = self._idle.pop() if self._idle else self._start()
-            healthy = False
-            try:
-                await self._load(process, reward)
-                late = asyncio.get_running_loop().call_later(SLOW_SECONDS, release)
+    async def _alone(self, message: dict[str, Any], timeout: float) -> dict[str, float]:
+        async with self._running:
+            await self._slots.acquire()
+            with ExitStack() as slot:
+                slot.callback(self._slots.release)  # once: at the end, or earlier if it is slow
+                process = self._idle.pop() if self._idle else self._start()
+                healthy = False
                 try:
-                    answer = await process.ask(_message(reward, arguments), timeout)
+                    await self._load(process, message["call"])
+                    late = asyncio.get_running_loop().call_later(SLOW_SECONDS, slot.close)
+                    slot.callback(late.cancel)
+                    answer = await process.ask(message, timeout)
+                    healthy = not answer.get("memory") and not self._bloated(process)
+                    return self._parts(answer)
+                except Unanswered:
+                    raise RewardFailed(f"took longer than {timeout:g} s") from None
+                except ProcessEnded as error:
+                    raise RewardFailed(str(error)) from None
                 finally:
-                    late.cancel()
-                healthy = not answer.get("memory") and not self._bloated(process)
-                return self._parts(answer)
-            except Unanswered:
-                raise RewardFailed(f"took longer than {timeout:g} s") from None
-            except ProcessEnded as error:
-                raise RewardFailed(str(error)) from None
-            finally:
-                if healthy and len(self._idle) < self._processes and process in self.alive:
-                    self._idle.append(process)
-                else:
-                    self._drop(process)
+                    if healthy and len(self._idle) < self._processes and process in self.alive:
+                        self._idle.append(process)
+                    else:
+                        self._drop(process)
 
-    async def _in_shared(
-        self, reward: tuple[str, dict[str, Any]], arguments: Sequence[Any], timeout: float
-    ) -> dict[str, float]:
+    async def _in_shared(self, message: dict[str, Any], timeout: float) -> dict[str, float]:
         async with self._waiting:
             process = self._shared
             if process is None or process.ended.is_set():
                 process = self._shared = self._start()
             try:
-                await self._load(process, reward)
-                answer = await process.ask(
-                    _message(reward, arguments), timeout, grace=GRACE_SECONDS
-                )
+                await self._load(process, message["call"])
+                answer = await process.ask(message, timeout, grace=GRACE_SECONDS)
                 if answer.get("memory"):
                     raise Unanswered  # the cause may be another call
             except TimeoutError:
                 raise RewardFailed(f"took longer than {timeout:g} s") from None
             except (Unanswered, ProcessEnded):
-                self._leave(process)
                 self._drop(process)
             else:
-                if self._bloated(process):
-                    self._leave(process)
+                if self._bloated(process) and self._shared is process:
+                    self._shared = None
                 if process is not self._shared and not process.asked:
                     self._drop(process)
                 return self._parts(answer)
-        return await self._alone(reward, arguments, timeout)
+        return await self._alone(message, timeout)
 
     async def _load(self, process: RewardProcess, reward: tuple[str, dict[str, Any]]) -> None:
         key = json.dumps(reward)
@@ -157,38 +153,14 @@ class RewardPool:
         return process.resident > self._memory / 2
 
     def _start(self) -> RewardProcess:
-        process = RewardProcess(self._memory, self._home)
+        process = RewardProcess(self._memory, self._cores, self._environment)
         self.alive.add(process)
         return process
 
-    def _leave(self, process: RewardProcess) -> None:
-        if self._shared is process:
-            self._shared = None
-
     def _drop(self, process: RewardProcess) -> None:
         self.alive.discard(process)
-        self._leave(process)
+        if self._shared is process:
+            self._shared = None
         if process in self._idle:
             self._idle.remove(process)
         process.close()
-
-    @asynccontextmanager
-    async def _slot(self) -> Any:
-        """Hold a slot that can be released early, and is released once."""
-        await self._slots.acquire()
-        held = True
-
-        def release() -> None:
-            nonlocal held
-            if held:
-                held = False
-                self._slots.release()
-
-        try:
-            yield release
-        finally:
-            release()
-
-
-def _message(reward: tuple[str, dict[str, Any]], arguments: Sequence[Any]) -> dict[str, Any]:
-    return {"call": reward, "arguments": list(arguments)}

@@ -10,8 +10,9 @@ import subprocess
 import sys
 import threading
 import weakref
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from typing import Any, NamedTuple, Self
+from typing import Any
 
 
 class ProcessEnded(Exception):
@@ -22,27 +23,17 @@ class Unanswered(Exception):
     """The process did not answer within the deadline."""
 
 
-class Home(NamedTuple):
-    """Cores and environment of a new process, taken before an engine binds this one to cores."""
-
-    cores: frozenset[int]
-    environment: dict[str, str]
-
-    @classmethod
-    def here(cls) -> Self:
-        """Return the cores and the environment of this process now."""
-        return cls(frozenset(os.sched_getaffinity(0)), dict(os.environ))
-
-
 class RewardProcess:
     """A running `actors.rewards.process_main`.
 
     Several event loops may call `ask` at once. It ends with this object and the thread of it.
-    Its private memory is limited to `memory_bytes` (RLIMIT_DATA).
+    Its private memory is limited to `memory_bytes` (RLIMIT_DATA). It runs on `cores`, with the
+    variables of `environment`.
     """
 
-    def __init__(self, memory_bytes: int, home: Home | None = None) -> None:
-        home = home or Home.here()
+    def __init__(
+        self, memory_bytes: int, cores: Iterable[int], environment: Mapping[str, str]
+    ) -> None:
         path = os.pathsep.join(folder or "." for folder in sys.path)
         self._popen = subprocess.Popen(
             [
@@ -51,11 +42,11 @@ class RewardProcess:
                 "actors.rewards.process_main",
                 str(memory_bytes),
                 str(os.getpid()),
-                ",".join(map(str, sorted(home.cores))),
+                ",".join(map(str, sorted(cores))),
             ],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            env={**home.environment, "PYTHONPATH": path},
+            env={**environment, "PYTHONPATH": path},
             start_new_session=True,
         )
         self._numbers = itertools.count()

@@ -20,8 +20,7 @@ from contextlib import suppress
 from typing import Any
 
 from actors.errors import InputError
-from actors.rewards.parts import NoNumber, parts_of
-from actors.rewards.registry import RewardFunction, find_reward
+from actors.rewards.registry import NoNumber, RewardFunction, find_reward, parts_of
 
 PR_SET_PDEATHSIG = 1
 

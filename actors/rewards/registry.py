@@ -1,58 +1,51 @@
-"""Finds reward functions by name; `actors.registry.REWARDS` lists them."""
+"""Finds reward functions by name, and names the numbers that they return."""
 
-import inspect
+import math
 from collections.abc import Callable, Mapping
 from functools import partial
+from numbers import Real
 from typing import Any
 
-from actors.errors import InputError
 from actors.registry import REWARDS
-from actors.user_code.dotted_path import check_arguments
+from actors.user_code import check_arguments
 
 RewardFunction = Callable[..., Any]
 """score(prompt, completion, answer, metadata, *, options) -> float | dict[str, float], or a
-coroutine of it.
-
-`metadata` is the prompt's, with `finish_reason` added: "stop" where the policy ended the completion
-itself, "length" where it was cut off.
-"""
+coroutine of it."""
+Metadata = Mapping[str, Any]
+"""The prompt's, with `finish_reason` added: "stop" where the policy ended the completion itself,
+"length" where it was cut off."""
 
 
 def find_reward(name: str, options: Mapping[str, Any]) -> RewardFunction:
-    """Return the function behind a name, bound to its options.
-
-    Raises:
-        InputError: No such reward, or one with other arguments.
-    """
+    """Return the function of a name, bound to its options; raise InputError if either is wrong."""
     function = REWARDS.load(name)
-    if not callable(function):
-        raise InputError(f"actors.reward = {name!r} is a {type(function).__name__}, not a function")
-    check_options(name, function, options)
-    bound = partial(function, **options) if options else function
-    setting = f"actors.reward = {name!r}"
-    check_arguments(bound, "prompt", "completion", "answer", "metadata", setting=setting)
-    return bound
+    arguments = ("prompt", "completion", "answer", "metadata")
+    check_arguments(function, *arguments, setting=f"actors.reward = {name!r}", options=options)
+    return partial(function, **options) if options else function
 
 
-def check_options(name: str, function: RewardFunction, options: Mapping[str, Any]) -> None:
-    """Compare the options of a reward with its keyword-only arguments.
+class NoNumber(ValueError):
+    """A reward returned something else than finite numbers; names it."""
 
-    Raises:
-        InputError: An option that it does not have, or a required one that is missing.
-    """
+
+def is_finite(value: Any) -> bool:
+    """Return True for a real number that a float can hold."""
     try:
-        parameters = inspect.signature(function).parameters.values()
-    except (ValueError, TypeError):  # a builtin without a signature
-        return
-    known = {p.name: p for p in parameters if p.kind is p.KEYWORD_ONLY}
-    accepts_any = any(p.kind is p.VAR_KEYWORD for p in parameters)
-    unknown = [] if accepts_any else sorted(options.keys() - known.keys())
-    missing = sorted(
-        p.name for p in known.values() if p.default is p.empty and p.name not in options
-    )
-    if unknown or missing:
-        raise InputError(
-            f"actors.reward_options: the reward {name!r} "
-            + (f"has no option {', '.join(unknown)}" if unknown else f"needs {', '.join(missing)}")
-            + f"; its options: {', '.join(known) or 'none'}"
-        )
+        return isinstance(value, Real) and math.isfinite(value)
+    except OverflowError:
+        return False
+
+
+def parts_of(name: str, returned: Any) -> dict[str, float]:
+    """Name the parts of a score: by the reward's name, or "name/key" for each key of a mapping.
+
+    Raises NoNumber for a value that is not a finite number.
+    """
+    named = {name: returned}
+    if isinstance(returned, Mapping) and returned:
+        named = {f"{name}/{key}": value for key, value in returned.items()}
+    for key, value in named.items():
+        if not is_finite(value):
+            raise NoNumber(f"returned {value!r} for {key!r}, must be a finite number")
+    return {key: float(value) for key, value in named.items()}

@@ -9,20 +9,20 @@ cost many times their own work.
 import asyncio
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple
 
 from actors.errors import InputError, RewardFailed, RewardModelLost
+from actors.options import parse_options
 from actors.registry import REWARDS
 from actors.rewards.code import read_tests
 from actors.rewards.learned import LearnedReward, TextScorer
-from actors.rewards.parts import NoNumber, parts_of
 from actors.rewards.pool import RewardPool
-from actors.rewards.registry import RewardFunction, check_options, find_reward
-from actors.sandbox import check_sandbox
-from actors.user_code.calls import is_coroutine
+from actors.rewards.registry import Metadata, NoNumber, RewardFunction, find_reward, parts_of
+from actors.sandbox import check_code_execution
+from actors.user_code import is_coroutine
 from queues.records import FinishReason, Prompt
 
-Arguments = tuple[str, str, str | None, Mapping[str, Any]]
+Arguments = tuple[str, str, str | None, Metadata]
 
 
 class Score(NamedTuple):
@@ -33,20 +33,6 @@ class Score(NamedTuple):
     parts: dict[str, float]
     """By the reward's name, or "name/key" for each key of a reward that returns several; without
     weights."""
-
-
-class Reward(Protocol):
-    """One reward, in this process or another."""
-
-    async def parts(self, arguments: Arguments) -> dict[str, float]:
-        """Score one completion.
-
-        Raises:
-            RewardFailed: It gave no finite numbers; the message continues a sentence that begins
-                with the reward's name.
-            RewardModelLost: The reward models did not answer, by no fault of the completion.
-        """
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +47,13 @@ class Inline:
     """Error of a call that takes longer."""
 
     async def parts(self, arguments: Arguments) -> dict[str, float]:
-        """See `Reward.parts`."""
+        """Score one completion.
+
+        Raises:
+            RewardFailed: It gave no finite numbers; the message continues a sentence that begins
+                with the reward's name.
+            RewardModelLost: The reward models did not answer, by no fault of the completion.
+        """
         try:
             async with asyncio.timeout(self.timeout) as deadline:
                 return parts_of(self.name, await self.function(*arguments))
@@ -91,11 +83,14 @@ class Isolated:
     """True if many calls may wait in one process."""
 
     async def parts(self, arguments: Arguments) -> dict[str, float]:
-        """See `Reward.parts`."""
+        """See `Inline.parts`."""
         reward = (self.name, dict(self.options))
         return await self.pool.call(
             reward, arguments, timeout=self.timeout, coroutine=self.coroutine
         )
+
+
+Reward = Inline | Isolated
 
 
 class Rewards:
@@ -158,7 +153,7 @@ def load_rewards(
             has no sandbox on this machine.
     """
     if "code" in names:
-        _check_code_execution(code_execution)
+        check_code_execution('actors.reward = "code"', code_execution)
     options, pool = options or {}, pool or RewardPool()
 
     def load(name: str) -> Reward:
@@ -166,9 +161,10 @@ def load_rewards(
             return Inline(name, LearnedReward(reward_model_client), timeout, RewardModelLost)
         chosen = options.get(name, {})
         if name == "llm_judge":
-            judge = REWARDS.load(name)
-            check_options(name, judge, chosen)
-            return Inline(name, judge(**chosen), timeout, RewardModelLost)
+            from actors.rewards.llm_judge import LlmJudge
+
+            judge = parse_options(LlmJudge, "actors.reward_options.llm_judge", chosen)
+            return Inline(name, judge, timeout, RewardModelLost)
         function, entry = find_reward(name, chosen), REWARDS.find(name)
         if entry is not None and entry.inline:
             return Inline(name, function, timeout)
@@ -177,22 +173,8 @@ def load_rewards(
     return Rewards({name: load(name) for name in dict.fromkeys(names)}, weights or {})
 
 
-def _check_code_execution(code_execution: Literal["off", "sandbox"]) -> None:
-    if code_execution == "off":
-        raise InputError(
-            'actors.reward = "code" runs programs that the model writes, which is off; set '
-            'actors.code_execution = "sandbox" to allow it'
-        )
-    check_sandbox()
-
-
 def check_scorable(names: Sequence[str], prompts: Iterable[Prompt]) -> None:
-    """Check that prompts have what the shipped rewards need.
-
-    Raises:
-        InputError: A prompt without an answer, without the entry of its reasoning-gym task, or
-            without tests.
-    """
+    """Raise InputError if prompts lack what the shipped rewards need: an answer, entry or tests."""
     compare = [entry.name for entry in REWARDS if entry.needs_answer and entry.name in names]
     for prompt in prompts:
         if compare and prompt.answer is None:

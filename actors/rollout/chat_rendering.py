@@ -36,20 +36,12 @@ class Renderer:
         """Prompt and ids of the last call: every rollout of a group renders the same prompt."""
 
     def prompt(self, messages: Sequence[Message]) -> list[int]:
-        """Return the ids of the messages that begin a conversation, up to the policy's turn.
-
-        Raises:
-            PromptRefused: A character that the tokenizer does not know.
-        """
+        """Return the ids of messages that begin a conversation; raise PromptRefused as `encode`."""
         key = tuple(messages)
         if key != self._last[0]:
-            self._last = key, self._prompt(key)
+            text = self._template(key) if self._templated else _joined(key)
+            self._last = key, encode(self.tokenizer, text)
         return [*self._last[1]]
-
-    def _prompt(self, messages: Sequence[Message]) -> list[int]:
-        if self._templated:
-            return self.encode(self._template(messages))
-        return self.encode("".join(message.content for message in messages))
 
     def continuation(self, messages: Sequence[Message], last: int) -> list[int]:
         """Return the ids to append after a message of the policy, whose last token is `last`.
@@ -63,7 +55,7 @@ class Renderer:
                 refuses.
         """
         if not self._templated:
-            return self.encode("".join(message.content for message in messages))
+            return encode(self.tokenizer, _joined(messages))
         user, policy = Message("user", "-"), Message("assistant", PLACEHOLDER)
         before = self._template([user])
         whole = self._template([user, policy, *messages])
@@ -72,7 +64,7 @@ class Renderer:
                 "the chat template rewrites earlier messages, so that a conversation of several "
                 "turns cannot be continued; use actors.chat_template = false"
             )
-        ids = self.encode(whole.partition(PLACEHOLDER)[2])
+        ids = encode(self.tokenizer, whole.partition(PLACEHOLDER)[2])
         return ids[1:] if ids[:1] == [last] else ids
 
     def text(self, token_ids: Sequence[int]) -> str:
@@ -95,25 +87,25 @@ class Renderer:
             ) from error
         return text
 
-    def encode(self, text: str) -> list[int]:
-        """Encode a text; raise PromptRefused for a character without a token."""
-        ids: list[int] = self.tokenizer.encode(text, add_special_tokens=False)
-        unknown = unknown_character(self.tokenizer, text, ids)
-        if unknown is not None:
-            raise PromptRefused(
-                f"the tokenizer has no token for {unknown!r} in {text[:80]!r}, and would write it "
-                f"as padding; leave it out, or add it to the model's characters"
-            )
-        return ids
+
+def _joined(messages: Sequence[Message]) -> str:
+    return "".join(message.content for message in messages)
 
 
-def unknown_character(tokenizer: Any, text: str, ids: Sequence[int]) -> str | None:
-    """Return the first character that a tokenizer would encode as padding, or None.
+def encode(tokenizer: Any, text: str) -> list[int]:
+    """Encode a text without special tokens; raise PromptRefused for a character without a token.
 
-    A tokenizer with a separate token for unknown characters knows every character.
+    A tokenizer with a separate token for unknown characters has one for every character.
     """
+    ids: list[int] = tokenizer.encode(text, add_special_tokens=False)
     unknown = tokenizer.unk_token_id
-    if unknown is None or unknown != tokenizer.pad_token_id or unknown not in ids:
-        return None
-    encode = tokenizer.encode
-    return next((c for c in text if unknown in encode(c, add_special_tokens=False)), None)
+    if unknown is not None and unknown == tokenizer.pad_token_id and unknown in ids:
+        character = next(
+            (c for c in text if unknown in tokenizer.encode(c, add_special_tokens=False)), None
+        )
+        if character is not None:
+            raise PromptRefused(
+                f"the tokenizer has no token for {character!r} in {text[:80]!r}, and would write "
+                "it as padding; leave it out, or add it to the model's characters"
+            )
+    return ids

@@ -29,9 +29,9 @@ from actors.errors import (
 )
 from actors.registry import ENVIRONMENTS
 from actors.rewards import Rewards, shaping_parts
-from actors.rewards.parts import is_finite
+from actors.rewards.registry import is_finite
 from actors.rollout.chat_rendering import Renderer
-from actors.user_code.calls import call
+from actors.user_code import call
 from queues.records import FinishReason, Lease, Purpose, Rollout
 
 
@@ -175,8 +175,13 @@ class EpisodeRunner:
             return Transcript.of(saved), saved.prompt_length
         transcript = Transcript()
         transcript.inject(self.renderer.prompt(opening.messages))
-        self._check_prompt(lease, len(transcript.token_ids))
-        return transcript, len(transcript.token_ids)
+        length = len(transcript.token_ids)
+        if not 1 <= length < self.max_model_len:
+            raise PromptRefused(
+                f"prompt {lease.prompt.prompt_id!r} has {length} tokens, must have from 1 to "
+                f"{self.max_model_len - 1}, one less than actors.max_model_len"
+            )
+        return transcript, length
 
     def _unscored(
         self, transcript: Transcript, sample_index: int, prompt_length: int, created_at: datetime
@@ -205,13 +210,6 @@ class EpisodeRunner:
             return self.new_environment()
         environment: Environment = await self._ask(lease, self.new_environment)
         return environment
-
-    def _check_prompt(self, lease: Lease, length: int) -> None:
-        if not 1 <= length < self.max_model_len:
-            raise PromptRefused(
-                f"prompt {lease.prompt.prompt_id!r} has {length} tokens, must have from 1 to "
-                f"{self.max_model_len - 1}, one less than actors.max_model_len"
-            )
 
     def _check_turn(self, lease: Lease, turn: Any) -> None:
         valid = (

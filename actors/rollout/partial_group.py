@@ -8,11 +8,7 @@ from queues.schema import decode, encode
 
 
 class PartialGroup:
-    """The rollouts of one lease so far; begins with those that the lease carries.
-
-    Raises:
-        SchemaError: What the lease carries cannot be read.
-    """
+    """The rollouts of one lease so far; raises SchemaError if those in the lease cannot be read."""
 
     def __init__(self, lease: Lease) -> None:
         self._lease = lease

@@ -43,11 +43,7 @@ HAND_OVER_SECONDS = 5.0
 
 @dataclass(eq=False)
 class RolloutWorker:
-    """Keeps one engine full of rollouts.
-
-    Raises:
-        InputError: Not even one group fits into `max_concurrent_rollouts`.
-    """
+    """Keeps one engine full of rollouts; raises InputError if not even one group fits into it."""
 
     statistics: ActorStatistics
     """Counts what is done; its engine holds the leases."""
@@ -181,11 +177,9 @@ class RolloutWorker:
 
     def _capacity(self) -> int:
         """Return how many rollouts may begin now."""
-        return (
-            0
-            if self.statistics.version is None
-            else self.max_concurrent_rollouts - self._occupancy.running
-        )
+        if self.statistics.version is None:
+            return 0
+        return self.max_concurrent_rollouts - self._occupancy.running
 
     def _begin(self, lease: Lease, tasks: asyncio.TaskGroup) -> None:
         self._occupancy.change(lease.capacity)
@@ -239,11 +233,7 @@ class RolloutWorker:
             self.statistics.groups[PutStatus(status).value] += 1
 
     async def _save_interrupted(self, lease: Lease, partial: PartialGroup) -> None:
-        """Save a group that the end of this worker has interrupted.
-
-        Raises:
-            RolloutFailed: The worker is not ending: the engine aborted rollouts by itself.
-        """
+        """Save an interrupted group; raise RolloutFailed if this worker is not ending."""
         if not self._leaving:
             raise RolloutFailed(f"rollouts of group {lease.group_id} were aborted by the engine")
         self.statistics.groups["aborted"] += 1
@@ -275,16 +265,13 @@ class RolloutWorker:
         return [replace(rollout, metadata={**rollout.metadata, **metadata}) for rollout in group]
 
     async def _episode(self, lease: Lease, index: int, partial: PartialGroup) -> Rollout:
+        saved = partial.get(index)
         try:
-            return await self._rollout(lease, index, partial)
+            if saved is not None and saved.finish_reason is not FinishReason.ABORTED:
+                return saved
+            rollout = await self.run_episode(lease, index, saved)
         finally:
             self._vacate(lease)
-
-    async def _rollout(self, lease: Lease, index: int, partial: PartialGroup) -> Rollout:
-        saved = partial.get(index)
-        if saved is not None and saved.finish_reason is not FinishReason.ABORTED:
-            return saved
-        rollout = await self.run_episode(lease, index, saved)
         self.statistics.tokens += sum(rollout.loss_mask) - (sum(saved.loss_mask) if saved else 0)
         if rollout.finish_reason is not FinishReason.ABORTED:
             self.statistics.rollouts += 1

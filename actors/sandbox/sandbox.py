@@ -90,30 +90,34 @@ class Sandbox:
                 missing. Nothing was run.
         """
         status_read, status_write = os.pipe()
-        with tempfile.TemporaryFile("w+", encoding="utf-8", errors="surrogatepass") as config:
+        with (
+            tempfile.TemporaryFile("w+", encoding="utf-8", errors="surrogatepass") as config,
+            tempfile.NamedTemporaryFile("wb") as given,
+        ):
             json.dump(self.launcher_config(program), config)
             config.flush()
             config.seek(0)
+            given.write(stdin.encode(errors="replace"))
+            given.flush()
             descriptors = (config.fileno(), status_write)
             try:
-                process = subprocess.Popen(
-                    [sys.executable, "-I", "-S", "-B", str(LAUNCHER), *map(str, descriptors)],
-                    stdin=subprocess.PIPE,
-                    stdout=subprocess.PIPE,
-                    stderr=subprocess.PIPE,
-                    pass_fds=descriptors,
-                    start_new_session=True,
-                    cwd="/",
-                    env={},
-                )
+                with open(given.name, "rb") as read_only:
+                    process = subprocess.Popen(
+                        [sys.executable, "-I", "-S", "-B", str(LAUNCHER), *map(str, descriptors)],
+                        stdin=read_only,
+                        stdout=subprocess.PIPE,
+                        stderr=subprocess.PIPE,
+                        pass_fds=descriptors,
+                        start_new_session=True,
+                        cwd="/",
+                        env={},
+                    )
             finally:
                 os.close(status_write)
         with process, open(status_read, "rb", buffering=0) as pipe:
             status = _Status(self.seconds, self.start_seconds)
             try:
-                stopped, outputs = self._exchange(
-                    process, stdin.encode(errors="replace"), pipe.fileno(), status
-                )
+                stopped, outputs = self._collect(process, pipe.fileno(), status)
             finally:
                 process.kill()  # which ends init, and so everything in the sandbox
             process.wait(self.start_seconds)
@@ -157,29 +161,21 @@ class Sandbox:
             },
         }
 
-    def _exchange(
-        self, process: subprocess.Popen[bytes], stdin: bytes, pipe: int, status: "_Status"
+    def _collect(
+        self, process: subprocess.Popen[bytes], pipe: int, status: "_Status"
     ) -> tuple[Literal["timeout", "output"] | None, list[bytearray]]:
-        """Exchange input, output and status with the program, up to the limits."""
+        """Read output and status of the program, up to the limits."""
         outputs = [bytearray(), bytearray()]
-        assert process.stdin is not None
         with selectors.DefaultSelector() as selector:
             for stream, output in zip((process.stdout, process.stderr), outputs, strict=True):
                 assert stream is not None
                 selector.register(stream, selectors.EVENT_READ, output)
-            os.set_blocking(process.stdin.fileno(), False)
-            selector.register(process.stdin, selectors.EVENT_WRITE)
             selector.register(pipe, selectors.EVENT_READ, status)
             while selector.get_map():
                 deadline = status.deadline
                 late = time.monotonic() >= deadline
                 for key, _ in selector.select(max(0.0, deadline - time.monotonic())):
-                    if key.data is None:
-                        stdin = _feed(key.fd, stdin)
-                        if not stdin:
-                            selector.unregister(key.fileobj)
-                            process.stdin.close()
-                    elif not (block := os.read(key.fd, 65536)):
+                    if not (block := os.read(key.fd, 65536)):
                         selector.unregister(key.fileobj)
                     elif key.data is status:
                         status.take(block)
@@ -220,11 +216,7 @@ class _Status:
         return seconds
 
     def late(self) -> Literal["timeout"] | None:
-        """Return "timeout" if the program missed its deadline, and None if it has ended.
-
-        Raises:
-            InputError: The sandbox had not started the program.
-        """
+        """Return "timeout" if the program still runs, None after its end; raise if not begun."""
         if "at" in self.reported:
             return None
         if "started" in self.reported:
@@ -235,23 +227,19 @@ class _Status:
         )
 
 
-def _feed(descriptor: int, text: bytes) -> bytes:
-    """Write what fits; return the rest, or nothing if the reader has gone."""
-    try:
-        return text[os.write(descriptor, text[:65536]) :] if text else b""
-    except BlockingIOError:
-        return text
-    except BrokenPipeError:
-        return b""
+def check_code_execution(setting: str, allowed: str) -> None:
+    """Raise InputError if a setting may not run a model's programs, or there is no sandbox."""
+    if allowed == "off":
+        raise InputError(
+            f"{setting} runs programs that the model writes, which is off; set "
+            'actors.code_execution = "sandbox" to allow it'
+        )
+    check_sandbox()
 
 
 @lru_cache(maxsize=1)
 def check_sandbox() -> None:
-    """Run a program that tests the barriers.
-
-    Raises:
-        InputError: A barrier is missing, or the sandbox is unavailable; names what would help.
-    """
+    """Run a program that tests the barriers; raise InputError if one is missing."""
     if platform.system() != "Linux" or platform.machine() != MACHINE:
         raise InputError(unavailable(f"it needs Linux on {MACHINE}"))
     outcome = Sandbox(seconds=START_SECONDS).run(PROBE)

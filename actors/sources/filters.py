@@ -1,4 +1,4 @@
-"""Sources around a source: its contract checked, held-out problems or long prompts left out."""
+"""Sources that check another source and leave out held-out problems or long prompts of it."""
 
 import json
 import logging
@@ -17,23 +17,49 @@ PATIENCE = 10_000
 """Prompts in a row that may be left out before the source counts as exhausted."""
 
 
-class CheckedSource:
-    """A source whose prompts and cursors are checked (a `PromptSource`).
+@dataclass(frozen=True, slots=True)
+class FilteredSource:
+    """A source less some of its prompts, its contract checked (a `PromptSource`).
 
     Every method raises `SourceFailed` where the source raises or breaks its contract.
     """
 
-    def __init__(self, source: PromptSource) -> None:
-        self._source = source
+    source: PromptSource
+    keeps: Callable[[Prompt], bool]
+    """Returns True for the prompts to keep."""
+    exhausted: str
+    """What `patience` prompts in a row were; {} stands for the id of the last."""
+    patience: int = PATIENCE
+    """Prompts in a row that may be left out."""
 
     def next(self, count: int) -> list[Prompt]:
+        """See `PromptSource.next`; raise InputError where `patience` prompts were left out."""
+        kept: list[Prompt] = []
+        in_a_row = 0
+        while len(kept) < count:
+            for prompt in self._draw(count - len(kept)):
+                in_a_row = 0 if self.keeps(prompt) else in_a_row + 1
+                if not in_a_row:
+                    kept.append(prompt)
+                elif in_a_row == self.patience:
+                    reason = self.exhausted.format(repr(prompt.prompt_id))
+                    raise InputError(f"{self.patience} prompts in a row were {reason}")
+        return kept
+
+    def cursor(self) -> str:
+        """See `PromptSource.cursor`."""
+        cursor = _call(self.source.cursor)
+        if not isinstance(cursor, str):
+            raise SourceFailed(f"prompts.source: cursor() gave {cursor!r}, must be text, as JSON")
+        return cursor
+
+    def restore(self, cursor: str) -> None:
+        """See `PromptSource.restore`."""
+        _call(self.source.restore, cursor)
+
+    def _draw(self, count: int) -> Sequence[Prompt]:
         """Return from one to `count` valid prompts."""
-        try:
-            prompts = self._source.next(count)
-        except ActorsError:
-            raise
-        except Exception as error:
-            raise SourceFailed(f"prompts.source: next({count}) raised {error!r}") from error
+        prompts = _call(self.source.next, count)
         if not isinstance(prompts, Sequence) or not prompts:
             raise SourceFailed(
                 f"prompts.source: next({count}) gave {prompts!r}, which holds no prompt; a "
@@ -41,24 +67,17 @@ class CheckedSource:
             )
         for prompt in prompts:
             _check(prompt)
-        return list(prompts)
+        return prompts
 
-    def cursor(self) -> str:
-        """See `PromptSource.cursor`."""
-        try:
-            cursor = self._source.cursor()
-        except Exception as error:
-            raise SourceFailed(f"prompts.source: cursor() raised {error!r}") from error
-        if not isinstance(cursor, str):
-            raise SourceFailed(f"prompts.source: cursor() gave {cursor!r}, must be text, as JSON")
-        return cursor
 
-    def restore(self, cursor: str) -> None:
-        """See `PromptSource.restore`."""
-        try:
-            self._source.restore(cursor)
-        except Exception as error:
-            raise SourceFailed(f"prompts.source: restore({cursor!r}) raised {error!r}") from error
+def _call(method: Callable[..., Any], *arguments: Any) -> Any:
+    try:
+        return method(*arguments)
+    except ActorsError:
+        raise
+    except Exception as error:
+        called = f"{method.__name__}({', '.join(map(repr, arguments))})"
+        raise SourceFailed(f"prompts.source: {called} raised {error!r}") from error
 
 
 def _check(prompt: Any) -> None:
@@ -83,56 +102,12 @@ def _check(prompt: Any) -> None:
         ) from None
 
 
-@dataclass(frozen=True, slots=True)
-class FilteredSource:
-    """A source less some of its prompts (a `PromptSource`)."""
-
-    source: PromptSource
-    keeps: Callable[[Prompt], bool]
-    """Returns True for the prompts to keep."""
-    exhausted: Callable[[Prompt], str]
-    """Describes, given the last prompt, what `patience` prompts in a row were."""
-    patience: int = PATIENCE
-    """Prompts in a row that may be left out."""
-
-    def next(self, count: int) -> list[Prompt]:
-        """See `PromptSource.next`.
-
-        Raises:
-            InputError: `patience` prompts in a row were left out.
-        """
-        kept: list[Prompt] = []
-        in_a_row = 0
-        while len(kept) < count:
-            for prompt in self.source.next(count - len(kept)):
-                if self.keeps(prompt):
-                    kept.append(prompt)
-                    in_a_row = 0
-                    continue
-                in_a_row += 1
-                if in_a_row == self.patience:
-                    reason = self.exhausted(prompt)
-                    raise InputError(f"{self.patience} prompts in a row were {reason}")
-        return kept
-
-    def cursor(self) -> str:
-        """See `PromptSource.cursor`."""
-        return self.source.cursor()
-
-    def restore(self, cursor: str) -> None:
-        """See `PromptSource.restore`."""
-        self.source.restore(cursor)
-
-
 def without_heldout(source: PromptSource, texts: frozenset[str]) -> FilteredSource:
-    """Return a source, its contract checked, less the prompts with some texts."""
+    """Return a source less the prompts with some texts."""
     return FilteredSource(
-        CheckedSource(source),
+        source,
         lambda prompt: prompt.text not in texts,
-        lambda prompt: (
-            f"held out, the last of them {prompt.prompt_id!r}; hold out fewer, or give a larger "
-            "prompts.source"
-        ),
+        "held out, the last of them {}; hold out fewer, or give a larger prompts.source",
     )
 
 
@@ -147,14 +122,8 @@ def within_tokens(
         LOG.info("prompt %s is longer than prompts.max_tokens: left out", prompt.prompt_id)
         return False
 
-    return FilteredSource(
-        source,
-        keeps,
-        lambda prompt: (
-            f"longer than prompts.max_tokens, the last of them {prompt.prompt_id!r}; raise it"
-        ),
-        patience=patience,
-    )
+    exhausted = "longer than prompts.max_tokens, the last of them {}; raise it"
+    return FilteredSource(source, keeps, exhausted, patience=patience)
 
 
 def shorter(tokenizer: Any, chat_template: Any, max_tokens: int) -> Callable[[Prompt], bool]:

@@ -4,14 +4,27 @@ The library is not installed with Headway: `pip install headway-rl[datasets]`.
 """
 
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from actors.errors import InputError
+from actors.options import parse_options
 from actors.sources.row_source import RowSource, Table
-from actors.sources.rows import read_rows, row_options
+from actors.sources.rows import RowOptions
 
-OWN_OPTIONS = ("split", "config", "heldout_split", "revision")
+
+class DatasetOptions(RowOptions):
+    """Options of `datasets:NAME`."""
+
+    split: str = "train"
+    """Split of the training prompts."""
+    heldout_split: str | None = None
+    """Split of the held-out prompts; None holds out some of the first one."""
+    config: str | None = None
+    """Configuration of the data set."""
+    revision: str | None = None
+    """Commit, branch or tag on the hub."""
 
 
 def dataset_source(name: str, *, options: dict[str, Any], **order: Any) -> RowSource:
@@ -19,32 +32,25 @@ def dataset_source(name: str, *, options: dict[str, Any], **order: Any) -> RowSo
 
     Args:
         name: On the hub, as "openai/gsm8k", or a folder, written by `save_to_disk` or of files.
-        options: `split` ("train" if not given), `config`, `revision`, `heldout_split` to hold out
-            from, and those of `RowOptions`.
+        options: As `DatasetOptions`.
         **order: As in `load_source`.
 
     Raises:
         InputError: The library is not installed, no such data set, or rows that are malformed.
     """
-    own = {key: value for key, value in options.items() if key in OWN_OPTIONS}
-    others = {key: value for key, value in options.items() if key not in OWN_OPTIONS}
-    chosen = row_options(f"datasets:{name}", others)
+    chosen = parse_options(DatasetOptions, f"source 'datasets:{name}'", options)
     label = Path(name).name
 
     def table(label: str, part: str) -> Table:
-        table_name = f"datasets:{name}[{part}]"
-        return label, lambda: read_rows(table_name, enumerate(_rows(name, part, own), 1), chosen)
+        rows = partial(_rows, name, part, chosen)
+        return Table(label, f"datasets:{name}[{part}]", lambda: enumerate(rows(), 1))
 
-    heldout_part = own.get("heldout_split")
-    return RowSource(
-        table(label, own.get("split", "train")),
-        table(f"{label}_{heldout_part}", heldout_part) if heldout_part else None,
-        shard=chosen.shard,
-        **order,
-    )
+    part = chosen.heldout_split
+    heldout = table(f"{label}_{part}", part) if part else None
+    return RowSource(table(label, chosen.split), heldout, chosen, **order)
 
 
-def _rows(name: str, part: str, options: dict[str, Any]) -> Iterable[dict[str, Any]]:
+def _rows(name: str, part: str, options: DatasetOptions) -> Iterable[dict[str, Any]]:
     try:
         import datasets
     except ImportError as error:
@@ -63,9 +69,9 @@ def _rows(name: str, part: str, options: dict[str, Any]) -> Iterable[dict[str, A
         else:
             rows = datasets.load_dataset(
                 str(path) if path.exists() else name,
-                options.get("config"),
+                options.config,
                 split=part,
-                revision=options.get("revision"),
+                revision=options.revision,
             )
     except Exception as error:
         raise InputError(f"datasets:{name}, split {part!r}: {error!r}") from error

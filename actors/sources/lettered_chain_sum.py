@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from functools import cache
 from typing import Any
 
-from actors.sources.protocol import Split
 from actors.sources.resumable import Problem, ProceduralSource
 
 CHARACTERS = string.digits + "+-=," + string.ascii_lowercase[:18]
@@ -88,14 +87,7 @@ def _worse(terms: list[int], choice: random.Random, guess_share: float) -> str:
 class LetteredChainSum(ProceduralSource):
     """Problems of the task (a `PromptSource`), which has no options."""
 
-    def __init__(
-        self,
-        *,
-        seed: int,
-        split: Split = "train",
-        heldout_size: int = 0,
-        options: dict[str, Any] | None = None,
-    ) -> None:
+    def __init__(self, *, seed: int, options: dict[str, Any] | None = None, **split: Any) -> None:
         if options:
             raise ValueError(f"lettered_chain_sum takes no options, got {sorted(options)}")
         self._seed = _SPACING * (seed + 1)
@@ -103,8 +95,7 @@ class LetteredChainSum(ProceduralSource):
             "lettered_chain_sum",
             lambda index: _problem(self._seed, index),
             lambda index: _problem(0, index),
-            split=split,
-            heldout_size=heldout_size,
+            **split,
         )
 
     def demonstrations(self, *, worked_share: float = 0.3) -> Iterator[tuple[str, str]]:
@@ -113,7 +104,7 @@ class LetteredChainSum(ProceduralSource):
         They are drawn far from where training prompts begin, and leave the cursor alone.
         """
         style = random.Random(self._seed)
-        for problem in self._problems_from(_SPACING // 2):
+        for _, problem in self.unseen(_SPACING // 2):
             worked = style.random() < worked_share
             yield problem.text, problem.worked if worked else f"={problem.answer}"
 
@@ -124,10 +115,6 @@ class LetteredChainSum(ProceduralSource):
         out or its result is wrong by up to 3. The problems are drawn nowhere else.
         """
         choice = random.Random(self._seed + 1)
-        for problem in self._problems_from(3 * _SPACING // 4):
+        for _, problem in self.unseen(3 * _SPACING // 4):
             terms = _signed_terms(problem.text)
             yield problem.text, problem.worked, _worse(terms, choice, guess_share)
-
-    def _problems_from(self, start: int) -> Iterator[Problem]:
-        problems = self.unseen(lambda index: _problem(self._seed, index), start)
-        return (problem for _, problem in problems)

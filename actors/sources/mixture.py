@@ -11,9 +11,10 @@ from dataclasses import replace
 from itertools import accumulate, chain, count, pairwise, zip_longest
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import Field, field_validator
 
 from actors.errors import InputError
+from actors.options import Options, parse_options
 from actors.sources.filters import without_heldout
 from actors.sources.protocol import PromptSource, Split
 from actors.sources.registry import load_source
@@ -23,16 +24,12 @@ from queues.records import Prompt
 Points = tuple[tuple[int, float], ...]
 
 
-class Part(BaseModel):
+class Part(Options):
     """One source of a mix."""
-
-    model_config = ConfigDict(
-        frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False
-    )
 
     source: str
     """As prompts.source."""
-    options: dict[str, Any] = {}
+    options: dict[str, Any] = Field(default={})
     """As prompts.source_options."""
     weight: float | Points = Field(default=1.0)
     """Share against the other parts: a number, or [prompt, weight] points with straight lines
@@ -44,20 +41,36 @@ class Part(BaseModel):
     @classmethod
     def _points_rise(cls, value: float | Points) -> float | Points:
         points = value if isinstance(value, tuple) else ((0, value),)
-        rising = all(one < other for (one, _), (other, _) in pairwise(points))
+        rising = all(start < end for (start, _), (end, _) in pairwise(points))
         if not points or not rising or any(weight < 0 for _, weight in points):
             raise ValueError("must be 0 or more, or [prompt, weight] points, the prompts rising")
         return value
 
 
+class MixtureOptions(Options):
+    """Options of `mixture`."""
+
+    parts: tuple[Part, ...] = Field(min_length=1)
+    """The sources, which share the held-out problems evenly."""
+
+    @field_validator("parts")
+    @classmethod
+    def _parts_can_be_drawn(cls, parts: tuple[Part, ...]) -> tuple[Part, ...]:
+        names = [_name(part, number) for number, part in enumerate(parts)]
+        if len(set(names)) < len(names) or any("/" in name for name in names):
+            raise ValueError(f"names {names} must differ, and have no '/'")
+        corners = {0}
+        for part in parts:
+            if isinstance(part.weight, tuple):
+                corners |= {position for position, _ in part.weight}
+        for corner in sorted(corners):  # between corners a sum of straight lines stays above 0
+            if not any(weight_at(part.weight, corner) for part in parts):
+                raise ValueError(f"all weights are 0 at prompt {corner}")
+        return parts
+
+
 class Mixture(ResumableSource):
-    """Several sources as one (a `PromptSource`).
-
-    `options` has `parts`, each as `Part`, which share the held-out problems evenly.
-
-    Raises:
-        InputError: A part that cannot be used, or weights that are all 0 at some time.
-    """
+    """Several sources as one (a `PromptSource`); options as `MixtureOptions`."""
 
     def __init__(
         self,
@@ -68,7 +81,7 @@ class Mixture(ResumableSource):
         heldout_size: int = 0,
     ) -> None:
         super().__init__()
-        parts = _parts(options)
+        parts = parse_options(MixtureOptions, "source 'mixture'", options).parts
         share, more = divmod(heldout_size, len(parts))
         sizes = [share + 1 if number < more else share for number in range(len(parts))]
         by_part = [
@@ -122,11 +135,7 @@ class Mixture(ResumableSource):
             source.restore(part_cursor)
 
     def demonstrations(self, **options: Any) -> Iterator[tuple[str, str]]:
-        """Yield demonstrations of all parts, mixed by their first weights.
-
-        Raises:
-            InputError: A part has none.
-        """
+        """Yield demonstrations of all parts, by first weights; raise InputError if one has none."""
         by_part = []
         for part, source in zip(self._parts, self._unfiltered, strict=True):
             method = getattr(source, "demonstrations", None)
@@ -143,13 +152,14 @@ class Mixture(ResumableSource):
         return next(number for number, upper in enumerate(sums) if threshold < upper)
 
 
+def _name(part: Part, number: int) -> str:
+    return str(number) if part.name is None else part.name
+
+
 def _named(part: Part, number: int, prompt: Prompt) -> Prompt:
-    name = str(number) if part.name is None else part.name
-    return replace(
-        prompt,
-        prompt_id=f"{name}:{prompt.prompt_id}",
-        metadata={**prompt.metadata, "part": name},
-    )
+    name = _name(part, number)
+    metadata = {**prompt.metadata, "part": name}
+    return replace(prompt, prompt_id=f"{name}:{prompt.prompt_id}", metadata=metadata)
 
 
 def weight_at(weight: float | Points, position: int) -> float:
@@ -167,31 +177,6 @@ def weight_at(weight: float | Points, position: int) -> float:
         if position <= end:
             return low + (high - low) * (position - start) / (end - start)
     return weight[-1][1]
-
-
-def _parts(options: dict[str, Any]) -> list[Part]:
-    specified = options.get("parts")
-    if options.keys() != {"parts"} or not isinstance(specified, list) or not specified:
-        raise InputError(
-            f"source 'mixture' with options {options}: give parts, a list with a source each"
-        )
-    parts = []
-    for number, part in enumerate(specified):
-        try:
-            parts.append(Part(**part))
-        except (ValidationError, TypeError) as error:
-            raise InputError(f"source 'mixture': parts[{number}]: {error}") from None
-    names = [str(number) if part.name is None else part.name for number, part in enumerate(parts)]
-    if len(set(names)) < len(names) or any("/" in name for name in names):
-        raise InputError(f"source 'mixture': names {names} must differ, and have no '/'")
-    corners = {0}
-    for part in parts:
-        if isinstance(part.weight, tuple):
-            corners |= {position for position, _ in part.weight}
-    for corner in sorted(corners):  # between corners a sum of straight lines stays above 0
-        if not any(weight_at(part.weight, corner) for part in parts):
-            raise InputError(f"source 'mixture': all weights are 0 at prompt {corner}")
-    return parts
 
 
 def _load(part: Part, seed: int, split: Split, size: int) -> PromptSource:

@@ -12,21 +12,21 @@ import reasoning_gym
 from reasoning_gym.factory import DATASETS, create_curriculum, has_curriculum
 
 from actors.errors import InputError
-from actors.sources.protocol import Split
-from actors.sources.resumable import ResumableSource
-from queues.records import Prompt
+from actors.sources.resumable import Problem, ProceduralSource
 
 SPACING = 10**8
 """Seeds of one split of one run; the held-out problems have the first range."""
 
 
-class ReasoningGymSource(ResumableSource):
+class ReasoningGymSource(ProceduralSource):
     """Problems of one task (a `PromptSource`).
 
     Args:
         task: Name in reasoning-gym, as "chain_sum".
         options: Keywords of the task's configuration, without size and seed, and `level`, the level
             of its curriculum.
+        seed: As in `load_source`.
+        **split: As in `load_source`.
 
     Raises:
         InputError: No such task, options that it refuses, or fewer problems than are asked for.
@@ -34,19 +34,8 @@ class ReasoningGymSource(ResumableSource):
 
     EPOCH = 10_000
     """Items of one data set; a few tasks build all of them at once."""
-    PATIENCE = 1000
-    """Held-out problems in a row after which the task counts as exhausted."""
 
-    def __init__(
-        self,
-        task: str,
-        *,
-        options: dict[str, Any],
-        seed: int,
-        split: Split = "train",
-        heldout_size: int = 0,
-    ) -> None:
-        super().__init__()
+    def __init__(self, task: str, *, options: dict[str, Any], seed: int, **split: Any) -> None:
         if task not in DATASETS:
             close = difflib.get_close_matches(task, DATASETS, n=1)
             hint = f"; did you mean {close[0]!r}?" if close else f", such as {next(iter(DATASETS))}"
@@ -62,51 +51,14 @@ class ReasoningGymSource(ResumableSource):
             )
         self._task = task
         self._options = _at_level(task, options) if "level" in options else options
-        self._train = split == "train"
         self._opened: tuple[int, Any] | None = None
-        self._heldout: list[Prompt] = []
-        self.first_seed, self._label = 0, f"{task}_heldout"
-        self._hold_out(heldout_size)
-        if self._train:
-            self.first_seed, self._label = SPACING * (seed + 1), task
-            self._data(self.first_seed)
-        self._texts = {prompt.text for prompt in self._heldout}
-        self.position = 0
-
-    def draw(self) -> Prompt:
-        """See `ResumableSource.draw`.
-
-        Raises:
-            InputError: `PATIENCE` problems in a row are held out.
-        """
-        if self._train:
-            return self._draw_unless(self._texts)
-        number = self.position % len(self._heldout)
-        self.position += 1
-        return self._heldout[number]
-
-    def _hold_out(self, size: int) -> None:
-        """Draw the first `size` distinct problems of the held-out seeds."""
-        texts: set[str] = set()
-        for _ in range(size):
-            prompt = self._draw_unless(texts)
-            texts.add(prompt.text)
-            self._heldout.append(prompt)
-        if not self._train and not size:
-            raise InputError(f"reasoning_gym:{self._task}: the held-out split needs a size above 0")
-
-    def _draw_unless(self, texts: set[str]) -> Prompt:
-        """Return the next problem with none of these texts, and move past it."""
-        for _ in range(self.PATIENCE):
-            epoch, index = divmod(self.position, self.EPOCH)
-            self.position += 1
-            entry = self._data(self.first_seed + epoch * self.EPOCH)[index]
-            if entry["question"] not in texts:
-                return self._prompt(entry, f"{self._label}/{epoch}/{index}")
-        raise InputError(
-            f"reasoning_gym:{self._task} with options {self._options} has too few different "
-            f"problems: {len(texts)} are held out, and all of the last {self.PATIENCE} were among "
-            "them; hold out fewer, or make the task larger"
+        self.first_seed = SPACING * (seed + 1)
+        self._data(0 if split.get("heldout_size") else self.first_seed)  # refuses wrong options
+        super().__init__(
+            task,
+            lambda position: self._problem(self.first_seed, position),
+            lambda position: self._problem(0, position),
+            **split,
         )
 
     def _data(self, seed: int) -> Any:
@@ -123,12 +75,13 @@ class ReasoningGymSource(ResumableSource):
             self._opened = (seed, data)
         return self._opened[1]
 
-    def _prompt(self, entry: dict[str, Any], prompt_id: str) -> Prompt:
+    def _problem(self, first_seed: int, position: int) -> Problem:
+        index = position % self.EPOCH
+        entry = self._data(first_seed + position - index)[index]
         answer = entry.get("answer")
-        return Prompt(
-            prompt_id=prompt_id,
-            text=entry["question"],
-            answer=None if answer is None else str(answer),
+        return Problem(
+            entry["question"],
+            None if answer is None else str(answer),
             metadata={"task": self._task, "options": self._options, "entry": repr(_plain(entry))},
         )
 

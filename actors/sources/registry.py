@@ -29,8 +29,6 @@ def load_source(
         InputError: No such source, or one that refuses its options.
     """
     build = SOURCES.load(name)
-    if not callable(build):
-        raise InputError(f"prompts.source = {name!r} is a {type(build).__name__}, not a class")
     if SOURCES.find(name) is not None and ":" in name:
         build = partial(build, name.partition(":")[2])
     try:

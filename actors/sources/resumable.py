@@ -1,10 +1,12 @@
 """Prompt sources whose prompts depend on their position alone, so that a position resumes them."""
 
+import itertools
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+from actors.errors import InputError
 from actors.sources.protocol import Split
 from queues.records import Prompt
 
@@ -36,16 +38,23 @@ class Problem(NamedTuple):
     """A problem of a procedural task."""
 
     text: str
-    answer: str
-    worked: str
+    answer: str | None
+    worked: str = ""
     """The steps that lead to the answer, or what is asked of a tool."""
+    metadata: dict[str, Any] | None = None
 
 
 class ProceduralSource(ResumableSource):
-    """Endless problems of a task; training never draws one of the first held-out problems.
+    """Endless problems of a task; training leaves out the texts of held-out problems.
 
-    `training` and `heldout` return the problem at a position; `label` begins the prompt ids.
+    `training` and `heldout` return the problem at a position, `label` begins the prompt ids. Held
+    out are the first `heldout_size` different problems; too few of them raise InputError.
     """
+
+    EPOCH = 10**8
+    """Positions of one epoch in the prompt ids."""
+    PATIENCE = 1000
+    """Held-out problems in a row after which the task counts as exhausted."""
 
     def __init__(
         self,
@@ -53,40 +62,52 @@ class ProceduralSource(ResumableSource):
         training: Callable[[int], Problem],
         heldout: Callable[[int], Problem],
         *,
-        split: Split,
-        heldout_size: int,
+        split: Split = "train",
+        heldout_size: int = 0,
     ) -> None:
         super().__init__()
         self._label, self._split, self._training = label, split, training
-        distinct: dict[str, Problem] = {}
-        position = 0
-        while len(distinct) < heldout_size:
-            problem = heldout(position)
-            distinct.setdefault(problem.text, problem)
-            position += 1
-        self._texts = frozenset(distinct)
-        self._heldout = [*distinct.values()]
+        if split == "heldout" and not heldout_size:
+            raise InputError(f"source {label!r}: the held-out split needs a size above 0")
+        self._texts: set[str] = set()
+        self._heldout: list[Prompt] = []
+        different = self.unseen(0, heldout)
+        for _ in range(heldout_size):
+            position, problem = next(different)
+            self._texts.add(problem.text)
+            self._heldout.append(self._prompt(f"{label}_heldout", position, problem))
 
     def draw(self) -> Prompt:
         """See `ResumableSource.draw`."""
         if self._split == "heldout":
-            number = self.position % len(self._heldout)
-            self.position += 1
-            return self._prompt(f"{self._label}_heldout/0/{number}", self._heldout[number])
-        position, problem = next(self.unseen(self._training, self.position))
+            number, self.position = self.position, self.position + 1
+            return self._heldout[number % len(self._heldout)]
+        position, problem = next(self.unseen(self.position))
         self.position = position + 1
-        return self._prompt(f"{self._label}/0/{position}", problem)
+        return self._prompt(self._label, position, problem)
 
     def unseen(
-        self, problem_at: Callable[[int], Problem], position: int
+        self, start: int, problem_at: Callable[[int], Problem] | None = None
     ) -> Iterator[tuple[int, Problem]]:
-        """Yield the problems that are not held out, with their positions, without end."""
-        while True:
-            problem = problem_at(position)
+        """Yield training problems, or others, that are not held out, with their positions."""
+        last = start - 1
+        for position in itertools.count(start):
+            problem = (problem_at or self._training)(position)
             if problem.text not in self._texts:
+                last = position
                 yield position, problem
-            position += 1
+            elif position - last == self.PATIENCE:
+                raise InputError(
+                    f"source {self._label!r} has too few different problems: {len(self._texts)} "
+                    f"are held out, and all of the last {self.PATIENCE} were among them; hold out "
+                    "fewer, or make the task larger"
+                )
 
-    @staticmethod
-    def _prompt(prompt_id: str, problem: Problem) -> Prompt:
-        return Prompt(prompt_id=prompt_id, text=problem.text, answer=problem.answer)
+    def _prompt(self, label: str, position: int, problem: Problem) -> Prompt:
+        epoch, index = divmod(position, self.EPOCH)
+        return Prompt(
+            prompt_id=f"{label}/{epoch}/{index}",
+            text=problem.text,
+            answer=problem.answer,
+            metadata=problem.metadata or {},
+        )

@@ -5,61 +5,65 @@ order of the rows, or those of a second table. Training leaves out every row wit
 """
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
+from typing import NamedTuple
 
 import xxhash
 
 from actors.errors import InputError
 from actors.sources.protocol import Split
 from actors.sources.resumable import ResumableSource
-from actors.sources.rows import LOG, ParsedRows
+from actors.sources.rows import LOG, Row, RowOptions, read_rows
 from queues.records import Prompt
 
-Table = tuple[str, Callable[[], ParsedRows]]
-"""Name of a table, and a function that reads it."""
+
+class Table(NamedTuple):
+    """A table of prompts, not yet read."""
+
+    label: str
+    """Begins the prompt ids."""
+    name: str
+    """Name in messages."""
+    rows: Callable[[], Iterable[tuple[int, Row]]]
+    """Returns the rows with their numbers."""
 
 
 class RowSource(ResumableSource):
-    """Rows of a table (a `PromptSource`).
+    """Rows of a table (a `PromptSource`); held out from `heldout`, or from `table` if it is None.
 
-    Prompts are held out from `heldout`, or from `table` if it is None. `shard` is [i, n]: of the
-    training rows, every n-th from the i-th on.
-
-    Raises:
-        InputError: A table that cannot be read, or too few rows.
+    Raises InputError for a table that cannot be read, or too few rows.
     """
 
     def __init__(
         self,
         table: Table,
         heldout: Table | None,
+        options: RowOptions,
         *,
         seed: int,
         split: Split = "train",
         heldout_size: int = 0,
-        shard: tuple[int, int],
     ) -> None:
         super().__init__()
-        name, read = table
-        rows, notes = read()
-        candidates = heldout[1]().prompts if heldout else rows
-        held_out = _hold_out(candidates, heldout_size)
+        rows, notes = read_rows(table.name, table.rows(), options)
+        others = read_rows(heldout.name, heldout.rows(), options).prompts if heldout else rows
+        held_out = _hold_out(others, heldout_size)
         self._split = split
         if split == "heldout":
             self._rows = held_out
-            self._label = f"{heldout[0] if heldout else name}_heldout"
+            self._label = f"{(heldout or table).label}_heldout"
         else:
             for note in notes:
                 LOG.warning("%s", note)
             texts = {row.text for row in held_out}
-            index, count = shard
+            index, count = options.shard
             self._rows = [row for row in rows if row.text not in texts][index::count]
-            self._label = name
+            self._label = table.label
         if not self._rows:
             raise InputError(
-                f"{name}: nothing is left for the {split} split: {len(rows)} prompts, "
-                f"{heldout_size} held out" + (f", shard {list(shard)}" if shard != (0, 1) else "")
+                f"{table.name}: nothing is left for the {split} split: {len(rows)} prompts, "
+                f"{heldout_size} held out, shard {list(options.shard)}"
             )
         self._seed = seed
         self._order: tuple[int, list[int]] | None = None

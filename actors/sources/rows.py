@@ -10,10 +10,11 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any, Literal, NamedTuple
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field, field_validator
 
 from actors.environments.single_turn import CONVERSATION
 from actors.errors import InputError
+from actors.options import Options
 from queues.records import Prompt
 
 LOG = logging.getLogger("headway.sources")
@@ -22,10 +23,8 @@ SHOWN = 10
 ROLES = ("system", "user", "assistant", "tool")
 
 
-class RowOptions(BaseModel):
+class RowOptions(Options):
     """How rows become prompts: options of every source that reads rows."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     prompt_field: str = "prompt"
     """A text that is not empty, or a list of messages with `role` and `content`."""
@@ -44,6 +43,13 @@ class RowOptions(BaseModel):
     shard: tuple[int, int] = (0, 1)
     """[i, n]: of the training rows, every n-th from the i-th on, counted from 0."""
 
+    @field_validator("shard")
+    @classmethod
+    def _shard_exists(cls, value: tuple[int, int]) -> tuple[int, int]:
+        if not 0 <= value[0] < value[1]:
+            raise ValueError("must be [i, n] with 0 ≤ i < n")
+        return value
+
 
 class ParsedRows(NamedTuple):
     """The prompts of a table."""
@@ -58,31 +64,6 @@ Row = Mapping[str, Any] | ValueError
 """A row, or why it cannot be read."""
 
 
-def row_options(source: str, options: Mapping[str, Any]) -> RowOptions:
-    """Check the options of rows.
-
-    Raises:
-        InputError: An unknown option, or a value that is not allowed.
-    """
-    try:
-        chosen = RowOptions(**options)
-    except ValidationError as error:
-        wrong = error.errors()[0]
-        name = ".".join(str(part) for part in wrong["loc"]) or "options"
-        known = ", ".join(RowOptions.model_fields)
-        if wrong["type"] == "extra_forbidden":
-            raise InputError(f"source {source!r}: unknown: {name}; known: {known}") from None
-        raise InputError(
-            f"source {source!r}: {name} = {wrong['input']!r}: {wrong['msg']}"
-        ) from None
-    index, count = chosen.shard
-    if not 0 <= index < count:
-        raise InputError(
-            f"source {source!r}: shard = [{index}, {count}], must be [i, n] with 0 ≤ i < n"
-        )
-    return chosen
-
-
 def read_rows(table: str, rows: Iterable[tuple[int, Row]], options: RowOptions) -> ParsedRows:
     """Parse the numbered rows of a table; its name is for messages.
 
@@ -95,11 +76,11 @@ def read_rows(table: str, rows: Iterable[tuple[int, Row]], options: RowOptions) 
     first: dict[str, int] = {}
     short = long = 0
     for number, row in rows:
-        problem = str(row) if isinstance(row, ValueError) else _problem(row, options)
-        if problem or isinstance(row, ValueError):
+        try:
+            prompt = _prompt(number, row, options)
+        except ValueError as problem:
             bad.append(f"{table}:{number}: {problem}")
             continue
-        prompt = _prompt(number, row, options)
         earlier = first.setdefault(prompt.text, number)
         if earlier != number:
             repeated.append(f"{table}:{number}: the prompt of row {earlier} again")
@@ -130,42 +111,44 @@ def _some(problems: list[str]) -> str:
     return "; ".join([*problems[:SHOWN], *([f"and {more} more"] if more > 0 else [])])
 
 
-def _problem(row: Any, options: RowOptions) -> str | None:
-    """Describe what is wrong with a row; return None if nothing is."""
+def _prompt(number: int, row: Row, options: RowOptions) -> Prompt:
+    """Make a prompt of a row; raise ValueError with what is wrong with it."""
+    if isinstance(row, ValueError):
+        raise row
+    name, answer_name = options.prompt_field, options.answer_field
     if not isinstance(row, Mapping):
-        return (
-            f"found {type(row).__name__}, must be an object with the field {options.prompt_field}"
+        raise ValueError(f"found {type(row).__name__}, must be an object with the field {name}")
+    fields = (name, answer_name, "metadata")
+    others = {key: value for key, value in row.items() if key not in fields}
+    if others and options.other_fields == "refuse":
+        raise ValueError(
+            f"unknown fields {', '.join(sorted(others))}; must be {', '.join(fields)}, or set "
+            "other_fields"
         )
-    fields = (options.prompt_field, options.answer_field, "metadata")
-    unknown = sorted(row.keys() - set(fields))
-    if unknown and options.other_fields == "refuse":
-        return (
-            f"unknown fields {', '.join(unknown)}; must be {', '.join(fields)}, or set other_fields"
-        )
-    name = options.prompt_field
-    prompt, answer = row.get(name), row.get(options.answer_field)
-    if isinstance(prompt, list):
-        if not prompt or not all(map(_is_message, prompt)):
-            return (
-                f"{name} is {prompt!r}, must be a text or messages, each of a role "
-                f"({', '.join(ROLES)}) and a content"
-            )
-    elif not isinstance(prompt, str) or not prompt:
-        return f"{name} is {prompt!r}, must be a string that is not empty"
+    text, answer, metadata = (row.get(field) for field in fields)
     is_number = isinstance(answer, (int, float)) and not isinstance(answer, bool)
     if not (isinstance(answer, (str, type(None))) or (is_number and math.isfinite(answer))):
-        return f"{options.answer_field} is {answer!r}, must be a string or a number"
-    if not isinstance(row.get("metadata"), (Mapping, type(None))):
-        return f"metadata is {row['metadata']!r}, must be an object"
-    if CONVERSATION in _metadata(row, options):
-        return (
+        raise ValueError(f"{answer_name} is {answer!r}, must be a string or a number")
+    if not isinstance(metadata, (Mapping, type(None))):
+        raise ValueError(f"metadata is {metadata!r}, must be an object")
+    metadata = {**(others if options.other_fields == "metadata" else {}), **(metadata or {})}
+    if CONVERSATION in metadata:
+        raise ValueError(
             f"what becomes metadata has {CONVERSATION!r}, which only the prompt's messages may be"
         )
     try:
-        json.dumps(_metadata(row, options))
+        json.dumps(metadata)
     except (TypeError, ValueError) as error:
-        return f"what becomes metadata is not JSON: {error}"
-    return None
+        raise ValueError(f"what becomes metadata is not JSON: {error}") from None
+    if isinstance(text, list) and text and all(map(_is_message, text)):
+        metadata[CONVERSATION] = [dict(message) for message in text]
+        text = "\n\n".join(message["content"] for message in text)
+    elif not isinstance(text, str) or not text:
+        raise ValueError(
+            f"{name} is {text!r}, must be a text or messages, each of a role ({', '.join(ROLES)}) "
+            "and a content, and not empty"
+        )
+    return Prompt(prompt_id=str(number), text=text, answer=_text(answer), metadata=metadata)
 
 
 def _is_message(value: Any) -> bool:
@@ -177,23 +160,7 @@ def _is_message(value: Any) -> bool:
     )
 
 
-def _prompt(number: int, row: Mapping[str, Any], options: RowOptions) -> Prompt:
-    prompt, answer = row[options.prompt_field], row.get(options.answer_field)
-    metadata = _metadata(row, options)
-    if isinstance(prompt, list):
-        metadata[CONVERSATION] = [dict(message) for message in prompt]
-        prompt = "\n\n".join(message["content"] for message in prompt)
-    return Prompt(prompt_id=str(number), text=prompt, answer=_text(answer), metadata=metadata)
-
-
 def _text(answer: str | float | None) -> str | None:
     """Format an answer as a policy would write it: a whole number has no point."""
     whole = isinstance(answer, float) and answer.is_integer()
     return None if answer is None else str(int(answer) if whole else answer)
-
-
-def _metadata(row: Mapping[str, Any], options: RowOptions) -> dict[str, Any]:
-    known = {options.prompt_field, options.answer_field, "metadata"}
-    others = {key: value for key, value in row.items() if key not in known}
-    kept = others if options.other_fields == "metadata" else {}
-    return {**kept, **(row.get("metadata") or {})}

@@ -14,7 +14,6 @@ from typing import Any
 
 from actors.errors import InputError
 from actors.sources.examples import TURN
-from actors.sources.protocol import Split
 from actors.sources.resumable import Problem, ProceduralSource
 
 LETTERS = "abcdefghijklmnopqr"
@@ -42,21 +41,9 @@ def _chain(task: str, generator: random.Random) -> Problem:
 
 
 class TinyTask(ProceduralSource):
-    """Problems of one task (a `PromptSource`).
+    """Problems of one task (a `PromptSource`), which has no options."""
 
-    Raises:
-        InputError: No such task, or options.
-    """
-
-    def __init__(
-        self,
-        task: str,
-        *,
-        options: dict[str, Any],
-        seed: int,
-        split: Split = "train",
-        heldout_size: int = 0,
-    ) -> None:
+    def __init__(self, task: str, *, options: dict[str, Any], seed: int, **split: Any) -> None:
         if task not in TASKS or options:
             raise InputError(
                 f"source 'tiny:{task}' with options {options}: the tasks are "
@@ -67,8 +54,7 @@ class TinyTask(ProceduralSource):
             f"tiny_{task}",
             lambda position: problem_at(task, seed, position),
             lambda position: problem_at(task, "heldout", position),
-            split=split,
-            heldout_size=heldout_size,
+            **split,
         )
 
     def demonstrations(self, *, worked_share: float = 0.3) -> Iterator[tuple[str, str]]:
@@ -78,7 +64,7 @@ class TinyTask(ProceduralSource):
         they are drawn with a seed of their own.
         """
         style, split = random.Random(self._seed), f"{self._seed} to imitate"
-        for _, problem in self.unseen(lambda position: problem_at(self._task, split, position), 0):
+        for _, problem in self.unseen(0, lambda position: problem_at(self._task, split, position)):
             terse = f"={problem.answer}"
             if style.random() >= worked_share:
                 yield problem.text, terse

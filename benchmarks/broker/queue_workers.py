@@ -22,8 +22,7 @@ from queues.records import (
     PutStatus,
     RolloutGroup,
 )
-from queues.runtime.ray_payloads import to_arrays
-from queues.schema import encode
+from queues.schema import encode, to_arrays
 from weight_sync.manifest import Bucket, Manifest, TensorSpec
 from weight_sync.ray_broadcaster import BroadcasterClient
 

@@ -14,14 +14,9 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector
 
-from deploy.observability.waits import Overdue
+from deploy.observability.waits import Wait
 from deploy.storage.run_record import Record
 from weight_sync.announcements import WeightUpdateReport
-
-PHASES = ("stage", "prepare", "permit", "pause", "serve")
-"""Phases of a weight update: `stage` (received and verified during generation), `prepare` (loaded
-during generation), `permit` (waiting for other engines), `pause` (generation stands still), and
-`serve`, the whole time from `publish` to generation with the new weights."""
 
 DISK_SECONDS = 1.0
 """Seconds that a scrape waits for the disk's answer."""
@@ -33,9 +28,7 @@ class RunMetrics(Collector):
     Also those of the disk of the run's `folder`, and of the waits that `overdue` returns.
     """
 
-    def __init__(
-        self, record: Record, folder: Path, overdue: Callable[[], Sequence[Overdue]]
-    ) -> None:
+    def __init__(self, record: Record, folder: Path, overdue: Callable[[], Sequence[Wait]]) -> None:
         self._record, self._folder, self._overdue = record, folder, overdue
         self._one_scrape = threading.Lock()
         self._free: int | None = None
@@ -101,8 +94,8 @@ class RunMetrics(Collector):
             "Seconds that a process has waited for another without progress.",
             labels=["who", "on"],
         )
-        for overdue in late:
-            seconds.add_metric([overdue.wait.who, overdue.wait.on], overdue.seconds)
+        for wait in late:
+            seconds.add_metric([wait.who, wait.on], wait.seconds)
         yield seconds
 
     def _weight_updates(self) -> Iterator[Metric]:
@@ -136,10 +129,10 @@ class RunMetrics(Collector):
         self._updates[engine] += 1
         self._bytes[engine] += update.bytes
         seconds = {
-            "stage": staged - update.published_at,
-            "prepare": update.prepare_seconds,
-            "permit": started - staged - update.prepare_seconds,
-            "pause": update.stalled_seconds,
-            "serve": serving,
+            "stage": staged - update.published_at,  # received and verified during generation
+            "prepare": update.prepare_seconds,  # loaded during generation
+            "permit": started - staged - update.prepare_seconds,  # waiting for other engines
+            "pause": update.stalled_seconds,  # generation stands still
+            "serve": serving,  # all of it, from `publish` to generation with the new weights
         }
-        self._seconds.update({(engine, phase): seconds[phase] for phase in PHASES})
+        self._seconds.update({(engine, phase): value for phase, value in seconds.items()})

@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from actors.engines.model_folder import check_model, context_length, load_tokenizer
-from actors.rollout.chat_rendering import unknown_character
-from actors.sources.examples import TURN, load_demonstrations
+from actors.errors import PromptRefused
+from actors.rollout.chat_rendering import encode
+from actors.sources.examples import DEMONSTRATIONS, TURN, Example, load_examples
 from deploy.config.run_config import RunConfig
 from deploy.errors import InputError
 from deploy.preflight.disk_space import check_runs_dir
@@ -21,8 +22,6 @@ from learner.config.learner import SftConfig, TinyModelConfig
 
 CHECKED = 64
 """Demonstrations that are checked before the model is loaded; others when they are drawn."""
-
-Pair = tuple[str, str]
 
 
 def warm_start(config: RunConfig, terminal: Terminal, *, replace: bool) -> Path:
@@ -43,15 +42,14 @@ def warm_start(config: RunConfig, terminal: Terminal, *, replace: bool) -> Path:
     if path:
         check_model(path)
     _, problems = load_heldout(config)
-    pairs = load_demonstrations(
+    pairs = load_examples(
+        DEMONSTRATIONS,
         config.sft.demonstrations,
         options=config.sft.options,
         seed=config.seed,
         heldout=frozenset(problem.text for problem in problems),
     )
-    tiny = config.model.tiny
-    measure, context = _character_measure(tiny) if tiny else _tokenizer_measure(str(path))
-    pairs = _checked(pairs, measure, context)
+    pairs = _checked(pairs, *_measure(config.model.tiny, path))
     first = list(islice(pairs, CHECKED))
     try:
         with atomic_folder(folder, replace=replace) as partial:
@@ -64,12 +62,10 @@ def warm_start(config: RunConfig, terminal: Terminal, *, replace: bool) -> Path:
     return folder
 
 
-def _checked(pairs: Iterator[Pair], measure: Callable[[str], int], context: int) -> Iterator[Pair]:
-    """Check each prompt and completion when it is drawn; raise InputError if it does not fit.
-
-    `measure` counts the tokens of a text; a pair has `context` at most, with its end-of-sequence
-    token.
-    """
+def _checked(
+    pairs: Iterator[Example], measure: Callable[[str], int], context: int
+) -> Iterator[Example]:
+    """Yield pairs; raise InputError for one whose tokens, by `measure`, exceed the context."""
     for prompt, completion in pairs:
         length = measure(prompt) + measure(completion) + 1
         if length > context:
@@ -80,11 +76,17 @@ def _checked(pairs: Iterator[Pair], measure: Callable[[str], int], context: int)
         yield prompt, completion
 
 
-def _character_measure(tiny: TinyModelConfig) -> tuple[Callable[[str], int], int]:
-    """Return a counter of tokens for a model with a token per character, and its context."""
+def _measure(tiny: TinyModelConfig | None, path: str | None) -> tuple[Callable[[str], int], int]:
+    """Return a counter of a text's tokens, and the context; a tiny model reads characters."""
+    tokenizer: Any = None if tiny else load_tokenizer(str(path))
 
-    def measure(text: str) -> int:
-        unknown = next((c for c in text.replace(TURN, "") if c not in tiny.characters), None)
+    def count(text: str) -> int:
+        if tiny is None:
+            try:
+                return len(encode(tokenizer, text.replace(TURN, tokenizer.eos_token)))
+            except PromptRefused as error:
+                raise InputError(f"sft.demonstrations, model {path!r}: {error}") from None
+        unknown = next((c for c in text if c not in (TURN, *tiny.characters)), None)
         if unknown is not None:
             raise InputError(
                 f"sft.demonstrations: {unknown!r} in {text[:80]!r} is not among "
@@ -92,31 +94,13 @@ def _character_measure(tiny: TinyModelConfig) -> tuple[Callable[[str], int], int
             )
         return len(text)
 
-    return measure, tiny.context
-
-
-def _tokenizer_measure(path: str) -> tuple[Callable[[str], int], int]:
-    """Return a counter of tokens for the model in a folder, and its context."""
-    tokenizer: Any = load_tokenizer(path)
-
-    def measure(text: str) -> int:
-        text = text.replace(TURN, tokenizer.eos_token)
-        ids = tokenizer.encode(text, add_special_tokens=False)
-        unknown = unknown_character(tokenizer, text, ids)
-        if unknown is not None:
-            raise InputError(
-                f"sft.demonstrations: the tokenizer of {path!r} has no token for {unknown!r} in "
-                f"{text[:80]!r}"
-            )
-        return len(ids)
-
-    return measure, context_length(path)
+    return count, tiny.context if tiny else context_length(str(path))
 
 
 def train_model(
     config: RunConfig,
     sft: SftConfig,
-    pairs: Iterator[Pair],
+    pairs: Iterator[Example],
     terminal: Terminal,
     partial: Path,
     path: str | None,

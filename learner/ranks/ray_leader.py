@@ -15,7 +15,7 @@ from learner.engine import checkpoint
 from learner.ranks.rank import Rank
 from learner.ranks.ray_calls import call_rank
 from queues.records import Payload
-from queues.runtime.ray_payloads import to_arrays
+from queues.schema import to_arrays
 from weight_sync.publish.background_publisher import BackgroundPublisher
 
 Call = Callable[..., Awaitable[Any]]

@@ -144,7 +144,7 @@ class RankActor:
         await self._failed
 
     async def update(self, payloads: list[Any], version: int) -> None:
-        """Take part in training a batch of payloads from `ray_payloads.to_arrays`."""
+        """Take part in training a batch of payloads from `queues.schema.to_arrays`."""
         views = [memoryview(payload) for payload in payloads]
         await self._follow(self._rank.update, views, version)
 

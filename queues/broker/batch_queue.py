@@ -26,15 +26,11 @@ CHECKSUM = "weights_checksum"
 class BrokerBatchQueue(BatchQueue):
     """Hands out batches and records what became of them."""
 
-    def __init__(
-        self, commits: CommitPipeline, retention: Retention, *, patience_seconds: float
-    ) -> None:
+    def __init__(self, commits: CommitPipeline, retention: Retention) -> None:
         self.commits = commits
         self.retention = retention
-        self._patience_seconds = patience_seconds
 
     async def take(self, version: int, timeout: float) -> Batch | None:
-        """Implement `BatchQueue.take`."""
         commits, state = self.commits, self.commits.state
 
         def decide() -> asyncio.Future[list[Location]] | None:
@@ -70,7 +66,6 @@ class BrokerBatchQueue(BatchQueue):
         return Batch(version=version, payloads=payloads)
 
     async def ack(self, version: int, statistics: Mapping[str, Any]) -> None:
-        """Implement `BatchQueue.ack`."""
         commits, state = self.commits, self.commits.state
         commits.check_open()
         if version < state.version:
@@ -81,7 +76,7 @@ class BrokerBatchQueue(BatchQueue):
         except (TypeError, ValueError) as error:
             raise InputError(f"statistics of batch {version} are not JSON: {error}") from error
         state.ack(BatchRecord(version=version, acked_at=time.time(), statistics=json.loads(text)))
-        state.patience_ends = time.monotonic() + self._patience_seconds
+        state.patience_ends = time.monotonic() + state.config.patience_seconds
         commits.lease_polls.wake_at(state.patience_ends)
         memory = dict(state.groups.counts)
         counts = await commits.durable(
@@ -90,13 +85,11 @@ class BrokerBatchQueue(BatchQueue):
         require_balanced(counts, memory, where=f"after batch {version}")
 
     async def commit_checkpoint(self, version: int, path: str) -> None:
-        """Implement `BatchQueue.commit_checkpoint`."""
         self.commits.check_open()
         await self.commits.durable(partial(self.commits.ledger.commit_checkpoint, version, path))
         await self.retention.apply()
 
     async def cursor(self) -> str | None:
-        """Implement `BatchQueue.cursor`."""
         return self.commits.state.cursor
 
     async def _compare(self, version: int, statistics: Mapping[str, Any]) -> None:

@@ -7,13 +7,11 @@
     learner                     ack ──▶ │ taken  │ ─▶ trained
 
     waiting call       waits for                         is woken by
-    lease              prompts that admission allows     issue, evaluate, serving, ack, fail, and
-                                                         the end of patience with engines that lag,
-                                                         or of a failed group's wait
+    lease              prompts that admission allows     issue, evaluate, serving, ack, fail, the
+                                                         end of patience or of a failed group's wait
     take, evaluation   ready groups, the last result     put, fail, ack
     prompts_wanted     a prompt queue that is too short  lease, ack, fail
-    (a put whose result is filtered wakes as fail does, and so does a take that leaves stragglers)
-    (a lost or released lease wakes as fail does, close wakes all)
+    (lost and released leases, filtered results and takes that leave stragglers wake as fail does)
 
 The broker consists of three parts, one for each protocol of `queues.protocols`, which share one
 `CommitPipeline`. The state decides without awaiting; the pipeline makes the decision durable; only
@@ -30,10 +28,6 @@ from queues.broker.retention import Retention
 from queues.broker.status import BrokerStatus, status_of
 from queues.broker.work_queue import BrokerWorkQueue
 from queues.config import QueuesConfig, RunSpec
-from queues.policy.admission import Bounds
-from queues.policy.dynamic_sampling import TieFilter
-from queues.policy.prompt_retirement import Retirement
-from queues.policy.staleness_controller import StalenessController
 from queues.readers.accounting import Accounting, account
 from queues.state.broker_state import BrokerState
 from queues.storage.journal import Journal
@@ -49,15 +43,17 @@ class Broker(BrokerPromptFeed, BrokerWorkQueue, BrokerBatchQueue):
             that it holds already is continued.
         config: Section `[queues]`.
         spec: Size of the run's batches and groups.
+        probe_seconds: Interval between probes of a full disk, while the broker pauses.
 
     Raises:
-        InputError: A bound under which no batch could be trained, or the run was begun with other
-            sizes.
+        InputError: No batch could be trained, or the run was begun with other sizes.
         LedgerError: The ledger cannot be opened, is damaged, or another broker uses it.
     """
 
-    def __init__(self, directory: Path, *, config: QueuesConfig, spec: RunSpec) -> None:
-        state = _new_state(config, spec)
+    def __init__(
+        self, directory: Path, *, config: QueuesConfig, spec: RunSpec, probe_seconds: float = 1.0
+    ) -> None:
+        state = BrokerState(config=config, spec=spec)
         ledger = Ledger(directory, synchronous=config.synchronous)
         try:
             recover(ledger, state)
@@ -65,13 +61,11 @@ class Broker(BrokerPromptFeed, BrokerWorkQueue, BrokerBatchQueue):
         except BaseException:
             ledger.close()
             raise
-        commits = CommitPipeline(state, ledger, journal, interval=config.commit_interval_seconds)
-        retention = Retention(directory, commits, keeps_all=config.keep_rollouts == "all")
+        commits = CommitPipeline(state, ledger, journal, probe_seconds=probe_seconds)
+        retention = Retention(directory, commits)
         BrokerPromptFeed.__init__(self, commits)
-        BrokerWorkQueue.__init__(self, commits, retention, lease_seconds=config.lease_seconds)
-        BrokerBatchQueue.__init__(
-            self, commits, retention, patience_seconds=config.patience_seconds
-        )
+        BrokerWorkQueue.__init__(self, commits, retention)
+        BrokerBatchQueue.__init__(self, commits, retention)
 
     async def accounting(self) -> Accounting:
         """Count the ledger's rows and compare them with the broker's memory."""
@@ -84,37 +78,6 @@ class Broker(BrokerPromptFeed, BrokerWorkQueue, BrokerBatchQueue):
         return status_of(self.commits.state, after, paused=self.commits.paused)
 
     async def close(self) -> None:
-        """End every long poll with QueueClosed, and close ledger and journal.
-
-        Afterwards `ledger.sqlite` is the whole ledger, without its -wal file.
-        """
-        self.leases.stop()
+        """End long polls with QueueClosed and close; `ledger.sqlite` is then the whole ledger."""
+        self.stop_expiry()
         await self.commits.close()
-
-
-def _new_state(config: QueuesConfig, spec: RunSpec) -> BrokerState:
-    controller = None
-    if config.ess_target is not None:
-        controller = StalenessController(
-            target=config.ess_target, most=config.max_staleness, batches=config.ess_batches
-        )
-    tie_filter = None
-    if config.filter_tied:
-        tie_filter = TieFilter(limit=config.max_filtered_batches * spec.groups_per_batch)
-    return BrokerState(
-        bounds=Bounds(
-            max_staleness=config.max_staleness,
-            groups_per_batch=spec.groups_per_batch,
-            steps=spec.steps,
-            most_live=config.window,
-            on_overdue=config.on_overdue,
-        ),
-        group_size=spec.group_size,
-        queued_batches=config.queued_batches,
-        max_attempts=config.max_attempts,
-        retry_seconds=config.retry_seconds,
-        greedy_baseline=spec.greedy_baseline,
-        controller=controller,
-        tie_filter=tie_filter,
-        retirement=Retirement(cap=spec.pass_rate_cap, threshold=spec.pass_threshold),
-    )

@@ -1,9 +1,7 @@
 """The way of a decision from the broker's state to the disk and to everyone who waits for it.
 
-    payload ─▶ journal's writer ─▶ durable ─▶ decision ─▶ ledger's writer ─▶ durable ─▶ the caller
-                                                 │                                   is answered
-        polls ◀──────────────────────────────────┘
-        a poll that may go on asks the state again, and its answer waits for the disk too
+    payload ─▶ journal ─▶ durable ─▶ decision ─▶ ledger ─▶ durable ─▶ the caller is answered
+                                        └─▶ long polls, whose own answers wait for the disk too
 
 Nothing is decided about a payload that is not on disk, so small changes never wait for large ones.
 """
@@ -30,18 +28,24 @@ log = logging.getLogger(__name__)
 class CommitPipeline:
     """Makes decisions durable; owns ledger and journal from its construction on.
 
-    The state is read and changed in the event loop only, ledger and journal are written in the
-    threads of their writers only. A commit waits `interval` seconds for other changes to join it.
+    The state is changed in the event loop only, ledger and journal in the threads of their writers.
     """
 
     def __init__(
-        self, state: BrokerState, ledger: Ledger, journal: Journal, *, interval: float
+        self, state: BrokerState, ledger: Ledger, journal: Journal, *, probe_seconds: float
     ) -> None:
         self.state = state
         self.ledger = ledger
         self.journal = journal
-        self._ledger_writer = GroupCommit(ledger, name="ledger-writer", interval=interval)
-        self._journal_writer = GroupCommit(journal, name="journal-writer", interval=interval)
+        self._ledger_writer, self._journal_writer = (
+            GroupCommit(
+                store,
+                name=f"{name}-writer",
+                interval=state.config.commit_interval_seconds,
+                probe_seconds=probe_seconds,
+            )
+            for name, store in (("ledger", ledger), ("journal", journal))
+        )
         self._closed = False
         self._failure: LedgerError | None = None
         self.lease_polls = LongPolls(self.check_open)

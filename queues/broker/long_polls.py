@@ -9,11 +9,7 @@ T = TypeVar("T")
 
 
 class LongPolls:
-    """The calls that one kind of change may answer.
-
-    Args:
-        check_open: Raises once no call may be answered any more.
-    """
+    """The calls that one kind of change may answer; `check_open` raises once none may be."""
 
     def __init__(self, check_open: Callable[[], None]) -> None:
         self._check_open = check_open
@@ -23,12 +19,9 @@ class LongPolls:
     async def until(
         self, decide: Callable[[], T | None], timeout: float, *, name: str | None = None
     ) -> T | None:
-        """Call `decide` now and after every change, until it returns something other than None.
+        """Call `decide` now and after every change until it returns something other than None.
 
-        Args:
-            decide: Called without awaiting between `check_open` and its answer.
-            timeout: Seconds, after which None is returned.
-            name: Name of the caller, for changes that concern only one caller.
+        Returns None after `timeout` seconds. `name` is that of the caller, for `wake`.
         """
         try:
             async with asyncio.timeout(timeout):
@@ -36,7 +29,12 @@ class LongPolls:
                     self._check_open()
                     if (decided := decide()) is not None:
                         return decided
-                    await self._change(name)
+                    changed = asyncio.get_running_loop().create_future()
+                    self._waiting[changed] = name
+                    try:
+                        await changed
+                    finally:
+                        del self._waiting[changed]
         except TimeoutError:
             return None
 
@@ -56,11 +54,3 @@ class LongPolls:
             asyncio.get_running_loop().call_later(left, self.wake_at, moment)
         else:
             self.wake()
-
-    async def _change(self, name: str | None) -> None:
-        changed = asyncio.get_running_loop().create_future()
-        self._waiting[changed] = name
-        try:
-            await changed
-        finally:
-            del self._waiting[changed]

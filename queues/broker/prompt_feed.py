@@ -21,11 +21,9 @@ class BrokerPromptFeed(PromptFeed):
         self.commits = commits
 
     async def prompts_wanted(self, timeout: float) -> int:
-        """Implement `PromptFeed.prompts_wanted`."""
         return await self.commits.prompt_polls.until(self.commits.state.wanted, timeout) or 0
 
     async def issue(self, prompts: Sequence[Prompt], *, cursor: str, last: bool = False) -> None:
-        """Implement `PromptFeed.issue`."""
         commits, state = self.commits, self.commits.state
         commits.check_open()
         if state.ended:
@@ -43,13 +41,11 @@ class BrokerPromptFeed(PromptFeed):
         await commits.durable(record, *(commits.all_polls if last else [commits.lease_polls]))
 
     async def cursor(self) -> str | None:
-        """Implement `PromptFeed.cursor`."""
         return self.commits.state.cursor
 
     async def evaluate(
         self, name: str, prompts: Sequence[Prompt], *, temperature: float, min_version: int
     ) -> None:
-        """Implement `PromptFeed.evaluate`."""
         commits, state = self.commits, self.commits.state
         commits.check_open()
         if not prompts:
@@ -71,7 +67,6 @@ class BrokerPromptFeed(PromptFeed):
         await commits.durable(record, commits.lease_polls)
 
     async def evaluation(self, name: str, timeout: float) -> Evaluation | None:
-        """Implement `PromptFeed.evaluation`."""
         run = self.commits.state.evaluations.get(name)
         if run is None:
             raise ProtocolError(

@@ -1,10 +1,8 @@
 """Recovery of a broker's state from the ledger, however the last broker ended.
 
-Accepted groups are ready, a taken batch is taken, evaluations continue. Leases are void, since
-their holders got them from a broker that is gone: those groups are at the front of the queue, as
-are prompts that were issued anew, and their next lease has a higher attempt, so late results of the
-old leases are refused. Failed attempts are forgotten: nothing waits because of one, and every group
-has its full number of attempts.
+Accepted groups are ready, a taken batch is taken, evaluations continue. Leases are void: those
+groups are at the front of the queue, as are prompts that were issued anew, and late results of the
+old leases are refused. Failed attempts are forgotten: every group has its full number again.
 """
 
 import json
@@ -21,12 +19,7 @@ from queues.storage.ledger import DROPPED_SINCE_TAKE, LET_THROUGH, Ledger, load_
 
 
 def recover(ledger: Ledger, state: BrokerState) -> None:
-    """Fill a new state from the ledger.
-
-    Raises:
-        InputError: The run was begun with another groups_per_batch or group_size.
-        AccountingError: The groups of the ledger do not add up.
-    """
+    """Fill a new state from the ledger; InputError if the run was begun with other sizes."""
     _check_sizes(ledger, state)
     ledger.execute("UPDATE groups SET state = 'queued' WHERE state = 'leased'")
     _read_totals(ledger, state)
@@ -45,7 +38,7 @@ def recover(ledger: Ledger, state: BrokerState) -> None:
 
 
 def _check_sizes(ledger: Ledger, state: BrokerState) -> None:
-    sizes = {"groups_per_batch": state.bounds.groups_per_batch, "group_size": state.group_size}
+    sizes = {"groups_per_batch": state.bounds.groups_per_batch, "group_size": state.spec.group_size}
     for name, value in sizes.items():
         begun_with = ledger.remember(name, str(value))
         if begun_with != str(value):
@@ -129,7 +122,7 @@ def _read_selection(ledger: Ledger, state: BrokerState) -> None:
 def _read_groups(ledger: Ledger, state: BrokerState) -> None:
     """Fill the groups that are not in a final state, and put them into their queues."""
     issued_anew = set(_train_prompts(ledger, f"reason = '{OVERDUE}'"))
-    oldest_saved = ledger.partials.oldest()
+    oldest_saved = ledger.oldest_partials()
     to_monotonic = time.monotonic() - time.time()
     final = ", ".join(f"'{x}'" for x in FINAL)
     redelivered = []

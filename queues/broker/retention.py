@@ -6,8 +6,7 @@ the oldest checkpoint that still exists: a rollback trains those batches again.
     put begins ─▶ frame in the journal ─▶ row in the ledger ─▶ put ends
         └── the segment that is the newest at this moment, and all later ones, stay ──┘
 
-Until its row is committed nothing in the ledger shows that a frame is needed. Removed segments are
-recorded in the ledger (`meta`), so that a reader can distinguish them from lost segments.
+The ledger records removed segments (`meta`), which a reader can thus distinguish from lost ones.
 """
 
 import asyncio
@@ -27,12 +26,11 @@ log = logging.getLogger(__name__)
 
 
 class Retention:
-    """Removes segments of a run's journal that nothing can need; none with `keeps_all`."""
+    """Removes segments of a run's journal that nothing can need, unless all are to be kept."""
 
-    def __init__(self, directory: Path, commits: CommitPipeline, *, keeps_all: bool) -> None:
+    def __init__(self, directory: Path, commits: CommitPipeline) -> None:
         self._directory = directory
         self._commits = commits
-        self._keeps_all = keeps_all
         self._puts: Counter[int] = Counter()
         """Number of puts in progress by the segment that was the newest when they began."""
 
@@ -48,7 +46,7 @@ class Retention:
 
     async def apply(self) -> None:
         """Remove unneeded segments; call this after a checkpoint is committed."""
-        if self._keeps_all:
+        if self._commits.state.config.keep_rollouts == "all":
             return
         below = min(self._puts, default=self._commits.journal.newest)
         # Rows of puts that have ended, cancelled ones too, were submitted before: wait for them.
@@ -84,5 +82,4 @@ def removable(run_directory: Path, below: int) -> list[int]:
             " AND (state != 'trained' OR trained_version >= ?)",
             (oldest,),
         )
-        needed = {segment for (segment,) in rows}
-    return [segment for segment in existing if segment not in needed]
+        return sorted(set(existing) - {segment for (segment,) in rows})

@@ -67,7 +67,7 @@ def status_of(state: BrokerState, after: int, *, paused: str | None) -> BrokerSt
         oldest_ready_seconds=0.0 if ready_since is None else now - ready_since,
         oldest_queued_seconds=0.0 if queued_since is None else now - queued_since,
         live=state.groups.live,
-        window=state.bounds.within(state.staleness).window(state.version),
+        window=state.lease_bounds.window(state.version),
         staleness_window=state.staleness,
         window_reason=None if state.controller is None else state.controller.state.reason,
         overdue=state.groups.overdue,

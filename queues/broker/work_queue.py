@@ -1,37 +1,40 @@
-"""The broker's side of `WorkQueue`: leases go out, results and failures come in."""
+"""The broker's side of `WorkQueue`: leases go out, results and failures come in.
+
+A lease ends without a result when its worker returns it, is released, or misses heartbeats.
+"""
 
 import asyncio
+import logging
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
 from queues.broker.commit_pipeline import CommitPipeline
-from queues.broker.lease_expiry import LeaseExpiry
 from queues.broker.result_intake import PayloadBatching, ResultIntake
 from queues.broker.retention import Retention
-from queues.errors import ProtocolError, QueueClosed, QueuesError, SchemaError
+from queues.errors import LedgerError, ProtocolError, QueueClosed, QueuesError, SchemaError
 from queues.protocols import WorkQueue
 from queues.records import Lease, Purpose, PutStatus
-from queues.state.groups import ENGINE_LOST
+from queues.state.groups import ENGINE_LOST, Group, State
+
+log = logging.getLogger(__name__)
 
 
 class BrokerWorkQueue(WorkQueue):
-    """Grants and renews leases, and accepts what was leased."""
+    """Grants and renews leases, and accepts what was leased; one task lets leases expire."""
 
-    def __init__(
-        self, commits: CommitPipeline, retention: Retention, *, lease_seconds: float
-    ) -> None:
+    def __init__(self, commits: CommitPipeline, retention: Retention) -> None:
         self.commits = commits
-        self.leases = LeaseExpiry(commits, lease_seconds=lease_seconds)
+        self._lease_seconds = commits.state.config.lease_seconds
         self._payloads = PayloadBatching()
         self.intake = ResultIntake(commits, self._payloads, retention)
         self._released: Counter[str] = Counter()
         """Number of `release` calls for each engine."""
+        self._watching: asyncio.Task[None] | None = None
 
     async def serving(self, engine_id: str, version: int) -> None:
-        """Implement `WorkQueue.serving`."""
         self.commits.check_open()
         self.commits.state.serving(engine_id, version)
         self.commits.lease_polls.wake(engine_id)
@@ -39,7 +42,6 @@ class BrokerWorkQueue(WorkQueue):
     async def lease(
         self, engine_id: str, capacity: int, timeout: float, purpose: Purpose | None = None
     ) -> list[Lease]:
-        """Implement `WorkQueue.lease`."""
         if capacity < 1:
             raise ProtocolError(f"lease: capacity = {capacity} must be at least 1")
         commits, state = self.commits, self.commits.state
@@ -48,7 +50,8 @@ class BrokerWorkQueue(WorkQueue):
         def decide() -> tuple[list[Lease], asyncio.Future[dict[str, bytes]]] | None:
             if self._released[engine_id] != released:
                 return None  # the caller is gone; its successor calls by itself
-            now, expires = time.monotonic(), self.leases.expiry()
+            now = time.monotonic()
+            expires = now + self._lease_seconds
             leases = state.lease(engine_id, capacity, now=now, expires=expires, purpose=purpose)
             if not leases:
                 return None
@@ -57,7 +60,7 @@ class BrokerWorkQueue(WorkQueue):
 
             def record() -> dict[str, bytes]:
                 commits.ledger.lease(engine_id, leases)
-                return commits.ledger.partials.read(continued)
+                return commits.ledger.partials(continued)
 
             return leases, commits.submit(record)
 
@@ -65,7 +68,8 @@ class BrokerWorkQueue(WorkQueue):
         if decided is None:
             return []
         leases, durable = decided
-        self.leases.watch()
+        if self._watching is None or self._watching.done():
+            self._watching = asyncio.create_task(self._watch())
         commits.prompt_polls.wake()
         saved = await durable
         return [replace(lease, saved=saved.get(lease.group_id)) for lease in leases]
@@ -73,7 +77,6 @@ class BrokerWorkQueue(WorkQueue):
     async def heartbeat(
         self, engine_id: str, held: Sequence[tuple[str, int]]
     ) -> list[tuple[str, int]]:
-        """Implement `WorkQueue.heartbeat`."""
         self.commits.check_open()
         lost = []
         for group_id, attempt in held:
@@ -81,18 +84,16 @@ class BrokerWorkQueue(WorkQueue):
             if group is None or not group.is_from(engine_id, attempt):
                 lost.append((group_id, attempt))
             else:
-                group.expires = self.leases.expiry()
+                group.expires = time.monotonic() + self._lease_seconds
         return lost
 
     async def put(self, engine_id: str, payload: bytes) -> PutStatus:
-        """Implement `WorkQueue.put`."""
         (answer,) = await self.intake.put_many([(engine_id, payload)])
         if isinstance(answer, QueuesError):
             raise answer
         return answer
 
     async def save(self, engine_id: str, payload: bytes) -> None:
-        """Implement `WorkQueue.save`."""
         (summary,) = await self._payloads.summarize([payload])
         if isinstance(summary, SchemaError):
             raise summary
@@ -103,27 +104,77 @@ class BrokerWorkQueue(WorkQueue):
         if summary.oldest_version is None:
             raise SchemaError(f"loss_mask: nothing of group {summary.group_id} is sampled")
         group.saved = summary.oldest_version
-        save = self.commits.ledger.partials.save
+        save = self.commits.ledger.save_partial
         await self.commits.durable(partial(save, group.group_id, summary.oldest_version, payload))
 
     async def fail(
         self, engine_id: str, group_id: str, attempt: int, *, reason: str, error: str
     ) -> None:
-        """Implement `WorkQueue.fail`."""
         self.commits.check_open()
         error = error.encode(errors="replace").decode()  # SQLite takes only valid UTF-8
         group = self.commits.state.groups.leased_to(engine_id, group_id, attempt)
         if group is not None:
-            await self.leases.give_back([group], reason, error)
+            await self._give_back([group], reason, error)
 
     async def release(self, engine_id: str) -> int:
-        """Implement `WorkQueue.release`."""
         self.commits.check_open()
         state = self.commits.state
         state.engines.pop(engine_id, None)
         self._released[engine_id] += 1
         held = [group for group in state.groups.leased() if group.engine_id == engine_id]
-        await self.leases.give_back(held, ENGINE_LOST, f"{engine_id} is gone")
+        await self._give_back(held, ENGINE_LOST, f"{engine_id} is gone")
         if state.over:
             raise QueueClosed("release: the run is over")
         return len(held)
+
+    def stop_expiry(self) -> None:
+        """Let no lease expire any more."""
+        if self._watching is not None:
+            self._watching.cancel()
+
+    async def _give_back(self, groups: Sequence[Group], reason: str, error: str) -> None:
+        """End the leases of groups without a result, in one transaction."""
+        commits, state = self.commits, self.commits.state
+        changes: list[Callable[[], None]] = []
+        now = time.monotonic()
+        for group in groups:
+            new_state = state.give_back(group, reason, now=now)
+            state.last_error = (
+                f"group {group.group_id} (prompt {group.prompt.prompt_id}), attempt"
+                f" {group.attempt} by {group.engine_id}: {reason}: {error}"
+            )
+            wait = group.not_before - now
+            waits = new_state is State.QUEUED and wait > 0
+            delay = f" for {wait:g} s at least" if waits else ""
+            log.warning("%s; now %s%s", state.last_error, new_state, delay)
+            if waits:
+                commits.lease_polls.wake_at(group.not_before)
+            if new_state is State.FAILED:
+                changes.append(partial(commits.ledger.fail, group.group_id, reason, error))
+            else:
+                changes.append(partial(commits.ledger.redeliver, group.group_id, error))
+        await commits.durable(lambda: [change() for change in changes], *commits.all_polls)
+
+    async def _watch(self) -> None:
+        """Expire leases; if that fails, close the broker, so that nobody waits for lost groups."""
+        try:
+            await self._expire()
+        except Exception as error:
+            log.exception("leases cannot expire any more")
+            failure = LedgerError(f"leases cannot expire, nothing more is served: {error!r}")
+            failure.__cause__ = error
+            self.commits.fail(failure)
+
+    async def _expire(self) -> None:
+        """Give back leases without a heartbeat, until nothing is leased; none with a full disk."""
+        while leased := self.commits.state.groups.leased():
+            now = time.monotonic()
+            excused = self.commits.paused_until + self._lease_seconds
+            for group in leased:
+                group.expires = max(group.expires, excused)
+            expired = [group for group in leased if group.expires <= now]
+            if expired:
+                error = f"no heartbeat for {self._lease_seconds:g} s"
+                await self._give_back(expired, "lease_expired", error)
+            else:
+                await asyncio.sleep(min(group.expires for group in leased) - now)

@@ -3,9 +3,6 @@
 Mastered (no-positive-resampling, ScaleRL): with a cap, a prompt is retired once the share of the
 rollouts of its latest group whose task reward reaches a threshold reaches the cap. Failed: a group
 of the prompt used up its attempts. The next epochs skip both.
-
-With a cap, prompt ids must be `source/epoch/index`: without the epoch they name the problem.
-Without a cap, an id that contains no epoch names itself.
 """
 
 from collections.abc import Iterable, Sequence
@@ -47,17 +44,16 @@ class Retirement:
 
     def add_failed(self, prompt_id: str) -> None:
         """Record that a group of this prompt used up its attempts."""
-        self.failed.add(_name(prompt_id)[0])
+        self.failed.add(split(prompt_id, strict=False)[0])
 
     def select(self, prompts: Iterable[Prompt]) -> tuple[list[Prompt], bool]:
         """Return the prompts to issue, and True if a whole epoch of the source was skipped.
 
-        Raises:
-            InputError: With a cap, an id without an epoch.
+        With a cap, an id without an epoch raises InputError.
         """
         kept = []
         for prompt in prompts:
-            name, epoch = (_name if self.cap is None else split)(prompt.prompt_id)
+            name, epoch = split(prompt.prompt_id, strict=self.cap is not None)
             if name not in self.names and name not in self.failed:
                 kept.append(prompt)
                 self._skipped_from = None
@@ -68,24 +64,18 @@ class Retirement:
         return kept, False
 
 
-def split(prompt_id: str) -> tuple[str, int]:
+def split(prompt_id: str, *, strict: bool = True) -> tuple[str, int]:
     """Return the name of a prompt, which is the same in every epoch, and the epoch.
 
-    Raises:
-        InputError: The id is not of the form `source/epoch/index`.
+    An id that is not of the form `source/epoch/index` names itself, or with `strict` raises
+    InputError.
     """
     source, *rest = prompt_id.rsplit("/", 2)
     if len(rest) != 2 or not rest[0].isdecimal():
+        if not strict:
+            return prompt_id, 0
         raise InputError(
             f"prompt_id {prompt_id!r} must be of the form source/epoch/index, with a number as"
             " epoch, for prompts.pass_rate_cap to know a prompt again"
         )
     return f"{source}/{rest[1]}", int(rest[0])
-
-
-def _name(prompt_id: str) -> tuple[str, int]:
-    """Return what `split` returns; an id without an epoch names itself."""
-    try:
-        return split(prompt_id)
-    except InputError:
-        return prompt_id, 0

@@ -1,8 +1,7 @@
-"""The accounts of a run: is every issued group in exactly one state?
+"""The accounts of a run, read from its ledger: is every issued group in exactly one state?
 
-They are read from the ledger alone, without writing to it, whether the run is running or not. Every
-function that takes a run's folder raises InputError if it holds no run, and LedgerError if its
-ledger cannot be read.
+The run may be running. Every function that takes a run's folder raises InputError if it holds no
+run, and LedgerError if its ledger cannot be read.
 """
 
 import fcntl
@@ -95,7 +94,7 @@ def newest_checkpoint(run_directory: Path) -> tuple[int, Path] | None:
     return max(committed_checkpoints(run_directory).items(), default=None)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class FailedPrompt:
     """A group that failed for good."""
 
@@ -114,8 +113,7 @@ def failed_prompts(database: sqlite3.Connection) -> list[FailedPrompt]:
         "SELECT prompt_id, group_id, purpose, attempt, reason, coalesce(error, '')"
         " FROM groups WHERE state = 'failed' ORDER BY number"
     )
-    names = ("prompt_id", "group_id", "purpose", "attempts", "reason", "error")
-    return [FailedPrompt(**dict(zip(names, row, strict=True))) for row in rows]
+    return [FailedPrompt(*row) for row in rows]
 
 
 def removed_groups(run_directory: Path) -> int:
@@ -145,11 +143,8 @@ def export_parquet(run_directory: Path, file: Path) -> int:
     """Write every journaled rollout of a run to Parquet; return the number of rows.
 
     Columns are those of `queues.schema.SCHEMA`, `state` and `trained_version` (null: untrained).
-    Removed rollouts are left out; `removed_groups` counts them.
-
-    Raises:
-        InputError: The file exists or cannot be written.
-        JournalError: A journaled group cannot be read back.
+    Removed rollouts are left out; `removed_groups` counts them. Raises InputError if the file
+    exists or cannot be written, and JournalError if a group cannot be read back.
     """
     from queues.schema import write_parquet  # the accounts themselves need no Arrow
 
@@ -219,10 +214,6 @@ def open_ledger(run_directory: Path, *, verify: bool = True) -> Iterator[sqlite3
     """Open a ledger read-only, as it is at one moment.
 
     `verify` compares the rows with their checksums first (`queues.storage.row_checksums`).
-
-    Raises:
-        InputError: There is no ledger in the directory.
-        LedgerError: The ledger cannot be read.
     """
     path = run_directory / FILE_NAME
     if not path.is_file():

@@ -1,6 +1,5 @@
 """Times at which the groups of a run were generated, accepted, taken and trained.
 
-They are read from the folder of a run, running or not (`queues.readers.accounting.open_ledger`).
 Held-out evaluations are not journaled, so they are left out.
 """
 
@@ -51,10 +50,7 @@ def read_history(run_directory: Path, first: int, last: int) -> History:
     """Read the groups that were live while some batches were waited for and trained.
 
     To include every group that was generated while version `last` was trained, add η + 1: by then
-    all of those are in a batch.
-
-    Raises:
-        JournalError: A journaled group cannot be read back.
+    all of those are in a batch. A group that cannot be read back raises JournalError.
     """
     from queues.schema import decode
 

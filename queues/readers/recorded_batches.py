@@ -23,12 +23,7 @@ class RecordedBatches(BatchQueue):
         self._acknowledged: list[dict[str, Any]] = []
 
     async def take(self, version: int, timeout: float) -> Batch:
-        """Return the batch that was trained at a version.
-
-        Raises:
-            QueueClosed: No such batch is recorded.
-            InputError: A group of it cannot be read any more.
-        """
+        """Return the batch that was trained at a version; QueueClosed if none is recorded."""
         payloads = read_batch(self._directory, version)
         if not payloads:
             raise QueueClosed(f"take: no batch {version} is recorded")
@@ -53,8 +48,7 @@ class RecordedBatches(BatchQueue):
 def read_batch(run_directory: Path, version: int) -> list[bytes]:
     """Return the payloads of a recorded batch, in its order; empty if it is not recorded.
 
-    Raises:
-        InputError: A group of it is not in the journal any more, or damaged.
+    A group that was removed from the journal or is damaged raises InputError.
     """
     with open_ledger(run_directory, verify=False) as database:
         removed = removed_segments(database)

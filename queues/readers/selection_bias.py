@@ -10,8 +10,7 @@ which are often the easy prompts. The ledger shows how much:
 
     age       versions: the lag of the oldest token when the group was trained; of a dropped group
               the lag that it would have had in the batch after the one taken without it
-    seconds   from the lease to the result, or to the abort of an aborted group. Such a group would
-              have taken longer, it is unknown how much, so this is a lower bound
+    seconds   from the lease to the result, or to the abort: a lower bound of what it would take
     tokens    sampled per rollout, a mean over the group; and
     reward    a mean over the group: both only of groups with a result, so not of aborted groups
 

@@ -24,8 +24,7 @@ def parse_cores(text: str) -> list[int]:
 def bind_process(cores: list[int], setting: str) -> None:
     """Restrict every thread of this process, and threads started later, to some cores.
 
-    Raises:
-        InputError: This machine does not have all of the cores that `setting` names.
+    Cores that this machine lacks raise InputError, which names `setting`.
     """
     available = os.sched_getaffinity(0)
     if not available.issuperset(cores):

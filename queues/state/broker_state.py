@@ -1,13 +1,13 @@
 """The state of a run in memory, and every decision about it, without disk or event loop.
 
-The states of groups are those of `groups`, the rules those of `queues.policy`, the order of the
-queues that of `prompt_queue` and `results_queue`. `recovery` fills the state from a ledger.
+The methods that answer a call of `queues.protocols` raise the errors documented there.
 """
 
 from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from queues.config import QueuesConfig, RunSpec
 from queues.errors import ProtocolError, QueueClosed
 from queues.policy.admission import Bounds, Choice, choose_batch, fits, leases_allowed
 from queues.policy.dynamic_sampling import TieFilter, Verdict
@@ -22,24 +22,20 @@ from queues.state.results_queue import ResultsQueue
 
 BATCHES_KEPT = 100
 MOST_DOUBLINGS = 5
+"""Failures after which `retry_seconds` is not doubled any more."""
 
 
 @dataclass(slots=True, kw_only=True)
 class BrokerState:
     """The groups, engines and evaluations of a run, and the learner's version."""
 
-    bounds: Bounds
-    group_size: int
-    queued_batches: int
-    max_attempts: int
-    retry_seconds: float = 0.0
-    """Wait after a failed attempt; doubled with each further one, at most MOST_DOUBLINGS times."""
-    greedy_baseline: bool = False
-    """Generate one greedy rollout beside every train group."""
-    controller: StalenessController | None = None
+    config: QueuesConfig
+    spec: RunSpec
+    bounds: Bounds = field(init=False)
+    controller: StalenessController | None = field(init=False, default=None)
     """Chooses the window of staleness; None keeps it at its widest."""
-    tie_filter: TieFilter | None = None
-    retirement: Retirement = field(default_factory=Retirement)
+    tie_filter: TieFilter | None = field(init=False, default=None)
+    retirement: Retirement = field(init=False)
     groups: Groups = field(default_factory=Groups)
     prompts: PromptQueue = field(default_factory=PromptQueue)
     results: ResultsQueue = field(default_factory=ResultsQueue)
@@ -70,6 +66,17 @@ class BrokerState:
     """Batches since then that were trained again and gave other weights than before."""
     last_error: str | None = None
 
+    def __post_init__(self) -> None:
+        config, spec = self.config, self.spec
+        self.bounds = config.bounds(spec)
+        if config.ess_target is not None:
+            self.controller = StalenessController(
+                target=config.ess_target, most=config.max_staleness, batches=config.ess_batches
+            )
+        if config.filter_tied:
+            self.tie_filter = TieFilter(limit=config.max_filtered_batches * spec.groups_per_batch)
+        self.retirement = Retirement(cap=spec.pass_rate_cap, threshold=spec.pass_threshold)
+
     @property
     def training_over(self) -> bool:
         """True once no further batch can come."""
@@ -87,6 +94,11 @@ class BrokerState:
         controller = self.controller
         return self.bounds.max_staleness if controller is None else controller.state.window
 
+    @property
+    def lease_bounds(self) -> Bounds:
+        """The bounds of new leases, within the window of staleness."""
+        return self.bounds.within(self.staleness)
+
     def issue(self, prompts: Sequence[Prompt], evaluation: str | None = None) -> list[Group]:
         """Queue a group for each prompt."""
         groups = [self._new_group(prompt, evaluation) for prompt in prompts]
@@ -101,15 +113,11 @@ class BrokerState:
         return self.issue(prompts, run.name)
 
     def wanted(self) -> int | None:
-        """Return how many prompts to issue now; None while the prompt queue is long enough.
-
-        Raises:
-            QueueClosed: No prompt will be wanted any more.
-        """
+        """Return how many prompts to issue now; None while the prompt queue is long enough."""
         if self.training_over or self.ended:
             raise QueueClosed("prompts_wanted: no more prompts will be wanted")
         size = self.bounds.groups_per_batch
-        length = self.queued_batches * size
+        length = self.config.queued_batches * size
         trainable = (self.bounds.steps - self.version) * size - self.groups.live - len(self.prompts)
         wanted = min(length - self.prompts.available, trainable)
         # Half a queue at a time, and not one prompt for each lease: every issue is a commit.
@@ -133,9 +141,6 @@ class BrokerState:
 
         The leased groups have at most `capacity` rollouts together, baselines included. An engine
         that lags gets no train groups while there is patience: it waits for its weights.
-
-        Raises:
-            QueueClosed: Nothing will ever be leased again.
         """
         if self.over:
             raise QueueClosed("lease: the run is over")
@@ -156,31 +161,24 @@ class BrokerState:
         return leases
 
     def accept(self, group: Group, result: Summary, *, now: float) -> Acceptance:
-        """Accept the one result of a leased group: a train group becomes ready, or is filtered.
-
-        Raises:
-            SchemaError: It is not what was leased; the lease stays.
-        """
-        group.check(result, self.group_size)
+        """Accept the one result of a leased group: a train group becomes ready, or is filtered."""
+        group.check(result, self.spec.group_size)
         self.accepted += 1
-        run = self._evaluation(group)
-        if run is not None:
+        if (run := self._evaluation(group)) is not None:
             self.groups.move(group, State.SCORED)
             run.score(result)
             self._close_evaluation(run)
             return Acceptance(State.SCORED)
-        rewards, verdict = result.task_rewards, Verdict.KEPT
+        rewards = result.task_rewards
         retires = self.retirement.retire(result.prompt_id, rewards)
-        if self.tie_filter is not None:
-            verdict = self.tie_filter.judge(rewards)
+        verdict = Verdict.KEPT if self.tie_filter is None else self.tie_filter.judge(rewards)
         if verdict is Verdict.DROPPED:
             self.groups.move(group, State.DROPPED, reason=reasons.FILTERED)
             return Acceptance(State.DROPPED, reasons.FILTERED, retires=retires)
         group.ready_at = now
         self.groups.move(group, State.READY, due=group.due)
         self.results.add(group)
-        let_through = verdict is Verdict.LET_THROUGH
-        return Acceptance(State.READY, let_through=let_through, retires=retires)
+        return Acceptance(State.READY, let_through=verdict is Verdict.LET_THROUGH, retires=retires)
 
     def give_back(self, group: Group, reason: str, *, now: float) -> State:
         """End a lease without a result: the group is queued again, or failed for good.
@@ -193,17 +191,17 @@ class BrokerState:
         excused = reason in reasons.EXCUSED
         if not excused:
             group.failures += 1
-        if group.failures >= self.max_attempts:
+        if group.failures >= self.config.max_attempts:
             self._fail(group, reason)
             if group.evaluation is None:
                 self.retirement.add_failed(group.prompt.prompt_id)
             return State.FAILED
         self.groups.move(group, State.QUEUED)
-        if excused or not self.retry_seconds or group.evaluation is not None:
+        if excused or not self.config.retry_seconds or group.evaluation is not None:
             self.prompts.redeliver(group)
         else:
             doublings = min(group.failures - 1, MOST_DOUBLINGS)
-            group.not_before = now + self.retry_seconds * 2**doublings
+            group.not_before = now + self.config.retry_seconds * 2**doublings
             self.prompts.defer(group, group.not_before)
         return State.QUEUED
 
@@ -215,20 +213,15 @@ class BrokerState:
         return groups
 
     def take(self, version: int) -> list[str] | None:
-        """Take the batch of `version`: its group ids, or None while the learner has to wait.
-
-        Raises:
-            QueueClosed: That batch will never come.
-            ProtocolError: Another batch is due.
-        """
+        """Take the batch of `version`: its group ids, or None while the learner has to wait."""
         if self.training_over:
             raise QueueClosed(f"take: no batch {version} will come, {self.version} are trained")
         if version != self.version or self.taken:
             raise ProtocolError(f"take: batch {version}, but the learner is at {self.version}")
-        choice = self._choose()
-        if not choice.count:
+        count = self.choose_batch().count
+        if not count:
             return None
-        self.taken = self.results.pop(choice.count)
+        self.taken = self.results.pop(count)
         for group in self.taken:
             self.groups.move(group, State.TAKEN, due=version)
             if group.overdue:
@@ -263,17 +256,13 @@ class BrokerState:
         """Return the leased groups that the learner has to wait for; empty if it need not wait."""
         if self.taken or self.training_over:
             return []
-        until = self._choose().waits_until_due
+        until = self.choose_batch().waits_until_due
         if until is None:
             return []
         return [x for x in self.groups.leased() if x.due is not None and x.due <= until]
 
     def ack(self, record: BatchRecord) -> None:
-        """Record that the taken batch is trained.
-
-        Raises:
-            ProtocolError: That batch is not taken.
-        """
+        """Record that the taken batch is trained."""
         if record.version != self.version or not self.taken:
             raise ProtocolError(f"ack: batch {record.version} is not taken, next is {self.version}")
         for group in self.taken:
@@ -305,7 +294,8 @@ class BrokerState:
             run.fail(group.prompt.prompt_id)
             self._close_evaluation(run)
 
-    def _choose(self) -> Choice:
+    def choose_batch(self) -> Choice:
+        """Decide by `admission.choose_batch`, as things are now, whether a batch may be taken."""
         leased = self.groups.leased_due
         ended = self.ended and not self.prompts and not leased
         if len(self.results) < self.bounds.groups_per_batch and not ended:
@@ -315,7 +305,7 @@ class BrokerState:
 
     def _pop_train(self, capacity: int, version: int) -> list[Group]:
         """Remove from the queue the train groups that an engine of this version may lease."""
-        rollouts = self.group_size + (1 if self.greedy_baseline else 0)
+        rollouts = self.spec.group_size + (1 if self.spec.greedy_baseline else 0)
         wanted = min(capacity // rollouts, len(self.prompts))
         # Many engines ask in vain while the window is full, so this is decided first.
         if not wanted or self.groups.live >= self.bounds.window(self.version):
@@ -324,7 +314,7 @@ class BrokerState:
             self.groups.due,
             version=self.version,
             start_version=version,
-            bounds=self.bounds.within(self.staleness),
+            bounds=self.lease_bounds,
             overdue=self.groups.overdue,
         )
         return self.prompts.pop_train(min(wanted, allowed))
@@ -338,7 +328,7 @@ class BrokerState:
             self.groups.due,
             [min(group.saved, version)] + [version] * others,
             version=self.version,
-            bounds=self.bounds.within(self.staleness),
+            bounds=self.lease_bounds,
             overdue=self.groups.overdue,
         ):
             group.saved = None
@@ -351,18 +341,18 @@ class BrokerState:
         group.overdue = False
         start = version if group.saved is None else min(version, group.saved)
         group.engine_id, group.start_version, group.expires = engine_id, start, expires
-        deadline = self.bounds.within(self.staleness).deadline(start) if run is None else None
+        deadline = self.lease_bounds.deadline(start) if run is None else None
         self.groups.move(group, State.LEASED, due=deadline)
         return Lease(
             group_id=group.group_id,
             attempt=group.attempt,
             prompt=group.prompt,
-            group_size=self.group_size if run is None else 1,
+            group_size=self.spec.group_size if run is None else 1,
             purpose=group.purpose,
             temperature=None if run is None else run.temperature,
             start_version=start,
             deadline_version=deadline,
-            greedy_baseline=self.greedy_baseline and run is None,
+            greedy_baseline=self.spec.greedy_baseline and run is None,
         )
 
     def _evaluation(self, group: Group) -> EvaluationRun | None:

@@ -100,11 +100,7 @@ class Group:
         return Purpose.TRAIN if self.evaluation is None else Purpose.EVALUATE
 
     def check(self, result: Summary, group_size: int) -> None:
-        """Check that a result is what was leased; a train group has `group_size` rollouts.
-
-        Raises:
-            SchemaError: It has another number of rollouts, prompt or start version.
-        """
+        """Raise SchemaError if a result has another size, prompt or start than what was leased."""
         where = f"of group {self.group_id}"
         size = group_size if self.evaluation is None else 1
         if result.rollouts != size:

@@ -4,10 +4,9 @@
         ▲                                                                           │
         └────────────────────────── futures resolve ◀───────────────────────────────┘
 
-Changes are committed in the order of their submission, so an answer that awaits its own future also
-waits for all earlier changes. If the disk is full, the thread waits and tries the same changes
-again. After any other failure nothing more is committed or answered: the broker has to be started
-again from what is on disk.
+Changes are committed in the order of their submission. If the disk is full, the thread waits and
+tries the same changes again. After any other failure nothing more is committed or answered: the
+broker has to be started again from what is on disk.
 """
 
 import asyncio
@@ -27,17 +26,20 @@ from queues.storage.ledger import Ledger
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
-RETRY_SECONDS = 1.0
-"""Interval between probes of a full disk."""
 Change = tuple[Callable[[], Any], "asyncio.Future[Any]"]
 
 
 class GroupCommit:
-    """The writer of a store, which it owns; a commit waits `interval` seconds for more changes."""
+    """The writer of a store, which it owns.
 
-    def __init__(self, store: Ledger | Journal, *, name: str, interval: float) -> None:
+    A commit waits `interval` seconds for more changes; a full disk is probed every `probe_seconds`.
+    """
+
+    def __init__(
+        self, store: Ledger | Journal, *, name: str, interval: float, probe_seconds: float
+    ) -> None:
         self._store = store
-        self._interval = interval
+        self._interval, self._probe_seconds = interval, probe_seconds
         self._changes: queue.SimpleQueue[Change | None] = queue.SimpleQueue()
         self._closed = False
         self._closing = threading.Event()
@@ -130,7 +132,7 @@ class GroupCommit:
             return False
         self.paused = full_disk_message(folder)
         log.warning("paused: %s (%r)", self.paused, error)
-        while not self._closing.wait(RETRY_SECONDS):
+        while not self._closing.wait(self._probe_seconds):
             self.paused_until = time.monotonic()
             if has_space(folder, size):
                 log.warning("there is space again on the disk of %s", folder)

@@ -2,15 +2,13 @@
 
     frame = length u32 · xxh3_64 u64 · payload (an Arrow IPC stream)      little-endian
 
-A frame counts once the ledger has committed its (segment, offset). Other frames, whole or torn, are
-garbage that nothing refers to. A journal that is opened again begins a new segment. Calls block;
-one thread writes (`queues.storage.group_commit`), any may read.
+A frame counts once the ledger has committed its (segment, offset); other frames are garbage. A
+journal that is opened again begins a new segment. Calls block; one thread writes, any may read.
 """
 
 import logging
 import os
 import struct
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
@@ -112,30 +110,20 @@ class Journal:
 
 
 def read_group(directory: Path, segment: int, offset: int) -> bytes:
-    """Return the verified payload of one frame.
-
-    Raises:
-        JournalError: The segment or frame is missing, truncated or damaged.
-    """
+    """Return the verified payload of one frame; JournalError if it is missing or damaged."""
     path = _path(directory, segment)
     try:
         with path.open("rb") as file:
             file.seek(offset)
-            payload = _read_frame(file)
+            header = file.read(_HEADER.size)
+            if len(header) == _HEADER.size:
+                length, checksum = _HEADER.unpack(header)
+                payload = file.read(length)
+                if len(payload) == length and xxhash.xxh3_64_intdigest(payload) == checksum:
+                    return payload
     except OSError as error:
         raise JournalError(f"{path}: cannot be read: {error}") from error
-    if payload is None:
-        raise JournalError(f"{path}: the frame at byte {offset} is truncated or damaged")
-    return payload
-
-
-def frames(directory: Path, segment: int) -> Iterator[tuple[int, bytes]]:
-    """Yield offset and payload of a segment's frames, up to the first damaged frame."""
-    with _path(directory, segment).open("rb") as file:
-        offset = 0
-        while (payload := _read_frame(file)) is not None:
-            yield offset, payload
-            offset = file.tell()
+    raise JournalError(f"{path}: the frame at byte {offset} is truncated or damaged")
 
 
 def segments(directory: Path) -> list[int]:
@@ -154,13 +142,3 @@ def remove_segment(directory: Path, segment: int) -> None:
 
 def _path(directory: Path, segment: int) -> Path:
     return directory / f"{segment:08d}.segment"
-
-
-def _read_frame(file: BinaryIO) -> bytes | None:
-    header = file.read(_HEADER.size)
-    if len(header) < _HEADER.size:
-        return None
-    length, checksum = _HEADER.unpack(header)
-    payload = file.read(length)
-    whole = len(payload) == length and xxhash.xxh3_64_intdigest(payload) == checksum
-    return payload if whole else None

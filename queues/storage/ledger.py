@@ -1,8 +1,7 @@
 """The ledger of a run: one SQLite database (WAL) that records every change of state.
 
-All methods block and belong to one thread (`queues.storage.group_commit`), inside a transaction
-that the writer begins and commits; only recovery and closing work outside it. Other processes read
-a ledger with `queues.readers`.
+All methods block and belong to one thread (`queues.storage.group_commit`), which begins and
+commits; only recovery and closing work outside a transaction.
 """
 
 import fcntl
@@ -10,7 +9,7 @@ import json
 import logging
 import sqlite3
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -27,7 +26,6 @@ from queues.storage.ledger_schema import (
     check_schema_version,
     create_tables,
 )
-from queues.storage.partial_groups import PartialGroups
 from queues.storage.row_checksums import check, register
 from queues.storage.state_counts import Counts, count_rows, keep_counts, kept_counts
 
@@ -40,8 +38,7 @@ LET_THROUGH = "let_through"
 class Ledger:
     """The writing side of a ledger; one at a time for each run.
 
-    Raises:
-        LedgerError: The database cannot be opened, is another broker's, or of another version.
+    Raises LedgerError if the database cannot be opened, is damaged, or another broker uses it.
     """
 
     def __init__(self, directory: Path, *, synchronous: Literal["full", "normal"]) -> None:
@@ -64,7 +61,8 @@ class Ledger:
             self._create_tables(directory)
             check_schema_version(self.database, path)
             check(self.database, path)
-            self.partials = PartialGroups(self.database)
+            self._partials = set(self.oldest_partials())
+            """Groups that may have saved tokens; most have none, and cost no query."""
             keep_counts(self.database)
         except BlockingIOError as error:
             self._release()
@@ -91,25 +89,14 @@ class Ledger:
         if self.database.in_transaction:
             self.execute("ROLLBACK")
 
-    def checkpoint(self) -> None:
-        """Move everything into `ledger.sqlite`, so that this file alone is the whole ledger.
-
-        Raises:
-            LedgerError: A reader held the write-ahead log for as long as SQLite waits (5 s).
-        """
-        try:
-            busy, *_ = self.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
-        except sqlite3.Error as error:
-            raise LedgerError(f"{FILE_NAME}: no checkpoint of its -wal file: {error}") from error
-        if busy:
-            raise LedgerError(f"{FILE_NAME}: its -wal file is held by a reader, copy it as well")
-
     def close(self) -> None:
         """Close the database, as one file if nobody reads it; another broker may open it."""
         try:
-            self.checkpoint()
-        except LedgerError as error:
-            log.warning("closing the ledger: %s", error)
+            busy, *_ = self.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+            if busy:  # for as long as SQLite waits, 5 s
+                log.warning("a reader holds the -wal file of %s: copy it as well", FILE_NAME)
+        except sqlite3.Error as error:
+            log.warning("%s: no checkpoint of its -wal file: %s", FILE_NAME, error)
         self._release()
 
     def _release(self) -> None:
@@ -163,7 +150,7 @@ class Ledger:
             "UPDATE groups SET state = 'failed', reason = ?, error = ? WHERE group_id = ?",
             (reason, error, group_id),
         )
-        self.partials.forget(group_id)
+        self._forget_partial(group_id)
         self._advance_evaluation(group_id)
 
     def accept(self, result: Summary, location: Location | None, accepted: Acceptance) -> None:
@@ -186,7 +173,7 @@ class Ledger:
             "UPDATE groups SET state = ?, reason = ? WHERE group_id = ?",
             (accepted.state, accepted.reason, result.group_id),
         )
-        self.partials.forget(result.group_id)
+        self._forget_partial(result.group_id)
         if accepted.state is State.SCORED:
             self._advance_evaluation(result.group_id)
         self._count(DROPPED_SINCE_TAKE, accepted.state is State.DROPPED)
@@ -203,7 +190,7 @@ class Ledger:
             [(State.DROPPED, OVERDUE, now, version, old.group_id) for old, _ in reissues],
         )
         for dropped, _ in reissues:
-            self.partials.forget(dropped.group_id)
+            self._forget_partial(dropped.group_id)
         new = [group for _, group in reissues]
         self._insert_groups(new, [dump_prompt(group.prompt) for group in new])
         self._count("issued", len(new))
@@ -263,6 +250,26 @@ class Ledger:
             "INSERT OR REPLACE INTO checkpoints VALUES (?, ?, ?)", (version, path, time.time())
         )
 
+    def save_partial(self, group_id: str, oldest_version: int, payload: bytes) -> None:
+        """Save the sampled tokens of a group without a result, replacing earlier ones.
+
+        The payload is a group of `queues.schema` whose unfinished rollouts are `aborted`.
+        """
+        self._partials.add(group_id)
+        self.execute(
+            "INSERT OR REPLACE INTO partials VALUES (?, ?, ?)", (group_id, oldest_version, payload)
+        )
+
+    def partials(self, group_ids: Iterable[str]) -> dict[str, bytes]:
+        """Return the saved tokens of those groups that have any."""
+        select = "SELECT payload FROM partials WHERE group_id = ?"
+        rows = {x: self.execute(select, (x,)).fetchone() for x in group_ids}
+        return {group_id: row[0] for group_id, row in rows.items() if row is not None}
+
+    def oldest_partials(self) -> dict[str, int]:
+        """Return the oldest version of the saved tokens of every group that has any."""
+        return dict(self.execute("SELECT group_id, oldest_version FROM partials").fetchall())
+
     def remember(self, key: str, value: str) -> str:
         """Record a value of the run, unless the key has one; return the recorded value."""
         self.execute("INSERT OR IGNORE INTO meta VALUES (?, ?)", (key, value))
@@ -297,6 +304,10 @@ class Ledger:
             ],
         )
 
+    def _forget_partial(self, group_id: str) -> None:
+        if group_id in self._partials:
+            self.execute("DELETE FROM partials WHERE group_id = ?", (group_id,))
+
     def _advance_evaluation(self, group_id: str) -> None:
         self.execute(
             "UPDATE evaluations SET finished_at = ?"
@@ -325,11 +336,7 @@ class Ledger:
 
 
 def dump_prompt(prompt: Prompt) -> str:
-    """Return the prompt as JSON.
-
-    Raises:
-        InputError: Its metadata is not JSON.
-    """
+    """Return the prompt as JSON; InputError if its metadata is not JSON."""
     try:
         return json.dumps({name: getattr(prompt, name) for name in Prompt.__slots__})
     except (TypeError, ValueError) as error:

@@ -101,11 +101,7 @@ def create_tables(database: sqlite3.Connection) -> None:
 
 
 def check_schema_version(database: sqlite3.Connection, path: Path) -> None:
-    """Refuse a ledger of another schema version.
-
-    Raises:
-        LedgerError: Another version of Headway wrote it, or another program.
-    """
+    """Raise LedgerError for a ledger of another schema version, or of another program."""
     try:
         row = database.execute("SELECT value FROM meta WHERE key = 'schema_version'").fetchone()
     except (sqlite3.Error, UnicodeDecodeError) as error:

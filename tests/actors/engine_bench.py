@@ -9,6 +9,7 @@ import torch
 
 from actors.engines.protocol import SamplingParameters
 from actors.errors import EngineStale
+from queues.records import FinishReason
 from weight_sync.manifest import Manifest
 from weight_sync.publish.staged_publisher import StagedPublisher
 from weight_sync.receive.staging import StagedWeights, stage
@@ -96,6 +97,30 @@ class Bench:
             SamplingParameters(**{"temperature": 1.0, "max_new_tokens": tokens, **sampling}),
             cache_salt=salt,
         )
+
+    async def advance(self) -> None:
+        """Return when every request that had a free slot has sampled some tokens."""
+        await self.generate("beside", tokens=8)
+
+    def check_interruption(self, count: int) -> None:
+        """Interrupt `count` requests: they end as they are, and nothing begins any more."""
+
+        async def interrupted():
+            first = asyncio.create_task(self.generate("first", tokens=16))
+            requests = [
+                asyncio.create_task(self.generate(f"r{index}", tokens=400))
+                for index in range(count)
+            ]
+            await first  # beside it others have begun
+            await self.engine.interrupt()
+            return await asyncio.gather(*requests), await self.generate("late")
+
+        done, late = self.run(interrupted())
+        assert {one.finish_reason for one in (*done, late)} == {FinishReason.ABORTED}
+        assert late.token_ids == late.logprobs == late.versions == []
+        for one in done:
+            assert len(one.token_ids) == len(one.logprobs) == len(one.versions) < 400
+        assert {version for one in done for version in one.versions} == {self.version}
 
 
 @contextlib.contextmanager

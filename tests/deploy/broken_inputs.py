@@ -352,7 +352,7 @@ INPUTS = [
         "pairs malformed",
         PAIRS,
         "pairs.jsonl:1",
-        "prompt, chosen and rejected",
+        "prompt, chosen, rejected",
         "KeyError('chosen')",
         command="reward-model",
         prepare=writes("pairs.jsonl", '{"prompt": "a", "rejected": "b"}'),

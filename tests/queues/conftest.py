@@ -1,6 +1,7 @@
 """Groups, payloads and brokers for the tests of `queues`."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -9,8 +10,10 @@ import pytest
 
 from queues.broker.broker import Broker
 from queues.config import QueuesConfig, RunSpec
+from queues.errors import JournalError
 from queues.records import FinishReason, Lease, Prompt, Rollout, RolloutGroup
 from queues.schema import encode
+from queues.storage.journal import read_group
 
 BEGIN = datetime(2026, 1, 2, 3, 4, 5, 678, tzinfo=UTC)
 CONFIG: dict[str, Any] = {
@@ -84,14 +87,25 @@ def answer(
     )
 
 
+def frames(directory: Path, segment: int) -> Iterator[tuple[int, bytes]]:
+    """Offset and payload of a journal segment's frames, up to the first damaged one."""
+    offset = 0
+    with suppress(JournalError):
+        while True:
+            payload = read_group(directory, segment, offset)
+            yield offset, payload
+            offset += 12 + len(payload)
+
+
 def make_broker(directory: Path, **changes: Any) -> Broker:
-    """A broker of 2 groups of 2 rollouts a batch; `changes` to its arguments or its config."""
+    """A broker of 2 groups of 2 rollouts a batch; `changes` to its arguments, spec or config."""
     return Broker(directory, **_arguments(changes))
 
 
 def _arguments(changes: dict[str, Any]) -> dict[str, Any]:
     sizes = {name: changes.pop(name) for name in list(changes) if name in RunSpec.__slots__}
-    return {"config": QueuesConfig(**(CONFIG | changes)), "spec": RunSpec(**(SIZES | sizes))}
+    own = {"probe_seconds": changes.pop("probe_seconds")} if "probe_seconds" in changes else {}
+    return own | {"config": QueuesConfig(**(CONFIG | changes)), "spec": RunSpec(**(SIZES | sizes))}
 
 
 @pytest.fixture(params=["in_process", pytest.param("ray", marks=pytest.mark.ray)])

@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from queues.broker.batch_queue import broker_statistics
+from queues.config import QueuesConfig, RunSpec
 from queues.errors import QueueClosed
-from queues.policy.admission import Bounds, OnOverdue, feasible
-from queues.policy.dynamic_sampling import TieFilter
+from queues.policy.admission import OnOverdue, feasible
 from queues.policy.prompt_retirement import split
 from queues.policy.staleness_controller import StalenessController, WindowState
 from queues.records import BatchRecord, Lease, Prompt, Purpose, Summary
@@ -111,7 +111,7 @@ class Run:
 
     @property
     def needed(self) -> int:
-        return GROUP_SIZE + self.state.greedy_baseline
+        return GROUP_SIZE + self.state.spec.greedy_baseline
 
     @property
     def policy(self) -> OnOverdue:
@@ -370,19 +370,12 @@ def make_state(
     policy: OnOverdue = "wait",
     most_live: int | None = None,
 ) -> BrokerState:
-    bounds = Bounds(
-        max_staleness=max_staleness,
-        groups_per_batch=size,
-        steps=steps,
-        on_overdue=policy,
-        most_live=most_live,
-    )
     return BrokerState(
-        bounds=bounds,
-        group_size=GROUP_SIZE,
-        queued_batches=2,
-        max_attempts=2,
-        retry_seconds=0.5,
-        greedy_baseline=baseline,
-        tie_filter=TieFilter(limit=limit * size),
-    )
+        config=QueuesConfig(
+            max_staleness=max_staleness, on_overdue=policy, window=most_live, max_attempts=2,
+            retry_seconds=0.5, filter_tied=True, max_filtered_batches=limit,
+        ),
+        spec=RunSpec(
+            groups_per_batch=size, group_size=GROUP_SIZE, steps=steps, greedy_baseline=baseline
+        ),
+    )  # fmt: skip

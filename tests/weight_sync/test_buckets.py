@@ -31,8 +31,6 @@ def test_buckets_of_256_bytes_fill_in_order(
 @pytest.mark.parametrize(
     ("tensors", "message"),
     [
-        ([], "no tensors"),
-        ([("a", "float32", (1,)), ("a", "float32", (2,))], "'a' is published twice"),
         ([("a", "float32", (0,))], "sizes above 0"),
         ([("a", "complex64", (1,))], "allowed are float32"),
     ],

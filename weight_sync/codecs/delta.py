@@ -2,8 +2,7 @@
 
 A patch is a header, then two streams compressed by zstandard: the gaps between the changed elements
 and their new values, each split into byte planes, since the upper bytes of both hardly vary. It
-names the checksum of its base and is refused on any other. It pays where steps are small against
-the spacing of the wire's values, as in bfloat16 (arXiv:2602.03839).
+pays where steps are small against the wire's precision, as in bfloat16 (arXiv:2602.03839).
 """
 
 import struct
@@ -45,8 +44,8 @@ class Patch:
 def diff(base: Bytes, pieces: Iterable[Piece], item_bytes: int, *, base_checksum: str) -> Patch:
     """Encode the elements of a bucket that differ from `base`, an earlier bucket's bytes.
 
-    Elements have `item_bytes`: 2, 4 or 8. With mixed dtypes that is the size of the smallest, so
-    that larger elements count as several. Offsets and sizes are multiples of it.
+    Elements have `item_bytes`: 2, 4 or 8, the size of the smallest dtype, so that larger elements
+    count as several. Offsets and sizes are multiples of it.
     """
     word = _WORDS[item_bytes]
     indices: list[NDArray[np.int64]] = []
@@ -73,11 +72,9 @@ def diff(base: Bytes, pieces: Iterable[Piece], item_bytes: int, *, base_checksum
 
 
 def patched(base: Bytes, base_checksum: str, payload: memoryview) -> Bytes:
-    """Apply a patch to a copy of a bucket.
+    """Apply a patch to a copy of a bucket; WrongBase if it is another bucket's patch.
 
-    Raises:
-        WrongBase: The patch was made for another bucket.
-        StagingError: The patch is damaged.
+    Raises StagingError if the patch is damaged.
     """
     expected, item_bytes, indices, values = _parse(payload, base.size)
     if expected != base_checksum:

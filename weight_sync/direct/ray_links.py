@@ -9,10 +9,15 @@ from typing import Any
 
 import ray
 
-from weight_sync.announcements import WeightUpdateReport
 from weight_sync.config import WeightSyncConfig
-from weight_sync.direct.engines import Call, DirectEngines, EngineLink, Sender, Transfer, Weights
-from weight_sync.direct.publisher import DirectPublisher
+from weight_sync.direct.publisher import (
+    Call,
+    DirectPublisher,
+    EngineLink,
+    Sender,
+    Transfer,
+    Weights,
+)
 from weight_sync.errors import DeadlineExceeded, LoadFailed
 from weight_sync.publish.snapshot import wire_dtype
 from weight_sync.ray_broadcaster import BroadcasterClient
@@ -22,23 +27,15 @@ GIVE_UP_SECONDS = 10.0
 """Longest wait for the answer of an engine that is given up."""
 
 
-class RayEngineLink:
-    """The connection to the `DirectReceiver` of a rollout actor (an `EngineLink`).
-
-    The actor's method `weights` forwards each call, within `timeout` seconds.
-    """
+class RayEngineLink(EngineLink):
+    """Calls of the `DirectReceiver` of a rollout actor, by its method `weights`."""
 
     def __init__(self, engine_id: str, actor: Any, workers: int, timeout: float) -> None:
         self.engine_id, self.actor, self.workers = engine_id, actor, workers
         self._timeout = timeout
 
     def call(self, method: Call, *arguments: Any) -> Any:
-        """See `EngineLink.call`.
-
-        Raises:
-            DeadlineExceeded: The actor did not answer in time.
-            LoadFailed: The actor is gone.
-        """
+        """See `EngineLink.call`; also DeadlineExceeded, or LoadFailed if the actor is gone."""
         timeout = min(self._timeout, GIVE_UP_SECONDS) if method == "give_up" else self._timeout
         name = f"{self.engine_id}, asked to {method},"
         with remote_errors(name, timeout, gone=LoadFailed, late=DeadlineExceeded):
@@ -74,10 +71,11 @@ def make_direct_publisher(
         address = ray.util.get_node_ip_address()
         return VllmSender(backend, link.workers, weights, transfer, address, "cuda")
 
-    def report(report: WeightUpdateReport) -> None:
-        asyncio.run(broadcaster.report(report))
-
-    engines = DirectEngines(JoinedEngines(broadcaster, timeout), connect, report, timeout=timeout)
     return DirectPublisher(
-        engines, timeout=timeout, wire_dtype=wire_dtype(config), seed_seconds=seed_seconds
+        JoinedEngines(broadcaster, timeout),
+        connect,
+        lambda report: asyncio.run(broadcaster.report(report)),
+        timeout=timeout,
+        wire_dtype=wire_dtype(config),
+        seed_seconds=seed_seconds,
     )

@@ -2,43 +2,27 @@
 
     pause(v) ─▶ transfer(…) ─▶ … ─▶ resume ─▶ on_version(v)
 
-A failed attempt leaves a mixture of weights, so there is no second one: `run` ends with the error,
-and the supervisor replaces the engine, which joins again and is sent the newest version.
+A failed attempt leaves a mixture of weights, so there is no second one: `run` ends with the error.
 """
 
 import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any, Protocol
 
-from weight_sync.errors import (
-    DeadlineExceeded,
-    IncompatibleWeights,
-    LoadFailed,
-    UpdateRefused,
-    WeightSyncError,
-)
+from weight_sync.errors import DeadlineExceeded, IncompatibleWeights, LoadFailed, UpdateRefused
 from weight_sync.manifest import Signature
+from weight_sync.receive.engine import PausableEngine
 from weight_sync.vllm.transfer import FINISH, START, UPDATE, tensor_shapes
 
 
-class DirectEngine(Protocol):
+class DirectEngine(PausableEngine, Protocol):
     """An engine that the learner writes weights into; any error of a method ends it."""
-
-    async def pause(self) -> None:
-        """Return once no token is sampled any more."""
-        ...
 
     async def transfer(self, method: str, payload: dict[str, Any] | None) -> None:
         """Call a method of its weight-transfer endpoint, by vLLM's name."""
-        ...
 
     async def serve(self, version: int) -> None:
         """Set the version of the transferred weights; tokens sampled after `resume` carry it."""
-        ...
-
-    async def resume(self) -> None:
-        """Continue every request where it was frozen."""
-        ...
 
 
 class DirectReceiver:
@@ -82,11 +66,8 @@ class DirectReceiver:
     async def run(self, stop: asyncio.Event) -> None:
         """Register the engine, and return when `stop` is set.
 
-        Raises:
-            LoadFailed: A transfer failed after it had begun; the engine must be replaced.
-            DeadlineExceeded: A transfer did not end in time; the engine must be replaced.
-            IncompatibleWeights: The learner's tensors are not those of the engine.
-            Exception: Any error of the engine or of `on_version`.
+        After any error of a transfer, of the engine or of `on_version`, which it raises, the engine
+        must be replaced.
         """
         await self._join()
         waits = [asyncio.create_task(event.wait()) for event in (stop, self._failed)]
@@ -108,25 +89,23 @@ class DirectReceiver:
     async def pause(self, version: int, attempt: str) -> int | None:
         """Pause sampling and return the version served before, None if there was none.
 
-        All later calls of the attempt must carry the unique token `attempt`.
-
-        Raises:
-            UpdateRefused: The engine serves this version or a newer one, waits for `on_version`,
-                or ends. It goes on as it is.
-            LoadFailed: Another attempt is open: the engine holds a mixture.
+        All later calls of the attempt must carry the unique token `attempt`. Raises UpdateRefused
+        if the engine goes on as it is: it serves this version or a newer one, waits for
+        `on_version`, or ends. Raises LoadFailed if another attempt is open.
         """
+        refusal = None
         if self._closed or self._error is not None:
-            raise UpdateRefused(f"version {version} was refused: the engine is about to end")
-        if self._attempt is not None:
+            refusal = "the engine is about to end"
+        elif self._attempt is not None:
             error = LoadFailed(f"version {version} came while version {self._next} was not whole")
             self._fail(error)
             raise error
-        if self.version is not None and version <= self.version:
-            raise UpdateRefused(f"version {version} was refused: the engine serves {self.version}")
-        if self.handled_version != self.version:
-            raise UpdateRefused(
-                f"version {version} was refused: version {self.version} is still in use"
-            )
+        elif self.version is not None and version <= self.version:
+            refusal = f"the engine serves {self.version}"
+        elif self.handled_version != self.version:
+            refusal = f"version {self.version} is still in use"
+        if refusal is not None:
+            raise UpdateRefused(f"version {version} was refused: {refusal}")
         self._attempt, self._next = attempt, version
         late = DeadlineExceeded(f"version {version} was not whole within {self._timeout:g} s")
         self._deadline = asyncio.get_running_loop().call_later(self._timeout, self._fail, late)
@@ -136,17 +115,16 @@ class DirectReceiver:
     async def transfer(self, attempt: str, method: str, payload: dict[str, Any] | None) -> None:
         """Call a method of the engine's weight-transfer endpoint.
 
-        Raises:
-            UpdateRefused: The attempt is over; nothing was written.
-            IncompatibleWeights: A tensor is unknown to the engine, or missing at the end.
+        Raises UpdateRefused if the attempt is over, and IncompatibleWeights if a tensor is unknown
+        to the engine, or missing at the end.
         """
-        self._check_open(attempt)
-        try:
+
+        async def step() -> None:
             self._check_tensors(method, payload)
-        except WeightSyncError as error:
-            self._fail(error)
-            raise
-        await self._run_step(attempt, lambda: self._engine.transfer(method, payload))
+            await self._engine.transfer(method, payload)
+
+        self._check_open(attempt)
+        await self._run_step(attempt, step)
 
     async def resume(self, attempt: str) -> None:
         """Resume sampling at the version of the attempt; UpdateRefused if the attempt is over."""

@@ -14,7 +14,7 @@ from vllm.distributed.weight_transfer.ipc_engine import IPCTrainerInitInfo
 from vllm.distributed.weight_transfer.nccl_engine import NCCLTrainerInitInfo
 from vllm.utils.network_utils import get_open_port
 
-from weight_sync.direct.engines import Transfer, Weights
+from weight_sync.direct.publisher import Transfer, Weights
 from weight_sync.errors import UpdateRefused
 from weight_sync.vllm.transfer import FINISH, INIT, START, UPDATE
 

@@ -40,7 +40,7 @@ class BackgroundPublisher(ABC):
         timeout: Seconds from a `publish` to its end after which the next one fails; also the
             deadline of `close`.
         wire_dtype: Dtype that every tensor is cast to before it is sent; None casts nothing.
-        idle_seconds: Interval of `_between` while no version waits; None never calls it.
+        idle_seconds: Interval of `on_idle` while no version waits; None never calls it.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class BackgroundPublisher(ABC):
     def _send(self, pending: PendingVersion) -> Snapshot | None:
         """Send a version, in the background; return the snapshot that is free again, if any."""
 
-    def _between(self) -> None:  # noqa: B027  (most publishers have nothing to do)
+    def on_idle(self) -> None:  # noqa: B027  (most publishers have nothing to do)
         """Do periodic work while no version waits, in the background."""
 
     def _late(self, sending: PendingVersion) -> str | None:
@@ -87,8 +87,8 @@ class BackgroundPublisher(ABC):
 
         Raises:
             VersionOrderError: The version is not above the previous one.
-            PublishFailed: An earlier version could not be stored or announced.
-            DeadlineExceeded: An earlier version is still not announced.
+            PublishFailed: An earlier version failed.
+            DeadlineExceeded: An earlier version is still being sent.
         """
         created_at = time.time()
         if self.version is not None and version <= self.version:
@@ -107,12 +107,7 @@ class BackgroundPublisher(ABC):
         return digest
 
     def flush(self, timeout: float) -> None:
-        """Wait until the last version is announced.
-
-        Raises:
-            PublishFailed: A version could not be stored or announced.
-            DeadlineExceeded: It was not announced within `timeout` seconds.
-        """
+        """Wait until the last version is sent; PublishFailed or DeadlineExceeded if it is not."""
         with self._changed:
             announced = self._changed.wait_for(
                 lambda: self._failure or not (self._waiting or self._sending), timeout
@@ -159,9 +154,8 @@ class BackgroundPublisher(ABC):
             self._free.append(snapshot)
 
     def _raise_failure(self) -> None:
-        failure, self._failure = self._failure, None
-        if failure is not None:
-            version, error = failure
+        if self._failure is not None:
+            (version, error), self._failure = self._failure, None
             raise PublishFailed(f"publishing version {version} failed: {error}") from error
 
     def _run(self) -> None:
@@ -176,7 +170,7 @@ class BackgroundPublisher(ABC):
             failure, free = None, None
             try:
                 if pending is None:
-                    self._between()
+                    self.on_idle()
                 else:
                     free = self._send(pending)
             except BaseException as error:  # noqa: BLE001  (raised, typed, by the next call)

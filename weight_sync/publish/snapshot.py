@@ -1,8 +1,8 @@
 """A reusable copy of all weights in host memory.
 
-Fresh memory would cost several times the copy itself. On a CPU the caller's thread copies piece by
-piece while another thread checksums the copied pieces. Torch's own threads are not used: where an
-engine occupies one of their cores they wait for each other, ten times as long as the copy takes.
+Fresh memory would cost several times the copy itself. On a CPU the caller's thread copies pieces
+while another thread checksums them. Torch's own threads are not used: where an engine occupies one
+of their cores they wait for each other, ten times as long as the copy takes.
 """
 
 from collections.abc import Iterable, Iterator
@@ -70,16 +70,13 @@ def _copy(tensor: Tensor, host: Tensor) -> Iterator[memoryview]:
         host.copy_(tensor)
         yield data
         return
-    source, target = tensor.view(-1), host.view(-1)
-    if source.dtype == target.dtype:
-        origin = bytes_of(tensor)
-        length = PIECE_ELEMENTS * target.element_size()
-        for begin in range(0, data.nbytes, length):
-            piece = slice(begin, begin + length)
-            np.copyto(np.asarray(data[piece]), np.asarray(origin[piece]))
-            yield data[piece]
-        return
-    for begin in range(0, target.numel(), CAST_ELEMENTS):
-        end = begin + CAST_ELEMENTS
-        target[begin:end].copy_(source[begin:end])
-        yield data[begin * target.element_size() : end * target.element_size()]
+    source, target, casts = tensor.view(-1), host.view(-1), tensor.dtype != host.dtype
+    length = CAST_ELEMENTS if casts else PIECE_ELEMENTS
+    for begin in range(0, target.numel(), length):
+        end = begin + length
+        piece = data[begin * target.element_size() : end * target.element_size()]
+        if casts:
+            target[begin:end].copy_(source[begin:end])
+        else:
+            np.copyto(np.asarray(piece), np.asarray(bytes_of(source[begin:end])))
+        yield piece

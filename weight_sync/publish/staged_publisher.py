@@ -1,9 +1,6 @@
 """The staged publisher stores each version in a transport and announces it.
 
-    plan ─▶ write and checksum ─▶ compare with v−1 ─▶ announce ─▶ commit
-
-A version is announced once all its bytes can be read. Receivers hold the memory of the versions
-that they have staged, so the publisher keeps only the newest one.
+plan ─▶ write and checksum ─▶ compare with v−1 ─▶ announce ─▶ commit
 """
 
 import asyncio
@@ -28,10 +25,11 @@ class StagedPublisher(BackgroundPublisher):
 
     Args:
         transport: Stores the buckets; closed with the publisher.
-        announce: Called with each complete version, in the background thread. A coroutine that it
-            returns is run there, in an event loop of its own.
-        timeout: See `BackgroundPublisher`, as for `wire_dtype`.
+        announce: Called in the background thread with each version whose bytes can all be read. A
+            coroutine that it returns is run there, in an event loop of its own.
         codec: "delta" offers a delta beside the whole version.
+
+    For `timeout` and `wire_dtype` see `BackgroundPublisher`.
     """
 
     def __init__(

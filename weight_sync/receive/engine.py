@@ -6,32 +6,30 @@ if TYPE_CHECKING:  # keeps torch out of modules that only describe engines
     from weight_sync.receive.staging import StagedWeights
 
 
-class UpdatableEngine(Protocol):
+class PausableEngine(Protocol):
+    """An engine that can stand still while it has requests."""
+
+    async def pause(self) -> None:
+        """Return once no token is sampled any more; harmless while paused."""
+
+    async def resume(self) -> None:
+        """Continue every request where it was frozen."""
+
+
+class UpdatableEngine(PausableEngine, Protocol):
     """An engine whose weights can be replaced while it has requests."""
 
     async def prepare(self, weights: "StagedWeights") -> None:
         """Do as much of `load` as possible in advance, while the old weights are served.
 
-        Called before `pause`; no `load` follows if a newer version comes. Weights that cannot be
-        prepared are no error here: `load` refuses them.
+        No `load` follows if a newer version comes. Weights that cannot be prepared are no error
+        here: `load` refuses them.
         """
-        ...
-
-    async def pause(self) -> None:
-        """Return once no token is sampled any more; harmless while paused."""
-        ...
 
     async def load(self, weights: "StagedWeights", version: int) -> None:
-        """Replace every weight; tokens sampled after `resume` carry `version`.
+        """Replace every weight, while paused; tokens sampled after `resume` carry `version`.
 
-        Called only while paused. Remains of an earlier failed load must have no effect.
-
-        Raises:
-            LoadFailed: The weights may be a mixture; the engine waits, paused, for a full load. Any
-                other error means that the engine cannot be repaired.
+        Remains of an earlier failed load must have no effect. Raises LoadFailed if the weights may
+        be a mixture: the engine waits, paused, for a full load. Any other error means that the
+        engine cannot be repaired.
         """
-        ...
-
-    async def resume(self) -> None:
-        """Continue every request where it was frozen."""
-        ...

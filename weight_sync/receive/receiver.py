@@ -6,9 +6,8 @@
            ─▶ pause ─▶ load ─▶ resume                                         engine stands still
            ─▶ report, which returns the permit ─▶ on_version                  engine generates
 
-The newest version wins, those in between are skipped. A failure before the pause leaves the engine
-serving its old version. A failed load leaves the engine paused, and the loop loads the same version
-or a newer one until a load succeeds.
+The newest version wins. A failure before the pause leaves the engine serving its old version. A
+failed load leaves it paused, and the loop loads the same version or a newer one until one succeeds.
 """
 
 import asyncio
@@ -56,10 +55,7 @@ class ReceiverOptions:
 
 
 class Receiver:
-    """Keeps one engine, which nobody else may pause, at the newest version.
-
-    `on_version` is awaited with each version once the engine serves it.
-    """
+    """Keeps one engine, which nobody else may pause, at the newest version."""
 
     def __init__(
         self,
@@ -87,10 +83,8 @@ class Receiver:
     async def run(self, stop: asyncio.Event) -> None:
         """Follow the announcements until `stop` is set; a swap that has begun is finished.
 
-        Raises:
-            IncompatibleWeights: The first version belongs to another model; no later one would fit.
-            DeadlineExceeded: The engine hung; its state is unknown.
-            Exception: Any error of the engine other than `LoadFailed`; it cannot be repaired.
+        Raises errors of an engine that cannot be repaired: IncompatibleWeights if the first version
+        belongs to another model, DeadlineExceeded if the engine hung, and the engine's own errors.
         """
         failed, failures, retry_at = -1, 0, 0.0
         while not stop.is_set():
@@ -116,10 +110,8 @@ class Receiver:
     ) -> WeightUpdateReport | None:
         """Verify one version, then swap it in; a failure that may be retried is reported.
 
-        Returns None if a newer version or `stop` came before the permit.
-
-        Raises:
-            IncompatibleWeights: The engine serves nothing yet and cannot take these weights.
+        Returns None if a newer version or `stop` came before the permit. Raises IncompatibleWeights
+        if the engine serves nothing yet and cannot take these weights.
         """
         self._attempt = WeightUpdateReport(
             engine_id=self.engine_id,
@@ -181,9 +173,8 @@ class Receiver:
             )
         if self._expected is not None:
             check_signature(manifest, self._expected)
-        staging = asyncio.get_running_loop().run_in_executor(
-            None, stage, manifest, self._transport, self._base
-        )
+        loop = asyncio.get_running_loop()
+        staging = loop.run_in_executor(None, stage, manifest, self._transport, self._base)
         try:
             async with asyncio.timeout(self._options.timeout):
                 try:

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, closing
 from dataclasses import replace
 
 import numpy as np
@@ -52,13 +53,9 @@ class StagedWeights:
 def stage(
     manifest: Manifest, transport: Transport, base: StagedWeights | None = None
 ) -> StagedWeights:
-    """Fetch and verify a version; blocks.
+    """Fetch and verify a version, whole unless its delta on `base` can be used; blocks.
 
-    Uses the delta if `base` is the version it was made for. Fetches the whole version otherwise, or
-    if the delta is unavailable or yields other bytes than the manifest promises.
-
-    Raises:
-        StagingError: A bucket is unavailable or fails verification; none is kept open.
+    Raises StagingError if a bucket is unavailable or damaged; then none is kept open.
     """
     delta = manifest.delta
     if delta and base is not None and base.manifest.version == delta.base_version:
@@ -71,11 +68,9 @@ def stage(
 
 
 def stage_delta(manifest: Manifest, transport: Transport, base: StagedWeights) -> StagedWeights:
-    """Build a version from another one and the delta; blocks.
+    """Build a version from its delta on another one; blocks.
 
-    Raises:
-        WrongBase: There is no delta, or it was made for other weights than `base`.
-        StagingError: A patch is unavailable or fails verification, or the result does.
+    Raises WrongBase if the delta is not for `base`, and StagingError as `stage` does.
     """
     delta = manifest.delta
     if delta is None or len(delta.buckets) != len(base.manifest.buckets):
@@ -96,14 +91,9 @@ def stage_delta(manifest: Manifest, transport: Transport, base: StagedWeights) -
 
 
 def _all_or_none(opening: Iterable[SealedBucket]) -> list[SealedBucket]:
-    opened: list[SealedBucket] = []
-    try:
-        for bucket in opening:
-            opened.append(bucket)  # noqa: PERF402  (on failure, the others must be closed)
-    except BaseException:
-        for bucket in opened:
-            bucket.close()
-        raise
+    with ExitStack() as on_failure:
+        opened = [on_failure.enter_context(closing(bucket)) for bucket in opening]
+        on_failure.pop_all()
     return opened
 
 

@@ -4,9 +4,8 @@
     folder/<version>-<publisher>/manifest.json                last: the version is complete
     folder/owner                                              the run that it belongs to (`claim`)
 
-A bucket is a safetensors file; the output of a codec is stored in it as one tensor of bytes. The
-newest version outlives its publisher, so that a restarted engine can still be seeded. Receivers
-copy each file into sealed memory: it could still change, and the engine's worker maps the bytes.
+A bucket is a safetensors file; the output of a codec is stored in it as one tensor of bytes.
+Receivers copy each file into sealed memory, since it could still change.
 """
 
 import json
@@ -21,6 +20,7 @@ from typing import Any
 from weight_sync.buckets import Piece
 from weight_sync.errors import InputError, StagingError
 from weight_sync.manifest import Bucket, Manifest
+from weight_sync.transports.protocol import Transport
 from weight_sync.transports.sealed_memory import (
     SealedBucket,
     bucket_checksum,
@@ -37,14 +37,10 @@ _DTYPES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16", "float64": "F
 """Safetensors' names of the dtypes of a manifest."""
 
 
-class FilesystemTransport:
-    """Stores and opens buckets in a shared folder (a `Transport`).
+class FilesystemTransport(Transport):
+    """Stores and opens buckets in a shared folder, which is created if missing.
 
-    Args:
-        folder: Visible to learner and engines under the same path; created if missing.
-
-    Raises:
-        InputError: The folder cannot be created.
+    The newest version outlives the transport, so that a restarted engine can be seeded.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -58,7 +54,6 @@ class FilesystemTransport:
             raise InputError(f"weight_sync.folder cannot be made: {error}") from None
 
     def write(self, version: int, nbytes: int, pieces: Iterable[Piece]) -> Bucket:
-        """See `Transport.write`; the file is on the disk when this returns."""
         pieces = list(pieces)
         number = self._written[version] = self._written.get(version, -1) + 1
         file = self._version_folder(version) / f"bucket-{number:05d}.safetensors"
@@ -67,7 +62,6 @@ class FilesystemTransport:
         return Bucket(nbytes=nbytes, checksum=bucket_checksum(nbytes, pieces), location=str(file))
 
     def commit(self, manifest: Manifest) -> None:
-        """See `Transport.commit`; writes the manifest, then removes every other version."""
         own = self._version_folder(manifest.version)
         _write_synced(own / MANIFEST, [memoryview(manifest.to_json().encode())])
         self._written = {v: n for v, n in self._written.items() if v >= manifest.version}
@@ -77,7 +71,6 @@ class FilesystemTransport:
                 shutil.rmtree(folder, ignore_errors=True)
 
     def open(self, bucket: Bucket) -> SealedBucket:
-        """See `Transport.open`."""
         if is_sealed(bucket):
             return open_verified(bucket)
         try:
@@ -89,7 +82,7 @@ class FilesystemTransport:
             raise StagingError(f"bucket at {bucket.location} is not valid: {error!r}") from error
 
     def close(self) -> None:
-        """See `Transport.close`; the newest version stays on the disk."""
+        """Do nothing: the newest version stays on the disk."""
 
     def _version_folder(self, version: int) -> Path:
         return self._folder / f"{version:08d}-{self._publisher}"
@@ -98,8 +91,7 @@ class FilesystemTransport:
 def claim(folder: Path, run: str) -> None:
     """Reserve a folder for one run, since each commit removes the versions of all others.
 
-    Raises:
-        InputError: It belongs to another run, or cannot be written.
+    Raises InputError if it belongs to another run, or cannot be written.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -19,7 +19,6 @@ class Transport(Protocol):
             nbytes: Size of the bucket, above 0; bytes that no piece covers are 0.
             pieces: Ascending and without overlap.
         """
-        ...
 
     def commit(self, manifest: Manifest) -> None:
         """Remove all older versions, as publisher, once this version was announced.
@@ -27,16 +26,12 @@ class Transport(Protocol):
         Opening an older bucket fails from now on, or still yields exactly its bytes. Buckets that a
         receiver has open stay valid.
         """
-        ...
 
     def open(self, bucket: Bucket) -> SealedBucket:
         """Fetch and verify one bucket, as receiver; it stays readable until closed.
 
-        Raises:
-            StagingError: It is gone, has another size, could still change, or its checksum differs.
+        Raises StagingError if it is gone, could still change, or has another size or checksum.
         """
-        ...
 
     def close(self) -> None:
         """Release everything that this process holds; may be called twice."""
-        ...

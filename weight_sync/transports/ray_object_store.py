@@ -3,9 +3,8 @@
     learner's node    publisher ─▶ sealed memory ─▶ Uploader ─ray.put─▶ object store
     another node      object store ─one pull─▶ Downloader ─▶ sealed memory ─▶ every engine there
 
-Engines on the learner's node open its memory directly. On every other node one actor pulls each
-bucket once, when the first engine asks. Uploader and downloaders are created by their first caller
-and end with it; the next caller creates another one. Both keep only the newest version.
+Engines on the learner's node open its memory directly. Uploader and downloaders keep the newest
+version, end with the caller that created them, and are created again by the next.
 """
 
 import re
@@ -24,6 +23,7 @@ from weight_sync.buckets import Piece
 from weight_sync.errors import StagingError
 from weight_sync.manifest import Bucket, Manifest
 from weight_sync.ray_calls import remote_errors
+from weight_sync.transports.protocol import Transport
 from weight_sync.transports.sealed_memory import (
     SealedBucket,
     is_sealed,
@@ -46,8 +46,8 @@ class _Location(NamedTuple):
     local: str
 
 
-class ObjectStoreTransport:
-    """Stores buckets on this node and opens them from any (a `Transport`); needs a cluster."""
+class ObjectStoreTransport(Transport):
+    """Stores buckets on this node and opens them from any; needs a cluster."""
 
     def __init__(self, *, timeout: float = 60.0) -> None:
         self.node: str = ray.get_runtime_context().get_node_id()
@@ -56,17 +56,14 @@ class ObjectStoreTransport:
         self._downloader = _NodeActor(Downloader, timeout, timeout)
 
     def write(self, version: int, nbytes: int, pieces: Iterable[Piece]) -> Bucket:
-        """See `Transport.write`."""
         bucket = self._local.write(version, nbytes, pieces)
         location = f"ray/{self.node}/{self._publisher}/{version}{bucket.location}"
         return replace(bucket, location=location)
 
     def commit(self, manifest: Manifest) -> None:
-        """See `Transport.commit`; uploader and downloaders follow at their next call."""
         self._local.commit(manifest)
 
     def open(self, bucket: Bucket) -> SealedBucket:
-        """See `Transport.open`."""
         if is_sealed(bucket):
             return open_verified(bucket)
         match = _LOCATION.fullmatch(bucket.location)
@@ -80,7 +77,6 @@ class ObjectStoreTransport:
         return open_verified(self._downloader.call(self.node, "fetch", bucket, location))
 
     def close(self) -> None:
-        """See `Transport.close`."""
         self._local.close()
 
 
@@ -94,8 +90,7 @@ class Uploader:
     def put(self, bucket: Bucket, location: _Location) -> list[Any]:
         """Return the object with the bytes of a bucket, in a list so that Ray does not fetch it.
 
-        Raises:
-            StagingError: The publisher has removed the bucket, or is gone.
+        Raises StagingError if the publisher has removed the bucket, or is gone.
         """
         if location.version > self._version:
             self._version, self._objects = location.version, {}
@@ -124,8 +119,7 @@ class Downloader:
     def fetch(self, bucket: Bucket, location: _Location) -> Bucket:
         """Return the bucket with a location of this node, valid until a newer version is fetched.
 
-        Raises:
-            StagingError: It is no longer available, not in time, or fails its checksum.
+        Raises StagingError as `Transport.open` does, or if a newer version was fetched before.
         """
         if location.version < self._version:
             raise StagingError(
@@ -164,11 +158,7 @@ class _NodeActor:
         self._actor: Any = None
 
     def call(self, node: str, method: str, bucket: Bucket, location: _Location) -> Any:
-        """Call a method on a node, again if the actor dies meanwhile.
-
-        Raises:
-            StagingError: The method raised it, or gave no answer in time.
-        """
+        """Call a method on a node, again if the actor dies; StagingError if that takes too long."""
         name = f"headway-{self._kind.__name__.lower()}-{location.publisher}-{node}"
         if name != self._name:
             self._name, self._actor = name, None
@@ -182,9 +172,8 @@ class _NodeActor:
             except ray.exceptions.RayTaskError as error:
                 raise error.cause from error
             except (ray.exceptions.RayError, ValueError) as error:
-                if not isinstance(error, ray.exceptions.RayActorError) or (
-                    time.monotonic() > deadline
-                ):
+                died = isinstance(error, ray.exceptions.RayActorError)
+                if not died or time.monotonic() > deadline:
                     raise StagingError(
                         f"bucket at {bucket.location} cannot be fetched: {self._name} did not "
                         f"answer within {self._timeout:g} s ({type(error).__name__}: {error})"

@@ -1,8 +1,8 @@
 """Buckets as sealed anonymous memory, which another process of the node can map.
 
-Every bucket is a memfd, located at `/proc/<pid>/fd/<n>`. It is sealed once written, so verified
-bytes cannot change. The kernel frees it when the last process that holds it ends, also by SIGKILL.
-Processes that share buckets need the same user and process namespace.
+Every bucket is a memfd at `/proc/<pid>/fd/<n>`, sealed once written. The kernel frees it when the
+last process that holds it ends, also by SIGKILL. Processes that share buckets need the same user
+and process namespace.
 """
 
 import fcntl
@@ -66,25 +66,15 @@ def seal(nbytes: int, pieces: Iterable[Piece]) -> SealedBucket:
 
 
 def seal_verified(bucket: Bucket, nbytes: int, pieces: Iterable[Piece]) -> SealedBucket:
-    """Write bytes that were fetched for a bucket to memory of this node and seal them.
-
-    Raises:
-        StagingError: Their checksum is not the bucket's.
-    """
+    """Seal bytes that were fetched for a bucket; StagingError if their checksum is another."""
     sealed = seal(nbytes, pieces)
-    try:
-        _check_checksum(bucket, sealed.bucket.checksum)
-    except StagingError:
-        sealed.close()
-        raise
-    return sealed
+    return _verified(sealed, bucket, sealed.bucket.checksum)
 
 
 def bucket_checksum(nbytes: int, pieces: Iterable[Piece], copy: BinaryIO | None = None) -> str:
     """Return xxh3_128 of a bucket, gaps included; write each piece to `copy` while it is cached.
 
-    Raises:
-        ValueError: The pieces overlap, or exceed `nbytes`.
+    Raises ValueError if the pieces overlap or exceed `nbytes`.
     """
     digest, end = xxhash.xxh3_128(), 0
     for piece in pieces:
@@ -104,25 +94,15 @@ def is_sealed(bucket: Bucket) -> bool:
 
 
 def open_verified(bucket: Bucket) -> SealedBucket:
-    """Open a sealed bucket of this node and verify it.
-
-    Raises:
-        StagingError: It is gone, has another size, could still change, or its checksum differs.
-    """
+    """Open a sealed bucket of this node and verify it; raises as `Transport.open` does."""
     opened = _open_sealed(bucket)
-    try:
-        _check_checksum(bucket, xxhash.xxh3_128_hexdigest(opened.memory))
-    except BaseException:
-        opened.close()
-        raise
-    return opened
+    return _verified(opened, bucket, xxhash.xxh3_128_hexdigest(opened.memory))
 
 
 def map_verified(bucket: Bucket) -> memoryview:
     """Map a bucket that a receiver on this node holds and has verified, without hashing it again.
 
-    Raises:
-        StagingError: It is gone, has another size, or could still change.
+    Raises StagingError if it is gone, has another size, or could still change.
     """
     opened = _open_sealed(bucket)
     try:
@@ -131,12 +111,14 @@ def map_verified(bucket: Bucket) -> memoryview:
         opened.close()
 
 
-def _check_checksum(bucket: Bucket, checksum: str) -> None:
-    if checksum != bucket.checksum:
-        raise StagingError(
-            f"bucket at {bucket.location} has checksum {checksum}; its manifest says "
-            f"{bucket.checksum}"
-        )
+def _verified(opened: SealedBucket, bucket: Bucket, checksum: str) -> SealedBucket:
+    """Return a bucket whose checksum is that of the manifest; close any other."""
+    if checksum == bucket.checksum:
+        return opened
+    opened.close()
+    raise StagingError(
+        f"bucket at {bucket.location} has checksum {checksum}; its manifest says {bucket.checksum}"
+    )
 
 
 def _open_sealed(bucket: Bucket) -> SealedBucket:
@@ -149,16 +131,15 @@ def _open_sealed(bucket: Bucket) -> SealedBucket:
         raise StagingError(f"bucket at {bucket.location} cannot be opened: {error}") from error
     try:
         size = os.fstat(descriptor).st_size
-        if size != bucket.nbytes:
-            raise StagingError(
-                f"bucket at {bucket.location} has {size} bytes; its manifest says {bucket.nbytes}"
-            )
         seals = fcntl.fcntl(descriptor, fcntl.F_GET_SEALS)
-        if seals & SEALS != SEALS:
-            raise StagingError(f"bucket at {bucket.location} is not sealed: it could still change")
-    except (OSError, StagingError) as error:
+        fault = None
+        if size != bucket.nbytes:
+            fault = f"has {size} bytes; its manifest says {bucket.nbytes}"
+        elif seals & SEALS != SEALS:
+            fault = "is not sealed: it could still change"
+    except OSError as error:
+        fault = f"is no shared memory: {error}"
+    if fault is not None:
         os.close(descriptor)
-        if isinstance(error, StagingError):
-            raise
-        raise StagingError(f"bucket at {bucket.location} is no shared memory: {error}") from error
+        raise StagingError(f"bucket at {bucket.location} {fault}")
     return SealedBucket(descriptor, bucket.nbytes, bucket.checksum)

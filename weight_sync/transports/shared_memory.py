@@ -4,31 +4,28 @@ from collections.abc import Iterable
 
 from weight_sync.buckets import Piece
 from weight_sync.manifest import Bucket, Manifest
+from weight_sync.transports.protocol import Transport
 from weight_sync.transports.sealed_memory import SealedBucket, open_verified, seal
 
 
-class SharedMemoryTransport:
-    """Stores and opens buckets in the memory of this node (a `Transport`)."""
+class SharedMemoryTransport(Transport):
+    """Stores and opens buckets in the memory of this node; `write` copies once."""
 
     def __init__(self) -> None:
         self._stored: dict[int, list[SealedBucket]] = {}
 
     def write(self, version: int, nbytes: int, pieces: Iterable[Piece]) -> Bucket:
-        """See `Transport.write`; one copy, checksummed on the way."""
         sealed = seal(nbytes, pieces)
         self._stored.setdefault(version, []).append(sealed)
         return sealed.bucket
 
     def commit(self, manifest: Manifest) -> None:
-        """See `Transport.commit`."""
         self._remove(before=manifest.version)
 
     def open(self, bucket: Bucket) -> SealedBucket:
-        """See `Transport.open`."""
         return open_verified(bucket)
 
     def close(self) -> None:
-        """See `Transport.close`; removes every version."""
         self._remove(before=max(self._stored, default=0) + 1)
 
     def _remove(self, before: int) -> None:

@@ -1,9 +1,8 @@
 """Loads verified buckets inside vLLM's own worker process (weight-transfer backend "headway").
 
-vLLM finds `register` through the entry point group `vllm.general_plugins`. The worker maps the
-memory that the receiver has verified and hands zero-copy tensors to the model's own loader. For
-models that allow a `Shadow`, a thread does so while the engine generates, and the pause covers only
-the exchange; otherwise it covers vLLM's layerwise reload.
+vLLM finds `register` through the entry point group `vllm.general_plugins`. The worker hands
+zero-copy tensors of verified memory to the model's own loader. For models that allow a `Shadow`, a
+thread does so while the engine generates, and the pause covers only the exchange.
 """
 
 import logging
@@ -103,9 +102,7 @@ class StagedWeightsEngine(WeightTransferEngine[NoInitInfo, ManifestInfo]):
     def receive_weights(self, update_info: ManifestInfo) -> None:
         """Map the buckets and load every tensor.
 
-        Raises:
-            StagingError: A bucket is gone; nothing was loaded.
-            LoadFailed: A layer got no weights or only a part of them.
+        Raises StagingError if a bucket is gone, LoadFailed if a layer was not loaded whole.
         """
         manifest = Manifest.from_json(update_info.manifest)
         memories = [map_verified(bucket) for bucket in manifest.buckets]

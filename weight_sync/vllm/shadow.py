@@ -3,9 +3,9 @@
     Shadow(model)  ─▶  load(tensors)    any thread: new tensors, packed as the kernels want them
                    ─▶  exchange()       engine paused: references are swapped, nothing is copied
 
-A shadow has layers of its own that share everything with the model's but their tensors, so that
-vLLM's loaders and packing do the work. It needs the memory of the weights once more, so it is not
-used on GPUs, nor for layers of unknown kinds. Written against vLLM 0.32.
+A shadow has layers of its own that share everything with the model's but their tensors. It needs
+the memory of the weights once more, so it is not used on GPUs, nor for layers of unknown kinds.
+Written against vLLM 0.32.
 """
 
 from collections.abc import Iterable
@@ -42,11 +42,7 @@ def applies(model: nn.Module) -> bool:
 
 
 class Shadow:
-    """A second copy of all weights of a model.
-
-    Args:
-        model: A model of vLLM for which `applies` is True; only read before `exchange`.
-    """
+    """A second copy of all weights of a model of vLLM for which `applies` is True."""
 
     def __init__(self, model: nn.Module) -> None:
         self._names = {layer: name for name, layer in model.named_modules()}
@@ -59,9 +55,7 @@ class Shadow:
     def load(self, tensors: Iterable[tuple[str, Tensor]]) -> None:
         """Load and pack every layer; the model does not change.
 
-        Raises:
-            LoadFailed: A layer got no weights or only a part of them.
-            Exception: Any error of vLLM's loaders.
+        Raises LoadFailed if a layer was not loaded whole, and any error of vLLM's loaders.
         """
         for live, twin in self._twins.items():
             for name, parameter in _to_be_loaded(live).items():

@@ -21,8 +21,7 @@ METHODS = (INIT, START, UPDATE, FINISH)
 def tensor_shapes(payload: dict[str, Any] | None) -> dict[str, tuple[int, ...]]:
     """Return names and shapes of the tensors in a call of UPDATE by vLLM's trainer engines.
 
-    Raises:
-        LoadFailed: The payload does not contain them.
+    Raises LoadFailed if the payload does not contain them.
     """
     try:
         info = (payload or {})["update_info"]
@@ -33,12 +32,7 @@ def tensor_shapes(payload: dict[str, Any] | None) -> dict[str, tuple[int, ...]]:
 
 
 async def transfer(engine: Any, method: str, payload: dict[str, Any] | None) -> None:
-    """Call one of `METHODS` of the weight-transfer endpoint of `engine`, an AsyncLLM.
-
-    Raises:
-        ValueError: The endpoint has no such method.
-        Exception: Any error of vLLM.
-    """
+    """Call one of `METHODS` of the weight-transfer endpoint of `engine`, an AsyncLLM."""
     from vllm.distributed.weight_transfer.base import (
         WeightTransferInitRequest,
         WeightTransferUpdateRequest,

@@ -27,17 +27,18 @@ def model(tmp_path_factory: pytest.TempPathFactory):
     return folder, build_model(folder)
 
 
+def scripted(torch_model) -> ScriptedEngine:
+    shapes = {name: tuple(p.shape) for name, p in torch_model.named_parameters()}
+    return ScriptedEngine(
+        shapes, vocabulary=VOCABULARY, median_length=10_000, tokens_per_second=1000
+    )
+
+
 @pytest.fixture(scope="module", params=["scripted", pytest.param("vllm", marks=pytest.mark.vllm)])
 def bench(request, model):
     folder, torch_model = model
     if request.param == "scripted":
-        shapes = {name: tuple(p.shape) for name, p in torch_model.named_parameters()}
-        engine = ScriptedEngine(
-            shapes,
-            vocabulary=VOCABULARY,
-            median_length=10_000,
-            tokens_per_second=1000,
-        )
+        engine = scripted(torch_model)
     else:
         os.environ["HF_HUB_OFFLINE"] = "1"
         from actors.engines.vllm import VllmEngine
@@ -90,10 +91,18 @@ def test_tokens_after_an_update_carry_its_version_and_come_from_its_weights(benc
         torch.testing.assert_close(torch.tensor(done.logprobs), expected, atol=1e-3, rtol=0)
 
 
-def test_a_cpu_keeps_the_history_of_short_turns(bench: Bench) -> None:
-    if not bench.real:
-        pytest.skip("only vLLM has blocks")
-    assert bench.engine._engine.vllm_config.cache_config.block_size == 32
+@pytest.mark.vllm
+def test_a_cpu_keeps_the_history_of_short_turns(model) -> None:
+    from actors.engines.vllm_arguments import engine_arguments
+
+    spec = EngineSpec(
+        index=0,
+        config=ActorsConfig(),
+        weight_sync=WeightSyncConfig(),
+        model_path=str(model[0]),
+        seed=0,
+    )
+    assert engine_arguments(spec, 512)["block_size"] == 32
 
 
 def test_what_is_prepared_is_served_when_it_is_loaded_and_not_before(bench: Bench) -> None:
@@ -127,7 +136,7 @@ def test_an_update_in_the_middle_of_a_request_leaves_tokens_of_both_versions(ben
     async def crossing():
         request = asyncio.create_task(bench.generate(tokens=400))
         for _ in range(2):
-            await asyncio.sleep(0.06)
+            await bench.advance()
             await bench.update()
         return await request
 
@@ -141,7 +150,7 @@ def test_an_update_in_the_middle_of_a_request_leaves_tokens_of_both_versions(ben
 def test_no_token_is_sampled_while_paused(bench: Bench) -> None:
     async def frozen():
         request = asyncio.create_task(bench.generate(tokens=200))
-        await asyncio.sleep(0.02)
+        await bench.advance()
         await bench.engine.pause()
         await bench.engine.pause()
         late = asyncio.create_task(bench.generate("late", tokens=4))
@@ -178,11 +187,12 @@ def test_the_salt_of_a_request_names_the_version_that_prefilled_it(bench: Bench)
 
     async def crossing():
         await bench.generate("cached", tokens=1, prompt=LONG_PROMPT)
+        short = asyncio.create_task(bench.generate("short", tokens=4, prompt=LONG_PROMPT))
         requests = [
             asyncio.create_task(bench.generate(f"r{i}", tokens=150, prompt=LONG_PROMPT))
             for i in range(2 * SLOTS)
         ]
-        await asyncio.sleep(0.08)
+        await short  # beside it the first ones have begun
         bench.perturb()
         await bench.update()
         return await asyncio.gather(*requests)
@@ -239,7 +249,7 @@ def test_a_failed_load_leaves_no_trace_once_a_full_load_succeeds(bench: Bench, f
 
     async def fail_then_repair():
         request = asyncio.create_task(bench.generate(tokens=300))
-        await asyncio.sleep(0.05)
+        await bench.advance()
         with staged(bench.version + 1, bad) as held:
             await bench.engine.prepare(held)
             await bench.engine.pause()
@@ -265,7 +275,7 @@ def test_cancelling_a_call_ends_its_request_and_no_other(bench: Bench) -> None:
     async def cancel_one():
         doomed = asyncio.create_task(bench.generate("doomed", tokens=400))
         other = asyncio.create_task(bench.generate("other", tokens=40))
-        await asyncio.sleep(0.02)
+        await bench.advance()
         doomed.cancel()
         with pytest.raises(asyncio.CancelledError):
             await doomed
@@ -275,24 +285,12 @@ def test_cancelling_a_call_ends_its_request_and_no_other(bench: Bench) -> None:
     assert (len(other.token_ids), len(again.token_ids)) == (40, 3)
 
 
-def test_an_interrupted_engine_gives_what_it_has_and_begins_nothing(bench: Bench) -> None:
-    async def interrupted():
-        first = asyncio.create_task(bench.generate("first", tokens=16))
-        requests = [
-            asyncio.create_task(bench.generate(f"r{index}", tokens=400))
-            for index in range(SLOTS + 1)
-        ]
-        await first  # beside it the others have begun
-        await bench.engine.interrupt()
-        return await asyncio.gather(*requests), await bench.generate("late")
-
-    done, late = bench.run(interrupted())
-    bench.engine._interrupted = False  # it is for good, but other tests follow
-    assert {one.finish_reason for one in (*done, late)} == {FinishReason.ABORTED}
-    assert late.token_ids == late.logprobs == late.versions == []
-    for one in done:
-        assert len(one.token_ids) == len(one.logprobs) == len(one.versions) < 400
-    assert {version for one in done for version in one.versions} == {bench.version}
+def test_an_interrupted_engine_gives_what_it_has_and_begins_nothing(model) -> None:
+    """An interruption is for good, so `test_vllm_modes` has the one of vLLM."""
+    bench = Bench(scripted(model[1]), model[1], real=False)
+    bench.check_interruption(SLOTS + 1)
+    bench.runner.run(bench.engine.close())
+    bench.runner.close()
 
 
 def test_the_inventory_names_exactly_the_weights_that_are_published(bench: Bench) -> None:
@@ -305,7 +303,7 @@ def test_requests_of_an_engine_that_ends_fail_with_a_typed_error(bench: Bench) -
 
     async def end():
         request = asyncio.create_task(bench.generate(tokens=400))
-        await asyncio.sleep(0.05)
+        await bench.advance()
         if bench.real:
             (core,) = multiprocessing.active_children()
             os.kill(core.pid, signal.SIGKILL)

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 import torch
-from engine_bench import PROMPT, Bench, build_model, forward_logprobs
+from engine_bench import PROMPT, Bench, build_model, forward_logprobs, staged
 
 from actors.config import ActorsConfig
 from actors.engines.protocol import EngineSpec, SamplingParameters
@@ -52,7 +52,7 @@ def test_a_cleared_cache_makes_every_token_exact_under_its_own_version(start) ->
     async def crossing():
         request = asyncio.create_task(bench.generate(tokens=400))
         for _ in range(2):
-            await asyncio.sleep(0.15)
+            await bench.advance()
             before = {name: weight.clone() for name, weight in bench.weights().items()}
             expected.append((bench.version, before))
             bench.perturb()
@@ -76,11 +76,15 @@ def test_between_requests_running_ones_finish_first_and_new_ones_wait(start) -> 
 
     async def crossing():
         running = asyncio.create_task(bench.generate("running", tokens=300))
-        await asyncio.sleep(0.1)
-        update = asyncio.create_task(bench.update())
-        await asyncio.sleep(0.05)
-        late = asyncio.create_task(bench.generate("late", tokens=20))
-        await update
+        await bench.advance()
+        with staged(1, bench.weights()) as held:
+            await bench.engine.prepare(held)
+            pausing = asyncio.create_task(bench.engine.pause())
+            await asyncio.sleep(0)  # it has begun
+            late = asyncio.create_task(bench.generate("late", tokens=20))
+            await pausing
+            await bench.engine.load(held, 1)
+            await bench.engine.resume()
         return await running, await late
 
     running, late = bench.run(crossing())
@@ -88,9 +92,10 @@ def test_between_requests_running_ones_finish_first_and_new_ones_wait(start) -> 
     assert late.versions == [1] * 20
 
 
-def test_a_prompt_that_does_not_fit_is_refused_and_the_engine_lives(start) -> None:
+def test_a_prompt_that_does_not_fit_is_refused_and_the_engine_lives_until_its_end(start) -> None:
     bench = start()
     sampling = SamplingParameters(temperature=1.0, max_new_tokens=4)
     with pytest.raises(InputError, match="512"):
         bench.run(bench.engine.generate("long", PROMPT * 200, sampling, cache_salt=""))
     assert len(bench.run(bench.generate(tokens=4)).token_ids) == 4
+    bench.check_interruption(65)

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 
 import pytest
 from characters import TEMPLATE, character_tokenizer
@@ -187,9 +188,9 @@ def test_the_policy_has_no_say_in_what_the_user_has_bound():
 @pytest.mark.parametrize("arguments", [{"seconds": 1e9}, {"limit": 1}])
 def test_the_policy_cannot_lift_the_limit_of_its_programs(monkeypatch, arguments):
     ran = []
-    monkeypatch.setattr("actors.sandbox.check_sandbox", lambda: None)
+    monkeypatch.setattr("actors.sandbox.sandbox.check_sandbox", lambda: None)
     monkeypatch.setattr(
-        "actors.environments.python_tool.run_python",
+        "actors.environments.tools.python",
         lambda program, *, seconds: ran.append((program, seconds)),
     )
     options = {"tools": ["python"], "python_seconds": 2.0}
@@ -198,7 +199,7 @@ def test_the_policy_cannot_lift_the_limit_of_its_programs(monkeypatch, arguments
         code_execution="sandbox",
     )  # fmt: skip
     (name,) = arguments
-    assert f"unexpected keyword argument '{name}'" in refused.messages[0].content
+    assert re.search(f"argument '?{name}", refused.messages[0].content)
     assert ran == [("b", 2.0)]
 
 
@@ -224,7 +225,7 @@ def test_python_runs_in_the_sandbox():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"tool": []}, "Extra inputs are not permitted"),
+        ({"tool": []}, "unknown: tool; known: tools"),
         ({"tools": []}, "at least 1 item"),
         ({"tools": ["abacus"]}, "not one of calculator, python"),
         ({"tools": ["user_module:CONSTANT"]}, "is a int, not a function"),

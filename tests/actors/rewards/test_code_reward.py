@@ -9,7 +9,6 @@ import pytest
 
 from actors.errors import InputError, RewardFailed
 from actors.rewards import RewardPool, check_scorable, load_rewards
-from actors.rewards import rewards as module
 from actors.rewards.code import code, read_tests
 from actors.sandbox import check_sandbox, sandbox
 from queues.records import Prompt
@@ -163,7 +162,7 @@ def test_without_a_sandbox_the_reward_is_refused(monkeypatch):
     def refuse():
         raise InputError("no sandbox for programs that models write")
 
-    monkeypatch.setattr(module, "check_sandbox", refuse)
+    monkeypatch.setattr(sandbox, "check_sandbox", refuse)
     with pytest.raises(InputError, match="no sandbox"):
         load_rewards(["code"], code_execution="sandbox")
 

@@ -8,7 +8,7 @@ import pytest
 from actors.errors import InputError, RewardFailed
 from actors.registry import REWARDS
 from actors.rewards import RewardPool, load_rewards
-from actors.rewards.similarity import edits
+from actors.rewards.answers import edits
 from actors.sources.registry import load_source
 from queues.records import FinishReason, Prompt
 

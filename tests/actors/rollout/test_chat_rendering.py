@@ -5,7 +5,7 @@ from characters import TEMPLATE, character_tokenizer
 
 from actors.environments.protocol import Message
 from actors.errors import InputError
-from actors.rollout.chat_rendering import Renderer
+from actors.rollout.chat_rendering import Renderer, encode
 
 ASK = [Message("user", "3+4=")]
 
@@ -48,7 +48,7 @@ def test_a_prompt_is_written_once_for_all_rollouts_that_ask_in_turn(monkeypatch)
 
 def test_a_continuation_completes_the_conversation_that_the_template_would_have_written():
     renderer = Renderer(character_tokenizer(TEMPLATE))
-    reply = renderer.encode("7<eos>")
+    reply = encode(renderer.tokenizer, "7<eos>")
     grown = renderer.prompt(ASK) + reply + renderer.continuation([Message("user", "2+2=")], 1)
     whole = renderer.prompt([*ASK, Message("assistant", "7"), Message("user", "2+2=")])
     assert grown == whole

@@ -267,7 +267,7 @@ def test_an_environment_without_its_methods_is_an_input_error(name, message):
 
 @pytest.mark.parametrize("name", ["single_turn", "user_module:Countdown"])
 def test_options_that_an_environment_does_not_have_are_an_input_error(name):
-    with pytest.raises(InputError, match=r"environment_options = \{'colour': 'red'\}"):
+    with pytest.raises(InputError, match=r"\{'colour': 'red'\} has no option colour"):
         load_environment(name, {"colour": "red"})
 
 

@@ -10,8 +10,7 @@ from fakes import Desk, episodes, lease, rollout
 from actors.engines.protocol import SamplingParameters
 from actors.engines.scripted import ScriptedEngine
 from actors.errors import EngineDied, InputError, RewardFailed, RolloutFailed
-from actors.rollout.actor_statistics import ActorStatistics
-from actors.rollout.occupancy import Occupancy
+from actors.rollout.actor_statistics import ActorStatistics, Occupancy
 from actors.rollout.rollout_worker import RolloutWorker
 from queues.broker.broker import Broker
 from queues.config import QueuesConfig, RunSpec

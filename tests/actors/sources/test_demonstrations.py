@@ -5,12 +5,12 @@ from itertools import islice
 import pytest
 
 from actors.errors import InputError
-from actors.sources.examples import load_demonstrations
+from actors.sources.examples import DEMONSTRATIONS, load_examples
 from actors.sources.lettered_chain_sum import CHARACTERS, LetteredChainSum
 
 
 def load(name, seed=0, heldout=frozenset(), **options):
-    return load_demonstrations(name, options=options, seed=seed, heldout=heldout)
+    return load_examples(DEMONSTRATIONS, name, options=options, seed=seed, heldout=heldout)
 
 
 def value(prompt):
@@ -120,8 +120,8 @@ def test_an_option_that_the_demonstrations_lack_is_named(name, options, message)
             '{"prompt": "a", "completion": "b"}\n{"prompt": "a"}',
             "pairs.jsonl:2: expected an object",
         ),
-        ('{"prompt": "a", "completion": ""}', "completion not empty"),
-        ('{"prompt": 3, "completion": "b"}', "must be strings"),
+        ('{"prompt": "a", "completion": ""}', "only the prompt may be empty"),
+        ('{"prompt": 3, "completion": "b"}', "must be a tuple of the strings prompt, completion"),
     ],
 )
 def test_a_malformed_file_is_refused_with_its_line(tmp_path, content, expected):

@@ -88,8 +88,8 @@ def test_the_held_out_problems_come_from_every_part_and_no_part_trains_them(tmp_
     ("options", "message"),
     [
         ({}, "give parts"),
-        ({"parts": []}, "give parts"),
-        ({"parts": [{"source": "lettered_chain_sum"}], "seed": 1}, "give parts"),
+        ({"parts": []}, "at least 1 item"),
+        ({"parts": [{"source": "lettered_chain_sum"}], "seed": 1}, "unknown: seed; known: parts"),
         ({"parts": [{"weight": 1}]}, "source"),
         ({"parts": [{"source": "lettered_chain_sum", "weight": -1}]}, "0 or more"),
         ({"parts": [{"source": "lettered_chain_sum", "weight": [[5, 1], [5, 2]]}]}, "rising"),

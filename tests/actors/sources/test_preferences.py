@@ -5,12 +5,12 @@ from itertools import islice
 import pytest
 
 from actors.errors import InputError
-from actors.sources.examples import load_preferences
+from actors.sources.examples import PREFERENCES, load_examples
 from actors.sources.lettered_chain_sum import CHARACTERS, LetteredChainSum
 
 
 def load(name, seed=0, heldout=frozenset(), **options):
-    return load_preferences(name, options=options, seed=seed, heldout=heldout)
+    return load_examples(PREFERENCES, name, options=options, seed=seed, heldout=heldout)
 
 
 def value(prompt):
@@ -75,26 +75,26 @@ def test_a_file_is_shuffled_anew_every_epoch_and_shows_no_held_out_prompt(tmp_pa
     path.write_text(
         "".join(f'{{"prompt": "{i}", "chosen": "a\u2028", "rejected": ""}}\n' for i in range(3))
     )
-    with pytest.raises(InputError, match="chosen and rejected not empty"):
+    with pytest.raises(InputError, match="only the prompt may be empty"):
         load(str(path))
     path.write_text(
         "".join(f'{{"prompt": "{i}", "chosen": "a\u2028", "rejected": "b"}}\n' for i in range(30))
     )
     pairs = list(islice(load(str(path), heldout=frozenset(["0", "1"])), 56))
-    assert pairs[0] == (pairs[0].prompt, "a\u2028", "b")
+    assert pairs[0] == (pairs[0][0], "a\u2028", "b")
     assert sorted(pairs[:28]) == sorted(pairs[28:])
     assert pairs[:28] != pairs[28:]
-    assert {pair.prompt for pair in pairs} == {str(i) for i in range(2, 30)}
+    assert {prompt for prompt, _, _ in pairs} == {str(i) for i in range(2, 30)}
 
 
 @pytest.mark.parametrize(
     ("content", "expected"),
     [
         ("", "no preferences"),
-        ("{", "pairs.jsonl:1: expected an object with the strings prompt, chosen and rejected"),
+        ("{", "pairs.jsonl:1: expected an object with the strings prompt, chosen, rejected"),
         ('{"prompt": "a", "chosen": "b"}', "pairs.jsonl:1: expected an object"),
         ('{"prompt": "a", "rejected": "b"}', "KeyError('chosen')"),
-        ('{"prompt": "a", "chosen": "b", "rejected": 3}', "must be strings"),
+        ('{"prompt": "a", "chosen": "b", "rejected": 3}', "must be a tuple of the strings"),
         ('\n{"prompt": "a", "chosen": "b", "rejected": "b"}', "pairs.jsonl:2: chosen and rejected"),
     ],
 )
@@ -111,9 +111,13 @@ def test_a_malformed_file_is_refused_with_its_line(tmp_path, content, expected):
     [
         ("lettered_chain_sum", {"worse": 1}, "no option worse; known: guess_share"),
         ("reasoning_gym:chain_sum", {}, "has no preference pairs"),
-        ("user_module:Judged", {"gives": "pair"}, "must give tuples of the texts"),
-        ("user_module:Judged", {"gives": "numbers"}, "must give tuples of the texts"),
-        ("user_module:Judged", {"gives": "equal"}, "prompt 'p': chosen and rejected are both 'a'"),
+        ("user_module:Judged", {"gives": "pair"}, "must be a tuple of the strings"),
+        ("user_module:Judged", {"gives": "numbers"}, "must be a tuple of the strings"),
+        (
+            "user_module:Judged",
+            {"gives": "equal"},
+            "chosen and rejected are both 'a' for the prompt 'p'",
+        ),
         ("user_module:Judged", {"gives": "nothing"}, "came to an end"),
         ("user_module:Judged", {"gives": "error"}, r"raised KeyError\('lost'\)"),
         ("user_module:Judged", {}, "'gives'"),

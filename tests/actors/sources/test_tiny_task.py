@@ -7,7 +7,7 @@ import pytest
 
 from actors.environments.calculator import calculator
 from actors.errors import InputError
-from actors.sources.examples import TURN, load_demonstrations
+from actors.sources.examples import DEMONSTRATIONS, TURN, load_examples
 from actors.sources.registry import load_source
 
 PARTS = {"parts": [{"source": "tiny:distance", "weight": 3}, {"source": "tiny:twice"}]}
@@ -55,8 +55,8 @@ def test_a_source_goes_on_where_its_cursor_was_taken():
 
 
 def test_a_conversation_is_demonstrated_turn_by_turn():
-    result = load_demonstrations(
-        "tiny:product", options={"worked_share": 1.0}, seed=0, heldout=frozenset()
+    result = load_examples(
+        DEMONSTRATIONS, "tiny:product", options={"worked_share": 1.0}, seed=0, heldout=frozenset()
     )
     (asked, call), (heard, answer) = islice(result, 2)
     assert call == f"[{asked.removesuffix('=')}]"
@@ -65,8 +65,8 @@ def test_a_conversation_is_demonstrated_turn_by_turn():
 
 
 def test_a_share_of_the_demonstrations_is_worked():
-    result = load_demonstrations(
-        "tiny:distance", options={"worked_share": 0.4}, seed=0, heldout=frozenset()
+    result = load_examples(
+        DEMONSTRATIONS, "tiny:distance", options={"worked_share": 0.4}, seed=0, heldout=frozenset()
     )
     worked = sum("," in completion for _, completion in islice(result, 1000))
     assert 340 <= worked <= 460
@@ -74,8 +74,12 @@ def test_a_share_of_the_demonstrations_is_worked():
 
 def test_the_worked_answers_of_a_chain_name_every_step():
     for task in ("distance", "twice"):
-        result = load_demonstrations(
-            f"tiny:{task}", options={"worked_share": 1.0}, seed=0, heldout=frozenset()
+        result = load_examples(
+            DEMONSTRATIONS,
+            f"tiny:{task}",
+            options={"worked_share": 1.0},
+            seed=0,
+            heldout=frozenset(),
         )
         for asked, worked in islice(result, 200):
             names = asked[3:-1:2]
@@ -88,8 +92,12 @@ def test_a_mixture_demonstrates_its_parts_by_weight_and_no_held_out_problem():
         40
     )
     texts = frozenset(prompt.text for prompt in heldout)
-    result = load_demonstrations(
-        "mixture", options={"source_options": PARTS, "worked_share": 0.0}, seed=0, heldout=texts
+    result = load_examples(
+        DEMONSTRATIONS,
+        "mixture",
+        options={"source_options": PARTS, "worked_share": 0.0},
+        seed=0,
+        heldout=texts,
     )
     prompts = [prompt for prompt, _ in islice(result, 1000)]
     assert 690 <= sum(prompt[0] == "D" for prompt in prompts) <= 810
@@ -98,7 +106,7 @@ def test_a_mixture_demonstrates_its_parts_by_weight_and_no_held_out_problem():
 
 def test_a_mixture_with_a_part_that_has_no_demonstrations_says_so():
     options = {"source_options": {"parts": [{"source": "reasoning_gym:chain_sum"}]}}
-    result = load_demonstrations("mixture", options=options, seed=0, heldout=frozenset())
+    result = load_examples(DEMONSTRATIONS, "mixture", options=options, seed=0, heldout=frozenset())
     with pytest.raises(InputError, match="'reasoning_gym:chain_sum' has no demonstrations"):
         next(result)
 

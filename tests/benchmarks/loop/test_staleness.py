@@ -317,7 +317,8 @@ def test_runs_that_cannot_be_read_are_named_and_do_not_end_the_study(tmp_path, c
 def test_a_study_is_trained_scored_and_continued(headway):
     recipe = headway.arguments("run")[2]
     out = headway.folder / "study"
-    settings = ("--set", 'learner.cores="1"', "--set", "heldout.size=8")
+    paced = "actors.scripted_options.tokens_per_second=200.0"  # a plan needs the time of a token
+    settings = ("--set", 'learner.cores="1"', "--set", "heldout.size=8", "--set", paced)
     options = ("--steps", "14", "--seeds", "0", "--problems", "12", "--score-every", "7")
     chosen = ("--bounds", "0,2", "--corrections", "cispo", "--stale", "3", "--out", out)
     command = ("bench", "staleness", recipe, *settings, *options, *chosen)

@@ -7,16 +7,23 @@ import pytest
 
 from deploy.errors import InputError
 from deploy.planner.rates import EngineRates, LearnerRates, Rates, UpdateRates, lognormal_lengths
-from deploy.planner.simulated_engine import SimulatedEngine
-from deploy.planner.simulator import Setting, quantile, simulate
-from queues.policy.admission import Bounds
+from deploy.planner.simulator import Setting, SimulatedEngine, quantile, simulate
+from queues.config import QueuesConfig, RunSpec
 
 STEPS = 25
 
 
-def setting(staleness, *, steps=STEPS, batch=1, size=1, **more):
-    bounds = Bounds(max_staleness=staleness, groups_per_batch=batch, steps=steps)
-    return Setting(**{"bounds": bounds, "group_size": size, "engines": 1, "slots": 1, **more})
+def setting(
+    staleness, *, steps=STEPS, batch=1, size=1, baseline=False, engines=1, slots=1,
+    swaps_at_once=1, patience_seconds=0.0, **queues,
+):  # fmt: skip
+    return Setting(
+        queues=QueuesConfig(max_staleness=staleness, patience_seconds=patience_seconds, **queues),
+        spec=RunSpec(
+            groups_per_batch=batch, group_size=size, steps=steps, greedy_baseline=baseline
+        ),
+        engines=engines, slots=slots, swaps_at_once=swaps_at_once,
+    )  # fmt: skip
 
 
 def rates(*, lengths=((100,),), train=0.5, step=0.01, **more):
@@ -31,12 +38,9 @@ def rates(*, lengths=((100,),), train=0.5, step=0.01, **more):
 def test_synchronous_phases_take_turns():
     found = simulate(setting(0), rates())
     assert found.samples_per_second == pytest.approx(1 / 1.5)
-    assert found.tokens_per_second == pytest.approx(100 / 1.5)
     assert found.learner_idle == pytest.approx(1.0 / 1.5)
     assert found.actors_idle == pytest.approx(0.5 / 1.5)
-    assert found.slots_used == pytest.approx(1.0 / 1.5)
     assert (found.lag_mean, found.lag_square_mean, found.lag_p95, found.lag_max) == (0, 0, 0, 0)
-    assert len(found.batch_seconds) == len(found.step_seconds) == STEPS - 5
 
 
 def test_with_one_batch_of_staleness_the_slower_side_decides():
@@ -71,13 +75,13 @@ def test_rollouts_share_an_engine_and_a_group_waits_for_its_last():
     # Ten tokens beside another at 0.05 s each, then twenty alone at 0.03 s.
     found = simulate(setting(0, size=2, slots=2), shared)
     assert found.samples_per_second == pytest.approx(2 / (10 * 0.05 + 20 * 0.03))
-    assert found.slots_used == pytest.approx((2 * 0.5 + 0.6) / 1.1 / 2)
 
 
 def test_a_baseline_takes_room_and_is_not_trained():
-    lone = simulate(setting(0, slots=2, baseline=True), rates(lengths=((100,), (50,))))
-    assert lone.samples_per_second == pytest.approx(1 / 1.5)
-    assert lone.tokens_per_second == pytest.approx(100 / 1.5)
+    per_token = rates(lengths=((100,), (50,)))
+    per_token = replace(per_token, learner=LearnerRates(token_seconds=0.005))
+    found = simulate(setting(0, slots=2, baseline=True), per_token)
+    assert found.samples_per_second == pytest.approx(1 / 1.5), "the learner takes 100 tokens"
 
 
 def test_engines_swap_one_after_another_where_only_one_may():
@@ -91,10 +95,10 @@ def test_engines_swap_one_after_another_where_only_one_may():
 
 def test_groups_without_a_signal_cost_actors_what_they_took():
     """At η = 0, with half of all groups dropped, a batch of one is generated twice on average."""
-    filtered = replace(setting(0), most_filtered=10, bounds=replace(setting(0).bounds, steps=400))
-    found = simulate(filtered, rates(tied_share=0.5))
-    assert found.samples_per_second == pytest.approx(1 / (2 * 1.0 + 0.5), rel=0.1)
-    kept = simulate(replace(filtered, most_filtered=None), rates(tied_share=0.5))
+    filtered = setting(0, steps=400, filter_tied=True, max_filtered_batches=10)
+    outcome = simulate(filtered, rates(tied_share=0.5))
+    assert outcome.samples_per_second == pytest.approx(1 / (2 * 1.0 + 0.5), rel=0.1)
+    kept = simulate(setting(0, steps=400), rates(tied_share=0.5))
     assert kept.samples_per_second == pytest.approx(1 / 1.5)
 
 
@@ -141,7 +145,7 @@ def test_every_token_of_a_rollout_is_of_the_version_that_was_served_then():
 )
 def test_what_cannot_be_simulated_is_refused(changes, message):
     with pytest.raises(InputError, match=message):
-        simulate(replace(setting(1), bounds=replace(setting(1).bounds, **changes)), rates())
+        simulate(setting(1, **changes), rates())
 
 
 @pytest.mark.parametrize(
@@ -151,8 +155,6 @@ def test_what_cannot_be_simulated_is_refused(changes, message):
         (lambda: LearnerRates(token_seconds=float("nan")), "token_seconds = nan must be"),
         (lambda: rates(step=0.0), "step_seconds and rollout_step_seconds of an engine are both 0"),
         (lambda: rates(lengths=()), "no rollout's length is known"),
-        (lambda: rates(lengths=((3, 0),)), "a rollout without a token"),
-        (lambda: rates(tied_share=1.0), "tied_share = 1.0 must be"),
         (lambda: lognormal_lengths(0, 1, group_size=1, seed=0), "lengths of 0 tokens"),
         (
             lambda: EngineRates.of_throughput(one=100, full=50, slots=8),

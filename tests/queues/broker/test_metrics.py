@@ -4,7 +4,7 @@ from prometheus_client import CollectorRegistry
 
 from queues.broker.metrics import BrokerMetrics
 from queues.broker.status import status_of
-from queues.policy.admission import Bounds
+from queues.config import QueuesConfig, RunSpec
 from queues.records import Prompt, PutStatus
 from queues.runtime.prometheus import public_address
 from queues.state.broker_state import BrokerState
@@ -16,9 +16,15 @@ def test_what_binds_to_every_address_is_found_at_that_of_its_node():
     assert public_address("0.0.0.0", 80, node="10.0.0.7") == "10.0.0.7:80"
 
 
+def new_state():
+    return BrokerState(
+        config=QueuesConfig(max_staleness=1, max_attempts=1),
+        spec=RunSpec(groups_per_batch=2, group_size=2, steps=9),
+    )
+
+
 def test_groups_leases_and_engines_are_counted_as_the_state_has_them():
-    bounds = Bounds(max_staleness=1, groups_per_batch=2, steps=9)
-    state = BrokerState(bounds=bounds, group_size=2, queued_batches=2, max_attempts=1)
+    state = new_state()
     registry = CollectorRegistry()
     registry.register(BrokerMetrics(lambda: status_of(state, -1, paused=None)))
 
@@ -42,8 +48,7 @@ def test_groups_leases_and_engines_are_counted_as_the_state_has_them():
 
 
 def test_age_of_the_oldest_prompt_and_refused_results_by_reason():
-    bounds = Bounds(max_staleness=1, groups_per_batch=2, steps=9)
-    state = BrokerState(bounds=bounds, group_size=2, queued_batches=2, max_attempts=1)
+    state = new_state()
     registry = CollectorRegistry()
     registry.register(BrokerMetrics(lambda: status_of(state, -1, paused=None)))
     assert registry.get_sample_value("headway_queued_oldest_seconds") == 0

@@ -535,7 +535,6 @@ def test_random_steps_and_crashes_agree_with_the_model(
     caplog.set_level("CRITICAL")
     clock = StoppedClock()
     time = SimpleNamespace(monotonic=clock.time, time=clock.time)
-    monkeypatch.setattr("queues.broker.lease_expiry.time", time)
     for module in ("work_queue", "batch_queue", "result_intake"):
         monkeypatch.setattr(f"queues.broker.{module}.time", time)
     memory = Path("/dev/shm")  # thousands of syncs: on a disk they would take most of the time

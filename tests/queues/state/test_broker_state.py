@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from queues.config import QueuesConfig, RunSpec
 from queues.errors import QueueClosed
-from queues.policy.admission import Bounds, OnOverdue, choose_batch, feasible
+from queues.policy.admission import OnOverdue, choose_batch, feasible
 from queues.policy.dynamic_sampling import TieFilter
 from queues.records import BatchRecord, Purpose, Summary
 from queues.state.broker_state import BrokerState
@@ -23,13 +24,19 @@ def make_state(
     max_attempts: int = 2,
     retry_seconds: float = 0.0,
     policy: OnOverdue = "wait",
-    **changes: int,
+    max_staleness: int = 1,
+    groups_per_batch: int = 2,
+    steps: int = 5,
 ) -> BrokerState:
-    numbers = {"max_staleness": 1, "groups_per_batch": 2, "steps": 5} | changes
-    return BrokerState(
-        bounds=Bounds(on_overdue=policy, **numbers), group_size=2, queued_batches=2,
-        max_attempts=max_attempts, retry_seconds=retry_seconds, tie_filter=tie_filter,
+    state = BrokerState(
+        config=QueuesConfig(
+            max_staleness=max_staleness, on_overdue=policy, max_attempts=max_attempts,
+            retry_seconds=retry_seconds,
+        ),
+        spec=RunSpec(groups_per_batch=groups_per_batch, group_size=2, steps=steps),
     )  # fmt: skip
+    state.tie_filter = tie_filter
+    return state
 
 
 def make_group(number: int, evaluation: str | None = None) -> Group:
@@ -68,7 +75,7 @@ def check(state: BrokerState, issued: int) -> None:
     assert state.groups.leased_due == leased
     ended = state.ended
     for state.ended in (True, ended):
-        assert state._choose() == choose_batch(
+        assert state.choose_batch() == choose_batch(
             state.results.deadlines(),
             leased,
             version=state.version,

@@ -77,7 +77,7 @@ def test_the_next_lease_carries_what_was_saved_and_starts_at_its_oldest_token(tm
         assert broker.commits.state.groups.in_flight[first.group_id].due == 2
         await broker.close()
         again = make_broker(tmp_path, steps=5, max_staleness=2)
-        assert again.commits.ledger.partials.oldest() == {}, "forgotten with the result"
+        assert again.commits.ledger.oldest_partials() == {}, "forgotten with the result"
         await again.close()
 
     asyncio.run(before())
@@ -123,7 +123,7 @@ def test_what_is_not_the_holders_or_not_for_training_is_not_saved(tmp_path: Path
         await broker.save("b", partial_of(lease, 0))
         with pytest.raises(SchemaError, match="nothing of group"):
             await broker.save("a", partial_of(lease))
-        assert await broker.commits.submit(broker.commits.ledger.partials.oldest) == {}
+        assert await broker.commits.submit(broker.commits.ledger.oldest_partials) == {}
         await broker.close()
 
     asyncio.run(scenario())

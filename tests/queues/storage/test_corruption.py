@@ -15,9 +15,9 @@ import pytest
 
 from queues.errors import JournalError, LedgerError
 from queues.readers.accounting import account, open_ledger, read_accounting
-from queues.storage.journal import frames, read_group
+from queues.storage.journal import read_group
 from queues.storage.ledger_schema import FILE_NAME, JOURNAL_NAME
-from tests.queues.conftest import answer, make_broker, make_prompts
+from tests.queues.conftest import answer, frames, make_broker, make_prompts
 
 WAL = f"{FILE_NAME}-wal"
 BATCHES = 6

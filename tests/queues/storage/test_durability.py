@@ -240,7 +240,7 @@ def test_a_reader_in_the_middle_of_its_reading_does_not_keep_the_broker_from_clo
         reader.close()
 
     asyncio.run(main())
-    assert "its -wal file is held by a reader" in caplog.text
+    assert "a reader holds the -wal file of ledger.sqlite" in caplog.text
     assert read_accounting(tmp_path).issued == 7
 
 

@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from queues.errors import JournalError
-from queues.storage.journal import Journal, frames, read_group
+from queues.storage.journal import Journal, read_group
+from tests.queues.conftest import frames
 
 
 def write(directory: Path, payloads: list[bytes], segment_bytes: int = 10**9) -> list[tuple]:

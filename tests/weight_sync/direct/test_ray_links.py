@@ -8,7 +8,6 @@ import pytest
 
 from weight_sync.announcements import WeightUpdateReport
 from weight_sync.checksum import checksum
-from weight_sync.direct.engines import DirectEngines
 from weight_sync.direct.publisher import DirectPublisher
 
 pytestmark = pytest.mark.ray
@@ -75,8 +74,7 @@ def test_engines_join_get_every_version_and_leave_with_their_actor(ray_cluster, 
     def report(report: WeightUpdateReport) -> None:
         asyncio.run(broadcaster.report(report))
 
-    engines = DirectEngines(joined, lambda *_: FakeSender(), report, timeout=30)
-    with DirectPublisher(engines) as publisher:
+    with DirectPublisher(joined, lambda *_: FakeSender(), report, timeout=30) as publisher:
         digest = publisher.publish(5, weights(5).items())
         publisher.flush(60)
     calls, received = ray.get(actor.received.remote(), timeout=30)

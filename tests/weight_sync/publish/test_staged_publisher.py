@@ -165,7 +165,7 @@ def test_a_publish_that_hangs_is_named_at_its_deadline(transport, weights) -> No
 
 def test_a_name_twice_or_a_strange_dtype_is_refused(publisher) -> None:
     publisher.publish(0, [("a", torch.ones(1)), ("b", torch.ones(2)), ("a", torch.ones(1))])
-    with pytest.raises(PublishFailed, match="'a' is published twice") as caught:
+    with pytest.raises(PublishFailed, match="'a' occurs twice") as caught:
         publisher.flush(30)
     assert isinstance(caught.value.__cause__, ManifestError)
     publisher.publish(1, [("a", torch.ones(1, dtype=torch.int32))])

@@ -90,7 +90,7 @@ def test_the_engine_serves_exactly_what_was_published_last(
         with staged(version, named_as_in_the_folder(model)) as held:
             if prepare:
                 await engine.prepare(held)
-                assert (engine._prepared is not None) == prepared
+                assert (engine.prepared is not None) == prepared
             await engine.pause()
             await engine.load(held, version)
             await engine.resume()

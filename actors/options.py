@@ -1,0 +1,37 @@
+"""The base of all settings of this package, and the check of those that a plug-in reads itself."""
+
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from actors.errors import InputError
+
+
+class Options(BaseModel):
+    """Settings from a recipe: frozen, without unknown keys, each with a docstring."""
+
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False
+    )
+
+
+AnyOptions = TypeVar("AnyOptions", bound=Options)
+
+
+def parse_options(kind: type[AnyOptions], setting: str, options: Mapping[str, Any]) -> AnyOptions:
+    """Check options; raise InputError for one that is unknown, missing or wrong.
+
+    `setting` names their owner in messages.
+    """
+    try:
+        return kind(**options)
+    except ValidationError as error:
+        wrong = error.errors()[0]
+        name = ".".join(str(part) for part in wrong["loc"])
+        known = ", ".join(kind.model_fields)
+        problem = {
+            "extra_forbidden": f"unknown: {name}; known: {known}",
+            "missing": f"give {name}; known: {known}",
+        }.get(wrong["type"], f"{name} = {wrong['input']!r}: {wrong['msg']}")
+        raise InputError(f"{setting}: {problem if name else wrong['msg']}") from None

@@ -1,0 +1,79 @@
+"""Imports, checks and calls functions and classes that users name in a recipe."""
+
+import difflib
+import inspect
+from collections.abc import Callable, Mapping
+from functools import partial
+from importlib import import_module
+from typing import Any
+
+from actors.errors import InputError
+from queues.runtime.daemon_thread import run_in_daemon_thread
+
+
+def load_dotted(path: str, *, setting: str) -> Any:
+    """Import an attribute "module:name"; raise InputError, which names `setting`, if that fails."""
+    module_name, _, attribute = path.partition(":")
+    try:
+        module = import_module(module_name)
+    except (Exception, SystemExit) as error:
+        raise InputError(f"{setting} = {path!r}: cannot import {module_name}: {error!r}") from error
+    try:
+        return getattr(module, attribute)
+    except AttributeError:
+        public = [name for name in vars(module) if not name.startswith("_")]
+        close = difflib.get_close_matches(attribute, public, n=1)
+        hint = f"; did you mean {close[0]!r}?" if close else ""
+        raise InputError(
+            f"{setting} = {path!r}: {module_name} has no {attribute!r}, only "
+            f"{', '.join(public) or 'nothing'}{hint}"
+        ) from None
+
+
+def check_arguments(
+    function: Callable[..., Any], *names: str, setting: str, options: Mapping[str, Any]
+) -> None:
+    """Raise InputError if user code cannot be called with some arguments.
+
+    It is called with the positional arguments `names` and the keywords of `options`; `setting` is
+    the key and value of the recipe, for the message.
+    """
+    try:
+        signature = inspect.signature(function)
+    except (ValueError, TypeError):  # a builtin without a signature
+        return
+    subject = f"{setting} with options {dict(options)}" if options else setting
+    parameters = signature.parameters
+    try:
+        given = signature.bind_partial(*names).arguments
+        known = [name for name in parameters if name not in given]
+        unknown = sorted(options.keys() - set(known))
+        if unknown and not any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
+            raise InputError(
+                f"{subject} has no option {', '.join(unknown)}; known: {', '.join(known) or 'none'}"
+            )
+        signature.bind(*names, **options)
+    except TypeError as error:
+        raise InputError(
+            f"{subject} takes ({', '.join(parameters)}), but is called with "
+            f"({', '.join([*names, *options])}): {error}"
+        ) from None
+
+
+def is_coroutine(function: Callable[..., Any]) -> bool:
+    """Return True for a coroutine function, an object with such a `__call__`, or their partial."""
+    function = function.func if isinstance(function, partial) else function
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
+        getattr(function, "__call__", None)  # noqa: B004  (an object with an async __call__)
+    )
+
+
+async def call(function: Callable[..., Any], *arguments: Any) -> Any:
+    """Return the result of a coroutine function, or of a plain one that runs in a daemon thread.
+
+    If this call is cancelled, the thread goes on and its result is dropped.
+    """
+    if is_coroutine(function):
+        return await function(*arguments)
+    result = await run_in_daemon_thread(partial(function, *arguments), name=f"call-{function!r}")
+    return await result if inspect.isawaitable(result) else result

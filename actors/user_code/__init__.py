@@ -1,1 +1,0 @@
-"""Imports and calls functions that users name in a recipe."""
