@@ -28,6 +28,7 @@ from benchmarks.broker.queue_workers import (
     groups_at_once,
     start_broker,
     start_empty,
+    start_process,
     template,
     write_and_sync,
 )
@@ -54,9 +55,10 @@ def driven(
     """Run producers and the consumer, which it yields; their processes end with the block."""
     names = [f"engine-{index}" for index in range(actors)]
     producers = [
-        Producers.remote(tokens, names[first::PROCESSES]) for first in range(min(actors, PROCESSES))
+        start_process(Producers, tokens, names[first::PROCESSES])
+        for first in range(min(actors, PROCESSES))
     ]
-    consumer = Consumer.remote()
+    consumer = start_process(Consumer)
     if isinstance(target, Queue):
         work = [producer.fill.remote(target, at_once) for producer in producers]
         work.append(consumer.drain.remote(target))

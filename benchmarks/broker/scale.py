@@ -19,7 +19,7 @@ from typing import Any
 import psutil
 import ray
 
-from benchmarks.broker.queue_workers import FOREVER, GROUP_SIZE, Consumer
+from benchmarks.broker.queue_workers import FOREVER, GROUP_SIZE, Consumer, start_process
 from benchmarks.broker.scale_workers import Crowd, Pace
 from benchmarks.harness.study import Options, Record, Study, number, option
 from queues.config import QueuesConfig, RunSpec
@@ -73,11 +73,14 @@ def cluster_of(
         spec=RunSpec(groups_per_batch=batch, group_size=GROUP_SIZE, steps=FOREVER),
     )
     broadcaster = create_broadcaster(UPDATE_FRACTION, actors)
+    pace = Pace(TOKENS, groups_each(actors), generation_seconds(actors, rate))
     crowds = [
-        Crowd.remote(share, Pace(TOKENS, groups_each(actors), generation_seconds(actors, rate)))
+        start_process(
+            Crowd, share, Pace(TOKENS, groups_each(actors), generation_seconds(actors, rate))
+        )
         for share in shares([f"engine-{index}" for index in range(actors)])
     ]
-    consumer = Consumer.remote()
+    consumer = start_process(Consumer)
     everyone = [*crowds, consumer]
     work = [actor.run.remote(broker, broadcaster) for actor in everyone]
     try:

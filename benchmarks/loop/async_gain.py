@@ -190,7 +190,7 @@ def reference_timeline(record: Record, folder: Path) -> Timeline:
 def draw(record: Record, folder: Path) -> None:
     timeline = reference_timeline(record, folder)
     heights = [4.5, height(timeline)]
-    figure = new_figure(12, sum(heights))
+    figure: Any = new_figure(12, sum(heights))
     above, below = figure.subfigures(2, 1, height_ratios=heights)
     _draw_throughput(above.subplots(), record)
     steps = sum(span.kind == "step" for span in timeline.learner)
