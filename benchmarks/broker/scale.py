@@ -75,9 +75,7 @@ def cluster_of(
     broadcaster = create_broadcaster(UPDATE_FRACTION, actors)
     pace = Pace(TOKENS, groups_each(actors), generation_seconds(actors, rate))
     crowds = [
-        start_process(
-            Crowd, share, Pace(TOKENS, groups_each(actors), generation_seconds(actors, rate))
-        )
+        start_process(Crowd, share, pace)
         for share in shares([f"engine-{index}" for index in range(actors)])
     ]
     consumer = start_process(Consumer)
