@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 
 from deploy.config.deploy_config import Placement
 from deploy.config.run_config import RunConfig
-from learner.config.cpu_affinity import cpus_of
 
 EPSILON = 1e-6
 NODE_LABEL = "ray.io/node-id"
@@ -60,7 +59,7 @@ def resource_requests(config: RunConfig, *, driver_node: str) -> list[ResourceRe
         _request(
             "learner",
             learner.ranks,
-            {"CPU": cpus_of(learner), "GPU": learner.gpus},
+            {"CPU": learner.cpus_of_rank, "GPU": learner.gpus},
             placement.learner,
             driver_node,
         ),

@@ -10,7 +10,7 @@ from actors.sources.examples import PREFERENCES, Example, load_examples, without
 from deploy.config.run_config import RunConfig
 from deploy.errors import InputError
 from deploy.preflight.inputs import load_heldout
-from learner.config.reward_model import RewardTrainingConfig
+from learner.config.supervised import RewardTrainingConfig
 
 if TYPE_CHECKING:
     from learner.supervised.reward_model import Pair

@@ -22,7 +22,7 @@ from deploy.preflight.models import find_model, model_path
 from deploy.preflight.provenance import ORIGIN_FILE, reward_model_origin
 from deploy.runtime.console import Terminal
 from deploy.storage.atomic_folder import atomic_folder, check_absent
-from learner.config.reward_model import RewardTrainingConfig
+from learner.config.supervised import RewardTrainingConfig
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -131,8 +131,8 @@ def _train(
 
     from learner.engine.deepspeed import DeepSpeedEngine
     from learner.model.scalar_model import load_scalar_model
+    from learner.supervised import Progress
     from learner.supervised.reward_model import (
-        RewardProgress,
         bradley_terry,
         score_pairs,
         train_reward_model,
@@ -162,7 +162,7 @@ def _train(
         total_steps=section.steps,
     )
 
-    def show(progress: RewardProgress) -> None:
+    def show(progress: Progress) -> None:
         speed = progress.tokens / progress.seconds
         accuracy = f"accuracy {progress.accuracy:.2f}"
         text = f"loss {progress.loss:.4f} · {accuracy} · {speed:,.0f} tokens/s"
