@@ -5,20 +5,19 @@
       └────wanted────┘◀────────────────────────────────────────┘
 
 Every box but the feeder is a Ray actor (`driver.processes`). This process creates them, feeds
-prompts, records what they report, and ends everything when the learner has trained its last batch
-and the last score is complete, when a process fails, or when the user interrupts. A rollout actor
-that dies is restarted (`driver.actor_supervisor`), and so is the process of the reward models
-(`driver.reward_model_supervisor`). The loop itself is elsewhere: `queues.policy.admission` decides
-how far actors run ahead, `learner` what a batch teaches, `weight_sync` how weights travel.
+prompts, records what they report, restarts actors and reward models that die, and ends everything
+when the last batch is trained and scored, when another process fails, or when the user interrupts.
+The loop itself is elsewhere: `queues.policy.admission` decides how far actors run ahead, `learner`
+what a batch teaches, `weight_sync` how weights travel.
 """
 
 import asyncio
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable
 from contextlib import suppress
 
 from deploy.config.evaluation_schedule import evaluator
 from deploy.driver import evaluations
-from deploy.driver.feeder import Feeder
+from deploy.driver.feeder import feed
 from deploy.driver.named_tasks import all_or_first_error, named
 from deploy.driver.processes import Processes
 from deploy.driver.recorder import Recorder
@@ -35,8 +34,7 @@ from queues.readers.accounting import newest_checkpoint
 from weight_sync.errors import WeightSyncError
 
 CLOSE_SECONDS = 2.0
-"""Deadline of an interrupted run's last figures, and of closing the broker of any run; both can be
-read from the run's folder as well."""
+"""Deadline of an interrupted run's last figures, and of closing the broker of any run."""
 
 
 class Run:
@@ -163,25 +161,20 @@ class Run:
             async with asyncio.timeout(config.deploy.start_timeout_seconds):
                 await all_or_first_error(tasks)
         except TimeoutError:
-            raise self._late([task.get_name() for task in tasks if task.cancelled()]) from None
+            late = [task.get_name() for task in tasks if task.cancelled()]
+            message = (
+                f"{', '.join(dict.fromkeys(late))} did not start within "
+                f"deploy.start_timeout_seconds = {config.deploy.start_timeout_seconds:g}"
+            )
+            handles = self.processes.handles()
+            if unplaced := [name for name, handle in handles.items() if not is_placed(handle)]:
+                message += f"; Ray has not placed {', '.join(unplaced)}: see ray status"
+            raise RunFailed(message) from None
 
     async def announce(self, name: str, ready: Awaitable[object]) -> None:
         """Print a line when a process is ready."""
         await ready
         self.context.console.say(f"{name} is ready")
-
-    def _late(self, names: Sequence[str]) -> RunFailed:
-        """Return the error of processes that did not start in time."""
-        seconds = self.context.config.deploy.start_timeout_seconds
-        message = (
-            f"{', '.join(dict.fromkeys(names))} did not start within "
-            f"deploy.start_timeout_seconds = {seconds:g}"
-        )
-        handles = self.processes.handles()
-        unplaced = [name for name, handle in handles.items() if not is_placed(handle)]
-        if unplaced:
-            message += f"; Ray has not placed {', '.join(unplaced)}: see ray status"
-        return RunFailed(message)
 
     async def feed(self) -> None:
         """Issue prompts, once the initial policy is scored or its evaluator has it."""
@@ -189,25 +182,27 @@ class Run:
         evaluates = evaluator(config.heldout, config.actors.count)
         await evaluations.initial(broker, inputs.evaluations, evaluates)
         name, deadline = config.prompts.source, config.deploy.stall_seconds
-        await Feeder(broker, inputs.source, name=name, deadline=deadline).run()
+        await feed(broker, inputs.source, name=name, deadline=deadline)
 
-    async def hand_over(self) -> None:
-        """Wait until the learner has ended and the actors have saved what they are sampling."""
-        assert self.learning is not None
-        leaving = [asyncio.create_task(actor.stop()) for actor in self.processes.actors]
-        await asyncio.wait({self.learning, *leaving})
-
-    async def save(self) -> None:
+    async def save(self, insisted: asyncio.Event | None = None) -> None:
         """Have the learner save a checkpoint and the actors what they sample, before a deadline.
 
-        Does nothing while they start.
+        Returns earlier if the user has `insisted`; does nothing while they start.
         """
         if self.learning is None:
             return
         self.processes.learner.stop()
-        with suppress(TimeoutError):
-            async with asyncio.timeout(self.context.config.deploy.checkpoint_seconds):
-                await self.hand_over()
+        leaving = [asyncio.create_task(actor.stop()) for actor in self.processes.actors]
+        ends = [
+            asyncio.create_task(asyncio.wait({self.learning, *leaving})),
+            asyncio.create_task((insisted or asyncio.Event()).wait()),
+        ]
+        seconds = self.context.config.deploy.checkpoint_seconds
+        try:
+            await asyncio.wait(ends, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for end in ends:
+                end.cancel()
 
     async def interrupt(self, training: "asyncio.Task[None]", interrupts: Interrupts) -> None:
         """Let learner and actors save what they have, unless the user insists; then end the rest.
@@ -215,8 +210,16 @@ class Run:
         Raises:
             KeyboardInterrupt: Unless training ended by itself meanwhile.
         """
+        console = self.context.console
         if self.learning is not None:
-            await self._save_unless_insisted(self.learning, interrupts)
+            console.say(
+                "stopping: the learner ends its step and saves a checkpoint (once more: at once)"
+            )
+            await self.save(interrupts.insisted)
+            if self.learning.done():
+                self.learning.result()
+            else:
+                console.say("no checkpoint was saved; a resumed run trains its batches again")
         training.cancel()
         await asyncio.wait({training})
         if not training.cancelled():
@@ -226,25 +229,3 @@ class Run:
                 async with asyncio.timeout(CLOSE_SECONDS):
                     await self.recorder.conclude("interrupted")
         raise KeyboardInterrupt
-
-    async def _save_unless_insisted(
-        self, learning: "asyncio.Task[None]", interrupts: Interrupts
-    ) -> None:
-        console = self.context.console
-        console.say(
-            "stopping: the learner ends its step and saves a checkpoint (once more: at once)"
-        )
-        self.processes.learner.stop()
-        insisted = asyncio.create_task(interrupts.insisted.wait())
-        saved = asyncio.create_task(self.hand_over())
-        await asyncio.wait(
-            {saved, insisted},
-            timeout=self.context.config.deploy.checkpoint_seconds,
-            return_when=asyncio.FIRST_COMPLETED,
-        )
-        insisted.cancel()
-        saved.cancel()
-        if learning.done():
-            learning.result()
-        else:
-            console.say("no checkpoint was saved; a resumed run trains its batches again")

@@ -1,7 +1,4 @@
-"""A session of a run: from its start or resumption to its end, whether good, bad or interrupted.
-
-`deploy.run` is what happens in between.
-"""
+"""A session of a run: from its start or resumption to its end, whether good, bad or interrupted."""
 
 import asyncio
 import time
@@ -11,7 +8,6 @@ import psutil
 
 from deploy.cluster.ray_cluster import cluster
 from deploy.config.run_config import RunConfig
-from deploy.driver.restore import restore
 from deploy.driver.run_context import RunContext
 from deploy.errors import Interrupted, RunFailed
 from deploy.preflight.inputs import Inputs
@@ -22,7 +18,7 @@ from deploy.runtime.console import Terminal
 from deploy.runtime.signals import deferred, raise_interrupts
 from deploy.storage.jsonl import JsonlWriter
 from deploy.storage.run_directory import RunDirectory
-from deploy.storage.run_record import Record
+from deploy.storage.run_record import restore
 from queues.readers.accounting import newest_checkpoint, read_accounting
 
 
@@ -58,18 +54,12 @@ def run(
         raise
     finally:
         with deferred():
-            summary = finish(record, directory, status)
+            if directory.ledger.exists():
+                record.accounting = read_accounting(directory.path).to_dict()
+            summary = summarise(record, status=status, now=time.time())
+            directory.write_summary(summary)
             if status != "interrupted":
                 draw_report(context)
-    return summary
-
-
-def finish(record: Record, directory: RunDirectory, status: str) -> dict[str, Any]:
-    """Write the summary of a session that has ended, and return it."""
-    if directory.ledger.exists():
-        record.accounting = read_accounting(directory.path).to_dict()
-    summary = summarise(record, status=status, now=time.time())
-    directory.write_summary(summary)
     return summary
 
 

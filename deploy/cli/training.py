@@ -72,12 +72,14 @@ def _train(
 ) -> None:
     with deferred():
         from deploy import session
-        from deploy.config.weight_transport_rules import claim_folder
         from deploy.report.tables import show
         from queues.runtime.disk_space import is_full
+        from weight_sync.transports.filesystem import claim
     try:
         with directory.held():
-            claim_folder(config.weight_sync, directory.path)
+            shared = config.weight_sync.folder
+            if config.weight_sync.transport == "filesystem" and shared is not None:
+                claim(Path(shared), str(directory.path))
             summary = session.run(config, inputs, directory, terminal)
     except Exception as error:
         if is_full(error, directory.path):

@@ -39,7 +39,7 @@ def ending_workers() -> Iterator[None]:
     files: list[Path] = []
     try:
         while new := _family() - stopped - trackers:  # started before their parent stopped
-            trackers |= set(filter(_is_tracker, new))
+            trackers |= {process for process in new if TRACKER in _command(process)}
             new -= trackers
             for process in new:
                 with suppress(psutil.NoSuchProcess):
@@ -100,26 +100,17 @@ def mapped_files(pids: Iterable[int]) -> list[Path]:
 
 def _family() -> set[psutil.Process]:
     """Return Ray's workers below this process, and every process below them."""
-    below = psutil.Process().children(recursive=True)
-    workers = [process for process in below if _is_worker(process)]
-    return {process for worker in workers for process in [worker, *_children(worker)]}
+    family: set[psutil.Process] = set()
+    for process in psutil.Process().children(recursive=True):
+        command = _command(process)
+        if command.startswith("ray::") and not command.startswith(AGENTS):
+            with suppress(psutil.NoSuchProcess):
+                family |= {process, *process.children(recursive=True)}
+    return family
 
 
-def _is_tracker(process: psutil.Process) -> bool:
+def _command(process: psutil.Process) -> str:
+    """Return the command line, or the title that replaced it; "" if the process is gone."""
     with suppress(psutil.NoSuchProcess):
-        return TRACKER in " ".join(process.cmdline())
-    return False
-
-
-def _is_worker(process: psutil.Process) -> bool:
-    with suppress(psutil.NoSuchProcess):
-        title = " ".join(process.cmdline())
-        return title.startswith("ray::") and not title.startswith(AGENTS)
-    return False
-
-
-def _children(process: psutil.Process) -> list[psutil.Process]:
-    with suppress(psutil.NoSuchProcess):
-        children: list[psutil.Process] = process.children(recursive=True)
-        return children
-    return []
+        return " ".join(process.cmdline())
+    return ""

@@ -12,22 +12,23 @@ from queues.runtime.cpu_affinity import parse_cores
 
 
 def actors_on_cores(
-    actors: ActorsConfig, available: Iterable[int], taken: set[int]
+    actors: ActorsConfig, available: Iterable[int], learner_cores: str | None
 ) -> ActorsConfig:
     """Return the section `[actors]` with `cores` filled in where the recipe leaves it open.
 
-    `available` are the cores of the machine that all actors run on, `taken` those of the learner.
+    `available` are the cores of the machine that all actors run on.
     """
     shares = actors.engine == "vllm" and actors.tensor_parallel_size == 1
     if not shares or actors.cores is not None or actors.gpus > 0:
         return actors
     reward_model_cores = actors.reward_model.cores if actors.asks_reward_models else None
-    others = taken | set(parse_cores(reward_model_cores) if reward_model_cores else ())
-    return actors.model_copy(update={"cores": share_out(actors.count, available, others)})
+    others = ",".join(filter(None, [learner_cores, reward_model_cores]))
+    taken = set(parse_cores(others)) if others else set()
+    return actors.model_copy(update={"cores": share_out(actors.count, available, taken)})
 
 
 def share_out(count: int, available: Iterable[int], taken: set[int]) -> tuple[str, ...]:
-    """Return a list of cores such as "2-5,8" for each of `count` engines.
+    """Return a list of cores such as "2,3,8" for each of `count` engines.
 
     Neighbouring cores stay together, and sizes differ by one at most. Engines share cores only if
     there are fewer cores than engines; taken cores are used only if there are no others.
@@ -37,15 +38,4 @@ def share_out(count: int, available: Iterable[int], taken: set[int]) -> tuple[st
     if len(free) < count:
         return tuple(str(free[index % len(free)]) for index in range(count))
     bounds = [index * len(free) // count for index in range(count + 1)]
-    return tuple(_ranges(free[begin:end]) for begin, end in pairwise(bounds))
-
-
-def _ranges(cores: list[int]) -> str:
-    """Format ascending cores: runs of neighbours become "2-5"."""
-    runs: list[list[int]] = []
-    for core in cores:
-        if runs and core == runs[-1][-1] + 1:
-            runs[-1].append(core)
-        else:
-            runs.append([core])
-    return ",".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
+    return tuple(",".join(map(str, free[begin:end])) for begin, end in pairwise(bounds))

@@ -2,10 +2,8 @@
 
     recipe, the user's own modules ─▶ working folder of the job ─▶ `headway run` on the head node
 
-Headway itself is installed on the nodes; versions are compared before anything starts
-(`deploy.cluster.versions`), and so are the nodes' resources (`deploy.cluster.placement`). The job
-goes on when the terminal that submitted it is closed. Data and models are not sent: their paths are
-the cluster's.
+Headway itself is installed on the nodes. Data and models are not sent: their paths are the
+cluster's.
 """
 
 import asyncio
@@ -14,22 +12,20 @@ import re
 import shlex
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 from deploy.cluster.versions import VARIABLE, of_submitter
 from deploy.config.run_config import RunConfig
-from deploy.errors import InputError, RunFailed, first_line
+from deploy.errors import InputError, Interrupted, RunFailed, first_line
 
 RECIPE = "recipe.toml"
-DOTTED = re.compile(r"([A-Za-z_]\w*(?:\.\w+)*):[A-Za-z_]\w*")
-"""A name in the user's own code, "module:attribute"."""
+DOTTED = re.compile(r'"([A-Za-z_]\w*(?:\.\w+)*):[A-Za-z_]\w*"')
+"""A name in the user's own code, "module:attribute", as JSON has it."""
 LOCATING_KEYS = ("name", "deploy.runs_dir")
 """Settings that identify a run that was submitted before."""
-STOPPED = 130
-"""Exit code of a cancelled job, the same as of an interrupted run."""
 GRACE_SECONDS = 15
 """Time beyond deploy.checkpoint_seconds after which Ray kills a cancelled job."""
 ENDED = ("SUCCEEDED", "FAILED", "STOPPED")
@@ -58,19 +54,11 @@ class Jobs:
             ) from None
 
     def submit(
-        self,
-        config: RunConfig,
-        command: str,
-        files: Sequence[Path],
-        recipe: Path | None,
+        self, config: RunConfig, command: str, files: Sequence[Path], recipe: Path | None
     ) -> str:
-        """Start a run on the cluster and return the id of its job.
+        """Start a run by a shell command on the head node, and return the id of its job.
 
-        Args:
-            config: The run's recipe.
-            command: Shell command on the head node, with `files` in the working folder.
-            files: Modules that are sent along.
-            recipe: File of the recipe; None for a shipped one.
+        The working folder of the job gets `files`, and `recipe` unless it is a shipped one.
         """
         from ray import __version__
 
@@ -110,24 +98,38 @@ class Jobs:
             RunFailed: The connection broke too often.
         """
         self._status(job)
-        written = failures = 0
+        before = failures = 0
         while failures < len(PAUSES_SECONDS):
-            seen, before, broken = 0, written, "it ended early"
-            try:
-                for text in _lines(self._client, job):
-                    seen += len(text)
-                    if seen > written:
-                        echo(text[len(text) - (seen - written) :])
-                        written = seen
-            except _LogBrokeError as error:
-                broken = str(error)
+            written, broken = asyncio.run(self._echo_log(job, echo, before))
             if self._status(job) in ENDED:
                 return self._exit_code(job)
             self._sleep(PAUSES_SECONDS[failures])
             failures = 0 if written > before else failures + 1
+            before = written
         raise RunFailed(
             f"the log of job {job} broke off {failures} times ({broken}); {self._hint(job)}"
         )
+
+    async def _echo_log(
+        self, job: str, echo: Callable[[str], Any], written: int
+    ) -> tuple[int, str]:
+        """Pass on a log, as it grows, without its first `written` characters.
+
+        Returns:
+            The number of characters passed on so far, and why the log ended.
+        """
+        seen, log = 0, self._client.tail_job_logs(job)
+        while True:
+            try:
+                text = await anext(log)
+            except StopAsyncIteration:
+                return written, "it ended early"
+            except Exception as error:  # noqa: BLE001  (of any type)
+                return written, first_line(error)
+            seen += len(text)
+            if seen > written:
+                echo(text[len(text) - (seen - written) :])
+                written = seen
 
     def cancel(self, job: str) -> str:
         """Stop a job as Ctrl-C stops a run, after a checkpoint, and return its last status.
@@ -158,7 +160,7 @@ class Jobs:
     def _exit_code(self, job: str) -> int:
         info = self._retry(job, lambda: self._client.get_job_info(job))
         if info.status.value == "STOPPED":
-            return STOPPED
+            return Interrupted.exit_code
         if info.driver_exit_code is not None:
             return int(info.driver_exit_code)
         if info.status.value == "SUCCEEDED":
@@ -184,10 +186,9 @@ class Jobs:
 def command_of(
     recipe: str, overrides: Sequence[str], *, replace: bool, before: Sequence[str] = ()
 ) -> str:
-    """Return the shell command of a job that starts a new run: one, or several joined by `&&`.
+    """Return the shell command of a job that starts a new run, after the commands in `before`.
 
-    The commands in `before`, "sft" and "reward-model", make what the run begins with. A recipe that
-    is a file is RECIPE in the job's working folder.
+    A recipe that is a file is RECIPE in the job's working folder.
     """
     name = RECIPE if Path(recipe).exists() else recipe
     settings = [part for override in overrides for part in ("--set", override)]
@@ -222,7 +223,7 @@ def files_of(config: RunConfig, modules: Sequence[str], folder: Path) -> list[Pa
     Raises:
         InputError: One of `modules` is not in the folder.
     """
-    named = {match[1] for text in _texts(config.model_dump()) if (match := DOTTED.fullmatch(text))}
+    named = set(DOTTED.findall(config.model_dump_json()))
     files = [path for name in sorted(named) if (path := _module(name, folder)) is not None]
     for name in modules:
         path = _module(name, folder)
@@ -277,50 +278,3 @@ def _module(name: str, folder: Path) -> Path | None:
     if any(package.glob("*.py")) or nested:
         return package
     return file if file.is_file() else None
-
-
-def _texts(value: Any) -> Iterator[str]:
-    """Yield every string in nested tables and lists."""
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, dict):
-        for nested in value.values():
-            yield from _texts(nested)
-    elif isinstance(value, (list, tuple)):
-        for nested in value:
-            yield from _texts(nested)
-
-
-class _LogBrokeError(Exception):
-    """A log that was cut off by the connection or by Ray."""
-
-
-def _lines(client: Any, job: str) -> Iterator[str]:
-    """Yield the log of a job from its beginning, as it is written.
-
-    Raises:
-        _LogBrokeError: Ray's client raised any other error.
-    """
-    loop = asyncio.new_event_loop()
-    log = client.tail_job_logs(job)
-    try:
-        while True:
-            try:
-                text = loop.run_until_complete(anext(log))
-            except StopAsyncIteration:
-                return
-            except Exception as error:  # noqa: BLE001
-                raise _LogBrokeError(first_line(error)) from None
-            yield text
-    finally:
-        loop.run_until_complete(_close(log))
-        loop.close()
-
-
-async def _close(log: Any) -> None:
-    """Close a log, after the request for its next text that an interrupt leaves behind."""
-    left = asyncio.all_tasks() - {asyncio.current_task()}
-    for task in left:
-        task.cancel()
-    await asyncio.gather(*left, return_exceptions=True)
-    await asyncio.gather(log.aclose(), return_exceptions=True)

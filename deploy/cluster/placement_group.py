@@ -8,25 +8,23 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-import ray
 from ray._private.state import available_resources_per_node
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from deploy.cluster.placement import ResourceRequest, bundles
+from deploy.cluster.placement import ResourceRequest
+from deploy.cluster.ray_cluster import alive_nodes
 from deploy.errors import RunFailed
 from deploy.runtime.console import Terminal
 
 LOOK_SECONDS = 1
-"""Interval of the questions whether the group is ready, whole as Ray wants it; Ctrl-C takes effect
-in between."""
-REPORT_SECONDS = 3.0
-"""A wait is first reported once it has lasted this long, then every REPORT_AGAIN_SECONDS."""
-REPORT_AGAIN_SECONDS = 60.0
+"""Whole seconds between two looks at the group, in which Ctrl-C takes effect."""
+REPORT_SECONDS = 60.0
+"""Seconds between two reports of a wait."""
 
 
 class Reservation:
-    """The bundles that a run holds until its driver ends.
+    """The resources that a run holds on a `shared` cluster until its driver ends.
 
     They are packed if every role has labels or a node of its own, and spread otherwise.
 
@@ -40,36 +38,53 @@ class Reservation:
         timeout: float,
         console: Terminal,
         *,
-        report_seconds: float = REPORT_SECONDS,
+        shared: bool = True,
+        first_report_seconds: float = 3.0,
     ) -> None:
-        reserved = bundles(requests)
-        self._indices = {(b.role, b.number): index for index, b in enumerate(reserved)}
+        self._requests = {request.role: request for request in requests}
+        processes = [
+            (request, number)
+            for request in requests
+            if shared and request.resources
+            for number in range(request.count)
+        ]
+        self._indices = {(r.role, number): index for index, (r, number) in enumerate(processes)}
         self.group: PlacementGroup | None = None
-        if not reserved:
+        if not processes:
             return
+        labels = [dict(request.labels) for request, _ in processes]
         group = placement_group(
-            [bundle.resources for bundle in reserved],
-            strategy="PACK" if all(bundle.labels for bundle in reserved) else "SPREAD",
-            bundle_label_selector=[bundle.labels for bundle in reserved],
+            [dict(request.resources) for request, _ in processes],
+            strategy="PACK" if all(labels) else "SPREAD",
+            bundle_label_selector=labels,
         )
         try:
-            _wait(group, timeout, console, report_seconds)
+            _wait(group, timeout, console, first_report_seconds)
         except BaseException:
             remove_placement_group(group)
             raise
         self.group = group
 
     def options(self, role: str, number: int) -> dict[str, Any]:
-        """Return Ray's options of a process; empty for a process that reserves nothing."""
-        if self.group is None or (role, number) not in self._indices:
-            return {}
-        index = self._indices[role, number]
-        return {"scheduling_strategy": PlacementGroupSchedulingStrategy(self.group, index)}
+        """Return Ray's options of process `number` (from 0) of a role.
+
+        Custom resources are in them although a bundle has them, so that `ray status` counts them
+        as used.
+        """
+        request = self._requests[role]
+        custom = {kind: n for kind, n in request.resources.items() if kind not in ("CPU", "GPU")}
+        index = self._indices.get((role, number))
+        if index is not None:
+            strategy = PlacementGroupSchedulingStrategy(self.group, index)
+            return {"resources": custom, "scheduling_strategy": strategy}
+        if request.labels:
+            return {"resources": custom, "label_selector": dict(request.labels)}
+        return {"resources": custom, "scheduling_strategy": "SPREAD"}
 
 
-def _wait(group: PlacementGroup, timeout: float, console: Terminal, report_seconds: float) -> None:
+def _wait(group: PlacementGroup, timeout: float, console: Terminal, due: float) -> None:
+    """Wait for a group, which is first reported after `due` seconds."""
     began = time.monotonic()
-    due = report_seconds
     while not group.wait(LOOK_SECONDS):
         waited = time.monotonic() - began
         if waited > timeout:
@@ -79,15 +94,14 @@ def _wait(group: PlacementGroup, timeout: float, console: Terminal, report_secon
             )
         if waited > due:
             console.say(f"waiting for free resources on the cluster for {waited:.0f} s; {_free()}")
-            due += REPORT_AGAIN_SECONDS
+            due += REPORT_SECONDS
 
 
 def _free() -> str:
     """Describe the resources of each node that nobody holds at the moment."""
     free = available_resources_per_node()
-    nodes = {node["NodeID"]: node["NodeManagerAddress"] for node in ray.nodes() if node["Alive"]}
     return "free now are " + "; ".join(
-        f"{address}: {_amounts(free.get(node_id, {}))}" for node_id, address in nodes.items()
+        f"{node.address}: {_amounts(free.get(node.node_id, {}))}" for node in alive_nodes()
     )
 
 

@@ -14,7 +14,7 @@ from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from deploy.cluster.cleanup import ending_workers
-from deploy.cluster.placement import Node, resource_requests, roles_of, unmet
+from deploy.cluster.placement import NODE_LABEL, Node, resource_requests, roles_of, unmet
 from deploy.cluster.versions import VARIABLE, differences, installed, needed
 from deploy.config.run_config import RunConfig
 from deploy.errors import InputError, RunFailed, first_line
@@ -92,16 +92,7 @@ def on_loopback() -> Iterator[None]:
 def _check_nodes(config: RunConfig) -> None:
     """Compare the run's requests with the nodes' resources, and the nodes' versions with ours."""
     address = config.deploy.ray_address
-    nodes = [
-        Node(
-            node_id=node["NodeID"],
-            address=node["NodeManagerAddress"],
-            resources=node["Resources"],
-            labels=node.get("Labels") or {},
-        )
-        for node in ray.nodes()
-        if node["Alive"]
-    ]
+    nodes = alive_nodes()
     driver_node = ray.get_runtime_context().get_node_id()
     requests = resource_requests(config, driver_node=driver_node)
     if lacks := unmet(requests, nodes):
@@ -125,6 +116,20 @@ def _check_nodes(config: RunConfig) -> None:
         )
 
 
+def alive_nodes() -> list[Node]:
+    """Return the nodes of the cluster that are alive."""
+    return [
+        Node(
+            node_id=node["NodeID"],
+            address=node["NodeManagerAddress"],
+            resources=node["Resources"],
+            labels={**(node.get("Labels") or {}), NODE_LABEL: node["NodeID"]},
+        )
+        for node in ray.nodes()
+        if node["Alive"]
+    ]
+
+
 def versions_of(nodes: Sequence[Node]) -> list[dict[str, str]]:
     """Ask all nodes at once for the versions that they have installed.
 
@@ -132,28 +137,25 @@ def versions_of(nodes: Sequence[Node]) -> list[dict[str, str]]:
         RunFailed: Some have not answered within VERSIONS_SECONDS; names them.
         InputError: Headway cannot be imported on one of them.
     """
-    ask = ray.remote(installed)
-    asked = [
-        ask.options(
-            num_cpus=0,
-            scheduling_strategy=NodeAffinitySchedulingStrategy(node.node_id, soft=False),
-        ).remote()
-        for node in nodes
-    ]
-    if not asked:
+    if not nodes:
         return []
-    answered, _ = ray.wait(asked, num_returns=len(asked), timeout=VERSIONS_SECONDS)
-    answers = list(zip(nodes, asked, strict=True))
-    if late := [node.address for node, answer in answers if answer not in answered]:
+    ask = ray.remote(installed)
+    answers = {}
+    for node in nodes:
+        strategy = NodeAffinitySchedulingStrategy(node.node_id, soft=False)
+        answers[ask.options(num_cpus=0, scheduling_strategy=strategy).remote()] = node.address
+    _, late = ray.wait([*answers], num_returns=len(answers), timeout=VERSIONS_SECONDS)
+    if late:
+        addresses = ", ".join(answers[answer] for answer in late)
         raise RunFailed(
-            f"node(s) {', '.join(late)} did not report their versions within {VERSIONS_SECONDS:g} s"
+            f"node(s) {addresses} did not report their versions within {VERSIONS_SECONDS:g} s"
         )
     versions = []
-    for node, answer in answers:
+    for answer, address in answers.items():
         try:
             versions.append(ray.get(answer))
         except RayError as error:
             raise InputError(
-                f"node {node.address} has no Headway that can be imported: {first_line(error)}"
+                f"node {address} has no Headway that can be imported: {first_line(error)}"
             ) from None
     return versions

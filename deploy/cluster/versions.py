@@ -1,12 +1,9 @@
-"""Versions of packages that must be the same on every node of a run.
-
-`headway submit` sends the submitter's versions to the cluster. Every session on a joined cluster
-compares the driver with all nodes before anything starts.
-"""
+"""Versions of packages that must be the same on every node of a run, and where it is submitted."""
 
 import json
 import platform
 from collections.abc import Collection, Mapping
+from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 
 VARIABLE = "HEADWAY_SUBMITTED_WITH"
@@ -30,26 +27,15 @@ def installed() -> dict[str, str]:
     versions = {"python": ".".join(platform.python_version_tuple()[:2])}
     for package, distributions in PACKAGES.items():
         for distribution in distributions:
-            try:
+            with suppress(PackageNotFoundError):
                 versions[package] = version(distribution).partition("+")[0]
-                break
-            except PackageNotFoundError:
-                continue
     return versions
 
 
 def needed(versions: Mapping[str, str], roles: Collection[str]) -> dict[str, str]:
-    """Select the versions that a node with these roles needs.
-
-    Example:
-        >>> needed({"ray": "2.60.0", "vllm": "0.32.0"}, {"reward_model"})
-        {'ray': '2.60.0'}
-    """
-    return {
-        package: number
-        for package, number in versions.items()
-        if OF_ROLE.get(package) is None or OF_ROLE[package] in roles
-    }
+    """Select the versions that a node with these roles needs."""
+    others = {package for package, role in OF_ROLE.items() if role not in roles}
+    return {package: number for package, number in versions.items() if package not in others}
 
 
 def of_submitter() -> str:
@@ -59,12 +45,7 @@ def of_submitter() -> str:
 
 
 def differences(wanted: Mapping[str, str], actual: Mapping[str, str], *, where: str) -> list[str]:
-    """Return one line for each package that is missing or of another version on machine `where`.
-
-    Example:
-        >>> differences({"ray": "2.60.0"}, {"ray": "2.59.0"}, where="node 10.0.0.3")
-        ['node 10.0.0.3 has ray 2.59.0, not 2.60.0']
-    """
+    """Return one line for each package that is missing or of another version on machine `where`."""
     return [
         f"{where} has {package} {actual[package]}, not {expected}"
         if package in actual

@@ -1,6 +1,6 @@
 """The schedule of held-out evaluations: which versions, which problems, which actor."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from actors.config import HeldoutConfig
@@ -29,7 +29,7 @@ class PlannedEvaluation:
 
 
 def plan(config: HeldoutConfig, *, steps: int, temperature: float) -> list[PlannedEvaluation]:
-    """Plan the evaluations of a run: every `every` versions, and larger at both ends."""
+    """Plan the evaluations of a run in the order of versions, larger at both ends."""
     versions = sorted({0, *range(config.every, steps, config.every), steps})
     kinds = [(GREEDY, 0.0)] + ([(SAMPLED, temperature)] if config.sampled else [])
     return [
@@ -58,26 +58,6 @@ def purpose(config: HeldoutConfig | None, actor: int, actors: int) -> Purpose | 
     return Purpose.EVALUATE if engine_id_of(actor) == only_evaluates else Purpose.TRAIN
 
 
-def pinned_seconds(config: HeldoutConfig | None, actor: int, actors: int) -> float:
-    """Return how long actor number `actor` may keep a version in order to evaluate it."""
-    if config is None or purpose(config, actor, actors) is not Purpose.EVALUATE:
-        return 0.0
-    return config.pinned_seconds
-
-
 def scores_first(unfinished: Sequence[str]) -> bool:
-    """Return True if one of these evaluations is of the initial policy, before all training.
-
-    Example:
-        >>> scores_first(["greedy@0", "greedy@50"]), scores_first(["greedy@10", "sampled@50"])
-        (True, False)
-    """
+    """Return True if one of these evaluations, by name, is of the initial policy."""
     return any(name.endswith("@0") for name in unfinished)
-
-
-def by_version(
-    planned: Sequence[PlannedEvaluation],
-) -> Iterator[tuple[int, list[PlannedEvaluation]]]:
-    """Yield each version with its evaluations, in ascending order."""
-    for version in sorted({evaluation.version for evaluation in planned}):
-        yield version, [p for p in planned if p.version == version]

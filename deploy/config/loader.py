@@ -1,7 +1,4 @@
-"""Reads a recipe: a TOML file or a shipped recipe, its preset, and settings given as `key=value`.
-
-Imports no torch, vLLM or Ray, so that `headway validate` answers at once.
-"""
+"""Reads recipes: a TOML file or a shipped one, its preset, and settings given as `key=value`."""
 
 import json
 import tomllib

@@ -1,7 +1,4 @@
-"""Formats the errors of an invalid recipe: one line for each key.
-
-The checks themselves are declared with each section.
-"""
+"""Formats the errors of an invalid recipe: one line for each key."""
 
 import difflib
 import json
@@ -15,15 +12,11 @@ ALLOWED = {
     "bool_type": "true or false, without quotes",
     "int_type": "a whole number",
     "float_type": "a number",
-    "finite_number": "a finite number",
     "string_type": "text in quotes",
-    "literal_error": "{expected}",
     "tuple_type": "a list, as in [{input}]",
     "dict_type": "a table, as in {{ key = value }}",
     "model_type": "a section of keys",
-    "greater_than": "greater than {gt}",
     "greater_than_equal": "at least {ge}",
-    "less_than": "less than {lt}",
     "less_than_equal": "at most {le}",
     "too_short": "at least {min_length} entries",
     "too_long": "at most {max_length} entries",
@@ -89,14 +82,16 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
 
 def _allowed(problem: ErrorDetails, location: Location) -> str:
-    """Return what a value must be; pydantic's own message if the table has none."""
+    """Return what a value must be, by pydantic's own message if the table has none."""
     if problem["type"] == "string_pattern_mismatch":
         forms = [FORMS[part] for part in location if part in FORMS]
         if forms:
             return forms[-1]
     context = {"input": _toml(problem["input"]), **problem.get("ctx", {})}
     template = ALLOWED.get(problem["type"])
-    return problem["msg"] if template is None else template.format_map(context)
+    if template is None:
+        return problem["msg"].removeprefix("Input should be ")
+    return template.format_map(context)
 
 
 def _toml(value: Any) -> str:

@@ -1,8 +1,4 @@
-"""Rules of what an objective asks of queues, actors and prompts, as functions over its traits.
-
-A recipe checks itself with the traits of built-in functions (`RunConfig`), and preflight with those
-of all functions, loaded.
-"""
+"""Rules of what an objective asks of queues, actors and prompts, as functions over its traits."""
 
 from typing import TYPE_CHECKING
 

@@ -1,7 +1,6 @@
 """A whole recipe, and every rule that concerns two or more of its sections.
 
-Each section is declared, and checked by itself, in the package that it configures. Rules that need
-the model or the data on disk are checked by `deploy.preflight`.
+Rules that need the model or the data on disk are checked by `deploy.preflight`.
 """
 
 from pathlib import Path
@@ -13,7 +12,7 @@ from actors.config import ActorsConfig, HeldoutConfig, PromptsConfig
 from actors.registry import REWARDS
 from deploy.config.deploy_config import SECTION, DeployConfig
 from deploy.config.objective_rules import check_against_objective
-from deploy.config.weight_transport_rules import refusal
+from deploy.config.weight_transport_rules import check_transport
 from learner.config.learner import LearnerConfig, ModelConfig
 from learner.config.supervised import RewardTrainingConfig, SftConfig
 from queues.config import QueuesConfig
@@ -53,12 +52,8 @@ class RunConfig(BaseModel):
     deploy: DeployConfig = DeployConfig()
 
     @model_validator(mode="after")
-    def _suits_the_objective(self) -> Self:
+    def _objective_and_batches_fit(self) -> Self:
         check_against_objective(self, self.learner.traits)
-        return self
-
-    @model_validator(mode="after")
-    def _batches_and_groups_fit(self) -> Self:
         minibatches, groups = self.learner.minibatches, self.prompts.groups_per_batch
         if minibatches > groups:
             raise ValueError(
@@ -81,20 +76,14 @@ class RunConfig(BaseModel):
         return self
 
     @model_validator(mode="after")
-    def _actors_get_weights_and_train(self) -> Self:
-        refused = refusal(self.weight_sync, self.learner, self.actors, self.deploy.placement)
-        if refused is not None:
-            raise ValueError(refused)
+    def _actors_train_and_groups_differ(self) -> Self:
+        check_transport(self)
         if self.heldout is not None and self.heldout.pinned and self.actors.count < 2:
             raise ValueError(
                 "heldout.pinned = true keeps one actor for evaluations, and actors.count = "
                 f"{self.actors.count} leaves none for training; set actors.count to 2 or more, or "
                 "heldout.pinned = false"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _groups_can_differ(self) -> Self:
         for name, drops in (
             ("queues.filter_tied", self.queues.filter_tied),
             ("learner.drop_tied", self.learner.drop_tied),
@@ -122,23 +111,18 @@ class RunConfig(BaseModel):
                 f"= {self.steps}: all batches would train the critic alone"
             )
         source, cap = self.prompts.source, self.prompts.pass_rate_cap
-        endless = source.partition(":")[0] in ("lettered_chain_sum", "reasoning_gym")
-        if cap is not None and endless:
+        kind = source.partition(":")[0]
+        if cap is not None and kind in ("lettered_chain_sum", "reasoning_gym"):
             raise ValueError(
                 f"prompts.pass_rate_cap = {cap} has no effect with prompts.source = {source!r}, "
                 'which always draws new problems; it is for "files", and for sources of your own '
                 "that come back to theirs"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _rewards_can_be_given(self) -> Self:
-        kind = self.prompts.source.partition(":")[0]
         if "reasoning_gym" in self.actors.reward and kind in ("files", "lettered_chain_sum"):
             fitting = ", ".join(name for name in REWARDS.names if name != "reasoning_gym")
             raise ValueError(
                 f'actors.reward = ["reasoning_gym"] scores problems of reasoning_gym:TASK alone, '
-                f"and prompts.source = {self.prompts.source!r}; set actors.reward to one or more "
+                f"and prompts.source = {source!r}; set actors.reward to one or more "
                 f'of {fitting}, or to your own "module:function"'
             )
         named = self.actors.reward_model.paths or self.reward_model
@@ -148,10 +132,6 @@ class RunConfig(BaseModel):
                 "folders in actors.reward_model.paths, or add a [reward_model] section, from which "
                 "`headway reward-model` trains them"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _baseline_has_a_group(self) -> Self:
         name, size = self.learner.advantage, self.prompts.group_size
         sets = self.learner.advantage_options.get("k", 4)
         if name == "pass_at_k" and isinstance(sets, int) and sets >= size:

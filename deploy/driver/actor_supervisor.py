@@ -4,9 +4,8 @@
       ▲       └─▶ died ─▶ kill what is left ─▶ release its leases ─▶ wait ─┐
       └────────────────────────────────────────────────────────────────────┘
 
-A new actor gets the newest weights by its receiver, and no lease before. Errors that a restart
-would only repeat end the run: bad input, weights of another model, a lost broker or broadcaster, a
-bug. So does an actor that keeps dying.
+Errors that a restart would only repeat end the run: bad input, weights of another model, a lost
+broker or broadcaster, a bug. So does an actor that keeps dying.
 """
 
 import asyncio
@@ -19,16 +18,15 @@ import ray
 from ray.exceptions import RayActorError, RayError, RayTaskError
 
 from actors.errors import EngineDied
+from actors.ray_actor import ActorSpec, create_actor
 from actors.rollout.actor_statistics import ActorStatistics, engine_id_of, merge
-from deploy.config.evaluation_schedule import pinned_seconds
 from deploy.driver.restart_policy import Clock, Restarts
 from deploy.driver.run_context import RunContext
 from deploy.errors import RunFailed, first_line
 from deploy.observability.waits import ActorHealth
 from queues.errors import QueueClosed
-from queues.protocols import WorkQueue
+from queues.records import Purpose
 from weight_sync.errors import DeadlineExceeded, LoadFailed
-from weight_sync.ray_broadcaster import BroadcasterClient
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,33 +43,24 @@ class Timing:
 
 
 class Supervisor:
-    """One rollout actor, number `index` from 0, through all of its restarts.
+    """One rollout actor through all of its restarts.
 
-    `create` creates its process, as `actors.ray_actor.create_actor` does. The broker gets the
-    leases of a dead actor back, and the broadcaster its permit to swap weights.
+    The broker gets the leases of a dead actor back, and the broadcaster its permit to swap weights.
     """
 
     def __init__(
         self,
         context: RunContext,
-        index: int,
-        create: Callable[[], Any],
-        *,
-        broker: WorkQueue,
-        broadcaster: BroadcasterClient,
+        spec: ActorSpec,
+        create: Callable[[ActorSpec], Any] = create_actor,
         timing: Timing = Timing(),
     ) -> None:
-        self.name = f"actor-{index}"
-        self._engine_id = engine_id_of(index)
-        self._create = create
-        self._broker, self._broadcaster = broker, broadcaster
-        self._console = context.console
-        self._start_seconds = context.config.deploy.start_timeout_seconds
-        heldout, count = context.config.heldout, context.config.actors.count
-        self._pinned_seconds = pinned_seconds(heldout, index, count)
-        self._timing = timing
+        self.name = f"actor-{spec.index}"
+        self._engine_id = engine_id_of(spec.index)
+        self._spec, self._create, self._timing = spec, create, timing
         self._restarts = Restarts(context, self.name, timing.clock)
-        self._actor: Any = None
+        self.handle: Any = None
+        """Ray's handle of the present process; None while there is none."""
         self._working_since: float | None = None
         """Monotonic seconds; None while it starts."""
         self._earlier: list[dict[str, Any]] = []
@@ -82,15 +71,12 @@ class Supervisor:
         """False if the last question for statistics was not answered in time."""
 
     async def stop(self) -> None:
-        """Have the actor save what it is sampling and take no further lease.
-
-        Returns at the latest after the hand-over deadline, and at once if the actor does not work.
-        """
+        """Have the actor save what it is sampling and take no further lease, before a deadline."""
         if self._working_since is None:
             return
         with suppress(RayError, TimeoutError):
             async with asyncio.timeout(self._timing.hand_over_seconds):
-                await self._actor.stop.remote()
+                await self.handle.stop.remote()
 
     async def start(self) -> None:
         """Create the process and load the model.
@@ -98,8 +84,8 @@ class Supervisor:
         Raises:
             RayError: The process died, or `RolloutActor.start` raised.
         """
-        self._actor = self._create()
-        await self._actor.start.remote()
+        self.handle = self._create(self._spec)
+        await self.handle.start.remote()
 
     async def run(self) -> None:
         """Work until the run is over; to be called after `start`.
@@ -128,22 +114,18 @@ class Supervisor:
         return {**ActorStatistics(self._engine_id).statistics(), "pid": None}
 
     @property
-    def handle(self) -> Any:
-        """Ray's handle of the present process; None while there is none."""
-        return self._actor
-
-    @property
     def health(self) -> ActorHealth | None:
         """The actor's state as the watchdog needs it; None while the actor starts."""
         if self._working_since is None:
             return None
         statistics = self._statistics or {}
+        evaluates = self._spec.purpose is Purpose.EVALUATE
         return ActorHealth(
             engine_id=self._engine_id,
             answers=self._answers,
             running=statistics.get("running_rollouts", 0),
             finished=statistics.get("rollouts", 0),
-            pinned_seconds=self._pinned_seconds,
+            pinned_seconds=self._spec.pinned_seconds if evaluates else 0.0,
         )
 
     @property
@@ -155,42 +137,28 @@ class Supervisor:
         """Run the actor, created first if it is gone; return why it died, or None at the end."""
         watching = asyncio.create_task(self._watch())
         try:
-            if self._actor is None:
-                await self._start_again()
+            if self.handle is None:
+                await self._restarts.await_start(self.start())
             self._working_since = self._timing.clock.monotonic()
-            await self._actor.run.remote()
+            await self.handle.run.remote()
         except (RayError, RunFailed) as error:
             return _cause(error)
         finally:
             watching.cancel()
         return None
 
-    async def _start_again(self) -> None:
-        """Call `start` with its deadline, and raise RunFailed if it took too long."""
-        deadline = asyncio.timeout(self._start_seconds)
-        try:
-            async with deadline:
-                await self.start()
-        except TimeoutError:
-            if not deadline.expired():
-                raise
-            raise RunFailed(
-                f"it did not start within deploy.start_timeout_seconds = {self._start_seconds:g}"
-            ) from None
-        self._console.say(f"{self.name} is ready again")
-
     async def _clear_away(self) -> bool:
         """End the process and release its leases; return False if the run is over."""
         await self._ask()
         if self._statistics is not None:
             self._earlier.append({**self._statistics, "running_rollouts": 0})
-        ray.kill(self._actor)
-        self._actor, self._statistics = None, None
+        ray.kill(self.handle)
+        self.handle, self._statistics = None, None
         try:
-            await self._broker.release(self._engine_id)
+            await self._spec.broker.release(self._engine_id)
         except QueueClosed:
             return False
-        await self._broadcaster.release(self._engine_id)
+        await self._spec.broadcaster.release(self._engine_id)
         return True
 
     async def _watch(self) -> None:
@@ -201,7 +169,7 @@ class Supervisor:
 
     async def _ask(self) -> None:
         """Take the newest statistics, if the actor answers."""
-        actor = self._actor
+        actor = self.handle
         if actor is None:
             return
         try:
@@ -213,7 +181,7 @@ class Supervisor:
             return  # it died, which ends `run` as well
         else:
             self._answers = True
-            if actor is self._actor:
+            if actor is self.handle:
                 self._statistics = statistics
 
 

@@ -2,18 +2,19 @@
 
 All evaluations of a run are queued at its start; the broker leases each one as soon as an engine
 serves its version. Evaluation does not stop training: an engine may take a newer version half-way,
-so every score names the lowest and highest version that sampled it. At the first and the last
-version nothing else is trained, and both are the same. With `heldout.pinned` they are the same
-everywhere: one actor evaluates and does nothing else, and stays at a version until it is done;
-training waits until it has the first version, and not for the score.
+so every score names the lowest and highest version that sampled it. With `heldout.pinned` they are
+the same: one actor only evaluates, and stays at a version until it is done; training waits until
+it has the first version, and not for the score.
 """
 
 import asyncio
 import time
 from collections.abc import Sequence
+from itertools import groupby
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
-from deploy.config.evaluation_schedule import PlannedEvaluation, by_version
+from deploy.config.evaluation_schedule import PlannedEvaluation
 from deploy.driver.recorder import show_scores
 from deploy.driver.run_context import RunContext
 from deploy.observability.trackers import Trackers
@@ -23,8 +24,6 @@ from queues.records import Evaluation, Prompt
 if TYPE_CHECKING:
     from queues.ray_broker import BrokerClient
 
-POLL_SECONDS = 0.2
-"""Interval at which the broker is asked which engines serve a version."""
 OUTCOME_SECONDS = 10.0
 """Timeout of one long poll of the broker for the end of an evaluation."""
 
@@ -47,21 +46,16 @@ async def initial(
     planned: Sequence[PlannedEvaluation],
     evaluator: str | None,
     *,
-    poll_seconds: float = POLL_SECONDS,
+    poll_seconds: float = 0.2,
 ) -> None:
     """Wait until training may begin: the initial policy is scored, or its evaluator has it.
 
     The caller sets the deadline, and notices if the evaluator is lost.
     """
-    first = [evaluation for evaluation in planned if evaluation.version == 0]
-    if evaluator is None:
-        for evaluation in first:
-            await outcome(broker, evaluation)
-        return
+    first = {evaluation.name for evaluation in planned if evaluation.version == 0}
     while True:
         status = await broker.status()
-        unfinished = any(evaluation.name in status.evaluations for evaluation in first)
-        if not unfinished or evaluator in status.engines:
+        if first.isdisjoint(status.evaluations) or evaluator in status.engines:
             return
         await asyncio.sleep(poll_seconds)
 
@@ -77,12 +71,12 @@ async def outcome(feed: PromptFeed, planned: PlannedEvaluation) -> Evaluation:
 async def collect(context: RunContext, feed: PromptFeed, trackers: Trackers) -> None:
     """Record and show the scores of each version that is not scored yet, when they are complete."""
     record = context.record
-    for version, planned in by_version(context.inputs.evaluations):
+    for version, evaluations in groupby(context.inputs.evaluations, attrgetter("version")):
         if version in record.scored:
             continue
-        scores = {p.kind: await outcome(feed, p) for p in planned}
-        samples = {p.kind: p.samples for p in planned}
-        record.add_scores(version, scores, now=time.time(), samples=samples)
+        results = [(planned, await outcome(feed, planned)) for planned in evaluations]
+        for planned, result in results:
+            record.add_score(planned, result, now=time.time())
         trackers.scores(version, record.newest_scores())
         text = show_scores(record.newest_scores()) or "every rollout failed"
         context.console.say(f"held-out at version {version}: {text}")

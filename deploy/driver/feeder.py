@@ -19,45 +19,36 @@ WANTED_SECONDS = 10.0
 """Timeout of one long poll of the broker for wanted prompts."""
 
 
-class Feeder:
-    """Draws prompts from a source, which may be the user's and block, and issues them.
+async def feed(broker: PromptFeed, source: PromptSource, *, name: str, deadline: float) -> None:
+    """Issue prompts of a source, from the stored cursor on, until the broker's queue is closed.
 
-    The source, whose `name` errors have, may take `deadline` seconds for one answer. The broker
-    keeps its cursor.
+    The source may be the user's and block. The broker keeps its cursor.
+
+    Raises:
+        RunFailed: The source, which the message calls `name`, did not answer within `deadline`
+            seconds.
     """
 
-    def __init__(
-        self, broker: PromptFeed, source: PromptSource, *, name: str, deadline: float
-    ) -> None:
-        self._broker, self._source = broker, source
-        self._name, self._deadline = name, deadline
-
-    async def run(self) -> None:
-        """Issue prompts until the broker's queue is closed, from the stored cursor if there is one.
-
-        Raises:
-            RunFailed: The source did not answer before the deadline.
-        """
-        if (cursor := await self._broker.cursor()) is not None:
-            await self._ask(partial(self._source.restore, cursor))
-        while True:
-            try:
-                wanted = await self._broker.prompts_wanted(timeout=WANTED_SECONDS)
-            except QueueClosed:
-                return
-            if wanted:
-                prompts, after = await self._ask(partial(self._draw, wanted))
-                await self._broker.issue(prompts, cursor=after)
-
-    def _draw(self, count: int) -> tuple[list[Prompt], str]:
-        return self._source.next(count), self._source.cursor()
-
-    async def _ask(self, question: Callable[[], T]) -> T:
+    async def ask(question: Callable[[], T]) -> T:
         try:
-            async with asyncio.timeout(self._deadline):
+            async with asyncio.timeout(deadline):
                 return await run_in_daemon_thread(question)
         except TimeoutError:
             raise RunFailed(
-                f"prompts.source = {self._name!r} did not answer within {self._deadline:g} s, "
-                f"{STALL_FACTOR} times deploy.watchdog_seconds"
+                f"prompts.source = {name!r} did not answer within {deadline:g} s, {STALL_FACTOR} "
+                "times deploy.watchdog_seconds"
             ) from None
+
+    def draw(count: int) -> tuple[list[Prompt], str]:
+        return source.next(count), source.cursor()
+
+    if (cursor := await broker.cursor()) is not None:
+        await ask(partial(source.restore, cursor))
+    while True:
+        try:
+            wanted = await broker.prompts_wanted(timeout=WANTED_SECONDS)
+        except QueueClosed:
+            return
+        if wanted:
+            prompts, after = await ask(partial(draw, wanted))
+            await broker.issue(prompts, cursor=after)

@@ -22,20 +22,14 @@ async def _explained(name: str, work: Awaitable[Any]) -> Any:
         return await work
     except DeployError:
         raise
-    except RayTaskError as error:
-        raise explain(name, error.cause or error) from error
     except RayActorError as error:
         raise RunFailed(f"the process of {name} died: {first_line(error)}") from error
     except Exception as error:
-        raise explain(name, error) from error
-
-
-def explain(name: str, cause: BaseException) -> DeployError:
-    """Return the error as the command line reports it."""
-    own = hasattr(cause, "exit_code")
-    failure = RunFailed(f"{name}: {cause}" if own else f"{name}: {cause!r}")
-    failure.exit_code = getattr(cause, "exit_code", 1)  # type: ignore[misc]
-    return failure
+        cause = (error.cause or error) if isinstance(error, RayTaskError) else error
+        own = hasattr(cause, "exit_code")
+        failure = RunFailed(f"{name}: {cause}" if own else f"{name}: {cause!r}")
+        failure.exit_code = getattr(cause, "exit_code", 1)  # type: ignore[misc]
+        raise failure from error
 
 
 async def all_or_first_error(

@@ -1,7 +1,4 @@
-"""Creates the processes of one run in Ray, with the settings that each needs.
-
-`deploy.cluster.placement` decides where they may be; `deploy.run` connects them.
-"""
+"""Creates the processes of one run in Ray, with the settings that each needs."""
 
 import os
 from dataclasses import replace
@@ -10,14 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import ray
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from actors.ray_actor import ActorSpec, create_actor
 from actors.ray_reward_model import create_reward_model
 from deploy.cluster.cpu_affinity import actors_on_cores
-from deploy.cluster.placement import options, resource_requests
+from deploy.cluster.placement import resource_requests
 from deploy.cluster.placement_group import Reservation
-from deploy.config import evaluation_schedule
+from deploy.config.evaluation_schedule import purpose
 from deploy.driver.actor_supervisor import Supervisor
 from deploy.driver.reward_model_supervisor import RewardModelSupervisor
 from deploy.driver.run_context import RunContext
@@ -25,7 +21,6 @@ from learner.ranks.ray_group import create_learner
 from learner.ranks.spec import LearnerSpec
 from queues.config import RunSpec
 from queues.ray_broker import create_broker
-from queues.runtime.cpu_affinity import parse_cores
 from weight_sync.ray_broadcaster import create_broadcaster
 
 
@@ -41,12 +36,11 @@ class Processes:
         self._metrics_host = config.deploy.metrics_host if config.deploy.metrics else None
         self.node = ray.get_runtime_context().get_node_id()
         """Ray's id of the node of broker, broadcaster and driver."""
-        self._on_driver_node = NodeAffinitySchedulingStrategy(self.node, soft=False)
-        shared = config.deploy.ray_address != "local"
         self._reservation = Reservation(
-            resource_requests(config, driver_node=self.node) if shared else [],
+            resource_requests(config, driver_node=self.node),
             config.deploy.start_timeout_seconds,
             context.console,
+            shared=config.deploy.ray_address != "local",
         )
         self.broker = create_broker(
             context.directory.path,
@@ -67,7 +61,6 @@ class Processes:
         )
         self.reward_models = self._create_reward_models()
         """One process for all reward models; none where no reward asks them."""
-        placement = config.deploy.placement.learner
         version, folder = checkpoint or (0, None)
         self.learner = create_learner(
             LearnerSpec(
@@ -81,7 +74,7 @@ class Processes:
                 checkpoints=str(context.directory.checkpoints),
                 weight_sync=config.weight_sync,
             ),
-            lambda rank: self._options("learner", rank, options(placement, self._on_driver_node)),
+            partial(self._reservation.options, "learner"),
         )
         self.actors = self._create_actors()
 
@@ -95,24 +88,15 @@ class Processes:
             **{actor.name: actor.handle for actor in self.actors if actor.handle is not None},
         }
 
-    def _options(self, role: str, number: int, unreserved: dict[str, Any]) -> dict[str, Any]:
-        """Return Ray's options of a process: its reservation, or `unreserved` if it has none.
-
-        Custom resources are asked for in a bundle too, so that `ray status` counts them as used.
-        """
-        reserved = self._reservation.options(role, number)
-        return {**reserved, "resources": unreserved.get("resources")} if reserved else unreserved
-
     def _create_reward_models(self) -> list[RewardModelSupervisor]:
         config, models = self._context.config, self._context.inputs.reward_models
         if not models:
             return []
-        unreserved = options(config.deploy.placement.reward_model, self._on_driver_node)
         client = create_reward_model(
             models,
             config.actors.reward_model,
             timeout=config.actors.reward_timeout_seconds,
-            **self._options("reward_model", 0, unreserved),
+            **self._reservation.options("reward_model", 0),
         )
         return [RewardModelSupervisor(self._context, client, metrics_host=self._metrics_host)]
 
@@ -122,11 +106,7 @@ class Processes:
         count = config.actors.count
         spec = ActorSpec(
             index=0,
-            config=actors_on_cores(
-                config.actors,
-                os.sched_getaffinity(0),
-                set(parse_cores(config.learner.cores)) if config.learner.cores else set(),
-            ),
+            config=actors_on_cores(config.actors, os.sched_getaffinity(0), config.learner.cores),
             weight_sync=config.weight_sync,
             model_path=self._context.inputs.model_path,
             seed=config.seed,
@@ -139,25 +119,11 @@ class Processes:
             engine_metrics=config.deploy.engine_metrics,
             pinned_seconds=config.heldout.pinned_seconds if config.heldout else 0.0,
         )
-        unreserved = options(
-            config.deploy.placement.actors,
-            self._on_driver_node if config.weight_sync.one_node else "SPREAD",
-        )
         return [
             Supervisor(
                 self._context,
-                index,
-                partial(
-                    create_actor,
-                    replace(
-                        spec,
-                        index=index,
-                        purpose=evaluation_schedule.purpose(config.heldout, index, count),
-                    ),
-                    **self._options("actors", index, unreserved),
-                ),
-                broker=self.broker,
-                broadcaster=self.broadcaster,
+                replace(spec, index=index, purpose=purpose(config.heldout, index, count)),
+                partial(create_actor, **self._reservation.options("actors", index)),
             )
             for index in range(count)
         ]

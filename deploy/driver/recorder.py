@@ -1,7 +1,6 @@
 """Gathers what the processes of a run report, writes it down, and ends a run that goes wrong.
 
-A run goes wrong if too many groups fail for good, or if a token older than the bound was trained;
-a run in which nothing moves is ended by `deploy.observability.watchdog`.
+A run goes wrong if too many groups fail for good, or if a token older than the bound was trained.
 """
 
 import asyncio
@@ -21,17 +20,16 @@ from queues.broker.status import BrokerStatus
 from queues.runtime.daemon_thread import run_in_daemon_thread
 from queues.runtime.disk_space import is_full
 
-POLL_SECONDS = 0.5
-SUMMARY_SECONDS = 20.0
-"""Interval of summaries: a killed run loses the figures since the last, but no batch or swap."""
-ACCOUNTING_SECONDS = 5.0
-"""Deadline of the broker's accounting, which waits for its disk; after it the last one counts."""
 RECENT_BATCHES = 10
 """Number of batches that the displayed tokens per second are taken over."""
 
 
 class Recorder:
-    """Keeps the `Record` of a run up to date, from what its processes report at intervals."""
+    """Keeps the `Record` of a run up to date, from what its processes report at intervals.
+
+    A killed run loses the figures since the last summary, but no batch or swap. A summary has the
+    broker's last accounting if a new one takes longer than `accounting_seconds`.
+    """
 
     def __init__(
         self,
@@ -39,9 +37,9 @@ class Recorder:
         processes: Processes,
         trackers: Trackers,
         *,
-        poll_seconds: float = POLL_SECONDS,
-        summary_seconds: float = SUMMARY_SECONDS,
-        accounting_seconds: float = ACCOUNTING_SECONDS,
+        poll_seconds: float = 0.5,
+        summary_seconds: float = 20.0,
+        accounting_seconds: float = 5.0,
     ) -> None:
         self._context, self._processes, self._trackers = context, processes, trackers
         self._poll_seconds, self._summary_seconds = poll_seconds, summary_seconds

@@ -1,7 +1,4 @@
-"""Restarts of a process that dies: how many in a row, how long apart, reported and recorded.
-
-The supervisor of a process decides what counts as its death and restarts it.
-"""
+"""Restarts of a process that dies: how many in a row, how long apart, reported and recorded."""
 
 import asyncio
 import time
@@ -70,3 +67,22 @@ class Restarts:
         }
         await run_in_daemon_thread(lambda: context.jsonl.write("restarts.jsonl", [restart]))
         await self._clock.sleep(wait)
+
+    async def await_start(self, start: Awaitable[None]) -> None:
+        """Wait until the process has started again, and print that.
+
+        Raises:
+            RunFailed: It takes longer than deploy.start_timeout_seconds.
+        """
+        seconds = self._context.config.deploy.start_timeout_seconds
+        deadline = asyncio.timeout(seconds)
+        try:
+            async with deadline:
+                await start
+        except TimeoutError:
+            if not deadline.expired():
+                raise
+            raise RunFailed(
+                f"{self._name} did not start within deploy.start_timeout_seconds = {seconds:g}"
+            ) from None
+        self._context.console.say(f"{self._name} is ready again")

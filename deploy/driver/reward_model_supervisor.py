@@ -1,12 +1,8 @@
 """Keeps the process of the reward models alive: Ray restarts it when it dies, up to a limit.
 
-    start ─▶ live ─▶ died ─▶ wait ─▶ start ─▶ …          until the run is over
-
-Rollouts that end during a restart wait for their score as long as a reward may take. Errors that a
-restart would only repeat end the run: models that cannot be loaded, a process that keeps dying.
+Rollouts that end during a restart wait for their score as long as a reward may take. Models that
+cannot be loaded end the run, and so does a process that keeps dying.
 """
-
-import asyncio
 
 from ray.exceptions import RayActorError
 
@@ -37,25 +33,23 @@ class RewardModelSupervisor:
         self.client, self._metrics_host, self._clock = client, metrics_host, clock
         self.metrics: str | None = None
         """Address of its metrics, as host:port; None while there is none."""
-        self._console = context.console
-        self._start_seconds = context.config.deploy.start_timeout_seconds
         self._restarts = Restarts(context, self.name, clock)
 
-    async def start(self) -> None:
-        """Load the models for the first time; the caller sets the deadline.
+    async def start(self, *, again: bool = False) -> None:
+        """Load the models, for the first time or `again`; the caller sets the deadline.
 
         Raises:
             RayError: The process died, or `RewardModelActor.start` raised.
         """
-        await self.client.start()
-        await self._serve_metrics()
+        await self.client.start(again=again)
+        if self._metrics_host is not None:
+            self.metrics = await show_process(self.client.handle, self._metrics_host)
 
     async def run(self) -> None:
         """Restart the process whenever it dies, until cancelled; to be called after `start`.
 
         Raises:
-            RunFailed: It died more often in a row than deploy.max_restarts, or took too long to
-                come back.
+            RunFailed: It died more often in a row than deploy.max_restarts, or started too slowly.
             RayError: The models cannot be loaded any more.
         """
         again = False
@@ -63,7 +57,7 @@ class RewardModelSupervisor:
             began = self._clock.monotonic()
             try:
                 if again:
-                    await self._start_again()
+                    await self._restarts.await_start(self.start(again=True))
                 await self.client.live()
             except RayActorError as error:
                 reason = f"its process died: {first_line(error)}"
@@ -75,19 +69,3 @@ class RewardModelSupervisor:
     def stop(self) -> None:
         """End the process for good."""
         self.client.stop()
-
-    async def _start_again(self) -> None:
-        try:
-            async with asyncio.timeout(self._start_seconds):
-                await self.client.start(again=True)
-                await self._serve_metrics()
-        except TimeoutError:
-            raise RunFailed(
-                f"{self.name} did not come back within deploy.start_timeout_seconds = "
-                f"{self._start_seconds:g}"
-            ) from None
-        self._console.say(f"{self.name} is ready again")
-
-    async def _serve_metrics(self) -> None:
-        if self._metrics_host is not None:
-            self.metrics = await show_process(self.client.handle, self._metrics_host)

@@ -18,11 +18,6 @@ from deploy.observability.waits import Overdue
 from deploy.storage.run_record import Record
 from weight_sync.announcements import WeightUpdateReport
 
-PHASES = ("stage", "prepare", "permit", "pause", "serve")
-"""Phases of a weight update: `stage` (received and verified during generation), `prepare` (loaded
-during generation), `permit` (waiting for other engines), `pause` (generation stands still), and
-`serve`, the whole time from `publish` to generation with the new weights."""
-
 DISK_SECONDS = 1.0
 """Seconds that a scrape waits for the disk's answer."""
 
@@ -136,10 +131,10 @@ class RunMetrics(Collector):
         self._updates[engine] += 1
         self._bytes[engine] += update.bytes
         seconds = {
-            "stage": staged - update.published_at,
-            "prepare": update.prepare_seconds,
-            "permit": started - staged - update.prepare_seconds,
-            "pause": update.stalled_seconds,
-            "serve": serving,
+            "stage": staged - update.published_at,  # received and verified during generation
+            "prepare": update.prepare_seconds,  # loaded during generation
+            "permit": started - staged - update.prepare_seconds,  # waiting for other engines
+            "pause": update.stalled_seconds,  # generation stands still
+            "serve": serving,  # all of it, from `publish` to generation with the new weights
         }
-        self._seconds.update({(engine, phase): seconds[phase] for phase in PHASES})
+        self._seconds.update({(engine, phase): value for phase, value in seconds.items()})

@@ -5,12 +5,11 @@ from typing import Any
 
 import ray
 
-from deploy.config import evaluation_schedule
+from deploy.config.evaluation_schedule import evaluator
 from deploy.driver.processes import Processes
 from deploy.driver.run_context import RunContext
 from deploy.driver.run_metrics import RunMetrics
 from deploy.observability.exporter import Endpoint, Exporter, is_loopback, show_process
-from queues.records import Purpose
 
 
 class Targets:
@@ -84,7 +83,7 @@ class Targets:
 def create_exporter(context: RunContext, targets: Targets, metrics: RunMetrics) -> Exporter:
     """Open the address at which Prometheus finds the targets, and the driver's own metrics."""
     config = context.config
-    count = config.actors.count
+    evaluates = evaluator(config.heldout, config.actors.count) is not None
     return Exporter(
         config.name,
         context.directory.path,
@@ -95,9 +94,5 @@ def create_exporter(context: RunContext, targets: Targets, metrics: RunMetrics) 
             config.deploy.metrics_port,
             node=ray.util.get_node_ip_address(),
         ),
-        evaluators=[
-            f"actor-{index}"
-            for index in range(count)
-            if evaluation_schedule.purpose(config.heldout, index, count) is Purpose.EVALUATE
-        ],
+        evaluators=[f"actor-{config.actors.count - 1}"] if evaluates else [],
     )

@@ -2,8 +2,7 @@
 
 The check is a lower bound: the checkpoints that are kept and one more, since a new one is written
 before an old one is deleted, and the rollouts between two of them. For a resumed run, it is what
-the remaining steps add to the checkpoints that are there. When a disk is full later, broker and
-learner wait for space (`queues.runtime.disk_space`).
+the remaining steps add to the checkpoints that are there.
 """
 
 import math
@@ -11,6 +10,8 @@ import os
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
+
+from rich.filesize import decimal
 
 from deploy.config.run_config import RunConfig
 from deploy.errors import InputError
@@ -63,11 +64,11 @@ def check_free_space(
     free = shutil.disk_usage(folder).free
     needed = max(0, checkpoints * checkpoint - stored) + journal
     if free < needed:
-        already = f", of which {_size(stored)} are there" if stored else ""
+        already = f", of which {decimal(stored)} are there" if stored else ""
         raise InputError(
-            f"{folder} has {_size(free)} free, and the run needs about {_size(needed)}: "
-            f"{checkpoints} checkpoint(s) of {_size(checkpoint)}, as learner.keep_checkpoints and "
-            f"checkpoint_every say{already}, and {_size(journal)} of rollouts between two; free "
+            f"{folder} has {decimal(free)} free, and the run needs about {decimal(needed)}: "
+            f"{checkpoints} checkpoint(s) of {decimal(checkpoint)}, by learner.keep_checkpoints "
+            f"and checkpoint_every{already}, and {decimal(journal)} of rollouts between two; free "
             "some, or set deploy.runs_dir to a larger disk"
         )
 
@@ -87,12 +88,3 @@ def parameter_bytes(learner: LearnerConfig) -> int:
     critic = learner.critic is not None and not learner.critic.shared
     refreshed = learner.kl is not None and learner.kl.refresh_every is not None
     return trained * (2 if critic else 1) + (weights if refreshed else 0)
-
-
-def _size(count: int) -> str:
-    """Format bytes in the largest unit that leaves a number above 1."""
-    size, units = float(count), iter(("B", "kB", "MB", "GB", "TB"))
-    unit = next(units)
-    while size >= 1000 and unit != "TB":
-        size, unit = size / 1000, next(units)
-    return f"{size:.3g} {unit}"

@@ -3,7 +3,6 @@
 import os
 import socket
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -59,10 +58,14 @@ def load_inputs(config: RunConfig, *, resumed: Path | None = None) -> Inputs:
     _check_machine(config)
     path = model_path(config)
     check_model(path)
-    scored_by = config.actors.heldout_reward or config.actors.reward
-    _check_user_code(config, [config.actors.reward, scored_by])
+    actors, prompts = config.actors, config.prompts
+    scored_by = actors.heldout_reward or actors.reward
+    for names in (actors.reward, scored_by):
+        load_rewards(names, options=actors.reward_options, code_execution=actors.code_execution)
+    load_environment(
+        actors.environment, actors.environment_options, code_execution=actors.code_execution
+    )
     evaluations, problems = load_heldout(config)
-    prompts = config.prompts
     own = config.heldout is not None and config.heldout.source is None
     all_prompts = load_source(
         prompts.source,
@@ -75,7 +78,7 @@ def load_inputs(config: RunConfig, *, resumed: Path | None = None) -> Inputs:
         all_prompts, frozenset(problem.text for problem in problems)
     )
     if prompts.max_tokens is not None:
-        fits = shorter(load_tokenizer(path), config.actors.chat_template, prompts.max_tokens)
+        fits = shorter(load_tokenizer(path), actors.chat_template, prompts.max_tokens)
         source = within_tokens(source, fits)
         kept = [problem for problem in problems if fits(problem)]
         if problems and not kept:
@@ -84,29 +87,31 @@ def load_inputs(config: RunConfig, *, resumed: Path | None = None) -> Inputs:
             )
         problems = kept
     try:
-        first = _first(source, prompts.groups_per_batch)
+        beginning = source.cursor()
+        first = source.next(prompts.groups_per_batch)
+        source.restore(beginning)
         of_parts = all_prompts.one_of_each() if isinstance(all_prompts, Mixture) else []
     except SourceFailed as error:
         raise InputError(str(error)) from error
     if prompts.pass_rate_cap is not None:
         for prompt in first:
             split(prompt.prompt_id)
-    check_scorable(config.actors.reward, [*first, *of_parts])
+    check_scorable(actors.reward, [*first, *of_parts])
     check_scorable(scored_by, problems)
     sample = [*problems, *first]
     reward_models = reward_model_paths(config)
     for reward_model in reward_models:
         check_reward_model(
             reward_model,
-            standardise=config.actors.reward_model.standardise,
-            max_new_tokens=config.actors.max_new_tokens,
-            max_model_len=config.actors.max_model_len or context_length(path),
+            standardise=actors.reward_model.standardise,
+            max_new_tokens=actors.max_new_tokens,
+            max_model_len=actors.max_model_len or context_length(path),
             prompts=(prompt.text for prompt in sample),
         )
     if Path(path).is_dir():
         check_free_space(config, weight_shapes(path), resumed=resumed)
     _check_objective(config)
-    check_fit(path, config.actors, sample)
+    check_fit(path, actors, sample)
     return Inputs(path, source, problems, evaluations, reward_models)
 
 
@@ -120,24 +125,6 @@ def _check_machine(config: RunConfig) -> None:
     if deploy.metrics:
         check_address(deploy.metrics_host, deploy.metrics_port)
     trackers.check(deploy.trackers)
-
-
-def _check_user_code(config: RunConfig, rewards: Sequence[Sequence[str]]) -> None:
-    """Load the environment and the rewards once, which may be the user's."""
-    actors = config.actors
-    for names in rewards:
-        load_rewards(names, options=actors.reward_options, code_execution=actors.code_execution)
-    load_environment(
-        actors.environment, actors.environment_options, code_execution=actors.code_execution
-    )
-
-
-def _first(source: PromptSource, count: int) -> list[Prompt]:
-    """Return the prompts that a source will give first, and set it back to where it was."""
-    cursor = source.cursor()
-    first = source.next(count)
-    source.restore(cursor)
-    return first
 
 
 def _check_objective(config: RunConfig) -> None:

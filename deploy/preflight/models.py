@@ -22,15 +22,27 @@ def model_path(config: RunConfig) -> str:
         InputError: The recipe's warm start does not exist or was made with other settings, or it
             names a missing folder.
     """
-    if config.sft is not None:
-        return _warm_start(config)
-    path = config.model.path
-    if path is None:
+    if config.sft is None:
+        if config.model.path is not None:
+            return find_model(config.model.path)
         raise InputError(
             "the recipe builds a model from scratch ([model.tiny]) but has no [sft] section; "
             "random weights answer nothing, so there is nothing to reinforce"
         )
-    return find_model(path)
+    folder = config.warm_start
+    if not (folder / "config.json").exists():
+        made = same_warm_starts(config)
+        hint = f', or set sft.name = "{made[0]}", which was made with these' if made else ""
+        raise InputError(
+            f"the recipe has an [sft] section, but {folder} does not exist yet; run `headway sft` "
+            f"with the same recipe and settings first{hint}"
+        )
+    refuse_another_origin(
+        folder,
+        warm_start_origin(config),
+        "run `headway sft --replace` with the same recipe and settings, or choose another name",
+    )
+    return str(folder.resolve())  # other nodes may have the target of a link, but not the link
 
 
 def reward_model_paths(config: RunConfig) -> tuple[str, ...]:
@@ -77,20 +89,3 @@ def find_model(path: str, *, setting: str = "model.path") -> str:
             'folder, or a hub name of the form "organisation/name"'
         )
     return path
-
-
-def _warm_start(config: RunConfig) -> str:
-    folder = config.warm_start
-    if not (folder / "config.json").exists():
-        made = same_warm_starts(config)
-        hint = f', or set sft.name = "{made[0]}", which was made with these' if made else ""
-        raise InputError(
-            f"the recipe has an [sft] section, but {folder} does not exist yet; run `headway sft` "
-            f"with the same recipe and settings first{hint}"
-        )
-    refuse_another_origin(
-        folder,
-        warm_start_origin(config),
-        "run `headway sft --replace` with the same recipe and settings, or choose another name",
-    )
-    return str(folder.resolve())  # other nodes may have the target of a link, but not the link

@@ -39,10 +39,7 @@ def same_warm_starts(config: RunConfig) -> list[str]:
 def refuse_another_origin(folder: Path, wanted: str, remedy: str) -> None:
     """Refuse the folder of a warm start or of reward models that was made with other settings.
 
-    Args:
-        folder: The folder.
-        wanted: Settings as JSON, from `warm_start_origin` or `reward_model_origin`.
-        remedy: How to make a folder that fits, for the error.
+    `wanted` are the settings as JSON; `remedy` tells in the error how to make a folder that fits.
 
     Raises:
         InputError: Settings differ, or the folder has none; names those that differ.

@@ -1,7 +1,6 @@
 """Terminal output of a command: one line for each phase, then one line that is updated in place.
 
-Without a terminal (a log file, CI) the progress appears as plain lines at intervals. Imports
-neither torch nor Ray, so that the first line of a command appears at once.
+Without a terminal (a log file, CI) the progress appears as plain lines at intervals.
 """
 
 import time
@@ -18,8 +17,7 @@ PLAIN_SECONDS = 10.0
 class Terminal:
     """Prints phases and progress: `with terminal.bar(total, text): terminal.advance(done, text)`.
 
-    Args:
-        console: Rich's console to print to; None for standard output.
+    It prints to rich's `console`, by default to standard output.
     """
 
     def __init__(self, console: Console | None = None) -> None:

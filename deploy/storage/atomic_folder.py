@@ -40,7 +40,13 @@ def atomic_folder(folder: Path, *, replace: bool) -> Iterator[Path]:
             for leftover in partial.iterdir():
                 shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()
             yield partial
-            _swap(partial, folder)
+            old = folder.with_name(f".{folder.name}.old")
+            with deferred():
+                shutil.rmtree(old, ignore_errors=True)
+                if folder.exists():
+                    folder.rename(old)
+                partial.rename(folder)
+                shutil.rmtree(old, ignore_errors=True)
         except BaseException:
             shutil.rmtree(partial, ignore_errors=True)
             raise
@@ -59,14 +65,3 @@ def _lock(descriptor: int, partial: Path, folder: Path) -> None:
         raise InputError(
             f"another command is making {folder}; wait for its end, or choose another name"
         )
-
-
-def _swap(partial: Path, folder: Path) -> None:
-    """Rename the finished folder; the folder that it replaces is deleted last."""
-    old = folder.with_name(f".{folder.name}.old")
-    with deferred():
-        shutil.rmtree(old, ignore_errors=True)
-        if folder.exists():
-            folder.rename(old)
-        partial.rename(folder)
-        shutil.rmtree(old, ignore_errors=True)

@@ -1,7 +1,4 @@
-"""Writes the JSON-lines files of a run, and drops records while its disk is full.
-
-They are logs: the ledger has every batch, and a summary is made from memory.
-"""
+"""Writes the JSON-lines files of a run, which are logs: drops records while its disk is full."""
 
 import threading
 from collections import Counter

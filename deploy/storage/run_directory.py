@@ -15,7 +15,6 @@ import shutil
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, is_dataclass
 from pathlib import Path
 from typing import Any
 
@@ -33,11 +32,20 @@ LOCK_SECONDS = 0.05
 """Wait between two attempts."""
 
 
-@dataclass(frozen=True, slots=True)
 class RunDirectory:
     """Paths of a run, and the small files that the driver writes."""
 
-    path: Path
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.recipe_file = path / "recipe.json"
+        self.ledger = path / "ledger.sqlite"
+        """The broker's database, which `queues.readers.accounting` reads."""
+        self.checkpoints = path / "checkpoints"
+        self.logs = path / "logs"
+        self.summary_file = path / "summary.json"
+        self.page = path / "report.html"
+        self._lock = path / "driver.lock"
+        self._replaced = path.with_name(f".{path.name}.replaced")
 
     @classmethod
     def of(cls, config: RunConfig) -> "RunDirectory":
@@ -91,14 +99,6 @@ class RunDirectory:
         """Delete the run that this one replaced, once this one has begun."""
         shutil.rmtree(self._replaced, ignore_errors=True)
 
-    @property
-    def _lock(self) -> Path:
-        return self.path / "driver.lock"
-
-    @property
-    def _replaced(self) -> Path:
-        return self.path.with_name(f".{self.path.name}.replaced")
-
     @classmethod
     def open(cls, run: str, runs_dir: Path = Path("runs")) -> "RunDirectory":
         """Find an existing run by its folder or by its name in `runs_dir`.
@@ -115,7 +115,7 @@ class RunDirectory:
 
     def check_at_rest(self) -> None:
         """Refuse a run that a process works on, by an InputError."""
-        if is_open(self.path) or _is_locked(self._lock):
+        if not self._rests():
             raise self._going_on()
 
     @contextmanager
@@ -171,8 +171,18 @@ class RunDirectory:
             written = str(json.loads(self.summary_file.read_text())["status"])
         except (ValueError, KeyError, TypeError) as error:
             raise InputError(f"{self.summary_file} is damaged: {error!r}") from None
-        at_rest = not is_open(self.path) and not _is_locked(self._lock)
-        return "killed" if written == "running" and at_rest else written
+        return "killed" if written == "running" and self._rests() else written
+
+    def _rests(self) -> bool:
+        """Return True if no process works on the run."""
+        try:
+            with self._lock.open() as file:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        except (FileNotFoundError, NotADirectoryError):
+            pass
+        return not is_open(self.path)
 
     def trained_nothing(self) -> bool:
         """Return True if there is a run that ended before it had any result to train."""
@@ -181,44 +191,13 @@ class RunDirectory:
         accounts = read_accounting(self.path)
         return not (accounts.ready or accounts.taken or accounts.trained)
 
-    @property
-    def recipe_file(self) -> Path:
-        """The resolved recipe, as JSON."""
-        return self.path / "recipe.json"
-
-    @property
-    def ledger(self) -> Path:
-        """The broker's database, which `queues.readers.accounting` reads."""
-        return self.path / "ledger.sqlite"
-
-    @property
-    def checkpoints(self) -> Path:
-        """Folder of checkpoint folders."""
-        return self.path / "checkpoints"
-
-    @property
-    def logs(self) -> Path:
-        """Output of the run's processes."""
-        return self.path / "logs"
-
-    @property
-    def summary_file(self) -> Path:
-        """Figures of the run; see `deploy.report.summary`."""
-        return self.path / "summary.json"
-
-    @property
-    def page(self) -> Path:
-        """Figures and plots of the run; see `deploy.report.report`."""
-        return self.path / "report.html"
-
     def append(self, name: str, rows: Iterable[Any]) -> None:
         """Append records to a JSON-lines file of the run: all of them, or none if that fails."""
         path = self.path / name
         before = path.stat().st_size if path.exists() else 0
         try:
             with path.open("a") as file:
-                for row in rows:
-                    file.write(_to_json_line(row))
+                file.writelines(json.dumps(row) + "\n" for row in rows)
         except OSError:
             with suppress(OSError):
                 os.truncate(path, before)
@@ -243,25 +222,9 @@ class RunDirectory:
     def rewrite(self, name: str, rows: Iterable[Any]) -> None:
         """Replace the records of a JSON-lines file."""
         with atomic_file(self.path / name) as file:
-            file.writelines(_to_json_line(row).encode() for row in rows)
+            file.writelines(json.dumps(row).encode() + b"\n" for row in rows)
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
         """Replace `summary.json` atomically."""
         with atomic_file(self.summary_file) as file:
             file.write(json.dumps(summary, indent=2).encode())
-
-
-def _to_json_line(row: Any) -> str:
-    return json.dumps(asdict(row) if is_dataclass(row) else row) + "\n"  # type: ignore[arg-type]
-
-
-def _is_locked(path: Path) -> bool:
-    """Return True if a command holds the lock."""
-    try:
-        with path.open() as file:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except (FileNotFoundError, NotADirectoryError):
-        return False
-    except BlockingIOError:
-        return True
-    return False

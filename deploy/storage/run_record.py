@@ -1,12 +1,16 @@
-"""The record of a run: everything that its driver has gathered so far."""
+"""The record of a run: everything that its driver has gathered so far, restored on resumption."""
 
+import json
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from deploy.config.evaluation_schedule import GREEDY, SAMPLED
+from deploy.config.evaluation_schedule import GREEDY, SAMPLED, PlannedEvaluation
+from deploy.config.run_config import RunConfig
+from deploy.storage.run_directory import RunDirectory
 from learner.diagnostics.batch_report import TrainedBatch
+from queues.readers.accounting import read_batches
 from queues.records import Evaluation
 from weight_sync.announcements import WeightUpdateReport
 
@@ -78,34 +82,44 @@ class Record:
                 scores[f"pass@{newest['samples']}"] = newest["pass_at_k"]
         return scores
 
-    def add_scores(
-        self,
-        version: int,
-        scores: Mapping[str, Evaluation],
-        *,
-        now: float,
-        samples: Mapping[str, int] | None = None,
-    ) -> None:
-        """Add the held-out scores of a version, by kind, at `now` (epoch seconds).
+    def add_score(self, planned: PlannedEvaluation, result: Evaluation, *, now: float) -> None:
+        """Add the result of an evaluation that was complete at `now` (epoch seconds)."""
+        score = {
+            "version": planned.version,
+            "seconds": self.seconds(now),
+            "score": result.score,
+            "size": result.count // planned.samples,
+            "failed": result.failed,
+            "sampled_by": [result.lowest_version, result.highest_version],
+        }
+        if planned.samples > 1:
+            score["samples"] = planned.samples
+            score["pass_at_k"], score["incomplete"] = result.best, result.incomplete
+        (self.heldout if planned.kind == GREEDY else self.heldout_sampled).append(score)
 
-        `samples` is the number of rollouts of each problem by kind, 1 for a kind that is missing.
-        """
-        for kind, result in scores.items():
-            per_problem = (samples or {}).get(kind, 1)
-            extra = {
-                "samples": per_problem,
-                "pass_at_k": result.best,
-                "incomplete": result.incomplete,
-            }
-            series = self.heldout if kind == GREEDY else self.heldout_sampled
-            series.append(
-                {
-                    "version": version,
-                    "seconds": self.seconds(now),
-                    "score": result.score,
-                    "size": result.count // per_problem,
-                    "failed": result.failed,
-                    "sampled_by": [result.lowest_version, result.highest_version],
-                    **(extra if per_problem > 1 else {}),
-                }
-            )
+
+def restore(config: RunConfig, directory: RunDirectory, *, now: float) -> Record:
+    """Return the record that a session begun at `now` (epoch seconds) goes on with.
+
+    It is empty for a new run. The ledger has every batch; the driver's own files may end a little
+    earlier and are repaired.
+    """
+    record = Record(
+        name=config.name,
+        steps=config.steps,
+        max_staleness=config.queues.max_staleness,
+        started_at=now,
+    )
+    if directory.ledger.exists():
+        record.batches = [TrainedBatch.from_dict(row) for row in read_batches(directory.path)]
+        record.swaps = [WeightUpdateReport(**row) for row in directory.rows("swaps.jsonl")]
+        restarts = directory.rows("restarts.jsonl")
+        record.restarts = Counter(restart["actor"] for restart in restarts)
+        directory.rewrite("metrics.jsonl", [batch.to_dict() for batch in record.batches])
+        directory.rewrite("swaps.jsonl", [asdict(report) for report in record.swaps])
+        directory.rewrite("restarts.jsonl", restarts)
+    if directory.summary_file.exists():
+        summary = json.loads(directory.summary_file.read_text())
+        record.earlier = Earlier(**{name: summary[name] for name in Earlier.__dataclass_fields__})
+        record.heldout, record.heldout_sampled = summary["heldout"], summary["heldout_sampled"]
+    return record

@@ -4,17 +4,18 @@ import pytest
 
 from actors.config import ActorsConfig
 from deploy.cluster.cpu_affinity import actors_on_cores, share_out
+from queues.runtime.cpu_affinity import parse_cores
 
 TABLE = [
     # engines, cores of the machine, the learner's, what each engine gets
     (2, {0, 1}, set(), ("0", "1")),
-    (2, {0, 1, 2, 3}, set(), ("0-1", "2-3")),
-    (2, {0, 1, 2, 3}, {0}, ("1", "2-3")),
+    (2, {0, 1, 2, 3}, set(), ("0,1", "2,3")),
+    (2, {0, 1, 2, 3}, {0}, ("1", "2,3")),
     (2, {0, 1, 2}, {1}, ("0", "2")),
     (2, {0, 1}, {0}, ("1", "1")),
     (3, {0, 1, 2}, {2}, ("0", "1", "0")),
     (2, {0, 1}, {0, 1}, ("0", "1")),
-    (2, {0, 1, 4, 5, 7, 8}, {5}, ("0-1", "4,7-8")),
+    (2, {0, 1, 4, 5, 7, 8}, {5}, ("0,1", "4,7,8")),
     (4, {5}, set(), ("5", "5", "5", "5")),
 ]
 
@@ -27,16 +28,12 @@ def test_engines_share_out_what_the_learner_leaves(engines, there, taken, expect
 @pytest.mark.parametrize("engines", range(1, 12))
 @pytest.mark.parametrize("cores", range(1, 12))
 def test_every_free_core_is_used_and_none_twice_while_there_are_enough(engines, cores):
-    shares = [share.split(",") for share in share_out(engines, range(cores), set())]
+    shares = [parse_cores(share) for share in share_out(engines, range(cores), set())]
+    assert {core for share in shares for core in share} == set(range(cores))
     if engines <= cores:
-        sizes = []
-        for (share,) in shares:
-            first, _, last = share.partition("-")
-            sizes.append(int(last or first) - int(first) + 1)
+        sizes = [len(share) for share in shares]
         assert sum(sizes) == cores
         assert max(sizes) - min(sizes) <= 1
-    else:
-        assert {core for share in shares for core in share} == {str(c) for c in range(cores)}
 
 
 @pytest.mark.parametrize(
@@ -51,21 +48,21 @@ def test_every_free_core_is_used_and_none_twice_while_there_are_enough(engines, 
 )
 def test_cores_are_left_alone_where_they_are_given_or_not_asked_for(actors):
     config = ActorsConfig(**actors)
-    assert actors_on_cores(config, {0, 1, 2, 3}, set()) == config
+    assert actors_on_cores(config, {0, 1, 2, 3}, None) == config
 
 
 def test_one_engine_gets_every_core_that_the_learner_leaves():
     config = ActorsConfig(count=1, engine="vllm")
-    assert actors_on_cores(config, {0, 1, 2, 3}, {3}).cores == ("0-2",)
+    assert actors_on_cores(config, {0, 1, 2, 3}, "3").cores == ("0,1,2",)
 
 
 @pytest.mark.parametrize(
     ("rewards", "expected"),
-    [(["reward_model"], ("1", "2")), (["last_answer"], ("1", "2-3"))],
+    [(["reward_model"], ("1", "2")), (["last_answer"], ("1", "2,3"))],
 )
 def test_engines_leave_the_cores_of_reward_models_that_are_asked(rewards, expected):
     config = ActorsConfig(count=2, reward=rewards, reward_model={"cores": "3"})
-    assert actors_on_cores(config, {0, 1, 2, 3}, {0}).cores == expected
+    assert actors_on_cores(config, {0, 1, 2, 3}, "0").cores == expected
 
 
 @pytest.mark.parametrize("cores", ["5-2", "0,5-2"])
@@ -78,6 +75,6 @@ def test_a_range_that_runs_backwards_is_refused(cores):
 
 def test_open_cores_of_several_engines_are_filled_in():
     config = ActorsConfig(count=2, engine="vllm")
-    assert actors_on_cores(config, {0, 1, 2}, {0}) == config.model_copy(
+    assert actors_on_cores(config, {0, 1, 2}, "0") == config.model_copy(
         update={"cores": ("1", "2")}
     )

@@ -3,10 +3,9 @@
 import pytest
 
 from deploy.cluster.placement import (
+    NODE_LABEL,
     Node,
     ResourceRequest,
-    bundles,
-    options,
     resource_requests,
     roles_of,
     unmet,
@@ -20,13 +19,16 @@ HERE = "head"
 
 def node(name, *, cpus=4.0, gpus=0.0, labels=None, **more):
     resources = {"CPU": cpus, "GPU": gpus, **more}
-    return Node(node_id=name, address=name, resources=resources, labels=labels or {})
+    labels = {NODE_LABEL: name, **(labels or {})}
+    return Node(node_id=name, address=name, resources=resources, labels=labels)
 
 
-def want(role="actors", count=1, *, labels=None, node_id=None, **resources):
-    return ResourceRequest(
-        role=role, count=count, resources=resources, labels=labels or {}, node_id=node_id
-    )
+def on_node(name):
+    return {NODE_LABEL: name}
+
+
+def want(role="actors", count=1, *, labels=None, **resources):
+    return ResourceRequest(role=role, count=count, resources=resources, labels=labels or {})
 
 
 @pytest.mark.parametrize(
@@ -35,7 +37,7 @@ def want(role="actors", count=1, *, labels=None, node_id=None, **resources):
         ([want(count=4, CPU=1.0)], [node("a")]),
         ([want(count=4, CPU=3.0)], [node(name) for name in "abcd"]),
         ([want(CPU=1.0, labels={"pool": "x"})], [node("a"), node("b", labels={"pool": "x"})]),
-        ([want("learner", CPU=4.0, node_id="a"), want(CPU=4.0)], [node("a"), node("b")]),
+        ([want("learner", CPU=4.0, labels=on_node("a")), want(CPU=4.0)], [node("a"), node("b")]),
         ([want(count=3, CPU=0.1)], [node("a", cpus=0.3)]),
         ([want("reward_model")], [node("a", cpus=0.0)]),
         ([want(CPU=1.0, fast_disk=1.0)], [node("a", fast_disk=2.0)]),
@@ -51,10 +53,11 @@ def test_what_fits_lacks_nothing(wanted, nodes):
         (
             want(count=3, CPU=3.0),
             [node("a"), node("b", cpus=2.0)],
-            "actors: 3 process(es), each with 3 CPU; there is room for 1 (a: 4 CPU; b: 2 CPU)",
+            "actors: 3 process(es), each with 3 CPU, on the cluster; there is room for 1 (a: 4 CPU"
+            "; b: 2 CPU)",
         ),
         (
-            want("learner", CPU=1.0, GPU=1.0, node_id="a"),
+            want("learner", CPU=1.0, GPU=1.0, labels=on_node("a")),
             [node("a"), node("b", gpus=8.0)],
             "learner: 1 process(es), each with 1 CPU and 1 GPU, on the driver's node; there is "
             "room for 0 (a: 4 CPU, 0 GPU)",
@@ -68,7 +71,8 @@ def test_what_fits_lacks_nothing(wanted, nodes):
         (
             want(fast_disk=1.0),
             [node("a")],
-            "actors: 1 process(es), each with 1 fast_disk; there is room for 0 (a: 0 fast_disk)",
+            "actors: 1 process(es), each with 1 fast_disk, on the cluster; there is room for 0 "
+            "(a: 0 fast_disk)",
         ),
     ],
 )
@@ -79,39 +83,27 @@ def test_what_does_not_fit_is_named_with_what_there_is(wanted, nodes, lack):
 def test_roles_that_fit_alone_may_be_too_much_together():
     wanted = [want("learner", CPU=3.0), want(count=2, CPU=1.0)]
     assert unmet(wanted, [node("a")]) == [
-        "all processes together reserve 5 CPU, but the cluster has 4"
+        "learner and actors together reserve 5 CPU, but there are 4 on the cluster"
     ]
 
 
 def test_roles_of_one_node_or_label_are_too_much_together_though_the_cluster_has_more():
-    tied = [want("learner", CPU=3.0, node_id="a"), want("actors", 2, CPU=1.0, node_id="a")]
+    tied = [
+        want("learner", CPU=3.0, labels=on_node("a")),
+        want("actors", 2, CPU=1.0, labels=on_node("a")),
+    ]
     assert unmet(tied, [node("a"), node("b", cpus=8.0)]) == [
-        "learner and actors together reserve 5 CPU, but the driver's node has 4"
+        "learner and actors together reserve 5 CPU, but there are 4 on the driver's node"
     ]
     labelled = [want(role, CPU=3.0, labels={"pool": "x"}) for role in ("learner", "actors")]
     assert unmet(labelled, [node("a"), node("b", labels={"pool": "x"})]) == [
-        "learner and actors together reserve 6 CPU, but what is labelled pool=x has 4"
-    ]
-
-
-def test_every_process_that_reserves_something_has_a_bundle_of_its_own_on_its_nodes():
-    wanted = [
-        want("learner", 2, CPU=1.0, GPU=1.0, node_id="a"),
-        want("actors", 2, labels={"pool": "x"}, CPU=2.0),
-        want("reward_model"),
-    ]
-    tied, pool = {"ray.io/node-id": "a"}, {"pool": "x"}
-    assert bundles(wanted) == [
-        ("learner", 0, {"CPU": 1.0, "GPU": 1.0}, tied),
-        ("learner", 1, {"CPU": 1.0, "GPU": 1.0}, tied),
-        ("actors", 0, {"CPU": 2.0}, pool),
-        ("actors", 1, {"CPU": 2.0}, pool),
+        "learner and actors together reserve 6 CPU, but there are 4 on nodes labelled pool=x"
     ]
 
 
 def test_a_node_hosts_the_roles_that_have_room_on_it():
     wanted = [
-        want("learner", CPU=1.0, node_id="a"),
+        want("learner", CPU=1.0, labels=on_node("a")),
         want(GPU=1.0),
         want("reward_model", labels={"pool": "scoring"}),
     ]
@@ -125,7 +117,7 @@ def test_a_recipe_without_placement_keeps_its_processes_at_the_driver():
     learner, actors = resource_requests(config, driver_node=HERE)
     assert (learner.role, learner.count, learner.resources["GPU"]) == ("learner", 1, 1.0)
     assert (actors.role, actors.count, actors.resources) == ("actors", 1, {"CPU": 2.0})
-    assert learner.node_id == actors.node_id == HERE
+    assert learner.labels == actors.labels == on_node(HERE)
 
 
 def test_a_role_goes_where_its_labels_and_resources_are():
@@ -135,13 +127,8 @@ def test_a_role_goes_where_its_labels_and_resources_are():
     )
     config = load_recipe("demo", settings)
     learner, actors = resource_requests(config, driver_node=HERE)
-    assert (learner.node_id, actors.node_id) == (HERE, None)
+    assert learner.labels == on_node(HERE)
     assert (actors.labels, actors.resources["fast"]) == ({"pool": "generate"}, 0.5)
-    assert options(config.deploy.placement.actors, "SPREAD") == {
-        "label_selector": {"pool": "generate"},
-        "resources": {"fast": 0.5},
-    }
-    assert options(None, "SPREAD") == {"scheduling_strategy": "SPREAD"}
 
 
 def test_shared_memory_is_refused_between_nodes():

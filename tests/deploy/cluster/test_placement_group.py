@@ -10,7 +10,7 @@ import ray
 from ray.util import placement_group_table
 from rich.console import Console
 
-from deploy.cluster.placement import ResourceRequest
+from deploy.cluster.placement import NODE_LABEL, ResourceRequest
 from deploy.cluster.placement_group import Reservation
 from deploy.errors import RunFailed
 from deploy.observability.stack_dumps import is_placed
@@ -24,8 +24,9 @@ def screen():
     return output, Terminal(Console(file=output, width=400))
 
 
-def want(role, count, cpus, **where):
-    return ResourceRequest(role=role, count=count, resources={"CPU": cpus} if cpus else {}, **where)
+def want(role, count, cpus, labels=None, **custom):
+    resources = {"CPU": cpus, **custom} if cpus else custom
+    return ResourceRequest(role=role, count=count, resources=resources, labels=labels or {})
 
 
 def states():
@@ -36,16 +37,17 @@ def test_processes_work_in_the_room_of_their_own_number():
     here = ray.get_runtime_context().get_node_id()
     output, shown = screen()
     wanted = [
-        want("learner", 1, 0.25, node_id=here),
+        want("learner", 1, 0.25, {NODE_LABEL: here}),
         want("actors", 2, 0.25),
-        want("reward_model", 1, 0),
+        want("reward_model", 1, 0, {NODE_LABEL: here}),
     ]
     held = Reservation(wanted, 30.0, shown)
     try:
         places = [held.options("learner", 0), *(held.options("actors", i) for i in range(2))]
         bundles = [place["scheduling_strategy"].placement_group_bundle_index for place in places]
         assert bundles == [0, 1, 2]
-        assert held.options("reward_model", 0) == {}
+        unreserved = {"resources": {}, "label_selector": {NODE_LABEL: here}}
+        assert held.options("reward_model", 0) == unreserved
         work = ray.remote(num_cpus=0.25)(lambda: os.getpid()).options(**places[2])
         assert ray.get(work.remote(), timeout=60) > 0
         assert output.getvalue() == ""
@@ -57,7 +59,7 @@ def test_a_run_without_resources_names_what_is_free_and_leaves_nothing_behind():
     output, shown = screen()
     more = ray.cluster_resources()["CPU"] + 1
     with pytest.raises(RunFailed, match=r"no free resources .* = 1.5; free now .*: .*2 CPU"):
-        Reservation([want("actors", 2, more / 2)], 1.5, shown, report_seconds=0.5)
+        Reservation([want("actors", 2, more / 2)], 1.5, shown, first_report_seconds=0.5)
     waiting = "waiting for free resources on the cluster for 1 s; free now are"
     assert waiting in output.getvalue()
     assert "PENDING" not in states()
@@ -89,7 +91,17 @@ def test_a_wait_ends_when_others_release_resources():
 
 def test_a_run_that_reserves_nothing_has_no_group():
     before = len(placement_group_table())
-    assert Reservation([want("actors", 3, 0)], 1.0, screen()[1]).options("actors", 0) == {}
+    held = Reservation([want("actors", 3, 0)], 1.0, screen()[1])
+    assert held.options("actors", 0) == {"resources": {}, "scheduling_strategy": "SPREAD"}
+    assert len(placement_group_table()) == before
+
+
+def test_a_cluster_of_the_runs_own_has_no_group_and_processes_go_where_their_labels_are():
+    before = len(placement_group_table())
+    wanted = [want("actors", 1, 0.25, {"pool": "generate"}, fast=0.5)]
+    held = Reservation(wanted, 1.0, screen()[1], shared=False)
+    options = {"resources": {"fast": 0.5}, "label_selector": {"pool": "generate"}}
+    assert held.options("actors", 0) == options
     assert len(placement_group_table()) == before
 
 

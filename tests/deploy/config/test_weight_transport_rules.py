@@ -3,7 +3,7 @@
 import pytest
 
 from deploy.config.loader import load_recipe
-from deploy.config.weight_transport_rules import check_devices, claim_folder
+from deploy.config.weight_transport_rules import check_devices
 from deploy.errors import InputError
 from weight_sync.config import WeightSyncConfig
 
@@ -54,14 +54,3 @@ def test_a_machine_without_cuda_is_told_of_once(monkeypatch) -> None:
     check_devices(WeightSyncConfig(), "local")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     check_devices(WeightSyncConfig(transport="nccl"), "local")
-
-
-def test_a_shared_folder_is_one_runs_alone(tmp_path) -> None:
-    from weight_sync.errors import InputError as RefusedFolder
-
-    shared = WeightSyncConfig(transport="filesystem", folder=str(tmp_path / "weights"))
-    for _ in range(2):
-        claim_folder(shared, tmp_path / "runs" / "one")
-    with pytest.raises(RefusedFolder, match=r"belongs to the run .*/runs/one; choose"):
-        claim_folder(shared, tmp_path / "runs" / "two")
-    claim_folder(WeightSyncConfig(), tmp_path / "runs" / "two")

@@ -21,8 +21,6 @@ def make_context(folder, **settings):
         config=SimpleNamespace(
             deploy=DeployConfig(**settings),
             queues=SimpleNamespace(on_overdue="wait"),
-            actors=SimpleNamespace(count=4),
-            heldout=None,
         ),
         inputs=None,
         directory=directory,

@@ -39,10 +39,13 @@ class Stage:
         monkeypatch.setattr("ray.kill", lambda actor: self.note("kill", actor.number))
         self.supervisor = Supervisor(
             self.context,
-            3,
+            SimpleNamespace(
+                index=3,
+                broker=self,
+                broadcaster=SimpleNamespace(release=self.release_permit),
+                purpose=None,
+            ),
             self.create,
-            broker=self,
-            broadcaster=SimpleNamespace(release=self.release_permit),
             timing=Timing(
                 clock=Clock(monotonic=lambda: self.now, time=lambda: 1000.0, sleep=self.sleep),
                 poll_seconds=60.0,
@@ -54,7 +57,8 @@ class Stage:
     def note(self, *event):
         self.events.append(event)
 
-    def create(self):
+    def create(self, spec):
+        assert spec.index == 3
         self.actors.append(Actor(self, self.lives.pop(0)))
         return self.actors[-1]
 
@@ -217,7 +221,7 @@ def test_a_restart_that_fails_or_hangs_in_its_start_counts_and_is_tried_again(st
     assert [row["reason"].split(":")[0] for row in played.rows()] == [
         "its process died",
         "its process died",
-        "it did not start within deploy.start_timeout_seconds = 0.05",
+        "actor-3 did not start within deploy.start_timeout_seconds = 0.05",
         "no memory",
     ]
     assert [event for event in played.events if event[0] == "kill"] == [

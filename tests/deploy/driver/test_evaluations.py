@@ -7,7 +7,7 @@ import pytest
 from pydantic import ValidationError
 
 from actors.config import HeldoutConfig
-from deploy.config.evaluation_schedule import by_version, evaluator, plan, purpose
+from deploy.config.evaluation_schedule import evaluator, plan, purpose
 from deploy.config.run_config import RunConfig
 from deploy.driver.evaluations import initial, queue_all
 from queues.records import Prompt, Purpose
@@ -26,7 +26,6 @@ def test_both_ends_are_larger_and_every_version_is_scored_both_ways():
         (25, "greedy", 0.0, 200),
         (25, "sampled", 0.8, 200),
     ]
-    assert [version for version, _ in by_version(planned)] == [0, 10, 20, 25]
     assert len({p.name for p in planned}) == len(planned)
 
 

@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from deploy.driver.feeder import Feeder
+from deploy.driver.feeder import feed
 from deploy.errors import RunFailed
 from queues.errors import QueueClosed
 
@@ -53,8 +53,8 @@ class Broker:
         self.issued.append((prompts, cursor))
 
 
-def feeder(broker, source, *, deadline):
-    return Feeder(broker, source, name="mine:Source", deadline=deadline)
+def feeding(broker, source, *, deadline):
+    return feed(broker, source, name="mine:Source", deadline=deadline)
 
 
 @pytest.mark.parametrize("blocking", ["next", "restore"])
@@ -62,11 +62,11 @@ def test_a_source_that_blocks_holds_up_the_feeder_alone(blocking):
     async def scenario():
         loop, called, broker = asyncio.get_running_loop(), asyncio.Event(), Broker()
         source = Source(blocking, lambda: loop.call_soon_threadsafe(called.set))
-        feeding = asyncio.create_task(feeder(broker, source, deadline=30.0).run())
+        task = asyncio.create_task(feeding(broker, source, deadline=30.0))
         await called.wait()
         assert broker.issued == []
         source.released.set()
-        await feeding
+        await task
         return broker.issued
 
     assert asyncio.run(scenario()) == [([7, 8], "9"), ([9, 10, 11], "12")]
@@ -77,6 +77,6 @@ def test_a_source_that_never_answers_ends_the_run_by_name(blocking):
     broker, source = Broker(), Source(blocking, lambda: None)
     message = r"prompts.source = 'mine:Source' did not answer within 0.05 s, 3 times deploy"
     with pytest.raises(RunFailed, match=f"^{message}"):
-        asyncio.run(feeder(broker, source, deadline=0.05).run())
+        asyncio.run(feeding(broker, source, deadline=0.05))
     source.released.set()
     assert broker.issued == []

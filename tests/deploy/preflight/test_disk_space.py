@@ -83,5 +83,5 @@ def test_what_is_there_already_is_said(
     usage = SimpleNamespace(disk_usage=lambda _: SimpleNamespace(total=1, free=1000))
     monkeypatch.setattr(disk, "shutil", usage)
     resumed = store(tmp_path / "checkpoints", "v000005", size=3_000_000)
-    with pytest.raises(InputError, match=r"has 1 kB free.* of which 3 MB are there"):
+    with pytest.raises(InputError, match=r"has 1.0 kB free.* of which 3.0 MB are there"):
         check_free_space(config, SHAPES, resumed=resumed)

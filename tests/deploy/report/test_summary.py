@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from deploy.config.evaluation_schedule import PlannedEvaluation
 from deploy.report.summary import overlap, summarise
 from deploy.report.tables import figures
 from deploy.storage.run_record import Earlier, Record
@@ -123,9 +124,10 @@ def test_pass_at_k_stands_beside_the_mean_of_its_samples():
             name=f"sampled@{version}", count=40, failed=0, score=score, best=best, incomplete=1,
             lowest_version=version, highest_version=version, tokens=80, seconds=1.0,
         )  # fmt: skip
-        greedy = replace(found, count=10)
-        scores = {"greedy": greedy, "sampled": found}
-        known.add_scores(version, scores, now=20.0, samples={"greedy": 1, "sampled": 4})
+        planned = PlannedEvaluation(version=version, kind="greedy", temperature=0.0, size=10)
+        known.add_score(planned, replace(found, count=10), now=20.0)
+        sampled = replace(planned, kind="sampled", samples=4)
+        known.add_score(sampled, found, now=20.0)
     summary = summarise(known, status="done", now=21.0)
     assert [row["size"] for row in summary["heldout"]] == [10, 10]
     assert "pass_at_k" not in summary["heldout"][0]

@@ -127,8 +127,8 @@ def test_a_folder_that_is_not_a_run_is_never_replaced(config, tmp_path):
 
 def test_a_run_is_found_by_name_and_by_path_and_a_missing_one_lists_what_there_is(config, tmp_path):
     made = create(config, replace=False)
-    assert RunDirectory.open("first", tmp_path) == made
-    assert RunDirectory.open(str(made.path)) == made
+    assert RunDirectory.open("first", tmp_path).path == made.path
+    assert RunDirectory.open(str(made.path)).path == made.path
     with pytest.raises(InputError, match=r"runs in .*: first"):
         RunDirectory.open("second", tmp_path)
 
