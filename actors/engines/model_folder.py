@@ -136,7 +136,7 @@ def stated_dtype(model_path: str) -> str:
 
 
 def weight_shapes(model_path: str) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of the weights that a learner publishes; raise InputError if one is bad."""
+    """Return the shapes of the published weights; raise InputError if a file is broken."""
     from huggingface_hub import snapshot_download
     from safetensors import SafetensorError, safe_open
 

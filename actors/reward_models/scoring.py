@@ -114,7 +114,7 @@ class RewardModels:
 
 
 def load_reward_models(paths: Sequence[str], config: RewardModelConfig) -> RewardModels:
-    """Load reward models into this process, and bind it to its cores; raise InputError if not.
+    """Load reward models and bind this process to its cores; raise InputError if that fails.
 
     The paths of `config` are ignored.
     """

@@ -18,7 +18,7 @@ Metadata = Mapping[str, Any]
 
 
 def find_reward(name: str, options: Mapping[str, Any]) -> RewardFunction:
-    """Return the function behind a name, bound to its options; raise InputError if wrong."""
+    """Return the function of a name, bound to its options; raise InputError if either is wrong."""
     function = REWARDS.load(name)
     arguments = ("prompt", "completion", "answer", "metadata")
     check_arguments(function, *arguments, setting=f"actors.reward = {name!r}", options=options)

@@ -33,7 +33,7 @@ class FilteredSource:
     """Prompts in a row that may be left out."""
 
     def next(self, count: int) -> list[Prompt]:
-        """See `PromptSource.next`; InputError where `patience` prompts in a row were left out."""
+        """See `PromptSource.next`; raise InputError where `patience` prompts were left out."""
         kept: list[Prompt] = []
         in_a_row = 0
         while len(kept) < count:

@@ -14,7 +14,7 @@ from actors.sources.rows import Row, RowOptions
 
 
 def verifiers_source(identifier: str, *, options: dict[str, Any], **order: Any) -> RowSource:
-    """Open the data sets of an environment with some options; raise InputError if it has none."""
+    """Open the data sets of an environment; raise InputError if one cannot be read."""
     name = f"verifiers:{identifier}"
     environment = load_verifiers(name, options, setting="source")
     try:

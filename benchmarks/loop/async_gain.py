@@ -29,8 +29,14 @@ from deploy.config.run_config import RunConfig
 from deploy.errors import InputError
 from deploy.report.report import read_record
 from deploy.report.summary import WARM_UP
-from deploy.report.timeline import Timeline, idle_share, read_timeline, running_rollouts
-from deploy.report.timeline_plot import draw_timeline, height
+from deploy.report.timeline import (
+    Timeline,
+    draw_timeline,
+    height,
+    idle_share,
+    read_timeline,
+    running_rollouts,
+)
 from deploy.storage.run_directory import RunDirectory
 from learner.config.learner import ModelConfig
 from queues.readers.accounting import newest_checkpoint
@@ -185,16 +191,7 @@ def reference_timeline(record: Record, folder: Path) -> Timeline:
     directory = RunDirectory(
         folder / f"round{len(record['rounds'])}-eta{record['reference_bound']}"
     )
-    run = read_record(directory)
-    timeline = read_timeline(
-        directory.path,
-        run.batches,
-        run.swaps,
-        max_staleness=run.max_staleness,
-        groups_per_batch=directory.config().prompts.groups_per_batch,
-    )
-    assert timeline is not None, "a finished run has trained batches"
-    return timeline
+    return read_timeline(directory, read_record(directory))
 
 
 def draw(record: Record, folder: Path) -> None:

@@ -9,6 +9,7 @@ beside the simulation of `headway plan`. An existing folder of --out is continue
 
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from benchmarks.harness.checkpoint_scores import read_scores, study_facts, train_and_score
@@ -27,7 +28,8 @@ from benchmarks.loop.staleness_report import UNBOUNDED
 from deploy.config.run_config import RunConfig
 from deploy.errors import InputError, RunFailed
 from deploy.planner.calibration import LEAST_BATCHES, read_rates
-from deploy.planner.predict import Source, predict_own
+from deploy.planner.predict import predict_split
+from deploy.planner.rates import Rates
 from deploy.report.report import read_record
 from deploy.report.summary import WARM_UP
 from deploy.report.timeline import idle_share, running_rollouts
@@ -179,11 +181,10 @@ def predict_seeds(options: Options, figures: Sequence[Record]) -> list[Record]:
     predictions = []
     try:
         for reference in (variant for variant in bounds if variant.name == options.reference):
-            rates = read_rates(reference.directory)
-            ranks = options.base.learner.ranks
-            source = Source(rates=rates.rates, ranks=ranks, ess_loss=rates.ess_loss)
+            measured_rates = read_rates(reference.directory).rates
+            rates = replace(measured_rates, ranks=options.base.learner.ranks)
             predictions += [
-                predict(variant, source) for variant in bounds if variant.seed == reference.seed
+                predict(variant, rates) for variant in bounds if variant.seed == reference.seed
             ]
     except (InputError, QueuesError) as error:
         print(f"nothing is predicted: {error}", flush=True)
@@ -191,13 +192,15 @@ def predict_seeds(options: Options, figures: Sequence[Record]) -> list[Record]:
     return predictions
 
 
-def predict(variant: Variant, source: Source) -> Record:
+def predict(variant: Variant, rates: Rates) -> Record:
     """Return the prediction of one run."""
-    prospect = predict_own(variant.config, source)
+    config = variant.config
+    actors, ranks, bound = config.actors.count, config.learner.ranks, config.queues.max_staleness
+    [prospect] = predict_split(config, rates, actors, ranks, [bound])
     return {
         "name": variant.name,
         "seed": variant.seed,
-        "simulated": prospect.samples_per_second,
+        "simulated": prospect.outcome.samples_per_second,
         "lag_mean": prospect.outcome.lag_mean,
         "ess": prospect.ess,
     }

@@ -50,9 +50,7 @@ def warm_start(config: RunConfig, terminal: Terminal, *, replace: bool) -> Path:
         seed=config.seed,
         heldout=frozenset(problem.text for problem in problems),
     )
-    tiny = config.model.tiny
-    measure, context = _character_measure(tiny) if tiny else _tokenizer_measure(str(path))
-    pairs = _checked(pairs, measure, context)
+    pairs = _checked(pairs, *_measure(config.model.tiny, path))
     first = list(islice(pairs, CHECKED))
     try:
         with atomic_folder(folder, replace=replace) as partial:
@@ -68,11 +66,7 @@ def warm_start(config: RunConfig, terminal: Terminal, *, replace: bool) -> Path:
 def _checked(
     pairs: Iterator[Example], measure: Callable[[str], int], context: int
 ) -> Iterator[Example]:
-    """Check each prompt and completion when it is drawn; raise InputError if it does not fit.
-
-    `measure` counts the tokens of a text; a pair has `context` at most, with its end-of-sequence
-    token.
-    """
+    """Yield pairs; raise InputError for one whose tokens, by `measure`, exceed the context."""
     for prompt, completion in pairs:
         length = measure(prompt) + measure(completion) + 1
         if length > context:
@@ -83,11 +77,17 @@ def _checked(
         yield prompt, completion
 
 
-def _character_measure(tiny: TinyModelConfig) -> tuple[Callable[[str], int], int]:
-    """Return a counter of tokens for a model with a token per character, and its context."""
+def _measure(tiny: TinyModelConfig | None, path: str | None) -> tuple[Callable[[str], int], int]:
+    """Return a counter of a text's tokens, and the context; a tiny model reads characters."""
+    tokenizer: Any = None if tiny else load_tokenizer(str(path))
 
-    def measure(text: str) -> int:
-        unknown = next((c for c in text.replace(TURN, "") if c not in tiny.characters), None)
+    def count(text: str) -> int:
+        if tiny is None:
+            try:
+                return len(encode(tokenizer, text.replace(TURN, tokenizer.eos_token)))
+            except PromptRefused as error:
+                raise InputError(f"sft.demonstrations, model {path!r}: {error}") from None
+        unknown = next((c for c in text if c not in (TURN, *tiny.characters)), None)
         if unknown is not None:
             raise InputError(
                 f"sft.demonstrations: {unknown!r} in {text[:80]!r} is not among "
@@ -95,21 +95,7 @@ def _character_measure(tiny: TinyModelConfig) -> tuple[Callable[[str], int], int
             )
         return len(text)
 
-    return measure, tiny.context
-
-
-def _tokenizer_measure(path: str) -> tuple[Callable[[str], int], int]:
-    """Return a counter of tokens for the model in a folder, and its context."""
-    tokenizer: Any = load_tokenizer(path)
-
-    def measure(text: str) -> int:
-        text = text.replace(TURN, tokenizer.eos_token)
-        try:
-            return len(encode(tokenizer, text))
-        except PromptRefused as error:
-            raise InputError(f"sft.demonstrations, model {path!r}: {error}") from None
-
-    return measure, context_length(path)
+    return count, tiny.context if tiny else context_length(str(path))
 
 
 def train_model(

@@ -11,8 +11,7 @@ from learner.diagnostics.batch_report import ORIGINS, BatchReport, TrainedBatch
 from weight_sync.announcements import WeightUpdateReport
 
 WARM_UP = 5
-"""Batches at a run's beginning that figures of its speed leave out: engines warm up and the
-pipeline fills."""
+"""Batches at a run's beginning that figures of its speed leave out."""
 READY_SECONDS = 0.1
 """A batch that the learner waited for less than this was ready: requesting it takes that long."""
 
@@ -119,8 +118,7 @@ def weight_sync(swaps: Sequence[WeightUpdateReport]) -> dict[str, Any]:
 def overlap(batches: Sequence[TrainedBatch], swaps: Sequence[WeightUpdateReport]) -> dict[str, int]:
     """Count the updates that reached an engine after the learner had begun its next step.
 
-    `queue_ready` counts the updates whose next batch was ready when the version was published; in
-    the others the learner waited for rollouts, not for the update.
+    `queue_ready` counts the updates whose next batch was ready when the version was published.
     """
     times = {batch.version: batch.times for batch in batches}
     ahead: list[bool] = []
