@@ -19,6 +19,7 @@ from benchmarks.training.learner_clock import ClockedEngine, figures_of, timed_r
 from learner.config.learner import LearnerConfig
 from learner.engine.protocol import Forward
 from learner.errors import LearnerError
+from learner.model.logprobs import LogprobOptions
 from learner.model.packed_attention import attend_packed
 from learner.model.policy import Policy
 from learner.update import Updater
@@ -117,7 +118,8 @@ def make(size: Size, device: torch.device, *, packed: bool, rate: float) -> Plai
     # In float32, where rounding differs least.
     if packed and not attend_packed(model):
         raise LearnerError("the model cannot attend sequence by sequence")
-    return PlainEngine(Policy(model.to(getattr(torch, size.dtype)), chunk=1024), learning_rate=rate)
+    policy = Policy(model.to(getattr(torch, size.dtype)), LogprobOptions(chunk=1024))
+    return PlainEngine(policy, learning_rate=rate)
 
 
 def utilisation(name: str, device: torch.device, *, rounds: int) -> Iterator[dict[str, Any]]:

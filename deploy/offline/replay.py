@@ -148,14 +148,13 @@ def _in_this_process(
     """Train with one rank in this thread, on the learner's cores."""
     import torch
 
-    from learner.config.cpu_affinity import cores_of_rank, threads_of
     from learner.ranks.rank import Rank
     from queues.runtime.cpu_affinity import bind_process
     from weight_sync.publish.snapshot import Snapshot, wire_dtype
 
-    if (cores := cores_of_rank(spec.config, 0)) is not None:
+    if (cores := spec.config.cores_of_rank(0)) is not None:
         bind_process(cores, "learner.cores")
-    torch.set_num_threads(threads_of(spec.config))
+    torch.set_num_threads(spec.config.threads_of_rank)
     rank, snapshot, dtype = Rank(spec), Snapshot(), wire_dtype(config.weight_sync)
     trained = []
     try:

@@ -24,7 +24,7 @@ from deploy.preflight.models import find_model, model_path
 from deploy.preflight.provenance import ORIGIN_FILE, reward_model_origin
 from deploy.runtime.console import Terminal
 from deploy.storage.atomic_folder import atomic_folder, check_absent
-from learner.config.reward_model import RewardTrainingConfig
+from learner.config.supervised import RewardTrainingConfig
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -169,8 +169,8 @@ def _train(
 
     from learner.engine.deepspeed import DeepSpeedEngine
     from learner.model.scalar_model import load_scalar_model
+    from learner.supervised import Progress
     from learner.supervised.reward_model import (
-        RewardProgress,
         bradley_terry,
         score_pairs,
         train_reward_model,
@@ -200,7 +200,7 @@ def _train(
         total_steps=section.steps,
     )
 
-    def show(progress: RewardProgress) -> None:
+    def show(progress: Progress) -> None:
         figures = f"loss {progress.loss:.4f} · accuracy {progress.accuracy:.2f}"
         speed = progress.tokens / progress.seconds
         terminal.advance(progress.step, f"{figures} · {speed:,.0f} tokens/s")

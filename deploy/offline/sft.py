@@ -18,7 +18,8 @@ from deploy.preflight.models import find_model
 from deploy.preflight.provenance import ORIGIN_FILE, warm_start_origin
 from deploy.runtime.console import Terminal
 from deploy.storage.atomic_folder import atomic_folder, check_absent
-from learner.config.learner import SftConfig, TinyModelConfig
+from learner.config.learner import TinyModelConfig
+from learner.config.supervised import SftConfig
 
 CHECKED = 64
 """Demonstrations that are checked before the model is loaded; others when they are drawn."""
@@ -109,8 +110,10 @@ def train_model(
     import torch
 
     from learner.engine.deepspeed import PolicyEngine
+    from learner.model.logprobs import LogprobOptions
     from learner.model.policy import build_tiny, load_policy
-    from learner.supervised.sft import SftProgress, tokenize, train_supervised
+    from learner.supervised import Progress
+    from learner.supervised.sft import tokenize, train_supervised
 
     if sft.threads:
         torch.set_num_threads(sft.threads)
@@ -118,7 +121,8 @@ def train_model(
     origin = path or str(partial)
     if config.model.tiny is not None:
         build_tiny(config.model.tiny, partial, seed=config.seed)
-    policy = load_policy(origin, dtype=sft.dtype, attention=sft.attention, chunk=sft.logprob_chunk)
+    options = LogprobOptions(chunk=sft.logprob_chunk)
+    policy = load_policy(origin, options, dtype=sft.dtype, attention=sft.attention)
     tokenizer = load_tokenizer(origin)
     examples = (
         tokenize(tokenizer, prompt.replace(TURN, tokenizer.eos_token), completion)
@@ -130,7 +134,7 @@ def train_model(
     )  # fmt: skip
     parameters = sum(p.numel() for p in policy.parameters())
 
-    def show(progress: SftProgress) -> None:
+    def show(progress: Progress) -> None:
         speed = progress.tokens / progress.seconds
         terminal.advance(progress.step, f"loss {progress.loss:.4f} · {speed:,.0f} tokens/s")
 

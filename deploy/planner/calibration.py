@@ -268,7 +268,7 @@ def _tied_share(reports: Sequence[BatchReport], groups: Sequence[GroupTimes]) ->
 
 def _ess_loss(reports: Sequence[BatchReport]) -> float | None:
     """Fit −ln ESS, about the variance of the log-ratios, by the mean square of the lag."""
-    known = [(r.off_policy.ess, r.lag_histogram) for r in reports if r.off_policy.ess]
+    known = [(r.ess, r.lag_histogram) for r in reports if r.ess]
     squares = np.array(
         [
             sum(lag**2 * tokens for lag, tokens in lags.items()) / max(1, sum(lags.values()))

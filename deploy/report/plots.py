@@ -170,9 +170,9 @@ def _lag(figure: "Figure", runs: Sequence[PlottedRun]) -> None:
 def _ess(figure: "Figure", runs: Sequence[PlottedRun]) -> None:
     upper, lower = figure.subplots(2, 1, sharex=True)
     for run in runs:
-        _line(upper, run, lambda report: report.off_policy.ess, label=run.label, lw=1.4)
+        _line(upper, run, lambda report: report.ess, label=run.label, lw=1.4)
         for origin, style in (("fresh", "-"), ("crossed", "--"), ("stale", ":")):
-            kl = partial(lambda report, origin: report.off_policy.origins[origin].kl, origin=origin)
+            kl = partial(lambda report, origin: report.origins[origin].kl, origin=origin)
             _line(lower, run, kl, label=origin, lw=1.1, ls=style)
     _finish(upper, "", "ESS / tokens", legend=len(runs) > 1)
     _finish(lower, "policy version", "KL, nats/token", legend=len(runs) == 1)

@@ -50,7 +50,7 @@ def summarise(record: Record, *, status: str, now: float) -> dict[str, Any]:
             (report.max_lag for report in reports if report.max_lag is not None), default=None
         ),
         "lag_histogram": {str(lag): lags[lag] for lag in sorted(lags)},
-        "ess_mean": _mean(report.off_policy.ess for report in reports),
+        "ess_mean": _mean(report.ess for report in reports),
         "mismatch": {origin: _mismatch(reports, origin) for origin in ORIGINS},
         "multi_version_rollouts": sum(report.multi_version_rollouts for report in reports),
         "idle_fraction": {
@@ -140,7 +140,7 @@ def overlap(batches: Sequence[TrainedBatch], swaps: Sequence[WeightUpdateReport]
 
 def _mismatch(reports: Sequence[BatchReport], origin: str) -> dict[str, Any]:
     """Return the mean |log current − log behaviour| over all tokens of one origin."""
-    figures = [report.off_policy.origins[origin] for report in reports]
+    figures = [report.origins[origin] for report in reports]
     tokens = sum(part.tokens for part in figures)
     total = sum(part.tokens * (part.mismatch or 0.0) for part in figures)
     return {"tokens": tokens, "mean_abs_logprob_difference": total / tokens if tokens else None}

@@ -1,6 +1,5 @@
 """Advantage estimators: one idea a file, found by name."""
 
-from learner.advantages.grouped import GroupedRewards, RolloutTokens
 from learner.advantages.registry import (
     ESTIMATORS,
     Advantages,
@@ -11,15 +10,6 @@ from learner.advantages.registry import (
 )
 from learner.registry import import_modules
 
-__all__ = [
-    "ESTIMATORS",
-    "Advantages",
-    "Estimate",
-    "Estimator",
-    "GroupedRewards",
-    "RolloutTokens",
-    "advantage",
-    "compute_advantages",
-]
+__all__ = ["ESTIMATORS", "Advantages", "Estimate", "Estimator", "advantage", "compute_advantages"]
 
 import_modules(__name__, __path__)

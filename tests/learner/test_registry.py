@@ -5,8 +5,9 @@ from types import ModuleType
 
 import pytest
 import torch
+from rollout_columns import advantages
 
-from learner.advantages.registry import Estimator, compute_advantages
+from learner.advantages.registry import Estimator
 from learner.config.traits import AdvantageTraits
 from learner.errors import InputError
 from learner.registry import Registry
@@ -22,7 +23,7 @@ def user_module(monkeypatch):
 
 @pytest.mark.usefixtures("user_module")
 def test_a_dotted_path_finds_a_decorated_function():
-    result = compute_advantages("a_users_module:raw", torch.tensor([1.0]), torch.tensor([0]))
+    result = advantages("a_users_module:raw", torch.tensor([1.0]), torch.tensor([0]))
     assert result.values.tolist() == [2.0]
 
 
@@ -38,11 +39,11 @@ def test_a_dotted_path_finds_a_decorated_function():
 )
 def test_a_dotted_path_that_leads_nowhere_says_why(path, message):
     with pytest.raises(InputError, match=message):
-        compute_advantages(path, torch.tensor([1.0]), torch.tensor([0]))
+        advantages(path, torch.tensor([1.0]), torch.tensor([0]))
 
 
 def test_a_name_can_be_taken_once():
-    registry = Registry("shape", int)
-    registry.add("square", 4)
-    with pytest.raises(InputError, match="'square' is already registered"):
-        registry.add("square", 5)
+    registry = Registry("advantage", Estimator, {"raw": AdvantageTraits()})
+    registry.built_in("raw")(lambda batch: batch.rewards)
+    with pytest.raises(InputError, match="'raw' is already registered"):
+        registry.built_in("raw")(lambda batch: batch.rewards)
