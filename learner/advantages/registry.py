@@ -57,6 +57,7 @@ class Estimator(Registered[Tensor | Estimate, AdvantageTraits]):
 
 
 ESTIMATORS = Registry("advantage", Estimator, ADVANTAGE_TRAITS)
+COLUMNS = ("lengths", "state", "baseline_rewards", "reward_parts", "truncated")
 
 
 def advantage(name: str, **traits: Any) -> Callable[[Callable[..., Tensor | Estimate]], Estimator]:
@@ -81,24 +82,53 @@ def advantage(name: str, **traits: Any) -> Callable[[Callable[..., Tensor | Esti
     return ESTIMATORS.decorator(name, traits=AdvantageTraits(**traits))
 
 
-@torch.no_grad()
-def compute_advantages(name: str, rollouts: GroupedRewards, **options: Any) -> Advantages:
+def compute_advantages(
+    name: str,
+    rewards: Tensor,
+    group_ids: Tensor,
+    *,
+    mask: Tensor | None = None,
+    sequence_ids: Tensor | None = None,
+    token_rewards: Tensor | None = None,
+    values: Tensor | None = None,
+    **columns_and_options: Any,
+) -> Advantages:
     """Compute the advantages of R rollouts by a named estimator.
-
-    Token rewards are summed over a rollout and added to its reward before any baseline, except for
-    estimators per token, which take the sum of later rewards; the final reward is then that of the
-    last masked-in token.
 
     Args:
         name: A built-in estimator, or "module:function" of a decorated function.
-        rollouts: Of complete groups. One whose reward, or what it is made of, is not finite neither
-            trains nor enters a baseline. `state` is changed in place.
-        **options: The estimator's own.
+        rewards: [R] floating; a rollout whose reward is not finite neither trains nor enters a
+            baseline.
+        group_ids: [R] integers; rollouts of one prompt share one. Groups must be complete.
+        mask: [N] bool, tokens that the policy sampled, of the whole batch as one packed row.
+        sequence_ids: [N] integers, the row 0..R−1 of each token's rollout.
+        token_rewards: [N] on top of `rewards` (of steps, −β·k1); those masked out do not count.
+        values: [N], the critic's value of the state before token t.
+        **columns_and_options: Columns of `GroupedRewards` (`lengths`, `state`, `baseline_rewards`,
+            `reward_parts`, `truncated`), and the estimator's own options.
 
     Raises:
-        InputError: An unknown name or option, a group too small, or something missing that the
-            estimator needs.
+        InputError: An unknown name or option, shapes that differ, a group too small, or something
+            missing that the estimator needs.
         TrainingDiverged: A value of the critic is not finite.
+    """
+    options = dict(columns_and_options)
+    given = (options.pop(column, None) for column in COLUMNS)
+    columns = {name: value for name, value in zip(COLUMNS, given, strict=True) if value is not None}
+    if mask is not None and sequence_ids is not None:
+        extra = torch.zeros_like(mask, dtype=torch.float32)
+        extra = extra if token_rewards is None else token_rewards
+        columns["tokens"] = RolloutTokens(mask, sequence_ids, extra, values)
+    return estimate_advantages(name, GroupedRewards(rewards, group_ids, **columns), **options)
+
+
+@torch.no_grad()
+def estimate_advantages(name: str, rollouts: GroupedRewards, **options: Any) -> Advantages:
+    """Compute the advantages of R rollouts by a named estimator, as `compute_advantages` does.
+
+    Token rewards are summed over a rollout and added to its reward before any baseline, except for
+    estimators per token, which take the sum of later rewards; the final reward is then that of the
+    last masked-in token. `state` of the rollouts is changed in place.
     """
     estimator, tokens = ESTIMATORS[name], rollouts.tokens
     needs = estimator.traits.needs

@@ -4,12 +4,40 @@ Denominators count the whole batch, so that neither packing, microbatches nor ra
 gradient.
 """
 
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal, cast, get_args
+
 import torch
 from torch import Tensor
 
 from learner.errors import InputError
 
-MODES = ("token_mean", "sequence_mean", "prompt_mean", "fixed_length")
+Mode = Literal["token_mean", "sequence_mean", "prompt_mean", "fixed_length"]
+
+
+@dataclass(frozen=True)
+class Totals:
+    """Counts over a whole batch; ids are those of `sequence_ids` and `group_ids`."""
+
+    tokens: int
+    """Tokens that train (N)."""
+    sequences: int
+    """Sequences, whether any of their tokens trains or not (B)."""
+    sequence_tokens: Mapping[int, int]
+    """Tokens that train, of each sequence that has any (n_i)."""
+    group_tokens: Mapping[int, int]
+    """Tokens that train, of each group that has any (N_p); empty without groups."""
+
+
+def count(mask: Tensor, sequence_ids: Tensor, group_ids: Tensor | None = None) -> Totals:
+    """Count the batch that the three [N] tensors describe."""
+    return Totals(
+        tokens=int(mask.sum()),
+        sequences=len(torch.unique(sequence_ids)),
+        sequence_tokens=_tokens_by_id(sequence_ids[mask]),
+        group_tokens={} if group_ids is None else _tokens_by_id(group_ids[mask]),
+    )
 
 
 def token_weights(
@@ -18,6 +46,7 @@ def token_weights(
     sequence_ids: Tensor,
     group_ids: Tensor | None = None,
     *,
+    totals: Totals | None = None,
     max_length: int | None = None,
 ) -> Tensor:
     """Return the weight of each token in the loss, [N] float32, 0 where `mask` is false.
@@ -32,32 +61,39 @@ def token_weights(
         mask: [N] bool, tokens that train.
         sequence_ids: [N] integers.
         group_ids: [N] integers; needed by prompt_mean.
+        totals: Counts over the batch of which these N tokens are a part; None: they are the batch.
         max_length: Largest response in tokens; needed by fixed_length.
 
     Raises:
         InputError: An unknown mode, or one without what it needs.
     """
-    match mode:
+    if mode not in get_args(Mode):
+        raise InputError(f"aggregation {mode!r} is not one of {', '.join(get_args(Mode))}")
+    if mode == "prompt_mean" and group_ids is None:
+        raise InputError("aggregation prompt_mean needs group_ids")
+    totals = totals or count(mask, sequence_ids, group_ids)
+    match cast("Mode", mode):
         case "token_mean":
-            denominators = torch.full(mask.shape, float(mask.sum()), device=mask.device)
+            denominators = torch.full(mask.shape, float(totals.tokens))
         case "sequence_mean":
-            denominators = _spread(mask, sequence_ids)
+            denominators = _spread(totals.sequence_tokens, sequence_ids)
         case "prompt_mean":
-            if group_ids is None:
-                raise InputError("aggregation prompt_mean needs group_ids")
-            denominators = _spread(mask, group_ids)
+            denominators = _spread(totals.group_tokens, cast("Tensor", group_ids))
         case "fixed_length":
             if max_length is None or max_length < 1:
                 raise InputError(f"aggregation fixed_length needs max_length >= 1: {max_length}")
-            tokens = float(len(torch.unique(sequence_ids)) * max_length)
-            denominators = torch.full(mask.shape, tokens, device=mask.device)
-        case _:
-            raise InputError(f"aggregation {mode!r} is not one of {', '.join(MODES)}")
-    return torch.where(mask, 1 / denominators.double().clamp(min=1), 0.0).float()
+            denominators = torch.full(mask.shape, float(totals.sequences * max_length))
+    weights = 1 / denominators.double().clamp(min=1).to(mask.device)
+    return torch.where(mask, weights, 0.0).float()
 
 
-def _spread(mask: Tensor, ids: Tensor) -> Tensor:
-    """Return the masked-in tokens of each token's id, times the number of ids with any, [N]."""
-    values, index = torch.unique(ids, return_inverse=True)
-    counts = torch.bincount(index[mask], minlength=len(values))
-    return (counts > 0).sum() * counts[index]
+def _tokens_by_id(ids: Tensor) -> dict[int, int]:
+    values, counts = torch.unique(ids, return_counts=True)
+    return dict(zip(values.tolist(), counts.tolist(), strict=True))
+
+
+def _spread(tokens: Mapping[int, int], ids: Tensor) -> Tensor:
+    """Return for each token the count of its sequence or group, times the number of counts."""
+    values, inverse = torch.unique(ids, return_inverse=True)
+    counts = torch.tensor([tokens.get(value, 0) for value in values.tolist()])
+    return len(tokens) * counts[inverse.cpu()]

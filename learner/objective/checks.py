@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from learner.advantages import ESTIMATORS, compute_advantages
+from learner.advantages import ESTIMATORS, estimate_advantages
 from learner.advantages.grouped import GroupedRewards, RolloutTokens
 from learner.batch.token_weights import token_weights
 from learner.config.objective import ObjectiveConfig
@@ -46,7 +46,7 @@ def check_objective(config: ObjectiveConfig) -> ObjectiveTraits:
     microbatch = _made_up(config)
     try:
         rollouts = _made_up_rollouts(config, microbatch)
-        advantages = compute_advantages(config.advantage, rollouts, **config.advantage_options)
+        advantages = estimate_advantages(config.advantage, rollouts, **config.advantage_options)
         result = policy_loss(config.loss, microbatch, **config.loss_options)
         names = config.corrections or "none"
         importance_weights(names, microbatch, **config.correction_options)

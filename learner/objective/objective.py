@@ -13,7 +13,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from learner.advantages import ESTIMATORS, compute_advantages
+from learner.advantages import ESTIMATORS, estimate_advantages
 from learner.advantages.grouped import GroupedRewards, RolloutTokens
 from learner.batch.batch import Microbatch, Sequences, TrainBatch
 from learner.config.objective import ObjectiveConfig
@@ -117,7 +117,7 @@ class Objective:
             tokens=tokens,
             truncated=batch.truncated,
         )
-        advantages = compute_advantages(config.advantage, rollouts, **config.advantage_options)
+        advantages = estimate_advantages(config.advantage, rollouts, **config.advantage_options)
         dropped = ~advantages.keep
         if config.drop_tied:
             dropped = dropped | batch.tied

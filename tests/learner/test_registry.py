@@ -5,8 +5,8 @@ from types import ModuleType
 
 import pytest
 import torch
-from rollout_columns import advantages
 
+from learner import compute_advantages
 from learner.advantages.registry import Estimator
 from learner.config.traits import AdvantageTraits
 from learner.errors import InputError
@@ -23,7 +23,7 @@ def user_module(monkeypatch):
 
 @pytest.mark.usefixtures("user_module")
 def test_a_dotted_path_finds_a_decorated_function():
-    result = advantages("a_users_module:raw", torch.tensor([1.0]), torch.tensor([0]))
+    result = compute_advantages("a_users_module:raw", torch.tensor([1.0]), torch.tensor([0]))
     assert result.values.tolist() == [2.0]
 
 
@@ -39,7 +39,7 @@ def test_a_dotted_path_finds_a_decorated_function():
 )
 def test_a_dotted_path_that_leads_nowhere_says_why(path, message):
     with pytest.raises(InputError, match=message):
-        advantages(path, torch.tensor([1.0]), torch.tensor([0]))
+        compute_advantages(path, torch.tensor([1.0]), torch.tensor([0]))
 
 
 def test_a_name_can_be_taken_once():

@@ -9,8 +9,8 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from rollout_columns import advantages
 
+from learner import compute_advantages
 from learner.advantages import ESTIMATORS, Estimate, Estimator, advantage
 from learner.config.traits import ADVANTAGE_TRAITS, AdvantageTraits
 from learner.errors import InputError
@@ -20,7 +20,7 @@ ONE_GROUP = torch.zeros(4, dtype=torch.int64)
 
 
 def values(name, rewards=GROUP_OF_FOUR, groups=ONE_GROUP, **options):
-    return advantages(name, rewards, groups, **options).values
+    return compute_advantages(name, rewards, groups, **options).values
 
 
 def with_everything(name, rewards, groups, lengths=None, **options):
@@ -29,7 +29,7 @@ def with_everything(name, rewards, groups, lengths=None, **options):
     Critic and greedy rollout say 0.3; the one part of the reward is the reward.
     """
     rows = torch.arange(len(rewards)).repeat_interleave(3)
-    return advantages(
+    return compute_advantages(
         name,
         rewards,
         groups,
@@ -184,7 +184,7 @@ def test_the_running_baseline_uses_earlier_batches_only_and_is_bias_corrected():
 
 def test_a_reward_that_is_not_finite_neither_trains_nor_enters_the_baseline():
     rewards = torch.tensor([1.0, float("nan"), 0.0, 0.0, 0.0, float("inf")])
-    result = advantages("grpo", rewards, torch.zeros(6, dtype=torch.int64))
+    result = compute_advantages("grpo", rewards, torch.zeros(6, dtype=torch.int64))
     assert result.keep.tolist() == [True, False, True, True, True, False]
     torch.testing.assert_close(
         result.values, torch.tensor([1.5, 0, -0.5, -0.5, -0.5, 0]), atol=5e-6, rtol=0
@@ -194,11 +194,11 @@ def test_a_reward_that_is_not_finite_neither_trains_nor_enters_the_baseline():
 
 def test_statistics_count_groups_without_signal():
     rewards, groups = torch.tensor([1.0, 1.0, 0.0, 1.0]), torch.tensor([0, 0, 1, 1])
-    assert advantages("grpo", rewards, groups).stats["tied_groups"] == 1
+    assert compute_advantages("grpo", rewards, groups).stats["tied_groups"] == 1
 
 
 def test_a_batch_without_any_score_is_all_zero():
-    result = advantages("grpo", torch.tensor([float("nan")] * 2), torch.tensor([0, 0]))
+    result = compute_advantages("grpo", torch.tensor([float("nan")] * 2), torch.tensor([0, 0]))
     assert result.values.tolist() == [0, 0]
     assert not result.keep.any()
 
@@ -281,7 +281,7 @@ def test_a_missing_part_adds_nothing_and_a_rollout_without_any_does_not_train():
         "right": torch.tensor([1.0, 0, 0, 0, nan, nan]),
         "short": torch.tensor([nan, 1, nan, 3, 2, nan]),
     }
-    result = advantages(
+    result = compute_advantages(
         "gdpo", torch.zeros(6), torch.zeros(6, dtype=torch.int64), reward_parts=parts
     )
     assert result.keep.tolist() == [True] * 5 + [False]
@@ -289,7 +289,7 @@ def test_a_missing_part_adds_nothing_and_a_rollout_without_any_does_not_train():
     total = right + torch.tensor([0.0, -1, 0, 1, 0])
     expected = torch.cat([(total - total.mean()) / total.std(), torch.zeros(1)])
     torch.testing.assert_close(result.values, expected, atol=1e-5, rtol=0)
-    chosen = advantages(
+    chosen = compute_advantages(
         "gdpo",
         torch.zeros(6),
         torch.zeros(6, dtype=torch.int64),
@@ -338,7 +338,7 @@ def test_what_counts_as_correct_is_the_threshold():
 @pytest.mark.parametrize("baseline", [math.nan, math.inf])
 def test_a_rollout_without_a_greedy_one_does_not_train(baseline):
     baselines = torch.tensor([0.5, baseline, 0.5, 0.5])
-    result = advantages("remax", GROUP_OF_FOUR, ONE_GROUP, baseline_rewards=baselines)
+    result = compute_advantages("remax", GROUP_OF_FOUR, ONE_GROUP, baseline_rewards=baselines)
     assert result.values.tolist() == [0.5, 0, -0.5, -0.5]
     assert result.keep.tolist() == [True, False, True, True]
     assert result.stats["unscored"] == 1
@@ -364,7 +364,9 @@ def test_maxrl_of_a_group_that_failed_is_zero_and_a_negative_reward_is_refused()
 )
 def test_the_best_of_a_group_are_kept_the_first_of_equals_and_none_of_a_tie(options, expected):
     rewards = torch.tensor([1.0, 2.0, 1.0, 0.0, 3.0, 3.0, 0.5])
-    result = advantages("best_of_n", rewards, torch.tensor([4, 4, 4, 4, 1, 1, 2]), **options)
+    result = compute_advantages(
+        "best_of_n", rewards, torch.tensor([4, 4, 4, 4, 1, 1, 2]), **options
+    )
     assert result.values.tolist() == expected
     assert result.keep.tolist() == [value == 1 for value in expected]
 
@@ -377,7 +379,7 @@ def test_the_number_to_keep_is_a_positive_integer(top):
 
 def test_pairs_are_the_best_and_the_worst_of_a_group_that_varies():
     rewards = torch.tensor([1.0, 3.0, 0.0, 3.0, 0.0, 7.0, 7.0, 1.0])
-    result = advantages("best_worst", rewards, torch.tensor([0, 0, 0, 0, 0, 1, 1, 2]))
+    result = compute_advantages("best_worst", rewards, torch.tensor([0, 0, 0, 0, 0, 1, 1, 2]))
     assert result.values.tolist() == [0, 1, -1, 0, 0, 0, 0, 0]
     assert result.keep.tolist() == [False, True, True] + [False] * 5
 
@@ -421,7 +423,7 @@ def test_a_weight_of_a_part_that_the_batch_lacks_adds_nothing():
     parts = {"right": GROUP_OF_FOUR, "short": GROUP_OF_FOUR}
     both = values("gdpo", reward_parts=parts, weights={"right": 1.0, "rare": 1.0})
     assert torch.equal(both, values("gdpo", reward_parts=parts, weights={"right": 1.0}))
-    alone = advantages(
+    alone = compute_advantages(
         "gdpo",
         GROUP_OF_FOUR,
         torch.zeros(4, dtype=torch.int64),

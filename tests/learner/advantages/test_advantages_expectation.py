@@ -4,7 +4,8 @@ from itertools import product
 
 import pytest
 import torch
-from rollout_columns import advantages
+
+from learner import compute_advantages
 
 LOGITS = torch.tensor([0.3, -0.7, 0.1], dtype=torch.float64)
 REWARDS = torch.tensor([1.0, 0.2, -0.5], dtype=torch.float64)
@@ -19,7 +20,7 @@ def expected_gradient(name, size, outcome_rewards=REWARDS, **options):
     total = torch.zeros(3, dtype=torch.float64)
     for outcomes in product(range(3), repeat=size):
         drawn = torch.tensor(outcomes)
-        drawn_advantages = advantages(
+        drawn_advantages = compute_advantages(
             name,
             outcome_rewards[drawn],
             torch.zeros(size, dtype=torch.int64),

@@ -4,8 +4,8 @@ import math
 
 import pytest
 import torch
-from rollout_columns import advantages
 
+from learner import compute_advantages
 from learner.advantages import ESTIMATORS
 from learner.advantages.returns import gae
 from learner.errors import InputError, TrainingDiverged
@@ -19,7 +19,7 @@ TOKENS = {"mask": MASK, "sequence_ids": ROWS}
 
 
 def values(name, rewards=REWARDS, groups=GROUP, **options):
-    return advantages(name, rewards, groups, **{**TOKENS, **options}).values
+    return compute_advantages(name, rewards, groups, **{**TOKENS, **options}).values
 
 
 def close(found, expected):
@@ -128,19 +128,21 @@ def test_process_rewards_of_equal_steps_or_of_a_single_rollout_are_exactly_zero(
 )
 def test_what_is_per_token_cannot_do_without_tokens(name, options):
     with pytest.raises(InputError, match=f"'{name}' is per token: it needs mask and sequence_ids"):
-        advantages(name, REWARDS, GROUP, **options)
+        compute_advantages(name, REWARDS, GROUP, **options)
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 def test_a_token_reward_that_is_not_finite_takes_its_rollout_out(bad):
     spoilt = torch.tensor([0.0, 0, bad, 0, 0, 0, 0])
-    assert advantages("grpo", REWARDS, GROUP, token_rewards=spoilt, **TOKENS).keep.tolist() == [
+    assert compute_advantages(
+        "grpo", REWARDS, GROUP, token_rewards=spoilt, **TOKENS
+    ).keep.tolist() == [
         True,
         True,
     ]
     spoilt = torch.tensor([0.0, bad, 0, 0, 0, 0, 0])
     for name in ("grpo", "reinforce_pp"):
-        found = advantages(name, REWARDS, GROUP, token_rewards=spoilt, **TOKENS)
+        found = compute_advantages(name, REWARDS, GROUP, token_rewards=spoilt, **TOKENS)
         assert found.keep.tolist() == [False, True]
         assert not found.values.any()
 
@@ -150,7 +152,7 @@ CRITIC = torch.tensor([math.nan, 0.5, math.inf, 0.25, 7.0, -3.0, 1.0])
 
 def test_gae_gives_advantages_and_what_the_critic_learns():
     options = {"lam": 0.5, "gamma": 0.5, "whiten": False}
-    found = advantages("gae", REWARDS, GROUP, values=CRITIC, **options, **TOKENS)
+    found = compute_advantages("gae", REWARDS, GROUP, values=CRITIC, **options, **TOKENS)
     # δ of the last tokens: 1 − 0.25 and 0 − 1; of the first 0.5 · 0.25 − 0.5 = −0.375
     first = -0.375 + 0.25 * 0.75
     assert found.values.tolist() == [0, first, 0, 0.75, 0, 0, -1]
@@ -160,8 +162,8 @@ def test_gae_gives_advantages_and_what_the_critic_learns():
 
 
 def test_gae_whitens_the_advantages_and_not_the_returns():
-    plain = advantages("gae", REWARDS, GROUP, values=CRITIC, whiten=False, **TOKENS)
-    white = advantages("gae", REWARDS, GROUP, values=CRITIC, **TOKENS)
+    plain = compute_advantages("gae", REWARDS, GROUP, values=CRITIC, whiten=False, **TOKENS)
+    white = compute_advantages("gae", REWARDS, GROUP, values=CRITIC, **TOKENS)
     inside = plain.values[MASK].double()
     expected = (inside - inside.mean()) / (inside.var() + 1e-8).sqrt()
     torch.testing.assert_close(white.values[MASK], expected.float())
@@ -177,7 +179,7 @@ def test_gae_of_a_perfect_critic_is_exactly_zero():
 def test_policy_and_critic_may_have_a_lambda_each():
     critic = CRITIC.nan_to_num(0.0, 0.0)
     final = torch.tensor([0, 0, 0, 1.0, 0, 0, 0])
-    both = advantages(
+    both = compute_advantages(
         "gae", REWARDS, GROUP, values=critic, lam=0.5, lam_values=1.0, whiten=False, **TOKENS
     )
     policy, _ = gae(final, critic, MASK, ROWS, gamma=1.0, lam=0.5)
@@ -190,7 +192,7 @@ def test_policy_and_critic_may_have_a_lambda_each():
 def test_a_length_adaptive_lambda_is_of_the_policy_alone_and_counts_sampled_tokens():
     critic, alpha = CRITIC.nan_to_num(0.0, 0.0), 0.75
     final = torch.tensor([0, 0, 0, 1.0, 0, 0, 0])
-    found = advantages(
+    found = compute_advantages(
         "gae", REWARDS, GROUP, values=critic, length_adaptive=alpha, whiten=False, lam=1, **TOKENS
     )
     policy, _ = gae(final, critic, MASK, ROWS, gamma=1.0, lam=torch.tensor([1 - 1 / 1.5, 0.0]))
@@ -224,7 +226,7 @@ def test_rollouts_without_a_sampled_token_are_finite(name):
         "mask": torch.zeros(7, dtype=torch.bool),
         "sequence_ids": ROWS,
     }
-    found = advantages(name, REWARDS, GROUP, **options)
+    found = compute_advantages(name, REWARDS, GROUP, **options)
     assert torch.isfinite(found.values).all()
     if found.token_level:
         assert not found.values.any()

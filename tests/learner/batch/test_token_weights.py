@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from learner.batch.token_weights import token_weights
+from learner.batch.token_weights import count, token_weights
 from learner.errors import InputError
 
 MODES = ["token_mean", "sequence_mean", "prompt_mean", "fixed_length"]
@@ -35,6 +35,26 @@ def test_every_prompt_weighs_the_same_under_prompt_mean():
     weights = token_weights("prompt_mean", mask, SEQUENCES, GROUPS)
     assert weights[:5].sum() == pytest.approx(0.5)
     assert weights[5:].sum() == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@given(data=st.data())
+def test_a_part_with_the_totals_of_the_whole_weighs_as_in_the_whole(mode, data):
+    lengths = data.draw(st.lists(st.integers(1, 5), min_size=1, max_size=6))
+    sequences = torch.arange(len(lengths)).repeat_interleave(torch.tensor(lengths))
+    bits = data.draw(st.lists(st.booleans(), min_size=len(sequences), max_size=len(sequences)))
+    mask, groups = torch.tensor(bits), sequences // 2
+    part = torch.tensor(data.draw(st.lists(st.booleans(), min_size=6, max_size=6)))[sequences]
+    whole = token_weights(mode, mask, sequences, groups, max_length=4)
+    piece = token_weights(
+        mode,
+        mask[part],
+        sequences[part],
+        groups[part],
+        totals=count(mask, sequences, groups),
+        max_length=4,
+    )
+    assert piece.tolist() == whole[part].tolist()
 
 
 @pytest.mark.parametrize("mode", MODES)
